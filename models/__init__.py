@@ -1,0 +1,1 @@
+"""The cards of the bases that ship with personalpeft, as package data."""

@@ -1,0 +1,1 @@
+"""LoRA away from any device: the packed format, composition, validation, PEFT folders."""

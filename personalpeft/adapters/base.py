@@ -1,0 +1,58 @@
+"""What an adapter is, away from any device: named pairs of matrices and a manifest that says what they were built from.
+
+Invariants, held by every ``Adapter`` that this package makes or reads: each projection has both halves; A is
+``[blocks, rank, inputs]``, B is ``[blocks, outputs, rank]``, float32, finite; all projections share blocks and rank; every projection is one
+that the base's ``Architecture`` has, with its sizes. The change an adapter makes to a projection is ``scaling * B @ A``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from personalpeft.types import Json
+
+Matrix: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a packed file says of itself. ``signals`` is the digest of the ledger entries it was built from."""
+
+    base: str
+    layer: str
+    rank: int
+    scaling: float
+    targets: tuple[str, ...]
+    recipe: Json
+    signals: str
+    below: tuple[str, ...] = ()
+    parent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The two halves of one projection, stacked over the model's blocks."""
+
+    a: Matrix
+    b: Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA: its manifest and, for each projection, its pair."""
+
+    manifest: Manifest
+    pairs: Mapping[str, Pair]
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A whole stack as one LoRA: ranks added up, every scaling and weight already inside B. What a backend's slot holds."""
+
+    rank: int
+    pairs: Mapping[str, Pair]

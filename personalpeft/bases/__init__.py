@@ -1,0 +1,1 @@
+"""Shared models: cards, digests, and how their files are found and prepared."""

@@ -1,0 +1,68 @@
+"""What a base is: a frozen shared model, known by the digest of its weights, its tokenizer and its chat template.
+
+Invariants: a ``Base`` exists only after its files were found and hashed; equal ``digest`` means that the same tokens go in
+and the same numbers come out. A base is never written to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from personalpeft.types import Architecture, Json, Sampling
+
+SourceKind: TypeAlias = Literal["package", "folder", "hub", "random"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where weights come from.
+
+    package: ``files`` are resources ``<package>:<path>``; several are the parts of one GGUF file, in order. folder: ``path`` holds
+    safetensors, config and tokenizer. hub: ``repo`` at ``revision``. random: a tiny model made from ``seed`` with ``shape``.
+    ``digest`` (``sha256:<hex>``), where given, is what the weights must hash to.
+    """
+
+    kind: SourceKind
+    files: tuple[str, ...] = ()
+    path: Path | None = None
+    repo: str | None = None
+    revision: str | None = None
+    seed: int = 0
+    shape: Json = field(default_factory=dict)
+    digest: str | None = None
+    install: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A base as its ``models/*.toml`` describes it.
+
+    ``template`` None means: the one that the tokenizer carries. ``system`` is said first where a chat brings no system message of its own.
+    ``learning`` overrides fields of the learning recipe for this base.
+    """
+
+    name: str
+    title: str
+    licence: str
+    source: Source
+    targets: tuple[str, ...]
+    context: int
+    template: str | None = None
+    system: str | None = None
+    sampling: Sampling = Sampling()
+    learning: Json = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A base that is ready to be loaded: ``folder`` holds config.json, model.safetensors and tokenizer.json."""
+
+    card: Card
+    digest: str
+    folder: Path
+    template: str
+    architecture: Architecture
+    stop_tokens: tuple[str, ...] = ()

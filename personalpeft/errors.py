@@ -1,0 +1,122 @@
+"""Every error that a user can cause, in one place, with one table from error to exit code and HTTP status.
+
+Each leaf is a ``PersonalPeftError`` and also the builtin that a caller would expect, so both ``except PersonalPeftError`` and
+``except LookupError`` work. The message says what is wrong; ``hint`` says what to do about it. Raising one has changed nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class PersonalPeftError(Exception):
+    """The base class of all errors of this package. ``hint`` is a way out, in one sentence."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class InvalidInput(PersonalPeftError, ValueError):
+    """A value outside what is allowed: an empty prompt, a rating of 3, a card of the wrong type."""
+
+
+class InvalidId(InvalidInput):
+    """A user or layer id that the grammar does not allow."""
+
+
+class PromptTooLong(InvalidInput):
+    """The prompt and the reply asked for do not fit into the base's context."""
+
+
+class CardError(InvalidInput):
+    """A base's card has a mistake; the message names file, line and key."""
+
+
+class AdapterError(InvalidInput):
+    """An adapter file that is damaged, hostile or not for this base; the message names the file and the fault."""
+
+
+class NotFound(PersonalPeftError, LookupError):
+    """No user, turn, signal, layer, revision or base of that name; the hint names the nearest."""
+
+
+class NothingToLearn(PersonalPeftError, LookupError):
+    """``learn`` was called and no signal has come since the last time."""
+
+
+class BaseMismatch(PersonalPeftError, ValueError):
+    """A revision was built on another base than the one that is open."""
+
+
+class Busy(PersonalPeftError, TimeoutError):
+    """Somebody else holds what this needs (the writer's lock, a learn); the message names the holder."""
+
+
+class Cancelled(PersonalPeftError, InterruptedError):
+    """The caller asked to stop. What was done until then is kept and can be resumed."""
+
+
+class HomeError(PersonalPeftError, OSError):
+    """The home folder cannot be used: read-only, full, not ours, or from a newer version."""
+
+
+class Damaged(PersonalPeftError, OSError):
+    """Something in the home is not what its digest says."""
+
+
+class WeightsError(PersonalPeftError, OSError):
+    """The base's weights are missing or are not the ones that the card names."""
+
+
+class MissingPackage(PersonalPeftError, ImportError):
+    """An optional package is needed for this and not installed."""
+
+
+class Outcome(NamedTuple):
+    """What an error becomes outside Python."""
+
+    exit_code: int
+    http_status: int
+
+
+OUTCOMES: dict[type[PersonalPeftError], Outcome] = {
+    PersonalPeftError: Outcome(1, 500),
+    InvalidInput: Outcome(2, 400),
+    InvalidId: Outcome(2, 400),
+    PromptTooLong: Outcome(2, 400),
+    CardError: Outcome(2, 400),
+    AdapterError: Outcome(2, 422),
+    NotFound: Outcome(3, 404),
+    NothingToLearn: Outcome(4, 409),
+    BaseMismatch: Outcome(5, 409),
+    Busy: Outcome(6, 423),
+    HomeError: Outcome(7, 507),
+    Damaged: Outcome(8, 500),
+    WeightsError: Outcome(9, 503),
+    MissingPackage: Outcome(10, 501),
+    Cancelled: Outcome(130, 499),
+}
+
+
+def outcome(error: PersonalPeftError) -> Outcome:
+    """Exit code and HTTP status of an error: those of its own class."""
+    return OUTCOMES[type(error)]
+
+
+def nearest(wanted: str, known: Iterable[str], *, what: str) -> str:
+    """A hint that names the known thing closest to what was asked for."""
+    names = list(known)
+    close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.4)
+    if close:
+        return f"Did you mean {close[0]!r}?"
+    if not names:
+        return f"There is no {what} yet."
+    shown = ", ".join(sorted(names)[:5])
+    return f"Known: {shown}{', …' if len(names) > 5 else ''}."

@@ -1,0 +1,1 @@
+"""What acts at once: rules and facts that enter the prompt."""

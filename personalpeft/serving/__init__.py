@@ -1,0 +1,1 @@
+"""From stacks and prompts to pieces of text: residency and the engine loop."""

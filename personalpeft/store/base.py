@@ -1,0 +1,223 @@
+"""The one owner of the home folder: the ledger of what was said, the catalog of what was built from it, and the blobs.
+
+Layout of a home: ``personalpeft.db`` (SQLite), ``blobs/<2 hex>/<64 hex>`` (packed adapters by SHA-256), ``sessions/<user>/<layer>/`` (training
+state, disposable), ``write.lock``, ``locks/``, ``models/`` (the user's own cards). Mode 0700.
+
+Invariants:
+
+- The ledger only grows. A later signal may supersede an earlier one, a retraction may switch one off; neither is overwritten.
+- What returned is durable: it survives a kill and a power cut.
+- A blob is durable and verified before any row names it; a head names only complete revisions of its own user and layer.
+- All writes happen under one writer's lock, in one transaction each; readers see all of it or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from personalpeft.types import (
+    FinishReason,
+    HeadMove,
+    Json,
+    Layer,
+    Message,
+    Revision,
+    Sampling,
+    Signal,
+    SignalKind,
+    Stack,
+    Turn,
+    Usage,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UserSummary:
+    """One line of ``users``: who, since when, and how much there is of them."""
+
+    id: str
+    since: datetime
+    turns: int
+    signals: int
+    revisions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that ``verify`` found: where, what is wrong with it, and what one can do."""
+
+    where: str
+    fault: str
+    remedy: str
+
+
+class Ledger(Protocol):
+    """All turns and signals of all users, append-only. Lookups raise ``NotFound`` with the nearest id in the hint."""
+
+    def add_turn(
+        self,
+        user: str,
+        *,
+        messages: Sequence[Message],
+        reply: str,
+        stack: Stack,
+        sampling: Sampling,
+        usage: Usage,
+        finish_reason: FinishReason,
+        used: Sequence[str] = (),
+    ) -> Turn: ...
+
+    def turn(self, user: str, turn_id: str) -> Turn:
+        """One turn; an unambiguous prefix of the id will do."""
+        ...
+
+    def turns(self, user: str, *, limit: int | None = None) -> tuple[Turn, ...]:
+        """Newest first."""
+        ...
+
+    def add_signal(
+        self,
+        user: str,
+        kind: SignalKind,
+        payload: Json,
+        *,
+        turn: str | None = None,
+        source: str = "person",
+        supersedes: str | None = None,
+    ) -> Signal:
+        """Appends one signal. ``supersedes`` defaults to the newest signal of the same kind on the same turn, where there is one
+        (ratings, edits, preferences, comments, rewards)."""
+        ...
+
+    def signal(self, user: str, signal_id: str) -> Signal:
+        """One signal; an unambiguous prefix of the id will do."""
+        ...
+
+    def signals(
+        self, user: str, *, kinds: Sequence[SignalKind] | None = None, current: bool = True
+    ) -> tuple[Signal, ...]:
+        """Oldest first. ``current`` leaves out what was superseded or retracted."""
+        ...
+
+    def retract(self, user: str, signal_id: str) -> None:
+        """Switches a signal off from now on; the history keeps it."""
+        ...
+
+
+class Catalog(Protocol):
+    """Users, layers, revisions, heads, pinned questions and reports. Lookups raise ``NotFound`` with the nearest name."""
+
+    def ensure_user(self, user: str) -> None: ...
+
+    def users(self) -> tuple[UserSummary, ...]: ...
+
+    def user(self, user: str) -> UserSummary: ...
+
+    def layers(self, user: str) -> tuple[Layer, ...]:
+        """Lowest first. The order is: style, skills by age, memory; positions 0, 1, 2, …"""
+        ...
+
+    def stack(self, user: str, base: str) -> Stack:
+        """The live stack: one entry for each layer with a head. Raises ``BaseMismatch`` when a head was built on another base."""
+        ...
+
+    def revision(self, user: str, revision_id: str) -> Revision:
+        """One revision by its id, an unambiguous prefix of it or of its digest."""
+        ...
+
+    def revisions(self, user: str, *, layer: str | None = None) -> tuple[Revision, ...]:
+        """Oldest first, refused ones too."""
+        ...
+
+    def add_revision(self, revision: Revision, blob: bytes, report: Json, *, promote: bool, cause: str) -> None:
+        """Makes the blob durable, checks its digest, then in one transaction records revision, provenance, pins and report and, if
+        ``promote``, moves the head. An identical revision that is already there is judged anew: its verdict is replaced."""
+        ...
+
+    def add_report(self, user: str, report: Json) -> None:
+        """Records a learn that made no revision."""
+        ...
+
+    def reports(self, user: str) -> tuple[Json, ...]:
+        """Oldest first."""
+        ...
+
+    def move_head(self, user: str, layer: str, to: str | None, *, base: str, cause: str) -> HeadMove:
+        """Makes another revision (None: the bare base) the head. Raises ``BaseMismatch`` when it was built on another base than ``base``,
+        ``Damaged`` when its blob is gone or is not what its digest says."""
+        ...
+
+    def history(self, user: str, *, layer: str | None = None) -> tuple[HeadMove, ...]:
+        """Every move of a head, oldest first."""
+        ...
+
+    def set_weight(self, user: str, layer: str, weight: float) -> None: ...
+
+    def pinned(self, user: str, layer: str) -> tuple[str, ...]:
+        """Signals held back as questions for this layer for ever, oldest first; never trained on."""
+        ...
+
+    def considered(self, user: str, layer: str) -> frozenset[str]:
+        """Signals that an earlier learn of this layer has used or pinned, whatever its verdict."""
+        ...
+
+    def vectors(self, user: str, embedder: str) -> Mapping[str, npt.NDArray[np.float32]]:
+        """Known embeddings by signal id; a cache."""
+        ...
+
+    def add_vectors(self, user: str, embedder: str, vectors: Mapping[str, npt.NDArray[np.float32]]) -> None: ...
+
+
+class Blobs(Protocol):
+    """Immutable files named by the SHA-256 of their bytes."""
+
+    def put(self, data: bytes) -> str:
+        """Durable before it returns: temporary file, fsync, rename, fsync of the folder. Putting the same bytes twice is fine."""
+        ...
+
+    def path(self, digest: str) -> Path:
+        """Where the blob lies; ``Damaged`` if it is not there."""
+        ...
+
+    def read(self, digest: str) -> bytes:
+        """The bytes, hashed again; ``Damaged`` if they are not what the digest says."""
+        ...
+
+
+class Store(Protocol):
+    """An open home. Use it as a context manager, or close it; safe to use from several threads and several processes."""
+
+    @property
+    def home(self) -> Path: ...
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def catalog(self) -> Catalog: ...
+
+    @property
+    def blobs(self) -> Blobs: ...
+
+    def lease(self, name: str) -> AbstractContextManager[None]:
+        """Holds a name (``learn-ada``) against every other process and thread, without waiting: ``Busy`` names the holder's pid, command
+        and since when. Freed by the system when the holder dies."""
+        ...
+
+    def session_folder(self, user: str, layer: str) -> Path:
+        """Where a running learn keeps what it needs to resume; made on first use, disposable."""
+        ...
+
+    def verify(self) -> tuple[Problem, ...]:
+        """Derives every digest again and finds every dangling, missing, tampered or leftover thing. Changes nothing."""
+        ...
+
+    def close(self) -> None: ...

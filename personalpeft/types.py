@@ -1,0 +1,209 @@
+"""The frozen values that travel between the parts of the house.
+
+Nothing here opens a file, holds a tensor or knows the time. The words are those of docs/architecture.md: a *turn* is one prompt
+and one reply, a *signal* one act of feedback, a *layer* one named line of *revisions* in a user's *stack*.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Literal, TypeAlias
+
+Json: TypeAlias = Mapping[str, Any]
+Role: TypeAlias = Literal["system", "user", "assistant"]
+FinishReason: TypeAlias = Literal["stop", "length", "cancelled"]
+
+
+class SignalKind(StrEnum):
+    """The seven acts of feedback that a ledger can hold."""
+
+    RATING = "rating"
+    EDIT = "edit"
+    PREFERENCE = "preference"
+    COMMENT = "comment"
+    REWARD = "reward"
+    DEMONSTRATION = "demonstration"
+    FACT = "fact"
+
+
+class Verdict(StrEnum):
+    """What the gate said of a candidate revision."""
+
+    PROMOTED = "promoted"
+    REFUSED = "refused"
+    ABSTAINED = "abstained"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation, as the app gave it."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is picked.
+
+    ``temperature`` 0 is greedy. ``top_p`` in (0, 1]. ``max_tokens`` counts new tokens. A ``stop`` string ends the reply and is not
+    part of it. The same seed, prompt and stack give the same text on the same backend.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    max_tokens: int = 256
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens read and tokens written."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StackEntry:
+    """One layer of a stack: the revision that is live in it and the weight it is added with."""
+
+    layer: str
+    revision: str
+    digest: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The ordered layers that answer a turn, lowest first, on one base. No entries: the bare base."""
+
+    base: str
+    entries: tuple[StackEntry, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Names what served a turn: equal digests mean equal base, adapters, order and weights."""
+        return canonical_digest([self.base, *[[e.layer, e.digest, e.weight] for e in self.entries]])
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One prompt and one reply, stamped with the stack that produced it.
+
+    ``messages`` is what the app sent; ``used`` names the signals (facts, rules) that memory added to the prompt.
+    """
+
+    id: str
+    user: str
+    at: datetime
+    messages: tuple[Message, ...]
+    reply: str
+    stack: Stack
+    sampling: Sampling
+    usage: Usage
+    finish_reason: FinishReason
+    used: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One act of feedback. ``payload`` holds what the kind says:
+
+    rating {"value": -1|1}, edit {"text"}, preference {"text"}, comment {"text"}, reward {"value"},
+    demonstration {"prompt", "answer", "skill"}, fact {"text", "questions", "answer"}.
+    """
+
+    id: str
+    user: str
+    kind: SignalKind
+    at: datetime
+    payload: Json
+    turn: str | None = None
+    source: str = "person"
+    supersedes: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One named line of revisions. ``head`` is None before the first promotion and after a rollback to the base."""
+
+    name: str
+    position: int
+    head: str | None
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """An immutable adapter and how it came to be.
+
+    ``id`` is ``<layer>@<first 12 hex digits of digest>``; ``digest`` is the SHA-256 of the packed file. ``inputs`` is the digest of
+    all that went into the build: signals, recipe, base and the revisions below. ``signals`` maps a signal's id to its role, "train" or
+    "pinned". ``probation`` means live on thin evidence.
+    """
+
+    id: str
+    user: str
+    layer: str
+    digest: str
+    base: str
+    parent: str | None
+    below: tuple[StackEntry, ...]
+    recipe: Json
+    inputs: str
+    signals: Mapping[str, str]
+    scores: Json
+    verdict: Verdict
+    reason: str
+    probation: bool
+    at: datetime
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeadMove:
+    """One step in a layer's history: the head went from one revision to another (None: the base), and why."""
+
+    user: str
+    layer: str
+    before: str | None
+    after: str | None
+    cause: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What an adapter must know of a base's shape: where the blocks are and which projections can be adapted.
+
+    ``projections`` maps a path inside a block (``self_attn.q_proj``) to (inputs, outputs); they are the same in every block.
+    """
+
+    model_type: str
+    block_path: str
+    blocks: int
+    projections: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def canonical_json(value: Any) -> str:
+    """JSON in one spelling: sorted keys, no spaces, no NaN. Equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def canonical_digest(value: Any) -> str:
+    """SHA-256 (hex) of a value's canonical JSON."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def as_messages(prompt: str | Sequence[Mapping[str, str] | Message]) -> tuple[Message, ...]:
+    """A string, or OpenAI-style messages, as messages. Judges nothing: see ``runtime`` for what is refused."""
+    if isinstance(prompt, str):
+        return (Message("user", prompt),)
+    return tuple(m if isinstance(m, Message) else Message(m["role"], m["content"]) for m in prompt)  # type: ignore[arg-type]
