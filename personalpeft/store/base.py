@@ -1,7 +1,7 @@
 """The one owner of the home folder: the ledger of what was said, the catalog of what was built from it, and the blobs.
 
-Layout of a home: ``personalpeft.db`` (SQLite), ``blobs/<2 hex>/<64 hex>`` (packed adapters by SHA-256), ``sessions/<user>/<layer>/`` (training
-state, disposable), ``write.lock``, ``locks/``, ``models/`` (the user's own cards). Mode 0700.
+Layout of a home: ``personalpeft.db`` (SQLite), ``blobs/<2 hex>/<64 hex>`` (packed adapters by SHA-256), ``sessions/<user>/<layer>/``
+(training state, disposable), ``write.lock``, ``locks/``, ``models/`` (the user's own cards). Mode 0700.
 
 Invariants:
 
