@@ -1,0 +1,97 @@
+"""The invariants of an ``Adapter``, checked in one place for every way in and every way out.
+
+They are those of ``base.py``: both halves, one rank, one number of blocks, finite float32, and a manifest that says the same as the
+tensors. Against an architecture and a base they are checked where the caller has one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from personalpeft.adapters.base import Adapter, Matrix, Pair
+from personalpeft.adapters.manifest import RANK_LIMIT
+from personalpeft.adapters.strict import fault, shown
+from personalpeft.errors import nearest
+from personalpeft.types import Architecture
+
+BLOCKS_LIMIT = 1024
+PROJECTION_LIMIT = 200
+PROJECTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
+
+_OTHER_BASE = (
+    "An adapter works only on the base it was built for; open that base, or build the layer again on this one."
+)
+
+
+def check_adapter(
+    adapter: Adapter, *, source: str, architecture: Architecture | None = None, base: str | None = None
+) -> None:
+    """Raises ``AdapterError`` naming ``source`` unless every invariant holds. ``base`` is the digest of the base in use."""
+    manifest = adapter.manifest
+    if base is not None and manifest.base != base:
+        raise fault(
+            source,
+            f"was built for base {short(manifest.base)}, not for {short(base)}, the one in use.",
+            hint=_OTHER_BASE,
+        )
+    blocks, rank = _check_pairs(adapter.pairs, source)
+    if manifest.rank != rank:
+        raise fault(source, f"the manifest says rank {manifest.rank}, the tensors have {rank}.")
+    if set(manifest.targets) != set(adapter.pairs) or len(manifest.targets) != len(adapter.pairs):
+        raise fault(source, f"the manifest's targets {shown(sorted(manifest.targets))} are not those of the tensors.")
+    if architecture is not None:
+        _check_architecture(adapter.pairs, blocks, architecture, source)
+
+
+def short(digest: str) -> str:
+    """A digest as people compare it: its first 12 characters, after the name of the hash where it has one."""
+    return ascii(digest.removeprefix("sha256:")[:12])[1:-1]
+
+
+def _check_pairs(pairs: Mapping[str, Pair], source: str) -> tuple[int, int]:
+    """Returns (blocks, rank), which all pairs share."""
+    if not pairs:
+        raise fault(source, "has no projections.")
+    first = next(iter(pairs.values())).a
+    shared = first.shape[:2]
+    for name, pair in pairs.items():
+        if len(name) > PROJECTION_LIMIT or PROJECTION.fullmatch(name) is None:
+            raise fault(source, f"{shown(name)} cannot be the name of a projection.")
+        for half, matrix in (("A", pair.a), ("B", pair.b)):
+            _check_matrix(matrix, f"{name}.{half}", source)
+        blocks, rank, _ = pair.a.shape
+        if (pair.b.shape[0], pair.b.shape[2]) != (blocks, rank):
+            raise fault(source, f"the halves of {name} do not fit together: A {pair.a.shape}, B {pair.b.shape}.")
+        if (blocks, rank) != shared:
+            raise fault(source, f"{name} has {blocks} blocks and rank {rank}, others have {shared[0]} and {shared[1]}.")
+        if rank > RANK_LIMIT or blocks > BLOCKS_LIMIT:
+            raise fault(source, f"rank {rank} and {blocks} blocks; at most {RANK_LIMIT} and {BLOCKS_LIMIT} are taken.")
+    return first.shape[0], first.shape[1]
+
+
+def _check_matrix(matrix: Matrix, name: str, source: str) -> None:
+    if matrix.dtype != np.float32 or matrix.ndim != 3 or matrix.size == 0:
+        raise fault(source, f"{name} is {matrix.dtype} of shape {matrix.shape}, not float32 [blocks, rows, columns].")
+    # The extremes carry NaN and both infinities, and unlike isfinite() they need no second array of the same size.
+    if not (np.isfinite(matrix.min()) and np.isfinite(matrix.max())):
+        hint = "The training that made it has diverged, or the file is damaged; build it again."
+        raise fault(source, f"{name} holds NaN or infinity.", hint=hint)
+
+
+def _check_architecture(pairs: Mapping[str, Pair], blocks: int, architecture: Architecture, source: str) -> None:
+    for name, pair in pairs.items():
+        if name not in architecture.projections:
+            hint = nearest(name, architecture.projections, what="projection that can be adapted")
+            raise fault(source, f"adapts {name}, which the base ({architecture.model_type}) does not have.", hint=hint)
+        inputs, outputs = architecture.projections[name]
+        if (pair.a.shape[2], pair.b.shape[1]) != (inputs, outputs):
+            raise fault(
+                source,
+                f"{name} is made for {pair.a.shape[2]} inputs and {pair.b.shape[1]} outputs, the base has {inputs} and {outputs}.",
+                hint=_OTHER_BASE,
+            )
+    if blocks != architecture.blocks:
+        raise fault(source, f"is made for {blocks} blocks, the base has {architecture.blocks}.", hint=_OTHER_BASE)

@@ -1,0 +1,168 @@
+"""What the packed format promises of files that are well."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from adapter_files import (
+    ARCHITECTURE,
+    BASE,
+    OTHER_BASE,
+    assert_equal,
+    make_adapter,
+    make_manifest,
+    put_together,
+    take_apart,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from safetensors.numpy import load
+
+from personalpeft.adapters.base import Adapter, Pair
+from personalpeft.adapters.packed import pack, read_packed, unpack
+from personalpeft.errors import AdapterError
+
+FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+WORDS = st.from_regex(r"[a-z_][a-z0-9_]{0,8}(\.[a-z_][a-z0-9_]{0,8}){0,2}", fullmatch=True)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def adapters(draw: st.DrawFn) -> Adapter:
+    blocks, rank = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    names = draw(st.lists(WORDS, min_size=1, max_size=3, unique=True))
+    pairs = {}
+    for name in names:
+        inputs, outputs = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+        a = draw(arrays(np.float32, (blocks, rank, inputs), elements=FINITE))
+        b = draw(arrays(np.float32, (blocks, outputs, rank), elements=FINITE))
+        pairs[name] = Pair(a, b)
+    manifest = make_manifest(
+        rank=rank,
+        targets=tuple(names),
+        scaling=draw(st.floats(1e-6, 1e6)),
+        recipe=draw(st.dictionaries(st.text(), JSON, max_size=3)),
+        layer=draw(st.sampled_from(["style", "memory", "skill.email"])),
+        parent=draw(st.none() | st.just("style@0123456789ab")),
+    )
+    return Adapter(manifest, pairs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(adapters())
+def test_what_was_packed_comes_back_the_same(adapter: Adapter) -> None:
+    data = pack(adapter)
+    again = unpack(data, source="test")
+    assert_equal(again, adapter)
+    assert pack(again) == data
+
+
+@settings(max_examples=30, deadline=None)
+@given(adapters(), st.sampled_from(["F16", "BF16"]))
+def test_half_width_files_are_decoded_to_float32(adapter: Adapter, dtype: str) -> None:
+    small = {n: Pair(np.clip(p.a, -9e3, 9e3), np.clip(p.b, -9e3, 9e3)) for n, p in adapter.pairs.items()}
+    header, _ = take_apart(pack(Adapter(adapter.manifest, small)))
+    body = b""
+    for name in [name for name in header if name != "__metadata__"]:
+        projection, _, half = name.rpartition(".")
+        values = getattr(small[projection], half.lower())
+        if dtype == "F16":
+            raw = values.astype("<f2").tobytes()
+        else:
+            raw = (np.ascontiguousarray(values).view(np.uint32) >> 16).astype("<u2").tobytes()
+        header[name].update(dtype=dtype, data_offsets=[len(body), len(body) + len(raw)])
+        body += raw
+    again = unpack(put_together(header, body), source="test")
+    for name, pair in small.items():
+        for before, after in ((pair.a, again.pairs[name].a), (pair.b, again.pairs[name].b)):
+            assert after.dtype == np.float32
+            np.testing.assert_allclose(after, before, rtol=2**-7, atol=2**-24)
+
+
+def test_the_same_adapter_gives_the_same_bytes_whatever_order_it_was_built_in() -> None:
+    adapter = make_adapter()
+    turned = Adapter(adapter.manifest, dict(reversed(adapter.pairs.items())))
+    fortran = Adapter(
+        adapter.manifest, {n: Pair(np.asfortranarray(p.a), np.asfortranarray(p.b)) for n, p in adapter.pairs.items()}
+    )
+    assert pack(adapter) == pack(turned) == pack(fortran)
+
+
+def test_a_packed_file_is_a_safetensors_file_with_one_tensor_per_projection_and_half() -> None:
+    adapter = make_adapter()
+    tensors = load(pack(adapter))
+    assert set(tensors) == {f"{name}.{half}" for name in ARCHITECTURE.projections for half in "AB"}
+    np.testing.assert_array_equal(tensors["self_attn.q_proj.A"], adapter.pairs["self_attn.q_proj"].a)
+    assert all(tensor.dtype == np.float32 for tensor in tensors.values())
+
+
+def test_the_manifest_is_in_the_metadata_with_a_format_version() -> None:
+    header, _ = take_apart(pack(make_adapter()))
+    about = json.loads(header["__metadata__"]["personalpeft"])
+    assert about["format"] == 1
+    assert about["manifest"]["base"] == BASE
+
+
+def test_arrays_are_read_only_views_of_the_bytes() -> None:
+    data = pack(make_adapter())
+    pair = unpack(data, source="test").pairs["self_attn.q_proj"]
+    assert np.shares_memory(pair.a, np.frombuffer(data, np.uint8))
+    with pytest.raises(ValueError, match="read-only"):
+        pair.b[0, 0, 0] = 1.0
+
+
+def test_a_file_is_read_for_its_architecture_and_base(tmp_path: Path) -> None:
+    adapter = make_adapter()
+    path = tmp_path / "style.adapter"
+    path.write_bytes(pack(adapter))
+    assert_equal(read_packed(path, architecture=ARCHITECTURE, base=BASE), adapter)
+
+
+def test_the_wrong_base_is_named_beside_the_right_one() -> None:
+    with pytest.raises(AdapterError, match=r"abababababab.*cdcdcdcdcdcd") as caught:
+        unpack(pack(make_adapter()), source="test", base=OTHER_BASE)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_an_adapter_that_is_not_finite_is_not_packed(value: float) -> None:
+    adapter = make_adapter()
+    adapter.pairs["self_attn.q_proj"].b[0, 0, 0] = value
+    with pytest.raises(AdapterError, match=r"self_attn\.q_proj\.B holds NaN or infinity"):
+        pack(adapter)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [{"rate": float("nan")}, {"when": object()}, {"name": "\ud800"}, {"deep": json.loads("[" * 40 + "]" * 40)}],
+)
+def test_a_recipe_that_could_not_be_read_back_is_not_packed(recipe: dict[str, object]) -> None:
+    with pytest.raises(AdapterError):
+        pack(make_adapter(recipe=recipe))
+
+
+def test_a_recipe_as_deep_as_may_be_packed_is_read_back() -> None:
+    deepest = None
+    for depth in range(1, 40):
+        adapter = make_adapter(recipe={"deep": json.loads("[" * depth + "]" * depth)})
+        try:
+            data = pack(adapter)
+        except AdapterError:
+            break
+        assert_equal(unpack(data, source="test"), adapter)
+        deepest = depth
+    assert deepest is not None
+
+
+def test_an_adapter_at_odds_with_its_manifest_is_not_packed() -> None:
+    adapter = make_adapter()
+    with pytest.raises(AdapterError, match="rank 4"):
+        pack(Adapter(make_manifest(rank=4), adapter.pairs))
