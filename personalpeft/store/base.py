@@ -1,7 +1,7 @@
 """The one owner of the home folder: the ledger of what was said, the catalog of what was built from it, and the blobs.
 
 Layout of a home: ``personalpeft.db`` (SQLite), ``blobs/<2 hex>/<64 hex>`` (packed adapters by SHA-256), ``sessions/<user>/<layer>/``
-(training state, disposable), ``write.lock``, ``locks/``, ``models/`` (the user's own cards). Mode 0700.
+(training state, disposable), ``write.lock`` and ``write.holder``, ``locks/``, ``models/`` (the user's own cards). Mode 0700.
 
 Invariants:
 
@@ -18,7 +18,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -221,3 +222,9 @@ class Store(Protocol):
         ...
 
     def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,113 @@
+"""Immutable files named by the SHA-256 of their bytes: ``blobs/<2 hex>/<64 hex>``.
+
+Invariants: a file appears under its name only when it is whole and on the disk; it is never changed, except to put the right bytes where
+damaged ones lie. Writing happens in the writer's turn, so that ``verify`` can tell a leftover from a blob that is on its way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from personalpeft.errors import Damaged
+from personalpeft.store.database import Database
+from personalpeft.store.faults import home_faults
+
+DIGEST = re.compile(r"[0-9a-f]{64}")
+_HINT = "Run verify to see what is hurt; roll back to another revision, or restore the file from a backup."
+
+
+class FileBlobs:
+    """The ``Blobs`` of a home."""
+
+    def __init__(self, home: Path, database: Database) -> None:
+        self._home = home
+        self._root = home / "blobs"
+        self._database = database
+
+    def put(self, data: bytes) -> str:
+        """The digest under which the bytes now lie, durable. Raises ``HomeError`` when they cannot be written."""
+        digest = hashlib.sha256(data).hexdigest()
+        with self._database.turn_to_write(), home_faults(self._home):
+            place = self._place(digest)
+            for folder in (self._root, place.parent):
+                if not folder.is_dir():
+                    folder.mkdir(mode=0o700)
+                    _sync_folder(folder.parent)
+            if not _holds(place, digest):
+                _write_new(place, data)
+            # Also where it lay there before: whoever wrote it may have been killed between the renaming and this.
+            _sync_folder(place.parent)
+        return digest
+
+    def path(self, digest: str) -> Path:
+        """Where the blob lies, unread. Raises ``Damaged`` if it is not there."""
+        if DIGEST.fullmatch(digest) is None or not self._place(digest).is_file():
+            raise Damaged(f"The blob {digest[:80]!a} is missing from {self._home}.", hint=_HINT)
+        return self._place(digest)
+
+    def read(self, digest: str) -> bytes:
+        """The bytes, hashed again. Raises ``Damaged`` if they are not what the digest says."""
+        place = self.path(digest)
+        with home_faults(self._home):
+            data = place.read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise Damaged(f"The blob {digest} in {self._home} is not what its digest says.", hint=_HINT)
+        return data
+
+    def files(self) -> Iterator[Path]:
+        """Every file under ``blobs/``, blob or not, in order of name."""
+        with home_faults(self._home):
+            yield from (path for path in sorted(self._root.rglob("*")) if not path.is_dir())
+
+    def is_intact(self, path: Path) -> bool:
+        """Whether a file is a blob in its right place with the right bytes."""
+        name = path.name
+        return DIGEST.fullmatch(name) is not None and path == self._place(name) and _holds(path, name)
+
+    def _place(self, digest: str) -> Path:
+        return self._root / digest[:2] / digest
+
+
+def _holds(path: Path, digest: str) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == digest
+
+
+def _write_new(place: Path, data: bytes) -> None:
+    handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name[:12]}-", suffix=".part")
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            _sync(file.fileno())
+        part.replace(place)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":
+        return  # There, a folder cannot be opened, and a rename is journalled by the file system.
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync(handle: int) -> None:
+    if sys.platform == "darwin":
+        import fcntl
+
+        fcntl.fcntl(handle, fcntl.F_FULLFSYNC)  # Plain fsync leaves the bytes in the drive's own cache there.
+    else:
+        os.fsync(handle)

@@ -1,0 +1,177 @@
+"""Connections to the one SQLite file, and the two ways to use them: ``reading`` and ``writing``.
+
+Invariants:
+
+- ``reading`` sees one moment of the database, never a half-done write. ``writing`` holds the writer's lock of the home, and is one
+  transaction that lands whole and durable, or not at all.
+- A connection serves one block at a time and then goes back to a pool. So a reader never waits for a writer of its own process, and
+  never sees rows that its writer has not committed, as both would happen on one shared connection; and the number of
+  connections follows how many blocks run at once, not how many threads a server ever had.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import sqlite_utils
+
+from personalpeft.errors import Busy, HomeError
+from personalpeft.store import faults
+from personalpeft.store.locks import Lock
+from personalpeft.store.sqlite import JOURNAL_MODE, sqlite3
+
+Row: TypeAlias = dict[str, Any]
+
+
+class Database:
+    """The pool of connections to one file."""
+
+    def __init__(self, path: Path, writer: Lock, *, patience: float, read_only: bool) -> None:
+        self.path = path
+        self.read_only = read_only
+        self._home = path.parent
+        self._writer = writer
+        self._patience = patience
+        self._idle: list[sqlite_utils.Database] = []
+        self._guard = threading.Lock()
+        self._closed = False
+        self._pid = os.getpid()
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite_utils.Database]:
+        """A block whose queries all see the same moment."""
+        with faults.home_faults(self._home), self._borrowed() as db:
+            db.conn.execute("begin")
+            try:
+                yield db
+            finally:
+                db.rollback()
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite_utils.Database]:
+        """One transaction under the writer's lock; durable when the block is left, gone when it is left by an exception.
+
+        Raises ``HomeError`` on a home that is read-only or full, ``Busy`` when another writer does not finish in time.
+        """
+        with self.turn_to_write(), faults.home_faults(self._home), self._borrowed() as db:
+            # Immediate: a transaction that read first and wrote later would fail at once when another one came between.
+            db.conn.execute("begin immediate")
+            try:
+                yield db
+                db.conn.execute("commit")
+            finally:
+                db.rollback()
+
+    @contextmanager
+    def turn_to_write(self) -> Iterator[None]:
+        """The writer's lock alone, for what is written beside the database. May be nested with ``writing``."""
+        if self.read_only:
+            raise faults.read_only(self._home)
+        with self._writer.held(self._patience):
+            yield
+
+    def use_our_journal(self) -> None:
+        """Switches the file to the journal this SQLite can be trusted with. Changes nothing where it is in use already.
+
+        Raises ``Busy`` when another process has the file open under the other journal.
+        """
+        with faults.home_faults(self._home), self._borrowed() as db:
+            if journal_mode(db) == JOURNAL_MODE:
+                return
+            (now_in_use,) = db.conn.execute(f"pragma journal_mode={JOURNAL_MODE}").fetchone()
+            if now_in_use != JOURNAL_MODE:
+                raise Busy(
+                    f"The database in {self._home} cannot change its journal from {now_in_use} to {JOURNAL_MODE}.",
+                    hint="Close every other program that has this home open, then try again.",
+                )
+
+    def close(self) -> None:
+        """Closes the connections, at once or when the block that uses one is left."""
+        with self._guard:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for db in idle:
+            db.close()
+
+    @contextmanager
+    def _borrowed(self) -> Iterator[sqlite_utils.Database]:
+        # SQLite's locks do not survive a fork: a child that used its parent's connections could corrupt the file.
+        if self._closed or self._pid != os.getpid():
+            raise HomeError(f"The home {self._home} is not open in this process.", hint="Open it again.")
+        with self._guard:
+            db = self._idle.pop() if self._idle else None
+        db = db or self._connect()
+        try:
+            yield db
+        finally:
+            with self._guard:
+                reusable = not self._closed and not db.conn.in_transaction
+                if reusable:
+                    self._idle.append(db)
+            if not reusable:
+                db.close()
+
+    def _connect(self) -> sqlite_utils.Database:
+        if not self.read_only:
+            return _opened(self.path, "mode=rw", self._patience)
+        try:
+            return _opened(self.path, "mode=ro", self._patience)
+        except sqlite3.OperationalError:
+            # In WAL mode even a reader writes (its shared memory), which read-only media refuse. Where no change waits in a journal,
+            # the file alone is the whole truth and can be read as if nothing could ever change it.
+            if not self.path.is_file() or any(_has_content(self.path, suffix) for suffix in ("-wal", "-journal")):
+                raise
+            return _opened(self.path, "immutable=1", self._patience)
+
+
+def create_file(path: Path) -> None:
+    """Makes an empty database file, readable by its owner only, where there is none."""
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+
+
+def journal_mode(db: sqlite_utils.Database) -> str:
+    """The journal in use: ``wal``, ``truncate``, ``delete``, …"""
+    return str(db.conn.execute("pragma journal_mode").fetchone()[0])
+
+
+def rows(db: sqlite_utils.Database, sql: str, *parameters: Any) -> list[Row]:
+    """All rows of a query, each as a dictionary by column."""
+    return list(db.query(sql, parameters))
+
+
+def row(db: sqlite_utils.Database, sql: str, *parameters: Any) -> Row | None:
+    """The first row of a query, if there is one."""
+    return next(iter(db.query(sql, parameters)), None)
+
+
+def insert(db: sqlite_utils.Database, table: str, values: Mapping[str, Any]) -> None:
+    """Adds one row. The table must be there: unlike sqlite-utils' own insert this neither makes nor changes one."""
+    marks = ", ".join("?" * len(values))
+    db.execute(f"insert into {table} ({', '.join(values)}) values ({marks})", list(values.values()))
+
+
+def _opened(path: Path, mode: str, patience: float) -> sqlite_utils.Database:
+    conn = sqlite3.connect(
+        f"{path.as_uri()}?{mode}", uri=True, timeout=patience, isolation_level=None, check_same_thread=False
+    )
+    try:
+        conn.execute("pragma foreign_keys=on")
+        conn.execute("pragma secure_delete=on")
+        conn.execute("pragma synchronous=full")
+        conn.execute("pragma fullfsync=on")  # macOS: through the drive's own cache too; elsewhere it does nothing.
+        conn.execute("pragma trusted_schema=off")
+        conn.execute("select count(*) from sqlite_master")  # Opening is lazy: only a read finds out whether it worked.
+        return sqlite_utils.Database(conn, execute_plugins=False)
+    except sqlite3.Error:
+        conn.close()
+        raise
+
+
+def _has_content(path: Path, suffix: str) -> bool:
+    beside = path.with_name(path.name + suffix)
+    return beside.exists() and beside.stat().st_size > 0

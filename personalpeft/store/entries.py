@@ -1,0 +1,106 @@
+"""The chain: every row that is only ever added is an entry of its user, and each entry vouches for the one before.
+
+An entry carries the SHA-256 of its row's canonical content, and a chain value that is the SHA-256 of the chain before, its own number,
+kind and digest. The user's row holds the number and the chain value of the last entry. So a row that was changed, removed, added by
+another hand or moved is found by deriving the chain again; what is not found is a forgery of the whole chain of a user, end to end.
+
+Columns that are null are left out of the digest: a later migration may add a column without disturbing what was said before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeAlias
+
+import sqlite_utils
+
+from personalpeft.errors import InvalidInput
+from personalpeft.ids import check_user_id
+from personalpeft.store.database import Row, insert, row
+from personalpeft.types import canonical_digest, canonical_json
+
+Kind: TypeAlias = Literal["turn", "signal", "retraction", "revision", "judgement", "report", "move"]
+KINDS: tuple[Kind, ...] = ("turn", "signal", "retraction", "revision", "judgement", "report", "move")
+
+BEFORE_THE_FIRST = ""
+_DEEPEST = 64
+
+
+def append(db: sqlite_utils.Database, user: str, kind: Kind, content: Mapping[str, Any]) -> None:
+    """Adds the row to its table as the next entry of an existing user. Call it inside ``writing``.
+
+    Raises ``InvalidInput`` when a text in it is not valid Unicode.
+    """
+    tail = row(db, "select entries, chain from user where id = ?", user)
+    if tail is None:
+        raise ValueError(f"no user {user!r}")
+    seq = tail["entries"] + 1
+    full = {"user": user, "seq": seq, **content}
+    try:
+        digest = row_digest(kind, full)
+    except UnicodeEncodeError as error:
+        raise _not_unicode() from error
+    chain = link(tail["chain"], seq, kind, digest)
+    insert(db, "entry", {"user": user, "seq": seq, "kind": kind, "digest": digest, "chain": chain})
+    insert(db, kind, full)
+    db.execute("update user set entries = ?, chain = ? where id = ?", [seq, chain, user])
+
+
+def row_digest(kind: str, content: Row) -> str:
+    """The digest of a row as it lies in its table."""
+    return canonical_digest([kind, {column: value for column, value in content.items() if value is not None}])
+
+
+def link(before: str, seq: int, kind: str, digest: str) -> str:
+    """The chain value of an entry."""
+    return canonical_digest([before, seq, kind, digest])
+
+
+def ensure_user(db: sqlite_utils.Database, user: str, at: datetime) -> None:
+    """Makes the user where there is none. Raises ``InvalidId`` for an id that cannot be one."""
+    check_user_id(user)
+    db.execute("insert into user (id, since) values (?, ?) on conflict do nothing", [user, as_text(at)])
+
+
+def as_text(at: datetime) -> str:
+    """A moment as the tables hold it. A moment without a time zone is a mistake of the caller's: ``ValueError``."""
+    if at.tzinfo is None:
+        raise ValueError("a moment needs a time zone")
+    return at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def as_moment(text: str) -> datetime:
+    """The reverse of ``as_text``."""
+    return datetime.fromisoformat(text)
+
+
+def as_json(value: Any, *, what: str) -> str:
+    """Canonical JSON. Raises ``InvalidInput`` for what JSON cannot hold: NaN, bytes, a lone surrogate, nesting without end."""
+    if isinstance(value, Mapping):
+        value = dict(value)
+    if not _is_shallow(value, _DEEPEST):
+        raise InvalidInput(f"The {what} is nested more than {_DEEPEST} deep.", hint="Send a flatter value.")
+    try:
+        text = canonical_json(value)
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _not_unicode() from error
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"The {what} cannot be written as JSON: {error}.",
+            hint="Use texts, finite numbers, booleans, null, lists and mappings with text keys.",
+        ) from error
+    return text
+
+
+def _is_shallow(value: Any, levels: int) -> bool:
+    if isinstance(value, Mapping):
+        return levels > 0 and all(_is_shallow(inner, levels - 1) for inner in value.values())
+    if isinstance(value, list | tuple):
+        return levels > 0 and all(_is_shallow(inner, levels - 1) for inner in value)
+    return True
+
+
+def _not_unicode() -> InvalidInput:
+    return InvalidInput("A text holds half of a surrogate pair.", hint="Send text that is valid Unicode.")

@@ -1,0 +1,193 @@
+"""Opening a home, making it first where there is none, and refusing what is not one.
+
+Invariants: a folder is touched only once it is known to be ours, or empty and given to us; a home comes into being in one transaction, so a
+kill while it is made leaves something that the next opening makes anew.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from personalpeft.errors import Damaged, HomeError
+from personalpeft.ids import check_layer_name, check_user_id
+from personalpeft.store import database, faults, schema
+from personalpeft.store.base import Problem
+from personalpeft.store.blobs import FileBlobs
+from personalpeft.store.catalog import SqliteCatalog
+from personalpeft.store.database import Database
+from personalpeft.store.ledger import SqliteLedger
+from personalpeft.store.locks import Leases, Lock
+from personalpeft.store.sqlite import JOURNAL_MODE
+from personalpeft.store.verify import verify
+
+DATABASE = "personalpeft.db"
+
+_JOURNALS = frozenset(DATABASE + suffix for suffix in ("-wal", "-shm", "-journal"))
+# What may lie in a home before its database does: locks of the process that is just making it, and cards put there beforehand.
+_BEFOREHAND = frozenset({"write.lock", "write.holder", "locks", "models"})
+
+
+class OpenHome:
+    """The ``Store`` on a folder. Made by ``open_home``."""
+
+    def __init__(
+        self, home: Path, database: Database, *, now: Callable[[], datetime], entropy: Callable[[int], bytes]
+    ) -> None:
+        self._home = home
+        self._database = database
+        self._leases = Leases(home, now=now)
+        self._blobs = FileBlobs(home, database)
+        self._ledger = SqliteLedger(database, now=now, entropy=entropy)
+        self._catalog = SqliteCatalog(database, self._blobs, now=now)
+
+    @property
+    def home(self) -> Path:
+        """The folder, absolute."""
+        return self._home
+
+    @property
+    def ledger(self) -> SqliteLedger:
+        """What was said."""
+        return self._ledger
+
+    @property
+    def catalog(self) -> SqliteCatalog:
+        """What was built from it."""
+        return self._catalog
+
+    @property
+    def blobs(self) -> FileBlobs:
+        """The files of what was built."""
+        return self._blobs
+
+    def lease(self, name: str) -> AbstractContextManager[None]:
+        """Holds a name against every other process and thread, without waiting. Raises ``Busy`` naming the holder."""
+        if self._database.read_only:
+            raise faults.read_only(self._home)
+        return self._leases.lease(name)
+
+    def session_folder(self, user: str, layer: str) -> Path:
+        """Where a running learn keeps what it needs to resume; made on first use, disposable. Raises ``InvalidId``, ``HomeError``."""
+        folder = self._home / "sessions" / check_user_id(user) / check_layer_name(layer)
+        if self._database.read_only:
+            raise faults.read_only(self._home)
+        with faults.home_faults(self._home):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder
+
+    def verify(self) -> tuple[Problem, ...]:
+        """Every dangling, missing, tampered or leftover thing; empty when all is well. Changes nothing."""
+        return verify(self._database, self._blobs, self._home)
+
+    def close(self) -> None:
+        """Closes the home. Closing twice is fine."""
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_home(
+    home: Path,
+    *,
+    now: Callable[[], datetime],
+    entropy: Callable[[int], bytes],
+    patience: float,
+    read_only: bool,
+) -> OpenHome:
+    """Opens or makes a home; see ``personalpeft.store.open_store``."""
+    home = home.absolute()
+    with faults.home_faults(home):
+        names = _names_in(home)
+        _check_ours(home, names)
+        if DATABASE not in names:
+            if read_only:
+                raise HomeError(f"There is no home at {home} yet.", hint="Open it for writing once, or name another.")
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        read_only = read_only or not _is_writable(home)
+        if not read_only and stat.S_IMODE(home.stat().st_mode) != 0o700:
+            home.chmod(0o700)
+    writer = Lock(home / "write.lock", home=home, what=f"The home {home}", now=now)
+    pool = Database(home / DATABASE, writer, patience=patience, read_only=read_only)
+    with ExitStack() as unless_it_opens:
+        unless_it_opens.callback(pool.close)
+        try:
+            _make_ready(home, pool)
+        except Damaged as error:
+            raise HomeError(error.message, hint=error.hint) from error
+        unless_it_opens.pop_all()
+    return OpenHome(home, pool, now=now, entropy=entropy)
+
+
+def _names_in(home: Path) -> frozenset[str]:
+    if home.is_dir():
+        return frozenset(path.name for path in home.iterdir())
+    if home.exists() or home.is_symlink():
+        raise HomeError(f"{home} is not a folder.", hint="Choose another home, or move that file away.")
+    return frozenset()
+
+
+def _check_ours(home: Path, names: Iterable[str]) -> None:
+    if not home.exists():
+        return
+    owner = home.stat().st_uid
+    if os.name == "posix" and owner != os.getuid():
+        raise HomeError(
+            f"The home {home} is not ours: it belongs to the account with number {owner}.",
+            hint="Work under that account, or choose another home.",
+        )
+    if DATABASE in names:
+        return
+    others = sorted(set(names) - _BEFOREHAND)
+    if any(name in {"blobs", "sessions"} or name in _JOURNALS for name in others):
+        raise HomeError(
+            f"The home {home} has lost its database {DATABASE}.",
+            hint="Restore that file from a backup, or choose another home.",
+        )
+    if others:
+        raise HomeError(
+            f"The folder {home} is not ours: it holds {others[0]!a} and no {DATABASE}.",
+            hint="Choose an empty folder or one that does not exist yet.",
+        )
+
+
+def _is_writable(home: Path) -> bool:
+    file = home / DATABASE
+    return os.access(home, os.W_OK | os.X_OK) and (not file.exists() or os.access(file, os.W_OK))
+
+
+def _make_ready(home: Path, pool: Database) -> None:
+    """Checks that the database is ours and brings it to the present schema, under the writer's lock where that needs writing."""
+    with faults.home_faults(home):
+        if (home / DATABASE).exists() and _is_in_order(home, pool):
+            return
+        if pool.read_only:
+            raise HomeError(
+                f"The home {home} is from an older version of personalpeft and read-only.",
+                hint="Make it writable and open it once, so that it can be brought up to date.",
+            )
+        with pool.turn_to_write():
+            database.create_file(home / DATABASE)
+            with pool.reading() as db:
+                schema.is_current(db, home)
+            pool.use_our_journal()
+            with pool.writing() as db:
+                if not schema.is_current(db, home):
+                    schema.migrate(db)
+
+
+def _is_in_order(home: Path, pool: Database) -> bool:
+    with pool.reading() as db:
+        return schema.is_current(db, home) and (pool.read_only or database.journal_mode(db) == JOURNAL_MODE)

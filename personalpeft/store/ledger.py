@@ -1,0 +1,244 @@
+"""What was said: turns, signals, and retractions of signals.
+
+Invariants: rows are only added. A signal is superseded by at most one other, of its own kind, and where the kind speaks about a turn, on
+the same turn; so the signals of one kind on one turn are a line whose newest is the one that counts. What was superseded or
+retracted stays off: taking back the newer opinion does not bring back the older one, which its author had given up too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+import sqlite_utils
+
+from personalpeft.errors import InvalidInput
+from personalpeft.ids import new_id
+from personalpeft.store import entries
+from personalpeft.store.database import Database, Row, row, rows
+from personalpeft.store.lookup import known_id, known_user
+from personalpeft.types import (
+    FinishReason,
+    Json,
+    Message,
+    Sampling,
+    Signal,
+    SignalKind,
+    Stack,
+    StackEntry,
+    Turn,
+    Usage,
+)
+
+_ABOUT_A_TURN = frozenset(
+    {SignalKind.RATING, SignalKind.EDIT, SignalKind.PREFERENCE, SignalKind.COMMENT, SignalKind.REWARD}
+)
+
+
+class SqliteLedger:
+    """The ``Ledger`` of a home."""
+
+    def __init__(self, database: Database, *, now: Callable[[], datetime], entropy: Callable[[int], bytes]) -> None:
+        self._database = database
+        self._now = now
+        self._entropy = entropy
+
+    def add_turn(
+        self,
+        user: str,
+        *,
+        messages: Sequence[Message],
+        reply: str,
+        stack: Stack,
+        sampling: Sampling,
+        usage: Usage,
+        finish_reason: FinishReason,
+        used: Sequence[str] = (),
+    ) -> Turn:
+        """Appends one turn, and makes the user on first use. Raises ``InvalidId`` and ``InvalidInput``."""
+        content = {
+            "messages": entries.as_json([[m.role, m.content] for m in messages], what="messages"),
+            "reply": reply,
+            "stack": entries.as_json(
+                {"base": stack.base, "entries": [[e.layer, e.revision, e.digest, e.weight] for e in stack.entries]},
+                what="stack",
+            ),
+            "sampling": entries.as_json(
+                {
+                    "temperature": sampling.temperature,
+                    "top_p": sampling.top_p,
+                    "max_tokens": sampling.max_tokens,
+                    "seed": sampling.seed,
+                    "stop": list(sampling.stop),
+                },
+                what="sampling",
+            ),
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "finish_reason": finish_reason,
+            "used": entries.as_json(list(used), what="list of signals used"),
+        }
+        with self._database.writing() as db:
+            at = self._now()
+            entries.ensure_user(db, user, at)
+            turn_id = new_id("t", at, self._entropy)
+            entries.append(db, user, "turn", {"id": turn_id, "at": entries.as_text(at), **content})
+            return _turn(db, user, turn_id)
+
+    def turn(self, user: str, turn_id: str) -> Turn:
+        """One turn. Raises ``NotFound``, and ``InvalidInput`` for an ambiguous prefix."""
+        with self._database.reading() as db:
+            return _turn(db, user, known_id(db, "turn", user, turn_id))
+
+    def turns(self, user: str, *, limit: int | None = None) -> tuple[Turn, ...]:
+        """Newest first."""
+        if limit is not None and limit < 0:
+            raise InvalidInput(f"The limit {limit} is negative.", hint="Give 0 or more, or none for all.")
+        with self._database.reading() as db:
+            known_user(db, user)
+            found = rows(
+                db,
+                "select * from turn where user = ? order by seq desc limit ?",
+                user,
+                -1 if limit is None else limit,
+            )
+        return tuple(_turn_from(each) for each in found)
+
+    def add_signal(
+        self,
+        user: str,
+        kind: SignalKind,
+        payload: Json,
+        *,
+        turn: str | None = None,
+        source: str = "person",
+        supersedes: str | None = None,
+    ) -> Signal:
+        """Appends one signal, and makes the user on first use. Raises ``InvalidId``, ``InvalidInput``, and ``NotFound`` for a turn or
+        superseded signal that this user does not have."""
+        text = entries.as_json(payload, what="payload")
+        with self._database.writing() as db:
+            at = self._now()
+            entries.ensure_user(db, user, at)
+            if turn is not None:
+                turn = known_id(db, "turn", user, turn)
+            if supersedes is not None:
+                supersedes = _supersedable(db, user, kind, turn, supersedes)
+            elif kind in _ABOUT_A_TURN and turn is not None:
+                supersedes = _newest_on_turn(db, user, kind, turn)
+            signal_id = new_id("s", at, self._entropy)
+            entries.append(
+                db,
+                user,
+                "signal",
+                {
+                    "id": signal_id,
+                    "kind": str(kind),
+                    "at": entries.as_text(at),
+                    "payload": text,
+                    "turn": turn,
+                    "source": source,
+                    "supersedes": supersedes,
+                },
+            )
+            return _signal(db, user, signal_id)
+
+    def signal(self, user: str, signal_id: str) -> Signal:
+        """One signal. Raises ``NotFound``, and ``InvalidInput`` for an ambiguous prefix."""
+        with self._database.reading() as db:
+            return _signal(db, user, known_id(db, "signal", user, signal_id))
+
+    def signals(
+        self, user: str, *, kinds: Sequence[SignalKind] | None = None, current: bool = True
+    ) -> tuple[Signal, ...]:
+        """Oldest first. ``current`` leaves out what was superseded or retracted."""
+        wanted = list(SignalKind) if kinds is None else list(kinds)
+        marks = ", ".join("?" * len(wanted))
+        sql = f"select * from signal s where s.user = ? and s.kind in ({marks})"
+        if current:
+            sql += (
+                " and not exists (select 1 from signal n where n.user = s.user and n.supersedes = s.id)"
+                " and not exists (select 1 from retraction r where r.user = s.user and r.signal = s.id)"
+            )
+        with self._database.reading() as db:
+            known_user(db, user)
+            found = rows(db, sql + " order by s.seq", user, *[str(kind) for kind in wanted])
+        return tuple(_signal_from(each) for each in found)
+
+    def retract(self, user: str, signal_id: str) -> None:
+        """Switches a signal off from now on. Retracting twice is fine and recorded once. Raises ``NotFound``."""
+        with self._database.writing() as db:
+            signal_id = known_id(db, "signal", user, signal_id)
+            if row(db, "select seq from retraction where user = ? and signal = ?", user, signal_id):
+                return
+            entries.append(db, user, "retraction", {"signal": signal_id, "at": entries.as_text(self._now())})
+
+
+def _supersedable(db: sqlite_utils.Database, user: str, kind: SignalKind, turn: str | None, wanted: str) -> str:
+    older = _signal(db, user, known_id(db, "signal", user, wanted))
+    if older.kind != kind:
+        raise InvalidInput(
+            f"A {kind} cannot supersede {older.id}, which is a {older.kind}.",
+            hint=f"Retract {older.id} instead, and add the {kind} by itself.",
+        )
+    if kind in _ABOUT_A_TURN and older.turn != turn:
+        raise InvalidInput(
+            f"{older.id} is about {older.turn or 'no turn'}, not about {turn or 'no turn'}.",
+            hint="Supersede a signal with one on the same turn.",
+        )
+    newer = row(db, "select id from signal where user = ? and supersedes = ?", user, older.id)
+    if newer is not None:
+        raise InvalidInput(f"{older.id} is superseded already.", hint=f"Supersede {newer['id']} instead.")
+    return older.id
+
+
+def _newest_on_turn(db: sqlite_utils.Database, user: str, kind: SignalKind, turn: str) -> str | None:
+    newest = row(
+        db,
+        "select id from signal where user = ? and turn = ? and kind = ? order by seq desc limit 1",
+        user,
+        turn,
+        str(kind),
+    )
+    return newest["id"] if newest else None
+
+
+def _turn(db: sqlite_utils.Database, user: str, turn_id: str) -> Turn:
+    (found,) = rows(db, "select * from turn where user = ? and id = ?", user, turn_id)
+    return _turn_from(found)
+
+
+def _signal(db: sqlite_utils.Database, user: str, signal_id: str) -> Signal:
+    (found,) = rows(db, "select * from signal where user = ? and id = ?", user, signal_id)
+    return _signal_from(found)
+
+
+def _turn_from(found: Row) -> Turn:
+    stack = json.loads(found["stack"])
+    sampling = json.loads(found["sampling"])
+    return Turn(
+        id=found["id"],
+        user=found["user"],
+        at=entries.as_moment(found["at"]),
+        messages=tuple(Message(role, content) for role, content in json.loads(found["messages"])),
+        reply=found["reply"],
+        stack=Stack(stack["base"], tuple(StackEntry(*entry) for entry in stack["entries"])),
+        sampling=Sampling(**{**sampling, "stop": tuple(sampling["stop"])}),
+        usage=Usage(found["prompt_tokens"], found["completion_tokens"]),
+        finish_reason=found["finish_reason"],
+        used=tuple(json.loads(found["used"])),
+    )
+
+
+def _signal_from(found: Row) -> Signal:
+    return Signal(
+        id=found["id"],
+        user=found["user"],
+        kind=SignalKind(found["kind"]),
+        at=entries.as_moment(found["at"]),
+        payload=json.loads(found["payload"]),
+        turn=found["turn"],
+        source=found["source"],
+        supersedes=found["supersedes"],
+    )

@@ -1,0 +1,137 @@
+"""Who may act: the writer's lock of a home, and leases on names.
+
+Invariants: the operating system keeps the lock (``flock`` on an open file), so it ends with its holder, however that dies; the file
+beside it only says who the holder is, and is believed only while the lock is held and the process it names is alive.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from personalpeft.errors import Busy, InvalidInput
+from personalpeft.store.faults import home_faults
+
+_LEASE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+_SUBCOMMAND = re.compile(r"[a-z][a-z-]{0,23}")
+_POLL_SECONDS = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a lock: process, the name it was started under, and since when (ISO 8601, UTC)."""
+
+    pid: int
+    command: str
+    since: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} ({self.command}, since {self.since})"
+
+
+class Lock:
+    """One lock file, with its holder's name beside it. A thread that holds it may take it again; no other thread may."""
+
+    def __init__(self, path: Path, *, home: Path, what: str, now: Callable[[], datetime]) -> None:
+        self._home = home
+        self._beside = path.with_suffix(".holder")
+        self._what = what
+        self._now = now
+        self._file_lock = FileLock(path, poll_interval=_POLL_SECONDS)
+        self._pid = os.getpid()
+
+    @contextmanager
+    def held(self, patience: float) -> Iterator[None]:
+        """Holds the lock for the block. Raises ``Busy``, naming the holder, when ``patience`` seconds were not enough."""
+        if self._file_lock.is_locked and self._pid == os.getpid():
+            yield
+            return
+        if self._pid != os.getpid():
+            raise Busy(f"{self._what} was opened before a fork.", hint="Open the home anew in the child process.")
+        with home_faults(self._home):
+            try:
+                self._file_lock.acquire(timeout=patience)
+            except Timeout:
+                raise self._busy() from None
+        try:
+            with home_faults(self._home):
+                self._sign()
+            yield
+        finally:
+            try:
+                self._unsign()
+            finally:
+                self._file_lock.release()
+
+    def _sign(self) -> None:
+        holder = {"pid": os.getpid(), "command": _command(), "since": self._now().isoformat(timespec="seconds")}
+        self._beside.write_text(json.dumps(holder), encoding="utf-8")
+
+    def _unsign(self) -> None:
+        if self._beside.exists():
+            os.truncate(self._beside, 0)
+
+    def _busy(self) -> Busy:
+        holder = _read_holder(self._beside)
+        by = f"by {holder}" if holder else "by another process"
+        return Busy(f"{self._what} is held {by}.", hint="Wait until it is done, or end that process, and try again.")
+
+
+class Leases:
+    """Names that one process or thread at a time may hold (``learn-ada``)."""
+
+    def __init__(self, home: Path, *, now: Callable[[], datetime]) -> None:
+        self._home = home
+        self._now = now
+
+    @contextmanager
+    def lease(self, name: str) -> Iterator[None]:
+        """Holds the name for the block, without waiting. Raises ``Busy`` naming the holder, ``InvalidInput`` for a name that cannot be."""
+        if _LEASE_NAME.fullmatch(name) is None:
+            raise InvalidInput(
+                f"{ascii(name)[:80]} cannot be the name of a lease.",
+                hint="Use 1 to 128 of a-z, 0-9, '.', '_' and '-', starting with a letter or digit.",
+            )
+        folder = self._home / "locks"
+        with home_faults(self._home):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        # A lock object of its own each time: a second lease in the same thread must be refused, not nested.
+        with Lock(folder / f"{name}.lock", home=self._home, what=f"The lease {name!r}", now=self._now).held(0):
+            yield
+
+
+def _command() -> str:
+    """The program and, where it looks like one, its subcommand. No further arguments: they may be somebody's private text."""
+    program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    subcommand = sys.argv[1] if len(sys.argv) > 1 and _SUBCOMMAND.fullmatch(sys.argv[1]) else ""
+    return f"{program} {subcommand}".strip()
+
+
+def _read_holder(path: Path) -> Holder | None:
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        holder = Holder(int(said["pid"]), str(said["command"]), str(said["since"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # Empty or half-written: the lock has just changed hands.
+    return holder if _is_alive(holder.pid) else None
+
+
+def _is_alive(pid: int) -> bool:
+    if os.name != "posix":
+        return True  # There, signal 0 is not a question but Ctrl+C.
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True

@@ -1,0 +1,156 @@
+"""Derives everything again that the home vouches for, and says what does not hold.
+
+Invariant: nothing is changed, and one fault does not hide the next: after a broken link the chain is followed from what is stored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+
+import sqlite_utils
+
+from personalpeft.errors import Damaged
+from personalpeft.store import entries
+from personalpeft.store.base import Problem
+from personalpeft.store.blobs import DIGEST, FileBlobs
+from personalpeft.store.database import Database, Row, row, rows
+from personalpeft.store.faults import home_faults
+
+_RESTORE = "Restore the home from a backup; what this entry says cannot be trusted."
+_LEFTOVER = "Harmless: what a write that was cut short left behind. It may be deleted while nothing else uses the home."
+
+
+def verify(database: Database, blobs: FileBlobs, home: Path) -> tuple[Problem, ...]:
+    """Every problem of the home; empty when all is well.
+
+    The writer's lock is held only for the moment in which files are listed and the database's state is fixed. A home that is open for
+    reading only is checked without it, and what a writer is just adding may then be called a leftover. Raises ``Busy``, ``HomeError``.
+    """
+    found: list[Problem] = []
+    try:
+        with ExitStack() as open_until_done, home_faults(home):
+            with nullcontext() if database.read_only else database.turn_to_write():
+                files = list(blobs.files())
+                db = open_until_done.enter_context(database.reading())
+                users = [each["id"] for each in rows(db, "select id from user order by id")]
+            found.extend(_database_problems(db))
+            for user in users:
+                found.extend(_chain_problems(db, user))
+                found.extend(_provenance_problems(db, user))
+            found.extend(_head_problems(db))
+            found.extend(_blob_problems(db, blobs, files, home))
+    except Damaged as error:
+        found.append(Problem(database.path.name, error.message, error.hint))
+    return tuple(found)
+
+
+def _database_problems(db: sqlite_utils.Database) -> Iterator[Problem]:
+    for (said,) in db.conn.execute("pragma integrity_check").fetchall():
+        if said != "ok":
+            yield Problem("personalpeft.db", f"SQLite finds the file damaged: {said}", "Restore it from a backup.")
+    dangling: dict[tuple[str, str], int] = {}
+    for table, _, parent, _ in db.conn.execute("pragma foreign_key_check").fetchall():
+        dangling[table, parent] = dangling.get((table, parent), 0) + 1
+    for (table, parent), count in dangling.items():
+        yield Problem(table, f"{count} of its rows name a {parent} that is not there.", _RESTORE)
+
+
+def _chain_problems(db: sqlite_utils.Database, user: str) -> Iterator[Problem]:
+    contents = _contents(db, user)
+    before, expected = entries.BEFORE_THE_FIRST, 1
+    for entry in rows(db, "select seq, kind, digest, chain from entry where user = ? order by seq", user):
+        seq, kind = entry["seq"], entry["kind"]
+        where = f"{user}, entry {seq} ({kind})"
+        if seq != expected:
+            yield Problem(user, f"Entries {expected} to {seq - 1} are gone.", _RESTORE)
+        elif entries.link(before, seq, kind, entry["digest"]) != entry["chain"]:
+            yield Problem(where, "It does not follow from the entry before: one of the two was changed.", _RESTORE)
+        content = contents.pop((kind, seq), None)
+        if content is None:
+            yield Problem(where, "What it says is gone.", _RESTORE)
+        elif entries.row_digest(kind, content) != entry["digest"]:
+            yield Problem(where, f"What it says was changed{_named(content)}.", _RESTORE)
+        before, expected = entry["chain"], seq + 1
+    for (kind, seq), content in contents.items():
+        yield Problem(f"{user}, {kind} {seq}", f"It is not an entry of the ledger{_named(content)}.", _RESTORE)
+    tail = row(db, "select entries, chain from user where id = ?", user)
+    if tail is not None and (tail["entries"], tail["chain"]) != (expected - 1, before):
+        yield Problem(
+            user, f"The ledger should end with entry {tail['entries']} and ends with {expected - 1}.", _RESTORE
+        )
+
+
+def _contents(db: sqlite_utils.Database, user: str) -> dict[tuple[str, int], Row]:
+    return {
+        (kind, content["seq"]): content
+        for kind in entries.KINDS
+        for content in rows(db, f"select * from {kind} where user = ?", user)
+    }
+
+
+def _named(content: Row) -> str:
+    name = content.get("id") or content.get("revision") or content.get("signal") or content.get("layer")
+    return f" ({name})" if name else ""
+
+
+def _provenance_problems(db: sqlite_utils.Database, user: str) -> Iterator[Problem]:
+    judged: dict[str, dict[str, str]] = {}
+    for each in rows(db, "select revision, signals from judgement where user = ? order by seq", user):
+        known = judged.setdefault(each["revision"], {})
+        for signal, role in json.loads(each["signals"]).items():
+            known.setdefault(signal, role)
+    recorded: dict[str, dict[str, str]] = {revision: {} for revision in judged}
+    for each in rows(db, "select revision, signal, role from provenance where user = ?", user):
+        recorded.setdefault(each["revision"], {})[each["signal"]] = each["role"]
+    for revision, signals in recorded.items():
+        if signals != judged.get(revision):
+            yield Problem(
+                f"{user}, {revision}", "Its provenance is not what was recorded when it was judged.", _RESTORE
+            )
+    missing = rows(
+        db,
+        "select p.revision, p.signal from provenance p left join signal s on s.user = p.user and s.id = p.signal"
+        " where p.user = ? and s.id is null",
+        user,
+    )
+    for each in missing:
+        where = f"{user}, {each['revision']}"
+        yield Problem(where, f"It was built from {each['signal']}, which is not there.", "Restore, or build it again.")
+
+
+def _head_problems(db: sqlite_utils.Database) -> Iterator[Problem]:
+    heads = rows(
+        db,
+        "select l.user, l.name, l.head, r.layer,"
+        " (select m.after from move m where m.user = l.user and m.layer = l.name order by m.seq desc limit 1) as moved_to"
+        " from layer l left join revision r on r.user = l.user and r.id = l.head",
+    )
+    for head in heads:
+        where = f"{head['user']}, layer {head['name']}"
+        remedy = "Roll the layer back to a revision that is there."
+        if head["head"] is not None and head["layer"] is None:
+            yield Problem(where, f"Its head {head['head']} is not there.", remedy)
+        elif head["head"] is not None and head["layer"] != head["name"]:
+            yield Problem(where, f"Its head {head['head']} is a revision of {head['layer']}.", remedy)
+        if head["head"] != head["moved_to"]:
+            last = head["moved_to"] or "the base"
+            yield Problem(where, f"Its head is {head['head'] or 'the base'}, but the last move went to {last}.", remedy)
+
+
+def _blob_problems(db: sqlite_utils.Database, blobs: FileBlobs, files: list[Path], home: Path) -> Iterator[Problem]:
+    missing = {each["digest"]: each for each in rows(db, "select digest, user, id from revision")}
+    named = set(missing)
+    for path in files:
+        where = str(path.relative_to(home))
+        intact = blobs.is_intact(path)
+        if not intact and DIGEST.fullmatch(path.name) and path.name in named:
+            yield Problem(where, "It is not what its digest says.", "Restore the file, or roll back and build again.")
+        elif path.name not in named:
+            yield Problem(where, "No revision names it." if intact else "It is not a blob.", _LEFTOVER)
+        missing.pop(path.name, None)
+    for digest, revision in missing.items():
+        where = f"{revision['user']}, {revision['id']}"
+        yield Problem(where, f"Its blob {digest} is missing.", "Restore the file, or roll back and build again.")
