@@ -40,7 +40,8 @@ class Card:
     """A base as its ``models/*.toml`` describes it.
 
     ``template`` None means: the one that the tokenizer carries. ``system`` is said first where a chat brings no system message of its own.
-    ``learning`` overrides fields of the learning recipe for this base.
+    ``stop_tokens`` end a reply besides those that the base's own configuration names. ``learning`` overrides fields of the learning
+    recipe for this base.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Card:
     context: int
     template: str | None = None
     system: str | None = None
+    stop_tokens: tuple[str, ...] = ()
     sampling: Sampling = Sampling()
     learning: Json = field(default_factory=dict)
     note: str = ""
@@ -58,7 +60,12 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A base that is ready to be loaded: ``folder`` holds config.json, model.safetensors and tokenizer.json."""
+    """A base that is ready to be loaded: ``folder`` holds config.json, tokenizer.json and safetensors weights.
+
+    The weights are one model.safetensors or shards with their index. ``architecture`` has the projections that the card's targets name.
+    The first of ``stop_tokens`` ends a turn in the template; all of them end a reply. ``control`` are the tokens that no text may
+    spell, ``bos`` and ``eos`` what the template calls ``bos_token`` and ``eos_token``: see ``template.chat_text``.
+    """
 
     card: Card
     digest: str
@@ -66,3 +73,6 @@ class Base:
     template: str
     architecture: Architecture
     stop_tokens: tuple[str, ...] = ()
+    control: tuple[str, ...] = ()
+    bos: str = ""
+    eos: str = ""

@@ -1,0 +1,135 @@
+"""From messages to the text that a base reads, through its chat template.
+
+Invariant: text of a message never becomes a control token. Where it spells one, a zero-width space goes in after its first
+character: a reader sees no difference, and a tokenizer finds no control token.
+
+A template is somebody else's program, so it runs in jinja's sandbox, with the settings that chat templates are written for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, Never
+
+from jinja2 import Template, TemplateError, TemplateSyntaxError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from personalpeft.bases.base import Base
+from personalpeft.errors import CardError, InvalidInput
+from personalpeft.types import Message
+
+_ZERO_WIDTH_SPACE = "\u200b"
+
+
+class _Refusal(TemplateError):
+    """The template itself called ``raise_exception``."""
+
+
+def chat_text(base: Base, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    """What ``base`` reads of these messages; its tokenizer must add no special tokens of its own. Errors as of ``render``."""
+    return render(
+        base.template,
+        messages,
+        system=base.card.system,
+        add_generation_prompt=add_generation_prompt,
+        control=base.control,
+        bos=base.bos,
+        eos=base.eos,
+    )
+
+
+def render(
+    template: str,
+    messages: Sequence[Message],
+    *,
+    system: str | None,
+    add_generation_prompt: bool = True,
+    control: Sequence[str],
+    bos: str = "",
+    eos: str = "",
+) -> str:
+    """Messages as one text. ``system`` is said first where the messages bring no system message of their own.
+
+    Raises ``CardError`` for a template that does not work, ``InvalidInput`` where the template refuses these messages (say, two of
+    one role in a row).
+    """
+    if system is not None and not any(message.role == "system" for message in messages):
+        messages = (Message("system", system), *messages)
+    control = tuple(control)
+    spoken = [{"role": defuse(m.role, control), "content": defuse(m.content, control)} for m in messages]
+    try:
+        return _compile(template).render(
+            messages=spoken, add_generation_prompt=add_generation_prompt, bos_token=bos, eos_token=eos, tools=None
+        )
+    except _Refusal as error:
+        raise InvalidInput(
+            f"The chat template refuses these messages: {error.message}.",
+            hint="Let user and assistant take turns, beginning with the user.",
+        ) from error
+    except TemplateSyntaxError as error:
+        raise CardError(
+            f"The chat template has a mistake in line {error.lineno}: {error.message}.", hint="Correct it in the card."
+        ) from error
+    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise CardError(
+            f"The chat template does not work: {error}.", hint="Give another template in the card."
+        ) from error
+
+
+def defuse(text: str, control: Sequence[str]) -> str:
+    """The text, with every spelling of a control token broken up. Text that spells none is returned as it is."""
+    single, longer = _spellings(tuple(control))
+    for token in single:
+        text = text.replace(token, "")
+    return longer.sub(lambda match: match[0] + _ZERO_WIDTH_SPACE, text) if longer else text
+
+
+@lru_cache(maxsize=16)
+def _spellings(control: tuple[str, ...]) -> tuple[tuple[str, ...], re.Pattern[str] | None]:
+    # The pattern takes the first character alone and looks ahead for the rest, so that spellings that overlap are all broken.
+    # Grouped by that first character: a base can have thousands of control tokens, and text is searched on every request.
+    rests: defaultdict[str, list[str]] = defaultdict(list)
+    for token in control:
+        if len(token) > 1:
+            rests[token[0]].append(re.escape(token[1:]))
+    groups = [f"{re.escape(first)}(?={'|'.join(endings)})" for first, endings in rests.items()]
+    single = tuple(token for token in control if len(token) == 1)
+    return single, re.compile("|".join(groups)) if groups else None
+
+
+@lru_cache(maxsize=16)
+def _compile(template: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    return environment.from_string(template)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **more)
+
+
+def _raise_exception(message: str) -> Never:
+    raise _Refusal(message)
+
+
+def end_of_turn(template: str, *, control: Iterable[str], bos: str = "", eos: str = "") -> str | None:
+    """The control token that the template writes right after a reply, None if it writes none. Errors as of ``render``."""
+    control = tuple(control)
+    question, reply = "personalpeft asks", "personalpeft replies"
+    text = render(
+        template,
+        [Message("user", question), Message("assistant", reply)],
+        system=None,
+        add_generation_prompt=False,
+        control=control,
+        bos=bos,
+        eos=eos,
+    )
+    after = text.rpartition(reply)[2].lstrip()
+    return max((token for token in control if after.startswith(token)), key=len, default=None)
