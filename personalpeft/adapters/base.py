@@ -52,7 +52,10 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """A whole stack as one LoRA: ranks added up, every scaling and weight already inside B. What a backend's slot holds."""
+    """A whole stack as one LoRA: ranks added up, every scaling and weight already inside B. What a backend's slot holds.
+
+    Projections may have fewer ranks than ``rank``, the largest among them: each has those of the layers that adapt it.
+    """
 
     rank: int
     pairs: Mapping[str, Pair]

@@ -53,14 +53,22 @@ def _sum(name: str, parts: Sequence[tuple[Adapter, float]]) -> Pair:
     if len(sizes) != 1:
         layers = ", ".join(part.manifest.layer for part, _ in having)
         raise fault(f"layers {layers}", f"{name} has different sizes in them.", hint="Stack only layers of one base.")
-    with np.errstate(over="ignore", invalid="ignore"):
-        b = [part.pairs[name].b * np.float32(weight * part.manifest.scaling) for part, weight in having]
-    for (part, weight), scaled in zip(having, b, strict=True):
-        if not (np.isfinite(scaled.min()) and np.isfinite(scaled.max())):
-            what = f"{name} times scaling {part.manifest.scaling} and weight {weight} is too large for float32."
-            raise fault(f"layer {part.manifest.layer}", what, hint="Lower the weight, or roll the layer back.")
-    a = [part.pairs[name].a for part, _ in having]
-    return Pair(_frozen(np.concatenate(a, axis=1)), _frozen(np.concatenate(b, axis=2)))
+    a = np.concatenate([part.pairs[name].a for part, _ in having], axis=1)
+    b: Matrix = np.empty((a.shape[0], having[0][0].pairs[name].b.shape[1], a.shape[1]), np.float32)
+    column = 0
+    for part, weight in having:
+        # Scaled into its place, so that B is in memory once and not twice while a stack is being switched to.
+        place = b[:, :, column : column + part.manifest.rank]
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.multiply(part.pairs[name].b, np.float32(weight * part.manifest.scaling), out=place)
+        column += part.manifest.rank
+    if not (np.isfinite(b.min()) and np.isfinite(b.max())):
+        raise fault(
+            f"layers {', '.join(part.manifest.layer for part, _ in having)}",
+            f"{name} times scaling and weight is too large for float32.",
+            hint="Lower a weight, or roll a layer back.",
+        )
+    return Pair(_frozen(a), _frozen(b))
 
 
 def _frozen(matrix: Matrix) -> Matrix:
