@@ -25,7 +25,7 @@ def open_store(
 
     ``now`` gives aware datetimes, ``entropy(n)`` gives n random bytes; ``patience`` is how many seconds a second writer waits before
     ``Busy`` names the first. A home that cannot be written to opens for reading, and each write then raises ``HomeError``;
-    ``read_only`` asks for that and makes nothing. Raises ``HomeError`` for a folder that is not ours, a database that is damaged or
+    ``read_only`` asks for that and makes no home. Raises ``HomeError`` for a folder that is not ours, a database that is damaged or
     from a newer version, and a disk that is full; all of them leave everything as it was.
     """
     # SQLite and its helpers are loaded by the first home that is opened, not by the first import.

@@ -8,7 +8,6 @@ for a layer is never trained on in that layer.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -163,7 +162,7 @@ class SqliteCatalog:
         with self._database.reading() as db:
             known_user(db, user)
             found = rows(db, "select body from report where user = ? order by seq", user)
-        return tuple(json.loads(each["body"]) for each in found)
+        return tuple(entries.from_json(each["body"]) for each in found)
 
     def move_head(self, user: str, layer: str, to: str | None, *, base: str, cause: str) -> HeadMove:
         """Makes another revision (None: the bare base) the head, a refused one too. Moving to where the head is records nothing, and the
@@ -347,11 +346,11 @@ def _revision_from(found: Row) -> Revision:
         digest=found["digest"],
         base=found["base"],
         parent=found["parent"],
-        below=tuple(StackEntry(*entry) for entry in json.loads(found["below"])),
-        recipe=json.loads(found["recipe"]),
+        below=tuple(StackEntry(*entry) for entry in entries.from_json(found["below"])),
+        recipe=entries.from_json(found["recipe"]),
         inputs=found["inputs"],
-        signals=json.loads(found["signals"]),
-        scores=json.loads(found["scores"]),
+        signals=entries.from_json(found["signals"]),
+        scores=entries.from_json(found["scores"]),
         verdict=Verdict(found["verdict"]),
         reason=found["reason"],
         probation=bool(found["probation"]),

@@ -9,13 +9,14 @@ Columns that are null are left out of the digest: a later migration may add a co
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
 import sqlite_utils
 
-from personalpeft.errors import InvalidInput
+from personalpeft.errors import Damaged, InvalidInput
 from personalpeft.ids import check_user_id
 from personalpeft.store.database import Row, insert, row
 from personalpeft.types import canonical_digest, canonical_json
@@ -92,6 +93,16 @@ def as_json(value: Any, *, what: str) -> str:
             hint="Use texts, finite numbers, booleans, null, lists and mappings with text keys.",
         ) from error
     return text
+
+
+def from_json(text: str) -> Any:
+    """The reverse of ``as_json``. Raises ``Damaged`` when a hand other than ours has been at the text."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise Damaged(
+            f"The database holds {text[:40]!a} where JSON should be.", hint="Run verify to see what was changed."
+        ) from error
 
 
 def _is_shallow(value: Any, levels: int) -> bool:

@@ -66,6 +66,8 @@ def _full(home: Path) -> HomeError:
 
 def _from_sqlite(error: sqlite3.Error, home: Path) -> PersonalPeftError | None:
     code = getattr(error, "sqlite_errorcode", None)
+    if code is None and "decode" in str(error):
+        code = _Code.CORRUPT  # Bytes that are not UTF-8 in a column of text: the driver's complaint, which has no code.
     match code & 0xFF if code is not None else None:
         case _Code.FULL:
             return _full(home)

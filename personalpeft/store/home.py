@@ -126,7 +126,9 @@ def open_home(
         try:
             _make_ready(home, pool)
         except Damaged as error:
-            raise HomeError(error.message, hint=error.hint) from error
+            raise HomeError(
+                error.message, hint="Keep a copy of the folder, then restore it from a backup or choose another home."
+            ) from error
         unless_it_opens.pop_all()
     return OpenHome(home, pool, now=now, entropy=entropy)
 

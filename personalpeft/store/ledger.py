@@ -7,7 +7,6 @@ retracted stays off: taking back the newer opinion does not bring back the older
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
@@ -215,19 +214,19 @@ def _signal(db: sqlite_utils.Database, user: str, signal_id: str) -> Signal:
 
 
 def _turn_from(found: Row) -> Turn:
-    stack = json.loads(found["stack"])
-    sampling = json.loads(found["sampling"])
+    stack = entries.from_json(found["stack"])
+    sampling = entries.from_json(found["sampling"])
     return Turn(
         id=found["id"],
         user=found["user"],
         at=entries.as_moment(found["at"]),
-        messages=tuple(Message(role, content) for role, content in json.loads(found["messages"])),
+        messages=tuple(Message(role, content) for role, content in entries.from_json(found["messages"])),
         reply=found["reply"],
         stack=Stack(stack["base"], tuple(StackEntry(*entry) for entry in stack["entries"])),
         sampling=Sampling(**{**sampling, "stop": tuple(sampling["stop"])}),
         usage=Usage(found["prompt_tokens"], found["completion_tokens"]),
         finish_reason=found["finish_reason"],
-        used=tuple(json.loads(found["used"])),
+        used=tuple(entries.from_json(found["used"])),
     )
 
 
@@ -237,7 +236,7 @@ def _signal_from(found: Row) -> Signal:
         user=found["user"],
         kind=SignalKind(found["kind"]),
         at=entries.as_moment(found["at"]),
-        payload=json.loads(found["payload"]),
+        payload=entries.from_json(found["payload"]),
         turn=found["turn"],
         source=found["source"],
         supersedes=found["supersedes"],

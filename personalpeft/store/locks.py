@@ -18,12 +18,13 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from personalpeft.errors import Busy, InvalidInput
+from personalpeft.errors import Busy, HomeError, InvalidInput
 from personalpeft.store.faults import home_faults
 
 _LEASE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 _SUBCOMMAND = re.compile(r"[a-z][a-z-]{0,23}")
 _POLL_SECONDS = 0.005
+_HOLDER_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Lock:
             yield
             return
         if self._pid != os.getpid():
-            raise Busy(f"{self._what} was opened before a fork.", hint="Open the home anew in the child process.")
+            raise HomeError(f"The home {self._home} is not open in this process.", hint="Open it again.")
         with home_faults(self._home):
             try:
                 self._file_lock.acquire(timeout=patience)
@@ -68,17 +69,26 @@ class Lock:
             yield
         finally:
             try:
-                self._unsign()
+                with home_faults(self._home):
+                    self._unsign()
             finally:
                 self._file_lock.release()
 
     def _sign(self) -> None:
         holder = {"pid": os.getpid(), "command": _command(), "since": self._now().isoformat(timespec="seconds")}
-        self._beside.write_text(json.dumps(holder), encoding="utf-8")
+        self._write_beside(json.dumps(holder, ensure_ascii=False))
 
     def _unsign(self) -> None:
-        if self._beside.exists():
-            os.truncate(self._beside, 0)
+        self._write_beside("")
+
+    def _write_beside(self, text: str) -> None:
+        # Always the same length and over what was there: some file systems flush a file that is truncated and written again, which
+        # would cost each write as much as its own commit does.
+        handle = os.open(self._beside, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.write(handle, text.encode(errors="replace").ljust(_HOLDER_BYTES))
+        finally:
+            os.close(handle)
 
     def _busy(self) -> Busy:
         holder = _read_holder(self._beside)
@@ -111,7 +121,7 @@ class Leases:
 
 def _command() -> str:
     """The program and, where it looks like one, its subcommand. No further arguments: they may be somebody's private text."""
-    program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    program = Path(sys.argv[0]).name[:80] if sys.argv and sys.argv[0] else "python"
     subcommand = sys.argv[1] if len(sys.argv) > 1 and _SUBCOMMAND.fullmatch(sys.argv[1]) else ""
     return f"{program} {subcommand}".strip()
 

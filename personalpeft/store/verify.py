@@ -100,7 +100,7 @@ def _provenance_problems(db: sqlite_utils.Database, user: str) -> Iterator[Probl
     judged: dict[str, dict[str, str]] = {}
     for each in rows(db, "select revision, signals from judgement where user = ? order by seq", user):
         known = judged.setdefault(each["revision"], {})
-        for signal, role in json.loads(each["signals"]).items():
+        for signal, role in _signals(each["signals"]).items():
             known.setdefault(signal, role)
     recorded: dict[str, dict[str, str]] = {revision: {} for revision in judged}
     for each in rows(db, "select revision, signal, role from provenance where user = ?", user):
@@ -119,6 +119,14 @@ def _provenance_problems(db: sqlite_utils.Database, user: str) -> Iterator[Probl
     for each in missing:
         where = f"{user}, {each['revision']}"
         yield Problem(where, f"It was built from {each['signal']}, which is not there.", "Restore, or build it again.")
+
+
+def _signals(text: str) -> dict[str, str]:
+    try:
+        signals = json.loads(text)
+    except ValueError:
+        return {}  # The chain has already said that this row was changed.
+    return signals if isinstance(signals, dict) else {}
 
 
 def _head_problems(db: sqlite_utils.Database) -> Iterator[Problem]:

@@ -1,0 +1,271 @@
+"""What was built is recorded with how it came to be, and a head is always something that can be served."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from store_makers import BASE, add_fact, add_revision, add_turn, opened, packed
+
+from personalpeft.errors import BaseMismatch, Damaged, InvalidId, InvalidInput, NotFound
+from personalpeft.store.base import Store
+from personalpeft.types import Stack, StackEntry, Verdict
+
+
+@pytest.fixture
+def ada(store: Store) -> Store:
+    store.catalog.ensure_user("ada")
+    return store
+
+
+def test_a_revision_comes_back_as_it_was_recorded(ada: Store) -> None:
+    fact, question = add_fact(ada), add_fact(ada)
+    parent = add_revision(ada, b"parent")
+    revision = add_revision(
+        ada,
+        b"child",
+        parent=parent.id,
+        below=(StackEntry("style", "style@0", "0" * 64, 0.5),),
+        signals={fact.id: "train", question.id: "pinned"},
+        probation=True,
+    )
+    assert ada.catalog.revision("ada", revision.id) == revision
+    assert ada.catalog.revision("ada", revision.id[:9]) == revision
+    assert ada.catalog.revision("ada", revision.digest[:9]) == revision
+    assert ada.catalog.revision("ada", revision.digest) == revision
+    assert ada.catalog.revisions("ada") == (parent, revision)
+    assert ada.blobs.read(revision.digest) == b"packed child"
+    assert ada.catalog.pinned("ada", "style") == (question.id,)
+    assert ada.catalog.considered("ada", "style") == {fact.id, question.id}
+    assert ada.catalog.pinned("ada", "memory") == ()
+    assert ada.catalog.considered("ada", "memory") == frozenset()
+
+
+def test_two_users_may_have_the_same_bytes_and_not_each_others_revisions(ada: Store) -> None:
+    ada.catalog.ensure_user("bob")
+    hers, his = add_revision(ada), add_revision(ada, user="bob")
+    assert hers.id == his.id
+    assert ada.catalog.revision("bob", his.id).user == "bob"
+    add_revision(ada, b"two")
+    assert len(ada.catalog.revisions("bob")) == 1
+    assert ada.verify() == ()
+
+
+def test_only_a_promoted_revision_becomes_the_head(ada: Store) -> None:
+    refused = add_revision(ada, b"refused", promote=False, verdict=Verdict.REFUSED)
+    assert ada.catalog.stack("ada", BASE) == Stack(BASE)
+    assert [layer.head for layer in ada.catalog.layers("ada")] == [None]
+    promoted = add_revision(ada, b"promoted")
+    assert ada.catalog.stack("ada", BASE).entries == (StackEntry("style", promoted.id, promoted.digest, 1.0),)
+    assert ada.catalog.revisions("ada") == (refused, promoted)
+    assert [(move.before, move.after) for move in ada.catalog.history("ada")] == [(None, promoted.id)]
+
+
+def test_layers_lie_in_order_style_skills_by_age_memory(ada: Store) -> None:
+    for layer in ("memory", "skill.zeta", "skill.alpha", "style"):
+        add_revision(ada, layer.encode(), layer=layer)
+    layers = ada.catalog.layers("ada")
+    assert [layer.name for layer in layers] == ["style", "skill.zeta", "skill.alpha", "memory"]
+    assert [layer.position for layer in layers] == [0, 1, 2, 3]
+    assert [entry.layer for entry in ada.catalog.stack("ada", BASE).entries] == [layer.name for layer in layers]
+
+
+def test_a_user_without_layers_has_none_and_the_bare_base(ada: Store) -> None:
+    assert ada.catalog.layers("ada") == ()
+    assert ada.catalog.revisions("ada") == ()
+    assert ada.catalog.history("ada") == ()
+    assert ada.catalog.stack("ada", BASE) == Stack(BASE)
+
+
+def test_the_head_can_go_back_forth_and_down_to_the_base(ada: Store) -> None:
+    first, second = add_revision(ada, b"first"), add_revision(ada, b"second")
+    back = ada.catalog.move_head("ada", "style", first.id, base=BASE, cause="rollback")
+    assert (back.before, back.after, back.cause) == (second.id, first.id, "rollback")
+    ada.catalog.move_head("ada", "style", None, base=BASE, cause="to the base")
+    assert ada.catalog.stack("ada", BASE) == Stack(BASE)
+    ada.catalog.move_head("ada", "style", second.digest[:10], base=BASE, cause="again")
+    assert ada.catalog.stack("ada", BASE).entries[0].revision == second.id
+    assert [move.after for move in ada.catalog.history("ada", layer="style")] == [
+        first.id,
+        second.id,
+        first.id,
+        None,
+        second.id,
+    ]
+    assert ada.verify() == ()
+
+
+def test_moving_to_where_the_head_is_records_nothing(ada: Store) -> None:
+    revision = add_revision(ada)
+    move = ada.catalog.move_head("ada", "style", revision.id, base=BASE, cause="again")
+    assert move.before == move.after == revision.id
+    assert len(ada.catalog.history("ada")) == 1
+
+
+def test_a_refused_revision_goes_live_only_by_name(ada: Store) -> None:
+    refused = add_revision(ada, promote=False, verdict=Verdict.REFUSED)
+    ada.catalog.move_head("ada", "style", refused.id, base=BASE, cause="she insists")
+    assert ada.catalog.stack("ada", BASE).entries[0].revision == refused.id
+
+
+def test_an_unknown_layer_or_revision_is_answered_with_the_nearest(ada: Store) -> None:
+    style, memory = add_revision(ada), add_revision(ada, layer="memory", content=b"memory")
+    for act in (
+        lambda: ada.catalog.move_head("ada", "stile", None, base=BASE, cause=""),
+        lambda: ada.catalog.set_weight("ada", "stile", 0.5),
+        lambda: ada.catalog.revisions("ada", layer="stile"),
+        lambda: ada.catalog.history("ada", layer="stile"),
+    ):
+        with pytest.raises(NotFound) as error:
+            act()
+        assert "'style'" in error.value.hint
+    with pytest.raises(NotFound) as error:
+        ada.catalog.move_head("ada", "style", memory.id, base=BASE, cause="")
+    assert style.id in error.value.hint
+
+
+def test_a_head_is_never_put_on_another_base(ada: Store) -> None:
+    first = add_revision(ada, b"first")
+    other = add_revision(ada, b"other", promote=False, base="base-two")
+    with pytest.raises(BaseMismatch):
+        ada.catalog.move_head("ada", "style", other.id, base=BASE, cause="")
+    assert ada.catalog.stack("ada", BASE).entries[0].revision == first.id
+    with pytest.raises(BaseMismatch):
+        ada.catalog.stack("ada", "base-two")
+
+
+def test_a_head_is_never_put_on_a_damaged_blob(ada: Store) -> None:
+    first, second = add_revision(ada, b"first"), add_revision(ada, b"second")
+    ada.blobs.path(first.digest).write_bytes(b"packed firsT")
+    with pytest.raises(Damaged):
+        ada.catalog.move_head("ada", "style", first.id, base=BASE, cause="")
+    ada.blobs.path(first.digest).unlink()
+    with pytest.raises(Damaged):
+        ada.catalog.move_head("ada", "style", first.id, base=BASE, cause="")
+    assert ada.catalog.stack("ada", BASE).entries[0].revision == second.id
+    assert len(ada.catalog.history("ada")) == 2
+
+
+def test_an_identical_revision_is_judged_anew_and_its_former_verdict_stays_on_record(ada: Store) -> None:
+    first = add_revision(ada, promote=False, verdict=Verdict.ABSTAINED, reason="Too few questions.", probation=True)
+    question = add_fact(ada)
+    add_revision(ada, reason="Better on 5 of 5.", scores={"pinned": 1.0}, signals={question.id: "pinned"})
+    (now,) = ada.catalog.revisions("ada")
+    assert (now.verdict, now.reason, now.probation) == (Verdict.PROMOTED, "Better on 5 of 5.", False)
+    assert now.scores == {"pinned": 1.0}
+    assert now.signals == {question.id: "pinned"}
+    assert (now.id, now.at, now.seconds) == (first.id, first.at, first.seconds)
+    assert ada.catalog.reports("ada") == ({"verdict": "abstained"}, {"verdict": "promoted"})
+    assert ada.catalog.stack("ada", BASE).entries[0].revision == first.id
+    assert ada.verify() == ()
+
+
+def test_judging_anew_mends_a_damaged_blob(ada: Store) -> None:
+    revision = add_revision(ada)
+    ada.blobs.path(revision.digest).write_bytes(b"")
+    add_revision(ada)
+    assert ada.blobs.read(revision.digest) == b"packed one"
+    assert ada.verify() == ()
+
+
+def test_what_was_pinned_for_a_layer_is_never_trained_on_in_it(ada: Store) -> None:
+    question = add_fact(ada)
+    add_revision(ada, b"first", signals={question.id: "pinned"})
+    with pytest.raises(InvalidInput) as error:
+        add_revision(ada, b"second", signals={question.id: "train"})
+    assert question.id in error.value.message
+    add_revision(ada, b"third", layer="memory", signals={question.id: "train"})
+    add_revision(ada, b"fourth", signals={question.id: "pinned"})
+
+
+def test_an_old_revision_may_be_judged_anew_after_one_of_its_signals_was_pinned(ada: Store) -> None:
+    fact = add_fact(ada)
+    old = add_revision(ada, b"old", signals={fact.id: "train"})
+    add_revision(ada, b"new", signals={fact.id: "pinned"})
+    add_revision(ada, b"old", signals={fact.id: "train"})
+    assert ada.catalog.revision("ada", old.id).signals == {fact.id: "train"}
+    assert ada.verify() == ()
+
+
+def test_a_revision_that_does_not_fit_is_refused_whole(ada: Store) -> None:
+    sound, blob = packed()
+    cases: list[tuple[object, type[Exception]]] = [
+        (replace(sound, user="bob"), NotFound),
+        (replace(sound, layer="style/..", id=f"style/..@{sound.digest[:12]}"), InvalidId),
+        (replace(sound, id="style@000000000000"), InvalidInput),
+        (replace(sound, digest="0" * 64, id="style@" + "0" * 12), Damaged),
+        (replace(sound, parent="style@000000000000"), NotFound),
+        (replace(sound, signals={"s_nothing": "train"}), NotFound),
+        (replace(sound, recipe={"lr": float("inf")}), InvalidInput),
+        (replace(sound, seconds=float("nan")), InvalidInput),
+        (replace(sound, reason="\ud800"), InvalidInput),
+    ]
+    for revision, error in cases:
+        with pytest.raises(error):
+            ada.catalog.add_revision(revision, blob, {}, promote=True, cause="learn")  # type: ignore[arg-type]
+    fact = add_fact(ada)
+    with pytest.raises(InvalidInput):
+        add_revision(ada, signals={fact.id: "test"})
+    assert ada.catalog.layers("ada") == ()
+    assert ada.catalog.reports("ada") == ()
+
+
+def test_a_weight_is_kept_and_part_of_the_stack(home: Path) -> None:
+    with opened(home) as store:
+        store.catalog.ensure_user("ada")
+        add_revision(store)
+        whole = store.catalog.stack("ada", BASE)
+        store.catalog.set_weight("ada", "style", 0.25)
+        for weight in (float("nan"), float("inf")):
+            with pytest.raises(InvalidInput):
+                store.catalog.set_weight("ada", "style", weight)
+    with opened(home) as store:
+        assert store.catalog.stack("ada", BASE).entries[0].weight == 0.25
+        assert store.catalog.layers("ada")[0].weight == 0.25
+        assert store.catalog.stack("ada", BASE).digest != whole.digest
+
+
+def test_a_learn_that_made_nothing_leaves_its_report(ada: Store) -> None:
+    ada.catalog.add_report("ada", {"verdict": "abstained", "reason": "one signal"})
+    assert ada.catalog.reports("ada") == ({"verdict": "abstained", "reason": "one signal"},)
+    with pytest.raises(NotFound):
+        ada.catalog.add_report("adda", {})
+
+
+def test_users_are_listed_with_how_much_there_is_of_them(ada: Store) -> None:
+    turn = add_turn(ada, "bob")
+    add_fact(ada, "bob")
+    add_revision(ada)
+    listed = {user.id: (user.turns, user.signals, user.revisions) for user in ada.catalog.users()}
+    assert listed == {"ada": (0, 0, 1), "bob": (1, 1, 0)}
+    assert ada.catalog.user("bob").since <= turn.at
+
+
+def test_embeddings_are_kept_apart_by_embedder_and_replaced(ada: Store) -> None:
+    fact, other = add_fact(ada), add_fact(ada)
+    vector = np.linspace(-1, 1, 5, dtype=np.float32)
+    ada.catalog.add_vectors("ada", "minilm", {fact.id: -vector, other.id: vector})
+    ada.catalog.add_vectors("ada", "minilm", {fact.id: vector})
+    known = ada.catalog.vectors("ada", "minilm")
+    assert list(known) == [fact.id, other.id]
+    assert all(np.array_equal(each, vector) for each in known.values())
+    assert ada.catalog.vectors("ada", "another") == {}
+    for bad in (np.array([np.nan], np.float32), np.zeros((2, 2), np.float32), np.zeros(0, np.float32)):
+        with pytest.raises(InvalidInput):
+            ada.catalog.add_vectors("ada", "minilm", {fact.id: bad})
+    with pytest.raises(NotFound):
+        ada.catalog.add_vectors("ada", "minilm", {"s_nothing": vector})
+
+
+def test_a_blob_is_found_by_its_digest_and_by_nothing_else(store: Store) -> None:
+    digest = store.blobs.put(b"bytes")
+    assert store.blobs.put(b"bytes") == digest
+    assert store.blobs.read(digest) == b"bytes"
+    assert store.blobs.path(digest).read_bytes() == b"bytes"
+    for nothing in ("0" * 64, digest[:-1], digest.upper(), "../personalpeft.db", "", "\ud800"):
+        with pytest.raises(Damaged):
+            store.blobs.path(nothing)
+        with pytest.raises(Damaged):
+            store.blobs.read(nothing)

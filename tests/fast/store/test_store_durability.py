@@ -1,0 +1,300 @@
+"""What returned an id survives a kill, a full disk and everybody else who is writing."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from store_makers import BASE, add_fact, add_revision, beside, opened, output
+
+from personalpeft.errors import Busy, InvalidInput
+from personalpeft.types import SignalKind
+
+
+def killed_after(process: subprocess.Popen[str], lines: int, delay: float) -> list[str]:
+    """The lines of a process that is killed a moment after it has printed some of them; a cut last line is no line."""
+    assert process.stdout is not None
+    said = [process.stdout.readline() for _ in range(lines)]
+    time.sleep(delay)
+    process.kill()
+    rest, errors = process.communicate(timeout=60)
+    assert errors == ""
+    return [line.rstrip("\n") for line in said + rest.splitlines(keepends=True) if line.endswith("\n")]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_acknowledged_signal_is_lost_by_a_kill(home: Path, seed: int) -> None:
+    moment = random.Random(seed)
+    script = "store = opened(home)\nwhile True: print(add_fact(store).id, flush=True)"
+    process = beside(script, home)
+    acknowledged = killed_after(process, moment.randint(1, 15), moment.uniform(0, 0.02))
+    with opened(home) as store:
+        kept = [signal.id for signal in store.ledger.signals("ada")]
+        assert kept[: len(acknowledged)] == acknowledged
+        assert len(kept) <= len(acknowledged) + 1
+        assert store.verify() == ()
+        add_fact(store)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_acknowledged_revision_is_lost_by_a_kill_and_the_head_is_whole(home: Path, seed: int) -> None:
+    moment = random.Random(100 + seed)
+    script = """
+store = opened(home)
+store.catalog.ensure_user("ada")
+number = 0
+while True:
+    number += 1
+    print(add_revision(store, str(number).encode() * 200_000, signals={add_fact(store).id: "train"}).id, flush=True)
+"""
+    acknowledged = killed_after(beside(script, home), moment.randint(1, 4), moment.uniform(0, 0.03))
+    with opened(home) as store:
+        kept = [revision.id for revision in store.catalog.revisions("ada")]
+        assert kept[: len(acknowledged)] == acknowledged
+        (head,) = store.catalog.stack("ada", BASE).entries
+        assert head.revision == kept[-1]
+        assert hashlib.sha256(store.blobs.read(head.digest)).hexdigest() == head.digest
+        assert [problem.remedy for problem in store.verify() if "Harmless" not in problem.remedy] == []
+        add_revision(store, b"after")
+
+
+def test_a_kill_while_the_home_is_made_leaves_something_that_can_be_made(home: Path) -> None:
+    script = (
+        "from personalpeft.store import home as _; print('go', flush=True); opened(home); print('made', flush=True)"
+    )
+    for delay in (0.0, 0.002, 0.005, 0.01, 0.02):
+        killed_after(beside(script, home), 1, delay)
+    with opened(home) as store:
+        add_fact(store)
+        assert store.verify() == ()
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        "add_fact(store, text='x' * 3000).id",
+        "add_revision(store, str(number).encode() * 30_000).id",
+        "add_revision(store, bytes(100_000 * number)).id",
+    ],
+)
+def test_a_disk_that_fills_up_costs_nothing_that_was_acknowledged(home: Path, act: str) -> None:
+    script = f"""
+import resource
+from personalpeft.errors import HomeError
+store = opened(home)
+add_fact(store)
+largest = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (450_000, largest))
+number = 0
+try:
+    while number < 2000:
+        number += 1
+        print({act})
+except HomeError as error:
+    print("HomeError:", error.message, error.hint)
+resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
+print({act})
+"""
+    *acknowledged, refusal, afterwards = output(beside(script, home)).splitlines()
+    assert refusal.startswith("HomeError:")
+    assert "nothing was changed" in refusal
+    assert len(acknowledged) > 1
+    with opened(home) as store:
+        kept = [signal.id for signal in store.ledger.signals("ada")][1:]
+        kept = kept or [revision.id for revision in store.catalog.revisions("ada")]
+        assert kept == [*acknowledged, afterwards]
+        assert store.verify() == ()
+
+
+def test_writers_of_several_processes_all_land(home: Path) -> None:
+    script = "store = opened(home)\nfor _ in range(15): print(add_fact(store, sys.argv[2]).id)"
+    processes = [beside(script, home, user) for user in ("ada", "ada", "bob")]
+    acknowledged = {line for process in processes for line in output(process).splitlines()}
+    with opened(home) as store:
+        kept = [signal.id for user in ("ada", "bob") for signal in store.ledger.signals(user)]
+        assert len(kept) == 45
+        assert set(kept) == acknowledged
+        assert store.verify() == ()
+
+
+def test_writers_and_readers_of_several_threads_do_not_disturb_each_other(home: Path) -> None:
+    with opened(home) as store:
+        add_fact(store)
+        failures: list[BaseException] = []
+
+        def write() -> None:
+            for _ in range(10):
+                add_fact(store)
+
+        def read() -> None:
+            seen = 0
+            for _ in range(50):
+                now = len(store.ledger.signals("ada"))
+                assert now >= seen
+                seen = now
+
+        def run(work: object) -> None:
+            try:
+                work()  # type: ignore[operator]
+            except (AssertionError, Exception) as error:  # noqa: BLE001 - handed to the test's own thread
+                failures.append(error)
+
+        threads = [threading.Thread(target=run, args=(work,)) for work in (write, write, write, read, read)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        assert len(store.ledger.signals("ada")) == 31
+        assert store.verify() == ()
+
+
+# The clock is looked at once for the lock and then inside the transaction: there this process stops until its input is closed.
+_STOPS_WHILE_WRITING = """
+class Stopping(Clock):
+    looks = 0
+    def __call__(self):
+        self.looks += 1
+        if self.looks == 4:
+            print("writing", flush=True)
+            sys.stdin.read()
+        return super().__call__()
+
+import os
+from personalpeft.store import open_store
+opened(home).close()
+store = open_store(home, now=Stopping(), entropy=os.urandom)
+add_fact(store, text="first")
+print(add_fact(store, text="second").id)
+"""
+
+
+def test_a_second_writer_is_told_who_the_first_is_and_readers_go_on(home: Path) -> None:
+    process = beside(_STOPS_WHILE_WRITING, home)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "writing\n"
+    with opened(home, patience=0.2) as store:
+        assert [signal.payload["text"] for signal in store.ledger.signals("ada")] == ["first"]
+        for write in (lambda: add_fact(store), lambda: store.blobs.put(b"x")):
+            begun = time.monotonic()
+            with pytest.raises(Busy) as error:
+                write()
+            assert 0.15 < time.monotonic() - begun < 5
+            assert f"process {process.pid} " in error.value.message
+            assert "since 2026-01-02T" in error.value.message
+        output(process)
+        assert [signal.payload["text"] for signal in store.ledger.signals("ada")] == ["first", "second"]
+        add_fact(store)
+        assert store.verify() == ()
+
+
+def test_a_transaction_that_was_killed_is_gone_and_so_is_its_lock(home: Path) -> None:
+    process = beside(_STOPS_WHILE_WRITING, home)
+    assert killed_after(process, 1, 0) == ["writing"]
+    with opened(home, patience=0.2) as store:
+        assert [signal.payload["text"] for signal in store.ledger.signals("ada")] == ["first"]
+        add_fact(store)
+        assert store.verify() == ()
+
+
+def test_a_dead_process_is_not_called_the_holder(home: Path) -> None:
+    died = beside(_STOPS_WHILE_WRITING, home)
+    killed_after(died, 1, 0)
+    assert str(died.pid) in (home / "write.holder").read_text()
+    nameless = beside(
+        "from filelock import FileLock\nwith FileLock(home / 'write.lock'): print('held', flush=True); sys.stdin.read()",
+        home,
+    )
+    assert nameless.stdout is not None
+    assert nameless.stdout.readline() == "held\n"
+    with opened(home, patience=0.05) as store, pytest.raises(Busy) as error:
+        add_fact(store)
+    assert str(died.pid) not in error.value.message
+    assert "another process" in error.value.message
+    output(nameless)
+
+
+def test_another_program_that_locks_the_database_is_waited_for_and_then_named_as_such(home: Path) -> None:
+    opened(home).close()
+    process = beside(
+        "import sqlite3\nplain = sqlite3.connect(home / 'personalpeft.db')\nplain.execute('begin immediate')\n"
+        "print('held', flush=True); sys.stdin.read()",
+        home,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    with opened(home, patience=0.1) as store:
+        with pytest.raises(Busy) as error:
+            add_fact(store)
+        assert "Another program" in error.value.message
+        output(process)
+        add_fact(store)
+
+
+def test_a_lease_is_held_by_one_and_its_holder_is_named(home: Path) -> None:
+    process = beside(
+        "with opened(home) as store, store.lease('learn-ada'): print('held', flush=True); sys.stdin.read()", home
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    with opened(home) as store:
+        with pytest.raises(Busy) as error, store.lease("learn-ada"):
+            pass
+        assert f"process {process.pid} " in error.value.message
+        with store.lease("learn-bob"):
+            add_fact(store)
+        process.kill()
+        process.communicate(timeout=60)
+        with store.lease("learn-ada"):
+            with pytest.raises(Busy), store.lease("learn-ada"):
+                pass
+            refused: list[str] = []
+
+            def take() -> None:
+                try:
+                    with store.lease("learn-ada"):
+                        pass
+                except Busy as error:
+                    refused.append(error.message)
+
+            thread = threading.Thread(target=take)
+            thread.start()
+            thread.join()
+            assert len(refused) == 1
+        with store.lease("learn-ada"):
+            pass
+        for name in ("", "../x", "a/b", "A", "x" * 200):
+            with pytest.raises(InvalidInput), store.lease(name):
+                pass
+
+
+def test_a_blob_is_seen_whole_or_not_at_all(home: Path) -> None:
+    process = beside(
+        "store = opened(home)\nfor number in range(40): print(store.blobs.put(str(number).encode() * 500_000))", home
+    )
+    seen = 0
+    while process.poll() is None:
+        for path in (home / "blobs").glob("*/*"):
+            if re.fullmatch("[0-9a-f]{64}", path.name):
+                assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
+                seen += 1
+    acknowledged = output(process).split()
+    assert seen
+    with opened(home) as store:
+        assert all(store.blobs.read(digest) for digest in acknowledged)
+        assert len(store.verify()) == len(acknowledged)
+
+
+def test_a_signal_is_on_record_in_the_order_it_was_acknowledged_even_when_the_clock_goes_back(home: Path) -> None:
+    with opened(home) as store:
+        add_fact(store, text="one")
+    with opened(home) as store:  # This clock begins anew.
+        store.ledger.add_signal("ada", SignalKind.FACT, {"text": "two"})
+        store.ledger.add_signal("ada", SignalKind.FACT, {"text": "three"})
+        assert [signal.payload["text"] for signal in store.ledger.signals("ada")] == ["one", "two", "three"]

@@ -1,0 +1,316 @@
+"""A home is opened only when it is one, and refusing it changes nothing."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from store_makers import BASE, Clock, add_fact, add_revision, beside, opened, output
+
+from personalpeft.errors import HomeError, InvalidId
+from personalpeft.store import open_store
+from personalpeft.store.sqlite import wal_is_safe
+
+
+def listing(folder: Path) -> dict[str, bytes | None]:
+    """Everything in a folder but what SQLite's readers keep beside a database: shared memory and an empty journal."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+        if not path.name.endswith("-shm") and not (path.name.endswith("-wal") and path.stat().st_size == 0)
+    }
+
+
+def with_sqlite(home: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(home / "personalpeft.db")) as database:
+        for statement in statements:
+            database.execute(statement)
+        database.commit()
+
+
+def test_a_new_home_is_for_its_owner_only(tmp_path: Path) -> None:
+    home = tmp_path / "not" / "yet" / "there"
+    with opened(home) as store:
+        add_fact(store)
+        assert store.home == home
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert stat.S_IMODE((home / "personalpeft.db").stat().st_mode) == 0o600
+
+
+def test_a_home_that_others_could_read_is_closed_to_them(home: Path) -> None:
+    opened(home).close()
+    home.chmod(0o755)
+    opened(home).close()
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("name", ["a?b#c%41 d", "näme", "with'quote", "mode=ro&x"])
+def test_a_home_may_have_any_name(tmp_path: Path, name: str) -> None:
+    with opened(tmp_path / name) as store:
+        add_fact(store)
+    assert (tmp_path / name / "personalpeft.db").is_file()
+    with opened(tmp_path / name, read_only=True) as store:
+        assert len(store.ledger.signals("ada")) == 1
+
+
+def test_an_empty_folder_and_one_with_cards_become_homes(home: Path) -> None:
+    (home / "models").mkdir(parents=True)
+    (home / "models" / "mine.toml").write_text("")
+    with opened(home) as store:
+        assert store.verify() == ()
+
+
+def _foreign_database(home: Path) -> None:
+    home.mkdir()
+    with_sqlite(home, "create table recipes (id integer)")
+
+
+def _some_text(home: Path) -> None:
+    home.mkdir()
+    (home / "personalpeft.db").write_text("not a database, " * 1000)
+
+
+def _cut_short(home: Path) -> None:
+    opened(home).close()
+    database = home / "personalpeft.db"
+    database.write_bytes(database.read_bytes()[:5000])
+
+
+def _somebody_elses_folder(home: Path) -> None:
+    home.mkdir()
+    (home / "thesis.tex").write_text("\\documentclass{article}")
+
+
+def _a_file(home: Path) -> None:
+    home.write_text("I am a file")
+
+
+def _a_dangling_link(home: Path) -> None:
+    home.symlink_to(home.parent / "nowhere")
+
+
+def _below_a_file(home: Path) -> None:
+    home.parent.joinpath("home").write_text("")
+
+
+def _database_lost(home: Path) -> None:
+    with opened(home) as store:
+        store.blobs.put(b"x")
+    (home / "personalpeft.db").unlink()
+
+
+def _newer_version(home: Path) -> None:
+    opened(home).close()
+    with_sqlite(home, "pragma user_version = 99")
+
+
+def _unknown_migration(home: Path) -> None:
+    opened(home).close()
+    with_sqlite(
+        home,
+        "insert into _sqlite_migrations (migration_set, name, applied_at)"
+        " values ('personalpeft', '0999_telepathy', '2030-01-01')",
+    )
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (_foreign_database, "not ours"),
+        (_some_text, "damaged"),
+        (_cut_short, "damaged"),
+        (_somebody_elses_folder, "not ours"),
+        (_a_file, "not a folder"),
+        (_a_dangling_link, "not a folder"),
+        (_database_lost, "lost its database"),
+        (_newer_version, "newer version"),
+        (_unknown_migration, "0999_telepathy"),
+    ],
+)
+def test_what_is_not_a_home_is_refused_and_left_as_it_is(
+    tmp_path: Path, make: Callable[[Path], None], says: str, read_only: bool
+) -> None:
+    make(tmp_path / "home")
+    before = listing(tmp_path)
+    with pytest.raises(HomeError) as error:
+        opened(tmp_path / "home", read_only=read_only)
+    assert says in error.value.message
+    assert str(tmp_path / "home") in error.value.message
+    assert error.value.hint
+    assert listing(tmp_path) == before
+
+
+def test_a_home_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HomeError):
+        opened(tmp_path / "file" / "home")
+
+
+def test_a_home_of_another_account_is_not_ours(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(home).close()
+    monkeypatch.setattr(os, "getuid", lambda: home.stat().st_uid + 1)
+    with pytest.raises(HomeError) as error:
+        opened(home)
+    assert "not ours" in error.value.message
+
+
+def test_a_home_whose_making_was_cut_short_is_made_anew(home: Path) -> None:
+    home.mkdir()
+    (home / "write.lock").touch()
+    (home / "personalpeft.db").touch()
+    with opened(home) as store:
+        add_fact(store)
+        assert store.verify() == ()
+
+
+def test_two_processes_may_make_the_same_home_at_once(home: Path) -> None:
+    script = "store = opened(home); print(add_fact(store, sys.argv[2]).id)"
+    processes = [beside(script, home, f"user-{number}") for number in range(4)]
+    for process in processes:
+        output(process)
+    with opened(home) as store:
+        assert len(store.catalog.users()) == 4
+        assert store.verify() == ()
+
+
+def test_reading_only_makes_no_home(home: Path) -> None:
+    with pytest.raises(HomeError) as error:
+        opened(home, read_only=True)
+    assert "no home" in error.value.message
+    assert not home.exists()
+
+
+WRITES: list[Callable[[object], object]] = [
+    lambda store: add_fact(store),  # type: ignore[arg-type]
+    lambda store: store.ledger.retract("ada", "s_"),  # type: ignore[attr-defined]
+    lambda store: store.catalog.ensure_user("bob"),  # type: ignore[attr-defined]
+    lambda store: store.catalog.move_head("ada", "style", None, base=BASE, cause=""),  # type: ignore[attr-defined]
+    lambda store: add_revision(store, b"two"),  # type: ignore[arg-type]
+    lambda store: store.blobs.put(b"x"),  # type: ignore[attr-defined]
+    lambda store: store.lease("learn-ada").__enter__(),  # type: ignore[attr-defined]
+    lambda store: store.session_folder("ada", "style"),  # type: ignore[attr-defined]
+]
+
+
+def test_a_store_opened_for_reading_reads_all_and_writes_nothing(home: Path) -> None:
+    with opened(home) as store:
+        fact = add_fact(store)
+        revision = add_revision(store)
+    before = listing(home)
+    with opened(home, read_only=True) as store:
+        assert store.ledger.signals("ada") == (fact,)
+        assert store.catalog.revisions("ada") == (revision,)
+        assert store.blobs.read(revision.digest)
+        assert store.verify() == ()
+        for write in WRITES:
+            with pytest.raises(HomeError) as error:
+                write(store)
+            assert "read-only" in error.value.message
+    assert listing(home) == before
+
+
+# Permissions do not bind root, so as root the process first becomes somebody else, to whom the home has been given.
+_READ_AS_OWNER_OF_A_SEALED_HOME = """
+import store_makers
+from personalpeft.errors import HomeError
+import personalpeft.store.home
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setgid(int(sys.argv[2]))
+    os.setuid(int(sys.argv[2]))
+with opened(home) as store:
+    print(len(store.ledger.signals("ada")), len(store.verify()))
+    for write in (lambda: add_fact(store), lambda: store.lease("learn-ada").__enter__(), lambda: add_revision(store)):
+        try:
+            write()
+        except HomeError as error:
+            print(error.message)
+"""
+
+
+@pytest.mark.parametrize("left_open", [False, True], ids=["closed", "killed with changes in its journal"])
+def test_a_home_without_write_permission_can_be_read(tmp_path: Path, left_open: bool) -> None:
+    home = tmp_path / "home"
+    script = "store = opened(home); add_fact(store); add_revision(store); print('ready', flush=True)"
+    process = beside(script + ("; sys.stdin.read()" if left_open else "; store.close()"), home)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    if left_open:
+        process.kill()
+    process.communicate(timeout=60)
+
+    account = 65534 if os.getuid() == 0 else os.getuid()
+    for folder in (home, *home.rglob("*")):
+        folder.chmod(0o500 if folder.is_dir() else 0o400)
+        os.chown(folder, account, -1)
+    for above in home.parents:
+        if above.stat().st_uid == os.getuid() and tmp_path.is_relative_to(above) and above != Path("/"):
+            above.chmod(above.stat().st_mode | 0o011)
+    try:
+        ended = beside(_READ_AS_OWNER_OF_A_SEALED_HOME, home, account)
+        first, *refusals = output(ended).splitlines()
+    finally:
+        home.chmod(0o700)
+    assert first == "1 0"
+    assert len(refusals) == 3
+    assert all("read-only" in refusal for refusal in refusals)
+
+
+def test_a_session_folder_lies_where_its_names_say(home: Path) -> None:
+    with opened(home) as store:
+        folder = store.session_folder("ada", "skill.email")
+        assert folder == home / "sessions" / "ada" / "skill.email"
+        assert store.session_folder("ada", "skill.email").is_dir()
+        for user, layer in (("..", "style"), ("ada", ".."), ("a/b", "style"), ("ada", "skill.")):
+            with pytest.raises(InvalidId):
+                store.session_folder(user, layer)
+    assert sorted(path.name for path in (home / "sessions").iterdir()) == ["ada"]
+
+
+def test_a_forked_child_cannot_use_its_parents_connections(home: Path) -> None:
+    script = """
+from personalpeft.errors import HomeError
+store = opened(home)
+add_fact(store)
+child = os.fork()
+if child == 0:
+    for use in (lambda: store.ledger.signals("ada"), lambda: add_fact(store)):
+        try:
+            use()
+        except HomeError:
+            print("refused", flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+add_fact(store)
+"""
+    assert output(beside("import os\n" + script, home)).splitlines() == ["refused", "refused"]
+    with opened(home) as store:
+        assert len(store.ledger.signals("ada")) == 2
+        assert store.verify() == ()
+
+
+def test_moments_need_a_time_zone(home: Path) -> None:
+    store = open_store(home, now=lambda: Clock()().replace(tzinfo=None), entropy=os.urandom)
+    with store, pytest.raises(ValueError, match="time zone"):
+        add_fact(store)
+
+
+def test_the_journal_of_a_sqlite_with_the_wal_reset_bug_is_not_wal() -> None:
+    safe = [(3, 44, 6), (3, 44, 9), (3, 50, 7), (3, 51, 3), (3, 52, 0), (4, 0, 0)]
+    unsafe = [(3, 40, 1), (3, 44, 5), (3, 45, 0), (3, 46, 1), (3, 50, 6), (3, 51, 0), (3, 51, 2)]
+    assert [wal_is_safe(version) for version in safe] == [True] * len(safe)
+    assert [wal_is_safe(version) for version in unsafe] == [False] * len(unsafe)
+
+
+def test_importing_the_store_loads_no_sqlite() -> None:
+    script = "import sys, personalpeft.store; print(any('sqlite' in name for name in sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"

@@ -1,0 +1,238 @@
+"""What was said is kept as it was said."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from store_makers import add_fact, add_turn, opened
+
+from personalpeft.errors import HomeError, InvalidId, InvalidInput, NotFound
+from personalpeft.store.base import Store
+from personalpeft.types import Message, Sampling, SignalKind, Stack, StackEntry, Usage
+
+
+def test_a_turn_comes_back_as_it_was_given(store: Store) -> None:
+    stack = Stack("base", (StackEntry("style", "style@0123456789ab", "0" * 64, 0.5),))
+    turn = store.ledger.add_turn(
+        "ada",
+        messages=[Message("user", 'naïve \x00 \U0001f95a "quotes"')],
+        reply="",
+        stack=stack,
+        sampling=Sampling(0.7, 0.9, 17, 3, ("a", "b")),
+        usage=Usage(5, 0),
+        finish_reason="cancelled",
+        used=["s_1", "s_2"],
+    )
+    assert store.ledger.turn("ada", turn.id) == turn
+    assert turn.stack == stack
+    assert turn.stack.digest == stack.digest
+    assert turn.messages[0].content == 'naïve \x00 \U0001f95a "quotes"'
+    assert turn.sampling == Sampling(0.7, 0.9, 17, 3, ("a", "b"))
+    assert turn.used == ("s_1", "s_2")
+    assert turn.at.utcoffset() == UTC.utcoffset(None)
+
+
+def test_what_was_said_is_there_when_the_home_is_opened_again(home: Path) -> None:
+    with opened(home) as store:
+        turn = add_turn(store)
+        signal = store.ledger.add_signal("ada", SignalKind.EDIT, {"text": "Simmer it."}, turn=turn.id, source="import")
+    with opened(home) as store:
+        assert store.ledger.turns("ada") == (turn,)
+        assert store.ledger.signals("ada") == (signal,)
+        assert signal.source == "import"
+
+
+def test_turns_come_newest_first_and_as_many_as_asked_for(store: Store) -> None:
+    turns = [add_turn(store, reply=str(number)) for number in range(4)]
+    assert [turn.reply for turn in store.ledger.turns("ada")] == ["3", "2", "1", "0"]
+    assert store.ledger.turns("ada", limit=2) == (turns[3], turns[2])
+    assert store.ledger.turns("ada", limit=0) == ()
+    with pytest.raises(InvalidInput):
+        store.ledger.turns("ada", limit=-1)
+
+
+def test_users_see_only_their_own(store: Store) -> None:
+    hers, his = add_turn(store, "ada"), add_turn(store, "bob")
+    assert store.ledger.turns("ada") == (hers,)
+    with pytest.raises(NotFound):
+        store.ledger.turn("ada", his.id)
+    with pytest.raises(NotFound):
+        store.ledger.add_signal("ada", SignalKind.RATING, {"value": 1}, turn=his.id)
+    assert store.ledger.signals("ada") == ()
+
+
+def test_an_unknown_user_is_answered_with_the_nearest(store: Store) -> None:
+    store.catalog.ensure_user("ada")
+    store.catalog.ensure_user("grace")
+    for look_up in (store.ledger.turns, store.ledger.signals, store.catalog.user, store.catalog.layers):
+        with pytest.raises(NotFound) as error:
+            look_up("adda")
+        assert "'ada'" in error.value.hint
+    for hostile in ("", "\ud800", "a" * 10_000, "../../etc"):
+        with pytest.raises(NotFound):
+            store.catalog.user(hostile)
+
+
+def test_a_look_up_that_fails_names_the_nearest_id(store: Store) -> None:
+    turn, signal = add_turn(store), add_fact(store)
+    with pytest.raises(NotFound) as error:
+        store.ledger.turn("ada", turn.id[:-1] + "?")
+    assert turn.id in error.value.hint
+    with pytest.raises(NotFound) as error:
+        store.ledger.signal("ada", signal.id + "0")
+    assert signal.id in error.value.hint
+
+
+def test_a_prefix_will_do_until_two_things_bear_it(store: Store) -> None:
+    first = add_fact(store)
+    assert store.ledger.signal("ada", first.id[:10]) == first
+    second = add_fact(store)
+    common = next(length for length in range(len(first.id)) if first.id[length] != second.id[length])
+    with pytest.raises(InvalidInput) as error:
+        store.ledger.signal("ada", first.id[:common])
+    assert first.id in error.value.message
+    assert second.id in error.value.message
+    assert store.ledger.signal("ada", second.id[: common + 1]) == second
+    for nothing in ("", "zzz", "é", "\ud800", "%", "s_%"):
+        with pytest.raises(NotFound):
+            store.ledger.signal("ada", nothing)
+
+
+@pytest.mark.parametrize("user", ["", "Ada", "a/b", "..", "a..b", "-a", "a" * 65, "ａda", "a\n"])
+def test_a_user_is_not_made_under_an_impossible_id(store: Store, user: str) -> None:
+    with pytest.raises(InvalidId):
+        add_turn(store, user)
+    assert store.catalog.users() == ()
+
+
+def _nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [{"value": float("nan")}, {"text": "\ud800"}, {"text": b"x"}, {1: 1, "a": 2}, {"text": _nested(100_000)}],
+    ids=["nan", "surrogate", "bytes", "mixed keys", "nesting"],
+)
+def test_a_payload_that_json_cannot_hold_changes_nothing(store: Store, payload: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        store.ledger.add_signal("ada", SignalKind.FACT, payload)
+    assert store.catalog.users() == ()
+    assert store.verify() == ()
+
+
+def test_a_reply_with_half_a_character_changes_nothing(store: Store) -> None:
+    with pytest.raises(InvalidInput):
+        add_turn(store, reply="\udcff")
+    assert store.catalog.users() == ()
+
+
+def test_a_second_opinion_on_the_same_turn_supersedes_the_first(store: Store) -> None:
+    turn, other = add_turn(store), add_turn(store)
+    first = store.ledger.add_signal("ada", SignalKind.RATING, {"value": 1}, turn=turn.id)
+    elsewhere = store.ledger.add_signal("ada", SignalKind.RATING, {"value": 1}, turn=other.id)
+    comment = store.ledger.add_signal("ada", SignalKind.COMMENT, {"text": "Shorter."}, turn=turn.id)
+    second = store.ledger.add_signal("ada", SignalKind.RATING, {"value": -1}, turn=turn.id)
+    assert second.supersedes == first.id
+    assert store.ledger.signals("ada") == (elsewhere, comment, second)
+    assert store.ledger.signals("ada", current=False) == (first, elsewhere, comment, second)
+    assert store.ledger.signals("ada", kinds=[SignalKind.COMMENT]) == (comment,)
+    assert store.ledger.signals("ada", kinds=[]) == ()
+
+
+def test_facts_stand_beside_each_other_until_one_supersedes_another_by_name(store: Store) -> None:
+    old, beside = add_fact(store, text="My dog is Biscuit."), add_fact(store, text="I live in Turin.")
+    new = store.ledger.add_signal("ada", SignalKind.FACT, {"text": "My dog is Rusk."}, supersedes=old.id)
+    assert store.ledger.signals("ada") == (beside, new)
+    with pytest.raises(InvalidInput) as error:
+        store.ledger.add_signal("ada", SignalKind.FACT, {"text": "My dog is Crumb."}, supersedes=old.id)
+    assert new.id in error.value.hint
+    with pytest.raises(InvalidInput):
+        store.ledger.add_signal("ada", SignalKind.COMMENT, {"text": "No."}, supersedes=new.id)
+    with pytest.raises(NotFound):
+        store.ledger.add_signal("ada", SignalKind.FACT, {"text": "No."}, supersedes="s_nothing")
+
+
+def test_what_was_retracted_is_off_and_stays_in_the_history(store: Store) -> None:
+    fact = add_fact(store)
+    store.ledger.retract("ada", fact.id)
+    store.ledger.retract("ada", fact.id)
+    assert store.ledger.signals("ada") == ()
+    assert store.ledger.signals("ada", current=False) == (fact,)
+    assert store.ledger.signal("ada", fact.id) == fact
+    with pytest.raises(NotFound):
+        store.ledger.retract("ada", "s_nothing")
+    assert store.verify() == ()
+
+
+def test_a_failed_transaction_leaves_nothing_behind(store: Store) -> None:
+    with pytest.raises(NotFound):
+        store.ledger.add_signal("new-user", SignalKind.RATING, {"value": 1}, turn="t_nothing")
+    assert store.catalog.users() == ()
+
+
+def test_a_closed_home_says_so(home: Path) -> None:
+    store = opened(home)
+    add_fact(store)
+    store.close()
+    store.close()
+    with pytest.raises(HomeError):
+        store.ledger.signals("ada")
+
+
+_ACTS = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "supersede", "retract"]),
+        st.sampled_from([SignalKind.RATING, SignalKind.COMMENT, SignalKind.FACT]),
+        st.sampled_from([None, 0, 1]),
+        st.integers(0, 9),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(acts=_ACTS)
+def test_the_current_signals_are_those_that_a_simple_model_names(tmp_path: Path, acts: list[Any]) -> None:
+    """The model: a list of signals and a set of those that are off."""
+    home = tmp_path / "homes" / str(len(list((tmp_path / "homes").glob("*"))))
+    said: list[tuple[str, SignalKind, int | None]] = []
+    superseded: set[str] = set()
+    retracted: set[str] = set()
+    with opened(home) as store:
+        turns = [add_turn(store).id, add_turn(store).id]
+        for act, kind, turn, which in acts:
+            on = None if turn is None else turns[turn]
+            target = said[which % len(said)] if said else None
+            if act == "retract" and target:
+                store.ledger.retract("ada", target[0])
+                retracted.add(target[0])
+            elif act == "supersede" and target:
+                fits = target[1] == kind and target[0] not in superseded
+                fits = fits and (kind is SignalKind.FACT or target[2] == turn)
+                try:
+                    made = store.ledger.add_signal("ada", kind, {}, turn=on, supersedes=target[0])
+                except InvalidInput:
+                    assert not fits
+                else:
+                    assert fits
+                    said.append((made.id, kind, turn))
+                    superseded.add(target[0])
+            else:
+                made = store.ledger.add_signal("ada", kind, {}, turn=on)
+                if kind is not SignalKind.FACT and turn is not None:
+                    same = [i for i, k, t in said if (k, t) == (kind, turn)]
+                    superseded.update(same[-1:])
+                said.append((made.id, kind, turn))
+        current = [i for i, _, _ in said if i not in superseded | retracted]
+        assert [signal.id for signal in store.ledger.signals("ada")] == current
+        assert [signal.id for signal in store.ledger.signals("ada", current=False)] == [i for i, _, _ in said]
+        assert store.verify() == ()
