@@ -112,16 +112,22 @@ def hub_folder(card: Card, report: Callable[[str, float], None]) -> Path:
 
 
 def hash_files(files: Sequence[Path], report: Callable[[float], None] = lambda done: None) -> str:
-    """SHA-256 (hex) over the bytes of the files, one after the other. ``report`` hears what part of them is done."""
-    whole = sum(path.stat().st_size for path in files) or 1
+    """SHA-256 (hex) over the bytes of the files, one after the other. ``report`` hears what part of them is done.
+
+    Raises ``WeightsError`` for a file that cannot be read.
+    """
     digest, done, block = hashlib.sha256(), 0, bytearray(_BLOCK)
     view = memoryview(block)
-    for path in files:
-        with path.open("rb", buffering=0) as file:
-            while count := file.readinto(block):
-                digest.update(view[:count])
-                done += count
-                report(done / whole)
+    try:
+        whole = sum(path.stat().st_size for path in files) or 1
+        for path in files:
+            with path.open("rb", buffering=0) as file:
+                while count := file.readinto(block):
+                    digest.update(view[:count])
+                    done += count
+                    report(done / whole)
+    except OSError as error:
+        raise _unreadable(error) from error
     return digest.hexdigest()
 
 
@@ -143,14 +149,30 @@ def check_digest(card: Card, found: str, where: str) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; ``WeightsError`` if it is damaged."""
+    """The object in a JSON file; ``WeightsError`` if it is damaged or cannot be read."""
     try:
-        value = json.loads(path.read_text("utf-8"))
+        value = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise WeightsError(f"{path} is damaged: {error}.", hint="Get a fresh copy of the model.") from error
     if not isinstance(value, dict):
         raise WeightsError(f"{path} is damaged: it holds no object.", hint="Get a fresh copy of the model.")
     return value
+
+
+def read_text(path: Path) -> str:
+    """The text in a file; ``WeightsError`` if it is not UTF-8 or cannot be read."""
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise WeightsError(f"{path} is damaged: it is not UTF-8.", hint="Get a fresh copy of the model.") from error
+    except OSError as error:
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: OSError) -> WeightsError:
+    return WeightsError(
+        f"{error.filename} cannot be read: {error.strerror}.", hint="Check that the file is there and its permissions."
+    )
 
 
 def _install_hint(card: Card) -> str:

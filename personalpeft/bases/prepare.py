@@ -5,7 +5,8 @@ Invariants:
 - Weights are hashed on every call; what is not what the card says is never opened.
 - The cache holds whole entries or none: an entry is made in a folder of its own and renamed; one process at a time makes it. Its files are
   hashed on every call too, and one that was changed is made again.
-- A base's digest comes from the source, not from what the cache made of it, so it is the same on every machine.
+- A base's digest comes from the source, not from what the cache made of it, so it is the same on every machine. (A random base has no
+  source but its seed, and takes its digest from the numbers that were drawn.)
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from personalpeft.bases.base import Card
-from personalpeft.bases.files import read_json
+from personalpeft.bases.files import read_json, read_text
 from personalpeft.errors import CardError, WeightsError, nearest
 from personalpeft.types import Architecture
 
@@ -96,7 +96,9 @@ def narrow(architecture: Architecture, card: Card) -> Architecture:
         if not named:
             raise CardError(
                 f"targets of {card.name} name {target!r}, and no block of {architecture.model_type} has such a linear layer.",
-                hint=nearest(target, architecture.projections, what="linear layer"),
+                hint=nearest(
+                    target, {path.rpartition(".")[2] for path in architecture.projections}, what="linear layer"
+                ),
             )
         chosen |= named
     projections = {path: size for path, size in architecture.projections.items() if path in chosen}
@@ -194,7 +196,7 @@ def _token_text(value: Any) -> str:
 def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text("utf-8")
+        return read_text(file)
     template = _optional(folder / "chat_template.json").get("chat_template") or settings.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}

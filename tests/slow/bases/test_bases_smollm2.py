@@ -1,0 +1,45 @@
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from personalpeft.bases.base import Base
+from personalpeft.bases.prepare import prepare
+from personalpeft.bases.shelf import find_card
+from personalpeft.bases.template import chat_text
+from personalpeft.types import Message
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def smollm2(cache: Path) -> Base:
+    return prepare(find_card("smollm2-135m-instruct"), cache=cache)
+
+
+def test_the_default_base_prepares_to_the_digest_it_has_everywhere(smollm2: Base) -> None:
+    assert smollm2.digest == "0706508eb4b6e3a7dcb97b1f2d762137e538f20b5403dfd56a022774ce2eb6c8"
+    assert (smollm2.architecture.blocks, len(smollm2.architecture.projections)) == (30, 7)
+    assert smollm2.stop_tokens[0] == "<|im_end|>"
+
+
+def test_preparing_it_again_finds_the_same(smollm2: Base, cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert prepare(find_card("smollm2-135m-instruct"), cache=cache) == smollm2
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_cards_system_message_is_what_the_template_would_say(smollm2: Base) -> None:
+    text = chat_text(smollm2, [Message("user", "Hi")])
+    assert text.count("You are a helpful AI assistant named SmolLM, trained by Hugging Face") == 1
+    assert text.startswith("<|im_start|>system\n")
+
+
+def test_numbers_and_spaces_become_the_tokens_that_the_model_was_trained_with(smollm2: Base) -> None:
+    tokenizer = Tokenizer.from_file(str(smollm2.folder / "tokenizer.json"))
+    assert tokenizer.encode("x=  42", add_special_tokens=False).ids == [104, 45, 256, 36, 34]
+    assert tokenizer.encode("a  1", add_special_tokens=False).ids == [81, 256, 33]
