@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -141,12 +141,15 @@ def journal_mode(db: sqlite_utils.Database) -> str:
 
 def rows(db: sqlite_utils.Database, sql: str, *parameters: Any) -> list[Row]:
     """All rows of a query, each as a dictionary by column."""
-    return list(db.query(sql, parameters))
+    # Closed by hand: a cursor that an exception keeps alive would keep its lock on the file too.
+    with closing(db.execute(sql, parameters)) as cursor:
+        columns = [column[0] for column in cursor.description]
+        return [dict(zip(columns, values, strict=True)) for values in cursor]
 
 
 def row(db: sqlite_utils.Database, sql: str, *parameters: Any) -> Row | None:
     """The first row of a query, if there is one."""
-    return next(iter(db.query(sql, parameters)), None)
+    return next(iter(rows(db, sql, *parameters)), None)
 
 
 def insert(db: sqlite_utils.Database, table: str, values: Mapping[str, Any]) -> None:
@@ -165,8 +168,15 @@ def _opened(path: Path, mode: str, patience: float) -> sqlite_utils.Database:
         conn.execute("pragma synchronous=full")
         conn.execute("pragma fullfsync=on")  # macOS: through the drive's own cache too; elsewhere it does nothing.
         conn.execute("pragma trusted_schema=off")
-        conn.execute("select count(*) from sqlite_master")  # Opening is lazy: only a read finds out whether it worked.
-        return sqlite_utils.Database(conn, execute_plugins=False)
+        conn.execute(
+            "select count(*) from sqlite_master"
+        ).fetchall()  # Opening is lazy: only a read shows whether it worked.
+        db = sqlite_utils.Database(conn, execute_plugins=False)
+        # Only WAL is written into the file. Without this line each connection would go back to DELETE, which can lose what it has
+        # acknowledged when the power is cut: the removal of the journal is not yet on the disk then.
+        if JOURNAL_MODE != "wal" and journal_mode(db) != "wal":
+            conn.execute(f"pragma journal_mode={JOURNAL_MODE}").fetchall()
+        return db
     except sqlite3.Error:
         conn.close()
         raise

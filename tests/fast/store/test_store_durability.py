@@ -8,6 +8,7 @@ import re
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -126,7 +127,6 @@ def test_writers_of_several_processes_all_land(home: Path) -> None:
 def test_writers_and_readers_of_several_threads_do_not_disturb_each_other(home: Path) -> None:
     with opened(home) as store:
         add_fact(store)
-        failures: list[BaseException] = []
 
         def write() -> None:
             for _ in range(10):
@@ -139,18 +139,9 @@ def test_writers_and_readers_of_several_threads_do_not_disturb_each_other(home: 
                 assert now >= seen
                 seen = now
 
-        def run(work: object) -> None:
-            try:
-                work()  # type: ignore[operator]
-            except (AssertionError, Exception) as error:  # noqa: BLE001 - handed to the test's own thread
-                failures.append(error)
-
-        threads = [threading.Thread(target=run, args=(work,)) for work in (write, write, write, read, read)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
+        with ThreadPoolExecutor(5) as threads:
+            for work in [threads.submit(each) for each in (write, write, write, read, read)]:
+                work.result()
         assert len(store.ledger.signals("ada")) == 31
         assert store.verify() == ()
 

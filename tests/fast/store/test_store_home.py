@@ -314,3 +314,48 @@ def test_importing_the_store_loads_no_sqlite() -> None:
     script = "import sys, personalpeft.store; print(any('sqlite' in name for name in sys.modules))"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n"
+
+
+_WITH_THE_STANDARD_SQLITE = """
+sys.modules["pysqlite3"] = None
+import sqlite3
+from personalpeft.store.sqlite import JOURNAL_MODE, wal_is_safe
+assert JOURNAL_MODE == ("wal" if wal_is_safe(sqlite3.sqlite_version_info) else "truncate")
+"""
+
+
+def test_without_pysqlite3_every_connection_uses_the_journal_that_its_sqlite_can_be_trusted_with(home: Path) -> None:
+    """A truncated journal stays as an empty file; DELETE, which may lose an acknowledged commit, would leave none."""
+    script = """
+with opened(home) as store:
+    add_fact(store)
+with opened(home) as store:
+    add_fact(store)
+    add_revision(store)
+    beside = home / ("personalpeft.db-wal" if JOURNAL_MODE == "wal" else "personalpeft.db-journal")
+    assert beside.exists()
+    assert JOURNAL_MODE == "wal" or beside.stat().st_size == 0
+    assert store.verify() == ()
+"""
+    output(beside(_WITH_THE_STANDARD_SQLITE + script, home))
+
+
+def test_a_home_changes_hands_between_two_sqlites_when_neither_holds_it_open(home: Path) -> None:
+    script = """
+from personalpeft.errors import Busy
+try:
+    with opened(home, patience=0.1) as store:
+        add_fact(store)
+except Busy as error:
+    print(error.message)
+"""
+    with opened(home) as store:
+        add_fact(store)
+        store.ledger.signals("ada")
+        refused = output(beside(_WITH_THE_STANDARD_SQLITE + script, home))
+        here = len(store.ledger.signals("ada"))
+        assert here == (1 if refused else 2)
+    assert output(beside(_WITH_THE_STANDARD_SQLITE + script, home)) == ""
+    with opened(home) as store:
+        assert len(store.ledger.signals("ada")) == here + 1
+        assert store.verify() == ()
