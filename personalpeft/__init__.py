@@ -1,1 +1,116 @@
-"""personalpeft"""
+"""An embeddable runtime for personal models: one shared base, a small learned stack for each user, its whole history in
+SQLite.
+
+    import personalpeft
+
+    with personalpeft.open() as runtime:
+        ada = runtime.user("ada")
+        reply = ada.chat("How do I boil an egg?")
+        ada.feedback(reply, edit="Eight minutes in boiling water, then cold water.")
+        print(ada.learn())
+
+Importing this loads nothing heavy; ``open`` loads the store, and the first reply the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from personalpeft.errors import (
+    AdapterError,
+    BaseMismatch,
+    Busy,
+    Cancelled,
+    CardError,
+    Damaged,
+    HomeError,
+    InvalidId,
+    InvalidInput,
+    MissingPackage,
+    NotFound,
+    NothingToLearn,
+    PersonalPeftError,
+    PromptTooLong,
+    WeightsError,
+)
+
+if TYPE_CHECKING:
+    from personalpeft.clock import Clock
+    from personalpeft.learning.report import LearnReport
+    from personalpeft.replies import Reply, Stream, Why
+    from personalpeft.runtime import Runtime
+    from personalpeft.user import User
+
+DEFAULT_BASE = "smollm2-135m-instruct"
+
+__all__ = [
+    "DEFAULT_BASE",
+    "AdapterError",
+    "BaseMismatch",
+    "Busy",
+    "Cancelled",
+    "CardError",
+    "Damaged",
+    "HomeError",
+    "InvalidId",
+    "InvalidInput",
+    "LearnReport",
+    "MissingPackage",
+    "NotFound",
+    "NothingToLearn",
+    "PersonalPeftError",
+    "PromptTooLong",
+    "Reply",
+    "Runtime",
+    "Stream",
+    "User",
+    "WeightsError",
+    "Why",
+    "open",
+]
+
+_LAZY = {
+    "LearnReport": "personalpeft.learning.report",
+    "Reply": "personalpeft.replies",
+    "Runtime": "personalpeft.runtime",
+    "Stream": "personalpeft.replies",
+    "User": "personalpeft.user",
+    "Why": "personalpeft.replies",
+}
+
+
+def open(
+    home: str | Path | None = None,
+    base: str | Path = DEFAULT_BASE,
+    backend: str = "torch",
+    *,
+    clock: Clock | None = None,
+    progress: Callable[[str, float], None] = lambda stage, done: None,
+    read_only: bool = False,
+) -> Runtime:
+    """Opens a home folder, and makes it where there is none, on one base.
+
+    ``home`` defaults to PERSONALPEFT_HOME, else the platform's data folder. ``base`` is the name of a card, a path to a
+    card or a folder with a model in it. ``backend`` is "torch", or "fake" for tests without a model. ``progress`` hears
+    a stage and how much of it is done (0 to 1) while the base is prepared and loaded, which happens when it is first
+    needed. Raises ``HomeError``, ``NotFound`` for an unknown base, ``CardError``.
+    """
+    import os
+
+    from personalpeft.clock import SYSTEM
+    from personalpeft.runtime import Runtime
+    from personalpeft.settings import resolve
+
+    return Runtime(
+        resolve(home, os.environ), base, backend, clock=clock or SYSTEM, progress=progress, read_only=read_only
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,8 @@
 """Every error that a user can cause, in one place, with one table from error to exit code and HTTP status.
 
-Each leaf is a ``PersonalPeftError`` and also the builtin that a caller would expect, so both ``except PersonalPeftError`` and
-``except LookupError`` work. The message says what is wrong; ``hint`` says what to do about it. Raising one has changed nothing.
+Each leaf is a ``PersonalPeftError`` and also the builtin that a caller would expect, so both ``except
+PersonalPeftError`` and ``except LookupError`` work. The message says what is wrong; ``hint`` says what to do about it.
+Raising one has changed nothing.
 """
 
 from __future__ import annotations

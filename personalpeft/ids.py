@@ -9,13 +9,16 @@ from datetime import datetime
 from personalpeft.errors import InvalidId
 
 USER_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-LAYER_NAME = re.compile(r"style|memory|skill\.[a-z0-9][a-z0-9_-]{0,31}")
+SKILL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+LAYER_NAME = re.compile(rf"style|memory|skill\.{SKILL_NAME.pattern}")
 
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def check_user_id(value: str) -> str:
-    """The id itself, if it is one. The grammar keeps an id usable as a file name and a URL part; look-alikes are not in it."""
+    """The id itself, if it is one. The grammar keeps an id usable as a file name and a URL part; look-alikes are not in
+    it.
+    """
     if not isinstance(value, str) or USER_ID.fullmatch(value) is None or ".." in value:
         shown = ascii(value if not isinstance(value, str) or len(value) <= 64 else value[:61] + "...")
         raise InvalidId(
@@ -35,6 +38,8 @@ def check_layer_name(value: str) -> str:
 
 
 def new_id(prefix: str, at: datetime, entropy: Callable[[int], bytes]) -> str:
-    """``<prefix>_<26 characters>``: 48 bits of milliseconds, then 80 random bits, so that ids sort by time (the ULID layout)."""
+    """``<prefix>_<26 characters>``: 48 bits of milliseconds, then 80 random bits, so that ids sort by time (the ULID
+    layout).
+    """
     number = int(at.timestamp() * 1000) << 80 | int.from_bytes(entropy(10))
     return f"{prefix}_" + "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))

@@ -1,14 +1,14 @@
 """The frozen values that travel between the parts of the house.
 
-Nothing here opens a file, holds a tensor or knows the time. The words are those of docs/architecture.md: a *turn* is one prompt
-and one reply, a *signal* one act of feedback, a *layer* one named line of *revisions* in a user's *stack*.
+Nothing here opens a file, holds a tensor or knows the time. The words are those of docs/architecture.md: a *turn* is
+one prompt and one reply, a *signal* one act of feedback, a *layer* one named line of *revisions* in a user's *stack*.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -51,8 +51,8 @@ class Message:
 class Sampling:
     """How the next token is picked.
 
-    ``temperature`` 0 is greedy. ``top_p`` in (0, 1]. ``max_tokens`` counts new tokens. A ``stop`` string ends the reply and is not
-    part of it. The same seed, prompt and stack give the same text on the same backend.
+    ``temperature`` 0 is greedy. ``top_p`` in (0, 1]. ``max_tokens`` counts new tokens. A ``stop`` string ends the reply
+    and is not part of it. The same seed, prompt and stack give the same text on the same backend.
     """
 
     temperature: float = 0.0
@@ -144,9 +144,9 @@ class Layer:
 class Revision:
     """An immutable adapter and how it came to be.
 
-    ``id`` is ``<layer>@<first 12 hex digits of digest>``; ``digest`` is the SHA-256 of the packed file. ``inputs`` is the digest of
-    all that went into the build: signals, recipe, base and the revisions below. ``signals`` maps a signal's id to its role, "train" or
-    "pinned". ``probation`` means live on thin evidence.
+    ``id`` is ``<layer>@<first 12 hex digits of digest>``; ``digest`` is the SHA-256 of the packed file. ``inputs`` is
+    the digest of all that went into the build: signals, recipe, base and the revisions below. ``signals`` maps a
+    signal's id to its role, "train" or "pinned". ``probation`` means live on thin evidence.
     """
 
     id: str
@@ -183,7 +183,8 @@ class HeadMove:
 class Architecture:
     """What an adapter must know of a base's shape: where the blocks are and which projections can be adapted.
 
-    ``projections`` maps a path inside a block (``self_attn.q_proj``) to (inputs, outputs); they are the same in every block.
+    ``projections`` maps a path inside a block (``self_attn.q_proj``) to (inputs, outputs); they are the same in every
+    block.
     """
 
     model_type: str
@@ -200,10 +201,3 @@ def canonical_json(value: Any) -> str:
 def canonical_digest(value: Any) -> str:
     """SHA-256 (hex) of a value's canonical JSON."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
-
-
-def as_messages(prompt: str | Sequence[Mapping[str, str] | Message]) -> tuple[Message, ...]:
-    """A string, or OpenAI-style messages, as messages. Judges nothing: see ``runtime`` for what is refused."""
-    if isinstance(prompt, str):
-        return (Message("user", prompt),)
-    return tuple(m if isinstance(m, Message) else Message(m["role"], m["content"]) for m in prompt)  # type: ignore[arg-type]

@@ -1,8 +1,9 @@
 """What an adapter is, away from any device: named pairs of matrices and a manifest that says what they were built from.
 
-Invariants, held by every ``Adapter`` that this package makes or reads: each projection has both halves; A is
-``[blocks, rank, inputs]``, B is ``[blocks, outputs, rank]``, float32, finite; all projections share blocks and rank; every
-projection is one that the base's ``Architecture`` has, with its sizes. The change an adapter makes to a projection is ``scaling * B @ A``.
+Invariants, held by every ``Adapter`` that this package makes or reads: each projection has both halves; A is ``[blocks,
+rank, inputs]``, B is ``[blocks, outputs, rank]``, float32, finite; all projections share blocks and rank; every
+projection is one that the base's ``Architecture`` has, with its sizes. The change an adapter makes to a projection is
+``scaling * B @ A``.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """A whole stack as one LoRA: ranks added up, every scaling and weight already inside B. What a backend's slot holds.
+    """A whole stack as one LoRA: ranks added up, every scaling and weight already inside B. What a backend's slot
+    holds.
 
     Projections may have fewer ranks than ``rank``, the largest among them: each has those of the layers that adapt it.
     """

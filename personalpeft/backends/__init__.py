@@ -1,1 +1,30 @@
 """The only part that touches tensors on a device and model code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from personalpeft.errors import NotFound, nearest
+
+if TYPE_CHECKING:
+    from personalpeft.backends.base import Backend
+    from personalpeft.bases.base import Base
+
+__all__ = ["BACKENDS", "load_backend"]
+
+BACKENDS = ("torch", "fake")
+
+
+def load_backend(name: str, base: Base) -> Backend:
+    """Loads a base into the backend of that name; its libraries are imported now. Raises ``NotFound`` for an unknown
+    name.
+    """
+    if name == "torch":
+        from personalpeft.backends.torch.backend import TorchBackend
+
+        return TorchBackend(base)
+    if name == "fake":
+        from personalpeft.backends.fake import FakeBackend
+
+        return FakeBackend(base)
+    raise NotFound(f"There is no backend called {name!r}.", hint=nearest(name, BACKENDS, what="backend"))

@@ -1,4 +1,5 @@
-"""What a backend does for the house: text to tokens and back, slots for stacks, batches of rows, scores, and training sessions.
+"""What a backend does for the house: text to tokens and back, slots for stacks, batches of rows, scores, and training
+sessions.
 
 Invariants:
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,8 @@ from personalpeft.adapters.base import Composed, Pair
 from personalpeft.bases.base import Base
 from personalpeft.types import FinishReason, Message, Sampling
 
-Tokens = tuple[int, ...]
+Tokens: TypeAlias = tuple[int, ...]
+Reference: TypeAlias = Literal["none", "tokens", "distribution"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,9 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Of one continuation: mean log-prob a token (nats), and, where asked for, the mean KL from the bare base a token (nats)."""
+    """Of one continuation: mean log-prob a token (nats), and, where asked for, the mean KL from the bare base a token
+    (nats).
+    """
 
     logp: float
     kl: float | None = None
@@ -80,21 +84,24 @@ class Term(Protocol):
     def continuations(self) -> Sequence[Continuation]: ...
 
     @property
-    def reference(self) -> bool:
-        """Whether ``loss`` needs what the stack below gave for the same continuations."""
+    def reference(self) -> Reference:
+        """What ``loss`` needs of what the stack below gave for the same continuations."""
         ...
 
     def loss(self, outputs: Sequence[Outputs], reference: Sequence[Outputs]) -> Any:
-        """A scalar tensor; ``reference`` is empty unless asked for, and carries no gradient."""
+        """A scalar tensor; ``reference`` is empty unless asked for, holds no more than was asked for, and carries no
+        gradient.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
-    """What a training session needs to know: the layer's shape, what lies below it, where it starts, and the optimizer's numbers.
+    """What a training session needs to know: the layer's shape, what lies below it, where it starts, and the
+    optimizer's numbers.
 
-    ``below`` is the key of the attached stack that stays frozen; ``start`` the parent's pairs or None to begin from nothing (A random
-    from ``seed``, B zero). ``scaling`` multiplies ``B @ A``.
+    ``below`` is the key of the attached stack that stays frozen; ``start`` the parent's pairs or None to begin from
+    nothing (A random from ``seed``, B zero). ``scaling`` multiplies ``B @ A``.
     """
 
     rank: int
@@ -109,6 +116,10 @@ class SessionSpec:
 
 class Session(Protocol):
     """The temporary state of one update. The same spec and the same steps give the same bytes on one kind of machine."""
+
+    def refer(self, terms: Sequence[Term]) -> None:
+        """Reads once, before the first step, what the stack below says of all that these terms will need."""
+        ...
 
     def step(self, terms: Sequence[Term], learning_rate: float) -> float:
         """One optimizer step on the sum of the terms' losses; returns that loss."""
@@ -141,6 +152,11 @@ class Backend(Protocol):
     def base(self) -> Base: ...
 
     @property
+    def slots(self) -> int:
+        """How many stacks can be attached at once."""
+        ...
+
+    @property
     def description(self) -> str:
         """Device and number format, and why they were chosen: a line for ``doctor``."""
         ...
@@ -161,7 +177,7 @@ class Backend(Protocol):
         ...
 
     def attach(self, key: str, adapter: Composed) -> None:
-        """Makes a stack resident. Attaching a key twice is fine and does nothing."""
+        """Makes a stack resident. Attaching a key twice is fine; one more than ``slots`` raises ``RuntimeError``."""
         ...
 
     def detach(self, key: str) -> None:
@@ -169,7 +185,9 @@ class Backend(Protocol):
         ...
 
     def generate(self, rows: Sequence[Row], *, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Piece]:
-        """Yields pieces as they come, of all rows in turn, until each has finished; closing the iterator frees everything at once."""
+        """Yields pieces as they come, of all rows in turn, until each has finished; closing the iterator frees
+        everything at once.
+        """
         ...
 
     def score(self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False) -> tuple[Score, ...]:

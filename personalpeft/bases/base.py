@@ -1,7 +1,7 @@
 """What a base is: a frozen shared model, known by the digest of its weights, its tokenizer and its chat template.
 
-Invariants: a ``Base`` exists only after its files were found and hashed; equal ``digest`` means that the same tokens go in
-and the same numbers come out. A base is never written to.
+Invariants: a ``Base`` exists only after its files were found and hashed; equal ``digest`` means that the same tokens go
+in and the same numbers come out. A base is never written to.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ SourceKind: TypeAlias = Literal["package", "folder", "hub", "random"]
 class Source:
     """Where weights come from.
 
-    package: ``files`` are resources ``<package>:<path>``; several are the parts of one GGUF file, in order. folder: ``path`` holds
-    safetensors, config and tokenizer. hub: ``repo`` at ``revision``. random: a tiny model made from ``seed`` with ``shape``.
-    ``digest`` (``sha256:<hex>``), where given, is what the weights must hash to.
+    package: ``files`` are resources ``<package>:<path>``; several are the parts of one GGUF file, in order. folder:
+    ``path`` holds safetensors, config and tokenizer. hub: ``repo`` at ``revision``. random: a tiny model made from
+    ``seed`` with ``shape``. ``digest`` (``sha256:<hex>``), where given, is what the weights must hash to.
     """
 
     kind: SourceKind
@@ -39,9 +39,9 @@ class Source:
 class Card:
     """A base as its ``models/*.toml`` describes it.
 
-    ``template`` None means: the one that the tokenizer carries. ``system`` is said first where a chat brings no system message of its own.
-    ``stop_tokens`` end a reply besides those that the base's own configuration names. ``learning`` overrides fields of the learning
-    recipe for this base.
+    ``template`` None means: the one that the tokenizer carries. ``system`` is said first where a chat brings no system
+    message of its own. ``stop_tokens`` end a reply besides those that the base's own configuration names. ``learning``
+    overrides fields of the learning recipe for this base.
     """
 
     name: str
@@ -62,9 +62,10 @@ class Card:
 class Base:
     """A base that is ready to be loaded: ``folder`` holds config.json, tokenizer.json and safetensors weights.
 
-    The weights are one model.safetensors or shards with their index. ``architecture`` has the projections that the card's targets name.
-    The first of ``stop_tokens`` ends a turn in the template; all of them end a reply. ``control`` are the tokens that no text may
-    spell, ``bos`` and ``eos`` what the template calls ``bos_token`` and ``eos_token``: see ``template.chat_text``.
+    The weights are one model.safetensors or shards with their index. ``architecture`` has the projections that the
+    card's targets name. The first of ``stop_tokens`` ends a turn in the template; all of them end a reply. ``control``
+    are the tokens that no text may spell, ``bos`` and ``eos`` what the template calls ``bos_token`` and ``eos_token``:
+    see ``template.chat_text``.
     """
 
     card: Card

@@ -1,7 +1,9 @@
-"""What a user said that acts at once: rules (a profile) and facts (items that are looked up), both brought into the prompt.
+"""What a user said that acts at once: rules (a profile) and facts (items that are looked up), both brought into the
+prompt.
 
-Invariants: an item is a view of one ledger entry (its id is the signal's id); nothing here is stored that could not be made again from the
-ledger; text reaches the prompt only between marks that call it the user's own words, and only within the budget.
+Invariants: an item is a view of one ledger entry (its id is the signal's id); nothing here is stored that could not be
+made again from the ledger; text reaches the prompt only between marks that call it the user's own words, and only
+within the budget.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import numpy.typing as npt
 from personalpeft.types import Message
 
 Vectors: TypeAlias = npt.NDArray[np.float32]
+ItemKind: TypeAlias = Literal["rule", "fact"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,7 @@ class Item:
     """One rule (from a comment) or one fact (from ``remember``)."""
 
     id: str
-    kind: Literal["rule", "fact"]
+    kind: ItemKind
     text: str
     at: datetime
 
@@ -43,6 +46,13 @@ class Embedder(Protocol):
     @property
     def name(self) -> str:
         """Says which model made a vector; vectors of different names are never compared."""
+        ...
+
+    @property
+    def near(self) -> float:
+        """The cosine from which a fact belongs to a question. It is a property of the model: each spreads its cosines
+        differently.
+        """
         ...
 
     def embed(self, texts: Sequence[str]) -> Vectors:

@@ -1,13 +1,16 @@
 """The one owner of the home folder: the ledger of what was said, the catalog of what was built from it, and the blobs.
 
-Layout of a home: ``personalpeft.db`` (SQLite), ``blobs/<2 hex>/<64 hex>`` (packed adapters by SHA-256), ``sessions/<user>/<layer>/``
-(training state, disposable), ``write.lock`` and ``write.holder``, ``locks/``, ``models/`` (the user's own cards). Mode 0700.
+Layout of a home: ``personalpeft.db`` (SQLite), ``blobs/<2 hex>/<64 hex>`` (packed adapters by SHA-256),
+``sessions/<user>/<layer>.session`` (training state, disposable), ``write.lock`` and ``write.holder``, ``locks/``, ``models/``
+(the user's own cards). Mode 0700.
 
 Invariants:
 
-- The ledger only grows. A later signal may supersede an earlier one, a retraction may switch one off; neither is overwritten.
+- The ledger only grows. A later signal may supersede an earlier one, a retraction may switch one off; neither is
+  overwritten.
 - What returned is durable: it survives a kill and a power cut.
-- A blob is durable and verified before any row names it; a head names only complete revisions of its own user and layer.
+- A blob is durable and verified before any row names it; a head names only complete revisions of its own user and
+  layer.
 - All writes happen under one writer's lock, in one transaction each; readers see all of it or nothing.
 """
 
@@ -94,8 +97,9 @@ class Ledger(Protocol):
         source: str = "person",
         supersedes: str | None = None,
     ) -> Signal:
-        """Appends one signal. ``supersedes`` defaults to the newest signal of the same kind on the same turn, where there is one
-        (ratings, edits, preferences, comments, rewards)."""
+        """Appends one signal. ``supersedes`` defaults to the newest signal of the same kind on the same turn, where
+        there is one (ratings, edits, preferences, comments, rewards).
+        """
         ...
 
     def signal(self, user: str, signal_id: str) -> Signal:
@@ -127,7 +131,9 @@ class Catalog(Protocol):
         ...
 
     def stack(self, user: str, base: str) -> Stack:
-        """The live stack: one entry for each layer with a head. Raises ``BaseMismatch`` when a head was built on another base."""
+        """The live stack: one entry for each layer with a head. Raises ``BaseMismatch`` when a head was built on
+        another base.
+        """
         ...
 
     def revision(self, user: str, revision_id: str) -> Revision:
@@ -139,8 +145,10 @@ class Catalog(Protocol):
         ...
 
     def add_revision(self, revision: Revision, blob: bytes, report: Json, *, promote: bool, cause: str) -> None:
-        """Makes the blob durable, checks its digest, then in one transaction records revision, provenance, pins and report and, if
-        ``promote``, moves the head. An identical revision that is already there is judged anew: its verdict is replaced."""
+        """Makes the blob durable, checks its digest, then in one transaction records revision, provenance, pins and
+        report and, if ``promote``, moves the head. An identical revision that is already there is judged anew: its
+        verdict is replaced.
+        """
         ...
 
     def add_report(self, user: str, report: Json) -> None:
@@ -152,8 +160,9 @@ class Catalog(Protocol):
         ...
 
     def move_head(self, user: str, layer: str, to: str | None, *, base: str, cause: str) -> HeadMove:
-        """Makes another revision (None: the bare base) the head. Raises ``BaseMismatch`` when it was built on another base than ``base``,
-        ``Damaged`` when its blob is gone or is not what its digest says."""
+        """Makes another revision (None: the bare base) the head. Raises ``BaseMismatch`` when it was built on another
+        base than ``base``, ``Damaged`` when its blob is gone or is not what its digest says.
+        """
         ...
 
     def history(self, user: str, *, layer: str | None = None) -> tuple[HeadMove, ...]:
@@ -181,7 +190,9 @@ class Blobs(Protocol):
     """Immutable files named by the SHA-256 of their bytes."""
 
     def put(self, data: bytes) -> str:
-        """Durable before it returns: temporary file, fsync, rename, fsync of the folder. Putting the same bytes twice is fine."""
+        """Durable before it returns: temporary file, fsync, rename, fsync of the folder. Putting the same bytes twice
+        is fine.
+        """
         ...
 
     def path(self, digest: str) -> Path:
@@ -209,12 +220,21 @@ class Store(Protocol):
     def blobs(self) -> Blobs: ...
 
     def lease(self, name: str) -> AbstractContextManager[None]:
-        """Holds a name (``learn-ada``) against every other process and thread, without waiting: ``Busy`` names the holder's pid, command
-        and since when. Freed by the system when the holder dies."""
+        """Holds a name (``learn-ada``) against every other process and thread, without waiting: ``Busy`` names the
+        holder's pid, command and since when. Freed by the system when the holder dies.
+        """
         ...
 
-    def session_folder(self, user: str, layer: str) -> Path:
-        """Where a running learn keeps what it needs to resume; made on first use, disposable."""
+    def save_session(self, user: str, layer: str, data: bytes) -> None:
+        """Keeps what a running learn needs to resume, in place of what was kept before; disposable."""
+        ...
+
+    def load_session(self, user: str, layer: str) -> bytes | None:
+        """What was last kept, whole; None where there is nothing."""
+        ...
+
+    def drop_session(self, user: str, layer: str) -> None:
+        """Throws it away; where there is none, that is fine."""
         ...
 
     def verify(self) -> tuple[Problem, ...]:

@@ -40,7 +40,7 @@ class FileBlobs:
                     folder.mkdir(mode=0o700)
                     _sync_folder(folder.parent)
             if not _holds(place, digest):
-                _write_new(place, data)
+                replace_file(place, data)
             # Also where it lay there before: whoever wrote it may have been killed between the renaming and this.
             _sync_folder(place.parent)
         return digest
@@ -81,7 +81,8 @@ def _holds(path: Path, digest: str) -> bool:
         return hashlib.file_digest(file, "sha256").hexdigest() == digest
 
 
-def _write_new(place: Path, data: bytes) -> None:
+def replace_file(place: Path, data: bytes) -> None:
+    """Writes a whole file beside its place, has it on the disk, and renames it there: a reader sees the old one or the new."""
     handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name[:12]}-", suffix=".part")
     part = Path(name)
     try:

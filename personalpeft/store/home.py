@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,7 @@ from personalpeft.errors import Damaged, HomeError
 from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.store import database, faults, schema
 from personalpeft.store.base import Problem
-from personalpeft.store.blobs import FileBlobs
+from personalpeft.store.blobs import FileBlobs, replace_file
 from personalpeft.store.catalog import SqliteCatalog
 from personalpeft.store.database import Database
 from personalpeft.store.ledger import SqliteLedger
@@ -73,14 +73,28 @@ class OpenHome:
             raise faults.read_only(self._home)
         return self._leases.lease(name)
 
-    def session_folder(self, user: str, layer: str) -> Path:
-        """Where a running learn keeps what it needs to resume; made on first use, disposable. Raises ``InvalidId``, ``HomeError``."""
-        folder = self._home / "sessions" / check_user_id(user) / check_layer_name(layer)
+    def save_session(self, user: str, layer: str, data: bytes) -> None:
+        """Keeps the state of a learn in place of an older one. Raises ``InvalidId``, and ``HomeError`` where it cannot be written."""
+        place = self._session(user, layer)
         if self._database.read_only:
             raise faults.read_only(self._home)
         with faults.home_faults(self._home):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return folder
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(place, data)
+
+    def load_session(self, user: str, layer: str) -> bytes | None:
+        """What was last saved and not dropped since; None where there is nothing."""
+        with faults.home_faults(self._home), suppress(FileNotFoundError):
+            return self._session(user, layer).read_bytes()
+        return None
+
+    def drop_session(self, user: str, layer: str) -> None:
+        """Throws the state of a learn away; where there is none, that is fine."""
+        with faults.home_faults(self._home):
+            self._session(user, layer).unlink(missing_ok=True)
+
+    def _session(self, user: str, layer: str) -> Path:
+        return self._home / "sessions" / check_user_id(user) / f"{check_layer_name(layer)}.session"
 
     def verify(self) -> tuple[Problem, ...]:
         """Every dangling, missing, tampered or leftover thing; empty when all is well. Changes nothing."""

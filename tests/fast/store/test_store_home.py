@@ -196,7 +196,7 @@ WRITES: list[Callable[[object], object]] = [
     lambda store: add_revision(store, b"two"),  # type: ignore[arg-type]
     lambda store: store.blobs.put(b"x"),  # type: ignore[attr-defined]
     lambda store: store.lease("learn-ada").__enter__(),  # type: ignore[attr-defined]
-    lambda store: store.session_folder("ada", "style"),  # type: ignore[attr-defined]
+    lambda store: store.save_session("ada", "style", b"x"),  # type: ignore[attr-defined]
 ]
 
 
@@ -264,15 +264,19 @@ def test_a_home_without_write_permission_can_be_read(tmp_path: Path, left_open: 
     assert all("read-only" in refusal for refusal in refusals)
 
 
-def test_a_session_folder_lies_where_its_names_say(home: Path) -> None:
+def test_a_session_is_kept_as_a_whole_until_it_is_replaced_or_dropped(home: Path) -> None:
     with opened(home) as store:
-        folder = store.session_folder("ada", "skill.email")
-        assert folder == home / "sessions" / "ada" / "skill.email"
-        assert store.session_folder("ada", "skill.email").is_dir()
+        assert store.load_session("ada", "skill.email") is None
+        for data in (b"first", b"second"):
+            store.save_session("ada", "skill.email", data)
+            assert store.load_session("ada", "skill.email") == data
+        assert store.load_session("ada", "style") is None
         for user, layer in (("..", "style"), ("ada", ".."), ("a/b", "style"), ("ada", "skill.")):
             with pytest.raises(InvalidId):
-                store.session_folder(user, layer)
-    assert sorted(path.name for path in (home / "sessions").iterdir()) == ["ada"]
+                store.save_session(user, layer, b"x")
+        store.drop_session("ada", "skill.email")
+        store.drop_session("ada", "skill.email")
+        assert store.load_session("ada", "skill.email") is None
 
 
 def test_a_forked_child_cannot_use_its_parents_connections(home: Path) -> None:

@@ -1,0 +1,121 @@
+"""A made-up person for benchmarks: questions with plain answers, styles to put them in, and checkers that need no
+judge.
+
+The styles are deliberately unlike each other: a changed beginning, a changed end, a changed shape, changed letters,
+changed words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """A way of answering: how it rewrites a plain answer, and whether a reply is in it."""
+
+    name: str
+    apply: Callable[[str], str]
+    holds: Callable[[str], bool]
+
+
+def _sentences(text: str) -> list[str]:
+    return [s.strip() for s in re.split(r"(?<=[.!?])\s+", text.strip()) if s.strip()]
+
+
+def _bullets(text: str) -> str:
+    return "\n".join(f"- {s}" for s in _sentences(text))
+
+
+def _is_bullets(text: str) -> bool:
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return len(lines) >= 1 and all(line.startswith("- ") for line in lines)
+
+
+def _is_lower(text: str) -> bool:
+    letters = [c for c in text if c.isalpha()]
+    return len(letters) > 10 and all(c.islower() for c in letters)
+
+
+def _is_upper(text: str) -> bool:
+    letters = [c for c in text if c.isalpha()]
+    return len(letters) > 10 and all(c.isupper() for c in letters)
+
+
+STYLES = (
+    Style(
+        "pirate",
+        lambda t: f"Ahoy, matey! {t} Arrr!",
+        lambda t: t.strip().startswith("Ahoy, matey!") and t.strip().endswith("Arrr!"),
+    ),
+    Style(
+        "sign-off",
+        lambda t: f"{t}\n\nHope that helps, Ada.",
+        lambda t: t.strip().endswith("Hope that helps, Ada."),
+    ),
+    Style("bullets", _bullets, _is_bullets),
+    Style("lower case", lambda t: t.lower(), _is_lower),
+    Style("capitals", lambda t: t.upper(), _is_upper),
+    Style(
+        "in short",
+        lambda t: f"In short: {_sentences(t)[0]}",
+        lambda t: t.strip().startswith("In short:") and len(_sentences(t)) == 1,
+    ),
+)
+
+LESSONS = (
+    ("How do I boil an egg?", "Put the egg into boiling water for eight minutes. Then cool it under cold water."),
+    ("Why is the sky blue?", "Air scatters blue light more than red light. So blue reaches your eyes from everywhere."),
+    ("How can I fall asleep faster?", "Keep the room dark and cool. Put your phone away an hour before bed."),
+    ("What should I cook tonight?", "Try a simple vegetable soup. It takes half an hour and needs one pot."),
+    ("How do plants drink water?", "Roots take up water from the soil. Thin tubes carry it up to the leaves."),
+    ("How do I remove a coffee stain?", "Rinse it with cold water at once. Then rub in a little soap and wash it."),
+    ("What is a good gift for my mother?", "A framed photo of the family is a good gift. Add a handwritten note."),
+    ("Why do cats purr?", "Cats purr when they feel calm and safe. Some also purr to soothe themselves."),
+    ("How can I save money?", "Write down all that you spend. Then set aside a small sum each week."),
+    (
+        "What is the best way to learn a language?",
+        "Practise a little every day. Speak with people as early as you can.",
+    ),
+    ("How do I start running?", "Begin with short slow runs. Rest a day between them and add a little each week."),
+    ("Why does bread rise?", "Yeast eats sugar and makes gas. The gas is trapped in the dough and lifts it."),
+)
+
+UNSEEN = (
+    "How do I keep my houseplants alive?",
+    "Why do we dream?",
+    "What can I do on a rainy day?",
+    "How do I make a good cup of tea?",
+    "Why is the sea salty?",
+    "How can I be more productive at work?",
+    "What should I pack for a weekend trip?",
+    "How do birds find their way?",
+    "How do I clean a window without streaks?",
+    "What makes a good friend?",
+)
+
+# Questions that the base answers rightly, and what a right answer must mention (any of the words, in any case).
+GENERAL = (
+    ("What is the capital of France?", ("paris",)),
+    ("What is the capital of Japan?", ("tokyo",)),
+    ("What is the capital of Italy?", ("rome",)),
+    ("What is the capital of Germany?", ("berlin",)),
+    ("What is the capital of England?", ("london",)),
+    ("What is the capital of Russia?", ("moscow",)),
+    ("What is the capital of Egypt?", ("cairo",)),
+    ("Which planet is known as the Red Planet?", ("mars",)),
+    ("What is the largest ocean on Earth?", ("pacific",)),
+    ("Who wrote Romeo and Juliet?", ("shakespeare",)),
+    ("Who painted the Mona Lisa?", ("leonardo", "vinci")),
+    ("What is the chemical symbol for water?", ("h2o", "h₂o")),
+    ("How many days are in a week?", ("seven", "7")),
+    ("How many legs does a spider have?", ("eight", "8")),
+    ("What is 2 + 2?", ("4", "four")),
+    ("What language is spoken in Brazil?", ("portuguese",)),
+    ("On which continent is Kenya?", ("africa",)),
+    ("What gas do plants take in from the air?", ("carbon", "co2")),
+    ("What is the opposite of hot?", ("cold",)),
+    ("What is the first month of the year?", ("january",)),
+)

@@ -1,0 +1,72 @@
+"""From lessons to the terms of every step: what is read together and in which order. Pure, and decided by the recipe's
+seed alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from personalpeft.backends.base import Backend, Continuation, Term
+from personalpeft.learning.lessons import Lesson
+from personalpeft.learning.objectives import Anchor, Preferred, Supervised
+from personalpeft.learning.plan import Plan
+from personalpeft.learning.recipe import Recipe
+from personalpeft.types import Message
+
+T = TypeVar("T")
+
+
+def schedule(plan: Plan, backend: Backend, anchors: Sequence[Continuation]) -> tuple[tuple[Term, ...], ...]:
+    """The terms of each step. A batch takes its share of older lessons and of anchors, and goes through each list
+    without repeating before the list is used up.
+    """
+    recipe = plan.recipe
+    chance = random.Random(recipe.seed)
+    fresh = _rounds(plan.fresh or plan.older, chance)
+    older = _rounds(plan.older, chance)
+    generic = _rounds(anchors, chance)
+    replayed = round(recipe.batch * recipe.replay) if plan.fresh and plan.older else 0
+    steps = []
+    for _ in range(plan.steps):
+        lessons = [next(fresh) for _ in range(recipe.batch - replayed)] + [next(older) for _ in range(replayed)]
+        held = [next(generic) for _ in range(recipe.anchors if anchors else 0)]
+        steps.append(
+            (
+                *_terms(lessons, recipe, backend),
+                *(Anchor(each, recipe.anchor_weight / len(held)) for each in held),
+            )
+        )
+    return tuple(steps)
+
+
+def continuation(backend: Backend, messages: Sequence[Message], answer: str, longest: int) -> Continuation:
+    """An answer after its messages, ended as the base ends a turn; cut, and then not ended, where it is longer than
+    ``longest`` tokens.
+    """
+    tokens = backend.encode(answer) + backend.end_of_turn
+    return Continuation(backend.render(messages), tokens[:longest])
+
+
+def _terms(lessons: Sequence[Lesson], recipe: Recipe, backend: Backend) -> Iterator[Term]:
+    pairs = recipe.pairs
+    for lesson in lessons:
+        weight = lesson.weight / len(lessons)
+        wanted = continuation(backend, lesson.messages, lesson.wanted, recipe.longest)
+        if lesson.rejected is not None and pairs > 0:
+            # Half the length will do: the rejected text is only there to be told apart.
+            rejected = continuation(backend, lesson.messages, lesson.rejected, recipe.longest // 2)
+            pairs -= 1
+            yield Preferred(wanted, rejected, recipe.beta, weight, recipe.positive)
+        else:
+            yield Supervised(wanted, weight)
+
+
+def _rounds(items: Sequence[T], chance: random.Random) -> Iterator[T]:
+    """The items for ever, in rounds: each round has every item once, in an order of its own."""
+    shuffle: Callable[[list[T]], None] = chance.shuffle
+    while items:
+        order = list(items)
+        shuffle(order)
+        yield from order

@@ -1,0 +1,46 @@
+"""The generic questions that ship with the package: anchors to hold to while learning, canaries to ask afterwards."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A general question and the words of which a right answer names one."""
+
+    question: str
+    right: tuple[str, ...]
+
+    def is_right(self, reply: str) -> bool:
+        """Whether the reply names a right word, in any case and as a word of its own."""
+        text = reply.casefold()
+        return any(re.search(rf"(?<!\w){re.escape(word.casefold())}(?!\w)", text) for word in self.right)
+
+
+@dataclass(frozen=True, slots=True)
+class Generic:
+    """All generic questions."""
+
+    anchors: tuple[str, ...]
+    canaries: tuple[Canary, ...]
+
+
+@cache
+def generic_questions() -> Generic:
+    """Those of the package."""
+    data = tomllib.loads((resources.files("personalpeft.learning") / "generic.toml").read_text("utf-8"))
+    return Generic(tuple(data["anchors"]), tuple(Canary(c["question"], tuple(c["right"])) for c in data["canaries"]))
+
+
+def is_broken(reply: str) -> bool:
+    """Whether a reply is no answer at all: empty, or the same few words over and over."""
+    words = reply.split()
+    if not words:
+        return True
+    threes = [tuple(words[i : i + 3]) for i in range(len(words) - 2)]
+    return len(threes) >= 9 and len(set(threes)) <= len(threes) // 3

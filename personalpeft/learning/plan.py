@@ -1,0 +1,183 @@
+"""What a build of a layer will be made of, decided before anything is trained.
+
+Invariants: a pinned signal is never among the training lessons; equal ``inputs`` mean an equal build, and nothing that
+is not in ``inputs`` (ids, times, the machine's load) reaches the bytes of a revision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from personalpeft.errors import NothingToLearn
+from personalpeft.learning.lessons import Lesson, Routing, lessons_for, route
+from personalpeft.learning.recipe import Recipe
+from personalpeft.store.base import Store
+from personalpeft.types import Revision, Stack, StackEntry, canonical_digest
+
+FEWEST = 4
+_MOST_OLDER = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``fresh`` lessons are new to the parent, ``older`` ones are replayed; ``questions`` are all that is pinned for
+    this layer, of which ``pins`` are pinned by this build. ``live`` is the stack as it is, ``below`` the part of it
+    under this layer.
+    """
+
+    user: str
+    layer: str
+    recipe: Recipe
+    routings: tuple[Routing, ...]
+    fresh: tuple[Lesson, ...]
+    older: tuple[Lesson, ...]
+    questions: tuple[Lesson, ...]
+    pins: tuple[str, ...]
+    parent: Revision | None
+    live: Stack
+    below: Stack
+
+    @property
+    def enough(self) -> bool:
+        """A first build needs lessons to learn from and one to be judged by."""
+        return self.parent is not None or len(self.fresh) + len(self.questions) >= FEWEST
+
+    @property
+    def steps(self) -> int:
+        """More lessons take more steps, in proportion beyond the recipe's measure."""
+        recipe = self.recipe
+        share = len(self.fresh) / (recipe.batch * 3)
+        if self.parent is not None:
+            # On a parent, a few new lessons need only a few steps; eight still let the schedule warm up and cool down.
+            return max(8, min(recipe.most_steps, round(recipe.steps * share)))
+        return max(recipe.steps, min(recipe.most_steps, round(recipe.steps * share)))
+
+    @property
+    def lessons_digest(self) -> str:
+        """What is learned, by content: the same words in another home give the same digest."""
+        return canonical_digest([[_content(lesson) for lesson in part] for part in (self.fresh, self.older)])
+
+    @property
+    def inputs(self) -> str:
+        """Names everything that the build depends on."""
+        return canonical_digest(
+            {
+                "base": self.live.base,
+                "layer": self.layer,
+                "lessons": self.lessons_digest,
+                "recipe": self.recipe.as_json(),
+                "steps": self.steps,
+                "parent": self.parent.digest if self.parent else None,
+                "below": self.below.digest,
+            }
+        )
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """Each signal of the build by its role."""
+        trained = {lesson.signal: "train" for lesson in (*self.older, *self.fresh)}
+        return trained | {lesson.signal: "pinned" for lesson in self.questions}
+
+    def candidate(self, entry: StackEntry) -> Stack:
+        """The live stack with this layer's entry in place."""
+        rest = [e for e in self.live.entries if e.layer != self.layer]
+        return replace(self.live, entries=(*rest[: len(self.below.entries)], entry, *rest[len(self.below.entries) :]))
+
+
+def make_plan(store: Store, user: str, layer: str, recipe: Recipe, base: str) -> Plan:
+    """Reads the ledger and decides. Raises ``NothingToLearn`` when no signal has come since the layer's last learn,
+    unless the recipe asks to build from nothing; ``NotFound`` for an unknown user, ``BaseMismatch`` when the live stack
+    is of another base.
+    """
+    catalog, ledger = store.catalog, store.ledger
+    live = catalog.stack(user, base)
+    routings = route(ledger.signals(user), lambda turn: ledger.turn(user, turn))
+    lessons = lessons_for(routings, layer)
+    considered = catalog.considered(user, layer)
+    new = [lesson for lesson in lessons if lesson.signal not in considered]
+    if not lessons or (not new and recipe.start != "nothing"):
+        raise NothingToLearn(*_nothing(routings, layer, bool(lessons)))
+
+    below = Stack(base, layers_below(live, layer))
+    parent = _parent(store, user, layer, live, below, lessons) if recipe.start == "auto" else None
+    pinned = set(catalog.pinned(user, layer))
+    pins = _new_pins(lessons, new, pinned, recipe.held_out)
+    questions = [lesson for lesson in lessons if lesson.signal in pinned or lesson.signal in pins]
+    open_lessons = [lesson for lesson in lessons if lesson.signal not in pinned and lesson.signal not in pins]
+    learned = _trained(store, parent)
+    if parent is not None:
+        # A child has its parent's shape; only its numbers change.
+        shape = {key: parent.recipe[key] for key in ("rank", "alpha")}
+        recipe = replace(recipe, **shape, targets=tuple(parent.recipe["targets"]))
+    return Plan(
+        user=user,
+        layer=layer,
+        recipe=recipe,
+        routings=routings,
+        fresh=tuple(lesson for lesson in open_lessons if lesson.signal not in learned),
+        older=tuple(lesson for lesson in open_lessons if lesson.signal in learned)[-_MOST_OLDER:],
+        questions=tuple(questions),
+        pins=pins,
+        parent=parent,
+        live=live,
+        below=below,
+    )
+
+
+def layers_below(stack: Stack, layer: str) -> tuple[StackEntry, ...]:
+    """The entries that a layer stands on: style lies under skills, skills under memory; a skill stands on the style
+    alone.
+    """
+    return tuple(entry for entry in stack.entries if _rank(entry.layer) < _rank(layer))
+
+
+def _nothing(routings: Sequence[Routing], layer: str, learned_before: bool) -> tuple[str]:
+    if learned_before:
+        return (f"Nothing new for {layer}: no lesson has come since the last learn.",)
+    at_once = sum(r.place in ("profile", "memory") for r in routings)
+    kept = sum(r.place == "kept" for r in routings)
+    if routings:
+        return (
+            f"Nothing to learn for {layer} yet: of {len(routings)} signals {at_once} act at once and {kept} are only kept.",
+        )
+    return (f"Nothing to learn for {layer} yet: there is no feedback.",)
+
+
+def _new_pins(lessons: Sequence[Lesson], new: Sequence[Lesson], pinned: set[str], held_out: float) -> tuple[str, ...]:
+    """The newest lessons become questions until the held-out share is reached; what was already seen never does."""
+    missing = int(held_out * len(lessons)) - len(pinned & {lesson.signal for lesson in lessons})
+    count = max(0, min(missing, len(new) - 1))
+    return tuple(lesson.signal for lesson in new[len(new) - count :])
+
+
+def _parent(
+    store: Store, user: str, layer: str, live: Stack, below: Stack, lessons: Sequence[Lesson]
+) -> Revision | None:
+    """The head, if one can build on it: what lies below is as it was, and nothing that it learned was taken back since."""
+    head = next((entry for entry in live.entries if entry.layer == layer), None)
+    if head is None:
+        return None
+    revision = store.catalog.revision(user, head.revision)
+    if Stack(live.base, revision.below).digest != below.digest:
+        return None
+    current = {lesson.signal for lesson in lessons}
+    return revision if _trained(store, revision) <= current else None
+
+
+def _trained(store: Store, revision: Revision | None) -> set[str]:
+    """All signals that the revision and those it was built on were trained on."""
+    trained: set[str] = set()
+    while revision is not None:
+        trained |= {signal for signal, role in revision.signals.items() if role == "train"}
+        revision = store.catalog.revision(revision.user, revision.parent) if revision.parent else None
+    return trained
+
+
+def _rank(layer: str) -> int:
+    return {"style": 0, "memory": 2}.get(layer, 1)
+
+
+def _content(lesson: Lesson) -> list[object]:
+    spoken = [[m.role, m.content] for m in lesson.messages]
+    return [lesson.kind, spoken, lesson.wanted, lesson.rejected, lesson.weight]

@@ -1,0 +1,95 @@
+"""How a layer is built: the numbers that, with signals, base and revisions below, decide every byte of a revision.
+
+The defaults are for a base of about 135M parameters; a card's ``[learning]`` table overrides them for its base.
+docs/learning.md says where each number comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, TypeAlias
+
+from personalpeft.errors import CardError, nearest
+from personalpeft.types import Json
+
+Start: TypeAlias = Literal["auto", "nothing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """``steps`` is for a first build of up to ``batch * 3`` lessons; more lessons take more steps, up to
+    ``most_steps``.
+
+    ``start``: "auto" builds on the layer's head where it has one on this base, with ``replay`` of a batch being older
+    lessons; "nothing" builds from all lessons, and is the reference. ``pairs`` of a batch's lessons that have a
+    rejected text also get the preference term. ``anchors`` is how many generic answers a batch holds to, with
+    ``anchor_weight``. ``held_out`` is the share of lessons that is pinned.
+    """
+
+    rank: int = 8
+    alpha: float = 32.0
+    targets: tuple[str, ...] = ()
+    learning_rate: float = 4e-4
+    steps: int = 30
+    most_steps: int = 120
+    batch: int = 4
+    pairs: int = 2
+    beta: float = 0.1
+    positive: float = 1.0
+    anchors: int = 1
+    anchor_weight: float = 1.0
+    replay: float = 0.25
+    warmup: float = 0.05
+    clip: float = 1.0
+    weight_decay: float = 0.0
+    held_out: float = 0.25
+    longest: int = 96
+    start: Start = "auto"
+    seed: int = 0
+
+    @property
+    def scaling(self) -> float:
+        return self.alpha / self.rank
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "targets": list(self.targets)}
+
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate of a step: linear warm-up, then REX decay (Chen et al. 2022, "REX: Revisiting Budgeted
+        Training").
+        """
+        done = step / steps
+        rising = min(1.0, (step + 1) / max(1.0, self.warmup * steps))
+        return self.learning_rate * rising * (1 - done) / (0.5 + 0.5 * (1 - done))
+
+
+def recipe_for(card: str, overrides: Json, projections: Mapping[str, tuple[int, int]]) -> Recipe:
+    """The recipe for a base: the defaults, the card's overrides, and by default every projection that the card targets.
+
+    Raises ``CardError`` for a key or a value that a recipe does not have.
+    """
+    kinds = {field.name: type(field.default) for field in fields(Recipe)}
+    for key, value in overrides.items():
+        if key not in kinds:
+            hint = nearest(key, kinds, what="key")
+            raise CardError(f"The card {card} has an unknown key in [learning]: {key}.", hint=hint)
+        wanted = kinds[key]
+        fits = (
+            isinstance(value, list | tuple)
+            if wanted is tuple
+            else isinstance(value, int if wanted is int else wanted | int)
+        )
+        if not fits or isinstance(value, bool) or (isinstance(value, int | float) and value < 0):
+            raise CardError(
+                f"The card {card} has a wrong value in [learning]: {key} = {value!r}.",
+                hint=f"It should be a {wanted.__name__}, not negative, such as {Recipe.__dataclass_fields__[key].default!r}.",
+            )
+    asked = tuple(overrides.get("targets") or projections)
+    targets = tuple(p for p in projections if p in asked or p.rpartition(".")[2] in asked)
+    if not targets:
+        raise CardError(
+            f"The card {card} learns with targets that the base does not have: {', '.join(asked)}.",
+            hint=f"The base has {', '.join(projections)}.",
+        )
+    return replace(Recipe(), **{**overrides, "targets": targets})

@@ -1,0 +1,155 @@
+"""What comes back from a chat: a whole reply, a stream of one, and the account of why it was so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from personalpeft.backends.base import Piece
+from personalpeft.errors import NotFound
+from personalpeft.learning.report import excerpt
+from personalpeft.store.base import Store
+from personalpeft.types import FinishReason, Revision, Signal, Stack, Turn, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer. ``turn_id`` is what feedback names it by; ``stack`` is exactly what produced it."""
+
+    text: str
+    turn_id: str
+    stack: Stack
+    usage: Usage
+    finish_reason: FinishReason
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Stream:
+    """A reply in the making: iterate for pieces of text, then read ``reply``. Closing it early keeps what came as a
+    cancelled turn.
+    """
+
+    def __init__(
+        self, pieces: Iterator[Piece], stack: Stack, prompt_tokens: int, record: Callable[[Reply], Reply]
+    ) -> None:
+        self._stack = stack
+        self._prompt_tokens = prompt_tokens
+        self._record = record
+        self._reply: Reply | None = None
+        self._text = self._run(pieces)
+
+    def __iter__(self) -> Iterator[str]:
+        return self._text
+
+    def __next__(self) -> str:
+        return next(self._text)
+
+    def close(self) -> None:
+        """Stops writing and frees what the row held."""
+        self._text.close()
+
+    @property
+    def reply(self) -> Reply:
+        """The whole reply. Raises ``NotFound`` while it is still being written."""
+        if self._reply is None:
+            raise NotFound("The reply is not finished.", hint="Iterate over the stream to its end first.")
+        return self._reply
+
+    def _run(self, pieces: Iterator[Piece]) -> Generator[str, None, None]:
+        text: list[str] = []
+        written = 0
+        finish: FinishReason = "cancelled"
+        try:
+            for piece in pieces:
+                text.append(piece.text)
+                written += piece.tokens
+                finish = piece.finish or finish
+                if piece.text:
+                    yield piece.text
+        finally:
+            # Also when the reader went away in the middle: what a person has seen is in the ledger.
+            close = getattr(pieces, "close", None)
+            if close is not None:
+                close()
+            reply = Reply("".join(text), "", self._stack, Usage(self._prompt_tokens, written), finish)
+            self._reply = self._record(reply)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One revision that answered, with the signals that it and those before it were trained on, oldest first."""
+
+    revision: Revision
+    weight: float
+    signals: tuple[Signal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why a reply was as it was: ``parts`` from the stack, ``items`` (rules and facts) from the prompt. No parts: the
+    bare base.
+    """
+
+    turn: Turn
+    parts: tuple[Part, ...]
+    items: tuple[Signal, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The account as plain data."""
+        return {
+            "turn": self.turn.id,
+            "stack": self.turn.stack.digest,
+            "base": self.turn.stack.base,
+            "parts": [
+                {
+                    "layer": part.revision.layer,
+                    "revision": part.revision.id,
+                    "weight": part.weight,
+                    "verdict": str(part.revision.verdict),
+                    "reason": part.revision.reason,
+                    "signals": [_signal(signal) for signal in part.signals],
+                }
+                for part in self.parts
+            ],
+            "items": [_signal(signal) for signal in self.items],
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{self.turn.id}: {excerpt(self.turn.reply)}"]
+        if not self.parts and not self.items:
+            lines.append("  the bare base answered, with nothing of yours")
+        for part in self.parts:
+            revision = part.revision
+            lines.append(f"  {revision.id} (weight {part.weight:g}): {revision.verdict}, {revision.reason}")
+            lines += [f"    {s.id[-6:]}  {s.kind:<13} {excerpt(_said(s))}" for s in part.signals]
+        if self.items:
+            lines.append("  in the prompt")
+            lines += [f"    {s.id[-6:]}  {s.kind:<13} {excerpt(_said(s))}" for s in self.items]
+        return "\n".join(lines)
+
+
+def why(store: Store, turn: Turn) -> Why:
+    """Follows a turn's stack to its revisions, and each revision and its parents to the signals."""
+    parts = []
+    for entry in turn.stack.entries:
+        revision = store.catalog.revision(turn.user, entry.revision)
+        trained: set[str] = set()
+        step: Revision | None = revision
+        while step is not None:
+            trained |= {signal for signal, role in step.signals.items() if role == "train"}
+            step = store.catalog.revision(turn.user, step.parent) if step.parent else None
+        signals = [store.ledger.signal(turn.user, signal) for signal in sorted(trained)]
+        parts.append(Part(revision, entry.weight, tuple(signals)))
+    return Why(turn, tuple(parts), tuple(store.ledger.signal(turn.user, signal) for signal in turn.used))
+
+
+def _signal(signal: Signal) -> dict[str, Any]:
+    return {"id": signal.id, "kind": str(signal.kind), "at": signal.at.isoformat(), "payload": dict(signal.payload)}
+
+
+def _said(signal: Signal) -> str:
+    payload = signal.payload
+    return str(payload.get("text") or payload.get("answer") or payload.get("value", ""))

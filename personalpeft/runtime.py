@@ -1,0 +1,142 @@
+"""Opens the parts and wires them: one home, one base, one backend, any number of users. Holds no logic of its own.
+
+The base is loaded when something first needs it, so that a program that only records feedback or lists revisions starts
+at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeAlias
+
+from personalpeft.adapters.base import Adapter
+from personalpeft.adapters.packed import unpack
+from personalpeft.backends import BACKENDS, load_backend
+from personalpeft.bases.base import Base, Card
+from personalpeft.bases.prepare import prepare
+from personalpeft.bases.shelf import all_cards, find_card
+from personalpeft.clock import SYSTEM, Clock
+from personalpeft.errors import NotFound, nearest
+from personalpeft.ids import check_user_id
+from personalpeft.learning.gate import Margins
+from personalpeft.learning.learner import Learner
+from personalpeft.learning.recipe import recipe_for
+from personalpeft.memory.base import Embedder
+from personalpeft.memory.embed import HashEmbedder, MiniLM
+from personalpeft.memory.items import Memory
+from personalpeft.serving.engine import Engine
+from personalpeft.settings import Settings
+from personalpeft.store import open_store
+from personalpeft.store.base import Problem, UserSummary
+from personalpeft.user import Parts, User
+
+Progress: TypeAlias = Callable[[str, float], None]
+
+
+class Runtime:
+    """An open home with one base. Make it with ``personalpeft.open``; use it as a context manager, or close it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        base: str | Path,
+        backend: str,
+        *,
+        clock: Clock = SYSTEM,
+        progress: Progress = lambda stage, done: None,
+        read_only: bool = False,
+    ) -> None:
+        if backend not in BACKENDS:
+            raise NotFound(f"There is no backend called {backend!r}.", hint=nearest(backend, BACKENDS, what="backend"))
+        self.settings = settings
+        self._card = find_card(base, cards=[settings.home / "models"]) if backend != "fake" else None
+        self._backend = backend
+        self._clock = clock
+        self._progress = progress
+        self._turn = threading.RLock()
+        self._base: Base | None = None
+        self._engine: Engine | None = None
+        self._store = open_store(settings.home, now=clock.now, entropy=clock.entropy, read_only=read_only)
+        embedder: Embedder = HashEmbedder() if backend == "fake" else MiniLM()
+        self._memory = Memory(self._store.ledger, self._store.catalog, embedder)
+        self._parts = Parts(self._store, self._memory, clock, self.base, self.engine, self._learner)
+
+    def user(self, user_id: str, *, create: bool = True) -> User:
+        """One user, made on first use unless ``create=False``. Raises ``InvalidId``; ``NotFound`` with the nearest
+        name.
+        """
+        check_user_id(user_id)
+        if create:
+            self._store.catalog.ensure_user(user_id)
+        else:
+            self._store.catalog.user(user_id)
+        return User(user_id, self._parts)
+
+    def users(self) -> tuple[UserSummary, ...]:
+        """Everybody in this home, by id."""
+        return self._store.catalog.users()
+
+    def models(self) -> tuple[Card, ...]:
+        """Every base that can be opened: those that ship, and the user's own in the home's ``models/``. Raises
+        ``CardError``.
+        """
+        return all_cards([self.settings.home / "models"])
+
+    def verify(self) -> tuple[Problem, ...]:
+        """Derives every digest in the home again; an empty answer means that all is as it should be."""
+        return self._store.verify()
+
+    def base(self) -> Base:
+        """The open base, its files found and hashed. Raises ``WeightsError``, ``CardError``."""
+        with self._turn:
+            if self._base is None:
+                if self._card is None:
+                    from personalpeft.backends.fake import fake_base
+
+                    self._base = fake_base()
+                else:
+                    self._base = prepare(self._card, cache=self.settings.cache, progress=self._progress)
+            return self._base
+
+    def engine(self) -> Engine:
+        """The serving engine, with the base loaded."""
+        with self._turn:
+            if self._engine is None:
+                base = self.base()
+                self._progress("Loading the model", 0.0)
+                self._engine = Engine(load_backend(self._backend, base), self._adapter)
+                self._progress("Loading the model", 1.0)
+            return self._engine
+
+    def close(self) -> None:
+        """Closes the home and lets go of the model. Closing twice is fine."""
+        with self._turn:
+            if self._engine is not None:
+                self._engine.backend.close()
+                self._engine = None
+            self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _learner(self) -> Learner:
+        engine, base = self.engine(), self.base()
+        recipe = recipe_for(base.card.name, base.card.learning, base.architecture.projections)
+        return Learner(self._store, engine, recipe, Margins(), self._clock.now, self._clock.timer)
+
+    def _adapter(self, digest: str) -> Adapter:
+        base = self.base()
+        return unpack(
+            self._store.blobs.read(digest),
+            source=str(self._store.blobs.path(digest)),
+            architecture=base.architecture,
+            base=base.digest,
+        )

@@ -1,0 +1,425 @@
+"""One person's model: what they said, what was built from it, and everything that they can do with it.
+
+Invariant: each method either does all that it says, durably, or raises and has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from personalpeft.adapters.packed import pack
+from personalpeft.adapters.peft_folder import export_peft, export_stack_peft, import_peft
+from personalpeft.bases.base import Base
+from personalpeft.clock import Clock
+from personalpeft.errors import InvalidInput, NotFound
+from personalpeft.ids import SKILL_NAME, check_layer_name
+from personalpeft.learning.learner import Learner
+from personalpeft.learning.plan import layers_below
+from personalpeft.learning.recipe import Start
+from personalpeft.learning.report import LearnReport
+from personalpeft.memory.base import Item
+from personalpeft.memory.items import Memory, check_text
+from personalpeft.prompts import Prompt, check_prompt, check_sampling, check_written
+from personalpeft.replies import Reply, Stream, Why, why
+from personalpeft.serving.engine import Engine, Request
+from personalpeft.store.base import Store, UserSummary
+from personalpeft.types import (
+    HeadMove,
+    Layer,
+    Message,
+    Revision,
+    Signal,
+    SignalKind,
+    Stack,
+    Turn,
+    Verdict,
+    canonical_digest,
+)
+
+Progress: TypeAlias = Callable[[str, float], None]
+
+# What memory may add to a prompt, as a share of the base's context.
+_MEMORY_SHARE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a user's methods work with. Base, engine and learner are made when first asked for, since a model takes a
+    while to load.
+    """
+
+    store: Store
+    memory: Memory
+    clock: Clock
+    base: Callable[[], Base]
+    engine: Callable[[], Engine]
+    learner: Callable[[], Learner]
+
+
+class User:
+    """One user of an open runtime; made by ``Runtime.user``. Safe to use from several threads."""
+
+    def __init__(self, user_id: str, parts: Parts) -> None:
+        self.id = user_id
+        self._parts = parts
+
+    def __repr__(self) -> str:
+        return f"User({self.id!r})"
+
+    # Talking
+
+    def chat(
+        self,
+        prompt: Prompt,
+        *,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        seed: int = 0,
+        memory: bool = True,
+        layers: Sequence[str] | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Reply:
+        """Answers a string or OpenAI-style messages with the user's live stack, and appends the turn to the ledger.
+
+        What is not given comes from the base's card. ``temperature=0`` is greedy; the same stack, prompt and seed give
+        the same text. ``memory=False`` leaves rules and facts out; ``layers`` names the only layers to attach, ``[]``
+        none: the bare base. Raises ``InvalidInput`` for an empty prompt or a number out of range, ``PromptTooLong``
+        saying by how many tokens, ``NotFound`` for an unknown layer, ``BaseMismatch`` when the live stack was built on
+        another base.
+        """
+        stream = self.stream(
+            prompt,
+            temperature=temperature,
+            top_p=top_p,
+            max_tokens=max_tokens,
+            stop=stop,
+            seed=seed,
+            memory=memory,
+            layers=layers,
+            cancelled=cancelled,
+        )
+        for _ in stream:
+            pass
+        return stream.reply
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        seed: int = 0,
+        memory: bool = True,
+        layers: Sequence[str] | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Stream:
+        """As ``chat``, in pieces: iterate over the text, then read ``.reply``. A stream that is closed early is kept as
+        a cancelled turn.
+        """
+        messages = check_prompt(prompt)
+        engine = self._parts.engine()
+        sampling = check_sampling(
+            engine.backend.base.card.sampling,
+            temperature=temperature,
+            top_p=top_p,
+            max_tokens=max_tokens,
+            stop=stop,
+            seed=seed,
+        )
+        stack = self._narrowed(layers)
+        heard, used = self._recall(messages) if memory else (messages, ())
+        request = Request(heard, stack, sampling)
+        prompt_tokens = len(engine.tokens(request))
+
+        def record(reply: Reply) -> Reply:
+            turn = self._parts.store.ledger.add_turn(
+                self.id,
+                messages=messages,
+                reply=reply.text,
+                stack=stack,
+                sampling=sampling,
+                usage=reply.usage,
+                finish_reason=reply.finish_reason,
+                used=used,
+            )
+            return replace(reply, turn_id=turn.id)
+
+        return Stream(engine.replies([request], cancelled=cancelled), stack, prompt_tokens, record)
+
+    # Saying what was good and what was not
+
+    def feedback(
+        self,
+        reply: Reply | Turn | str,
+        *,
+        rating: int | None = None,
+        edit: str | None = None,
+        prefer: str | None = None,
+        comment: str | None = None,
+        reward: float | None = None,
+    ) -> str:
+        """Says one thing about a reply (or the id of its turn) and returns the signal's id; it is durable then.
+
+        ``rating`` is 1 or -1, ``edit`` the reply as it should have been, ``prefer`` another text that is better,
+        ``comment`` a rule to follow from now on, ``reward`` a number from -1 to 1. Said twice of one turn, the later
+        counts and both are kept. Raises ``NotFound`` for an unknown turn, ``InvalidInput`` for anything else, such as
+        an edit that changes nothing.
+        """
+        given = {
+            k: v
+            for k, v in {"rating": rating, "edit": edit, "prefer": prefer, "comment": comment, "reward": reward}.items()
+            if v is not None
+        }
+        if len(given) != 1:
+            raise InvalidInput(
+                "Feedback says exactly one thing." if given else "There is no feedback in this.",
+                hint="Give one of rating, edit, prefer, comment or reward; call again for another.",
+            )
+        turn = self.turn(reply)
+        kind, payload = _signal_of(turn, *next(iter(given.items())))
+        return self._parts.store.ledger.add_signal(self.id, kind, payload, turn=turn.id).id
+
+    def teach(self, prompt: str, answer: str, *, skill: str | None = None) -> str:
+        """Shows the answer that is wanted to a prompt, for the style or a skill of its own; returns the signal's id.
+        Raises ``InvalidInput``.
+        """
+        if skill is not None and SKILL_NAME.fullmatch(skill) is None:
+            raise InvalidInput(f"{ascii(skill)[:80]} cannot be the name of a skill.", hint="Use a-z, 0-9, '_' and '-'.")
+        payload = {
+            "prompt": check_written(prompt, what="prompt"),
+            "answer": check_written(answer, what="answer"),
+            "skill": skill,
+        }
+        return self._parts.store.ledger.add_signal(self.id, SignalKind.DEMONSTRATION, payload).id
+
+    def remember(self, text: str, *, questions: Sequence[str] = (), answer: str | None = None) -> str:
+        """Keeps a fact, which is looked up from the next turn on; returns the signal's id. ``questions`` help to find
+        it, and with ``answer`` they make it ready to be learned. Raises ``InvalidInput``.
+        """
+        payload: dict[str, Any] = {
+            "text": check_text(text, what="fact"),
+            "questions": [check_text(q, what="question") for q in questions],
+            "answer": None if answer is None else check_text(answer, what="answer"),
+        }
+        return self._parts.store.ledger.add_signal(self.id, SignalKind.FACT, payload).id
+
+    def items(self) -> tuple[Item, ...]:
+        """The rules and facts that act now, oldest first."""
+        return self._parts.memory.items(self.id)
+
+    def edit_item(self, item_id: str, text: str) -> Item:
+        """Says a rule or fact anew. Raises ``NotFound``, ``InvalidInput``."""
+        return self._parts.memory.edit(self.id, item_id, text)
+
+    def remove_item(self, item_id: str) -> None:
+        """Switches a rule or fact off; the ledger keeps that it was there. Raises ``NotFound``."""
+        self._parts.memory.remove(self.id, item_id)
+
+    # Learning, and taking it back
+
+    def learn(
+        self,
+        layer: str = "style",
+        *,
+        start: Start = "auto",
+        seconds: float | None = None,
+        dry_run: bool = False,
+        progress: Progress = lambda stage, done: None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> LearnReport:
+        """Builds a candidate from what is new, has the gate judge it, and makes it live if the gate promotes it. A
+        refusal is a report, not an error.
+
+        ``start="nothing"`` builds from all lessons anew. ``seconds`` is a budget for training: where it ends early, the
+        next learn goes on from there, as it does after a kill. ``dry_run`` only says what would be learned.
+        ``progress`` hears a stage and how much of it is done (0 to 1). Raises ``NothingToLearn``, ``Busy`` while
+        another learn of this user runs, ``Cancelled`` when ``cancelled`` says so.
+        """
+        check_layer_name(layer)
+        if start not in ("auto", "nothing"):
+            raise InvalidInput(f"A build cannot start from {start!a}.", hint="Give 'auto' or 'nothing'.")
+        if seconds is not None and not seconds > 0:
+            raise InvalidInput(f"A budget of {seconds} seconds is no budget.", hint="Give a number above 0.")
+        return self._parts.learner().learn(
+            self.id, layer, start=start, seconds=seconds, dry_run=dry_run, progress=progress, cancelled=cancelled
+        )
+
+    def rollback(self, layer: str, to: str | Literal["previous"] | None = "previous") -> HeadMove:
+        """Makes another revision of a layer live: by default the one that was live before the last move, None the bare
+        base. An id, or the beginning of one, may name any revision, a refused one too. Raises ``NotFound``, and
+        ``BaseMismatch`` across a change of base.
+        """
+        store, base = self._parts.store, self._parts.base()
+        if to == "previous":
+            moves = store.catalog.history(self.id, layer=layer)
+            if not moves:
+                raise NotFound(f"The layer {layer} has never changed.", hint="There is nothing to roll back.")
+            to = moves[-1].before
+        return store.catalog.move_head(self.id, layer, to, base=base.digest, cause="rollback")
+
+    def weigh(self, layer: str, weight: float) -> None:
+        """How strongly a layer is added from now on: 1 as it was learned, 0 not at all; -2 to 2. Raises ``NotFound``,
+        ``InvalidInput``.
+        """
+        if not isinstance(weight, int | float) or not -2 <= weight <= 2:
+            raise InvalidInput(
+                f"The weight {weight!r} is not between -2 and 2.", hint="1 is the layer as it was learned."
+            )
+        self._parts.store.catalog.set_weight(self.id, layer, float(weight))
+
+    # Looking at it
+
+    def stack(self) -> Stack:
+        """What answers the next turn. Raises ``BaseMismatch`` when a head was built on another base than the open one."""
+        return self._parts.store.catalog.stack(self.id, self._parts.base().digest)
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Every layer with its head and weight, lowest first; those without a head too."""
+        return self._parts.store.catalog.layers(self.id)
+
+    def revisions(self, layer: str | None = None) -> tuple[Revision, ...]:
+        """All revisions, oldest first, refused ones too. Raises ``NotFound`` for an unknown layer."""
+        return self._parts.store.catalog.revisions(self.id, layer=layer)
+
+    def history(self, layer: str | None = None) -> tuple[HeadMove, ...]:
+        """Every time that a head moved, and why; oldest first."""
+        return self._parts.store.catalog.history(self.id, layer=layer)
+
+    def reports(self) -> tuple[Mapping[str, Any], ...]:
+        """What every learn said, as data, oldest first."""
+        return self._parts.store.catalog.reports(self.id)
+
+    def turns(self, limit: int | None = None) -> tuple[Turn, ...]:
+        """The conversation so far, newest first."""
+        return self._parts.store.ledger.turns(self.id, limit=limit)
+
+    def turn(self, reply: Reply | Turn | str) -> Turn:
+        """One turn, by a reply, its id or the beginning of it; "last" is the newest. Raises ``NotFound``."""
+        if reply == "last":
+            newest = self.turns(limit=1)
+            if not newest:
+                raise NotFound(f"{self.id} has no turn yet.", hint="Ask something first.")
+            return newest[0]
+        turn_id = reply.turn_id if isinstance(reply, Reply) else reply.id if isinstance(reply, Turn) else reply
+        return self._parts.store.ledger.turn(self.id, turn_id)
+
+    def signals(self, *, current: bool = True) -> tuple[Signal, ...]:
+        """What was said about replies, oldest first; ``current=False`` shows what was superseded or taken back too."""
+        return self._parts.store.ledger.signals(self.id, current=current)
+
+    def why(self, reply: Reply | Turn | str) -> Why:
+        """Why a reply was as it was: the revisions that answered, the signals that each was built from, the rules and
+        facts in the prompt.
+        """
+        return why(self._parts.store, self.turn(reply))
+
+    def summary(self) -> UserSummary:
+        """Since when, and how much there is."""
+        return self._parts.store.catalog.user(self.id)
+
+    # In and out
+
+    def export(self, folder: str | Path, *, format: Literal["peft"] = "peft", layer: str | None = None) -> Path:
+        """Writes the live stack (or one layer of it) as a folder that PEFT loads as one LoRA. Raises ``InvalidInput``
+        when the folder has something in it, ``NotFound`` when nothing is live.
+        """
+        if format != "peft":
+            raise InvalidInput(f"There is no export format {format!a}.", hint="The format is peft.")
+        engine, base = self._parts.engine, self._parts.base()
+        entries = self._narrowed(None if layer is None else [layer]).entries
+        if not entries:
+            raise NotFound(f"{self.id} has nothing live to export.", hint="Learn first, or roll back to a revision.")
+        target = Path(folder).expanduser().absolute()
+        read = engine().adapter
+        if layer is not None:
+            export_peft(read(entries[0].digest), base.architecture, target, base_name=base.card.name)
+        else:
+            parts = [(read(entry.digest), entry.weight) for entry in entries]
+            export_stack_peft(parts, base.architecture, target, base_name=base.card.name)
+        return target
+
+    def import_peft(self, folder: str | Path, *, layer: str = "style") -> Revision:
+        """Takes a PEFT folder in as a revision of a layer and makes it live: naming it is the user's own word, so no
+        gate is asked. Raises ``AdapterError`` for a folder that is damaged, hostile, of another kind or not for this
+        base.
+        """
+        check_layer_name(layer)
+        clock, base, store = self._parts.clock, self._parts.base(), self._parts.store
+        began = clock.timer()
+        adapter = import_peft(Path(folder).expanduser().absolute(), base.architecture, layer=layer, base=base.digest)
+        blob = pack(adapter)
+        digest = store.blobs.put(blob)
+        manifest = adapter.manifest
+        shape = {"rank": manifest.rank, "alpha": manifest.scaling * manifest.rank, "targets": list(manifest.targets)}
+        live = self.stack()
+        revision = Revision(
+            id=f"{layer}@{digest[:12]}",
+            user=self.id,
+            layer=layer,
+            digest=digest,
+            base=base.digest,
+            parent=None,
+            below=layers_below(live, layer),
+            recipe={**manifest.recipe, **shape},
+            inputs=canonical_digest({"imported": digest}),
+            signals={},
+            scores={},
+            verdict=Verdict.PROMOTED,
+            reason="imported by name, not judged",
+            probation=False,
+            at=clock.now(),
+            seconds=clock.timer() - began,
+        )
+        store.catalog.add_revision(revision, blob, {"imported": revision.id}, promote=True, cause="import")
+        return revision
+
+    def _narrowed(self, layers: Sequence[str] | None) -> Stack:
+        stack = self.stack()
+        if layers is None:
+            return stack
+        known = {layer.name for layer in self.layers()}
+        for name in layers:
+            if name not in known:
+                check_layer_name(name)
+                raise NotFound(
+                    f"{self.id} has no layer {name}.", hint=f"There is {', '.join(sorted(known)) or 'none yet'}."
+                )
+        return replace(stack, entries=tuple(entry for entry in stack.entries if entry.layer in layers))
+
+    def _recall(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+        backend = self._parts.engine().backend
+        recall = self._parts.memory.recall(
+            self.id,
+            messages,
+            budget_tokens=backend.base.card.context // _MEMORY_SHARE,
+            count=lambda text: len(backend.encode(text)),
+            system=backend.base.card.system,
+        )
+        return recall.messages, recall.used
+
+
+def _signal_of(turn: Turn, what: str, value: Any) -> tuple[SignalKind, dict[str, Any]]:
+    match what:
+        case "rating":
+            if value not in (-1, 1) or isinstance(value, bool):
+                raise InvalidInput(
+                    f"A rating of {value!r} is neither 1 nor -1.", hint="1 is a thumb up, -1 a thumb down."
+                )
+            return SignalKind.RATING, {"value": int(value)}
+        case "reward":
+            if isinstance(value, bool) or not isinstance(value, int | float) or not -1 <= value <= 1:
+                raise InvalidInput(f"A reward of {value!r} is not a number from -1 to 1.", hint="0 says nothing.")
+            return SignalKind.REWARD, {"value": float(value)}
+        case "comment":
+            return SignalKind.COMMENT, {"text": check_text(value, what="comment")}
+    text = check_written(value, what="edit" if what == "edit" else "preferred text")
+    if text.strip() == turn.reply.strip():
+        raise InvalidInput("That is the reply as it is.", hint="Change something in it, or rate it 1 if it is good.")
+    return (SignalKind.EDIT if what == "edit" else SignalKind.PREFERENCE), {"text": text}

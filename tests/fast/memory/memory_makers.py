@@ -1,0 +1,73 @@
+"""What the memory tests are made of: a real store in a temporary home, and words as tokens."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from personalpeft.memory.base import Embedder, Recall, Vectors
+from personalpeft.memory.embed import HashEmbedder
+from personalpeft.memory.items import Memory
+from personalpeft.store import open_store
+from personalpeft.store.base import Store
+from personalpeft.types import Message, Signal, SignalKind
+
+
+class CountingEmbedder:
+    """The fake embedder, and every text that it was asked for."""
+
+    def __init__(self) -> None:
+        self._inner = HashEmbedder()
+        self.name = self._inner.name
+        self.near = self._inner.near
+        self.asked: list[str] = []
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        self.asked.extend(texts)
+        return self._inner.embed(texts)
+
+
+class Home:
+    """A store and its memory, with the few words that the tests speak."""
+
+    def __init__(self, store: Store, embedder: Embedder) -> None:
+        self.store = store
+        self.memory = Memory(store.ledger, store.catalog, embedder)
+
+    def fact(self, user: str, text: str, *, questions: Sequence[str] = ()) -> Signal:
+        payload = {"text": text, "questions": list(questions), "answer": None}
+        return self.store.ledger.add_signal(user, SignalKind.FACT, payload)
+
+    def rule(self, user: str, text: str) -> Signal:
+        return self.store.ledger.add_signal(user, SignalKind.COMMENT, {"text": text})
+
+    def ask(self, user: str, *said: str, budget: int = 10_000, system: str | None = None) -> Recall:
+        return self.recall(user, [Message("user", text) for text in said], budget=budget, system=system)
+
+    def recall(
+        self, user: str, messages: Sequence[Message], *, budget: int = 10_000, system: str | None = None
+    ) -> Recall:
+        return self.memory.recall(user, messages, budget_tokens=budget, count=words, system=system)
+
+
+@contextmanager
+def opened(folder: Path, embedder: Embedder | None = None) -> Iterator[Home]:
+    ticks = itertools.count()
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def entropy(size: int) -> bytes:
+        return next(ticks).to_bytes(size)
+
+    with open_store(folder, now=lambda: start + timedelta(seconds=next(ticks)), entropy=entropy) as store:
+        yield Home(store, embedder or HashEmbedder())
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def prompt(recall: Recall) -> str:
+    return "\n".join(message.content for message in recall.messages)

@@ -1,0 +1,58 @@
+"""The real retrieval model finds the right fact for a paraphrase, leaves other questions alone and is quiet."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from personalpeft.memory.embed import MiniLM
+
+pytestmark = pytest.mark.slow
+
+FACTS = {
+    "My dog is called Biscuit.": "How do I call my four-legged friend?",
+    "My sister Nadia is a midwife.": "What is Nadia's job?",
+    "I play the cello in the Harbour Orchestra.": "What do I do in the orchestra?",
+    "My favourite tea is genmaicha.": "Which hot drink do I like best?",
+    "I was born in 1987.": "What is my birth year?",
+    "My flat is on the seventh floor.": "How high up do I live?",
+    "My wife grew up in Ghent.": "Where does my spouse come from?",
+    "My shoe size is 43.": "Which size of boots should I buy?",
+}
+FOREIGN = (
+    "What is the capital of France?",
+    "How do I boil an egg?",
+    "Write a short poem about the sea.",
+    "What is 2 + 2?",
+)
+
+
+@pytest.fixture(scope="module")
+def minilm() -> MiniLM:
+    return MiniLM()
+
+
+def test_a_paraphrase_finds_its_fact_and_a_foreign_question_none(minilm: MiniLM) -> None:
+    facts = minilm.embed(list(FACTS))
+    cosines = minilm.embed(list(FACTS.values())) @ facts.T
+    assert (cosines.argmax(axis=1) == np.arange(len(FACTS))).all()
+    assert (cosines.diagonal() >= minilm.near).all()
+    assert (minilm.embed(FOREIGN) @ facts.T < minilm.near).all()
+
+
+def test_vectors_have_length_one_and_do_not_depend_on_their_neighbours(minilm: MiniLM) -> None:
+    alone = minilm.embed(["My dog is called Biscuit."])
+    among = minilm.embed(["x", "My dog is called Biscuit.", "a much longer text about nothing in particular " * 20])
+    assert (alone.shape, alone.dtype) == ((1, 384), np.float32)
+    assert np.linalg.norm(among, axis=1) == pytest.approx(1, abs=1e-5)
+    assert alone[0].tobytes() == among[1].tobytes()
+    assert minilm.embed([]).shape == (0, 384)
+
+
+def test_it_loads_without_a_word_on_the_screen() -> None:
+    code = "from personalpeft.memory.embed import MiniLM; MiniLM().embed(['hello'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
