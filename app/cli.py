@@ -1,0 +1,83 @@
+"""The command ``personalpeft``: its commands in their sections, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from personalpeft_app.commands.care import completion, demo, doctor, path, verify
+from personalpeft_app.commands.chat import chat
+from personalpeft_app.commands.learn import learn, rollback, weigh
+from personalpeft_app.commands.look import memory, models, revisions, stack, turns, users, why
+from personalpeft_app.commands.move import export, import_
+from personalpeft_app.commands.say import feedback, remember, teach
+from personalpeft_app.commands.talk import ask
+from personalpeft_app.failures import STOPPED, USAGE, reported, tell
+from personalpeft_app.options import Common, Group, common_options
+
+PROGRAM = "personalpeft"
+
+
+class Cli(Group):
+    """The outermost group. Whatever goes wrong below it leaves as a message and an exit code."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
+        given = list(sys.argv[1:] if args is None else args)
+        for stream in (sys.stdout, sys.stderr):
+            # A terminal that knows few characters shows the others as escapes.
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")
+        extra = {**extra, "prog_name": PROGRAM, "standalone_mode": False}
+        as_data = "--json" in given
+        try:
+            code = super().main(given, *rest, **extra)
+        except click.UsageError as error:
+            command = error.ctx.command_path if error.ctx else PROGRAM
+            hint = f"Run: {command} --help"
+            code = tell(error.format_message(), hint, kind="Usage", code=USAGE, as_data=as_data)
+        except click.ClickException as error:
+            code = tell(error.format_message(), "", kind="Usage", code=error.exit_code, as_data=as_data)
+        except click.Abort:
+            code = tell("Stopped.", "", kind="Cancelled", code=STOPPED, as_data=as_data)
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with reported(lambda: ctx.ensure_object(Common)):
+            return super().invoke(ctx)
+
+
+@click.group(
+    PROGRAM,
+    cls=Cli,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    examples=(
+        'personalpeft ask "How do I boil an egg?"',
+        'personalpeft feedback --edit "Eight minutes in boiling water."',
+        "personalpeft learn",
+        "personalpeft rollback style",
+    ),
+)
+@click.version_option(None, "--version", package_name=PROGRAM, message="%(prog)s %(version)s")
+@common_options
+def cli() -> None:
+    """A model of your own: ask it, correct it, let it learn from that, and take back whatever you do not like.
+
+    Data goes to stdout, notes and errors to stderr. Start with: personalpeft demo
+    """
+
+
+cli.add_section("Talk", (ask, chat, demo))
+cli.add_section("Feedback", (feedback, teach, remember))
+cli.add_section("Learn", (learn, rollback, weigh))
+cli.add_section("Look", (stack, revisions, turns, why, memory, users, models))
+cli.add_section("Move", (export, import_))
+cli.add_section("Care", (doctor, verify, path, completion))
+
+
+def main() -> None:
+    """The entry point."""
+    cli.main()

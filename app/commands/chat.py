@@ -1,0 +1,177 @@
+"""A conversation in plain lines: what is typed is asked, and a line that begins with a slash does something about the
+last reply.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from personalpeft.errors import InvalidInput, NotFound, PersonalPeftError, PromptTooLong, nearest
+from personalpeft_app import opening
+from personalpeft_app.commands.learn import study
+from personalpeft_app.commands.talk import speak
+from personalpeft_app.failures import report
+from personalpeft_app.options import Common, command
+from personalpeft_app.output import note, show
+from personalpeft_app.progress import Display
+
+if TYPE_CHECKING:
+    from personalpeft import Reply, User
+
+_PROMPT = "> "
+_HELP = """\
+/up, /down         the last reply was good, was not good
+/edit [TEXT]       the reply as it should have been; without TEXT, edit it on the next line
+/prefer TEXT       another text that is better
+/comment TEXT      a rule to follow from now on
+/remember TEXT     a fact about you
+/learn             learn from the feedback so far
+/why               why the last reply was as it was
+/new               begin a new conversation
+/help              this list
+/quit              leave (so does Ctrl-D); Ctrl-C only stops a reply"""
+
+
+@dataclass
+class Conversation:
+    """What was said so far, and the reply that feedback is about."""
+
+    common: Common
+    user: User
+    display: Display
+    messages: list[dict[str, str]] = field(default_factory=list)
+    last: Reply | None = None
+
+    def say(self, text: str) -> None:
+        """Asks, in the light of what was said before; a conversation that is too long loses its beginning."""
+        asked = [*self.messages, {"role": "user", "content": text}]
+        while True:
+            try:
+                reply = speak(self.common, self.user, asked, self.display, quietly=self.common.json)
+                break
+            except PromptTooLong:
+                if len(asked) < 3:
+                    raise
+                asked = asked[2:]
+                note(self.common, "The conversation is too long for the base; its beginning is left out from here on.")
+        if self.common.json:
+            show(self.common, reply, "")
+        self.last = reply
+        self.messages = [*asked, {"role": "assistant", "content": reply.text}] if reply.text.strip() else asked[:-1]
+        if reply.finish_reason == "cancelled":
+            note(self.common, "Stopped.")
+
+    def do(self, line: str) -> None:
+        """Does what a line with a slash says. Raises ``NotFound`` for a command that is not there, ``EOFError`` to leave."""
+        name, _, rest = line[1:].partition(" ")
+        actions: dict[str, Callable[[str], None]] = {
+            "up": lambda rest: self._feedback(rating=1),
+            "down": lambda rest: self._feedback(rating=-1),
+            "edit": lambda rest: self._feedback(edit=rest or self._edited()),
+            "prefer": lambda rest: self._feedback(prefer=_text(rest, "/prefer")),
+            "comment": lambda rest: self._feedback(comment=_text(rest, "/comment")),
+            "remember": self._remember,
+            "learn": self._learn,
+            "why": self._why,
+            "new": self._new,
+            "help": lambda rest: note(self.common, _HELP),
+            "quit": _quit,
+        }
+        if name not in actions:
+            raise NotFound(f"There is no command /{name}.", hint=f"{nearest(name, actions, what='command')} See /help.")
+        actions[name](rest.strip())
+
+    def _reply(self) -> Reply:
+        if self.last is None:
+            raise NotFound("There is no reply yet.", hint="Ask something first.")
+        return self.last
+
+    def _feedback(self, **said: Any) -> None:
+        signal = self.user.feedback(self._reply(), **said)
+        note(self.common, f"Kept as {signal}.")
+
+    def _edited(self) -> str:
+        return _read("edit> ", prefill=" ".join(self._reply().text.split("\n")))
+
+    def _remember(self, rest: str) -> None:
+        note(self.common, f"Kept as {self.user.remember(_text(rest, '/remember'))}.")
+
+    def _learn(self, rest: str) -> None:
+        learned = study(self.common, self.user, self.display)
+        show(self.common, learned.as_json(), str(learned))
+
+    def _why(self, rest: str) -> None:
+        account = self.user.why(self._reply())
+        show(self.common, account.as_json(), str(account))
+
+    def _new(self, rest: str) -> None:
+        self.messages, self.last = [], None
+        note(self.common, "A new conversation.")
+
+
+@command("chat", examples=("personalpeft chat", "personalpeft chat --user ada"))
+def chat(common: Common) -> None:
+    """Talk, line by line.
+
+    The conversation is kept in mind, and /help lists what else a line can do.
+
+    Ctrl-C stops a reply and not the chat; Ctrl-D or /quit leaves.
+    """
+    display = Display(common)
+    with opening.user(common, "make", display) as user:
+        if _is_terminal():
+            note(common, f"You are {user.id}. /help lists what else you can do; Ctrl-D leaves.")
+        conversation = Conversation(common, user, display)
+        while True:
+            try:
+                line = _read(_PROMPT).strip()
+                if line.startswith("/"):
+                    conversation.do(line)
+                elif line:
+                    conversation.say(line)
+            except EOFError:
+                break
+            except KeyboardInterrupt:
+                note(common, "\nCtrl-D or /quit leaves.")
+            except PersonalPeftError as error:
+                report(error, as_data=common.json)
+
+
+def _read(prompt: str, prefill: str = "") -> str:
+    """The next line. Raises ``EOFError`` where there is none."""
+    if not _is_terminal():
+        line = sys.stdin.readline()
+        if not line:
+            raise EOFError
+        return line.rstrip("\n")
+    try:
+        import readline
+    except ImportError:
+        return input(prompt)
+    readline.set_startup_hook(lambda: readline.insert_text(prefill))
+    try:
+        return input(prompt)
+    except EOFError:
+        click.echo()
+        raise
+    finally:
+        readline.set_startup_hook(None)
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _text(rest: str, name: str) -> str:
+    if not rest:
+        raise InvalidInput(f"{name} needs a text.", hint=f"Say: {name} and then the text, on one line.")
+    return rest
+
+
+def _quit(rest: str) -> None:
+    raise EOFError

@@ -1,0 +1,83 @@
+"""From what went wrong to a line, a hint and an exit code; never a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from personalpeft.errors import PersonalPeftError, outcome
+from personalpeft_app.options import Common
+from personalpeft_app.output import as_json, printable, styled
+
+USAGE = 2
+BUG = 70
+STOPPED = 130
+BROKEN_PIPE = 141
+
+
+@contextmanager
+def reported(common: Callable[[], Common]) -> Iterator[None]:
+    """Reports whatever is raised inside and leaves with its exit code; click's own exceptions pass."""
+    try:
+        yield
+        sys.stdout.flush()
+    except PersonalPeftError as error:
+        raise click.exceptions.Exit(report(error, as_data=common().json)) from error
+    except BrokenPipeError as error:
+        # The reader has gone. What is still buffered must go nowhere, or the interpreter complains of it when it ends.
+        with open(os.devnull, "w") as nowhere:  # noqa: PTH123
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        raise click.exceptions.Exit(BROKEN_PIPE) from error
+    except KeyboardInterrupt as error:
+        tell("Stopped.", "", kind="Cancelled", code=STOPPED, as_data=common().json)
+        raise click.exceptions.Exit(STOPPED) from error
+    except (click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except Exception as bug:  # The one place where nothing may pass: a person never sees a traceback.
+        raise click.exceptions.Exit(_report_bug(bug, common())) from bug
+
+
+def report(error: PersonalPeftError, *, as_data: bool) -> int:
+    """Says on stderr what went wrong and what to do about it; gives the exit code."""
+    code = outcome(error).exit_code
+    return tell(error.message, error.hint, kind=type(error).__name__, code=code, as_data=as_data)
+
+
+def tell(message: str, hint: str, *, kind: str, code: int, as_data: bool) -> int:
+    """An error on stderr, as two lines or as JSON; gives back the code."""
+    if as_data:
+        said = {"error": {"kind": kind, "message": message, "hint": hint, "exit_code": code}}
+        click.echo(as_json(said, indent=None), err=True)
+        return code
+    click.echo(f"{styled('error:', fg='red', bold=True)} {printable(message)}", err=True)
+    if hint:
+        click.echo(f"{styled('hint:', fg='cyan')} {printable(hint)}", err=True)
+    return code
+
+
+def _report_bug(bug: Exception, common: Common) -> int:
+    what = " ".join(str(bug).split())[:300]
+    message = f"This is a bug in personalpeft: {type(bug).__name__}{': ' + what if what else ''}"
+    log = _write_log(bug, common)
+    where = f"The details are in {log}; please report it with that file." if log else "Please report it."
+    return tell(message, where, kind="Bug", code=BUG, as_data=common.json)
+
+
+def _write_log(bug: Exception, common: Common) -> Path | None:
+    name = f"bug-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.log"
+    for folder in (common.places()[1] / "logs", Path(tempfile.gettempdir())):
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (folder / name).write_text("".join(traceback.format_exception(bug)), "utf-8", "backslashreplace")
+        except OSError:
+            continue
+        return folder / name
+    return None

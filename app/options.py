@@ -1,0 +1,201 @@
+"""What every command shares: the options that are taken before and after the command's name, and how help looks.
+
+Importing this imports nothing but click, so that help comes at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import click
+
+import personalpeft
+from personalpeft.errors import nearest
+
+USER = "PERSONALPEFT_USER"
+BASE = "PERSONALPEFT_BASE"
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Decorator: TypeAlias = Callable[[Callable[..., Any]], click.Command]
+
+
+@dataclass
+class Common:
+    """The options of every command. What was said after the command's name wins over what was said before it."""
+
+    user: str | None = None
+    home: str | None = None
+    base: str | None = None
+    backend: str | None = None
+    json: bool = False
+    quiet: bool = False
+
+    def user_id(self) -> str:
+        """Who is meant: ``--user``, else PERSONALPEFT_USER, else the login name where that can be an id, else "me"."""
+        if self.user is not None:
+            return self.user
+        return os.environ.get(USER) or _login_name() or "me"
+
+    def base_name(self) -> str:
+        """Which base is meant: ``--base``, else PERSONALPEFT_BASE, else the default."""
+        return self.base or os.environ.get(BASE) or personalpeft.DEFAULT_BASE
+
+    def places(self) -> tuple[Path, Path]:
+        """The home and the cache, of which neither need exist."""
+        from personalpeft.settings import resolve
+
+        settings = resolve(self.home, os.environ)
+        return settings.home, settings.cache
+
+
+class _CommonOption(click.Option):
+    """An option of every command, which help lists apart from the command's own."""
+
+
+class Command(click.Command):
+    """A command whose help ends with examples."""
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = tuple(examples)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _format_options(self, ctx, formatter)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _format_examples(self.examples, formatter)
+
+
+class Group(click.Group):
+    """A group whose help lists its commands in sections, and that names the nearest command to one it does not know."""
+
+    command_class = Command
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = tuple(examples)
+        self._sections: dict[str, list[str]] = {}
+
+    def add_section(self, title: str, commands: Sequence[click.Command]) -> None:
+        """Adds commands under a heading of the help, in this order."""
+        for command in commands:
+            self.add_command(command)
+        self._sections[title] = [str(command.name) for command in commands]
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for names in self._sections.values() for name in names]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            hint = nearest(args[0], self.commands, what="command")
+            raise click.UsageError(f"There is no command {args[0]!a}. {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_commands(ctx, formatter)
+        _format_options(self, ctx, formatter)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        longest = max(len(name) for name in self.list_commands(ctx))
+        room = formatter.width - 6 - longest
+        for title, names in self._sections.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name.ljust(longest), self.commands[name].get_short_help_str(room)) for name in names]
+                )
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _format_examples(self.examples, formatter)
+
+
+def common_options(function: Function) -> Function:
+    """Adds the options of every command; their values go to the context's ``Common``."""
+    for option in reversed(
+        (
+            _common("--user", metavar="ID", help=f"Whose model.  [default: {USER}, else your login name]"),
+            _common(
+                "--home",
+                metavar="FOLDER",
+                help="Where everything is kept.  [default: PERSONALPEFT_HOME, else the platform's data folder]",
+            ),
+            _common(
+                "--base",
+                metavar="NAME|PATH",
+                help="The base: a name that models lists, a card or a model's folder."
+                f"  [default: {BASE}, else {personalpeft.DEFAULT_BASE}]",
+            ),
+            _common(
+                "--backend", metavar="NAME", help="What runs the base: torch, or fake for tests.  [default: torch]"
+            ),
+            _common("--json", is_flag=True, help="Print data and errors as JSON."),
+            _common("--quiet", "-q", is_flag=True, help="No progress and no notes."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def command(name: str, *, examples: Sequence[str]) -> Decorator:
+    """Makes a command of a function whose first argument is the ``Common`` options."""
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        made: click.Command = click.command(name, cls=Command, examples=examples)(
+            common_options(click.pass_obj(function))
+        )
+        return made
+
+    return decorate
+
+
+def _common(*names: str, **attributes: Any) -> Callable[[Function], Function]:
+    # Eager, so that a mistake in another option is already reported as --json asks.
+    return click.option(
+        *names, cls=_CommonOption, expose_value=False, is_eager=True, callback=_note, default=None, **attributes
+    )
+
+
+def _note(ctx: click.Context, option: click.Parameter, value: Any) -> None:
+    common = ctx.ensure_object(Common)
+    if value is not None and option.name is not None:
+        setattr(common, option.name, value)
+
+
+def _login_name() -> str | None:
+    import getpass
+
+    from personalpeft.ids import USER_ID
+
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return None
+    return name if USER_ID.fullmatch(name) and ".." not in name else None
+
+
+def _format_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    own: list[tuple[str, str]] = []
+    common: list[tuple[str, str]] = []
+    for parameter in command.get_params(ctx):
+        record = parameter.get_help_record(ctx)
+        # Arguments are explained in the text above: their names alone say nothing.
+        if record is not None and isinstance(parameter, click.Option):
+            (common if isinstance(parameter, _CommonOption) else own).append(record)
+    if own:
+        with formatter.section("Options"):
+            formatter.write_dl(own)
+    if common:
+        with formatter.section("Options of every command, before or after its name"):
+            formatter.write_dl(common)
+
+
+def _format_examples(examples: Sequence[str], formatter: click.HelpFormatter) -> None:
+    if examples:
+        with formatter.section("Examples"):
+            for example in examples:
+                formatter.write(f"{'':>{formatter.current_indent}}{example}\n")

@@ -1,0 +1,116 @@
+"""What goes to the screen: data to stdout, as text or JSON, and notes and errors to stderr.
+
+Invariants: nothing but data reaches stdout; text from a model or a file cannot steer the terminal, since control
+characters are shown and not sent; what is piped has no colours and is not cut to a width.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import click
+
+from personalpeft_app.options import Common
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """The text with every control character but tabs and line ends shown as ``\\x1b``, not sent."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\r\n", "\n"))
+
+
+def as_data(value: Any) -> Any:
+    """Frozen values as what JSON knows: fields as keys, moments in ISO 8601, paths as text."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: as_data(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): as_data(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [as_data(each) for each in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Enum):
+        return value.value
+    return str(value) if isinstance(value, Path) else value
+
+
+def as_json(value: Any, *, indent: int | None = 2) -> str:
+    """JSON that a terminal shows as it is."""
+    text = json.dumps(as_data(value), ensure_ascii=False, indent=indent, allow_nan=False)
+    return _CONTROL_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def show(common: Common, data: Any, text: str) -> None:
+    """Prints data: as JSON where asked for, else as text. An empty text prints nothing."""
+    if common.json:
+        click.echo(as_json(data))
+    elif text:
+        click.echo(printable(text))
+
+
+def write(text: str) -> None:
+    """A piece of a reply, at once."""
+    click.echo(printable(text), nl=False)
+
+
+def note(common: Common, text: str) -> None:
+    """A line for the person, on stderr, that a program does not need."""
+    if not common.quiet and not common.json:
+        click.echo(styled(printable(text), dim=True), err=True)
+
+
+def styled(text: str, **style: Any) -> str:
+    """The text in a style, where stderr is a terminal and NO_COLOR is not set."""
+    return click.style(text, **style) if colours() else text
+
+
+def colours() -> bool:
+    """Whether stderr may be coloured."""
+    return sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def one_line(text: str) -> str:
+    """A text on one line."""
+    return " ".join(text.split())
+
+
+def moment(at: datetime) -> str:
+    """A moment in the time of this place, to the minute."""
+    return at.astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, flexible: Sequence[int] = ()) -> str:
+    """Columns under headings. On a terminal that is too narrow the ``flexible`` columns are cut; empty without rows."""
+    if not rows:
+        return ""
+    from rich.cells import cell_len, set_cell_size
+
+    grid = [[one_line(printable(cell)) for cell in row] for row in (headings, *rows)]
+    widths = [max(cell_len(row[column]) for row in grid) for column in range(len(headings))]
+    if sys.stdout.isatty():
+        over = sum(widths) + 2 * (len(widths) - 1) - shutil.get_terminal_size().columns
+        while over > 0 and any(widths[column] > 12 for column in flexible):
+            widths[max(flexible, key=lambda column: widths[column])] -= 1
+            over -= 1
+
+    def fit(cell: str, width: int) -> str:
+        return cell if cell_len(cell) <= width else set_cell_size(cell, width - 1).rstrip() + "…"
+
+    lines = []
+    for row in grid:
+        cells = [fit(cell, width) for cell, width in zip(row, widths, strict=True)]
+        padded = [cell + " " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True)]
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,105 @@
+"""How far a long piece of work is, on stderr: a bar on a terminal, a line for each stage elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import click
+
+from personalpeft_app.options import Common
+from personalpeft_app.output import colours
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+# What is done sooner than this shows nothing at all.
+_PATIENCE = 0.7
+
+
+class Display:
+    """Hears ``(stage, done)`` and shows it while it is entered; at all other times it hears without showing.
+
+    It can be entered again and again. Leaving it takes the bar away, so that what is printed next stands on a clean line.
+    """
+
+    def __init__(self, common: Common) -> None:
+        self._terminal = sys.stderr.isatty()
+        # A program that asked for JSON may read stderr too, and finds nothing there but an error.
+        self._shown = not common.quiet and (self._terminal or not common.json)
+        self._turn = threading.Lock()
+        self._open = False
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._timer: threading.Timer | None = None
+        self._stage = ""
+        self._done = 0.0
+
+    def __enter__(self) -> Self:
+        self._open = self._shown
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._turn:
+            self._open = False
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._bar is not None:
+                self._bar.stop()
+            self._timer = self._bar = self._task = None
+            self._stage = ""
+
+    def __call__(self, stage: str, done: float) -> None:
+        with self._turn:
+            if not self._open:
+                return
+            new = stage != self._stage
+            self._stage, self._done = stage, done
+            if not self._terminal:
+                if new:
+                    click.echo(f"{stage} ...", err=True)
+            elif self._bar is not None and self._task is not None:
+                self._draw(self._bar, self._task, new)
+            elif self._timer is None:
+                self._timer = threading.Timer(_PATIENCE, self._begin)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def say(self, text: str) -> None:
+        """A line beside the bar. Takes no lock of its own, so that the answer to a signal can call it at any moment."""
+        if not self._shown:
+            return
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            click.echo(text, err=True)
+
+    def _draw(self, bar: Progress, task: TaskID, new: bool) -> None:
+        if new:
+            bar.reset(task)
+        # A stage that has only begun says nothing of how long it takes: the bar pulses.
+        bar.update(task, description=self._stage, completed=self._done, total=1.0 if self._done > 0 else None)
+
+    def _begin(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        with self._turn:
+            if not self._open:
+                return
+            console = Console(stderr=True, no_color=not colours())
+            columns = (
+                SpinnerColumn(),
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=30),
+                TextColumn("{task.percentage:>3.0f}%"),
+                TimeElapsedColumn(),
+            )
+            self._bar = Progress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task(self._stage, total=None)
+            self._draw(self._bar, self._task, False)
+            self._bar.start()

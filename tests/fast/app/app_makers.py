@@ -1,0 +1,111 @@
+"""Homes to run commands on, and ways to run them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+import personalpeft
+from personalpeft_app.cli import cli
+
+# The real command, its fake model slowed down so that there is something to interrupt.
+_SLOWLY = """
+import sys, time
+from personalpeft.backends import fake
+seconds = float(sys.argv.pop(1))
+step, generate = fake._FakeSession.step, fake.FakeBackend.generate
+def slow_step(self, *args):
+    time.sleep(seconds)
+    return step(self, *args)
+def slow_generate(self, *args, **kwargs):
+    for piece in generate(self, *args, **kwargs):
+        yield piece
+        time.sleep(seconds)
+fake._FakeSession.step, fake.FakeBackend.generate = slow_step, slow_generate
+from personalpeft_app.cli import main
+main()
+"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A home and a cache of the test's own, and ways to run commands on them."""
+
+    home: Path
+    cache: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "PERSONALPEFT_HOME": str(self.home),
+            "PERSONALPEFT_CACHE": str(self.cache),
+            "PERSONALPEFT_USER": "ada",
+            "PERSONALPEFT_BASE": "",
+            "NO_COLOR": "",
+        }
+
+    def run(self, *args: str, stdin: str | bytes | None = None, backend: str = "fake", **env: str) -> Result:
+        """Runs in this process."""
+        runner = CliRunner()
+        return runner.invoke(cli, ["--backend", backend, *args], input=stdin, env={**self.environment, **env})
+
+    def spawn(self, *args: str, slowly: float | None = None, **env: str) -> subprocess.Popen[bytes]:
+        """Starts a process of its own with pipes."""
+        program = [sys.executable, "-P", "-c", _SLOWLY, str(slowly)] if slowly else [sys.executable, "-c", _PLAIN]
+        return subprocess.Popen(
+            [*program, "--backend", "fake", *args],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env={**os.environ, **self.environment, **env},
+            # Interrupts must not be ignored, as they are for a job in the background of the shell that runs the tests.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+        )
+
+    def snapshot(self) -> Any:
+        """All that a command could have changed; None where there is no home."""
+        if not self.home.exists():
+            return None
+        with personalpeft.open(self.home, backend="fake", read_only=True) as runtime:
+            return [
+                (summary, user.turns(), user.signals(current=False), user.items(), user.layers(), user.history())
+                for summary in runtime.users()
+                for user in [runtime.user(summary.id, create=False)]
+            ]
+
+
+_PLAIN = "from personalpeft_app.cli import main; main()"
+
+
+def teach(place: Place, count: int) -> None:
+    with personalpeft.open(place.home, backend="fake") as runtime:
+        ada = runtime.user("ada")
+        for number in range(count):
+            ada.feedback(ada.chat(f"question {number}"), edit=f"the answer to question {number}")
+
+
+def wait_for(happened: Callable[[], bool], what: str, seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, f"{what} did not happen"
+        time.sleep(0.02)
+
+
+def lines(text: str) -> Sequence[str]:
+    return text.rstrip("\n").split("\n")
+
+
+def ended(process: subprocess.Popen[bytes]) -> tuple[str, str]:
+    """What is left of stdout and stderr when the process has ended."""
+    out, said = process.communicate(timeout=20)
+    return out.decode(), said.decode()

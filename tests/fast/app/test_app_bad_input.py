@@ -1,0 +1,229 @@
+"""Bad input: a message that says what to do, the exit code of its kind, no traceback, and nothing changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from app_makers import Place
+
+_LOOK_ALIKE = "\u0430da"  # Its first letter is Cyrillic.
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (["ask", ""], 2, "prompt is empty"),
+        (["ask", " \n\u200b"], 2, "prompt is empty"),
+        (["ask", "x" * 100_001], 2, "100001 characters"),
+        (["ask", "x" * 5000], 2, "4096 of fake"),
+        (["ask", "hi", "--layer", "stile"], 2, "cannot be a layer"),
+        (["ask", "hi", "--layer", "skill.email"], 3, "has no layer skill.email"),
+        (["ask", "hi", "--temperature", "11"], 2, "11"),
+        (["ask", "hi", "--max-tokens", "0"], 2, "0"),
+        (["ask", "hi", "--bare", "--layer", "style"], 2, "--bare"),
+        (["ask", "hi", "--user", "../ada"], 2, "cannot be a user id"),
+        (["ask", "hi", "--user", "a..b"], 2, "cannot be a user id"),
+        (["ask", "hi", "--user", "a/b"], 2, "cannot be a user id"),
+        (["ask", "hi", "--user", _LOOK_ALIKE], 2, "\\u0430da"),
+        (["ask", "hi", "--user", "a" * 300], 2, "cannot be a user id"),
+        (["ask", "hi", "--user", ""], 2, "cannot be a user id"),
+        (["ask", "hi", "--backend", "torsch"], 3, "Did you mean 'torch'?"),
+        (["feedback"], 2, "There is no feedback in this"),
+        (["feedback", "--up", "--edit", "x"], 2, "exactly one thing"),
+        (["feedback", "--edit", ""], 2, "edit is empty"),
+        (["feedback", "--reward", "3"], 2, "3"),
+        (["feedback", "t_nothing", "--up"], 3, "Known: t_0"),
+        (["feedback", "--up", "--user", "adda"], 3, "Did you mean 'ada'?"),
+        (["feedback", "--edit", "x", "--editor"], 2, "--editor"),
+        (["teach", "", "answer"], 2, "prompt is empty"),
+        (["teach", "prompt", ""], 2, "answer is empty"),
+        (["teach", "prompt", "answer", "--skill", "../x"], 2, "skill.../x"),
+        (["teach", "-", "-"], 2, "Only one"),
+        (["remember", ""], 2, "fact is empty"),
+        (["remember", "x" * 2001], 2, "2001 characters"),
+        (["remember", "x", "--answer", "y"], 2, "no question"),
+        (["learn"], 4, "Nothing new for style"),
+        (["learn", "--layer", "stile"], 2, "cannot be a layer"),
+        (["learn", "--layer", "memory"], 4, "Nothing to learn for memory"),
+        (["learn", "--seconds", "0"], 2, "no budget"),
+        (["learn", "--seconds", "nan"], 2, "no budget"),
+        (["learn", "--user", "adda"], 3, "Did you mean 'ada'?"),
+        (["rollback", "stil"], 3, "Did you mean 'style'?"),
+        (["rollback", "style", "--to", "style@nope"], 3, "Did you mean 'style@"),
+        (["weigh", "style", "3"], 2, "between -2 and 2"),
+        (["weigh", "style", "nan"], 2, "between -2 and 2"),
+        (["weigh", "stil", "1"], 3, "Did you mean 'style'?"),
+        (["why", "t_nothing"], 3, "Known: t_0"),
+        (["revisions", "--layer", "stil"], 3, "Did you mean 'style'?"),
+        (["memory", "edit", "s_nothing", "text"], 3, "s_nothing"),
+        (["memory", "remove", "s_nothing"], 3, "s_nothing"),
+        (["turns", "-n", "0"], 2, "0"),
+        (["turns", "--user", "adda"], 3, "Did you mean 'ada'?"),
+        (["export", "x", "--format", "pft"], 2, "The format is peft"),
+        (["export", "/proc/version/x"], None, "/proc/version"),
+        (["import", "/nowhere/at/all"], 2, "/nowhere/at/all"),
+        (["path", "hoem"], 2, "hoem"),
+        (["sack"], 2, "Did you mean 'stack'?"),
+        (["memory", "lsit"], 2, "Did you mean 'list'?"),
+        (["stack", "--jsn"], 2, "--json"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_bad_input_is_named_and_changes_nothing(learned: Place, args: list[str], code: int | None, said: str) -> None:
+    before = learned.snapshot()
+    result = learned.run(*args)
+    assert said in result.stderr
+    assert "error: " in result.stderr
+    assert "Traceback" not in result.output
+    assert "bug in" not in result.stderr
+    assert result.stdout == ""
+    assert result.exit_code == code if code is not None else result.exit_code not in (0, 70)
+    assert learned.snapshot() == before
+    told = json.loads(learned.run(*args, "--json").stderr)["error"]
+    assert told["exit_code"] == result.exit_code
+    assert said in told["message"] + told["hint"]
+
+
+def test_a_turn_with_a_slip_in_its_id_names_the_nearest(taught: Place) -> None:
+    turn = json.loads(taught.run("turns", "--json").stdout)["turns"][2]["id"]
+    result = taught.run("feedback", turn[:-1] + "u", "--up")
+    assert result.exit_code == 3
+    assert f"Did you mean '{turn}'?" in result.stderr
+
+
+def test_an_edit_that_changes_nothing_is_refused(taught: Place) -> None:
+    reply = json.loads(taught.run("turns", "--json").stdout)["turns"][0]["reply"]
+    before = taught.snapshot()
+    result = taught.run("feedback", "--edit", f"  {reply}\n")
+    assert result.exit_code == 2
+    assert "That is the reply as it is." in result.stderr
+    assert taught.snapshot() == before
+
+
+def test_feedback_twice_counts_once_and_keeps_both(place: Place) -> None:
+    place.run("ask", "hello")
+    place.run("feedback", "--up")
+    place.run("feedback", "--down")
+    (turn,) = json.loads(place.run("turns", "--json").stdout)["turns"]
+    assert [signal["payload"] for signal in turn["signals"]] == [{"value": -1}]
+    assert json.loads(place.run("users", "--json").stdout)["users"][0]["signals"] == 2
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["stack"],
+        ["revisions"],
+        ["turns"],
+        ["why"],
+        ["memory"],
+        ["users"],
+        ["verify"],
+        ["feedback", "--up"],
+        ["learn"],
+        ["rollback", "style"],
+        ["weigh", "style", "1"],
+        ["memory", "remove", "s_x"],
+        ["export", "x"],
+        ["ask", ""],
+        ["ask", "hi", "--user", "../x"],
+        ["teach", "", "x"],
+        ["remember", ""],
+    ],
+    ids=" ".join,
+)
+def test_a_command_with_nothing_to_keep_makes_no_home(place: Place, args: list[str]) -> None:
+    result = place.run(*args)
+    assert result.exit_code in (2, 7)
+    assert "error: " in result.stderr
+    assert not place.home.exists()
+
+
+@pytest.mark.parametrize("args", [["doctor"], ["models"], ["path"], ["completion", "fish"]], ids=" ".join)
+def test_a_command_that_needs_no_home_makes_none(place: Place, args: list[str]) -> None:
+    assert place.run(*args).exit_code == 0
+    assert not place.home.exists()
+
+
+@pytest.mark.parametrize("args", [["stack"], ["turns"], ["feedback", "--up"], ["learn"]], ids=" ".join)
+def test_looking_makes_no_user(learned: Place, args: list[str]) -> None:
+    before = learned.snapshot()
+    assert learned.run(*args, "--user", "bob").exit_code == 3
+    assert learned.snapshot() == before
+
+
+def test_a_home_from_a_newer_version_is_left_alone(learned: Place) -> None:
+    database = learned.home / "personalpeft.db"
+    with sqlite3.connect(database) as db:
+        db.execute("pragma user_version=99")
+    db.close()
+    for args in (["turns"], ["ask", "hello"], ["verify"]):
+        result = learned.run(*args)
+        assert result.exit_code == 7
+        assert "newer version" in result.stderr
+        assert "Update personalpeft" in result.stderr
+
+
+def test_a_folder_that_is_not_ours_is_left_alone(place: Place) -> None:
+    place.home.mkdir()
+    (place.home / "thesis.txt").write_text("mine")
+    for args in (["turns"], ["ask", "hello"]):
+        result = place.run(*args)
+        assert result.exit_code == 7
+        assert "not ours" in result.stderr
+    assert [path.name for path in place.home.iterdir()] == ["thesis.txt"]
+
+
+def test_a_home_that_is_a_file_is_left_alone(place: Place) -> None:
+    place.home.write_text("mine")
+    assert place.run("ask", "hello").exit_code == 7
+    assert place.home.read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_read_only_home_can_be_looked_at_and_says_why_it_cannot_be_changed(learned: Place) -> None:
+    try:
+        (learned.home / "personalpeft.db").chmod(0o400)
+        learned.home.chmod(0o500)
+        assert learned.run("turns").exit_code == 0
+        result = learned.run("feedback", "--up")
+        assert result.exit_code == 7
+        assert "read-only" in result.stderr
+    finally:
+        learned.home.chmod(0o700)
+
+
+def test_a_card_with_a_mistake_is_named_by_file_and_line(place: Place, tmp_path: Path) -> None:
+    card = tmp_path / "mine.toml"
+    card.write_text('name = "mine"\ntitel = "Mine"\n')
+    result = place.run("ask", "hello", "--base", str(card), backend="torch")
+    assert result.exit_code == 2
+    assert f"{card}:2" in result.stderr or "line 2" in result.stderr
+    assert "titel" in result.stderr
+    assert not place.home.exists()
+
+
+def test_an_unknown_base_names_the_nearest(place: Place) -> None:
+    result = place.run("ask", "hello", "--base", "smollm2-135m", backend="torch")
+    assert result.exit_code == 3
+    assert "Did you mean 'smollm2-135m-instruct'?" in result.stderr
+    assert not place.home.exists()
+
+
+def test_a_damaged_home_is_said_by_verify_and_doctor(learned: Place) -> None:
+    (blob,) = [path for path in (learned.home / "blobs").rglob("*") if path.is_file()]
+    blob.chmod(0o600)
+    blob.write_bytes(b"x" + blob.read_bytes()[1:])
+    result = learned.run("verify", "--json")
+    assert result.exit_code == 8
+    assert blob.name in json.loads(result.stdout)["problems"][0]["where"]
+    assert blob.name in learned.run("verify").stdout
+    doctor = learned.run("doctor")
+    assert doctor.exit_code == 8
+    assert "personalpeft verify" in doctor.stdout
+    shutil.rmtree(learned.home)

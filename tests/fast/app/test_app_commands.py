@@ -1,0 +1,251 @@
+"""What each command does, through the command line alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from app_makers import Place, lines
+
+from personalpeft_app.cli import cli
+from personalpeft_app.options import Command, Group
+from personalpeft_app.reference import render
+
+_REFERENCE = Path(__file__).parents[3] / "docs" / "commands.md"
+
+
+def test_the_reference_is_what_the_commands_say() -> None:
+    assert _REFERENCE.read_text("utf-8") == render(), "run: make docs"
+
+
+def test_every_command_is_in_the_reference_with_an_example() -> None:
+    page = _REFERENCE.read_text("utf-8")
+    for name, command in cli.commands.items():
+        assert f"\n## personalpeft {name}\n" in page
+        assert isinstance(command, Command | Group)
+        assert command.examples, name
+        assert all(f"personalpeft {name}" in example for example in command.examples)
+        assert f"\n  {name} " in page.partition("## personalpeft ask")[0]
+
+
+@pytest.mark.parametrize("args", [["--help"], ["ask", "--help"], ["path"], ["completion", "zsh"]], ids=" ".join)
+def test_what_needs_no_home_loads_nothing_heavy(place: Place, args: list[str]) -> None:
+    heavy = ("torch", "transformers", "numpy", "sqlite_utils", "rich", "flask", "textual", "personalpeft.runtime")
+    code = (
+        "import sys\nfrom personalpeft_app.cli import main\ntry:\n    main()\n"
+        f"finally:\n    print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
+    )
+    env = {**os.environ, **place.environment}
+    ran = subprocess.run([sys.executable, "-P", "-c", code, *args], env=env, capture_output=True, text=True, check=True)
+    assert ran.stderr.strip() == "[]"
+
+
+def test_looking_at_a_home_loads_no_model(learned: Place) -> None:
+    code = (
+        "import sys\nfrom personalpeft_app.cli import main\ntry:\n    main()\n"
+        "finally:\n    print([n for n in ('torch', 'transformers', 'sentence_transformers') if n in sys.modules],"
+        " file=sys.stderr)"
+    )
+    env = {**os.environ, **learned.environment}
+    for args in (["stack"], ["revisions"], ["turns"], ["why"], ["memory", "-q"], ["users"], ["verify", "-q"]):
+        program = [sys.executable, "-P", "-c", code, *args]
+        ran = subprocess.run(program, env=env, capture_output=True, text=True, check=True)
+        assert ran.stderr.strip() == "[]", args
+
+
+def test_options_are_taken_before_and_after_the_command(place: Place) -> None:
+    place.run("--user", "bob", "ask", "hello")
+    place.run("ask", "hello", "--user", "eve")
+    place.run("--user", "bob", "ask", "hello", "--user", "zoe")
+    names = [user["id"] for user in json.loads(place.run("--json", "users").stdout)["users"]]
+    assert names == ["bob", "eve", "zoe"]
+    assert json.loads(place.run("memory", "--user", "bob", "list", "--json").stdout)["user"] == "bob"
+    assert json.loads(place.run("memory", "--json", "list", "--user", "bob").stdout)["user"] == "bob"
+
+
+@pytest.mark.parametrize(
+    ("login", "known_as"), [("grace", "grace"), ("Grace Hopper", "me"), ("a..b", "me"), ("-x", "me")]
+)
+def test_without_a_name_one_is_known_by_the_login(place: Place, login: str, known_as: str) -> None:
+    place.run("ask", "hello", PERSONALPEFT_USER="", LOGNAME=login)
+    (user,) = json.loads(place.run("users", "--json").stdout)["users"]
+    assert user["id"] == known_as
+
+
+def test_home_can_be_named(place: Place, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    place.run("ask", "hello", "--home", str(other))
+    assert (other / "personalpeft.db").exists()
+    assert not place.home.exists()
+    assert place.run("path", "--home", str(other)).stdout == f"{other}\n"
+
+
+def test_each_kind_of_feedback_is_kept(place: Place) -> None:
+    place.run("ask", "hello")
+    for option in (["--up"], ["--edit", "a"], ["--prefer", "b"], ["--comment", "c"], ["--reward", "0.5"]):
+        result = place.run("feedback", *option)
+        assert result.exit_code == 0, result.output
+        (signal,) = lines(result.stdout)
+        assert signal.startswith("s_")
+    assert place.run("feedback", "--edit", "-", stdin="from\nstdin\n").exit_code == 0
+    (turn,) = json.loads(place.run("turns", "--json").stdout)["turns"]
+    kinds = {signal["kind"]: signal["payload"] for signal in turn["signals"]}
+    assert set(kinds) == {"rating", "edit", "preference", "comment", "reward"}
+    assert kinds["edit"] == {"text": "from\nstdin"}
+
+
+def test_feedback_can_name_a_turn_by_the_beginning_of_its_id(place: Place) -> None:
+    first = json.loads(place.run("ask", "one", "--json").stdout)["turn_id"]
+    place.run("ask", "two")
+    told = json.loads(place.run("feedback", first[:-1], "--down", "--json").stdout)
+    assert told["turn"] == first
+
+
+def test_an_editor_edits_the_reply(place: Place, tmp_path: Path) -> None:
+    place.run("ask", "hello")
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\necho "as it should be" > "$1"\n')
+    editor.chmod(0o700)
+    result = place.run("feedback", "--editor", EDITOR=str(editor), VISUAL="")
+    assert result.exit_code == 0, result.output
+    (turn,) = json.loads(place.run("turns", "--json").stdout)["turns"]
+    assert turn["signals"][0]["payload"] == {"text": "as it should be"}
+    unsaved = place.run("feedback", "--editor", EDITOR="true", VISUAL="")
+    assert unsaved.exit_code == 2
+    assert "without saving" in unsaved.stderr
+
+
+def test_facts_act_at_once_and_can_be_edited_and_removed(place: Place) -> None:
+    place.run("remember", "My dog is called Biscuit.")
+    (item,) = json.loads(place.run("memory", "--json").stdout)["items"]
+    place.run("ask", "My dog is called what?")
+    assert "Biscuit" in place.run("why").stdout
+    new = place.run("memory", "edit", item["id"], "My dog is called Crumpet.").stdout.strip()
+    assert "Crumpet" in place.run("memory", "list").stdout
+    assert place.run("memory", "remove", new).exit_code == 0
+    assert json.loads(place.run("memory", "--json").stdout)["items"] == []
+
+
+def test_a_learn_is_reported_shown_weighed_and_taken_back(taught: Place) -> None:
+    ask = ["ask", "something else", "-q"]
+    before = taught.run(*ask).stdout
+    assert "dry run" in taught.run("learn", "--dry-run").stdout
+    assert taught.run(*ask).stdout == before
+
+    report = json.loads(taught.run("learn", "--json").stdout)
+    assert report["verdict"] == "promoted"
+    after = taught.run(*ask).stdout
+    assert after != before
+    assert taught.run(*ask, "--bare").stdout == before
+    assert report["revision"] in taught.run("stack").stdout
+    assert report["reason"] in taught.run("stack").stdout
+    assert lines(taught.run("revisions").stdout)[1].startswith("*")
+    assert report["revision"] in taught.run("why").stdout or report["revision"] in taught.run("revisions").stdout
+
+    assert taught.run("weigh", "style", "0").stdout == "style 0\n"
+    assert taught.run(*ask).stdout == before
+    taught.run("weigh", "style", "1")
+
+    assert taught.run("rollback", "style").stdout == "base\n"
+    assert taught.run(*ask).stdout == before
+    assert "(the base)" in taught.run("stack").stdout
+    assert taught.run("rollback", "style").stdout == f"{report['revision']}\n"
+    assert taught.run(*ask).stdout == after
+    assert taught.run("rollback", "style", "--to", "base").exit_code == 0
+    assert taught.run("rollback", "style", "--to", report["revision"][:10]).exit_code == 0
+    assert taught.run(*ask).stdout == after
+
+
+def test_an_adapter_goes_out_and_comes_in(learned: Place, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    assert learned.run("export", str(folder)).stdout == f"{folder}\n"
+    assert (folder / "adapter_config.json").exists()
+    again = learned.run("export", str(folder))
+    assert again.exit_code == 2
+    taken = learned.run("import", str(folder), "--user", "bob")
+    assert taken.exit_code == 0, taken.output
+    assert taken.stdout.strip() in learned.run("stack", "--user", "bob").stdout
+    assert learned.run("ask", "hi", "-q").stdout == learned.run("ask", "hi", "-q", "--user", "bob").stdout
+
+
+def test_a_chat_remembers_what_was_said_and_does_what_slashes_say(place: Place) -> None:
+    said = [
+        "hello",
+        "/up",
+        "/edit Ahoy!",
+        "/prefer Ahoy there!",
+        "/comment Be brief.",
+        "/remember I live in Lisbon.",
+        "and you?",
+        "/why",
+        "/learn",
+        "/nwe",
+        "/edit",
+        "as it should be",
+        "/prefer",
+        "/new",
+        "/up",
+        "hello",
+        "/help",
+        "/quit",
+        "never asked",
+    ]
+    result = place.run("chat", stdin="\n".join(said))
+    assert result.exit_code == 0, result.output
+    assert "Did you mean '/new'" in result.stderr or "Did you mean 'new'" in result.stderr
+    assert "/prefer needs a text" in result.stderr
+    assert "There is no reply yet" in result.stderr
+    assert "ABSTAINED" in result.stdout
+    newest, second, first = json.loads(place.run("turns", "--json").stdout)["turns"]
+    assert len(newest["messages"]) == len(first["messages"]) == 1
+    assert [message["content"] for message in second["messages"]] == ["hello", first["reply"], "and you?"]
+    assert {signal["kind"] for signal in first["signals"]} == {"rating", "edit", "preference", "comment"}
+    assert second["signals"][0]["payload"] == {"text": "as it should be"}
+
+
+def test_a_chat_in_json_prints_a_value_for_each_reply(place: Place) -> None:
+    result = place.run("chat", "--json", stdin="hello\nyou\n")
+    decoder, rest, replies = json.JSONDecoder(), result.stdout.strip(), []
+    while rest:
+        reply, end = decoder.raw_decode(rest)
+        replies.append(reply["text"])
+        rest = rest[end:].strip()
+    assert len(replies) == 2
+
+
+def test_a_chat_that_is_too_long_goes_on_without_its_beginning(place: Place) -> None:
+    long = "x" * 1500
+    result = place.run("chat", stdin=f"{long}\n{long}\n{long}\n{long}\n{'y' * 5000}\nend\n")
+    assert result.exit_code == 0
+    assert "beginning is left out" in result.stderr
+    assert "error: The prompt has" in result.stderr
+    assert len(json.loads(place.run("turns", "--json").stdout)["turns"]) == 5
+
+
+def test_completion_scripts_name_the_program(place: Place) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert "_PERSONALPEFT_COMPLETE" in place.run("completion", shell).stdout
+
+
+def test_the_demo_learns_compares_and_takes_back(place: Place) -> None:
+    result = place.run("demo")
+    assert result.exit_code == 0, result.output
+    assert "PROMOTED" in result.stdout
+    assert "4 of 4 answers are again the old ones" in result.stdout
+    assert "rollback" in result.stdout
+    assert not place.home.exists()
+    told = json.loads(place.run("demo", "--json").stdout)
+    assert told["restored"] == 4
+    assert told["answers"][0]["before"] != told["answers"][0]["after"]
+    assert not Path(told["home"]).exists()
+
+
+def test_the_demo_can_keep_its_home(place: Place) -> None:
+    told = json.loads(place.run("demo", "--json", "--keep", TMPDIR=str(place.cache)).stdout)
+    kept = Path(told["home"])
+    assert (kept / "personalpeft.db").exists()
+    assert place.run("verify", "--home", str(kept)).exit_code == 0

@@ -1,0 +1,204 @@
+"""What goes where: data to stdout, everything else to stderr, and how a command ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from app_makers import Place, ended, wait_for
+
+ANSI = re.compile(r"\x1b")
+
+
+def test_a_reply_on_stdout_is_the_reply_and_nothing_else(place: Place) -> None:
+    result = place.run("ask", "hello")
+    told = json.loads(place.run("ask", "hello", "--json").stdout)
+    assert result.stdout == told["text"] + "\n"
+    assert told["turn_id"].startswith("t_")
+    assert told["finish_reason"] == "stop"
+    assert "t_" in result.stderr
+
+
+def test_quiet_says_nothing_but_data(place: Place) -> None:
+    assert place.run("ask", "hello", "--quiet").stderr == ""
+    assert place.run("feedback", "--up", "-q").stderr == ""
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["ask", "again"],
+        ["feedback", "--up"],
+        ["teach", "prompt", "answer"],
+        ["remember", "My dog is called Biscuit."],
+        ["learn", "--dry-run", "--from-nothing"],
+        ["rollback", "style"],
+        ["weigh", "style", "0.5"],
+        ["stack"],
+        ["revisions"],
+        ["turns"],
+        ["why"],
+        ["memory"],
+        ["memory", "list"],
+        ["users"],
+        ["models"],
+        ["doctor"],
+        ["verify"],
+        ["path"],
+        ["completion", "bash"],
+    ],
+    ids=" ".join,
+)
+def test_each_command_prints_one_json_value_and_no_colours(learned: Place, args: list[str]) -> None:
+    result = learned.run(*args, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)
+    plain = learned.run(*args)
+    assert plain.exit_code == 0, plain.output
+    assert not ANSI.search(plain.stdout + plain.stderr)
+
+
+def test_json_carries_what_text_carries(learned: Place) -> None:
+    learned.run("remember", "I live in Lisbon.")
+    for command in ("revisions", "turns", "users", "memory", "stack"):
+        data = learned.run(command, "--json").stdout
+        for word in learned.run(command).stdout.split("\n", 1)[1].split():
+            if len(word) > 8 and not re.fullmatch(r"[\d: -]+", word):
+                assert word.rstrip(",") in data, (command, word)
+
+
+def test_text_cannot_steer_the_terminal(place: Place) -> None:
+    place.run("remember", "My cat is \tTom.")
+    with_escape = place.run("teach", "prompt", "red \x1b[31m text\x9b2J")
+    assert with_escape.exit_code == 0
+    shown = place.run("learn", "--dry-run").stdout
+    assert not re.search(r"[\x1b\x9b]", shown)
+    assert "\\x1b[31m" in shown
+    assert not re.search(r"[\x1b\x9b]", place.run("learn", "--dry-run", "--json").stdout)
+
+
+@pytest.mark.parametrize(("name", "value", "coloured"), [("NO_COLOR", "1", False), ("NO_COLOR", "", True)])
+def test_no_color_is_heeded(place: Place, name: str, value: str, coloured: bool) -> None:
+    ours, theirs = pty.openpty()
+    env = {**os.environ, **place.environment, "TERM": "xterm", name: value}
+    program = [sys.executable, "-P", "-c", "from personalpeft_app.cli import main; main()", "stack"]
+    subprocess.run(program, env=env, stderr=theirs, stdout=subprocess.PIPE, check=False)
+    os.close(theirs)
+    said = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert "error:" in said
+    assert bool(ANSI.search(said)) is coloured
+
+
+def test_stdin_is_read_for_a_dash_and_for_no_prompt(place: Place) -> None:
+    direct = place.run("ask", "hello\nyou").stdout
+    assert place.run("ask", "-", stdin="hello\nyou\n").stdout == direct
+    assert place.run("ask", stdin="hello\nyou\n").stdout == direct
+    not_text = place.run("ask", "-", stdin=b"\xff\xfe\xfa")
+    assert not_text.exit_code == 2
+    assert "UTF-8" in not_text.stderr
+
+
+def test_a_broken_pipe_is_quiet(learned: Place) -> None:
+    process = learned.spawn("turns", "--json")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 141
+
+
+def test_a_reader_that_leaves_in_the_middle_of_a_reply_leaves_a_cancelled_turn(place: Place) -> None:
+    process = place.spawn("ask", "hello", slowly=0.3)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    assert b"Traceback" not in process.stderr.read()
+    assert process.wait() == 141
+    (turn,) = json.loads(place.run("turns", "--json").stdout)["turns"]
+    assert turn["finish_reason"] == "cancelled"
+
+
+def test_ctrl_c_ends_a_reply_and_keeps_what_came(place: Place) -> None:
+    process = place.spawn("ask", "hello", slowly=0.3)
+    assert process.stdout is not None
+    first = process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    rest, said = ended(process)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    (turn,) = json.loads(place.run("turns", "--json").stdout)["turns"]
+    assert turn["finish_reason"] == "cancelled"
+    assert turn["reply"] + "\n" == first.decode() + rest
+    assert place.run("verify").exit_code == 0
+
+
+def test_ctrl_c_stops_a_learn_which_goes_on_from_there(taught: Place) -> None:
+    process = taught.spawn("learn", slowly=0.1)
+    session = taught.home / "sessions" / "ada" / "style.session"
+    wait_for(session.exists, "saving a session")
+    process.send_signal(signal.SIGINT)
+    out, said = ended(process)
+    assert process.returncode == 130, said
+    assert out == ""
+    assert "Traceback" not in said
+    assert "Stopped after step" in said
+    assert "goes on from there" in said
+    assert taught.run("verify").exit_code == 0
+    assert "PROMOTED" in taught.run("learn").stdout
+    assert not session.exists()
+
+
+def test_a_second_ctrl_c_stops_a_learn_at_once(taught: Place) -> None:
+    process = taught.spawn("learn", slowly=3)
+    assert process.stderr is not None
+    wait_for(lambda: b"Reading" in process.stderr.readline(), "learning")
+    process.send_signal(signal.SIGINT)
+    wait_for(lambda: b"Stopping" in process.stderr.readline(), "the note")
+    process.send_signal(signal.SIGINT)
+    said = ended(process)[1]
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert taught.run("verify").exit_code == 0
+
+
+def test_ctrl_c_in_a_chat_stops_the_reply_and_not_the_chat(place: Place) -> None:
+    process = place.spawn("chat", slowly=0.3)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"hello\n")
+    process.stdin.flush()
+    process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    process.stdin.write(b"and again\n/quit\n")
+    process.stdin.flush()
+    said = ended(process)[1]
+    assert process.returncode == 0, said
+    newest, oldest = json.loads(place.run("turns", "--json").stdout)["turns"]
+    assert oldest["finish_reason"] == "cancelled"
+    assert newest["finish_reason"] == "stop"
+    assert [message["role"] for message in newest["messages"]] == ["user", "assistant", "user"]
+
+
+def test_a_bug_shows_one_line_and_keeps_the_details(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError("what no one thought of")
+
+    monkeypatch.setattr("personalpeft.user.User.stream", broken)
+    result = place.run("ask", "hello")
+    assert result.exit_code == 70
+    assert result.stdout == ""
+    assert "bug in personalpeft" in result.stderr
+    assert "Traceback" not in result.stderr
+    (log,) = (place.cache / "logs").iterdir()
+    assert str(log) in result.stderr
+    assert "Traceback" in log.read_text()
+    told = json.loads(place.run("ask", "hello", "--json").stderr)
+    assert told["error"]["exit_code"] == 70
