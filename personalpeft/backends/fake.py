@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from personalpeft.adapters.base import Composed, Pair
 from personalpeft.backends.base import Continuation, Piece, Row, Score, Session, SessionSpec, Term, Tokens
+from personalpeft.backends.stops import StopStrings
 from personalpeft.bases.base import Base, Card, Source
 from personalpeft.types import Architecture, FinishReason, Message, canonical_digest
 
@@ -72,26 +73,25 @@ class FakeBackend:
 
     def generate(self, rows: Sequence[Row], *, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Piece]:
         replies = [self._reply(row) for row in rows]
+        stops = [StopStrings(row.sampling.stop) for row in rows]
         live = dict.fromkeys(range(len(rows)), 0)
         while live:
             for index, position in list(live.items()):
-                sampling, words = rows[index].sampling, replies[index]
                 finish: FinishReason | None = None
                 if cancelled():
                     finish = "cancelled"
-                elif position >= len(words):
+                elif position >= len(replies[index]):
                     finish = "stop"
                 if finish:
-                    yield Piece(index, "", 0, finish)
+                    yield Piece(index, stops[index].finish(), 0, finish)
                     del live[index]
                     continue
-                text = words[position] if position == 0 else " " + words[position]
-                cuts = [text.find(stop) for stop in sampling.stop if stop and stop in text]
                 live[index] = position + 1
-                if cuts:
-                    finish, text = "stop", text[: min(cuts)]
-                elif position + 1 >= sampling.max_tokens:
-                    finish = "length"
+                text = stops[index].push(replies[index][position])
+                if stops[index].met:
+                    finish = "stop"
+                elif position + 1 >= rows[index].sampling.max_tokens:
+                    finish, text = "length", text + stops[index].finish()
                 yield Piece(index, text, 1, finish)
                 if finish:
                     del live[index]
@@ -101,6 +101,8 @@ class FakeBackend:
         return tuple(Score(gain - 2.0, 0.1 if kl and stack else 0.0 if kl else None) for _ in items)
 
     def session(self, spec: SessionSpec) -> Session:
+        if spec.below is not None and spec.below not in self._attached:
+            raise KeyError(spec.below)
         return _FakeSession(spec)
 
     def fingerprint(self) -> str:
@@ -112,7 +114,9 @@ class FakeBackend:
     def _reply(self, row: Row) -> list[str]:
         seed = row.sampling.seed if row.sampling.temperature else 0
         words = _words(canonical_digest([list(row.tokens), seed]), 4)
-        return words if row.stack is None else [*words, "as", "in", *_words(self._attached[row.stack], 2)]
+        if row.stack is not None:
+            words += ["as", "in", *_words(self._attached[row.stack], 2)]
+        return [words[0], *(f" {word}" for word in words[1:])]
 
 
 class _FakeSession:
@@ -152,7 +156,7 @@ class _FakeSession:
         return {"seen": self._seen.copy()}
 
     def restore(self, state: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        if "seen" not in state or state["seen"].shape != (32,):
+        if "seen" not in state or state["seen"].shape != (32,) or not np.isin(state["seen"], range(256)).all():
             raise ValueError("the saved session does not fit")
         self._seen = state["seen"].copy()
 

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Protocol
 
 from tokenizers import Tokenizer
 
+from personalpeft.backends.stops import StopStrings
 from personalpeft.bases.base import Base
 from personalpeft.bases.template import chat_text
 from personalpeft.types import Message
 
 _UNFINISHED = "\ufffd"
-_CONTEXT = 6
+
+
+class Decoder(Protocol):
+    """What turns tokens into text."""
+
+    def decode(self, tokens: Sequence[int]) -> str: ...
 
 
 class Text:
@@ -61,51 +68,40 @@ class Text:
 class TextStream:
     """Turns the tokens of one reply into pieces of text as they come, and notices stop strings.
 
-    Text that may still change (half a character) or may be the beginning of a stop string is held back until it is
+    Text that may still change (half a letter) or may be the beginning of a stop string is held back until it is
     certain.
     """
 
-    def __init__(self, text: Text, stop: Sequence[str] = ()) -> None:
+    def __init__(self, text: Decoder, stop: Sequence[str] = ()) -> None:
         self._text = text
-        self._stop = tuple(s for s in stop if s)
+        self._stop = StopStrings(stop)
         self._tokens: list[int] = []
+        # What comes next is decoded from here on: a token's text can depend on those before it (leading spaces). Both
+        # places are between two whole letters, since half a letter as context would spoil all that follows it.
+        self._context = 0
         self._settled = 0
-        self._pending = ""
-        self.stopped = False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was met."""
+        return self._stop.met
 
     def push(self, token: int) -> str:
         """The text that became certain with this token; sets ``stopped`` once a stop string was met."""
         self._tokens.append(token)
-        # A few tokens of context before the new ones: a token's text can depend on the one before it (leading spaces).
-        start = max(0, self._settled - _CONTEXT)
-        before = self._text.decode(self._tokens[start : self._settled])
-        after = self._text.decode(self._tokens[start:])
-        if after.endswith(_UNFINISHED) and len(self._tokens) - self._settled < _CONTEXT:
-            return ""
-        self._settled = len(self._tokens)
-        self._pending += after[len(before) :]
-        return self._release()
+        after = self._text.decode(self._tokens[self._context :])
+        return "" if after.endswith(_UNFINISHED) else self._stop.push(self._settle(after))
 
     def finish(self) -> str:
         """What was held back, at the end of the reply."""
         if self.stopped:
             return ""
-        start = max(0, self._settled - _CONTEXT)
-        before = self._text.decode(self._tokens[start : self._settled])
-        rest = self._pending + self._text.decode(self._tokens[start:])[len(before) :]
-        self._pending = ""
-        return rest
+        rest = self._stop.push(self._settle(self._text.decode(self._tokens[self._context :])))
+        return rest if self.stopped else rest + self._stop.finish()
 
-    def _release(self) -> str:
-        cuts = [at for at in (self._pending.find(s) for s in self._stop) if at >= 0]
-        if cuts:
-            self.stopped = True
-            return self._pending[: min(cuts)]
-        held = max((_overlap(self._pending, s) for s in self._stop), default=0)
-        ready, self._pending = self._pending[: len(self._pending) - held], self._pending[len(self._pending) - held :]
-        return ready
-
-
-def _overlap(text: str, stop: str) -> int:
-    """How many letters at the end of ``text`` could be the beginning of ``stop``."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+    def _settle(self, after: str) -> str:
+        new = after[len(self._text.decode(self._tokens[self._context : self._settled])) :]
+        if new:
+            self._context = self._settled
+        self._settled = len(self._tokens)
+        return new

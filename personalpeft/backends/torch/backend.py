@@ -10,7 +10,7 @@ from personalpeft.adapters.base import Composed
 from personalpeft.backends.base import Continuation, Piece, Row, Score, Session, SessionSpec, Tokens
 from personalpeft.backends.text import Text
 from personalpeft.backends.torch import decode
-from personalpeft.backends.torch.model import Model, choose_device
+from personalpeft.backends.torch.model import Device, Model, choose_device
 from personalpeft.backends.torch.session import TorchSession, chunks, read
 from personalpeft.backends.torch.slots import SlotBank
 from personalpeft.bases.base import Base
@@ -27,8 +27,8 @@ class TorchBackend:
 
     name = "torch"
 
-    def __init__(self, base: Base, *, slots: int = _SLOTS) -> None:
-        where = choose_device()
+    def __init__(self, base: Base, *, slots: int = _SLOTS, where: Device | None = None) -> None:
+        where = where or choose_device()
         self.base = base
         self.slots = slots
         self.description = where.reason
@@ -64,7 +64,7 @@ class TorchBackend:
         scores = []
         for chunk in chunks(items, _SCORED_AT_ONCE):
             with torch.inference_mode():
-                with self._model.turn(self._bank.bind([stack])):
+                with self._model.turn(), self._model.turn(self._bank.bind([stack])):
                     said = read(self._model, chunk)
                 if kl:
                     with self._model.turn():
@@ -77,7 +77,8 @@ class TorchBackend:
         return tuple(scores)
 
     def session(self, spec: SessionSpec) -> Session:
-        below = None if spec.below is None else self._bank.bind([spec.below])
+        with self._model.turn():
+            below = self._bank.bind([spec.below])
         return TorchSession(self._model, spec, below)
 
     def fingerprint(self) -> str:

@@ -17,6 +17,9 @@ from personalpeft.backends.torch.model import Model
 from personalpeft.backends.torch.slots import SlotBank
 from personalpeft.types import FinishReason, Sampling
 
+# Colder than this, float32 overflows; the draw is as good as greedy long before.
+_COLDEST = 1e-4
+
 
 class _Live:
     """One row that is still being written."""
@@ -41,7 +44,8 @@ class _Live:
         if self.stream.stopped:
             return Piece(self.index, piece, 1, "stop")
         if self.written >= self.row.sampling.max_tokens:
-            return Piece(self.index, piece + self.stream.finish(), 1, "length")
+            piece += self.stream.finish()
+            return Piece(self.index, piece, 1, "stop" if self.stream.stopped else "length")
         return Piece(self.index, piece, 1)
 
     def abandon(self, why: FinishReason) -> Piece:
@@ -54,10 +58,12 @@ def pick(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     """
     if sampling.temperature == 0:
         return int(logits.argmax())
-    chances = torch.softmax(logits.float().cpu() / sampling.temperature, dim=-1)
+    chances = torch.softmax(logits.float().cpu() / max(sampling.temperature, _COLDEST), dim=-1)
     if sampling.top_p < 1:
         ordered, order = chances.sort(descending=True)
         beyond = ordered.cumsum(-1) - ordered >= sampling.top_p
+        # The likeliest token is always in: in float32 even an allowed top_p can be as good as 0.
+        beyond[0] = False
         chances = torch.zeros_like(chances).scatter_(0, order, ordered.masked_fill(beyond, 0.0))
     return int(torch.multinomial(chances, 1, generator=generator))
 
@@ -69,7 +75,8 @@ def generate(
     from transformers import DynamicCache
 
     live = [_Live(index, row, text) for index, row in enumerate(rows)]
-    bound = bank.bind([entry.row.stack for entry in live])
+    with model.turn():
+        bound = bank.bind([entry.row.stack for entry in live])
     cache = DynamicCache(config=model.module.config)
     longest = max(len(row.tokens) for row in rows)
     # Padding goes to the left, so that the last column is every row's newest token.
@@ -100,7 +107,8 @@ def generate(
             index = torch.tensor(kept)
             cache.batch_select_indices(index.to(model.where.device))
             mask, positions = mask[index], positions[index]
-            bound = bank.bind([entry.row.stack for entry in live])
+            # Of what was bound at first, not bound anew: the slots may hold something else by now.
+            bound = None if bound is None else bound.keep(kept)
         tokens = torch.tensor([[picked[column]] for column in kept])
         mask = torch.cat([mask, torch.ones(len(kept), 1, dtype=mask.dtype)], dim=1)
         positions = positions[:, -1:] + 1

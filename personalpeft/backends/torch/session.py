@@ -119,21 +119,22 @@ class TorchSession:
         }
 
     def state(self) -> Mapping[str, npt.NDArray[np.float32]]:
-        """The halves and, once a step was taken, AdamW's two moments and its count."""
-        arrays = {}
+        """The halves, AdamW's two moments and its count."""
+        arrays: dict[str, npt.NDArray[np.float32]] = {}
         for name, half in self._halves.items():
-            arrays[name] = _array(half)
-            for moment, value in self._optimizer.state[half].items():
-                arrays[f"{name}.{moment}"] = _array(value)
+            moments = self._optimizer.state[half] or _no_moments(half)
+            arrays |= {name: _array(half), **{f"{name}.{moment}": _array(value) for moment, value in moments.items()}}
         return arrays
 
     def restore(self, state: Mapping[str, npt.NDArray[np.float32]]) -> None:
         """Goes on from the state of a session of the same spec. Looks at all of it before it changes anything."""
         for name, half in self._halves.items():
+            shape = tuple(half.shape)
             for wanted in (name, f"{name}.exp_avg", f"{name}.exp_avg_sq"):
-                if wanted not in state or state[wanted].shape != tuple(half.shape):
+                if wanted not in state or state[wanted].shape != shape or not np.isfinite(state[wanted]).all():
                     raise ValueError(f"the saved session does not fit: {wanted}")
-            if f"{name}.step" not in state or state[f"{name}.step"].size != 1:
+            count = state.get(f"{name}.step")
+            if count is None or count.size != 1 or not np.isfinite(count).all():
                 raise ValueError(f"the saved session does not fit: {name}.step")
         with torch.no_grad():
             for name, half in self._halves.items():
@@ -158,6 +159,11 @@ class TorchSession:
 
     def _scaled(self) -> dict[str, Tensor]:
         return {n: half * self._spec.scaling if n.endswith(".B") else half for n, half in self._halves.items()}
+
+
+def _no_moments(half: Tensor) -> dict[str, Tensor]:
+    """What AdamW begins with, under its own names."""
+    return {"step": torch.zeros(()), "exp_avg": torch.zeros_like(half), "exp_avg_sq": torch.zeros_like(half)}
 
 
 def chunks(items: Sequence[Continuation], tokens: int) -> list[list[Continuation]]:

@@ -26,6 +26,10 @@ class Bound(Protocol):
         """What to add to the output of a projection for input ``[rows, tokens, inputs]``; None for nothing."""
         ...
 
+    def keep(self, rows: Sequence[int]) -> Bound | None:
+        """The same for some rows of the batch, in this order; None when those are all the bare base."""
+        ...
+
 
 class Attachment:
     """What is bound to the model at this moment; all its ``LoraLinear`` look here."""
@@ -86,13 +90,17 @@ class OneForAll:
             return None
         return linear(linear(x, self._a[projection][block]), self._b[projection][block])
 
+    def keep(self, rows: Sequence[int]) -> Bound | None:
+        return self
+
 
 class OnePerRow:
     """Each row its own adapter: ``a[projection]`` is ``[rows, blocks, rank, inputs]``, ``b`` ``[rows, blocks, outputs,
-    rank]``.
+    rank]``. ``slots`` says which rows are alike, 0 which are the bare base.
     """
 
-    def __init__(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
+    def __init__(self, slots: Sequence[int], a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
+        self._slots = tuple(slots)
         self._a, self._b = a, b
 
     def change(self, projection: str, block: int, x: Tensor) -> Tensor | None:
@@ -100,6 +108,22 @@ class OnePerRow:
             return None
         narrow = torch.bmm(x, self._a[projection][:, block].transpose(1, 2))
         return torch.bmm(narrow, self._b[projection][:, block].transpose(1, 2))
+
+    def keep(self, rows: Sequence[int]) -> Bound | None:
+        slots = [self._slots[row] for row in rows]
+        if not any(slots):
+            return None
+        if len(set(slots)) == 1:
+            return OneForAll(
+                {p: t[rows[0]].unbind(0) for p, t in self._a.items()},
+                {p: t[rows[0]].unbind(0) for p, t in self._b.items()},
+            )
+        index = torch.tensor(rows)
+        return OnePerRow(
+            slots,
+            {p: t[index.to(t.device)] for p, t in self._a.items()},
+            {p: t[index.to(t.device)] for p, t in self._b.items()},
+        )
 
 
 class SlotBank:
@@ -163,7 +187,7 @@ class SlotBank:
                 {p: t[slots[0]].clone().unbind(0) for p, t in self._b.items()},
             )
         index = torch.tensor(slots, device=self._device)
-        return OnePerRow({p: t[index] for p, t in self._a.items()}, {p: t[index] for p, t in self._b.items()})
+        return OnePerRow(slots, {p: t[index] for p, t in self._a.items()}, {p: t[index] for p, t in self._b.items()})
 
     def _make_room(self, rank: int) -> None:
         if rank <= self._rank:

@@ -1,0 +1,44 @@
+"""What all tests share: no network, and one cache folder for everything that is prepared from packages or seeds."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from personalpeft.bases.base import Base
+from personalpeft.settings import CACHE, HOME
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of PERSONALPEFT_CACHE where it is set, so that the real base need not be prepared anew; else a temporary one."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = Path(os.environ.get(CACHE) or tmp_path_factory.mktemp("shared-cache"))
+        patch.setenv(CACHE, str(folder))
+        patch.setenv(HOME, str(tmp_path_factory.mktemp("no-home") / "never-used"))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def tiny_base(shared_cache: Path) -> Base:
+    """A Llama of two blocks with random weights and one token for each byte."""
+    import torch
+
+    from personalpeft.bases.prepare import prepare
+    from personalpeft.bases.shelf import find_card
+
+    torch.set_num_threads(1)
+    return prepare(find_card("tiny-random"), cache=shared_cache)
+
+
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest) -> None:
+    """One thread for the tiny base, whose sums are too small to share out; all of them for a real one."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads((os.cpu_count() or 1) if request.node.get_closest_marker("slow") else 1)

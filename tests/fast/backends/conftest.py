@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from backend_makers import composed, fake_backend, torch_backend
+
+from personalpeft.backends.base import Backend
+from personalpeft.bases.base import Base
+
+
+@pytest.fixture(scope="session")
+def torch_tiny(tiny_base: Base) -> Backend:
+    return torch_backend(tiny_base, slots=4)
+
+
+@pytest.fixture(scope="session")
+def fake() -> Backend:
+    return fake_backend(slots=4)
+
+
+@pytest.fixture(params=["fake", "torch"])
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """Each backend in turn, with the stacks "one", "two" and "three" attached and one slot free."""
+    backend: Backend = request.getfixturevalue("fake" if request.param == "fake" else "torch_tiny")
+    names = ("one", "two", "three")
+    for seed, name in enumerate(names):
+        backend.attach(name, composed(backend, seed, rank=2 + seed))
+    yield backend
+    for name in (*names, "four"):
+        backend.detach(name)

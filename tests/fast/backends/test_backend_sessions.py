@@ -1,0 +1,173 @@
+"""What every backend promises of training: the same steps give the same bytes, from wherever one goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from backend_makers import after, bytes_of, composed, lessons, row, spec, train, written
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from personalpeft.adapters.base import Composed, Pair
+from personalpeft.backends.base import Backend, Session
+from personalpeft.learning.objectives import Supervised
+
+STEPS = 6
+few = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def trained(backend: Backend, **changes: Any) -> bytes:
+    session = backend.session(spec(backend, **changes))
+    train(session, lessons(backend, STEPS))
+    session.close()
+    return bytes_of(session)
+
+
+def scaled(session: Session, scaling: float) -> Composed:
+    pairs = {name: Pair(pair.a, pair.b * np.float32(scaling)) for name, pair in session.pairs().items()}
+    return Composed(2, pairs)
+
+
+def test_the_same_spec_and_steps_give_the_same_bytes(backend: Backend) -> None:
+    assert trained(backend) == trained(backend)
+    assert trained(backend, below="one") == trained(backend, below="one")
+
+
+@pytest.mark.parametrize("changes", [{"seed": 6}, {"below": "one"}, {"rank": 3}])
+def test_another_spec_gives_other_bytes(backend: Backend, changes: dict[str, Any]) -> None:
+    assert trained(backend, **changes) != trained(backend)
+
+
+def test_serving_in_between_changes_no_byte(backend: Backend) -> None:
+    session, steps = backend.session(spec(backend, below="one")), lessons(backend, STEPS)
+    session.refer([term for terms in steps for term in terms])
+    for terms in steps:
+        session.step(terms, 1e-2)
+        written(backend, [row(backend, "hello", stack, temperature=1.0, max_tokens=3) for stack in ("two", None)])
+        backend.score([after(backend, "hello", "bye")], "two")
+    assert bytes_of(session) == trained(backend, below="one")
+
+
+def test_what_lies_below_stays_what_it_was_when_its_slot_is_filled_anew(backend: Backend) -> None:
+    expected = trained(backend, below="one")
+    session = backend.session(spec(backend, below="one"))
+    backend.detach("one")
+    backend.attach("one", composed(backend, 40))
+    train(session, lessons(backend, STEPS))
+    assert bytes_of(session) == expected
+
+
+@few
+@given(cuts=st.lists(st.integers(0, STEPS), max_size=3).map(sorted))
+def test_a_session_that_goes_on_elsewhere_ends_with_the_bytes_of_one_that_never_stopped(
+    backend: Backend, cuts: list[int]
+) -> None:
+    steps, done = lessons(backend, STEPS), 0
+    session = backend.session(spec(backend, below="two"))
+    for cut in cuts:
+        train(session, steps[:cut], done=done)
+        state = {name: array.copy() for name, array in session.state().items()}
+        session.close()
+        session, done = backend.session(spec(backend, below="two")), cut
+        session.restore(state)
+    train(session, steps, done=done)
+    assert bytes_of(session) == trained(backend, below="two")
+
+
+def test_what_was_saved_does_not_change_when_the_session_goes_on(backend: Backend) -> None:
+    session = backend.session(spec(backend))
+    train(session, lessons(backend, 2))
+    state = session.state()
+    before = {name: array.tobytes() for name, array in state.items()}
+    train(session, lessons(backend, 2))
+    assert {name: array.tobytes() for name, array in state.items()} == before
+
+
+GARBAGE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "nothing": lambda state: {},
+    "one array less": lambda state: dict(sorted(state.items())[:-1]),
+    "another shape": lambda state: {name: np.zeros((*array.shape, 2), np.float32) for name, array in state.items()},
+    "flat": lambda state: {name: array.ravel()[:-1] for name, array in state.items()},
+    "other names": lambda state: {f"{name}?": array for name, array in state.items()},
+    "not a number": lambda state: {name: np.full_like(array, np.nan) for name, array in state.items()},
+}
+
+
+@pytest.mark.parametrize("garbage", sorted(GARBAGE))
+def test_garbage_is_no_saved_session_and_changes_nothing(backend: Backend, garbage: str) -> None:
+    steps = lessons(backend, STEPS)
+    session = backend.session(spec(backend))
+    train(session, steps[:3])
+    bad = GARBAGE[garbage]({name: array.copy() for name, array in session.state().items()})
+    with pytest.raises(ValueError, match="saved session"):
+        session.restore(bad)
+    train(session, steps, done=3)
+    assert bytes_of(session) == trained(backend)
+
+
+def test_a_session_of_another_rank_is_refused(torch_tiny: Backend) -> None:
+    wider = torch_tiny.session(spec(torch_tiny, rank=3))
+    train(wider, lessons(torch_tiny, 1))
+    with pytest.raises(ValueError, match="saved session"):
+        torch_tiny.session(spec(torch_tiny)).restore(wider.state())
+
+
+@pytest.mark.parametrize("changes", [{"targets": ("mlp.never_proj",)}, {"below": "never attached"}])
+def test_a_spec_that_does_not_fit_is_refused(backend: Backend, changes: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        backend.session(spec(backend, **changes))
+
+
+def test_a_parent_of_another_rank_is_refused(torch_tiny: Backend) -> None:
+    parent = torch_tiny.session(spec(torch_tiny)).pairs()
+    with pytest.raises(ValueError, match="rank 2"):
+        torch_tiny.session(spec(torch_tiny, rank=4, start=parent))
+
+
+def test_a_child_begins_where_its_parent_ended(backend: Backend) -> None:
+    session = backend.session(spec(backend))
+    train(session, lessons(backend, 3))
+    parent = session.pairs()
+    child = backend.session(spec(backend, start=parent))
+    train(child, lessons(backend, 1))
+    other = backend.session(spec(backend, start=parent))
+    train(other, lessons(backend, 1))
+    assert bytes_of(child) == bytes_of(other) != bytes_of(session)
+    assert all(parent[name].b.tobytes() == pair.b.tobytes() for name, pair in session.pairs().items())
+
+
+def test_a_new_layer_says_what_lies_below_until_it_has_learned(torch_tiny: Backend) -> None:
+    torch_tiny.attach("new", scaled(torch_tiny.session(spec(torch_tiny)), 4.0))
+    try:
+        base, new = written(torch_tiny, [row(torch_tiny, "hello", stack) for stack in (None, "new")])
+    finally:
+        torch_tiny.detach("new")
+    assert base.text == new.text
+
+
+def test_what_was_learned_is_likelier_and_is_what_the_session_saw(torch_tiny: Backend) -> None:
+    item = after(torch_tiny, "hello", "Ahoy!")
+    session = torch_tiny.session(spec(torch_tiny))
+    losses = [session.step([Supervised(item)], 1e-2) for _ in range(8)]
+    assert losses[-1] < losses[0] - 0.5
+    torch_tiny.attach("learned", scaled(session, 4.0))
+    try:
+        (before,) = torch_tiny.score([item], None)
+        (now,) = torch_tiny.score([item], "learned")
+    finally:
+        torch_tiny.detach("learned")
+    assert before.logp == pytest.approx(-losses[0], abs=1e-4)
+    assert now.logp == pytest.approx(-session.step([Supervised(item)], 0.0), abs=1e-4)
+    assert now.logp > before.logp + 0.5
+
+
+def test_training_never_touches_the_base(backend: Backend) -> None:
+    before = backend.fingerprint()
+    session = backend.session(spec(backend, below="one"))
+    train(session, lessons(backend, 3))
+    session.close()
+    session.close()
+    assert backend.fingerprint() == before
