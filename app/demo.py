@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 STYLE = "pirate"
 QUESTIONS = UNSEEN[:4]
 FACTS = (
-    ("My dog is called Biscuit.", "What is the name of my dog?"),
-    ("I live in Lisbon.", "Where do I live?"),
+    ("My dog is called Biscuit.", "What is my dog called?"),
+    ("My sister Nadia is a midwife.", "What is Nadia's job?"),
 )
 _PERSON = "ada"
 _LONGEST = 40

@@ -244,8 +244,11 @@ def test_the_demo_learns_compares_and_takes_back(place: Place) -> None:
     assert not Path(told["home"]).exists()
 
 
-def test_the_demo_can_keep_its_home(place: Place) -> None:
-    told = json.loads(place.run("demo", "--json", "--keep", TMPDIR=str(place.cache)).stdout)
+def test_the_demo_can_keep_its_home(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.cache.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(place.cache))
+    told = json.loads(place.run("demo", "--json", "--keep").stdout)
     kept = Path(told["home"])
+    assert kept.parent == place.cache
     assert (kept / "personalpeft.db").exists()
     assert place.run("verify", "--home", str(kept)).exit_code == 0
