@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from personalpeft.adapters.base import Adapter
 from personalpeft.adapters.compose import compose
 from personalpeft.backends.base import Backend, Continuation, Piece, Row, Score, Tokens
-from personalpeft.errors import Busy, InvalidInput, PromptTooLong
+from personalpeft.errors import BaseMismatch, Busy, PromptTooLong
 from personalpeft.serving.residency import Residency
 from personalpeft.types import Message, Sampling, Stack
 
@@ -89,7 +89,9 @@ class Engine:
             yield None
             return
         if stack.base != self.backend.base.digest:
-            raise InvalidInput("This stack was built on another base.", hint="Open that base.")
+            raise BaseMismatch(
+                "This stack was built on another base than the one that is open.", hint="Open that base."
+            )
         key = stack.digest
         with self._turn:
             if key not in self._residency:
