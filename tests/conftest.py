@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from backend_makers import fake_backend, torch_backend
 
+from personalpeft.backends.base import Backend
 from personalpeft.bases.base import Base
 from personalpeft.settings import CACHE, HOME
 
@@ -34,6 +36,18 @@ def tiny_base(shared_cache: Path) -> Base:
 
     torch.set_num_threads(1)
     return prepare(find_card("tiny-random"), cache=shared_cache)
+
+
+@pytest.fixture(scope="session")
+def torch_tiny(tiny_base: Base) -> Backend:
+    """The torch backend on the tiny base, in float32; who attaches something to it detaches it again."""
+    return torch_backend(tiny_base, slots=4)
+
+
+@pytest.fixture(scope="session")
+def fake() -> Backend:
+    """The backend without a model; who attaches something to it detaches it again."""
+    return fake_backend(slots=4)
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ final; below it, a revision that does more good than harm goes live on probation
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,8 @@ class Asked:
 
     @property
     def lost(self) -> bool:
-        return self.before - self.after > TIE
+        # Said the other way round, so that a score that is not a number is a loss.
+        return not self.after >= self.before - TIE
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class Evidence:
                 "still_right": self.still_right,
                 "broken_before": self.broken_before,
                 "broken": self.broken,
-                "kl": round(self.kl, 4),
+                "kl": _figure(self.kl),
             },
             "bet": round(self.bet, 3),
         }
@@ -129,7 +131,7 @@ def _harm(evidence: Evidence, margins: Margins) -> str:
     lost = sum(asked.lost for asked in evidence.retention)
     if lost > margins.retention * len(evidence.retention):
         return f"{lost} of {len(evidence.retention)} older answers got worse"
-    if evidence.kl > margins.kl:
+    if not evidence.kl <= margins.kl:
         return f"it is too far from the base on general questions (KL {evidence.kl:.2f} nats a token, at most {margins.kl:g})"
     return ""
 
@@ -141,6 +143,11 @@ def _summary(asked: Sequence[Asked]) -> dict[str, Any]:
         "asked": len(asked),
         "won": sum(a.won for a in asked),
         "lost": sum(a.lost for a in asked),
-        "before": round(sum(a.before for a in asked) / len(asked), 4),
-        "after": round(sum(a.after for a in asked) / len(asked), 4),
+        "before": _figure(sum(a.before for a in asked) / len(asked)),
+        "after": _figure(sum(a.after for a in asked) / len(asked)),
     }
+
+
+def _figure(value: float) -> float | None:
+    """As it is kept and shown; None for what is not a finite number, since JSON has no such thing."""
+    return round(value, 4) if math.isfinite(value) else None

@@ -111,16 +111,20 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
         part = scores.get(key, {})
         if part.get("asked"):
             lines.append(
-                f"{name:<13} log-prob a token {part['before']:.2f} -> {part['after']:.2f}, "
+                f"{name:<13} log-prob a token {_figure(part['before'])} -> {_figure(part['after'])}, "
                 f"{part['won']} of {part['asked']} better, {part['lost']} worse"
             )
     canaries = scores.get("canaries")
     if canaries:
         lines.append(
             f"{'general':<13} {canaries['still_right']} of {canaries['right_before']} right answers stayed right, "
-            f"KL from the base {canaries['kl']:.2f} nats a token"
+            f"KL from the base {_figure(canaries['kl'])} nats a token"
         )
     return lines
+
+
+def _figure(value: float | None) -> str:
+    return "no number" if value is None else f"{value:.2f}"
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

@@ -7,10 +7,12 @@ step that was saved is never done twice, and a saved session is only ever contin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import safetensors.numpy
 
 from personalpeft.adapters.safetensors_reader import read_tensors
@@ -54,18 +56,19 @@ def train(
     cancelled: Callable[[], bool],
     out_of_time: Callable[[], bool],
 ) -> Trained:
-    """Trains to the end, or to where time runs out; what was done is then on the desk. Raises ``Cancelled`` when the
-    caller asks to stop.
+    """Trains to the end, or to where time runs out, but one step at least, so that runs of any budget get there in the
+    end; what was done is then on the desk. Raises ``Cancelled`` when the caller asks to stop.
     """
     first = _resume(session, inputs, desk)
     session.refer([term for terms in schedule for term in terms])
     losses: list[float] = []
     saved = first
     for step in range(first, len(schedule)):
-        if cancelled() or out_of_time():
+        stop = cancelled()
+        if stop or (step > first and out_of_time()):
             if step > saved:
                 _save(session, inputs, step, desk)
-            if cancelled():
+            if stop:
                 raise Cancelled(
                     f"Stopped after step {step} of {len(schedule)}; nothing has changed.",
                     hint="The next learn goes on from there.",
@@ -81,7 +84,8 @@ def train(
 
 def _save(session: Session, inputs: str, step: int, desk: Desk) -> None:
     arrays = {name: np.atleast_1d(array) for name, array in session.state().items()}
-    desk.save(safetensors.numpy.save(arrays, {"inputs": inputs, "step": str(step)}))
+    about = {"inputs": inputs, "step": str(step), "digest": _digest(inputs, step, arrays)}
+    desk.save(safetensors.numpy.save(arrays, about))
 
 
 def _resume(session: Session, inputs: str, desk: Desk) -> int:
@@ -91,10 +95,20 @@ def _resume(session: Session, inputs: str, desk: Desk) -> int:
         return 0
     try:
         tensors = read_tensors(data, source="the saved session")
-        if tensors.metadata.get("inputs") != inputs:
-            return 0
         step = int(tensors.metadata["step"])
+        # A wrong number that still is one would go unnoticed into the revision.
+        if tensors.metadata["digest"] != _digest(inputs, step, tensors.arrays):
+            return 0
         session.restore(tensors.arrays)
     except (AdapterError, KeyError, ValueError):
         return 0
     return step
+
+
+def _digest(inputs: str, step: int, arrays: Mapping[str, npt.NDArray[np.float32]]) -> str:
+    """Of all that a saved session says, and of the inputs that it was made from."""
+    digest = hashlib.sha256(f"{inputs} {step} ".encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

@@ -3,20 +3,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from backend_makers import composed, fake_backend, torch_backend
+from backend_makers import composed
 
 from personalpeft.backends.base import Backend
-from personalpeft.bases.base import Base
-
-
-@pytest.fixture(scope="session")
-def torch_tiny(tiny_base: Base) -> Backend:
-    return torch_backend(tiny_base, slots=4)
-
-
-@pytest.fixture(scope="session")
-def fake() -> Backend:
-    return fake_backend(slots=4)
 
 
 @pytest.fixture(params=["fake", "torch"])

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from backend_makers import composed
+
+from personalpeft.backends.base import Backend
+
+
+@pytest.fixture(params=["fake", "torch"])
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """Each backend in turn, with the stack "two" attached."""
+    backend: Backend = request.getfixturevalue("fake" if request.param == "fake" else "torch_tiny")
+    backend.attach("two", composed(backend, 1))
+    yield backend
+    backend.detach("two")

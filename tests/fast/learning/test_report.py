@@ -1,0 +1,115 @@
+"""A report reads well and keeps nothing from its JSON that its text says."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from personalpeft.learning.report import Example, LearnReport, Source, excerpt
+from personalpeft.types import Verdict
+
+FIGURES = {"asked": 3, "won": 2, "lost": 1, "before": -3.25, "after": -1.5}
+REPORT = LearnReport(
+    user="ada",
+    layer="style",
+    verdict=Verdict.PROMOTED,
+    reason="3 of 3 answers held back got better; 5 of 5 general answers stayed right; on probation, since that is thin",
+    at=datetime(2026, 5, 1, 12, tzinfo=UTC),
+    seconds=12.34,
+    revision="style@0123456789ab",
+    before="style@ba9876543210",
+    probation=True,
+    steps=30,
+    sources=(
+        Source("sig_00000000000000000000000abc", "edit", "Ahoy!", "learned", "an edit shows the answer"),
+        Source("sig_00000000000000000000000def", "rating", "1", "only kept", "the edit of the same turn says more"),
+    ),
+    examples=(Example("Why do we dream?", "Nobody knows.", "Ahoy! Nobody knows."),),
+    scores={
+        "target": FIGURES,
+        "retention": {"asked": 0},
+        "trained": {"asked": 0},
+        "canaries": {"asked": 6, "right_before": 5, "still_right": 4, "broken": 0, "broken_before": 0, "kl": 0.25},
+        "bet": 2.25,
+    },
+)
+
+
+def test_a_report_says_what_happened_why_from_what_and_how_to_undo_it() -> None:
+    assert str(REPORT).splitlines() == [
+        "ada · style: PROMOTED (on probation)",
+        "  3 of 3 answers held back got better; 5 of 5 general answers stayed right; on",
+        "  probation, since that is thin",
+        "",
+        "  signals",
+        "    learned: 1",
+        "      000abc  edit          Ahoy!",
+        "    only kept: 1",
+        "      000def  rating        1",
+        "",
+        "  scores",
+        "    held back     log-prob a token -3.25 -> -1.50, 2 of 3 better, 1 worse",
+        "    general       4 of 5 right answers stayed right, KL from the base 0.25 nats a token",
+        "",
+        "  > Why do we dream?",
+        "    before: Nobody knows.",
+        "    after:  Ahoy! Nobody knows.",
+        "",
+        "  style@0123456789ab · 30 steps · 12.3 s",
+        "  undo: personalpeft rollback style --user ada",
+    ]
+
+
+def test_the_json_has_everything_that_the_text_has() -> None:
+    data = REPORT.as_json()
+    said = json.dumps(data, ensure_ascii=False, allow_nan=False)
+    for number in re.findall(r"\d+\.\d+", str(REPORT)):
+        assert str(float(number)) in said or number == "12.3"
+    for source in REPORT.sources:
+        assert {"signal": source.signal, "kind": source.kind, "text": source.text, "use": source.use} | {
+            "why": source.why
+        } in data["sources"]
+    words = ("ada", "style", "promoted", REPORT.reason, "style@0123456789ab", "Ahoy! Nobody knows.", "Why do we dream?")
+    assert all(word in said for word in words)
+    assert set(data) == {f for f in LearnReport.__dataclass_fields__}
+
+
+def test_only_what_went_live_says_how_to_undo_it() -> None:
+    for verdict in (Verdict.REFUSED, Verdict.ABSTAINED):
+        assert "undo" not in str(replace(REPORT, verdict=verdict))
+    assert "no revision" in str(replace(REPORT, revision=None, verdict=Verdict.ABSTAINED))
+    assert "nothing was trained" in str(replace(REPORT, dry_run=True))
+
+
+def test_a_score_that_is_no_number_is_said_and_not_tripped_over() -> None:
+    scores = {"target": {**FIGURES, "after": None}, "canaries": {**REPORT.scores["canaries"], "kl": None}}
+    assert str(replace(REPORT, scores=scores)).count("no number") == 2
+
+
+def test_many_signals_are_counted_and_the_first_are_shown() -> None:
+    many = tuple(Source(f"sig_{n:026}", "edit", "Ahoy!", "learned", "why") for n in range(40))
+    text = str(replace(REPORT, sources=many))
+    assert "learned: 40" in text
+    assert "… and 28 more" in text
+
+
+@pytest.mark.parametrize("field", ["prompt", "before", "after"])
+@given(written=st.text(max_size=400))
+def test_whatever_was_said_the_lines_stay_short_and_whole(field: str, written: str) -> None:
+    values: dict[str, Any] = {"prompt": "p", "before": "b", "after": "a", field: written}
+    text = str(replace(REPORT, examples=(Example(**values),)))
+    assert all(len(line) <= 92 for line in text.splitlines())
+    assert text.count("\n") < 45
+
+
+@given(written=st.text())
+def test_an_excerpt_is_one_short_line(written: str) -> None:
+    assert len(excerpt(written).splitlines()) <= 1
+    assert len(excerpt(written)) <= 60

@@ -1,0 +1,223 @@
+"""However often training is stopped, it ends with the bytes of a run that never was, and nothing saved is done twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from backend_makers import bytes_of, lessons, spec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from personalpeft.backends.base import Backend, Session
+from personalpeft.errors import Cancelled
+from personalpeft.learning.recipe import Recipe
+from personalpeft.learning.training import SAVE_EVERY, Desk, Trained, train
+
+STEPS = 13
+RECIPE = Recipe(learning_rate=1e-2)
+few = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+class Killed(Exception):
+    """The process ended here: nothing more was saved."""
+
+
+@dataclass
+class Bench:
+    """One build that is interrupted again and again, with all that outlives a process: the file on the desk."""
+
+    backend: Backend
+    inputs: str = "these inputs"
+    file: bytes | None = None
+    saves: list[bytes] = field(default_factory=list)
+    taken: list[int] = field(default_factory=list)
+    result: bytes = b""
+
+    def desk(self) -> Desk:
+        def save(data: bytes) -> None:
+            self.file = data
+            self.saves.append(data)
+
+        return Desk(load=lambda: self.file, save=save)
+
+    def run(
+        self,
+        *,
+        kill_before: int | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+        out_of_time: Callable[[], bool] = lambda: False,
+    ) -> Trained:
+        session = self.backend.session(spec(self.backend, below="two"))
+        schedule = lessons(self.backend, STEPS)
+        watched = Watched(session, self.taken, kill_before, [tuple(map(id, terms)) for terms in schedule])
+        trained = train(
+            watched,  # type: ignore[arg-type]
+            schedule,
+            RECIPE,
+            self.inputs,
+            self.desk(),
+            progress=lambda done: None,
+            cancelled=cancelled,
+            out_of_time=out_of_time,
+        )
+        self.result = bytes_of(session)
+        return trained
+
+
+@dataclass
+class Watched:
+    """A session that notes which step of the schedule it is given, and ends the process before one of them."""
+
+    session: Session
+    taken: list[int]
+    kill_before: int | None
+    schedule: list[tuple[int, ...]]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
+
+    def step(self, terms: Any, rate: float) -> float:
+        step = self.schedule.index(tuple(map(id, terms)))
+        if step == self.kill_before:
+            raise Killed
+        self.taken.append(step)
+        return self.session.step(terms, rate)
+
+
+@pytest.fixture
+def whole(backend: Backend) -> bytes:
+    bench = Bench(backend)
+    assert bench.run().complete
+    return bench.result
+
+
+def after(count: int) -> Callable[[], bool]:
+    looks: Iterator[int] = iter(range(count))
+    return lambda: next(looks, None) is None
+
+
+@few
+@given(stops=st.lists(st.tuples(st.sampled_from(["kill", "cancel", "time"]), st.integers(0, STEPS)), max_size=4))
+def test_a_build_that_was_stopped_ends_as_one_that_was_not(
+    backend: Backend, whole: bytes, stops: list[tuple[str, int]]
+) -> None:
+    bench = Bench(backend)
+    for how, steps in stops:
+        before = len(bench.taken)
+        if how == "kill":
+            try:
+                bench.run(kill_before=steps)
+            except Killed:
+                continue
+        elif how == "cancel":
+            try:
+                bench.run(cancelled=after(steps))
+            except Cancelled:
+                assert len(bench.taken) - before <= steps
+                continue
+        elif not bench.run(out_of_time=after(steps)).complete:
+            continue
+        bench.file = None
+    assert bench.run().complete
+    assert bench.result == whole
+
+
+@few
+@given(stops=st.lists(st.integers(0, STEPS), max_size=5), how=st.sampled_from(["cancel", "time"]))
+def test_who_is_asked_to_stop_does_no_step_twice(backend: Backend, stops: list[int], how: str) -> None:
+    bench = Bench(backend)
+    for steps in stops:
+        if how == "time" and bench.run(out_of_time=after(steps)).complete:
+            return
+        if how == "cancel":
+            try:
+                bench.run(cancelled=after(steps))
+            except Cancelled:
+                continue
+            return
+    bench.run()
+    assert bench.taken == list(range(STEPS))
+
+
+@few
+@given(at=st.integers(0, STEPS - 1))
+def test_a_kill_costs_only_the_steps_since_the_last_save(backend: Backend, at: int) -> None:
+    bench = Bench(backend)
+    with pytest.raises(Killed):
+        bench.run(kill_before=at)
+    saved = at // SAVE_EVERY * SAVE_EVERY
+    trained = bench.run()
+    assert (trained.resumed_at, len(trained.losses)) == (saved, STEPS - saved)
+    assert bench.taken == [*range(at), *range(saved, STEPS)]
+
+
+def test_a_budget_that_is_always_used_up_still_gets_there(backend: Backend, whole: bytes) -> None:
+    bench = Bench(backend)
+    for done in range(1, STEPS):
+        assert bench.run(out_of_time=lambda: True).done == done
+    assert bench.run(out_of_time=lambda: True).complete
+    assert bench.result == whole
+
+
+def test_cancelling_says_where_it_stopped_and_how_to_go_on(backend: Backend) -> None:
+    bench = Bench(backend)
+    with pytest.raises(Cancelled, match=f"after step 4 of {STEPS}") as stopped:
+        bench.run(cancelled=after(4))
+    assert "goes on" in stopped.value.hint
+
+
+@few
+@given(data=st.data())
+def test_a_file_that_is_torn_or_of_another_build_is_as_if_it_were_not_there(
+    backend: Backend, whole: bytes, data: st.DataObject
+) -> None:
+    bench = Bench(backend)
+    with pytest.raises(Cancelled):
+        bench.run(cancelled=after(7))
+    assert bench.file is not None
+    good, other = bench.file, Bench(backend, inputs="other inputs")
+    with pytest.raises(Cancelled):
+        other.run(cancelled=after(7))
+    cut = data.draw(st.integers(0, len(good) - 1))
+    spoilt = data.draw(st.sampled_from([good[:cut], b"", b"\0" * 64, other.file, good + b"x", good[8:]]))
+    bench.file, bench.taken[:] = spoilt, []
+    assert bench.run().resumed_at == 0
+    assert bench.taken == list(range(STEPS))
+    assert bench.result == whole
+
+
+@few
+@given(at=st.integers(0, 10**6), to=st.integers(0, 255))
+def test_a_file_with_one_wrong_byte_is_not_built_on(backend: Backend, whole: bytes, at: int, to: int) -> None:
+    bench = Bench(backend)
+    with pytest.raises(Cancelled):
+        bench.run(cancelled=after(7))
+    assert bench.file is not None
+    at %= len(bench.file)
+    bench.file = bench.file[:at] + bytes([to]) + bench.file[at + 1 :]
+    bench.run()
+    assert bench.result == whole
+
+
+def test_progress_only_rises_and_ends_at_one(backend: Backend) -> None:
+    heard: list[float] = []
+    session = backend.session(spec(backend))
+    desk = Desk(load=lambda: None, save=lambda data: None)
+    never = after(10**6)
+    train(
+        session,
+        lessons(backend, 4),
+        RECIPE,
+        "x",
+        desk,
+        progress=heard.append,
+        cancelled=never,
+        out_of_time=never,
+    )
+    assert heard == sorted(heard)
+    assert heard[-1] == 1.0
+    assert RECIPE.rate(0, 30) > 0
+    assert all(0 < RECIPE.rate(step, 30) <= RECIPE.learning_rate for step in range(30))

@@ -1,0 +1,164 @@
+"""Homes with people in them for the tests of the public surface, and the reading of all that a home holds."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import personalpeft
+from personalpeft import Reply, Runtime, User
+from personalpeft.clock import Clock
+
+# The tiny base with a recipe of a few steps: what is promised of learning does not depend on how much is learned.
+QUICK_CARD = """\
+name = "tiny-quick"
+title = "A tiny model that learns in a second"
+licence = "Apache-2.0"
+targets = ["q_proj", "v_proj", "down_proj"]
+context = 1024
+stop_tokens = ["<|im_end|>"]
+template = '''
+{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+'''
+
+[source]
+kind = "random"
+seed = 7
+
+[source.shape]
+hidden = 64
+intermediate = 128
+blocks = 2
+heads = 4
+kv_heads = 2
+
+[sampling]
+max_tokens = 8
+
+[learning]
+rank = 2
+alpha = 8.0
+steps = 12
+batch = 2
+learning_rate = 0.01
+"""
+
+
+@dataclass
+class Time:
+    """A clock that moves a second each time somebody looks, so that nothing happens twice at once."""
+
+    at: datetime = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    seconds: float = 0.0
+    drawn: int = field(default=0)
+
+    def now(self) -> datetime:
+        self.at += timedelta(seconds=1)
+        return self.at
+
+    def timer(self) -> float:
+        self.seconds += 0.001
+        return self.seconds
+
+    def entropy(self, count: int) -> bytes:
+        self.drawn += 1
+        return hashlib.sha256(f"{self.drawn}".encode()).digest()[:count]
+
+    def clock(self) -> Clock:
+        return Clock(self.now, self.timer, self.entropy)
+
+
+@contextmanager
+def opened(home: Path, base: str | Path = "fake", **more: Any) -> Iterator[Runtime]:
+    """A runtime on the fake backend, or on the torch backend where a base is named."""
+    backend = "fake" if base == "fake" else "torch"
+    with personalpeft.open(home, base=base, backend=backend, **more) as runtime:
+        yield runtime
+
+
+def ask(user: User, prompt: str = "How do I boil an egg?", **more: Any) -> Reply:
+    return user.chat(prompt, **{"temperature": 0, **more})
+
+
+def style(text: str) -> str:
+    return f"Ahoy! {text} Arrr!"
+
+
+def correct(user: User, count: int = 6, *, first: int = 0) -> list[str]:
+    """Asks and corrects so many replies; the ids of the edits."""
+    return [user.feedback(ask(user, f"question {n}"), edit=style(f"Answer {n}.")) for n in range(first, first + count)]
+
+
+def greedy(user: User, prompts: Sequence[str] = ("hello", "question 1", "bye")) -> list[str]:
+    return [ask(user, prompt, memory=False).text for prompt in prompts]
+
+
+def trained_on(user: User) -> set[str]:
+    return {s for revision in user.revisions() for s, role in revision.signals.items() if role == "train"}
+
+
+def pinned(user: User) -> set[str]:
+    return {s for revision in user.revisions() for s, role in revision.signals.items() if role == "pinned"}
+
+
+def everything(home: Path) -> tuple[list[str], dict[str, str]]:
+    """All rows of the database as SQL, and all other files of the home but locks by their digests."""
+    with sqlite3.connect(f"file:{home / 'personalpeft.db'}?mode=ro", uri=True) as connection:
+        rows = list(connection.iterdump())
+    connection.close()
+    files = {
+        str(path.relative_to(home)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(home.rglob("*"))
+        if path.is_file() and not path.name.startswith(("personalpeft.db", "write.")) and "locks" not in path.parts
+    }
+    return rows, files
+
+
+@contextmanager
+def nothing_changes(home: Path) -> Iterator[None]:
+    """Whatever is raised inside passes, and the home holds afterwards what it held before."""
+    before = everything(home)
+    try:
+        yield
+    finally:
+        assert everything(home) == before
+
+
+@contextmanager
+def unwritable(folder: Path) -> Iterator[None]:
+    """A folder that cannot be written, where the tests do not run as root."""
+    mode = folder.stat().st_mode
+    folder.chmod(0o500)
+    try:
+        yield
+    finally:
+        folder.chmod(mode)
+
+
+def after(count: int) -> Callable[[], bool]:
+    """Says no so many times, then yes for ever."""
+    looks = iter(range(count))
+    return lambda: next(looks, None) is None
+
+
+def quick_card(folder: Path) -> Path:
+    path = folder / "tiny-quick.toml"
+    path.write_text(QUICK_CARD)
+    return path
+
+
+def python_environment(cache: Path) -> dict[str, str]:
+    """For a process of its own beside the test."""
+    return {**os.environ, "PERSONALPEFT_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
