@@ -12,6 +12,7 @@ from personalpeft.types import Message, Role, Sampling
 Prompt: TypeAlias = str | Sequence[Mapping[str, str] | Message]
 
 LONGEST_WRITTEN = 100_000
+_ROLES: tuple[str, ...] = get_args(Role)
 
 
 def check_prompt(prompt: Prompt) -> tuple[Message, ...]:
@@ -78,16 +79,17 @@ def check_sampling(
 
 def _message(number: int, given: object) -> Message:
     if isinstance(given, Message):
-        given = {"role": given.role, "content": given.content}
-    role, content = (given.get("role"), given.get("content")) if isinstance(given, Mapping) else (None, None)
-    if role not in get_args(Role) or not isinstance(content, str):
+        message = given
+    elif isinstance(given, Mapping) and given.get("role") in _ROLES and isinstance(given.get("content"), str):
+        message = Message(given["role"], given["content"])
+    else:
         raise InvalidInput(
             f"Message {number} has no role and content that can be used.",
-            hint=f"Each message is {{'role': one of {', '.join(get_args(Role))}, 'content': text}}.",
+            hint=f"Each message is {{'role': one of {', '.join(_ROLES)}, 'content': text}}.",
         )
-    if content:
-        check_written(content + ".", what=f"content of message {number}")
-    return Message(role, content)
+    if message.content:
+        check_written(message.content + ".", what=f"content of message {number}")
+    return message
 
 
 def _is_number(value: object) -> bool:

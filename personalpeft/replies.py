@@ -134,6 +134,7 @@ class Why:
 def why(store: Store, turn: Turn) -> Why:
     """Follows a turn's stack to its revisions, and each revision and its parents to the signals."""
     parts = []
+    said = store.ledger.signals(turn.user, current=False)
     for entry in turn.stack.entries:
         revision = store.catalog.revision(turn.user, entry.revision)
         trained: set[str] = set()
@@ -141,8 +142,7 @@ def why(store: Store, turn: Turn) -> Why:
         while step is not None:
             trained |= {signal for signal, role in step.signals.items() if role == "train"}
             step = store.catalog.revision(turn.user, step.parent) if step.parent else None
-        signals = [store.ledger.signal(turn.user, signal) for signal in sorted(trained)]
-        parts.append(Part(revision, entry.weight, tuple(signals)))
+        parts.append(Part(revision, entry.weight, tuple(signal for signal in said if signal.id in trained)))
     return Why(turn, tuple(parts), tuple(store.ledger.signal(turn.user, signal) for signal in turn.used))
 
 

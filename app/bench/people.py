@@ -34,6 +34,11 @@ def _is_bullets(text: str) -> bool:
     return len(lines) >= 1 and all(line.startswith("- ") for line in lines)
 
 
+def _is_numbered(text: str) -> bool:
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return bool(lines) and all(line.startswith(f"{number}. ") for number, line in enumerate(lines, 1))
+
+
 def _is_lower(text: str) -> bool:
     letters = [c for c in text if c.isalpha()]
     return len(letters) > 10 and all(c.islower() for c in letters)
@@ -56,6 +61,11 @@ STYLES = (
         lambda t: t.strip().endswith("Hope that helps, Ada."),
     ),
     Style("bullets", _bullets, _is_bullets),
+    Style(
+        "numbered",
+        lambda t: "\n".join(f"{number}. {s}" for number, s in enumerate(_sentences(t), 1)),
+        _is_numbered,
+    ),
     Style("lower case", lambda t: t.lower(), _is_lower),
     Style("capitals", lambda t: t.upper(), _is_upper),
     Style(
@@ -114,7 +124,7 @@ GENERAL = (
     ("How many legs does a spider have?", ("eight", "8")),
     ("What is 2 + 2?", ("4", "four")),
     ("What language is spoken in Brazil?", ("portuguese",)),
-    ("On which continent is Kenya?", ("africa",)),
+    ("How many wheels does a bicycle have?", ("two", "2")),
     ("What gas do plants take in from the air?", ("carbon", "co2")),
     ("What is the opposite of hot?", ("cold",)),
     ("What is the first month of the year?", ("january",)),

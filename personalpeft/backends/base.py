@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,6 @@ from personalpeft.bases.base import Base
 from personalpeft.types import FinishReason, Message, Sampling
 
 Tokens: TypeAlias = tuple[int, ...]
-Reference: TypeAlias = Literal["none", "tokens", "distribution"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +77,25 @@ class Outputs(Protocol):
 
 
 class Term(Protocol):
-    """One summand of a training loss: the continuations that it reads and what it makes of their log-probs."""
+    """One summand of a training loss: what it reads of the candidate and of the stack below, and what it makes of the two."""
 
     @property
-    def continuations(self) -> Sequence[Continuation]: ...
-
-    @property
-    def reference(self) -> Reference:
-        """What ``loss`` needs of what the stack below gave for the same continuations."""
+    def continuations(self) -> Sequence[Continuation]:
+        """What the candidate is asked about."""
         ...
 
-    def loss(self, outputs: Sequence[Outputs], reference: Sequence[Outputs]) -> Any:
-        """A scalar tensor; ``reference`` is empty unless asked for, holds no more than was asked for, and carries no
-        gradient.
-        """
+    @property
+    def references(self) -> Sequence[Continuation]:
+        """What the stack below is asked about, once, before the first step; often nothing."""
+        ...
+
+    @property
+    def whole(self) -> bool:
+        """Whether the references' whole distributions are needed, or their tokens' log-probs only."""
+        ...
+
+    def loss(self, outputs: Sequence[Outputs], references: Sequence[Outputs]) -> Any:
+        """A scalar tensor. ``references`` carry no gradient and hold no more than was asked for."""
         ...
 
 

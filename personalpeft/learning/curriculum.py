@@ -9,35 +9,41 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from personalpeft.backends.base import Backend, Continuation, Term
+from personalpeft.learning.anchors import anchor, manner_of
 from personalpeft.learning.lessons import Lesson
-from personalpeft.learning.objectives import Anchor, Preferred, Supervised
+from personalpeft.learning.objectives import Preferred, Supervised
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.recipe import Recipe
 from personalpeft.types import Message
 
 T = TypeVar("T")
 
+_REJECTED = 16
 
-def schedule(plan: Plan, backend: Backend, anchors: Sequence[Continuation]) -> tuple[tuple[Term, ...], ...]:
-    """The terms of each step. A batch takes its share of older lessons and of anchors, and goes through each list
-    without repeating before the list is used up.
+
+def schedule(
+    plan: Plan, backend: Backend, generic: Sequence[tuple[Sequence[Message], str]]
+) -> tuple[tuple[Term, ...], ...]:
+    """The terms of each step. ``generic`` are questions that belong to nobody with what the stack below says to them.
+
+    A batch takes its share of older lessons and of anchors, and goes through each list without repeating before the
+    list is used up.
     """
     recipe = plan.recipe
+    manner = manner_of([lesson.wanted for lesson in (*plan.fresh, *plan.older)])
+    weight = recipe.anchor_weight / max(1, recipe.anchors)
+    held = [anchor(backend, messages, reply, manner, weight) for messages, reply in generic]
+    anchors = [each for each in held if each is not None]
     chance = random.Random(recipe.seed)
     fresh = _rounds(plan.fresh or plan.older, chance)
     older = _rounds(plan.older, chance)
-    generic = _rounds(anchors, chance)
+    keeping = _rounds(anchors, chance)
     replayed = round(recipe.batch * recipe.replay) if plan.fresh and plan.older else 0
     steps = []
     for _ in range(plan.steps):
         lessons = [next(fresh) for _ in range(recipe.batch - replayed)] + [next(older) for _ in range(replayed)]
-        held = [next(generic) for _ in range(recipe.anchors if anchors else 0)]
-        steps.append(
-            (
-                *_terms(lessons, recipe, backend),
-                *(Anchor(each, recipe.anchor_weight / len(held)) for each in held),
-            )
-        )
+        kept = [next(keeping) for _ in range(recipe.anchors if anchors else 0)]
+        steps.append((*_terms(lessons, recipe, backend), *kept))
     return tuple(steps)
 
 
@@ -55,8 +61,8 @@ def _terms(lessons: Sequence[Lesson], recipe: Recipe, backend: Backend) -> Itera
         weight = lesson.weight / len(lessons)
         wanted = continuation(backend, lesson.messages, lesson.wanted, recipe.longest)
         if lesson.rejected is not None and pairs > 0:
-            # Half the length will do: the rejected text is only there to be told apart.
-            rejected = continuation(backend, lesson.messages, lesson.rejected, recipe.longest // 2)
+            # Its beginning will do: it is only there to be told apart, and what follows holds things that are true.
+            rejected = continuation(backend, lesson.messages, lesson.rejected, _REJECTED)
             pairs -= 1
             yield Preferred(wanted, rejected, recipe.beta, weight, recipe.positive)
         else:

@@ -4,7 +4,7 @@ gate's evidence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from personalpeft.backends.base import Continuation
@@ -13,6 +13,7 @@ from personalpeft.learning.gate import Asked, Evidence
 from personalpeft.learning.generic import generic_questions, is_broken
 from personalpeft.learning.lessons import Lesson
 from personalpeft.learning.report import Example
+from personalpeft.learning.training import stopped
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.types import Message, Sampling, Stack
 
@@ -33,14 +34,20 @@ class Paper:
     anchors: tuple[Continuation, ...]
 
 
-def examine(engine: Engine, live: Stack, candidate: Stack, paper: Paper) -> tuple[Evidence, tuple[Example, ...]]:
-    """The evidence, and a few examples to show. Greedy throughout, so the same stacks give the same evidence."""
+def examine(
+    engine: Engine, live: Stack, candidate: Stack, paper: Paper, *, cancelled: Callable[[], bool]
+) -> tuple[Evidence, tuple[Example, ...]]:
+    """The evidence, and a few examples to show. Greedy throughout, so the same stacks give the same evidence. Raises
+    ``Cancelled``.
+    """
     canaries = generic_questions().canaries
     shown = (*paper.target, *paper.trained, *paper.retention)[:_SHOWN]
     # One batch for everything that is written: rows of both stacks run together.
     asked = [(Message("user", canary.question),) for canary in canaries] + [lesson.messages for lesson in shown]
     requests = [Request(messages, stack, _CANARY) for stack in (live, candidate) for messages in asked]
-    replies = engine.texts(requests)
+    replies = engine.texts(requests, cancelled=cancelled)
+    if cancelled():
+        raise stopped("before the verdict")
     before, after = replies[: len(asked)], replies[len(asked) :]
 
     right = [canary.is_right(reply) for canary, reply in zip(canaries, before, strict=False)]

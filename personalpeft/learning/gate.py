@@ -28,7 +28,7 @@ class Margins:
 
     retention: float = 0.1
     canaries: int = 1
-    kl: float = 2.0
+    kl: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +114,11 @@ def judge(evidence: Evidence, margins: Margins) -> Judgement:
         what += f", {lost} got worse"
     if won <= lost:
         return Judgement(Verdict.REFUSED, what)
-    kept = f"{evidence.still_right} of {evidence.right_before} general answers stayed right"
+    if evidence.right_before:
+        what += f"; {evidence.still_right} of {evidence.right_before} general answers stayed right"
     if evidence.bet >= ENOUGH:
-        return Judgement(Verdict.PROMOTED, f"{what}; {kept}")
-    return Judgement(
-        Verdict.PROMOTED, f"{what}; {kept}; on probation, since that is still thin evidence", probation=True
-    )
+        return Judgement(Verdict.PROMOTED, what)
+    return Judgement(Verdict.PROMOTED, f"{what}; on probation, since that is still thin evidence", probation=True)
 
 
 def _harm(evidence: Evidence, margins: Margins) -> str:

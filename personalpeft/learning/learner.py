@@ -8,13 +8,14 @@ refusal is an outcome, not an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeAlias
 
 from personalpeft.adapters.base import Adapter, Manifest
 from personalpeft.adapters.packed import pack
-from personalpeft.backends.base import Continuation, SessionSpec
+from personalpeft.backends.base import SessionSpec
+from personalpeft.learning.anchors import LONGEST
 from personalpeft.learning.curriculum import continuation, schedule
 from personalpeft.learning.examination import Paper, examine
 from personalpeft.learning.gate import Judgement, Margins, judge
@@ -23,14 +24,12 @@ from personalpeft.learning.lessons import lessons_for
 from personalpeft.learning.plan import FEWEST, Plan, make_plan
 from personalpeft.learning.recipe import Recipe, Start
 from personalpeft.learning.report import Example, LearnReport, Source
-from personalpeft.learning.training import Desk, Trained, train
+from personalpeft.learning.training import Desk, Trained, stopped, train
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.store.base import Store
 from personalpeft.types import Message, Revision, Sampling, Signal, Stack, StackEntry, Verdict
 
 Progress: TypeAlias = Callable[[str, float], None]
-
-_ANCHOR = Sampling(max_tokens=24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +57,12 @@ class Learner:
         """See ``User.learn``."""
         began = self.timer()
         with self.store.lease(f"learn-{user}"):
-            plan = make_plan(
-                self.store, user, layer, replace(self.recipe, start=start), self.engine.backend.base.digest
-            )
+            plan = make_plan(self.store, user, layer, self.recipe, self.engine.backend.base.digest, start)
             if dry_run:
                 return self._report(plan, Verdict.ABSTAINED, _would(plan), began, dry_run=True)
             if not plan.enough:
                 count = len(plan.fresh) + len(plan.questions)
-                reason = f"{count} lesson{'s' if count != 1 else ''} so far; a first learn takes {FEWEST}, of which one is held back to judge by"
+                reason = f"{count} of the {FEWEST} lessons that a first learn takes: three to learn, one to judge by"
                 report = self._report(plan, Verdict.ABSTAINED, reason, began)
                 self.store.catalog.add_report(user, report.as_json())
                 return report
@@ -75,13 +72,13 @@ class Learner:
         self, plan: Plan, began: float, seconds: float | None, progress: Progress, cancelled: Callable[[], bool]
     ) -> LearnReport:
         progress("Reading", 0.0)
-        anchors = self._anchors(plan.below)
+        generic = self._generic(plan.below, cancelled)
         with self.engine.resident(plan.below) as below:
             session = self.engine.backend.session(_spec(self, plan, below))
             try:
                 trained = train(
                     session,
-                    schedule(plan, self.engine.backend, anchors),
+                    schedule(plan, self.engine.backend, generic),
                     plan.recipe,
                     plan.inputs,
                     self._desk(plan),
@@ -101,7 +98,7 @@ class Learner:
         digest = self.store.blobs.put(blob)
         entry = StackEntry(plan.layer, f"{plan.layer}@{digest[:12]}", digest, self._weight(plan))
         candidate = plan.candidate(entry)
-        evidence, examples = examine(self.engine, plan.live, candidate, self._paper(plan, anchors))
+        evidence, examples = examine(self.engine, plan.live, candidate, self._paper(plan, generic), cancelled=cancelled)
         judgement = judge(evidence, self.margins)
         progress("Judging", 1.0)
         return self._publish(plan, entry, blob, judgement, evidence.as_json(), examples, trained, began)
@@ -152,17 +149,16 @@ class Learner:
         self.store.drop_session(plan.user, plan.layer)
         return report
 
-    def _anchors(self, below: Stack) -> tuple[Continuation, ...]:
+    def _generic(self, below: Stack, cancelled: Callable[[], bool]) -> list[tuple[tuple[Message, ...], str]]:
         """What the stack below says to generic questions."""
         questions = [(Message("user", text),) for text in generic_questions().anchors]
-        replies = self.engine.texts([Request(messages, below, _ANCHOR) for messages in questions])
-        backend = self.engine.backend
-        return tuple(
-            continuation(backend, messages, reply, _ANCHOR.max_tokens)
-            for messages, reply in zip(questions, replies, strict=True)
-        )
+        requests = [Request(messages, below, Sampling(max_tokens=LONGEST)) for messages in questions]
+        replies = self.engine.texts(requests, cancelled=cancelled)
+        if cancelled():
+            raise stopped("before the first step")
+        return list(zip(questions, replies, strict=True))
 
-    def _paper(self, plan: Plan, anchors: tuple[Continuation, ...]) -> Paper:
+    def _paper(self, plan: Plan, generic: Sequence[tuple[tuple[Message, ...], str]]) -> Paper:
         target = tuple(lesson for lesson in plan.questions if lesson.signal in plan.pins)
         older = [lesson for lesson in plan.questions if lesson.signal not in plan.pins]
         for entry in plan.live.entries:
@@ -170,7 +166,9 @@ class Learner:
                 pinned = set(self.store.catalog.pinned(plan.user, entry.layer))
                 older += [lesson for lesson in lessons_for(plan.routings, entry.layer) if lesson.signal in pinned]
         trained = () if target else plan.fresh[-8:]
-        return Paper(target, tuple(older), trained, anchors)
+        backend = self.engine.backend
+        kept = tuple(continuation(backend, messages, reply, LONGEST) for messages, reply in generic if reply)
+        return Paper(target, tuple(older), trained, kept)
 
     def _weight(self, plan: Plan) -> float:
         known = {layer.name: layer.weight for layer in self.store.catalog.layers(plan.user)}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from personalpeft.backends.base import Continuation, Outputs, Reference
+from personalpeft.backends.base import Continuation, Outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +20,14 @@ class Supervised:
 
     wanted: Continuation
     weight: float = 1.0
-    reference: Reference = "none"
+    references: tuple[Continuation, ...] = ()
+    whole: bool = False
 
     @property
     def continuations(self) -> Sequence[Continuation]:
         return (self.wanted,)
 
-    def loss(self, outputs: Sequence[Outputs], reference: Sequence[Outputs]) -> Any:
+    def loss(self, outputs: Sequence[Outputs], references: Sequence[Outputs]) -> Any:
         return -self.weight * outputs[0].token_logp.mean()
 
 
@@ -42,37 +43,57 @@ class Preferred:
     beta: float
     weight: float = 1.0
     positive: float = 1.0
-    reference: Reference = "tokens"
+    whole: bool = False
 
     @property
     def continuations(self) -> Sequence[Continuation]:
         return (self.chosen, self.rejected)
 
-    def loss(self, outputs: Sequence[Outputs], reference: Sequence[Outputs]) -> Any:
+    @property
+    def references(self) -> Sequence[Continuation]:
+        return self.continuations
+
+    def loss(self, outputs: Sequence[Outputs], references: Sequence[Outputs]) -> Any:
         from torch.nn.functional import logsigmoid
 
-        gains = [o.token_logp.sum() - r.token_logp.sum() for o, r in zip(outputs, reference, strict=True)]
+        gains = [o.token_logp.sum() - r.token_logp.sum() for o, r in zip(outputs, references, strict=True)]
         likelier = outputs[0].token_logp.mean()
         return -self.weight * (logsigmoid(self.beta * (gains[0] - gains[1])) + self.positive * likelier)
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """Stays as it was here: mean KL a token from what lies below to the candidate, over the whole vocabulary.
+    """Keeps to what the stack below says: KL over the whole vocabulary on a run of tokens that ``said`` and ``kept``
+    share.
 
-    The first ``free`` tokens and the one that ends the turn may change: openings and endings are where a style lives,
-    and what lies between is where the facts are.
+    ``said`` may dress the same content in another manner; the candidate is held to go on inside the run as the stack
+    below would in ``kept``. What of ``said`` lies outside of the run is learned by likelihood if ``learn_rest``, else
+    left free. The loss is the mean over the tokens that count.
     """
 
+    said: Continuation
     kept: Continuation
+    first_said: int
+    first_kept: int
+    length: int
+    learn_rest: bool
     weight: float = 1.0
-    free: int = 3
-    reference: Reference = "distribution"
+    whole: bool = True
 
     @property
     def continuations(self) -> Sequence[Continuation]:
+        return (self.said,)
+
+    @property
+    def references(self) -> Sequence[Continuation]:
         return (self.kept,)
 
-    def loss(self, outputs: Sequence[Outputs], reference: Sequence[Outputs]) -> Any:
-        before, now = reference[0].logp[self.free : -1], outputs[0].logp[self.free : -1]
-        return self.weight * (before.exp() * (before - now)).sum(-1).mean()
+    def loss(self, outputs: Sequence[Outputs], references: Sequence[Outputs]) -> Any:
+        run = slice(self.first_said, self.first_said + self.length)
+        before = references[0].logp[self.first_kept : self.first_kept + self.length]
+        total, count = (before.exp() * (before - outputs[0].logp[run])).sum(), self.length
+        if self.learn_rest:
+            likelihood = outputs[0].token_logp
+            total = total - likelihood.sum() + likelihood[run].sum()
+            count = len(self.said.completion)
+        return self.weight * total / max(1, count)

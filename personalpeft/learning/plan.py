@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from personalpeft.errors import NothingToLearn
 from personalpeft.learning.lessons import Lesson, Routing, lessons_for, route
-from personalpeft.learning.recipe import Recipe
+from personalpeft.learning.recipe import Recipe, Start
 from personalpeft.store.base import Store
 from personalpeft.types import Revision, Stack, StackEntry, canonical_digest
 
@@ -85,7 +85,7 @@ class Plan:
         return replace(self.live, entries=(*rest[: len(self.below.entries)], entry, *rest[len(self.below.entries) :]))
 
 
-def make_plan(store: Store, user: str, layer: str, recipe: Recipe, base: str) -> Plan:
+def make_plan(store: Store, user: str, layer: str, recipe: Recipe, base: str, start: Start) -> Plan:
     """Reads the ledger and decides. Raises ``NothingToLearn`` when no signal has come since the layer's last learn,
     unless the recipe asks to build from nothing; ``NotFound`` for an unknown user, ``BaseMismatch`` when the live stack
     is of another base.
@@ -96,11 +96,11 @@ def make_plan(store: Store, user: str, layer: str, recipe: Recipe, base: str) ->
     lessons = lessons_for(routings, layer)
     considered = catalog.considered(user, layer)
     new = [lesson for lesson in lessons if lesson.signal not in considered]
-    if not lessons or (not new and recipe.start != "nothing"):
-        raise NothingToLearn(*_nothing(routings, layer, bool(lessons)))
+    if not lessons or (not new and start != "nothing"):
+        raise _nothing(routings, layer, learned_before=bool(lessons))
 
     below = Stack(base, layers_below(live, layer))
-    parent = _parent(store, user, layer, live, below, lessons) if recipe.start == "auto" else None
+    parent = _parent(store, user, layer, live, below, lessons) if start == "auto" else None
     pinned = set(catalog.pinned(user, layer))
     pins = _new_pins(lessons, new, pinned, recipe.held_out)
     questions = [lesson for lesson in lessons if lesson.signal in pinned or lesson.signal in pins]
@@ -132,16 +132,18 @@ def layers_below(stack: Stack, layer: str) -> tuple[StackEntry, ...]:
     return tuple(entry for entry in stack.entries if _rank(entry.layer) < _rank(layer))
 
 
-def _nothing(routings: Sequence[Routing], layer: str, learned_before: bool) -> tuple[str]:
+def _nothing(routings: Sequence[Routing], layer: str, *, learned_before: bool) -> NothingToLearn:
     if learned_before:
-        return (f"Nothing new for {layer}: no lesson has come since the last learn.",)
-    at_once = sum(r.place in ("profile", "memory") for r in routings)
-    kept = sum(r.place == "kept" for r in routings)
-    if routings:
-        return (
-            f"Nothing to learn for {layer} yet: of {len(routings)} signals {at_once} act at once and {kept} are only kept.",
+        return NothingToLearn(
+            f"Nothing new for {layer}: no lesson has come since the last learn.",
+            hint="Edit, prefer or like some replies first, or build from nothing to learn the same lessons again.",
         )
-    return (f"Nothing to learn for {layer} yet: there is no feedback.",)
+    what = "there is no feedback"
+    if routings:
+        at_once = sum(r.place in ("profile", "memory") for r in routings)
+        kept = sum(r.place == "kept" for r in routings)
+        what = f"of {len(routings)} signals {at_once} act at once and {kept} are only kept"
+    return NothingToLearn(f"Nothing to learn for {layer} yet: {what}.", hint="Edit, prefer or like some replies first.")
 
 
 def _new_pins(lessons: Sequence[Lesson], new: Sequence[Lesson], pinned: set[str], held_out: float) -> tuple[str, ...]:

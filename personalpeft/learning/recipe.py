@@ -14,6 +14,7 @@ from personalpeft.errors import CardError, nearest
 from personalpeft.types import Json
 
 Start: TypeAlias = Literal["auto", "nothing"]
+"""Where a build starts: "auto" is the layer's head where one can build on it; "nothing" is the reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +22,10 @@ class Recipe:
     """``steps`` is for a first build of up to ``batch * 3`` lessons; more lessons take more steps, up to
     ``most_steps``.
 
-    ``start``: "auto" builds on the layer's head where it has one on this base, with ``replay`` of a batch being older
-    lessons; "nothing" builds from all lessons, and is the reference. ``pairs`` of a batch's lessons that have a
-    rejected text also get the preference term. ``anchors`` is how many generic answers a batch holds to, with
-    ``anchor_weight``. ``held_out`` is the share of lessons that is pinned.
+    ``pairs`` of a batch's lessons that have a rejected text also get the preference term, with ``beta`` and
+    ``positive``. ``anchors`` is how many generic answers a batch holds to, with ``anchor_weight``. In a build on a
+    parent, ``replay`` of a batch is older lessons. ``held_out`` is the share of lessons that is pinned. Texts are cut
+    at ``longest`` tokens.
     """
 
     rank: int = 8
@@ -34,10 +35,10 @@ class Recipe:
     steps: int = 30
     most_steps: int = 120
     batch: int = 4
-    pairs: int = 2
+    pairs: int = 1
     beta: float = 0.1
     positive: float = 1.0
-    anchors: int = 1
+    anchors: int = 3
     anchor_weight: float = 1.0
     replay: float = 0.25
     warmup: float = 0.05
@@ -45,7 +46,6 @@ class Recipe:
     weight_decay: float = 0.0
     held_out: float = 0.25
     longest: int = 96
-    start: Start = "auto"
     seed: int = 0
 
     @property

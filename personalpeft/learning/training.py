@@ -69,17 +69,20 @@ def train(
             if step > saved:
                 _save(session, inputs, step, desk)
             if stop:
-                raise Cancelled(
-                    f"Stopped after step {step} of {len(schedule)}; nothing has changed.",
-                    hint="The next learn goes on from there.",
-                )
+                raise stopped(f"after step {step} of {len(schedule)}")
             return Trained(step, len(schedule), tuple(losses), first)
         losses.append(session.step(schedule[step], recipe.rate(step, len(schedule))))
-        if (step + 1) % SAVE_EVERY == 0 and step + 1 < len(schedule):
+        # The last step too: a kill while the candidate is judged then costs no training.
+        if (step + 1) % SAVE_EVERY == 0 or step + 1 == len(schedule):
             _save(session, inputs, step + 1, desk)
             saved = step + 1
         progress((step + 1) / len(schedule))
     return Trained(len(schedule), len(schedule), tuple(losses), first)
+
+
+def stopped(where: str) -> Cancelled:
+    """The error for a learn that the caller stopped."""
+    return Cancelled(f"Stopped {where}; nothing has changed.", hint="The next learn goes on from there.")
 
 
 def _save(session: Session, inputs: str, step: int, desk: Desk) -> None:

@@ -55,11 +55,10 @@ class Model:
         self.base = base
         self.where = where
         # Any: what transformers returns depends on the base, and its stubs know few of its methods.
-        self.module: Any = AutoModelForCausalLM.from_pretrained(
+        module: Any = AutoModelForCausalLM.from_pretrained(
             base.folder, dtype=where.dtype, attn_implementation="sdpa", local_files_only=True, use_safetensors=True
         )
-        self.module.to(where.device)
-        self.module.eval().requires_grad_(False)
+        self.module = module.to(where.device).eval().requires_grad_(False)
         self.attachment = install(self.module, base.architecture)
         self._turn = threading.RLock()
         self._sliding = _sliding_window(self.module.config)

@@ -79,15 +79,14 @@ class TorchSession:
         """Reads what the stack below says of all that these terms will need, in one order and one grouping: what is
         read together changes the last bits, and a session that resumes must see the same ones.
         """
-        needs = {"none": 0, "tokens": 1, "distribution": 2}
-        wanted: dict[Continuation, int] = {}
+        wanted: dict[Continuation, bool] = {}
         for term in terms:
-            for item in term.continuations if term.reference != "none" else ():
-                wanted[item] = max(wanted.get(item, 0), needs[term.reference])
+            for item in term.references:
+                wanted[item] = wanted.get(item, False) or term.whole
         for chunk in chunks(list(wanted), _CHUNK):
             with torch.inference_mode(), self._model.turn(self._below):
                 for item, said in zip(chunk, read(self._model, chunk), strict=True):
-                    self._references[item] = said if wanted[item] == 2 else TokenOutputs(said.token_logp)
+                    self._references[item] = said if wanted[item] else TokenOutputs(said.token_logp)
 
     def step(self, terms: Sequence[Term], learning_rate: float) -> float:
         """One optimizer step on the sum of the terms' losses; returns that loss."""
@@ -100,7 +99,7 @@ class TorchSession:
                 [
                     term.loss(
                         [outputs[item] for item in term.continuations],
-                        [] if term.reference == "none" else [self._references[item] for item in term.continuations],
+                        [self._references[item] for item in term.references],
                     )
                     for term in terms
                 ]

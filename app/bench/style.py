@@ -1,0 +1,119 @@
+"""``bench style``: does a dozen edits change the way of answering, and nothing else? One made-up person for each style,
+on the real base, through the public surface alone.
+
+For each style: a fresh home, twelve edits, one learn; then ten questions it never saw and twenty general ones, before
+and after. Peak memory is that of the whole process; the first token is timed in processes of their own, since loading
+is most of it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import personalpeft
+from personalpeft_app.bench.people import GENERAL, LESSONS, STYLES, UNSEEN, Style
+
+_LENGTH = 96
+
+
+@dataclass(frozen=True, slots=True)
+class StyleResult:
+    """What one person saw. Counts are of ten unseen and twenty general questions; ``kl`` is in nats a token, from the
+    base.
+    """
+
+    style: str
+    verdict: str
+    in_style: int
+    base_in_style: int
+    facts_before: int
+    facts_kept: int
+    kl: float
+    learn_seconds: float
+    rollback_identical: bool
+
+
+def run_style(style: Style, *, base: str, backend: str, say: Callable[[str], None]) -> StyleResult:
+    """One person, one style, one learn, in a home that is thrown away."""
+    with tempfile.TemporaryDirectory() as home, personalpeft.open(home, base, backend) as runtime:
+        user = runtime.user("bench")
+
+        def ask(prompt: str, length: int = _LENGTH) -> str:
+            return user.chat(prompt, temperature=0, max_tokens=length).text
+
+        say(f"{style.name}: asking")
+        unseen_before = [ask(prompt) for prompt in UNSEEN]
+        general_before = [ask(question, 40) for question, _ in GENERAL]
+        for prompt, answer in LESSONS:
+            user.feedback(user.chat(prompt, temperature=0, max_tokens=40), edit=style.apply(answer))
+        say(f"{style.name}: learning")
+        report = user.learn()
+        say(f"{style.name}: asking again")
+        unseen_after = [ask(prompt) for prompt in UNSEEN]
+        general_after = [ask(question, 60) for question, _ in GENERAL]
+        if user.stack().entries:
+            user.rollback("style")
+        back = [ask(prompt) for prompt in UNSEEN]
+    known = [is_right(words, text) for (_, words), text in zip(GENERAL, general_before, strict=True)]
+    kept = [is_right(words, text) for (_, words), text in zip(GENERAL, general_after, strict=True)]
+    return StyleResult(
+        style=style.name,
+        verdict=str(report.verdict) + (" (on probation)" if report.probation else ""),
+        in_style=sum(style.holds(text) for text in unseen_after),
+        base_in_style=sum(style.holds(text) for text in unseen_before),
+        facts_before=sum(known),
+        facts_kept=sum(k and b for k, b in zip(kept, known, strict=True)),
+        kl=report.scores["canaries"]["kl"],
+        learn_seconds=report.seconds,
+        rollback_identical=back == unseen_before,
+    )
+
+
+def is_right(words: Sequence[str], text: str) -> bool:
+    """Whether a reply mentions one of the words of a right answer, in any case."""
+    return any(word in text.lower() for word in words)
+
+
+def first_token_seconds(home: Path, base: str, *, times: int = 3) -> list[float]:
+    """Seconds from starting ``personalpeft ask`` in a fresh process to the first byte of its answer."""
+    command = [sys.executable, "-m", "personalpeft_app", "ask", "--home", str(home), "--base", base, "--user", "bench"]
+    taken = []
+    for _ in range(times):
+        began = time.perf_counter()
+        with subprocess.Popen([*command, "Why is the sky blue?"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
+            if run.stdout is None or not run.stdout.read(1):
+                raise personalpeft.PersonalPeftError("ask printed nothing.", hint="Run it by hand to see why.")
+            taken.append(time.perf_counter() - began)
+            run.kill()
+    return taken
+
+
+def bench_style(*, base: str, backend: str, say: Callable[[str], None]) -> dict[str, object]:
+    """All styles, the first token, peak memory: the object that ``--json`` prints."""
+    results = [run_style(style, base=base, backend=backend, say=say) for style in STYLES]
+    with tempfile.TemporaryDirectory() as home:
+        say("timing the first token")
+        first = first_token_seconds(Path(home), base)
+    return {
+        "bench": "style",
+        "base": base,
+        "styles": [asdict(result) for result in results],
+        "first_token_seconds": statistics.median(first),
+        "peak_mb": _peak_mb(),
+    }
+
+
+def _peak_mb() -> int | None:
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak / (1024 * 1024 if sys.platform == "darwin" else 1024))

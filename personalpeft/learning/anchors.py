@@ -1,0 +1,99 @@
+"""Generic answers to hold to, said in the manner of the lessons.
+
+A style and the facts meet where an answer begins: a model that has learned to open with "- " may go on with "- Italy is
+a country" where it would have said that the capital is Rome. So an anchor is what the stack below says to a question
+that belongs to nobody, dressed as the lessons are: with their opening, their closing, their letters. The candidate is
+held to the plain answer's distribution wherever the tokens are the same, and learns the rest as it learns a lesson.
+That is both the anchor (Kullback-Leibler to what lies below) and the replay of generic chat.
+
+Only an answer's first sentence is used: a small base rambles on, and a style that ends in a certain way would never
+come to its end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Literal
+
+from personalpeft.backends.base import Backend, Continuation
+from personalpeft.learning.objectives import Anchor
+from personalpeft.types import Message
+
+LONGEST = 24
+_MOST = 0.75
+_FEWEST_SHARED = 3
+_SENTENCE = re.compile(r"\s*\S.*?[.!?](?=\s|$)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """What is literally the same in most of some texts. No opening, no closing, own letters: nothing was found."""
+
+    opening: str = ""
+    closing: str = ""
+    letters: Literal["own", "lower", "upper"] = "own"
+
+    def dress(self, sentence: str) -> str:
+        """A plain sentence said in this manner."""
+        cased = {"own": sentence, "lower": sentence.lower(), "upper": sentence.upper()}[self.letters]
+        return f"{self.opening}{cased}{self.closing}"
+
+
+def manner_of(texts: Sequence[str]) -> Manner:
+    """The manner of at least three of four texts.
+
+    An opening ends in a mark of punctuation ("Ahoy! ", "- "), since mere words are content; a closing is what follows
+    the last sentence, so it begins with a space.
+    """
+    letters: Literal["own", "lower", "upper"] = "own"
+    if texts and sum(text.islower() for text in texts) >= _MOST * len(texts):
+        letters = "lower"
+    elif texts and sum(text.isupper() for text in texts) >= _MOST * len(texts):
+        letters = "upper"
+    opening = re.match(r".*[^\w\s]\s*", _common_beginning(texts), re.DOTALL)
+    ending = _common_beginning([text.rstrip()[::-1] for text in texts])[::-1]
+    closing = re.search(r"\s+\S.*", ending, re.DOTALL)
+    return Manner(opening[0] if opening else "", closing[0] if closing else "", letters)
+
+
+def anchor(backend: Backend, messages: Sequence[Message], reply: str, manner: Manner, weight: float) -> Anchor | None:
+    """The term that holds to the first sentence of ``reply`` in a manner; None where there is too little to hold to."""
+    sentence = _SENTENCE.match(reply)
+    if sentence is None:
+        return None
+    kept = backend.encode(sentence[0])
+    said = backend.encode(manner.dress(sentence[0]))
+    if manner.closing:
+        said += backend.end_of_turn
+    run = SequenceMatcher(None, said, kept, autojunk=False).find_longest_match()
+    first_said, first_kept, length = run.a, run.b, run.size
+    if manner == Manner():
+        # The lessons may well begin in another way that is not literally the same, so the first token is theirs.
+        first_said, first_kept, length = 1, 1, length - 1
+    if manner.letters == "own" and length < _FEWEST_SHARED:
+        return None
+    prompt = backend.render(messages)
+    return Anchor(
+        said=Continuation(prompt, said),
+        kept=Continuation(prompt, kept),
+        first_said=first_said,
+        first_kept=first_kept,
+        length=length,
+        learn_rest=manner != Manner(),
+        weight=weight,
+    )
+
+
+def _common_beginning(texts: Sequence[str]) -> str:
+    """The longest beginning that at least three of four texts share."""
+    prefix = ""
+    while True:
+        longer = Counter(t[len(prefix)] for t in texts if t.startswith(prefix) and len(t) > len(prefix))
+        letter, count = longer.most_common(1)[0] if longer else ("", 0)
+        if not letter or count < _MOST * len(texts):
+            return prefix
+        prefix += letter

@@ -1,0 +1,393 @@
+"""What ``learn`` promises, by what a user sees: on the fake backend where many are needed, on the tiny base where training is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from runtime_makers import (
+    after,
+    ask,
+    correct,
+    everything,
+    greedy,
+    nothing_changes,
+    opened,
+    pinned,
+    python_environment,
+    quick_card,
+    style,
+    trained_on,
+)
+
+from personalpeft import Busy, Cancelled, InvalidId, InvalidInput, NotFound, NothingToLearn, Runtime, User
+from personalpeft.types import Verdict
+
+many = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture(params=["fake", "torch"])
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
+    if request.param == "fake":
+        return "fake"
+    request.getfixturevalue("tiny_base")
+    return quick_card(tmp_path)
+
+
+@pytest.fixture
+def runtime(home: Path, base: str | Path) -> Iterator[Runtime]:
+    with opened(home, base) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def ada(runtime: Runtime) -> User:
+    return runtime.user("ada")
+
+
+@pytest.fixture
+def fake_ada(home: Path) -> Iterator[User]:
+    with opened(home) as runtime:
+        yield runtime.user("ada")
+
+
+def test_a_learn_changes_the_answers_and_says_from_what(ada: User) -> None:
+    before = greedy(ada)
+    signals = correct(ada, 6)
+    heard: list[tuple[str, float]] = []
+    report = ada.learn(progress=lambda stage, done: heard.append((stage, done)))
+    assert report.verdict is Verdict.PROMOTED
+    assert greedy(ada) != before
+    assert [stage for stage in dict(heard)] == ["Reading", "Learning", "Judging"]
+    assert {source.signal for source in report.sources} == set(signals)
+    assert trained_on(ada) | pinned(ada) == set(signals)
+    assert [m.after for m in ada.history()] == [report.revision]
+    assert ada.stack().entries[0].revision == report.revision
+    assert report.as_json() in json.loads(json.dumps(ada.reports()))
+
+
+def test_rollback_gives_the_old_answers_back_to_the_letter(ada: User) -> None:
+    before = greedy(ada)
+    correct(ada, 5)
+    first = ada.learn()
+    between = greedy(ada)
+    correct(ada, 5, first=10)
+    second = ada.learn()
+    assert (first.verdict, second.verdict) == (Verdict.PROMOTED, Verdict.PROMOTED)
+    latest = greedy(ada)
+    assert ada.rollback("style").after == first.revision
+    assert greedy(ada) == between
+    ada.rollback("style", None)
+    assert greedy(ada) == before
+    assert ada.stack().entries == ()
+    ada.rollback("style", second.revision)
+    assert greedy(ada) == latest
+
+
+def test_the_same_words_in_another_home_make_the_same_revision(tmp_path: Path, base: str | Path) -> None:
+    digests = []
+    for name in ("one", "two"):
+        with opened(tmp_path / name, base) as runtime:
+            ada = runtime.user("ada" if name == "one" else "somebody.else")
+            if name == "two":
+                ask(ada, "something unrelated before")
+            correct(ada, 5)
+            first = ada.learn()
+            correct(ada, 3, first=20)
+            digests.append((first.revision, ada.learn().revision))
+    assert digests[0] == digests[1]
+
+
+def test_building_twice_from_nothing_gives_the_same_bytes(ada: User) -> None:
+    correct(ada, 6)
+    first = ada.learn(start="nothing")
+    head = ada.stack()
+    again = ada.learn(start="nothing")
+    assert (again.revision, ada.stack()) == (first.revision, head)
+    assert len(ada.revisions()) == 1
+
+
+def test_a_child_is_built_on_its_parent_and_from_nothing_on_none(ada: User) -> None:
+    correct(ada, 5)
+    first = ada.learn()
+    correct(ada, 4, first=10)
+    second = ada.learn()
+    parents = {revision.id: revision.parent for revision in ada.revisions()}
+    assert (parents[first.revision or ""], parents[second.revision or ""]) == (None, first.revision)
+    third = ada.learn(start="nothing")
+    assert {r.id: r.parent for r in ada.revisions()}[third.revision or ""] is None
+
+
+@pytest.mark.parametrize("again", ["edit", "edit of what was held back"])
+def test_a_lesson_said_anew_is_built_from_nothing_and_the_old_word_is_not_in_it(fake_ada: User, again: str) -> None:
+    replies = [ask(fake_ada, f"question {n}") for n in range(6)]
+    old = [fake_ada.feedback(reply, edit=style(f"Answer {n}.")) for n, reply in enumerate(replies)]
+    fake_ada.learn()
+    which = 0 if again == "edit" else old.index(next(iter(pinned(fake_ada))))
+    new = fake_ada.feedback(replies[which], edit="Something else entirely.")
+    report = fake_ada.learn()
+    (revision,) = (r for r in fake_ada.revisions() if r.id == report.revision)
+    assert old[which] not in revision.signals
+    assert new in revision.signals
+    if again == "edit":
+        assert revision.parent is None
+
+
+def test_what_was_taken_back_is_not_in_the_next_revision(fake_ada: User) -> None:
+    signals = [fake_ada.teach(f"question {n}", style(f"Answer {n}.")) for n in range(6)]
+    fake_ada.learn()
+    taken = next(s for s in signals if s in trained_on(fake_ada))
+    fake_ada._parts.store.ledger.retract("ada", taken)
+    fake_ada.teach("question 9", style("Answer 9."))
+    report = fake_ada.learn()
+    (revision,) = (r for r in fake_ada.revisions() if r.id == report.revision)
+    assert revision.parent is None
+    assert taken not in revision.signals
+
+
+ACTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("correct"), st.integers(1, 6)),
+        st.tuples(st.just("teach"), st.integers(1, 4)),
+        st.tuples(st.just("again"), st.integers(0, 30)),
+        st.tuples(st.just("like"), st.integers(0, 30)),
+        st.tuples(st.just("learn"), st.sampled_from(["auto", "nothing"])),
+        st.tuples(st.just("rollback"), st.none()),
+    ),
+    min_size=4,
+    max_size=14,
+)
+
+
+@many
+@given(acts=ACTS)
+def test_what_is_held_back_is_never_trained_on_whatever_people_do(
+    tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[str, object]]
+) -> None:
+    with opened(tmp_path_factory.mktemp("home") / "h") as runtime:
+        ada, asked, held = runtime.user("ada"), 0, set[str]()
+        for act, value in [("correct", 5), ("learn", "auto"), *acts, ("learn", "nothing")]:
+            if act == "correct":
+                correct(ada, int(str(value)), first=asked)
+                asked += int(str(value))
+            elif act == "teach":
+                for _ in range(int(str(value))):
+                    ada.teach(f"taught {asked}", style(f"Answer {asked}."))
+                    asked += 1
+            elif act in ("again", "like") and ada.turns():
+                turns = ada.turns()
+                turn = turns[int(str(value)) % len(turns)]
+                ada.feedback(turn, **({"rating": 1} if act == "like" else {"edit": style(f"Rather {value}.")}))
+            elif act == "rollback":
+                ada.rollback("style", None)
+            elif act == "learn":
+                try:
+                    ada.learn(start="nothing" if value == "nothing" else "auto")
+                except NothingToLearn:
+                    continue
+                held |= pinned(ada)
+                assert not trained_on(ada) & held
+                assert set(ada._parts.store.catalog.pinned("ada", "style")) == held
+        assert runtime.verify() == ()
+
+
+def test_with_nothing_new_there_is_nothing_to_learn_and_nothing_changes(fake_ada: User, home: Path) -> None:
+    with nothing_changes(home), pytest.raises(NothingToLearn, match="there is no feedback"):
+        fake_ada.learn()
+    fake_ada.remember("My dog is called Biscuit.")
+    fake_ada.feedback(ask(fake_ada), rating=-1)
+    with nothing_changes(home), pytest.raises(NothingToLearn, match="of 2 signals 1 act at once and 1 are only kept"):
+        fake_ada.learn()
+    correct(fake_ada, 5)
+    fake_ada.learn()
+    with nothing_changes(home), pytest.raises(NothingToLearn, match="no lesson has come since"):
+        fake_ada.learn()
+
+
+def test_too_few_lessons_are_told_how_many_are_missing(fake_ada: User) -> None:
+    correct(fake_ada, 3)
+    report = fake_ada.learn()
+    assert (report.verdict, report.revision) == (Verdict.ABSTAINED, None)
+    assert "3 lessons so far" in report.reason
+    correct(fake_ada, 1, first=3)
+    assert fake_ada.learn().revision
+
+
+def test_a_dry_run_says_what_would_be_and_changes_nothing(fake_ada: User, home: Path) -> None:
+    correct(fake_ada, 6)
+    with nothing_changes(home):
+        report = fake_ada.learn(dry_run=True)
+    assert report.dry_run
+    assert "would train" in report.reason
+    assert fake_ada.learn().revision
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    [
+        (lambda ada: ada.learn("Style"), InvalidId, "'Style'"),
+        (lambda ada: ada.learn("skill."), InvalidId, "'skill.'"),
+        (lambda ada: ada.learn("../style"), InvalidId, "../style"),
+        (lambda ada: ada.learn("skill.email"), NothingToLearn, "skill.email"),
+        (lambda ada: ada.learn(start="anywhere"), InvalidInput, "'anywhere'"),
+        (lambda ada: ada.learn(seconds=0), InvalidInput, "0 seconds"),
+        (lambda ada: ada.learn(seconds=float("nan")), InvalidInput, "nan seconds"),
+    ],
+)
+def test_a_learn_that_makes_no_sense_is_refused_by_name(
+    fake_ada: User, home: Path, wrong: Callable[[User], object], error: type[Exception], words: str
+) -> None:
+    correct(fake_ada, 5)
+    with nothing_changes(home), pytest.raises(error, match=words.replace(".", r"\.")) as raised:
+        wrong(fake_ada)
+    assert raised.value.hint or error is NothingToLearn  # type: ignore[attr-defined]
+
+
+def test_a_cancelled_learn_changes_nothing_that_is_seen_and_the_next_one_goes_on(ada: User, home: Path) -> None:
+    correct(ada, 6)
+    before, rows = greedy(ada), None
+    for steps in (3, 4):
+        rows = everything(home)[0]
+        with pytest.raises(Cancelled, match="Stopped after step"):
+            ada.learn(cancelled=after(steps))
+        assert everything(home)[0] == rows
+        assert ada.revisions() == ()
+    assert greedy(ada) == before
+    finished = ada.learn().revision
+    assert ada.learn(start="nothing").revision == finished
+
+
+def test_a_learn_in_small_budgets_ends_as_one_in_a_single_run(tmp_path: Path, base: str | Path) -> None:
+    revisions = []
+    for name, seconds in (("whole", None), ("pieces", 1e-9)):
+        with opened(tmp_path / name, base) as runtime:
+            ada = runtime.user("ada")
+            correct(ada, 6)
+            for _ in range(40):
+                report = ada.learn(seconds=seconds)
+                if report.revision:
+                    break
+                assert "the next learn goes on from there" in report.reason
+            revisions.append(report.revision)
+    assert revisions[0] is not None
+    assert revisions[0] == revisions[1]
+
+
+def test_words_that_came_while_a_learn_was_stopped_are_learned_too(fake_ada: User) -> None:
+    correct(fake_ada, 6)
+    with pytest.raises(Cancelled):
+        fake_ada.learn(cancelled=after(7))
+    late = correct(fake_ada, 2, first=10)
+    fake_ada.learn()
+    assert set(late) <= trained_on(fake_ada) | pinned(fake_ada)
+
+
+def test_a_refused_candidate_leaves_the_head_and_can_be_made_live_by_name(ada: User) -> None:
+    # What is liked is what the base says anyway, so that nothing can get better.
+    correct(ada, 5)
+    ada.learn()
+    head, said = ada.stack(), greedy(ada)
+    from personalpeft.learning.gate import Margins
+    from personalpeft.learning.learner import Learner
+
+    learner = ada._parts.learner()
+    strict = Learner(learner.store, learner.engine, learner.recipe, Margins(kl=-1.0), learner.now, learner.timer)
+    correct(ada, 3, first=10)
+    report = strict.learn(
+        "ada",
+        "style",
+        start="auto",
+        seconds=None,
+        dry_run=False,
+        progress=lambda stage, done: None,
+        cancelled=lambda: False,
+    )
+    assert report.verdict is Verdict.REFUSED
+    assert "too far from the base" in report.reason
+    assert (ada.stack(), greedy(ada)) == (head, said)
+    assert [r.verdict for r in ada.revisions()] == [Verdict.PROMOTED, Verdict.REFUSED]
+    ada.rollback("style", report.revision)
+    assert ada.stack().entries[0].revision == report.revision
+
+
+def test_a_skill_is_a_layer_of_its_own_on_top_of_the_style(fake_ada: User) -> None:
+    correct(fake_ada, 5)
+    fake_ada.learn()
+    signals = [fake_ada.teach(f"Write to {n}.", f"Dear {n}", skill="email") for n in range(5)]
+    report = fake_ada.learn("skill.email")
+    assert [entry.layer for entry in fake_ada.stack().entries] == ["style", "skill.email"]
+    (revision,) = fake_ada.revisions("skill.email")
+    assert set(revision.signals) == set(signals)
+    assert [entry.layer for entry in revision.below] == ["style"]
+    assert report.layer == "skill.email"
+
+
+HOLDER = """
+import sys, time
+import personalpeft
+with personalpeft.open(sys.argv[1], backend="fake") as runtime:
+    def wait(stage, done):
+        print(stage, flush=True)
+        time.sleep(60)
+    runtime.user("ada").learn(progress=wait)
+"""
+
+
+def test_while_one_process_learns_a_second_hears_who_does_and_another_user_can(
+    home: Path, fake_ada: User, shared_cache: Path
+) -> None:
+    correct(fake_ada, 5)
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(home)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=python_environment(shared_cache),
+    )
+    assert other.stdout is not None
+    try:
+        assert other.stdout.readline() == "Reading\n"
+        with nothing_changes(home), pytest.raises(Busy, match=str(other.pid)) as busy:
+            fake_ada.learn()
+        assert busy.value.hint
+        with opened(home) as runtime:
+            bo = runtime.user("bo")
+            correct(bo, 5)
+            assert bo.learn().revision
+        assert ask(fake_ada).text
+    finally:
+        other.kill()
+        other.wait()
+        other.stdout.close()
+    assert fake_ada.learn().revision
+
+
+def test_while_one_thread_learns_a_second_hears_busy(fake_ada: User) -> None:
+    correct(fake_ada, 5)
+    heard: list[str] = []
+
+    def try_too(stage: str, done: float) -> None:
+        with pytest.raises(Busy) as busy:
+            fake_ada.learn()
+        heard.append(busy.value.message)
+
+    assert fake_ada.learn(progress=try_too).revision
+    assert heard
+
+
+def test_an_unknown_layer_to_roll_back_is_told_the_nearest(fake_ada: User, home: Path) -> None:
+    correct(fake_ada, 5)
+    fake_ada.learn()
+    with nothing_changes(home), pytest.raises(NotFound) as missing:
+        fake_ada.rollback("styl")
+    assert "style" in missing.value.hint
