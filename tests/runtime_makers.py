@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -134,23 +134,6 @@ def nothing_changes(home: Path) -> Iterator[None]:
         yield
     finally:
         assert everything(home) == before
-
-
-@contextmanager
-def unwritable(folder: Path) -> Iterator[None]:
-    """A folder that cannot be written, where the tests do not run as root."""
-    mode = folder.stat().st_mode
-    folder.chmod(0o500)
-    try:
-        yield
-    finally:
-        folder.chmod(mode)
-
-
-def after(count: int) -> Callable[[], bool]:
-    """Says no so many times, then yes for ever."""
-    looks = iter(range(count))
-    return lambda: next(looks, None) is None
 
 
 def quick_card(folder: Path) -> Path:

@@ -1,14 +1,15 @@
 """A backend without a model, for the tests of apps: quick, deterministic, and true to the interface.
 
 Its replies are a few plain words chosen by the prompt; a stack changes them visibly, by words that depend on the
-adapters' numbers. What is trained is likelier afterwards, so a learn is promoted; undoing it brings back the former
-replies to the letter.
+adapters' numbers. Everything is likelier afterwards the more was learned, so a learn of something new is promoted; undoing
+it brings back the former replies to the letter.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,14 @@ def fake_base() -> Base:
     return Base(card, canonical_digest("fake base, format 1"), Path(), "lines", architecture)
 
 
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """What is attached: its numbers' digest, and how much was learned, which is the size of its B."""
+
+    digest: str
+    strength: float
+
+
 class FakeBackend:
     """See ``personalpeft.backends.base.Backend``; one byte of UTF-8 is one token, and byte 0 ends a turn."""
 
@@ -49,7 +58,7 @@ class FakeBackend:
     def __init__(self, base: Base, *, slots: int = 8) -> None:
         self.base = base
         self.slots = slots
-        self._attached: dict[str, str] = {}
+        self._attached: dict[str, _Stack] = {}
 
     def render(self, messages: Sequence[Message]) -> Tokens:
         return self.encode("".join(f"{m.role}: {m.content}\n" for m in messages) + "assistant: ")
@@ -66,7 +75,7 @@ class FakeBackend:
         digest = hashlib.sha256()
         for name, pair in sorted(adapter.pairs.items()):
             digest.update(name.encode() + pair.a.tobytes() + pair.b.tobytes())
-        self._attached[key] = digest.hexdigest()
+        self._attached[key] = _Stack(digest.hexdigest(), _strength(adapter.pairs))
 
     def detach(self, key: str) -> None:
         self._attached.pop(key, None)
@@ -97,8 +106,9 @@ class FakeBackend:
                     del live[index]
 
     def score(self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False) -> tuple[Score, ...]:
-        gain = 0.0 if stack is None else 0.5 + int(self._attached[stack][:4], 16) / 0xFFFF
-        return tuple(Score(gain - 2.0, 0.1 if kl and stack else 0.0 if kl else None) for _ in items)
+        gain = 0.0 if stack is None else self._attached[stack].strength / 20
+        logp = min(gain - 8.0, -0.5)
+        return tuple(Score(logp, 0.1 if kl and stack else 0.0 if kl else None) for _ in items)
 
     def session(self, spec: SessionSpec) -> Session:
         if spec.below is not None and spec.below not in self._attached:
@@ -115,7 +125,7 @@ class FakeBackend:
         seed = row.sampling.seed if row.sampling.temperature else 0
         words = _words(canonical_digest([list(row.tokens), seed]), 4)
         if row.stack is not None:
-            words += ["as", "in", *_words(self._attached[row.stack], 2)]
+            words += ["as", "in", *_words(self._attached[row.stack].digest, 2)]
         return [words[0], *(f" {word}" for word in words[1:])]
 
 
@@ -131,9 +141,12 @@ class _FakeSession:
         self._seen = np.frombuffer(
             hashlib.sha256(canonical_digest([spec.seed, spec.rank, spec.below, start]).encode()).digest(), np.uint8
         ).astype(np.float32)
+        self._strength = 1.0 + (_strength(spec.start) * spec.scaling if spec.start else 0.0)
 
     def refer(self, terms: Sequence[Term]) -> None:
-        """Nothing is read: there is no model to read it."""
+        """There is no model to read; but a build from nothing is as strong as it has different things to learn."""
+        if self._spec.start is None:
+            self._strength = 1.0 + len({said for term in terms for said in term.continuations})
 
     def step(self, terms: Sequence[Term], learning_rate: float) -> float:
         said = [[list(c.prompt), list(c.completion)] for term in terms for c in term.continuations]
@@ -143,7 +156,7 @@ class _FakeSession:
 
     def pairs(self) -> Mapping[str, Pair]:
         chance = np.random.default_rng([int(value) for value in self._seen])
-        return {
+        pairs = {
             projection: Pair(
                 chance.standard_normal((2, self._spec.rank, inputs), dtype=np.float32),
                 chance.standard_normal((2, outputs, self._spec.rank), dtype=np.float32),
@@ -151,6 +164,8 @@ class _FakeSession:
             for projection, (inputs, outputs) in _PROJECTIONS.items()
             if projection in self._spec.targets
         }
+        wanted = np.float32(self._strength / self._spec.scaling / _strength(pairs))
+        return {projection: Pair(pair.a, pair.b * wanted) for projection, pair in pairs.items()}
 
     def state(self) -> Mapping[str, npt.NDArray[np.float32]]:
         return {"seen": self._seen.copy()}
@@ -162,6 +177,10 @@ class _FakeSession:
 
     def close(self) -> None:
         """Holds nothing."""
+
+
+def _strength(pairs: Mapping[str, Pair]) -> float:
+    return float(np.sqrt(sum(np.square(pair.b, dtype=np.float64).sum() for pair in pairs.values())))
 
 
 def _words(digest: str, count: int) -> list[str]:

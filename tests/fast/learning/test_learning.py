@@ -6,13 +6,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runtime_makers import (
-    after,
     ask,
     correct,
     everything,
@@ -27,6 +27,7 @@ from runtime_makers import (
 )
 
 from personalpeft import Busy, Cancelled, InvalidId, InvalidInput, NotFound, NothingToLearn, Runtime, User
+from personalpeft.learning.gate import Margins
 from personalpeft.types import Verdict
 
 many = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -62,6 +63,17 @@ def fake_ada(home: Path) -> Iterator[User]:
         yield runtime.user("ada")
 
 
+def stopped_after(user: User, steps: int) -> None:
+    """A learn whose caller asks to stop when so many steps of this run are done."""
+    seen: list[float] = []
+
+    def progress(stage: str, done: float) -> None:
+        if stage == "Learning" and done:
+            seen.append(done)
+
+    user.learn(progress=progress, cancelled=lambda: len(seen) >= steps)
+
+
 def test_a_learn_changes_the_answers_and_says_from_what(ada: User) -> None:
     before = greedy(ada)
     signals = correct(ada, 6)
@@ -69,12 +81,12 @@ def test_a_learn_changes_the_answers_and_says_from_what(ada: User) -> None:
     report = ada.learn(progress=lambda stage, done: heard.append((stage, done)))
     assert report.verdict is Verdict.PROMOTED
     assert greedy(ada) != before
-    assert [stage for stage in dict(heard)] == ["Reading", "Learning", "Judging"]
+    assert list(dict(heard)) == ["Reading", "Learning", "Judging"]
     assert {source.signal for source in report.sources} == set(signals)
     assert trained_on(ada) | pinned(ada) == set(signals)
     assert [m.after for m in ada.history()] == [report.revision]
     assert ada.stack().entries[0].revision == report.revision
-    assert report.as_json() in json.loads(json.dumps(ada.reports()))
+    assert json.loads(json.dumps(report.as_json())) == json.loads(json.dumps(ada.reports()[-1]))
 
 
 def test_rollback_gives_the_old_answers_back_to_the_letter(ada: User) -> None:
@@ -109,24 +121,24 @@ def test_the_same_words_in_another_home_make_the_same_revision(tmp_path: Path, b
     assert digests[0] == digests[1]
 
 
-def test_building_twice_from_nothing_gives_the_same_bytes(ada: User) -> None:
-    correct(ada, 6)
-    first = ada.learn(start="nothing")
-    head = ada.stack()
-    again = ada.learn(start="nothing")
-    assert (again.revision, ada.stack()) == (first.revision, head)
-    assert len(ada.revisions()) == 1
+def test_building_twice_from_nothing_gives_the_same_bytes(fake_ada: User) -> None:
+    correct(fake_ada, 6)
+    first = fake_ada.learn(start="nothing")
+    head = fake_ada.stack()
+    again = fake_ada.learn(start="nothing")
+    assert (again.revision, fake_ada.stack()) == (first.revision, head)
+    assert len(fake_ada.revisions()) == 1
 
 
-def test_a_child_is_built_on_its_parent_and_from_nothing_on_none(ada: User) -> None:
-    correct(ada, 5)
-    first = ada.learn()
-    correct(ada, 4, first=10)
-    second = ada.learn()
-    parents = {revision.id: revision.parent for revision in ada.revisions()}
+def test_a_child_is_built_on_its_parent_and_from_nothing_on_none(fake_ada: User) -> None:
+    correct(fake_ada, 5)
+    first = fake_ada.learn()
+    correct(fake_ada, 4, first=10)
+    second = fake_ada.learn()
+    parents = {revision.id: revision.parent for revision in fake_ada.revisions()}
     assert (parents[first.revision or ""], parents[second.revision or ""]) == (None, first.revision)
-    third = ada.learn(start="nothing")
-    assert {r.id: r.parent for r in ada.revisions()}[third.revision or ""] is None
+    third = fake_ada.learn(start="nothing")
+    assert {r.id: r.parent for r in fake_ada.revisions()}[third.revision or ""] is None
 
 
 @pytest.mark.parametrize("again", ["edit", "edit of what was held back"])
@@ -219,7 +231,8 @@ def test_too_few_lessons_are_told_how_many_are_missing(fake_ada: User) -> None:
     correct(fake_ada, 3)
     report = fake_ada.learn()
     assert (report.verdict, report.revision) == (Verdict.ABSTAINED, None)
-    assert "3 lessons so far" in report.reason
+    assert "3 " in report.reason
+    assert "4" in report.reason
     correct(fake_ada, 1, first=3)
     assert fake_ada.learn().revision
 
@@ -259,8 +272,9 @@ def test_a_cancelled_learn_changes_nothing_that_is_seen_and_the_next_one_goes_on
     before, rows = greedy(ada), None
     for steps in (3, 4):
         rows = everything(home)[0]
-        with pytest.raises(Cancelled, match="Stopped after step"):
-            ada.learn(cancelled=after(steps))
+        with pytest.raises(Cancelled) as stopped:
+            stopped_after(ada, steps)
+        assert stopped.value.hint
         assert everything(home)[0] == rows
         assert ada.revisions() == ()
     assert greedy(ada) == before
@@ -268,10 +282,10 @@ def test_a_cancelled_learn_changes_nothing_that_is_seen_and_the_next_one_goes_on
     assert ada.learn(start="nothing").revision == finished
 
 
-def test_a_learn_in_small_budgets_ends_as_one_in_a_single_run(tmp_path: Path, base: str | Path) -> None:
+def test_a_learn_in_small_budgets_ends_as_one_in_a_single_run(tmp_path: Path) -> None:
     revisions = []
     for name, seconds in (("whole", None), ("pieces", 1e-9)):
-        with opened(tmp_path / name, base) as runtime:
+        with opened(tmp_path / name) as runtime:
             ada = runtime.user("ada")
             correct(ada, 6)
             for _ in range(40):
@@ -287,23 +301,19 @@ def test_a_learn_in_small_budgets_ends_as_one_in_a_single_run(tmp_path: Path, ba
 def test_words_that_came_while_a_learn_was_stopped_are_learned_too(fake_ada: User) -> None:
     correct(fake_ada, 6)
     with pytest.raises(Cancelled):
-        fake_ada.learn(cancelled=after(7))
+        stopped_after(fake_ada, 7)
     late = correct(fake_ada, 2, first=10)
     fake_ada.learn()
     assert set(late) <= trained_on(fake_ada) | pinned(fake_ada)
 
 
-def test_a_refused_candidate_leaves_the_head_and_can_be_made_live_by_name(ada: User) -> None:
-    # What is liked is what the base says anyway, so that nothing can get better.
-    correct(ada, 5)
-    ada.learn()
-    head, said = ada.stack(), greedy(ada)
-    from personalpeft.learning.gate import Margins
-    from personalpeft.learning.learner import Learner
-
-    learner = ada._parts.learner()
-    strict = Learner(learner.store, learner.engine, learner.recipe, Margins(kl=-1.0), learner.now, learner.timer)
-    correct(ada, 3, first=10)
+def test_a_refused_candidate_leaves_the_head_and_can_be_made_live_by_name(fake_ada: User) -> None:
+    correct(fake_ada, 5)
+    fake_ada.learn()
+    head, said = fake_ada.stack(), greedy(fake_ada)
+    learner = fake_ada._parts.learner()
+    strict = replace(learner, margins=Margins(kl=-1.0))
+    correct(fake_ada, 3, first=10)
     report = strict.learn(
         "ada",
         "style",
@@ -315,10 +325,10 @@ def test_a_refused_candidate_leaves_the_head_and_can_be_made_live_by_name(ada: U
     )
     assert report.verdict is Verdict.REFUSED
     assert "too far from the base" in report.reason
-    assert (ada.stack(), greedy(ada)) == (head, said)
-    assert [r.verdict for r in ada.revisions()] == [Verdict.PROMOTED, Verdict.REFUSED]
-    ada.rollback("style", report.revision)
-    assert ada.stack().entries[0].revision == report.revision
+    assert (fake_ada.stack(), greedy(fake_ada)) == (head, said)
+    assert [r.verdict for r in fake_ada.revisions()] == [Verdict.PROMOTED, Verdict.REFUSED]
+    fake_ada.rollback("style", report.revision)
+    assert fake_ada.stack().entries[0].revision == report.revision
 
 
 def test_a_skill_is_a_layer_of_its_own_on_top_of_the_style(fake_ada: User) -> None:

@@ -78,7 +78,7 @@ def test_the_json_has_everything_that_the_text_has() -> None:
         } in data["sources"]
     words = ("ada", "style", "promoted", REPORT.reason, "style@0123456789ab", "Ahoy! Nobody knows.", "Why do we dream?")
     assert all(word in said for word in words)
-    assert set(data) == {f for f in LearnReport.__dataclass_fields__}
+    assert set(data) == set(LearnReport.__dataclass_fields__)
 
 
 def test_only_what_went_live_says_how_to_undo_it() -> None:
