@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias, get_args
+from typing import TypeAlias, cast, get_args
 
 from personalpeft.errors import InvalidInput
 from personalpeft.types import Message, Role, Sampling
@@ -53,12 +53,16 @@ def check_sampling(
     seed: int,
 ) -> Sampling:
     """The card's defaults with what was asked for in their place. Raises ``InvalidInput`` for a number out of range."""
+    if isinstance(stop, str):
+        stop = (stop,)
+    if not isinstance(stop, list | tuple):
+        raise InvalidInput(f"stop cannot be {stop!r}.", hint="Give a list of texts that are not empty.")
     sampling = Sampling(
         temperature=default.temperature if temperature is None else temperature,
         top_p=default.top_p if top_p is None else top_p,
         max_tokens=default.max_tokens if max_tokens is None else max_tokens,
         seed=seed,
-        stop=((stop,) if isinstance(stop, str) else tuple(stop)) or default.stop,
+        stop=tuple(stop) or default.stop,
     )
     for name, value, fits, allowed in (
         ("temperature", sampling.temperature, lambda v: _is_number(v) and 0 <= v <= 10, "a number from 0 to 10"),
@@ -78,18 +82,18 @@ def check_sampling(
 
 
 def _message(number: int, given: object) -> Message:
-    if isinstance(given, Message):
-        message = given
-    elif isinstance(given, Mapping) and given.get("role") in _ROLES and isinstance(given.get("content"), str):
-        message = Message(given["role"], given["content"])
-    else:
+    said = given if isinstance(given, Mapping) else {}
+    role, content = (
+        (given.role, given.content) if isinstance(given, Message) else (said.get("role"), said.get("content"))
+    )
+    if role not in _ROLES or not isinstance(content, str):
         raise InvalidInput(
             f"Message {number} has no role and content that can be used.",
             hint=f"Each message is {{'role': one of {', '.join(_ROLES)}, 'content': text}}.",
         )
-    if message.content:
-        check_written(message.content + ".", what=f"content of message {number}")
-    return message
+    if content:
+        check_written(content + ".", what=f"content of message {number}")
+    return Message(cast(Role, role), content)
 
 
 def _is_number(value: object) -> bool:

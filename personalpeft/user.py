@@ -308,6 +308,8 @@ class User:
                 raise NotFound(f"{self.id} has no turn yet.", hint="Ask something first.")
             return newest[0]
         turn_id = reply.turn_id if isinstance(reply, Reply) else reply.id if isinstance(reply, Turn) else reply
+        if not isinstance(turn_id, str):
+            raise InvalidInput(f"{type(reply).__name__} is no reply.", hint="Give a reply, a turn, or the id of one.")
         return self._parts.store.ledger.turn(self.id, turn_id)
 
     def signals(self, *, current: bool = True) -> tuple[Signal, ...]:

@@ -124,7 +124,7 @@ GENERAL = (
     ("How many legs does a spider have?", ("eight", "8")),
     ("What is 2 + 2?", ("4", "four")),
     ("What language is spoken in Brazil?", ("portuguese",)),
-    ("How many wheels does a bicycle have?", ("two", "2")),
+    ("How many sides does a triangle have?", ("three", "3")),
     ("What gas do plants take in from the air?", ("carbon", "co2")),
     ("What is the opposite of hot?", ("cold",)),
     ("What is the first month of the year?", ("january",)),

@@ -6,6 +6,7 @@ docs/learning.md says where each number comes from.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
@@ -15,6 +16,11 @@ from personalpeft.types import Json
 
 Start: TypeAlias = Literal["auto", "nothing"]
 """Where a build starts: "auto" is the layer's head where one can build on it; "nothing" is the reference."""
+
+
+# What a recipe cannot do without, and shares of a whole; everything else may be 0 or more.
+_LEAST = {"rank": 1, "steps": 1, "most_steps": 1, "batch": 1, "longest": 2}
+_MOST = {"replay": 1, "held_out": 1, "warmup": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +37,15 @@ class Recipe:
     rank: int = 8
     alpha: float = 32.0
     targets: tuple[str, ...] = ()
-    learning_rate: float = 4e-4
-    steps: int = 30
+    learning_rate: float = 6e-4
+    steps: int = 26
     most_steps: int = 120
     batch: int = 4
     pairs: int = 1
     beta: float = 0.1
     positive: float = 1.0
-    anchors: int = 3
-    anchor_weight: float = 1.0
+    anchors: int = 4
+    anchor_weight: float = 2.0
     replay: float = 0.25
     warmup: float = 0.05
     clip: float = 1.0
@@ -75,15 +81,10 @@ def recipe_for(card: str, overrides: Json, projections: Mapping[str, tuple[int, 
             hint = nearest(key, kinds, what="key")
             raise CardError(f"The card {card} has an unknown key in [learning]: {key}.", hint=hint)
         wanted = kinds[key]
-        fits = (
-            isinstance(value, list | tuple)
-            if wanted is tuple
-            else isinstance(value, int if wanted is int else wanted | int)
-        )
-        if not fits or isinstance(value, bool) or (isinstance(value, int | float) and value < 0):
+        if not _fits(key, wanted, value):
             raise CardError(
                 f"The card {card} has a wrong value in [learning]: {key} = {value!r}.",
-                hint=f"It should be a {wanted.__name__}, not negative, such as {Recipe.__dataclass_fields__[key].default!r}.",
+                hint=f"It should be {_allowed(key, wanted)}, such as {Recipe.__dataclass_fields__[key].default!r}.",
             )
     asked = tuple(overrides.get("targets") or projections)
     targets = tuple(p for p in projections if p in asked or p.rpartition(".")[2] in asked)
@@ -93,3 +94,18 @@ def recipe_for(card: str, overrides: Json, projections: Mapping[str, tuple[int, 
             hint=f"The base has {', '.join(projections)}.",
         )
     return replace(Recipe(), **{**overrides, "targets": targets})
+
+
+def _fits(key: str, wanted: type, value: object) -> bool:
+    if wanted is tuple:
+        return isinstance(value, list | tuple)
+    if isinstance(value, bool) or not isinstance(value, int if wanted is int else int | float):
+        return False
+    return _LEAST.get(key, 0) <= value <= _MOST.get(key, sys.float_info.max)
+
+
+def _allowed(key: str, wanted: type) -> str:
+    if wanted is tuple:
+        return "a list of projections"
+    most = f" to {_MOST[key]}" if key in _MOST else " or more"
+    return f"{'a whole number' if wanted is int else 'a number'}, {_LEAST.get(key, 0)}{most}"
