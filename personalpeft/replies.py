@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -48,8 +49,9 @@ class Stream:
         return next(self._text)
 
     def close(self) -> None:
-        """Stops writing and frees what the row held."""
-        self._text.close()
+        """Stops writing and frees what the row held; not while another thread waits for a piece of it."""
+        if inspect.getgeneratorstate(self._text) != inspect.GEN_RUNNING:
+            self._text.close()
 
     @property
     def reply(self) -> Reply:
@@ -61,21 +63,25 @@ class Stream:
     def _run(self, pieces: Iterator[Piece]) -> Generator[str, None, None]:
         text: list[str] = []
         written = 0
+        begun = False
         finish: FinishReason = "cancelled"
         try:
             for piece in pieces:
+                begun = True
                 text.append(piece.text)
                 written += piece.tokens
                 finish = piece.finish or finish
                 if piece.text:
                     yield piece.text
         finally:
-            # Also when the reader went away in the middle: what a person has seen is in the ledger.
             close = getattr(pieces, "close", None)
             if close is not None:
                 close()
-            reply = Reply("".join(text), "", self._stack, Usage(self._prompt_tokens, written), finish)
-            self._reply = self._record(reply)
+            # Also when the reader went away in the middle: what a person has seen is in the ledger. What could not begin
+            # was no reply.
+            if begun:
+                reply = Reply("".join(text), "", self._stack, Usage(self._prompt_tokens, written), finish)
+                self._reply = self._record(reply)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,11 @@ class Runtime:
             return self._engine
 
     def close(self) -> None:
-        """Closes the home and lets go of the model. Closing twice is fine."""
+        """Closes the home and lets go of the model; a stream that is still open ends as a cancelled turn. Closing twice
+        is fine.
+        """
+        for stream in tuple(self._parts.streams):
+            stream.close()
         with self._turn:
             if self._engine is not None:
                 self._engine.backend.close()

@@ -6,9 +6,10 @@ Invariant: each method either does all that it says, durably, or raises and has 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+from weakref import WeakSet
 
 from personalpeft.adapters.packed import pack
 from personalpeft.adapters.peft_folder import export_peft, export_stack_peft, import_peft
@@ -48,7 +49,7 @@ _MEMORY_SHARE = 8
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What a user's methods work with. Base, engine and learner are made when first asked for, since a model takes a
-    while to load.
+    while to load. ``streams`` are those that somebody still holds.
     """
 
     store: Store
@@ -57,6 +58,7 @@ class Parts:
     base: Callable[[], Base]
     engine: Callable[[], Engine]
     learner: Callable[[], Learner]
+    streams: WeakSet[Stream] = field(default_factory=WeakSet)
 
 
 class User:
@@ -151,7 +153,9 @@ class User:
             )
             return replace(reply, turn_id=turn.id)
 
-        return Stream(engine.replies([request], cancelled=cancelled), stack, prompt_tokens, record)
+        stream = Stream(engine.replies([request], cancelled=cancelled), stack, prompt_tokens, record)
+        self._parts.streams.add(stream)
+        return stream
 
     # Saying what was good and what was not
 

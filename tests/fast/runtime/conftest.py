@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from runtime_makers import opened
+
+from personalpeft import Runtime, User
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def runtime(home: Path) -> Iterator[Runtime]:
+    with opened(home) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def ada(runtime: Runtime) -> User:
+    return runtime.user("ada")

@@ -1,0 +1,507 @@
+"""Each thing that a person can get wrong: an error of its own kind, a message that names it, a hint, and nothing changed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from runtime_makers import ask, correct, nothing_changes, opened, quick_card
+
+import personalpeft
+from personalpeft import (
+    AdapterError,
+    BaseMismatch,
+    CardError,
+    HomeError,
+    InvalidId,
+    InvalidInput,
+    NotFound,
+    PersonalPeftError,
+    PromptTooLong,
+    Runtime,
+    User,
+    WeightsError,
+)
+from personalpeft.types import Message
+
+some = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@dataclass
+class Lived:
+    """A home with a user who has turns, feedback, items and a live revision, and another user beside."""
+
+    home: Path
+    runtime: Runtime
+    ada: User
+    bo: User
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
+    home = tmp_path_factory.mktemp("bad-input") / "home"
+    with opened(home) as runtime:
+        ada, bo = runtime.user("ada"), runtime.user("bo")
+        correct(ada, 5)
+        ada.learn()
+        ada.remember("My dog is called Biscuit.")
+        ada.feedback("last", comment="Be brief.")
+        ask(bo)
+        # So that the vectors of all items, which are a cache, are there.
+        ask(ada)
+        yield Lived(home, runtime, ada, bo)
+
+
+def refused(lived: Lived, act: Callable[[], object], error: type[PersonalPeftError], *words: str) -> PersonalPeftError:
+    """Does it, and looks at the error and at the home."""
+    with nothing_changes(lived.home), pytest.raises(error) as raised:
+        act()
+    assert type(raised.value) is error
+    for word in words:
+        assert word in raised.value.message
+    assert raised.value.hint, raised.value.message
+    assert "\n" not in raised.value.message
+    return raised.value
+
+
+PROMPTS: list[tuple[Any, str]] = [
+    ("", "prompt is empty"),
+    (" \n\t ", "prompt is empty"),
+    ("\u200b\u00a0", "prompt is empty"),
+    ([], "prompt is empty"),
+    (None, "prompt is empty"),
+    (17, "prompt is empty"),
+    (b"bytes", "prompt is empty"),
+    ({"role": "user", "content": "x"}, "prompt is empty"),
+    ("\ud800", "prompt"),
+    ("a\0b", "not text"),
+    ("a\ud800b", "not text"),
+    ("x" * 100_001, "100001 characters"),
+    ([{"role": "user", "content": "x"}, {"role": "robot", "content": "y"}], "Message 2"),
+    ([{"role": "user"}], "Message 1"),
+    ([{"role": "user", "content": 5}], "Message 1"),
+    ([{"role": ["user"], "content": "x"}], "Message 1"),
+    (["hello"], "Message 1"),
+    ([Message("robot", "x"), Message("user", "x")], "Message 1"),  # type: ignore[arg-type]
+    ([Message("user", 5)], "Message 1"),  # type: ignore[arg-type]
+    ([{"role": "system", "content": "a\0b"}, {"role": "user", "content": "x"}], "message 1"),
+    ([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "last message is the assistant's"),
+    ([{"role": "user", "content": " "}], "prompt is empty"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "words"), PROMPTS, ids=[repr(prompt)[:30] for prompt, _ in PROMPTS])
+def test_a_prompt_that_says_nothing_or_is_none(lived: Lived, prompt: Any, words: str) -> None:
+    refused(lived, lambda: lived.ada.chat(prompt), InvalidInput, words)
+    refused(lived, lambda: lived.ada.stream(prompt), InvalidInput, words)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"temperature": -0.1}, "temperature cannot be -0.1"),
+        ({"temperature": float("nan")}, "temperature cannot be nan"),
+        ({"temperature": float("inf")}, "temperature cannot be inf"),
+        ({"temperature": "hot"}, "temperature cannot be 'hot'"),
+        ({"temperature": True}, "temperature cannot be True"),
+        ({"top_p": 0}, "top_p cannot be 0"),
+        ({"top_p": 1.1}, "top_p cannot be 1.1"),
+        ({"max_tokens": 0}, "max_tokens cannot be 0"),
+        ({"max_tokens": 1.5}, "max_tokens cannot be 1.5"),
+        ({"seed": -1}, "seed cannot be -1"),
+        ({"seed": 2**63}, "seed cannot be"),
+        ({"stop": [""]}, "stop cannot be"),
+        ({"stop": [5]}, "stop cannot be"),
+        ({"stop": 5}, "stop cannot be 5"),
+    ],
+)
+def test_a_number_out_of_range(lived: Lived, more: dict[str, Any], words: str) -> None:
+    refused(lived, lambda: lived.ada.chat("hello", **more), InvalidInput, words)
+
+
+def test_a_prompt_beyond_the_context_says_by_how_much(lived: Lived) -> None:
+    whole = lived.ada._parts.engine().backend.base.card.context
+    long = refused(lived, lambda: lived.ada.chat("x" * whole, max_tokens=10, memory=False), PromptTooLong)
+    over = re.search(r"has (\d+) tokens; with 10 for the reply that is (\d+) more than the (\d+)", long.message)
+    assert over
+    tokens, more, context = map(int, over.groups())
+    assert (context, tokens + 10 - context) == (whole, more)
+    refused(lived, lambda: lived.ada.chat("hello", max_tokens=10**9), PromptTooLong)
+
+
+def test_a_prompt_that_fits_still_fits_with_all_that_memory_adds(lived: Lived, tmp_path: Path) -> None:
+    with opened(tmp_path / "home") as runtime:
+        ada = runtime.user("ada")
+        for n in range(60):
+            ada.remember(f"Fact {n}: my dog number {n} is called Biscuit and likes long walks by the sea.")
+            if n < 20:
+                ada.feedback(
+                    ask(ada, f"question {n}"), comment=f"Rule {n}: be brief and kind and clear in all you say."
+                )
+        assert ask(ada, "What is my dog called?").usage.prompt_tokens < 4096
+
+
+@pytest.mark.parametrize("layers", [["memory"], ["styl"], "style", ["style", "skill.none"], ["../x"], [5]])
+def test_a_layer_that_is_not_there(lived: Lived, layers: Any) -> None:
+    with nothing_changes(lived.home), pytest.raises((NotFound, InvalidInput)) as raised:
+        lived.ada.chat("hello", layers=layers)
+    assert raised.value.hint
+
+
+UNKNOWN = ["turn_", "turn_zzz", "nonsense", "", "%", "_", "turn\0x", "' or 1=1 --", "\ud800", "x" * 300]
+
+
+@pytest.mark.parametrize("turn", UNKNOWN, ids=ascii)
+def test_an_unknown_turn(lived: Lived, turn: str) -> None:
+    for act in (lambda: lived.ada.feedback(turn, rating=1), lambda: lived.ada.why(turn), lambda: lived.ada.turn(turn)):
+        with nothing_changes(lived.home), pytest.raises((NotFound, InvalidInput)) as raised:
+            act()
+        assert raised.value.hint
+
+
+@pytest.mark.parametrize("turn", ["turn_", "", "%", "_"])
+def test_the_beginning_of_an_id_must_be_an_id_even_where_there_is_one_turn_alone(lived: Lived, turn: str) -> None:
+    with nothing_changes(lived.home), pytest.raises((NotFound, InvalidInput)):
+        lived.bo.feedback(turn, rating=1)
+
+
+@pytest.mark.parametrize("turn", [None, 5, b"turn_1", object(), ["last"]], ids=repr)
+def test_what_is_no_reply_at_all(lived: Lived, turn: Any) -> None:
+    with nothing_changes(lived.home), pytest.raises((NotFound, InvalidInput)):
+        lived.ada.feedback(turn, rating=1)
+
+
+def test_a_turn_of_a_user_who_has_none(lived: Lived, tmp_path: Path) -> None:
+    with opened(tmp_path / "home") as runtime:
+        nobody = runtime.user("nobody")
+        for act in (lambda: nobody.turn("last"), lambda: nobody.why("last"), lambda: nobody.rollback("style")):
+            with nothing_changes(tmp_path / "home"), pytest.raises(NotFound) as raised:
+                act()
+            assert raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({}, "no feedback"),
+        ({"rating": 1, "edit": "x"}, "exactly one thing"),
+        ({"rating": 0}, "rating of 0"),
+        ({"rating": 2}, "rating of 2"),
+        ({"rating": True}, "rating of True"),
+        ({"rating": "1"}, "rating of '1'"),
+        ({"rating": float("nan")}, "rating of nan"),
+        ({"reward": 1.01}, "reward of 1.01"),
+        ({"reward": float("nan")}, "reward of nan"),
+        ({"reward": "much"}, "reward of 'much'"),
+        ({"edit": ""}, "edit is empty"),
+        ({"edit": 5}, "edit is not text"),
+        ({"edit": "a\0"}, "edit"),
+        ({"prefer": " "}, "preferred text is empty"),
+        ({"comment": ""}, "comment is empty"),
+        ({"comment": 5}, "comment"),
+    ],
+)
+def test_feedback_that_says_nothing_or_too_much(lived: Lived, said: dict[str, Any], words: str) -> None:
+    refused(lived, lambda: lived.ada.feedback("last", **said), InvalidInput, words)
+
+
+@pytest.mark.parametrize("what", ["edit", "prefer"])
+def test_an_edit_that_changes_nothing(lived: Lived, what: str) -> None:
+    same = lived.ada.turn("last").reply
+    for text in (same, f" {same}\n"):
+        refused(lived, lambda text=text: lived.ada.feedback("last", **{what: text}), InvalidInput, "reply as it is")
+
+
+def test_feedback_on_another_users_turn(lived: Lived) -> None:
+    theirs = lived.bo.turn("last")
+    for turn in (theirs, theirs.id):
+        refused(lived, lambda turn=turn: lived.ada.feedback(turn, rating=1), NotFound, theirs.id)
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (lambda ada: ada.teach("", "x"), "prompt is empty"),
+        (lambda ada: ada.teach("x", " "), "answer is empty"),
+        (lambda ada: ada.teach("x", None), "answer is not text"),
+        (lambda ada: ada.teach("x", "y", skill="E Mail"), "'E Mail'"),
+        (lambda ada: ada.teach("x", "y", skill=""), "''"),
+        (lambda ada: ada.teach("x", "y", skill="s" * 300), "sss"),
+        (lambda ada: ada.remember(""), "fact is empty"),
+        (lambda ada: ada.remember("x" * 10**6), "fact"),
+        (lambda ada: ada.remember("x", questions=[""]), "question is empty"),
+        (lambda ada: ada.remember("x", answer=" "), "answer is empty"),
+        (lambda ada: ada.weigh("style", 3), "3"),
+        (lambda ada: ada.weigh("style", float("nan")), "nan"),
+        (lambda ada: ada.weigh("style", "much"), "'much'"),
+        (lambda ada: ada.export("/never", format="gguf"), "'gguf'"),
+    ],
+)
+def test_other_things_that_cannot_be(lived: Lived, act: Callable[[User], object], words: str) -> None:
+    refused(lived, lambda: act(lived.ada), InvalidInput, words)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda ada: ada.rollback("memory"),
+        lambda ada: ada.rollback("style", "style@ffffffffffff"),
+        lambda ada: ada.rollback("style", ""),
+        lambda ada: ada.rollback("style", "%"),
+        lambda ada: ada.revisions("skill.none"),
+        lambda ada: ada.weigh("memory", 0.5),
+        lambda ada: ada.remove_item("sig_zzz"),
+        lambda ada: ada.edit_item("sig_zzz", "x"),
+        lambda ada: ada.export("/never", layer="memory"),
+    ],
+)
+def test_what_is_not_there(lived: Lived, act: Callable[[User], object]) -> None:
+    with nothing_changes(lived.home), pytest.raises((NotFound, InvalidInput)) as raised:
+        act(lived.ada)
+    assert raised.value.hint
+
+
+def test_the_nearest_is_named(lived: Lived) -> None:
+    revision = lived.ada.revisions()[0].id
+    wrong = revision[:-1] + ("0" if revision[-1] != "0" else "1")
+    assert revision in refused(lived, lambda: lived.ada.rollback("style", wrong), NotFound, wrong).hint
+    assert "'ada'" in refused(lived, lambda: lived.runtime.user("adda", create=False), NotFound, "adda").hint
+    assert "style" in refused(lived, lambda: lived.ada.revisions("skill.styl"), NotFound, "skill.styl").hint
+    turn = lived.ada.turn("last").id
+    wrong = turn[:-1] + ("0" if turn[-1] != "0" else "1")
+    assert turn in refused(lived, lambda: lived.ada.why(wrong), NotFound, wrong).hint
+
+
+HOSTILE = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(
+        [
+            "",
+            ".",
+            "..",
+            "../ada",
+            "a/b",
+            "a\\b",
+            "/etc",
+            "ada\n",
+            "ada ",
+            " ada",
+            "Ada",
+            "ADA",
+            "аda",
+            "ada\u200b",
+            "ａｄａ",
+            "ada\0",
+            "-ada",
+            ".ada",
+            "_ada",
+            "a..b",
+            "a" * 65,
+            "a" * 300,
+            "ada'--",
+            "ada;",
+            "~",
+            "%",
+            "ada%00",
+            "\ud800",
+            "ı",
+            "ſ",
+            "K",
+        ]
+    ),
+    st.text("abz09._-", min_size=60, max_size=300),
+)
+
+
+@some
+@given(name=HOSTILE)
+def test_a_user_is_called_by_a_plain_name_or_not_at_all(lived: Lived, name: str) -> None:
+    if re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", name, re.ASCII) and ".." not in name:
+        assert lived.runtime.user(name).id == name
+        return
+    error = refused(lived, lambda: lived.runtime.user(name), InvalidId)
+    assert error.message.isascii()
+    assert len(error.message) < 120
+    refused(lived, lambda: lived.runtime.user(name, create=False), InvalidId)
+
+
+@pytest.mark.parametrize("name", [None, 5, b"ada", ["ada"]])
+def test_a_user_id_is_text(lived: Lived, name: Any) -> None:
+    refused(lived, lambda: lived.runtime.user(name), InvalidId)
+
+
+def test_an_unknown_user_is_not_made_when_one_only_looks(lived: Lived) -> None:
+    refused(lived, lambda: lived.runtime.user("somebody", create=False), NotFound, "somebody")
+
+
+# Opening
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "words"),
+    [
+        ({"backend": "torhc"}, NotFound, "'torhc'"),
+        ({"base": "smollm2-135m"}, NotFound, "smollm2-135m"),
+        ({"base": "no-such-card.toml"}, PersonalPeftError, "no-such-card.toml"),
+        ({"base": "./no/folder"}, PersonalPeftError, "no/folder"),
+    ],
+)
+def test_opening_what_is_not_there_makes_no_home(
+    tmp_path: Path, more: dict[str, Any], error: type[PersonalPeftError], words: str
+) -> None:
+    with pytest.raises(error) as raised:
+        personalpeft.open(tmp_path / "home", **more)
+    assert words in raised.value.message
+    assert raised.value.hint
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_card_with_a_mistake_is_told_file_line_and_key(tmp_path: Path) -> None:
+    card = quick_card(tmp_path)
+    card.write_text(card.read_text().replace("context = 1024", 'context = "many"'))
+    with pytest.raises(CardError, match=r"context") as raised:
+        personalpeft.open(tmp_path / "home", base=card)
+    assert re.search(r"line 5|:5", raised.value.message)
+    assert str(card) in raised.value.message
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ranks = 4",
+        "steps = -1",
+        'targets = ["never_proj"]',
+        "batch = 1.5",
+        "rank = 0",
+        "learning_rate = nan",
+        "held_out = 2",
+        "steps = 0",
+        "batch = 0",
+    ],
+)
+def test_a_recipe_with_a_mistake_is_refused_before_anything_is_learned(
+    tmp_path: Path, line: str, tiny_base: object
+) -> None:
+    card, key = quick_card(tmp_path), line.partition(" ")[0]
+    kept = [each for each in card.read_text().splitlines() if not each.startswith(f"{key} ") or key == "targets"]
+    card.write_text("\n".join([*kept, line]) + "\n")
+    # A card's own mistakes are found when it is opened, those against the base when the base is there.
+    if key in ("targets", "learning_rate"):
+        with pytest.raises(CardError, match=key):
+            personalpeft.open(tmp_path / "home", base=card)
+        assert not (tmp_path / "home").exists()
+        return
+    with opened(tmp_path / "home", card) as runtime:
+        ada = runtime.user("ada")
+        for n in range(5):
+            ada.teach(f"question {n}", "Ahoy!")
+        with nothing_changes(tmp_path / "home"), pytest.raises(CardError, match=key) as raised:
+            ada.learn()
+        assert raised.value.hint
+
+
+def test_weights_that_are_missing_are_told_when_they_are_first_needed(tmp_path: Path) -> None:
+    card = tmp_path / "mine.toml"
+    card.write_text(
+        'name = "mine"\ntitle = "Mine"\nlicence = "MIT"\ntargets = ["q_proj"]\ncontext = 512\n'
+        '[source]\nkind = "folder"\npath = "not-there"\n'
+    )
+    with opened(tmp_path / "home", card) as runtime:
+        ada = runtime.user("ada")
+        with nothing_changes(tmp_path / "home"), pytest.raises(WeightsError, match="not-there") as raised:
+            ada.chat("hello")
+        assert raised.value.hint
+
+
+def test_a_home_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("mine")
+    with pytest.raises(HomeError, match="home") as raised:
+        personalpeft.open(tmp_path / "home", backend="fake")
+    assert raised.value.hint
+    assert (tmp_path / "home").read_text() == "mine"
+
+
+def test_a_folder_full_of_other_things_is_not_taken_for_a_home(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("mine")
+    with pytest.raises(HomeError) as raised:
+        personalpeft.open(tmp_path, backend="fake")
+    assert raised.value.hint
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+def test_a_home_of_a_newer_version_is_left_alone(lived: Lived, tmp_path: Path) -> None:
+    copy = tmp_path / "home"
+    shutil.copytree(lived.home, copy)
+    with sqlite3.connect(copy / "personalpeft.db") as db:
+        (version,) = db.execute("pragma user_version").fetchone()
+        tables = {name for (name,) in db.execute("select name from sqlite_master where type = 'table'")}
+        if version:
+            db.execute(f"pragma user_version = {version + 1000}")
+        else:
+            assert "_sqlite_migrations" in tables, tables
+            db.execute(
+                "insert into _sqlite_migrations (migration_set, name, applied_at) values ('personalpeft', 'm9999', 'x')"
+            )
+    db.close()
+    with nothing_changes(copy), pytest.raises(HomeError, match="newer") as raised:
+        personalpeft.open(copy, backend="fake")
+    assert raised.value.hint
+
+
+def test_a_home_that_is_opened_to_read_only_cannot_be_written(lived: Lived) -> None:
+    with opened(lived.home, read_only=True) as looking:
+        ada = looking.user("ada", create=False)
+        assert ada.turns()
+        for act in (
+            lambda: ada.remember("x"),
+            lambda: ada.feedback("last", rating=1),
+            lambda: ada.rollback("style", None),
+            lambda: looking.user("new"),
+        ):
+            refused(lived, act, HomeError)
+
+
+def test_rollback_across_a_base_change(lived: Lived, tmp_path: Path, tiny_base: object) -> None:
+    copy = tmp_path / "home"
+    shutil.copytree(lived.home, copy)
+    with opened(copy, quick_card(tmp_path)) as runtime:
+        ada = runtime.user("ada")
+        revision = ada.revisions()[0].id
+        for act in (
+            lambda: ada.chat("hello"),
+            lambda: ada.stack(),
+            lambda: ada.rollback("style", revision),
+            lambda: ada.learn(start="nothing"),
+        ):
+            with nothing_changes(copy), pytest.raises(BaseMismatch) as raised:
+                act()
+            assert raised.value.hint
+        ada.rollback("style", None)
+        assert ada.chat("hello", max_tokens=2).text is not None
+        with nothing_changes(copy), pytest.raises(BaseMismatch):
+            ada.rollback("style", revision)
+
+
+def test_a_folder_that_is_no_adapter_for_this_base(lived: Lived, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for folder in (empty, tmp_path / "none", lived.home):
+        refused(lived, lambda folder=folder: lived.ada.import_peft(folder), AdapterError, folder.name)
+    refused(lived, lambda: lived.ada.import_peft(empty, layer="Style"), InvalidId, "'Style'")
+
+
+def test_a_folder_that_has_something_in_it_is_not_written_over(lived: Lived, tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("mine")
+    refused(lived, lambda: lived.ada.export(tmp_path), InvalidInput, tmp_path.name)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+    refused(lived, lambda: lived.bo.export(tmp_path / "new"), NotFound, "bo")
+    assert not (tmp_path / "new").exists()

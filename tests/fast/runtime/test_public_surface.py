@@ -1,0 +1,186 @@
+"""What a program may rely on: the names, what importing costs, the errors, and the lines that the docstring shows."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runtime_makers import python_environment
+
+import personalpeft
+from personalpeft import errors
+from personalpeft.errors import OUTCOMES, PersonalPeftError, nearest, outcome
+
+NAMES = [
+    "DEFAULT_BASE",
+    "AdapterError",
+    "BaseMismatch",
+    "Busy",
+    "Cancelled",
+    "CardError",
+    "Damaged",
+    "HomeError",
+    "InvalidId",
+    "InvalidInput",
+    "LearnReport",
+    "MissingPackage",
+    "NotFound",
+    "NothingToLearn",
+    "PersonalPeftError",
+    "PromptTooLong",
+    "Reply",
+    "Runtime",
+    "Stream",
+    "User",
+    "WeightsError",
+    "Why",
+    "open",
+]
+METHODS = [
+    "chat",
+    "edit_item",
+    "export",
+    "feedback",
+    "history",
+    "import_peft",
+    "items",
+    "layers",
+    "learn",
+    "remember",
+    "remove_item",
+    "reports",
+    "revisions",
+    "rollback",
+    "signals",
+    "stack",
+    "stream",
+    "summary",
+    "teach",
+    "turn",
+    "turns",
+    "weigh",
+    "why",
+]
+HEAVY = [
+    "torch",
+    "transformers",
+    "sentence_transformers",
+    "safetensors",
+    "tokenizers",
+    "textual",
+    "flask",
+    "sqlite_utils",
+    "sqlite3",
+    "numpy",
+    "rich",
+]
+
+
+def run(code: str, cache: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=python_environment(cache),
+    )
+    return done.stdout
+
+
+def test_the_public_names_are_these_and_each_is_there_with_a_docstring() -> None:
+    assert sorted(personalpeft.__all__) == sorted(NAMES)
+    for name in set(NAMES) - {"DEFAULT_BASE"}:
+        assert inspect.getdoc(getattr(personalpeft, name)), name
+    with pytest.raises(AttributeError, match="nonsense"):
+        personalpeft.nonsense  # noqa: B018
+
+
+def test_the_methods_of_a_user_are_these_and_each_says_what_it_promises() -> None:
+    public = {name for name in dir(personalpeft.User) if not name.startswith("_")}
+    assert public == set(METHODS)
+    for name in METHODS:
+        assert len(inspect.getdoc(getattr(personalpeft.User, name)) or "") > 20, name
+
+
+def test_importing_loads_nothing_heavy(shared_cache: Path) -> None:
+    code = "import personalpeft, sys; print(*sys.modules)"
+    loaded = {name.partition(".")[0] for name in run(code, shared_cache).split()}
+    assert not loaded & set(HEAVY)
+
+
+def test_recording_and_looking_load_no_model_code(shared_cache: Path, tmp_path: Path) -> None:
+    code = """
+import sys, personalpeft
+with personalpeft.open(sys.argv[1], base="tiny-random") as runtime:
+    ada = runtime.user("ada")
+    ada.teach("Write to Bo.", "Dear Bo")
+    ada.remember("My dog is called Biscuit.")
+    ada.signals(), ada.layers(), ada.revisions(), ada.history(), ada.turns(), runtime.users(), runtime.models()
+    runtime.verify()
+print(*sys.modules)
+"""
+    loaded = {name.partition(".")[0] for name in run(code, shared_cache, str(tmp_path / "home")).split()}
+    assert not loaded & {"torch", "transformers", "sentence_transformers", "tokenizers"}
+
+
+def test_the_lines_of_the_docstring_run(shared_cache: Path, tmp_path: Path) -> None:
+    shown = inspect.cleandoc(personalpeft.__doc__ or "").partition("\n\n")[2].partition("\nImporting this")[0]
+    lines = inspect.cleandoc(shown).replace("open()", "open(sys.argv[1], backend='fake')")
+    assert len(lines.splitlines()) == 7
+    said = run(f"import sys\n{lines}", shared_cache, str(tmp_path / "home"))
+    assert said.startswith("ada · style: ABSTAINED")
+
+
+LEAVES = [
+    each
+    for each in vars(errors).values()
+    if isinstance(each, type) and issubclass(each, PersonalPeftError) and each is not PersonalPeftError
+]
+
+
+@pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: str(leaf.__name__))
+def test_each_error_has_an_outcome_and_is_also_a_builtin(leaf: type[PersonalPeftError]) -> None:
+    error = leaf("It broke.", hint="Mend it.")
+    assert (str(error), error.message, error.hint) == ("It broke.", "It broke.", "Mend it.")
+    assert outcome(error) == OUTCOMES[leaf]
+    own = [
+        each
+        for each in leaf.__mro__
+        if each.__module__ == "builtins" and each not in (Exception, BaseException, object)
+    ]
+    assert own
+    assert all(getattr(builtins, each.__name__) is each for each in own)
+    assert leaf.__name__ in personalpeft.__all__
+    assert getattr(personalpeft, leaf.__name__) is leaf
+    assert 0 < outcome(error).exit_code < 256
+    assert 400 <= outcome(error).http_status < 600
+
+
+def test_errors_that_mean_different_things_to_a_caller_have_different_exit_codes() -> None:
+    kinds = {leaf for leaf in LEAVES if PersonalPeftError in leaf.__bases__}
+    assert set(OUTCOMES) == {PersonalPeftError, *LEAVES}
+    assert len({OUTCOMES[kind].exit_code for kind in kinds}) == len(kinds)
+
+
+def test_a_hint_names_what_is_nearest_or_what_there_is() -> None:
+    assert nearest("styl", ["style", "memory"], what="layer") == "Did you mean 'style'?"
+    assert nearest("zzz", [], what="layer") == "There is no layer yet."
+    assert nearest("zzz", ["b", "a"], what="layer") == "Known: a, b."
+
+
+def test_every_package_with_code_is_in_the_wheel() -> None:
+    import tomllib
+
+    root = Path(__file__).parents[3]
+    listed = set(tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    folders = {"personalpeft": root / "personalpeft", "personalpeft_app": root / "app"}
+    found = {
+        ".".join((name, *file.parent.relative_to(folder).parts))
+        for name, folder in folders.items()
+        for file in folder.rglob("*.py")
+    }
+    assert found - listed == set()

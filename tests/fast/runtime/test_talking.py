@@ -1,0 +1,407 @@
+"""What a user sees when talking: memory that acts at once, streams, stacks, reasons, and nothing of anybody else."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from runtime_makers import ask, correct, everything, greedy, nothing_changes, opened, style, trained_on
+
+import personalpeft
+from personalpeft import Busy, NotFound, Runtime, User
+from personalpeft.types import Message, SignalKind
+
+
+def heard_by_the_base(user: User, prompt: str, **more: object) -> list[Message]:
+    """What the backend was asked to render last."""
+    backend = user._parts.engine().backend
+    seen: list[list[Message]] = []
+    render = type(backend).render
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            type(backend), "render", lambda self, messages: seen.append(list(messages)) or render(self, messages)
+        )
+        ask(user, prompt, **more)
+    return seen[-1]
+
+
+def words(messages: list[Message]) -> str:
+    return "\n".join(message.content for message in messages)
+
+
+def test_a_reply_says_what_it_is_and_is_kept(ada: User) -> None:
+    reply = ask(ada)
+    assert (reply.text, reply.finish_reason, str(reply)) == (str(reply), "stop", reply.text)
+    assert reply.usage.prompt_tokens > 0 < reply.usage.completion_tokens
+    (turn,) = ada.turns()
+    assert (turn.id, turn.reply, turn.stack, turn.usage) == (reply.turn_id, reply.text, reply.stack, reply.usage)
+    assert ada.turn(reply) == ada.turn(reply.turn_id) == ada.turn(turn) == ada.turn("last") == turn
+    assert ada.turn(reply.turn_id[:-2]) == turn
+
+
+def test_messages_and_a_string_are_the_same_question(ada: User) -> None:
+    assert ask(ada, "hello").text == ada.chat([{"role": "user", "content": "hello"}], temperature=0).text
+    assert ask(ada, "hello").text == ada.chat([Message("user", "hello")], temperature=0).text
+    more = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}]
+    assert ada.chat(more, temperature=0).text != ask(ada, "hello").text
+    assert ada.turn("last").messages == (Message("user", "hello"),)
+
+
+def test_the_same_stack_prompt_and_seed_give_the_same_text(ada: User) -> None:
+    replies = [ada.chat("hello", temperature=1.0, seed=seed).text for seed in (1, 2, 3, 1, 2, 3)]
+    assert replies[:3] == replies[3:]
+    assert len(set(replies)) > 1
+
+
+def test_a_stream_joined_is_the_reply(ada: User) -> None:
+    stream = ada.stream("hello", temperature=0)
+    with pytest.raises(NotFound, match="not finished"):
+        _ = stream.reply
+    pieces = list(stream)
+    assert len(pieces) > 1
+    assert "".join(pieces) == stream.reply.text == ask(ada, "hello").text
+    assert ada.turn(stream.reply).finish_reason == "stop"
+
+
+def test_a_stream_that_is_closed_early_is_kept_as_cancelled(ada: User) -> None:
+    stream = ada.stream("hello", temperature=0)
+    first = next(stream)
+    stream.close()
+    assert list(stream) == []
+    turn = ada.turn("last")
+    assert (turn.reply, turn.finish_reason, turn.usage.completion_tokens) == (first, "cancelled", 1)
+    assert stream.reply.turn_id == turn.id
+    assert ask(ada, "hello").text.startswith(first)
+
+
+def test_a_reply_that_is_cancelled_keeps_what_came(ada: User) -> None:
+    looks = itertools.count()
+    reply = ask(ada, "hello", cancelled=lambda: next(looks) >= 2)
+    assert reply.finish_reason == "cancelled"
+    assert ask(ada, "hello").text.startswith(reply.text)
+    assert ada.turn(reply).finish_reason == "cancelled"
+
+
+def test_a_stream_that_nobody_reads_leaves_nothing(ada: User, home: Path) -> None:
+    with nothing_changes(home):
+        stream = ada.stream("hello")
+        stream.close()
+        del stream
+        gc.collect()
+
+
+def test_a_stream_that_is_open_when_the_runtime_closes_is_kept_as_cancelled(home: Path) -> None:
+    with opened(home) as runtime:
+        stream, unread = (runtime.user("ada").stream("hello") for _ in range(2))
+        first = next(stream)
+    assert list(stream) == list(unread) == []
+    assert stream.reply.finish_reason == "cancelled"
+    with opened(home) as runtime:
+        assert [turn.reply for turn in runtime.user("ada").turns()] == [first]
+
+
+def test_a_reply_that_cannot_begin_leaves_no_turn(home: Path) -> None:
+    with opened(home) as runtime:
+        people = [runtime.user(f"user-{n}") for n in range(9)]
+        for n, user in enumerate(people):
+            for m in range(4):
+                user.teach(f"question {m}", f"Answer {n}.")
+            user.learn()
+        streams = [user.stream("hello") for user in people]
+        for stream in streams[:8]:
+            next(stream)
+        with nothing_changes(home), pytest.raises(Busy, match="8 slots"):
+            people[8].chat("hello")
+        with nothing_changes(home), pytest.raises(Busy):
+            next(streams[8])
+        for stream in streams[:8]:
+            stream.close()
+        assert ask(people[8]).text
+
+
+def test_a_fact_is_in_the_next_answer_and_leaves_with_it(ada: User) -> None:
+    fact = ada.remember("My dog is called Biscuit.", questions=["What is my dog called?"])
+    heard = heard_by_the_base(ada, "What is my dog called?")
+    assert "Biscuit" in words(heard)
+    assert heard[-1].content.count("What is my dog called?") == 1
+    assert ada.turn("last").used == (fact,)
+    assert [item.id for item in ada.items()] == [fact]
+    edited = ada.edit_item(fact, "My dog is called Rusk.")
+    assert "Rusk" in words(heard_by_the_base(ada, "What is my dog called?"))
+    assert "Biscuit" not in words(heard_by_the_base(ada, "What is my dog called?"))
+    ada.remove_item(edited.id)
+    assert ada.items() == ()
+    assert "Rusk" not in words(heard_by_the_base(ada, "What is my dog called?"))
+
+
+def test_a_comment_is_a_rule_from_the_next_turn_on(ada: User) -> None:
+    plain = ask(ada, "hello").text
+    ada.feedback("last", comment="Always answer in one word.")
+    assert "Always answer in one word." in words(heard_by_the_base(ada, "Why is the sky blue?"))
+    assert ask(ada, "hello").text != plain
+    assert ask(ada, "hello", memory=False).text == plain
+
+
+def test_without_memory_nothing_of_it_is_in_the_prompt_or_in_the_turn(ada: User) -> None:
+    ada.remember("My dog is called Biscuit.", questions=["What is my dog called?"])
+    assert "Biscuit" not in words(heard_by_the_base(ada, "What is my dog called?", memory=False))
+    assert ada.turn("last").used == ()
+
+
+def test_the_turn_keeps_what_was_asked_and_not_what_memory_added(ada: User) -> None:
+    ada.remember("My dog is called Biscuit.", questions=["What is my dog called?"])
+    ask(ada, "What is my dog called?")
+    assert ada.turn("last").messages == (Message("user", "What is my dog called?"),)
+
+
+def test_no_layers_is_the_bare_base_and_a_weight_of_0_too(ada: User) -> None:
+    before = greedy(ada)
+    correct(ada, 5)
+    ada.learn()
+    learned = ask(ada, "hello").text
+    bare = ask(ada, "hello", layers=[])
+    assert (bare.text, bare.stack.entries) == (before[0], ())
+    assert ask(ada, "hello", layers=["style"]).text == learned != bare.text
+    ada.weigh("style", 0)
+    assert ask(ada, "hello").text == bare.text
+    ada.weigh("style", 1)
+    assert ask(ada, "hello").text == learned
+    assert [layer.weight for layer in ada.layers()] == [1.0]
+
+
+def test_why_names_the_revisions_their_signals_and_the_items(ada: User) -> None:
+    bare = ask(ada)
+    assert "nothing of yours" in str(ada.why(bare))
+    correct(ada, 5)
+    first = ada.learn()
+    correct(ada, 3, first=10)
+    second = ada.learn()
+    assert second.verdict == "promoted", second.reason
+    fact = ada.remember("My dog is called Biscuit.", questions=["What is my dog called?"])
+    why = ada.why(ask(ada, "What is my dog called?"))
+    (part,) = why.parts
+    assert (part.revision.id, part.revision.parent) == (second.revision, first.revision)
+    assert {signal.id for signal in part.signals} == trained_on(ada)
+    assert [signal.at for signal in part.signals] == sorted(signal.at for signal in part.signals)
+    assert [signal.id for signal in why.items] == [fact]
+    data = why.as_json()
+    assert data["turn"] == why.turn.id
+    assert (data["stack"], data["base"]) == (why.turn.stack.digest, why.turn.stack.base)
+    assert second.revision in str(why)
+    assert "Biscuit" in str(why)
+    assert {s["id"] for s in data["parts"][0]["signals"]} == trained_on(ada)
+
+
+def test_a_turn_keeps_its_reasons_after_a_rollback_and_when_words_were_said_anew(ada: User) -> None:
+    replies = [ask(ada, f"question {n}") for n in range(5)]
+    for reply in replies:
+        ada.feedback(reply, edit=style("Yes."))
+    revision = ada.learn().revision
+    answered = ask(ada)
+    before = ada.why(answered).as_json()
+    ada.rollback("style", None)
+    ada.feedback(replies[0], edit="No.")
+    assert ada.why(answered).as_json() == before
+    assert before["parts"][0]["revision"] == revision
+
+
+def test_feedback_twice_counts_the_later_and_keeps_both(ada: User) -> None:
+    reply = ask(ada)
+    first, second = ada.feedback(reply, rating=1), ada.feedback(reply, rating=-1)
+    edited, again = ada.feedback(reply, edit="One."), ada.feedback(reply.turn_id, edit="Two.")
+    assert [signal.id for signal in ada.signals()] == [second, again]
+    assert [signal.id for signal in ada.signals(current=False)] == [first, second, edited, again]
+    assert [signal.kind for signal in ada.signals()] == [SignalKind.RATING, SignalKind.EDIT]
+
+
+def test_a_reward_a_preference_and_a_rating_can_all_be_said_of_one_turn(ada: User) -> None:
+    reply = ask(ada)
+    for said in ({"reward": 0.5}, {"prefer": "Better."}, {"rating": 1}, {"comment": "Be brief."}, {"edit": "Best."}):
+        ada.feedback(reply, **said)  # type: ignore[arg-type]
+    assert len(ada.signals()) == 5
+
+
+# Two people in one home
+
+
+ACTS = st.lists(st.sampled_from(["ask", "correct", "remember", "rule", "learn", "rollback", "weigh"]), max_size=6)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(acts=ACTS)
+def test_whatever_one_does_another_hears_and_sees_nothing_of_it(
+    tmp_path_factory: pytest.TempPathFactory, acts: list[str]
+) -> None:
+    with opened(tmp_path_factory.mktemp("two") / "home") as runtime:
+        ada, bo = runtime.user("ada"), runtime.user("bo")
+        correct(bo, 5)
+        bo.learn()
+        bo.remember("My cat is called Tom.", questions=["What is my dog called?"])
+        before = (view(bo), ask(bo, "What is my dog called?", seed=3).text)
+        for act in ["remember", "correct", *acts]:
+            if act == "ask":
+                ask(ada, "What is my dog called?")
+            elif act == "correct":
+                correct(ada, 5)
+            elif act == "remember":
+                ada.remember("My dog is called Biscuit.", questions=["What is my dog called?"])
+            elif act == "rule":
+                ada.feedback("last", comment="Always say Biscuit.")
+            elif act == "learn":
+                ada.learn(start="nothing")
+            elif act == "rollback" and ada.history():
+                ada.rollback("style")
+            elif act == "weigh" and ada.layers():
+                ada.weigh("style", 0.5)
+        assert "Biscuit" not in words(heard_by_the_base(bo, "What is my dog called?"))
+        assert ask(bo, "What is my dog called?", seed=3).text == before[1]
+        assert view(bo) == before[0]
+
+
+def view(user: User) -> tuple[object, ...]:
+    """All that a user can see of themselves, but the turns that the test itself takes."""
+    return (
+        user.signals(current=False),
+        user.items(),
+        user.layers(),
+        user.revisions(),
+        user.history(),
+        user.reports(),
+        user.stack(),
+    )
+
+
+def test_two_people_who_chat_at_once_get_what_each_gets_alone(home: Path) -> None:
+    with opened(home) as runtime:
+        people = [runtime.user(name) for name in ("ada", "bo")]
+        for n, user in enumerate(people):
+            correct(user, 5, first=10 * n)
+            user.learn()
+        alone = {user.id: [ask(user, f"prompt {n}").text for n in range(6)] for user in people}
+        heard: dict[str, list[str]] = {}
+        failed: list[Exception] = []
+
+        def talk(user: User) -> None:
+            try:
+                heard[user.id] = [ask(user, f"prompt {n}").text for n in range(6)]
+                user.remember(f"I am {user.id}.")
+                user.feedback("last", rating=1)
+            except Exception as error:  # noqa: BLE001
+                failed.append(error)
+
+        threads = [threading.Thread(target=talk, args=(user,)) for user in people for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failed == []
+        assert heard == alone
+        assert all(item.text == f"I am {user.id}." for user in people for item in user.items())
+        assert runtime.verify() == ()
+
+
+def test_one_person_who_learns_can_be_talked_to_and_heard_in_the_meantime(ada: User) -> None:
+    correct(ada, 5)
+    said: list[str] = []
+
+    def talk(stage: str, done: float) -> None:
+        said.append(ask(ada, "hello").text)
+        ada.remember(f"{stage} {done}")
+
+    report = ada.learn(progress=talk)
+    assert report.revision
+    assert len(set(said)) == 1
+    assert len(ada.items()) == len(said)
+
+
+# Files in and out
+
+
+@pytest.fixture
+def learned(ada: User) -> User:
+    correct(ada, 5)
+    ada.learn()
+    return ada
+
+
+def test_an_exported_style_can_be_taken_in_by_another_user_and_says_the_same(
+    learned: User, runtime: Runtime, tmp_path: Path
+) -> None:
+    folder = learned.export(tmp_path / "mine", layer="style")
+    bo = runtime.user("bo")
+    revision = bo.import_peft(folder)
+    assert bo.stack().entries[0].revision == revision.id
+    assert (revision.verdict, revision.reason) == ("promoted", "imported by name, not judged")
+    (before,) = learned.revisions()
+    ours, theirs = (learned._parts.engine().adapter(r.digest) for r in (before, revision))
+    assert {name: pair.b.tobytes() for name, pair in ours.pairs.items()} == {
+        name: pair.b.tobytes() for name, pair in theirs.pairs.items()
+    }
+    assert greedy(bo) == greedy(learned)
+    assert [move.cause for move in bo.history()] == ["import"]
+    bo.rollback("style")
+    assert bo.stack().entries == ()
+    bo.import_peft(folder)
+    bo.import_peft(folder)
+    assert len(bo.revisions()) == 1
+    assert runtime.verify() == ()
+
+
+def test_what_was_imported_can_be_built_on(learned: User, runtime: Runtime, tmp_path: Path) -> None:
+    bo = runtime.user("bo")
+    imported = bo.import_peft(learned.export(tmp_path / "mine", layer="style"))
+    correct(bo, 5, first=20)
+    report = bo.learn()
+    assert {revision.id: revision.parent for revision in bo.revisions()}[report.revision or ""] == imported.id
+
+
+@pytest.mark.parametrize("spoil", ["config", "weights", "pickle", "torn"])
+def test_a_hostile_folder_is_refused_and_leaves_nothing(learned: User, home: Path, tmp_path: Path, spoil: str) -> None:
+    folder = learned.export(tmp_path / "mine", layer="style")
+    weights = folder / "adapter_model.safetensors"
+    if spoil == "config":
+        (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "auto_mapping": {"__import__": "os"}}')
+    elif spoil == "weights":
+        weights.write_bytes(weights.read_bytes().replace(b"lora_A", b"lora_C", 1))
+    elif spoil == "pickle":
+        weights.rename(folder / "adapter_model.bin")
+    else:
+        weights.write_bytes(weights.read_bytes()[:-7])
+    with nothing_changes(home), pytest.raises(personalpeft.AdapterError) as raised:
+        learned.import_peft(folder)
+    assert raised.value.hint
+    assert str(folder) in raised.value.message or folder.name in raised.value.message
+
+
+# The runtime
+
+
+def test_users_are_listed_by_id_with_what_there_is_of_them(runtime: Runtime) -> None:
+    for name in ("bo", "ada"):
+        ask(runtime.user(name))
+    assert [(u.id, u.turns, u.signals, u.revisions) for u in runtime.users()] == [("ada", 1, 0, 0), ("bo", 1, 0, 0)]
+    assert runtime.user("ada").summary() == runtime.users()[0]
+
+
+def test_closing_twice_is_fine_and_what_was_said_is_there_again(home: Path) -> None:
+    runtime = personalpeft.open(home, backend="fake")
+    ada = runtime.user("ada")
+    correct(ada, 5)
+    ada.learn()
+    said, all_of_it = greedy(ada), everything(home)
+    runtime.close()
+    runtime.close()
+    assert everything(home) == all_of_it
+    with opened(home) as again:
+        assert greedy(again.user("ada")) == said
+        assert again.verify() == ()
+
+
+def test_the_models_that_can_be_opened_are_listed(runtime: Runtime) -> None:
+    names = [card.name for card in runtime.models()]
+    assert {"smollm2-135m-instruct", "tiny-random", "gemma3-270m"} <= set(names)
