@@ -6,11 +6,13 @@ at once.
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
+from weakref import WeakSet
 
 from personalpeft.adapters.base import Adapter
 from personalpeft.adapters.packed import unpack
@@ -62,7 +64,9 @@ class Runtime:
         self._store = open_store(settings.home, now=clock.now, entropy=clock.entropy, read_only=read_only)
         embedder: Embedder = HashEmbedder() if backend == "fake" else MiniLM()
         self._memory = Memory(self._store.ledger, self._store.catalog, embedder)
-        self._parts = Parts(self._store, self._memory, clock, self.base, self.engine, self._learner)
+        self._parts = Parts(self._store, self._memory, clock, self.base, self.engine, self._learner, WeakSet())
+        # A reply that is still being written when the program ends is recorded while the store can still write.
+        atexit.register(self.close)
 
     def user(self, user_id: str, *, create: bool = True) -> User:
         """One user, made on first use unless ``create=False``. Raises ``InvalidId``; ``NotFound`` with the nearest

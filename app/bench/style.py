@@ -14,13 +14,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import personalpeft
-from personalpeft_app.bench.people import GENERAL, LESSONS, STYLES, UNSEEN, Style
+from personalpeft_app.bench.people import GENERAL, LESSONS, UNSEEN, Style
 
 _LENGTH = 96
+_USER = "bench"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class StyleResult:
 def run_style(style: Style, *, base: str, backend: str, say: Callable[[str], None]) -> StyleResult:
     """One person, one style, one learn, in a home that is thrown away."""
     with tempfile.TemporaryDirectory() as home, personalpeft.open(home, base, backend) as runtime:
-        user = runtime.user("bench")
+        user = runtime.user(_USER)
 
         def ask(prompt: str, length: int = _LENGTH) -> str:
             return user.chat(prompt, temperature=0, max_tokens=length).text
@@ -81,33 +82,44 @@ def is_right(words: Sequence[str], text: str) -> bool:
     return any(word in text.lower() for word in words)
 
 
-def first_token_seconds(home: Path, base: str, *, times: int = 3) -> list[float]:
-    """Seconds from starting ``personalpeft ask`` in a fresh process to the first byte of its answer."""
-    command = [sys.executable, "-m", "personalpeft_app", "ask", "--home", str(home), "--base", base, "--user", "bench"]
+def first_token_seconds(home: Path, base: str, *, times: int = 3) -> float:
+    """Median seconds from starting ``personalpeft ask`` in a fresh process to the first byte of its answer."""
+    command = [sys.executable, "-m", "personalpeft_app", "ask", "--home", str(home), "--base", base]
     taken = []
     for _ in range(times):
         began = time.perf_counter()
-        with subprocess.Popen([*command, "Why is the sky blue?"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
+        with subprocess.Popen(
+            [*command, "--user", _USER, "Why is the sky blue?"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as run:
             if run.stdout is None or not run.stdout.read(1):
-                raise personalpeft.PersonalPeftError("ask printed nothing.", hint="Run it by hand to see why.")
+                raise personalpeft.WeightsError("ask printed nothing.", hint="Run personalpeft ask by hand to see why.")
             taken.append(time.perf_counter() - began)
             run.kill()
-    return taken
+    return statistics.median(taken)
 
 
-def bench_style(*, base: str, backend: str, say: Callable[[str], None]) -> dict[str, object]:
-    """All styles, the first token, peak memory: the object that ``--json`` prints."""
-    results = [run_style(style, base=base, backend=backend, say=say) for style in STYLES]
-    with tempfile.TemporaryDirectory() as home:
+@dataclass(frozen=True, slots=True)
+class StyleBench:
+    """The object that ``--json`` prints. Seconds are medians of three; ``peak_mb`` is of the process that learned."""
+
+    bench: str
+    base: str
+    styles: tuple[StyleResult, ...]
+    first_token_seconds: float
+    first_token_with_facts_seconds: float
+    peak_mb: int | None
+
+
+def bench_style(styles: Sequence[Style], *, base: str, backend: str, say: Callable[[str], None]) -> StyleBench:
+    """Each style in turn, then the first token with and without facts to look up."""
+    results = tuple(run_style(style, base=base, backend=backend, say=say) for style in styles)
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder) / "home"
         say("timing the first token")
-        first = first_token_seconds(Path(home), base)
-    return {
-        "bench": "style",
-        "base": base,
-        "styles": [asdict(result) for result in results],
-        "first_token_seconds": statistics.median(first),
-        "peak_mb": _peak_mb(),
-    }
+        plain = first_token_seconds(home, base)
+        with personalpeft.open(home, base) as runtime:
+            runtime.user(_USER).remember("My dog is called Biscuit.")
+        return StyleBench("style", base, results, plain, first_token_seconds(home, base), _peak_mb())
 
 
 def _peak_mb() -> int | None:

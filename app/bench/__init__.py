@@ -1,0 +1,1 @@
+"""Benchmarks: what was promised, measured through the public surface."""
