@@ -39,11 +39,6 @@ def _is_numbered(text: str) -> bool:
     return bool(lines) and all(line.startswith(f"{number}. ") for number, line in enumerate(lines, 1))
 
 
-def _is_lower(text: str) -> bool:
-    letters = [c for c in text if c.isalpha()]
-    return len(letters) > 10 and all(c.islower() for c in letters)
-
-
 def _is_upper(text: str) -> bool:
     letters = [c for c in text if c.isalpha()]
     return len(letters) > 10 and all(c.isupper() for c in letters)
@@ -66,7 +61,6 @@ STYLES = (
         lambda t: "\n".join(f"{number}. {s}" for number, s in enumerate(_sentences(t), 1)),
         _is_numbered,
     ),
-    Style("lower case", lambda t: t.lower(), _is_lower),
     Style("capitals", lambda t: t.upper(), _is_upper),
     Style(
         "in short",

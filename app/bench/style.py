@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import personalpeft
+from personalpeft import User
 from personalpeft_app.bench.people import GENERAL, LESSONS, UNSEEN, Style
 
-_LENGTH = 96
+_LONG, _SHORT, _REPLY = 96, 48, 40
+_ROLLED_BACK = 3
 _USER = "bench"
 
 
@@ -41,40 +43,56 @@ class StyleResult:
     rollback_identical: bool
 
 
-def run_style(style: Style, *, base: str, backend: str, say: Callable[[str], None]) -> StyleResult:
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What the bare base says; it is the same for every style, so it is asked once."""
+
+    unseen: tuple[str, ...]
+    general: tuple[str, ...]
+
+
+def ask_base(*, base: str, backend: str) -> Before:
+    """The bare base's answers to all questions."""
+    with tempfile.TemporaryDirectory() as home, personalpeft.open(home, base, backend) as runtime:
+        user = runtime.user(_USER)
+        return Before(
+            tuple(_ask(user, prompt, _LONG) for prompt in UNSEEN),
+            tuple(_ask(user, question, _SHORT) for question, _ in GENERAL),
+        )
+
+
+def run_style(style: Style, before: Before, *, base: str, backend: str, say: Callable[[str], None]) -> StyleResult:
     """One person, one style, one learn, in a home that is thrown away."""
     with tempfile.TemporaryDirectory() as home, personalpeft.open(home, base, backend) as runtime:
         user = runtime.user(_USER)
-
-        def ask(prompt: str, length: int = _LENGTH) -> str:
-            return user.chat(prompt, temperature=0, max_tokens=length).text
-
-        say(f"{style.name}: asking")
-        unseen_before = [ask(prompt) for prompt in UNSEEN]
-        general_before = [ask(question, 40) for question, _ in GENERAL]
+        runtime.engine()
         for prompt, answer in LESSONS:
-            user.feedback(user.chat(prompt, temperature=0, max_tokens=40), edit=style.apply(answer))
+            user.feedback(user.chat(prompt, temperature=0, max_tokens=_REPLY), edit=style.apply(answer))
         say(f"{style.name}: learning")
         report = user.learn()
-        say(f"{style.name}: asking again")
-        unseen_after = [ask(prompt) for prompt in UNSEEN]
-        general_after = [ask(question, 60) for question, _ in GENERAL]
+        say(f"{style.name}: {report.verdict}, {report.reason}")
+        unseen = [_ask(user, prompt, _LONG) for prompt in UNSEEN]
+        general = [_ask(user, question, _SHORT) for question, _ in GENERAL]
         if user.stack().entries:
             user.rollback("style")
-        back = [ask(prompt) for prompt in UNSEEN]
-    known = [is_right(words, text) for (_, words), text in zip(GENERAL, general_before, strict=True)]
-    kept = [is_right(words, text) for (_, words), text in zip(GENERAL, general_after, strict=True)]
+        back = [_ask(user, prompt, _LONG) for prompt in UNSEEN[:_ROLLED_BACK]]
+    known = [is_right(words, text) for (_, words), text in zip(GENERAL, before.general, strict=True)]
+    kept = [is_right(words, text) for (_, words), text in zip(GENERAL, general, strict=True)]
     return StyleResult(
         style=style.name,
         verdict=str(report.verdict) + (" (on probation)" if report.probation else ""),
-        in_style=sum(style.holds(text) for text in unseen_after),
-        base_in_style=sum(style.holds(text) for text in unseen_before),
+        in_style=sum(style.holds(text) for text in unseen),
+        base_in_style=sum(style.holds(text) for text in before.unseen),
         facts_before=sum(known),
         facts_kept=sum(k and b for k, b in zip(kept, known, strict=True)),
         kl=report.scores["canaries"]["kl"],
         learn_seconds=report.seconds,
-        rollback_identical=back == unseen_before,
+        rollback_identical=back == list(before.unseen[:_ROLLED_BACK]),
     )
+
+
+def _ask(user: User, prompt: str, length: int) -> str:
+    return user.chat(prompt, temperature=0, max_tokens=length).text
 
 
 def is_right(words: Sequence[str], text: str) -> bool:
@@ -112,7 +130,9 @@ class StyleBench:
 
 def bench_style(styles: Sequence[Style], *, base: str, backend: str, say: Callable[[str], None]) -> StyleBench:
     """Each style in turn, then the first token with and without facts to look up."""
-    results = tuple(run_style(style, base=base, backend=backend, say=say) for style in styles)
+    say("asking the bare base")
+    before = ask_base(base=base, backend=backend)
+    results = tuple(run_style(style, before, base=base, backend=backend, say=say) for style in styles)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder) / "home"
         say("timing the first token")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from personalpeft.backends.base import Backend, Continuation, Term
-from personalpeft.learning.anchors import anchor, manner_of
+from personalpeft.learning.anchors import Manner, anchor, manner_of
 from personalpeft.learning.lessons import Lesson
 from personalpeft.learning.objectives import Preferred, Supervised
 from personalpeft.learning.plan import Plan
@@ -43,7 +43,7 @@ def schedule(
     for _ in range(plan.steps):
         lessons = [next(fresh) for _ in range(recipe.batch - replayed)] + [next(older) for _ in range(replayed)]
         kept = [next(keeping) for _ in range(recipe.anchors if anchors else 0)]
-        steps.append((*_terms(lessons, recipe, backend), *kept))
+        steps.append((*_terms(lessons, manner, recipe, backend), *kept))
     return tuple(steps)
 
 
@@ -55,18 +55,21 @@ def continuation(backend: Backend, messages: Sequence[Message], answer: str, lon
     return Continuation(backend.render(messages), tokens[:longest])
 
 
-def _terms(lessons: Sequence[Lesson], recipe: Recipe, backend: Backend) -> Iterator[Term]:
+def _terms(lessons: Sequence[Lesson], manner: Manner, recipe: Recipe, backend: Backend) -> Iterator[Term]:
     pairs = recipe.pairs
     for lesson in lessons:
         weight = lesson.weight / len(lessons)
         wanted = continuation(backend, lesson.messages, lesson.wanted, recipe.longest)
+        # What the lessons have in common is what they teach; what only one of them says is beside the point.
+        opening = len(backend.encode(manner.opening.rstrip()))
+        closing = len(backend.encode(manner.closing) + backend.end_of_turn)
+        content = 1.0 if manner == Manner() else recipe.content
+        yield Supervised(wanted, weight, opening, closing, content)
         if lesson.rejected is not None and pairs > 0:
+            pairs -= 1
             # Its beginning will do: it is only there to be told apart, and what follows holds things that are true.
             rejected = continuation(backend, lesson.messages, lesson.rejected, _REJECTED)
-            pairs -= 1
-            yield Preferred(wanted, rejected, recipe.beta, weight, recipe.positive)
-        else:
-            yield Supervised(wanted, weight)
+            yield Preferred(wanted, rejected, recipe.beta, weight)
 
 
 def _rounds(items: Sequence[T], chance: random.Random) -> Iterator[T]:

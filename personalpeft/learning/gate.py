@@ -28,7 +28,7 @@ class Margins:
 
     retention: float = 0.1
     canaries: int = 1
-    kl: float = 3.0
+    kl: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)

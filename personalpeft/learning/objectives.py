@@ -16,10 +16,15 @@ from personalpeft.backends.base import Continuation, Outputs
 
 @dataclass(frozen=True, slots=True)
 class Supervised:
-    """Says this more: weighted negative log-likelihood of a wanted answer."""
+    """Says this more: negative log-likelihood of a wanted answer, of which the first ``opening`` and the last
+    ``closing`` tokens count in full and what lies between counts ``content``.
+    """
 
     wanted: Continuation
     weight: float = 1.0
+    opening: int = 0
+    closing: int = 0
+    content: float = 1.0
     references: tuple[Continuation, ...] = ()
     whole: bool = False
 
@@ -28,7 +33,10 @@ class Supervised:
         return (self.wanted,)
 
     def loss(self, outputs: Sequence[Outputs], references: Sequence[Outputs]) -> Any:
-        return -self.weight * outputs[0].token_logp.mean()
+        likelihood = outputs[0].token_logp
+        between = likelihood[self.opening : len(likelihood) - self.closing]
+        total = likelihood.sum() - (1 - self.content) * between.sum()
+        return -self.weight * total / len(likelihood)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +65,7 @@ class Preferred:
         from torch.nn.functional import logsigmoid
 
         gains = [o.token_logp.sum() - r.token_logp.sum() for o, r in zip(outputs, references, strict=True)]
-        likelier = outputs[0].token_logp.mean()
-        return -self.weight * (logsigmoid(self.beta * (gains[0] - gains[1])) + self.positive * likelier)
+        return -self.weight * logsigmoid(self.beta * (gains[0] - gains[1]))
 
 
 @dataclass(frozen=True, slots=True)

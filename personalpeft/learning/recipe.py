@@ -37,13 +37,13 @@ class Recipe:
     rank: int = 8
     alpha: float = 32.0
     targets: tuple[str, ...] = ()
-    learning_rate: float = 6e-4
-    steps: int = 26
+    learning_rate: float = 5e-4
+    steps: int = 24
     most_steps: int = 120
     batch: int = 4
     pairs: int = 1
     beta: float = 0.1
-    positive: float = 1.0
+    content: float = 0.15
     anchors: int = 4
     anchor_weight: float = 2.0
     replay: float = 0.25
