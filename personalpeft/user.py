@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from weakref import WeakSet
 
-from personalpeft.adapters.packed import pack
-from personalpeft.adapters.peft_folder import export_peft, export_stack_peft, import_peft
 from personalpeft.bases.base import Base
 from personalpeft.clock import Clock
 from personalpeft.errors import InvalidInput, NotFound
 from personalpeft.ids import SKILL_NAME, check_layer_name
 from personalpeft.learning.learner import Learner
-from personalpeft.learning.plan import layers_below
 from personalpeft.learning.recipe import Start
 from personalpeft.learning.report import LearnReport
 from personalpeft.memory.base import Item
@@ -27,6 +24,7 @@ from personalpeft.prompts import Prompt, check_prompt, check_sampling, check_wri
 from personalpeft.replies import Reply, Stream, Why, why
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.store.base import Store, UserSummary
+from personalpeft.transfer import take_folder, write_folder
 from personalpeft.types import (
     HeadMove,
     Layer,
@@ -36,8 +34,6 @@ from personalpeft.types import (
     SignalKind,
     Stack,
     Turn,
-    Verdict,
-    canonical_digest,
 )
 
 Progress: TypeAlias = Callable[[str, float], None]
@@ -333,58 +329,23 @@ class User:
     # In and out
 
     def export(self, folder: str | Path, *, format: Literal["peft"] = "peft", layer: str | None = None) -> Path:
-        """Writes the live stack (or one layer of it) as a folder that PEFT loads as one LoRA. Raises ``InvalidInput``
-        when the folder has something in it, ``NotFound`` when nothing is live.
+        """Writes the live stack (or one layer of it) as a folder that PEFT loads as one LoRA. Raises ``InvalidInput`` when
+        the folder has something in it, ``NotFound`` when nothing is live.
         """
         if format != "peft":
             raise InvalidInput(f"There is no export format {format!a}.", hint="The format is peft.")
-        engine, base = self._parts.engine, self._parts.base()
         entries = self._narrowed(None if layer is None else [layer]).entries
         if not entries:
             raise NotFound(f"{self.id} has nothing live to export.", hint="Learn first, or roll back to a revision.")
-        target = Path(folder).expanduser().absolute()
-        read = engine().adapter
-        if layer is not None:
-            export_peft(read(entries[0].digest), base.architecture, target, base_name=base.card.name)
-        else:
-            parts = [(read(entry.digest), entry.weight) for entry in entries]
-            export_stack_peft(parts, base.architecture, target, base_name=base.card.name)
-        return target
+        return write_folder(self._parts.engine(), entries, Path(folder), whole=layer is None)
 
     def import_peft(self, folder: str | Path, *, layer: str = "style") -> Revision:
-        """Takes a PEFT folder in as a revision of a layer and makes it live: naming it is the user's own word, so no
-        gate is asked. Raises ``AdapterError`` for a folder that is damaged, hostile, of another kind or not for this
-        base.
+        """Takes a PEFT folder in as a revision of a layer and makes it live: naming it is the user's own word, so no gate
+        is asked. Raises ``AdapterError`` for a folder that is damaged, hostile, of another kind or not for this base.
         """
         check_layer_name(layer)
-        clock, base, store = self._parts.clock, self._parts.base(), self._parts.store
-        began = clock.timer()
-        adapter = import_peft(Path(folder).expanduser().absolute(), base.architecture, layer=layer, base=base.digest)
-        blob = pack(adapter)
-        digest = store.blobs.put(blob)
-        manifest = adapter.manifest
-        shape = {"rank": manifest.rank, "alpha": manifest.scaling * manifest.rank, "targets": list(manifest.targets)}
-        live = self.stack()
-        revision = Revision(
-            id=f"{layer}@{digest[:12]}",
-            user=self.id,
-            layer=layer,
-            digest=digest,
-            base=base.digest,
-            parent=None,
-            below=layers_below(live, layer),
-            recipe={**manifest.recipe, **shape},
-            inputs=canonical_digest({"imported": digest}),
-            signals={},
-            scores={},
-            verdict=Verdict.PROMOTED,
-            reason="imported by name, not judged",
-            probation=False,
-            at=clock.now(),
-            seconds=clock.timer() - began,
-        )
-        store.catalog.add_revision(revision, blob, {"imported": revision.id}, promote=True, cause="import")
-        return revision
+        parts = self._parts
+        return take_folder(parts.store, parts.base(), parts.clock, self.id, self.stack(), Path(folder), layer)
 
     def _narrowed(self, layers: Sequence[str] | None) -> Stack:
         stack = self.stack()

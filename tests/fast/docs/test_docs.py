@@ -1,0 +1,74 @@
+"""What the documents say is so: links lead somewhere, code runs as printed, numbers are those of the code."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import personalpeft
+from personalpeft.learning.gate import ENOUGH, TIE
+from personalpeft.learning.recipe import Recipe
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+
+def _blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+def test_the_library_use_of_the_readme_runs_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = _blocks(ROOT / "README.md", "python")
+    assert len([line for line in block.splitlines() if line.strip() and "import" not in line]) <= 10
+    monkeypatch.setenv("PERSONALPEFT_HOME", str(tmp_path))
+    on_the_fake = block.replace("personalpeft.open()", 'personalpeft.open(backend="fake")')
+    exec(compile(on_the_fake, "README.md", "exec"), {})
+    assert "PROMOTED" in capsys.readouterr().out
+
+
+def test_the_test_of_the_embedding_page_passes(tmp_path: Path) -> None:
+    block = _blocks(ROOT / "docs/embedding.md", "python")[-1]
+    exec(compile(block, "embedding.md", "exec"), {"personalpeft": personalpeft, "tmp_path": tmp_path})
+
+
+def test_the_annotated_tree_names_what_is_there() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    tree = readme.split("## What is where")[1].split("```")[1]
+    for line in tree.strip().splitlines():
+        for name in line.split("  ")[0].split() or re.findall(r"^\s+(\S+\.py \S+\.py|\S+)", line)[0].split():
+            assert (ROOT / name).exists() or (ROOT / "personalpeft" / name).exists(), name
+    folders = {path.name for path in (ROOT / "personalpeft").iterdir() if (path / "__init__.py").exists()}
+    assert all(f"{folder}/" in tree for folder in folders)
+
+
+def test_the_learning_page_has_the_numbers_of_the_code() -> None:
+    page = (ROOT / "docs/learning.md").read_text("utf-8")
+    recipe = Recipe()
+    for said in (
+        f"{recipe.learning_rate:.0e}".replace("e-04", "e-4"),
+        f"{recipe.steps} steps of {recipe.batch} lessons",
+        f"{recipe.rank}, {recipe.alpha:g}",
+        f"{recipe.anchors} a step, weight {recipe.anchor_weight:g}",
+        f"| {recipe.content:g} |",
+        f"{recipe.pairs} a step, beta {recipe.beta:g}",
+        f"more than {TIE} nats",
+        f"At {ENOUGH:g} a promotion",
+    ):
+        assert said in page, said
+
+
+def test_nothing_of_the_place_where_it_was_made_is_in_it() -> None:
+    home = os.sep + "work" + os.sep
+    for page in PAGES:
+        assert home not in page.read_text("utf-8"), page

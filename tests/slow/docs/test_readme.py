@@ -1,0 +1,29 @@
+"""The README's library use, on the real base, exactly as printed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import personalpeft
+
+pytestmark = pytest.mark.slow
+
+README = Path(__file__).parents[3] / "README.md"
+
+
+def test_the_ten_lines_run_as_printed_and_keep_what_was_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
+    monkeypatch.setenv("PERSONALPEFT_HOME", str(tmp_path / "home"))
+    exec(compile(block, "README.md", "exec"), {})
+    assert "ada · style: " in capsys.readouterr().out
+    with personalpeft.open() as runtime:
+        ada = runtime.user("ada", create=False)
+        assert len(ada.signals()) == 5
+        assert len(ada.turns()) == 5
+        assert len(ada.reports()) == 1
+        assert runtime.verify() == ()
