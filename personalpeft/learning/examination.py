@@ -17,7 +17,8 @@ from personalpeft.learning.training import stopped
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.types import Message, Sampling, Stack
 
-_CANARY = Sampling(max_tokens=32)
+_CANARY = Sampling(max_tokens=24)
+_EXAMPLE = Sampling(max_tokens=40)
 _SHOWN = 3
 _LONGEST = 256
 
@@ -43,8 +44,11 @@ def examine(
     canaries = generic_questions().canaries
     shown = (*paper.target, *paper.trained, *paper.retention)[:_SHOWN]
     # One batch for everything that is written: rows of both stacks run together.
-    asked = [(Message("user", canary.question),) for canary in canaries] + [lesson.messages for lesson in shown]
-    requests = [Request(messages, stack, _CANARY) for stack in (live, candidate) for messages in asked]
+    asked: list[tuple[tuple[Message, ...], Sampling]] = [
+        ((Message("user", canary.question),), _CANARY) for canary in canaries
+    ]
+    asked += [(lesson.messages, _EXAMPLE) for lesson in shown]
+    requests = [Request(messages, stack, how) for stack in (live, candidate) for messages, how in asked]
     replies = engine.texts(requests, cancelled=cancelled)
     if cancelled():
         raise stopped("before the verdict")
