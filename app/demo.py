@@ -25,7 +25,7 @@ from personalpeft_app.progress import Display
 if TYPE_CHECKING:
     from personalpeft import User
 
-STYLE = "pirate"
+STYLE = "in short"
 QUESTIONS = UNSEEN[:4]
 FACTS = (
     ("My dog is called Biscuit.", "What is my dog called?"),

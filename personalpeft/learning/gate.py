@@ -27,7 +27,7 @@ class Margins:
     """
 
     retention: float = 0.1
-    canaries: int = 1
+    canaries: int = 2
     kl: float = 2.0
 
 

@@ -38,12 +38,12 @@ class Recipe:
     alpha: float = 32.0
     targets: tuple[str, ...] = ()
     learning_rate: float = 5e-4
-    steps: int = 24
+    steps: int = 26
     most_steps: int = 120
     batch: int = 4
     pairs: int = 1
     beta: float = 0.1
-    content: float = 0.15
+    content: float = 0.3
     anchors: int = 4
     anchor_weight: float = 2.0
     replay: float = 0.25
