@@ -1,4 +1,4 @@
-# make demo shows what this is; make test checks all of it. Both need Python 3.11 or newer and a package registry, nothing else.
+# make demo shows what this is; make test checks all of it. Both need Python 3.11 or newer, a C++ compiler and a package registry.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help

@@ -26,8 +26,8 @@ command's name. `PERSONALPEFT_HOME`, `PERSONALPEFT_USER`, `PERSONALPEFT_BASE`, `
 An error is two lines on stderr, `error: ...` and `hint: ...`, or with `--json`
 `{"error": {"kind", "message", "hint", "exit_code"}}`. It has changed nothing.
 
-| exit code | error | when |
-| --- | --- | --- |
+| exit code | HTTP status | error | when |
+| --- | --- | --- | --- |
 """
 
 
@@ -37,14 +37,14 @@ def render() -> str:
 
 
 def _codes() -> Iterator[str]:
-    yield "| 0 | | It is done. A refused learn is a report, not an error. |"
+    yield "| 0 | | | It is done. A refused learn is a report, not an error. |"
     for error, outcome in OUTCOMES.items():
         when = " ".join((error.__doc__ or "").partition("\n\n")[0].split())
-        yield f"| {outcome.exit_code} | `{error.__name__}` | {when} |"
-    yield "| 2 | `Usage` | A command or option that is not there, or a value of the wrong kind. |"
-    yield f"| {BUG} | `Bug` | A mistake in personalpeft itself; the details are in a file that the hint names. |"
-    yield f"| {STOPPED} | `Cancelled` | Ctrl-C. |"
-    yield f"| {BROKEN_PIPE} | | The reader of stdout has gone; nothing is said. |"
+        yield f"| {outcome.exit_code} | {outcome.http_status} | `{error.__name__}` | {when} |"
+    yield "| 2 | | `Usage` | A command or option that is not there, or a value of the wrong kind. |"
+    yield f"| {BUG} | | `Bug` | A mistake in personalpeft itself; the details are in a file that the hint names. |"
+    yield f"| {STOPPED} | | `Cancelled` | Ctrl-C. |"
+    yield f"| {BROKEN_PIPE} | | | The reader of stdout has gone; nothing is said. |"
 
 
 def _commands() -> Iterator[str]:

@@ -36,7 +36,7 @@ def study(common: Common, user: User, display: Display, layer: str = "style", **
         "personalpeft learn --layer skill.email --seconds 60",
     ),
 )
-@click.option("--layer", default="style", show_default=True, help="What to learn: style, memory or skill.NAME.")
+@click.option("--layer", default="style", show_default=True, help="What to learn: style or skill.NAME.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be learned.")
 @click.option("--seconds", type=float, help="Stop training after so long; the next learn goes on from there.")
 @click.option("--from-nothing", is_flag=True, help="Build from all lessons anew, not on what is live.")

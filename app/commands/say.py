@@ -56,7 +56,12 @@ def feedback(
             edit = edited(about.reply)
         signal = user.feedback(about, rating=rating, edit=edit, prefer=prefer, comment=comment, reward=reward)
     show(common, {"signal": signal, "turn": about.id, "user": user.id}, signal)
-    acts = "It acts from the next question on." if comment is not None else "The next learn takes it in."
+    if comment is not None:
+        acts = "It acts from the next question on, in place of an earlier comment on that reply."
+    elif reward is not None or rating == -1:
+        acts = "Nothing is learned from it yet; an edit says what would have been right."
+    else:
+        acts = "The next learn takes it in."
     note(common, f"Kept, about {about.id}. {acts}")
 
 

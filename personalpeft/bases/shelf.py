@@ -27,7 +27,12 @@ def find_card(name: str | Path, *, cards: Sequence[Path] = ()) -> Card:
     if isinstance(name, Path) or _is_path(name):
         path = Path(name).expanduser()
         return _card_of_folder(path.absolute()) if path.is_dir() else read_card(path.absolute())
-    known = {card.name: card for card in all_cards(cards)}
+    try:
+        known = {card.name: card for card in all_cards(cards)}
+    except CardError:
+        # A mistake in a card that is not asked for must not keep the others from being opened.
+        if any(folder.joinpath(f"{name}.toml").exists() for folder in cards) or name not in (known := _shipped()):
+            raise
     if name not in known:
         raise NotFound(f"There is no base called {name!r}.", hint=nearest(name, known, what="base"))
     return known[name]
@@ -38,15 +43,7 @@ def all_cards(folders: Sequence[Path] = ()) -> tuple[Card, ...]:
 
     Raises ``CardError`` for a card with a mistake, and for two cards of one name in the user's own folders.
     """
-    shipped = resources.files(_SHIPPED)
-    known = {
-        card.name: card
-        for card in (
-            parse_card(entry.read_text("utf-8"), where=str(entry), folder=Path(str(shipped)))
-            for entry in shipped.iterdir()
-            if entry.name.endswith(".toml")
-        )
-    }
+    known = _shipped()
     own: dict[str, Path] = {}
     for folder in folders:
         for path in sorted(folder.glob("*.toml")):
@@ -58,6 +55,16 @@ def all_cards(folders: Sequence[Path] = ()) -> tuple[Card, ...]:
             own[card.name] = path
             known[card.name] = card
     return tuple(known[name] for name in sorted(known))
+
+
+def _shipped() -> dict[str, Card]:
+    shipped = resources.files(_SHIPPED)
+    cards = (
+        parse_card(entry.read_text("utf-8"), where=str(entry), folder=Path(str(shipped)))
+        for entry in shipped.iterdir()
+        if entry.name.endswith(".toml")
+    )
+    return {card.name: card for card in cards}
 
 
 def _is_path(name: str) -> bool:

@@ -190,7 +190,7 @@ class Learner:
             at=self.now(),
             seconds=round(self.timer() - began, 3),
             before=head,
-            sources=tuple(_sources(plan)),
+            sources=tuple(_sources(plan, trained=more.get("revision") is not None)),
             **more,
         )
 
@@ -235,7 +235,7 @@ def _would(plan: Plan) -> str:
     return f"would train {plan.steps} steps {onto}, rank {plan.recipe.rank}"
 
 
-def _sources(plan: Plan) -> Sequence[Source]:
+def _sources(plan: Plan, *, trained: bool) -> Sequence[Source]:
     fresh = {lesson.signal for lesson in plan.fresh}
     pins = set(plan.pins)
     questions = {lesson.signal for lesson in plan.questions}
@@ -243,9 +243,9 @@ def _sources(plan: Plan) -> Sequence[Source]:
     for routing in plan.routings:
         signal = routing.signal
         if signal.id in fresh:
-            use = "learned"
+            use = "learned" if trained else "to be learned"
         elif signal.id in pins:
-            use = "held back to judge by"
+            use = "held back to judge by" if trained else "to be held back, to judge by"
         elif signal.id in questions:
             use = "held back earlier"
         elif routing.layer == plan.layer:

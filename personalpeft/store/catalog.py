@@ -246,7 +246,7 @@ def _check_base(revision: str, built_on: str, base: str) -> None:
     if built_on != base:
         raise BaseMismatch(
             f"{revision} was built on the base {built_on}, not on {base}.",
-            hint=f"Open {built_on}, or learn again on {base}.",
+            hint="Open the base that it was built on; or, on this one, roll the layer back to the bare base and learn anew.",
         )
 
 

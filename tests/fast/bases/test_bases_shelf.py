@@ -78,3 +78,11 @@ def test_a_folder_with_a_model_gets_a_card(tiny: Base, tmp_path: Path) -> None:
 def test_a_folder_without_a_model_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"config\.json"):
         find_card(tmp_path)
+
+
+def test_a_mistake_in_one_card_does_not_close_the_others(tmp_path: Path) -> None:
+    (tmp_path / "broken.toml").write_text("name = ")
+    assert find_card("tiny-random", cards=[tmp_path]).name == "tiny-random"
+    for name in ("broken", "nowhere"):
+        with pytest.raises(CardError, match=r"broken\.toml"):
+            find_card(name, cards=[tmp_path])

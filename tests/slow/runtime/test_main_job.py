@@ -64,14 +64,14 @@ def job(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Iterato
         ada = runtime.user("ada")
         fingerprint = runtime.engine().backend.fingerprint()
         before = chats(ada)
-        bare = answers(runtime, ada.stack(), UNSEEN, 72)
+        bare = answers(runtime, ada.stack(), UNSEEN, 96)
         general = [question for question, _ in GENERAL]
-        general_before = answers(runtime, ada.stack(), general, 32)
+        general_before = answers(runtime, ada.stack(), general, 48)
         for question, answer in LESSONS:
-            ada.feedback(ada.chat(question, temperature=0, max_tokens=24), edit=STYLE.apply(answer))
+            ada.feedback(ada.chat(question, temperature=0, max_tokens=40), edit=STYLE.apply(answer))
         report = ada.learn()
         live = ada.stack()
-        styled, general_after = answers(runtime, live, UNSEEN, 72), answers(runtime, live, general, 32)
+        styled, general_after = answers(runtime, live, UNSEEN, 96), answers(runtime, live, general, 48)
         yield Job(home, runtime, ada, report, fingerprint, bare, styled, general_before, general_after, before)
 
 
