@@ -9,7 +9,8 @@ from typing import Any
 
 from personalpeft.backends.base import Piece
 from personalpeft.errors import NotFound
-from personalpeft.learning.report import excerpt
+from personalpeft.learning.plan import trained_on
+from personalpeft.learning.report import excerpt, said
 from personalpeft.store.base import Store
 from personalpeft.types import FinishReason, Revision, Signal, Stack, Turn, Usage
 
@@ -130,32 +131,23 @@ class Why:
         for part in self.parts:
             revision = part.revision
             lines.append(f"  {revision.id} (weight {part.weight:g}): {revision.verdict}, {revision.reason}")
-            lines += [f"    {s.id[-6:]}  {s.kind:<13} {excerpt(_said(s))}" for s in part.signals]
+            lines += [f"    {s.id[-6:]}  {s.kind:<13} {excerpt(said(s))}" for s in part.signals]
         if self.items:
             lines.append("  in the prompt")
-            lines += [f"    {s.id[-6:]}  {s.kind:<13} {excerpt(_said(s))}" for s in self.items]
+            lines += [f"    {s.id[-6:]}  {s.kind:<13} {excerpt(said(s))}" for s in self.items]
         return "\n".join(lines)
 
 
 def why(store: Store, turn: Turn) -> Why:
     """Follows a turn's stack to its revisions, and each revision and its parents to the signals."""
     parts = []
-    said = store.ledger.signals(turn.user, current=False)
+    everything = store.ledger.signals(turn.user, current=False)
     for entry in turn.stack.entries:
         revision = store.catalog.revision(turn.user, entry.revision)
-        trained: set[str] = set()
-        step: Revision | None = revision
-        while step is not None:
-            trained |= {signal for signal, role in step.signals.items() if role == "train"}
-            step = store.catalog.revision(turn.user, step.parent) if step.parent else None
-        parts.append(Part(revision, entry.weight, tuple(signal for signal in said if signal.id in trained)))
+        trained = trained_on(store, revision)
+        parts.append(Part(revision, entry.weight, tuple(signal for signal in everything if signal.id in trained)))
     return Why(turn, tuple(parts), tuple(store.ledger.signal(turn.user, signal) for signal in turn.used))
 
 
 def _signal(signal: Signal) -> dict[str, Any]:
     return {"id": signal.id, "kind": str(signal.kind), "at": signal.at.isoformat(), "payload": dict(signal.payload)}
-
-
-def _said(signal: Signal) -> str:
-    payload = signal.payload
-    return str(payload.get("text") or payload.get("answer") or payload.get("value", ""))

@@ -23,11 +23,11 @@ from personalpeft.learning.generic import generic_questions
 from personalpeft.learning.lessons import lessons_for
 from personalpeft.learning.plan import FEWEST, Plan, make_plan
 from personalpeft.learning.recipe import Recipe, Start
-from personalpeft.learning.report import Example, LearnReport, Source
+from personalpeft.learning.report import Example, LearnReport, Source, said
 from personalpeft.learning.training import Desk, Trained, stopped, train
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.store.base import Store
-from personalpeft.types import Message, Revision, Sampling, Signal, Stack, StackEntry, Verdict
+from personalpeft.types import Message, Revision, Sampling, Stack, StackEntry, Verdict
 
 Progress: TypeAlias = Callable[[str, float], None]
 
@@ -254,10 +254,5 @@ def _sources(plan: Plan, *, trained: bool) -> Sequence[Source]:
             use = {"layer": f"for {routing.layer}", "kept": "only kept"}.get(
                 routing.place, f"acts at once ({routing.place})"
             )
-        sources.append(Source(signal.id, str(signal.kind), _said(signal), use, routing.why))
+        sources.append(Source(signal.id, str(signal.kind), said(signal), use, routing.why))
     return sources
-
-
-def _said(signal: Signal) -> str:
-    payload = signal.payload
-    return str(payload.get("text") or payload.get("answer") or payload.get("value", ""))

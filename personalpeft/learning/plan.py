@@ -105,7 +105,7 @@ def make_plan(store: Store, user: str, layer: str, recipe: Recipe, base: str, st
     pins = _new_pins(lessons, new, pinned, recipe.held_out)
     questions = [lesson for lesson in lessons if lesson.signal in pinned or lesson.signal in pins]
     open_lessons = [lesson for lesson in lessons if lesson.signal not in pinned and lesson.signal not in pins]
-    learned = _trained(store, parent)
+    learned = trained_on(store, parent)
     if parent is not None:
         # A child has its parent's shape; only its numbers change.
         shape = {key: parent.recipe[key] for key in ("rank", "alpha")}
@@ -164,10 +164,10 @@ def _parent(
     if Stack(live.base, revision.below).digest != below.digest:
         return None
     current = {lesson.signal for lesson in lessons}
-    return revision if _trained(store, revision) <= current else None
+    return revision if trained_on(store, revision) <= current else None
 
 
-def _trained(store: Store, revision: Revision | None) -> set[str]:
+def trained_on(store: Store, revision: Revision | None) -> set[str]:
     """All signals that the revision and those it was built on were trained on."""
     trained: set[str] = set()
     while revision is not None:

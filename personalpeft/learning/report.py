@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from personalpeft.types import Verdict
+from personalpeft.types import Signal, Verdict
 
 _WIDTH = 88
 _EXCERPT = 60
@@ -68,6 +68,12 @@ class LearnReport:
 def excerpt(text: str, width: int = _EXCERPT) -> str:
     """The beginning of a text on one line."""
     return textwrap.shorten(" ".join(text.split()), width, placeholder=" …")
+
+
+def said(signal: Signal) -> str:
+    """What a signal says, in words or as a number."""
+    payload = signal.payload
+    return str(next((payload[key] for key in ("text", "answer", "value") if payload.get(key) is not None), ""))
 
 
 def _lines(report: LearnReport) -> list[str]:
