@@ -101,7 +101,7 @@ def make_plan(store: Store, user: str, layer: str, recipe: Recipe, base: str, st
 
     below = Stack(base, layers_below(live, layer))
     parent = _parent(store, user, layer, live, below, lessons) if start == "auto" else None
-    pinned = set(catalog.pinned(user, layer))
+    pinned = _still_pinned(store, user, routings, set(catalog.pinned(user, layer)))
     pins = _new_pins(lessons, new, pinned, recipe.held_out)
     questions = [lesson for lesson in lessons if lesson.signal in pinned or lesson.signal in pins]
     open_lessons = [lesson for lesson in lessons if lesson.signal not in pinned and lesson.signal not in pins]
@@ -144,6 +144,18 @@ def _nothing(routings: Sequence[Routing], layer: str, *, learned_before: bool) -
         kept = sum(r.place == "kept" for r in routings)
         what = f"of {len(routings)} signals {at_once} act at once and {kept} are only kept"
     return NothingToLearn(f"Nothing to learn for {layer} yet: {what}.", hint="Edit, prefer or like some replies first.")
+
+
+def _still_pinned(store: Store, user: str, routings: Sequence[Routing], pinned: set[str]) -> set[str]:
+    """The pinned signals and those that took the place of one: a question does not become a lesson by being said anew."""
+    heirs = set(pinned)
+    for routing in routings:
+        older = routing.signal.supersedes
+        while older is not None and older not in pinned:
+            older = store.ledger.signal(user, older).supersedes
+        if older is not None:
+            heirs.add(routing.signal.id)
+    return heirs
 
 
 def _new_pins(lessons: Sequence[Lesson], new: Sequence[Lesson], pinned: set[str], held_out: float) -> tuple[str, ...]:
