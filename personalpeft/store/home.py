@@ -128,7 +128,10 @@ def open_home(
         _check_ours(home, names)
         if DATABASE not in names:
             if read_only:
-                raise HomeError(f"There is no home at {home} yet.", hint="It is made by the first thing that is kept in it, such as a question asked; or name another home.")
+                raise HomeError(
+                    f"There is no home at {home} yet.",
+                    hint="The first question that is asked makes it; or name another home.",
+                )
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
         read_only = read_only or not _is_writable(home)
         if not read_only and stat.S_IMODE(home.stat().st_mode) != 0o700:
