@@ -1,34 +1,52 @@
-"""Measuring what was promised, on this machine."""
+"""Measuring what was promised, on this machine.
+
+A benchmark is one command here: its options, a call of the measuring code in ``personalpeft_app.bench``, and how its
+result is shown as text. ``--json`` prints the result itself, whose first key is ``bench``, the command's name.
+"""
 
 from __future__ import annotations
 
 import click
 
-from personalpeft_app.options import Common, command
+from personalpeft_app.options import Common, Group, command, common_options
 from personalpeft_app.output import note, show, table
 
 
-@command("bench", examples=("personalpeft bench style", "personalpeft bench style --only pirate --json"))
-@click.argument("what", type=click.Choice(["style"]))
-@click.option("--only", multiple=True, metavar="STYLE", help="One style; may be given more than once.")
-def bench(common: Common, what: str, only: tuple[str, ...]) -> None:
+@click.group(
+    "bench",
+    cls=Group,
+    examples=("personalpeft bench style", "personalpeft bench style --only pirate --json"),
+)
+@common_options
+def bench() -> None:
     """Measure on this machine what the documentation promises.
 
-    style: twelve edits in each of some styles, one learn each; then how many unseen answers are in the style, what
-    became of general answers, how long it took. Takes some minutes. Uses homes of its own.
+    Each benchmark makes homes of its own in temporary folders, whatever --home says, and deletes them at the end.
     """
-    from personalpeft_app.bench.people import STYLES
-    from personalpeft_app.bench.style import bench_style
 
-    known = {style.name: style for style in STYLES}
+
+@command("style", examples=("personalpeft bench style", "personalpeft bench style --only pirate --json"))
+@click.option("--only", multiple=True, metavar="STYLE", help="One style; may be given more than once.")
+def bench_style(common: Common, only: tuple[str, ...]) -> None:
+    """A dozen edits, one learn: what changed, and what did not.
+
+    Twelve edits in each of some styles, one learn each; then how many unseen answers are in the style, what became of
+    general answers, how long it took. Takes some minutes.
+    """
+    from personalpeft_app.bench import style
+    from personalpeft_app.bench.people import STYLES
+
+    known = {each.name: each for each in STYLES}
     unknown = [name for name in only if name not in known]
     if unknown:
         raise click.BadParameter(
             f"there is no style {unknown[0]!r}; there are {', '.join(known)}.", param_hint="--only"
         )
-    styles = [known[name] for name in only] or list(STYLES)
-    found = bench_style(
-        styles, base=common.base_name(), backend=common.backend or "torch", say=lambda text: note(common, text)
+    found = style.bench_style(
+        [known[name] for name in only] or list(STYLES),
+        base=common.base_name(),
+        backend=common.backend or "torch",
+        say=lambda text: note(common, text),
     )
     rows = [
         (
@@ -48,3 +66,6 @@ def bench(common: Common, what: str, only: tuple[str, ...]) -> None:
     with_facts = f"the same for a user with a fact: {found.first_token_with_facts_seconds:.1f} s"
     peak = f"peak memory: {found.peak_mb} MB" if found.peak_mb is not None else "peak memory: unknown here"
     show(common, found, "\n".join((table(heads, rows), "", first, with_facts, peak)))
+
+
+bench.add_section("Benchmarks", (bench_style,))
