@@ -1,17 +1,19 @@
-"""What a backend does for the house: text to tokens and back, slots for stacks, batches of rows, scores, and training
-sessions.
+"""What a backend does for the house: text to tokens and back, slots for stacks, a batch that rows join and leave between
+steps, scores, and training sessions.
 
 Invariants:
 
 - The base's weights are never written: ``fingerprint()`` is the same after any number of calls.
-- Rows of one batch may name different stacks; what a row says depends on its own tokens, stack and sampling alone.
+- Rows of one batch may name different stacks; what a row says depends on its own tokens, stack and sampling alone,
+  whoever joins or leaves beside it.
 - Only what was attached can be named. A key is a stack's digest, so a key never changes its meaning.
-- Nothing is shared between rows but the base: no cache outlives a ``generate`` call.
+- What is kept of one row for another (the keys and values of a prompt's beginning) is found only by rows of the same
+  owner, on the same base, with the same stack and the same tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -27,21 +29,50 @@ Tokens: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request of a batch. ``stack`` is the key of an attached stack, None the bare base."""
+    """One request of a batch. ``stack`` is the key of an attached stack, None the bare base; ``owner`` says whose row it
+    is. With ``logprobs`` its pieces carry the log-prob of each token.
+    """
 
     tokens: Tokens
     stack: str | None
     sampling: Sampling
+    owner: str = ""
+    logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one step added to one row. ``finish`` is set on a row's last piece, whose text may be empty."""
+    """What one step added to one row: the tokens picked, and the text that became certain with them.
+
+    ``finish`` is set on a row's last piece, whose text may be empty. ``logprobs`` (nats, at temperature 1) has one
+    number for each token where the row asked for them.
+    """
 
     row: int
     text: str
-    tokens: int
+    tokens: Tokens
     finish: FinishReason | None = None
+    logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """How full the batch is. Tokens are places for keys and values: in use by rows, or kept for a later prompt that
+    begins alike; ``reused`` counts prompt tokens that were found there since the start.
+    """
+
+    rows: int
+    tokens_used: int
+    tokens_kept: int
+    tokens: int
+    reused: int
+
+
+class Staged(Protocol):
+    """A stack in host memory, in the form that slots hold."""
+
+    @property
+    def nbytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +85,13 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Of one continuation: mean log-prob a token (nats), and, where asked for, the mean KL from the bare base a token
-    (nats).
+    """Of one continuation: mean log-prob a token (nats), where asked for the mean KL from the bare base a token (nats),
+    and the log-prob of each token.
     """
 
     logp: float
     kl: float | None = None
+    tokens: tuple[float, ...] = ()
 
 
 class Outputs(Protocol):
@@ -147,7 +179,12 @@ class Session(Protocol):
 
 
 class Backend(Protocol):
-    """One base, loaded. All methods may be called from any thread; they take turns, a step at a time."""
+    """One base, loaded, and one batch.
+
+    ``admit``, ``step``, ``leave`` and ``detach`` belong to one thread, the one that runs the batch. Everything else may
+    be called from any thread beside it: ``stage`` and ``attach`` never wait for a step; ``score`` and sessions take
+    turns with steps.
+    """
 
     @property
     def name(self) -> str: ...
@@ -161,8 +198,18 @@ class Backend(Protocol):
         ...
 
     @property
+    def rows(self) -> int:
+        """How many rows the batch can hold."""
+        ...
+
+    @property
+    def longest(self) -> int:
+        """How many tokens, prompt and reply together, one row can have."""
+        ...
+
+    @property
     def description(self) -> str:
-        """Device and number format, and why they were chosen: a line for ``doctor``."""
+        """Device, number format and kernels, and why they were chosen: a line for ``doctor``."""
         ...
 
     def render(self, messages: Sequence[Message]) -> Tokens:
@@ -180,18 +227,37 @@ class Backend(Protocol):
         """What ends a reply of this base, appended to a completion that is to be learned."""
         ...
 
-    def attach(self, key: str, adapter: Composed) -> None:
+    def stage(self, adapter: Composed) -> Staged:
+        """Brings a stack into the form that slots hold, in host memory."""
+        ...
+
+    def attach(self, key: str, staged: Staged) -> None:
         """Makes a stack resident. Attaching a key twice is fine; one more than ``slots`` raises ``RuntimeError``."""
         ...
 
     def detach(self, key: str) -> None:
-        """Frees a slot; a key that is not attached is fine."""
+        """Forgets a key; its slot is free once no row points to it. A key that is not attached is fine."""
         ...
 
-    def generate(self, rows: Sequence[Row], *, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Piece]:
-        """Yields pieces as they come, of all rows in turn, until each has finished; closing the iterator frees
-        everything at once.
+    def admit(self, row: Row) -> int | None:
+        """Takes a row into the batch and returns its number, which is never used again; None while there is no room.
+
+        Raises ``KeyError`` for a stack that is not attached, ``ValueError`` for a row longer than ``longest``.
         """
+        ...
+
+    def step(self) -> Sequence[Piece]:
+        """Advances the batch: a token for each row whose prompt is read, a part of the prompt for others. Without rows
+        it does nothing.
+        """
+        ...
+
+    def leave(self, number: int) -> Piece | None:
+        """Takes a row out before its end and frees what it held at once; its last piece, or None if it had ended."""
+        ...
+
+    def occupancy(self) -> Occupancy:
+        """How full the batch is now."""
         ...
 
     def score(self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False) -> tuple[Score, ...]:
