@@ -16,7 +16,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -52,6 +52,17 @@ class UserSummary:
     turns: int
     signals: int
     revisions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A revision on its way into the catalog: its packed file, what its learn reported, whether it becomes the head, and why."""
+
+    revision: Revision
+    blob: bytes
+    report: Json
+    promote: bool = True
+    cause: str = "import"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +133,9 @@ class Catalog(Protocol):
 
     def ensure_user(self, user: str) -> None: ...
 
-    def users(self) -> tuple[UserSummary, ...]: ...
+    def users(self, *, after: str | None = None, limit: int = 100) -> tuple[UserSummary, ...]:
+        """The users after ``after`` by id, at most ``limit``: a page that is shorter is the last one."""
+        ...
 
     def user(self, user: str) -> UserSummary: ...
 
@@ -148,6 +161,15 @@ class Catalog(Protocol):
         """Makes the blob durable, checks its digest, then in one transaction records revision, provenance, pins and
         report and, if ``promote``, moves the head. An identical revision that is already there is judged anew: its
         verdict is replaced.
+        """
+        ...
+
+    def add_revisions(
+        self, given: Iterable[Build], *, batch: int = 1000, progress: Callable[[int], None] = lambda done: None
+    ) -> int:
+        """The bulk path: as ``add_revision`` for very many, in order, each ``batch`` one transaction; makes users, and skips
+        what is there, so that it can be run again after a kill. ``progress`` hears how many were gone through. Returns
+        how many were added.
         """
         ...
 

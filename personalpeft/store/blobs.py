@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from personalpeft.errors import Damaged
@@ -32,17 +32,29 @@ class FileBlobs:
 
     def put(self, data: bytes) -> str:
         """The digest under which the bytes now lie, durable. Raises ``HomeError`` when they cannot be written."""
-        digest = hashlib.sha256(data).hexdigest()
+        return self.put_all([data])[0]
+
+    def put_all(self, blobs: Iterable[bytes]) -> list[str]:
+        """As ``put``, for many at once: each folder is synced once, when all that goes into it is written."""
         with self._database.turn_to_write(), home_faults(self._home):
-            place = self._place(digest)
-            for folder in (self._root, place.parent):
-                if not folder.is_dir():
-                    folder.mkdir(mode=0o700)
-                    _sync_folder(folder.parent)
-            if not _holds(place, digest):
-                replace_file(place, data)
-            # Also where it lay there before: whoever wrote it may have been killed between the renaming and this.
-            _sync_folder(place.parent)
+            digests = [self._write(data) for data in blobs]
+            # Also where a blob lay there before: whoever wrote it may have been killed between the renaming and this.
+            for folder in sorted({self._place(digest).parent for digest in digests}):
+                _sync_folder(folder)
+        return digests
+
+    def _write(self, data: bytes) -> str:
+        digest = hashlib.sha256(data).hexdigest()
+        place = self._place(digest)
+        for folder in (self._root, place.parent):
+            if not folder.is_dir():
+                folder.mkdir(mode=0o700)
+                _sync_folder(folder.parent)
+        if _holds(place, digest):
+            # It is wanted again: as young as one that was written just now, so that it is not collected on its way to a row.
+            os.utime(place)
+        else:
+            replace_file(place, data)
         return digest
 
     def path(self, digest: str) -> Path:

@@ -7,27 +7,22 @@ for a layer is never trained on in that layer.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
-import sqlite_utils
 
-from personalpeft.errors import BaseMismatch, Damaged, InvalidInput
-from personalpeft.ids import check_layer_name
-from personalpeft.store import entries
-from personalpeft.store.base import UserSummary
+from personalpeft.errors import BaseMismatch, InvalidInput
+from personalpeft.ids import check_user_id
+from personalpeft.store import builds, entries
+from personalpeft.store.base import Build, UserSummary
 from personalpeft.store.blobs import FileBlobs
-from personalpeft.store.database import Database, Row, insert, row, rows
+from personalpeft.store.database import Database, Row, row, rows
 from personalpeft.store.lookup import known_id, known_layer, known_user
 from personalpeft.types import HeadMove, Json, Layer, Revision, Stack, StackEntry, Verdict
-
-_ROLES = frozenset({"train", "pinned"})
 
 _SUMMARY = """
 select u.id, u.since,
@@ -37,12 +32,14 @@ select u.id, u.since,
 from user u
 """
 
-_LAYERS = """
-select l.name, l.head, l.weight, r.digest, r.base
-from layer l left join revision r on r.user = l.user and r.id = l.head
-where l.user = ?
-order by case l.name when 'style' then 0 when 'memory' then 2 else 1 end, l.born
-"""
+_ORDER = " order by case l.name when 'style' then 0 when 'memory' then 2 else 1 end, l.born"
+_LAYERS = "select l.name, l.head, l.weight from layer l where l.user = ?" + _ORDER
+
+# Read for every request. The indexes layer_live and revision_served hold all of it: no table is touched.
+_LIVE = (
+    "select l.name, l.head, l.weight, r.digest, r.base from layer l join revision r on r.user = l.user and r.id = l.head"
+    " where l.user = ? and l.head is not null" + _ORDER
+)
 
 _REVISIONS = """
 select r.*, j.verdict, j.reason, j.probation, j.scores,
@@ -62,13 +59,21 @@ class SqliteCatalog:
 
     def ensure_user(self, user: str) -> None:
         """Makes the user where there is none. Raises ``InvalidId``."""
-        with self._database.writing() as db:
-            entries.ensure_user(db, user, self._now())
-
-    def users(self) -> tuple[UserSummary, ...]:
-        """All users, by id."""
+        check_user_id(user)
+        # Nearly always there: a look does not wait for whoever is writing.
         with self._database.reading() as db:
-            return tuple(_summary_from(found) for found in rows(db, _SUMMARY + " order by u.id"))
+            if row(db, "select 1 from user where id = ?", user):
+                return
+        with self._database.writing() as db:
+            entries.ensure_users(db, [user], self._now())
+
+    def users(self, *, after: str | None = None, limit: int = 100) -> tuple[UserSummary, ...]:
+        """The next page of users, by id; one shorter than ``limit`` is the last. Raises ``InvalidInput`` for a limit below 1."""
+        if limit < 1:
+            raise InvalidInput(f"A page of {limit} users is no page.", hint="Give 1 or more.")
+        with self._database.reading() as db:
+            found = rows(db, _SUMMARY + " where u.id > ? order by u.id limit ?", after or "", limit)
+        return tuple(_summary_from(each) for each in found)
 
     def user(self, user: str) -> UserSummary:
         """One user. Raises ``NotFound``."""
@@ -87,8 +92,9 @@ class SqliteCatalog:
     def stack(self, user: str, base: str) -> Stack:
         """The live stack. Raises ``NotFound`` for an unknown user, ``BaseMismatch`` when a head was built on another base."""
         with self._database.reading() as db:
-            known_user(db, user)
-            live = [found for found in rows(db, _LAYERS, user) if found["head"] is not None]
+            live = rows(db, _LIVE, user)
+            if not live:
+                known_user(db, user)
         for each in live:
             _check_base(each["head"], each["base"], base)
         return Stack(
@@ -120,35 +126,37 @@ class SqliteCatalog:
         Raises ``Damaged`` when the blob is not what the revision's digest says; ``NotFound`` for a parent or signal that the user does
         not have; ``InvalidInput`` for an id or roles that do not fit, and for training on a signal that was pinned for this layer.
         """
-        check_layer_name(revision.layer)
-        if hashlib.sha256(blob).hexdigest() != revision.digest:
-            raise Damaged(
-                f"The packed file of {revision.id} is not what its digest says.", hint="Build the revision again."
-            )
-        if revision.id != f"{revision.layer}@{revision.digest[:12]}":
-            raise InvalidInput(
-                f"{revision.id!a} is not the id of this revision.", hint="An id is <layer>@<first 12 of the digest>."
-            )
-        if unfit := set(revision.signals.values()) - _ROLES:
-            raise InvalidInput(f"{sorted(unfit)} is no role of a signal.", hint="A signal is 'train' or 'pinned'.")
-        body = entries.as_json(report, what="report")
+        build, files = Build(revision, blob, report, promote, cause), builds.Files(self._blobs)
+        builds.check(build, files.digest(blob))
         # One turn for file and rows: verify must never find the blob of a revision that is on its way.
-        with self._database.turn_to_write():
-            with self._database.reading() as db:
-                revision = _resolved(db, revision)
-            built, judged = _built(revision), _judged(revision)
-            self._blobs.put(blob)
+        with self._database.writing() as db:
+            known_user(db, revision.user)
+            builds.record(db, files, [build], self._now())
+
+    def add_revisions(
+        self, given: Iterable[Build], *, batch: int = 1000, progress: Callable[[int], None] = lambda done: None
+    ) -> int:
+        """Records many revisions of many users, as ``add_revision`` does; makes the users that are not there.
+
+        What is recorded already is skipped, so that after a kill the same call goes on where it was. Every ``batch`` of them is one
+        durable transaction, after which ``progress`` hears how many were gone through; memory does not grow with how many there
+        are. Returns how many were added. Raises as ``add_revision``, and ``InvalidId``; the batches before stay.
+        """
+        files = builds.Files(self._blobs)
+        source, done, added = iter(given), 0, 0
+        while some := list(islice(source, batch)):
+            for build in some:
+                builds.check(build, files.digest(build.blob))
             with self._database.writing() as db:
                 at = self._now()
-                _add_layer(db, revision.user, revision.layer)
-                if not row(db, "select 1 from revision where user = ? and id = ?", revision.user, revision.id):
-                    entries.append(db, revision.user, "revision", built)
-                entries.append(db, revision.user, "judgement", {**judged, "at": entries.as_text(at)})
-                _add_provenance(db, revision)
-                said = {"revision": revision.id, "at": entries.as_text(at), "body": body}
-                entries.append(db, revision.user, "report", said)
-                if promote:
-                    _move(db, revision.user, revision.layer, revision.id, cause, at)
+                entries.ensure_users(db, [build.revision.user for build in some], at)
+                for each in builds.rounds(some):
+                    new = [build for build in each if not builds.is_there(db, build.revision)]
+                    builds.record(db, files, new, at)
+                    added += len(new)
+            done += len(some)
+            progress(done)
+        return added
 
     def add_report(self, user: str, report: Json) -> None:
         """Records a learn that made no revision. Raises ``InvalidInput`` and ``NotFound``."""
@@ -177,7 +185,8 @@ class SqliteCatalog:
                 self._blobs.read(found["digest"])
             with self._database.writing() as db:
                 known_layer(db, user, layer)
-                return _move(db, user, layer, to, cause, self._now())
+                (moved,) = builds.move_heads(db, entries.Chains(db), [(user, layer, to, cause)], self._now())
+                return moved
 
     def history(self, user: str, *, layer: str | None = None) -> tuple[HeadMove, ...]:
         """Every move of a head, oldest first. Raises ``NotFound`` for an unknown user or layer."""
@@ -205,7 +214,7 @@ class SqliteCatalog:
         """Signals held back as questions for this layer for ever, oldest first; none for a layer that is not there yet."""
         with self._database.reading() as db:
             known_user(db, user)
-            return _pinned(db, user, layer)
+            return builds.pinned(db, user, layer)
 
     def considered(self, user: str, layer: str) -> frozenset[str]:
         """Signals in the provenance of any revision of this layer; none for a layer that is not there yet."""
@@ -248,89 +257,6 @@ def _check_base(revision: str, built_on: str, base: str) -> None:
             f"{revision} was built on the base {built_on}, not on {base}.",
             hint="Open the base that it was built on; or, on this one, roll the layer back to the bare base and learn anew.",
         )
-
-
-def _resolved(db: sqlite_utils.Database, revision: Revision) -> Revision:
-    """The revision with the full ids of its parent and signals, after seeing that they are there and may be used so."""
-    user, layer = known_user(db, revision.user), revision.layer
-    parent = revision.parent and known_id(db, "revision", user, revision.parent, layer=layer)
-    signals = {known_id(db, "signal", user, signal): role for signal, role in revision.signals.items()}
-    there = row(db, "select digest from revision where user = ? and id = ?", user, revision.id)
-    if there is not None and there["digest"] != revision.digest:
-        raise InvalidInput(f"Another revision is called {revision.id}.", hint="Build with another seed.")
-    # One that is there already was trained before the pin: judging it anew trains on nothing.
-    pinned = _pinned(db, user, layer) if there is None else ()
-    if spoiled := [signal for signal in pinned if signals.get(signal) == "train"]:
-        raise InvalidInput(
-            f"{spoiled[0]} is pinned as a question for {layer} and cannot be trained on.",
-            hint="Leave it out of the training examples.",
-        )
-    return replace(revision, parent=parent, signals=signals)
-
-
-def _pinned(db: sqlite_utils.Database, user: str, layer: str) -> tuple[str, ...]:
-    found = rows(
-        db,
-        "select s.id from signal s where s.user = ?1 and s.id in"
-        " (select p.signal from provenance p where p.user = ?1 and p.layer = ?2 and p.role = 'pinned') order by s.seq",
-        user,
-        layer,
-    )
-    return tuple(each["id"] for each in found)
-
-
-def _built(revision: Revision) -> Row:
-    below: list[list[Any]] = [[e.layer, e.revision, e.digest, e.weight] for e in revision.below]
-    if not math.isfinite(revision.seconds):
-        raise InvalidInput(f"{revision.id} took {revision.seconds} seconds.", hint="Give a finite number of seconds.")
-    return {
-        "id": revision.id,
-        "layer": revision.layer,
-        "digest": revision.digest,
-        "base": revision.base,
-        "parent": revision.parent,
-        "below": entries.as_json(below, what="list of layers below"),
-        "recipe": entries.as_json(revision.recipe, what="recipe"),
-        "inputs": revision.inputs,
-        "at": entries.as_text(revision.at),
-        "seconds": float(revision.seconds),
-    }
-
-
-def _add_layer(db: sqlite_utils.Database, user: str, layer: str) -> None:
-    if row(db, "select 1 from layer where user = ? and name = ?", user, layer) is None:
-        (count,) = rows(db, "select count(*) as layers from layer where user = ?", user)
-        insert(db, "layer", {"user": user, "name": layer, "born": count["layers"]})
-
-
-def _judged(revision: Revision) -> Row:
-    return {
-        "revision": revision.id,
-        "verdict": str(revision.verdict),
-        "reason": revision.reason,
-        "probation": int(revision.probation),
-        "scores": entries.as_json(revision.scores, what="scores"),
-        "signals": entries.as_json(revision.signals, what="provenance"),
-    }
-
-
-def _add_provenance(db: sqlite_utils.Database, revision: Revision) -> None:
-    for signal, role in revision.signals.items():
-        # A signal keeps the role it first had in this revision: the bytes were trained on it, or they were not.
-        db.execute(
-            "insert into provenance (user, revision, signal, layer, role) values (?, ?, ?, ?, ?) on conflict do nothing",
-            [revision.user, revision.id, signal, revision.layer, role],
-        )
-
-
-def _move(db: sqlite_utils.Database, user: str, layer: str, to: str | None, cause: str, at: datetime) -> HeadMove:
-    (found,) = rows(db, "select head from layer where user = ? and name = ?", user, layer)
-    before: str | None = found["head"]
-    if before != to:
-        moved = {"layer": layer, "before": before, "after": to, "cause": cause, "at": entries.as_text(at)}
-        entries.append(db, user, "move", moved)
-        db.execute("update layer set head = ? where user = ? and name = ?", [to, user, layer])
-    return HeadMove(user, layer, before, to, cause, at)
 
 
 def _summary_from(found: Row) -> UserSummary:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -152,10 +152,10 @@ def row(db: sqlite_utils.Database, sql: str, *parameters: Any) -> Row | None:
     return next(iter(rows(db, sql, *parameters)), None)
 
 
-def insert(db: sqlite_utils.Database, table: str, values: Mapping[str, Any]) -> None:
-    """Adds one row. The table must be there: unlike sqlite-utils' own insert this neither makes nor changes one."""
-    marks = ", ".join("?" * len(values))
-    db.execute(f"insert into {table} ({', '.join(values)}) values ({marks})", list(values.values()))
+def insert_all(db: sqlite_utils.Database, table: str, columns: Sequence[str], found: Iterable[Sequence[Any]]) -> None:
+    """Adds rows. The table must be there: unlike sqlite-utils' own insert this neither makes nor changes one."""
+    marks = ", ".join("?" * len(columns))
+    db.conn.executemany(f"insert into {table} ({', '.join(columns)}) values ({marks})", found)
 
 
 def _opened(path: Path, mode: str, patience: float) -> sqlite_utils.Database:

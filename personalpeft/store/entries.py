@@ -10,7 +10,7 @@ Columns that are null are left out of the digest: a later migration may add a co
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
@@ -18,7 +18,7 @@ import sqlite_utils
 
 from personalpeft.errors import Damaged, InvalidInput
 from personalpeft.ids import check_user_id
-from personalpeft.store.database import Row, insert, row
+from personalpeft.store.database import Row, insert_all, row
 from personalpeft.types import canonical_digest, canonical_json
 
 Kind: TypeAlias = Literal["turn", "signal", "retraction", "revision", "judgement", "report", "move"]
@@ -28,24 +28,59 @@ BEFORE_THE_FIRST = ""
 _DEEPEST = 64
 
 
-def append(db: sqlite_utils.Database, user: str, kind: Kind, content: Mapping[str, Any]) -> None:
-    """Adds the row to its table as the next entry of an existing user. Call it inside ``writing``.
+class Chains:
+    """Entries on their way: ``append`` chains them in memory, ``write`` adds them all, table by table, and moves the tails.
 
-    Raises ``InvalidInput`` when a text in it is not valid Unicode.
+    Use it inside ``writing``. Until ``write`` nothing of it can be read: what has to see a user's new entries comes after.
     """
-    tail = row(db, "select entries, chain from user where id = ?", user)
-    if tail is None:
-        raise ValueError(f"no user {user!r}")
-    seq = tail["entries"] + 1
-    full = {"user": user, "seq": seq, **content}
-    try:
-        digest = row_digest(kind, full)
-    except UnicodeEncodeError as error:
-        raise _not_unicode() from error
-    chain = link(tail["chain"], seq, kind, digest)
-    insert(db, "entry", {"user": user, "seq": seq, "kind": kind, "digest": digest, "chain": chain})
-    insert(db, kind, full)
-    db.execute("update user set entries = ?, chain = ? where id = ?", [seq, chain, user])
+
+    def __init__(self, db: sqlite_utils.Database) -> None:
+        self._db = db
+        self._tails: dict[str, tuple[int, str]] = {}
+        self._moved: set[str] = set()
+        self._entries: list[tuple[str, int, str, str, str]] = []
+        self._contents: dict[Kind, dict[tuple[str, ...], list[list[Any]]]] = {}
+
+    def append(self, user: str, kind: Kind, content: Mapping[str, Any]) -> None:
+        """The row as the next entry of an existing user. Raises ``InvalidInput`` when a text in it is not valid Unicode."""
+        before, chain = self._tail(user)
+        seq = before + 1
+        full = {"user": user, "seq": seq, **content}
+        try:
+            digest = row_digest(kind, full)
+        except UnicodeEncodeError as error:
+            raise _not_unicode() from error
+        chain = link(chain, seq, kind, digest)
+        self._entries.append((user, seq, kind, digest, chain))
+        self._contents.setdefault(kind, {}).setdefault(tuple(full), []).append(list(full.values()))
+        self._tails[user] = seq, chain
+        self._moved.add(user)
+
+    def write(self) -> None:
+        """Adds what was appended since the last time."""
+        insert_all(self._db, "entry", ("user", "seq", "kind", "digest", "chain"), self._entries)
+        # In this order no row comes before one that it refers to.
+        for kind in KINDS:
+            for columns, found in self._contents.get(kind, {}).items():
+                insert_all(self._db, kind, columns, found)
+        tails = [(*self._tails[user], user) for user in self._moved]
+        self._db.conn.executemany("update user set entries = ?, chain = ? where id = ?", tails)
+        self._entries, self._contents, self._moved = [], {}, set()
+
+    def _tail(self, user: str) -> tuple[int, str]:
+        if user not in self._tails:
+            found = row(self._db, "select entries, chain from user where id = ?", user)
+            if found is None:
+                raise ValueError(f"no user {user!r}")
+            self._tails[user] = found["entries"], found["chain"]
+        return self._tails[user]
+
+
+def append(db: sqlite_utils.Database, user: str, kind: Kind, content: Mapping[str, Any]) -> None:
+    """Adds one row as the next entry of an existing user. Call it inside ``writing``. Raises as ``Chains.append``."""
+    chains = Chains(db)
+    chains.append(user, kind, content)
+    chains.write()
 
 
 def row_digest(kind: str, content: Row) -> str:
@@ -58,10 +93,11 @@ def link(before: str, seq: int, kind: str, digest: str) -> str:
     return canonical_digest([before, seq, kind, digest])
 
 
-def ensure_user(db: sqlite_utils.Database, user: str, at: datetime) -> None:
-    """Makes the user where there is none. Raises ``InvalidId`` for an id that cannot be one."""
-    check_user_id(user)
-    db.execute("insert into user (id, since) values (?, ?) on conflict do nothing", [user, as_text(at)])
+def ensure_users(db: sqlite_utils.Database, users: Iterable[str], at: datetime) -> None:
+    """Makes those users that are not there. Raises ``InvalidId`` for an id that cannot be one."""
+    since = as_text(at)
+    new = [(check_user_id(user), since) for user in users]
+    db.conn.executemany("insert into user (id, since) values (?, ?) on conflict do nothing", new)
 
 
 def as_text(at: datetime) -> str:

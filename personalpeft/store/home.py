@@ -209,4 +209,5 @@ def _make_ready(home: Path, pool: Database) -> None:
 
 def _is_in_order(home: Path, pool: Database) -> bool:
     with pool.reading() as db:
-        return schema.is_current(db, home) and (pool.read_only or database.journal_mode(db) == JOURNAL_MODE)
+        current = schema.is_current(db, home, to_read=pool.read_only)
+        return current and (pool.read_only or database.journal_mode(db) == JOURNAL_MODE)

@@ -80,7 +80,7 @@ class SqliteLedger:
         }
         with self._database.writing() as db:
             at = self._now()
-            entries.ensure_user(db, user, at)
+            entries.ensure_users(db, [user], at)
             turn_id = new_id("t", at, self._entropy)
             entries.append(db, user, "turn", {"id": turn_id, "at": entries.as_text(at), **content})
             return _turn(db, user, turn_id)
@@ -119,7 +119,7 @@ class SqliteLedger:
         text = entries.as_json(payload, what="payload")
         with self._database.writing() as db:
             at = self._now()
-            entries.ensure_user(db, user, at)
+            entries.ensure_users(db, [user], at)
             if turn is not None:
                 turn = known_id(db, "turn", user, turn)
             if supersedes is not None:

@@ -187,19 +187,34 @@ create table vector (
 """
 
 
+# A live stack is read for every request, by anybody among very many users: these hold all that is read, so that it costs two pages
+# that may be cold and not five. By its digest alone a revision is asked for when files are looked at: is there any user who names it?
+_SECOND = """
+create index layer_live on layer (user, born, name, head, weight);
+create index revision_served on revision (user, id, digest, base);
+create index revision_by_file on revision (digest);
+"""
+
+
 def _first(db: sqlite_utils.Database) -> None:
     db.executescript(_FIRST)
 
 
-_STEPS: dict[str, Callable[[sqlite_utils.Database], None]] = {"0001_first": _first}
+def _second(db: sqlite_utils.Database) -> None:
+    db.executescript(_SECOND)
+
+
+_STEPS: dict[str, Callable[[sqlite_utils.Database], None]] = {"0001_first": _first, "0002_at_scale": _second}
+# What a reader can do without: only the speed of a home depends on them.
+_FOR_SPEED = frozenset({"0002_at_scale"})
 
 _migrations = Migrations("personalpeft")
 for _name, _step in _STEPS.items():
     _migrations(name=_name)(_step)
 
 
-def is_current(db: sqlite_utils.Database, home: Path) -> bool:
-    """Whether the database needs nothing done before use; False for an empty or an older one.
+def is_current(db: sqlite_utils.Database, home: Path, *, to_read: bool = False) -> bool:
+    """Whether the database needs nothing done before use (``to_read``: before it is read); False for an empty or an older one.
 
     Raises ``HomeError`` for a database of another program and for one that a newer personalpeft has changed.
     """
@@ -220,7 +235,8 @@ def is_current(db: sqlite_utils.Database, home: Path) -> bool:
             f" (schema {version}, this one knows {len(_STEPS)}{'; unknown: ' + ', '.join(unknown) if unknown else ''}).",
             hint="Update personalpeft, or choose another home.",
         )
-    return not _migrations.pending(db)
+    pending = {step.name for step in _migrations.pending(db)}
+    return not (pending - _FOR_SPEED if to_read else pending)
 
 
 def migrate(db: sqlite_utils.Database) -> None:
