@@ -66,6 +66,19 @@ class Build:
 
 
 @dataclass(frozen=True, slots=True)
+class Collected:
+    """What ``collect`` took away, or with ``dry_run`` would take: blobs that no revision names, halves of files and old
+    sessions, counted, and the bytes of all of them.
+    """
+
+    blobs: int = 0
+    parts: int = 0
+    sessions: int = 0
+    bytes: int = 0
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that ``verify`` found: where, what is wrong with it, and what one can do."""
 
@@ -261,6 +274,12 @@ class Store(Protocol):
 
     def verify(self) -> tuple[Problem, ...]:
         """Derives every digest again and finds every dangling, missing, tampered or leftover thing. Changes nothing."""
+        ...
+
+    def collect(self, *, dry_run: bool = False, progress: Callable[[float], None] = lambda done: None) -> Collected:
+        """Takes away what nothing needs: blobs that no revision has named for a day, halves of files, sessions that nobody
+        wrote for a week. Safe beside readers and writers. ``progress`` hears how much is done (0 to 1).
+        """
         ...
 
     def close(self) -> None: ...

@@ -1,7 +1,7 @@
 """Immutable files named by the SHA-256 of their bytes: ``blobs/<2 hex>/<64 hex>``.
 
 Invariants: a file appears under its name only when it is whole and on the disk; it is never changed, except to put the right bytes where
-damaged ones lie. Writing happens in the writer's turn, so that ``verify`` can tell a leftover from a blob that is on its way.
+damaged ones lie. Writing and taking away happen in the writer's turn, so that a leftover can be told from a blob that is on its way.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from personalpeft.store.database import Database
 from personalpeft.store.faults import home_faults
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
+SHARD = re.compile(r"[0-9a-f]{2}")
+_HANDFUL = 500
 _HINT = "Run verify to see what is hurt; roll back to another revision, or restore the file from a backup."
 
 
@@ -59,9 +61,13 @@ class FileBlobs:
 
     def path(self, digest: str) -> Path:
         """Where the blob lies, unread. Raises ``Damaged`` if it is not there."""
-        if DIGEST.fullmatch(digest) is None or not self._place(digest).is_file():
+        if not self.holds(digest):
             raise Damaged(f"The blob {digest[:80]!a} is missing from {self._home}.", hint=_HINT)
         return self._place(digest)
+
+    def holds(self, digest: str) -> bool:
+        """Whether a file lies where the blob belongs, unread."""
+        return DIGEST.fullmatch(digest) is not None and self._place(digest).is_file()
 
     def read(self, digest: str) -> bytes:
         """The bytes, hashed again. Raises ``Damaged`` if they are not what the digest says."""
@@ -72,10 +78,17 @@ class FileBlobs:
             raise Damaged(f"The blob {digest} in {self._home} is not what its digest says.", hint=_HINT)
         return data
 
-    def files(self) -> Iterator[Path]:
-        """Every file under ``blobs/``, blob or not, in order of name."""
+    def handfuls(self) -> Iterator[tuple[float, list[Path]]]:
+        """Every file under ``blobs/``, blob or not, in order of name, a few hundred of one folder at a time; with how much of the
+        folder came before (0 to 1)."""
         with home_faults(self._home):
-            yield from (path for path in sorted(self._root.rglob("*")) if not path.is_dir())
+            for folder, below, names in os.walk(self._root):
+                below.sort()
+                names.sort()
+                shard = Path(folder).name
+                done = int(shard, 16) / 256 if SHARD.fullmatch(shard) else 0.0
+                for first in range(0, len(names), _HANDFUL):
+                    yield done, [Path(folder, name) for name in names[first : first + _HANDFUL]]
 
     def is_intact(self, path: Path) -> bool:
         """Whether a file is a blob in its right place with the right bytes."""

@@ -15,7 +15,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from personalpeft.errors import BaseMismatch, InvalidInput
+from personalpeft.errors import BaseMismatch, Damaged, InvalidInput
 from personalpeft.ids import check_user_id
 from personalpeft.store import builds, entries
 from personalpeft.store.base import Build, UserSummary
@@ -35,11 +35,13 @@ from user u
 _ORDER = " order by case l.name when 'style' then 0 when 'memory' then 2 else 1 end, l.born"
 _LAYERS = "select l.name, l.head, l.weight from layer l where l.user = ?" + _ORDER
 
-# Read for every request. The indexes layer_live and revision_served hold all of it: no table is touched.
+# Read for every request: one range of the index layer_live, and for each layer one revision by its key.
 _LIVE = (
-    "select l.name, l.head, l.weight, r.digest, r.base from layer l join revision r on r.user = l.user and r.id = l.head"
+    "select l.name, l.head, l.weight, r.digest, r.base from layer l left join revision r on r.user = l.user and r.id = l.head"
     " where l.user = ? and l.head is not null" + _ORDER
 )
+
+_NOT_THERE = "Run verify to see what is hurt; roll the layer back to another revision."
 
 _REVISIONS = """
 select r.*, j.verdict, j.reason, j.probation, j.scores,
@@ -90,12 +92,15 @@ class SqliteCatalog:
         return tuple(Layer(each["name"], position, each["head"], each["weight"]) for position, each in enumerate(found))
 
     def stack(self, user: str, base: str) -> Stack:
-        """The live stack. Raises ``NotFound`` for an unknown user, ``BaseMismatch`` when a head was built on another base."""
+        """The live stack. Raises ``NotFound`` for an unknown user, ``BaseMismatch`` when a head was built on another base, ``Damaged``
+        when a head is not there."""
         with self._database.reading() as db:
             live = rows(db, _LIVE, user)
             if not live:
                 known_user(db, user)
         for each in live:
+            if each["digest"] is None:
+                raise Damaged(f"{each['head']}, the head of {each['name']}, is not there.", hint=_NOT_THERE)
             _check_base(each["head"], each["base"], base)
         return Stack(
             base, tuple(StackEntry(each["name"], each["head"], each["digest"], each["weight"]) for each in live)

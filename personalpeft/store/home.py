@@ -18,9 +18,10 @@ from typing import Self
 from personalpeft.errors import Damaged, HomeError
 from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.store import database, faults, schema
-from personalpeft.store.base import Problem
+from personalpeft.store.base import Collected, Problem
 from personalpeft.store.blobs import FileBlobs, replace_file
 from personalpeft.store.catalog import SqliteCatalog
+from personalpeft.store.collect import collect
 from personalpeft.store.database import Database
 from personalpeft.store.ledger import SqliteLedger
 from personalpeft.store.locks import Leases, Lock
@@ -42,6 +43,7 @@ class OpenHome:
     ) -> None:
         self._home = home
         self._database = database
+        self._now = now
         self._leases = Leases(home, now=now)
         self._blobs = FileBlobs(home, database)
         self._ledger = SqliteLedger(database, now=now, entropy=entropy)
@@ -80,7 +82,11 @@ class OpenHome:
             raise faults.read_only(self._home)
         with faults.home_faults(self._home):
             place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(place, data)
+            try:
+                replace_file(place, data)
+            except FileNotFoundError:  # A collection took the folder away while it was still empty.
+                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                replace_file(place, data)
 
     def load_session(self, user: str, layer: str) -> bytes | None:
         """What was last saved and not dropped since; None where there is nothing."""
@@ -99,6 +105,12 @@ class OpenHome:
     def verify(self) -> tuple[Problem, ...]:
         """Every dangling, missing, tampered or leftover thing; empty when all is well. Changes nothing."""
         return verify(self._database, self._blobs, self._home)
+
+    def collect(self, *, dry_run: bool = False, progress: Callable[[float], None] = lambda done: None) -> Collected:
+        """Takes leftovers away, beside readers and writers. Raises ``HomeError`` on a read-only home unless ``dry_run``."""
+        if self._database.read_only and not dry_run:
+            raise faults.read_only(self._home)
+        return collect(self._database, self._blobs, self._home, now=self._now(), dry_run=dry_run, progress=progress)
 
     def close(self) -> None:
         """Closes the home. Closing twice is fine."""

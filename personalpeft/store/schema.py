@@ -187,11 +187,10 @@ create table vector (
 """
 
 
-# A live stack is read for every request, by anybody among very many users: these hold all that is read, so that it costs two pages
-# that may be cold and not five. By its digest alone a revision is asked for when files are looked at: is there any user who names it?
+# A live stack is read for every request, by anybody among very many users: the first index holds all of its layers. By its digest alone
+# a revision is asked for when files are looked at: does anybody name it?
 _SECOND = """
 create index layer_live on layer (user, born, name, head, weight);
-create index revision_served on revision (user, id, digest, base);
 create index revision_by_file on revision (digest);
 """
 

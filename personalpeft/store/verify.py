@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import closing
 from pathlib import Path
 
 import sqlite_utils
@@ -15,47 +15,73 @@ import sqlite_utils
 from personalpeft.errors import Damaged
 from personalpeft.store import entries
 from personalpeft.store.base import Problem
-from personalpeft.store.blobs import DIGEST, FileBlobs
+from personalpeft.store.blobs import FileBlobs
+from personalpeft.store.collect import turn, unnamed
 from personalpeft.store.database import Database, Row, row, rows
 from personalpeft.store.faults import home_faults
 
 _RESTORE = "Restore the home from a backup; what this entry says cannot be trusted."
-_LEFTOVER = "Harmless: what a write that was cut short left behind. It may be deleted while nothing else uses the home."
+_LEFTOVER = (
+    "Harmless: what a write that was cut short left behind. Run gc: it takes away what has lain there for a day."
+)
+_PAGE = 200
 
 
 def verify(database: Database, blobs: FileBlobs, home: Path) -> tuple[Problem, ...]:
     """Every problem of the home; empty when all is well.
 
-    The writer's lock is held only for the moment in which files are listed and the database's state is fixed. A home that is open for
-    reading only is checked without it, and what a writer is just adding may then be called a leftover. Raises ``Busy``, ``HomeError``.
+    Writers go on beside it: each user is seen at one moment, and a file that no revision names is looked at again in the writer's turn
+    before it is called a leftover. A home that is open for reading only is checked without that, and what a writer is just adding
+    may then be called one. Memory grows with one user's history and with what is wrong. Raises ``Busy``, ``HomeError``.
     """
     found: list[Problem] = []
-    try:
-        with ExitStack() as open_until_done, home_faults(home):
-            with nullcontext() if database.read_only else database.turn_to_write():
-                files = list(blobs.files())
-                db = open_until_done.enter_context(database.reading())
-                users = [each["id"] for each in rows(db, "select id from user order by id")]
-            found.extend(_database_problems(db))
-            for user in users:
-                found.extend(_chain_problems(db, user))
-                found.extend(_provenance_problems(db, user))
-            found.extend(_head_problems(db))
-            found.extend(_blob_problems(db, blobs, files, home))
-    except Damaged as error:
-        found.append(Problem(database.path.name, error.message, error.hint))
+    for problems in (
+        _database_problems(database),
+        _user_problems(database, home),
+        _missing_blob_problems(database, blobs),
+        _file_problems(database, blobs, home),
+    ):
+        try:
+            with home_faults(home):
+                found.extend(problems)
+        except Damaged as error:
+            found.append(Problem(database.path.name, error.message, error.hint))
     return tuple(found)
 
 
-def _database_problems(db: sqlite_utils.Database) -> Iterator[Problem]:
-    for (said,) in db.conn.execute("pragma integrity_check").fetchall():
-        if said != "ok":
-            yield Problem("personalpeft.db", f"SQLite finds the file damaged: {said}", "Restore it from a backup.")
-    dangling: dict[tuple[str, str], int] = {}
-    for table, _, parent, _ in db.conn.execute("pragma foreign_key_check").fetchall():
-        dangling[table, parent] = dangling.get((table, parent), 0) + 1
+def _database_problems(database: Database) -> Iterator[Problem]:
+    with database.reading() as db:
+        for (said,) in db.conn.execute("pragma integrity_check").fetchall():
+            if said != "ok":
+                yield Problem("personalpeft.db", f"SQLite finds the file damaged: {said}", "Restore it from a backup.")
+        dangling: dict[tuple[str, str], int] = {}
+        with closing(db.conn.execute("pragma foreign_key_check")) as broken:
+            for table, _, parent, _ in broken:
+                dangling[table, parent] = dangling.get((table, parent), 0) + 1
     for (table, parent), count in dangling.items():
         yield Problem(table, f"{count} of its rows name a {parent} that is not there.", _RESTORE)
+
+
+def _user_problems(database: Database, home: Path) -> Iterator[Problem]:
+    """What is wrong with each user's entries, provenance and heads, a page of users at a time."""
+    after = ""
+    while True:
+        # A page, not all: a moment that is held for long keeps SQLite from clearing its journal.
+        with database.reading() as db:
+            page = [
+                each["id"] for each in rows(db, "select id from user where id > ? order by id limit ?", after, _PAGE)
+            ]
+            for user in page:
+                try:
+                    with home_faults(home):
+                        yield from _chain_problems(db, user)
+                        yield from _provenance_problems(db, user)
+                        yield from _head_problems(db, user)
+                except Damaged as error:
+                    yield Problem(user, error.message, error.hint)
+        if len(page) < _PAGE:
+            return
+        after = page[-1]
 
 
 def _chain_problems(db: sqlite_utils.Database, user: str) -> Iterator[Problem]:
@@ -129,12 +155,13 @@ def _signals(text: str) -> dict[str, str]:
     return signals if isinstance(signals, dict) else {}
 
 
-def _head_problems(db: sqlite_utils.Database) -> Iterator[Problem]:
+def _head_problems(db: sqlite_utils.Database, user: str) -> Iterator[Problem]:
     heads = rows(
         db,
         "select l.user, l.name, l.head, r.layer,"
         " (select m.after from move m where m.user = l.user and m.layer = l.name order by m.seq desc limit 1) as moved_to"
-        " from layer l left join revision r on r.user = l.user and r.id = l.head",
+        " from layer l left join revision r on r.user = l.user and r.id = l.head where l.user = ?",
+        user,
     )
     for head in heads:
         where = f"{head['user']}, layer {head['name']}"
@@ -148,17 +175,37 @@ def _head_problems(db: sqlite_utils.Database) -> Iterator[Problem]:
             yield Problem(where, f"Its head is {head['head'] or 'the base'}, but the last move went to {last}.", remedy)
 
 
-def _blob_problems(db: sqlite_utils.Database, blobs: FileBlobs, files: list[Path], home: Path) -> Iterator[Problem]:
-    missing = {each["digest"]: each for each in rows(db, "select digest, user, id from revision")}
-    named = set(missing)
-    for path in files:
-        where = str(path.relative_to(home))
-        intact = blobs.is_intact(path)
-        if not intact and DIGEST.fullmatch(path.name) and path.name in named:
-            yield Problem(where, "It is not what its digest says.", "Restore the file, or roll back and build again.")
-        elif path.name not in named:
-            yield Problem(where, "No revision names it." if intact else "It is not a blob.", _LEFTOVER)
-        missing.pop(path.name, None)
-    for digest, revision in missing.items():
-        where = f"{revision['user']}, {revision['id']}"
-        yield Problem(where, f"Its blob {digest} is missing.", "Restore the file, or roll back and build again.")
+def _missing_blob_problems(database: Database, blobs: FileBlobs) -> Iterator[Problem]:
+    after = ""
+    while True:
+        with database.reading() as db:
+            sql = "select distinct digest from revision where digest > ? order by digest limit ?"
+            page = [each["digest"] for each in rows(db, sql, after, _PAGE)]
+            for digest in page:
+                if not blobs.holds(digest):
+                    named = row(db, "select user, id from revision where digest = ? limit 1", digest)
+                    where = f"{named['user']}, {named['id']}" if named else digest
+                    remedy = "Restore the file, or roll back and build again."
+                    yield Problem(where, f"Its blob {digest} is missing.", remedy)
+        if len(page) < _PAGE:
+            return
+        after = page[-1]
+
+
+def _file_problems(database: Database, blobs: FileBlobs, home: Path) -> Iterator[Problem]:
+    for _, files in blobs.handfuls():
+        intact = {path: blobs.is_intact(path) for path in files}
+        with database.reading() as db:
+            loose = unnamed(db, [path.name for path in files])
+        if loose:
+            # What is on its way is there for good, or gone, once it is nobody's turn but ours.
+            with turn(database), database.reading() as db:
+                loose = unnamed(db, [path.name for path in files if path.name in loose and path.exists()])
+        for path, sound in intact.items():
+            where = str(path.relative_to(home))
+            if path.name in loose:
+                yield Problem(where, "No revision names it." if sound else "It is not a blob.", _LEFTOVER)
+            elif not sound and path.exists():
+                yield Problem(
+                    where, "It is not what its digest says.", "Restore the file, or roll back and build again."
+                )

@@ -1,0 +1,203 @@
+"""Many users at once: what the bulk path writes is what the ordinary one writes, and it can be taken up after a kill."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from store_makers import BASE, add_fact, add_revision, beside, opened, output, packed
+
+from personalpeft.errors import Damaged, InvalidId, InvalidInput, NotFound
+from personalpeft.store.base import Build, Store
+from personalpeft.types import StackEntry, Verdict
+
+
+def build(
+    user: str, layer: str = "style", content: bytes = b"one", *, promote: bool = True, **changes: object
+) -> Build:
+    revision, blob = packed(user, layer, content, **changes)
+    return Build(revision, blob, {"verdict": str(revision.verdict)}, promote, "learn")
+
+
+def dumped(home: Path) -> list[str]:
+    """All rows but the moments of migrations."""
+    with closing(sqlite3.connect(home / "personalpeft.db")) as database:
+        return sorted(line for line in database.iterdump() if "_sqlite_migrations" not in line)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["ada", "bob", "eve"]),
+            st.sampled_from(["style", "skill.email", "memory"]),
+            st.sampled_from([b"one", b"two"]),
+            st.booleans(),
+        ),
+        max_size=10,
+        unique_by=lambda each: each[:3],
+    ),
+    st.integers(1, 11),
+)
+def test_in_batches_of_any_size_the_rows_are_those_of_one_by_one(
+    tmp_path_factory: pytest.TempPathFactory, given: list[tuple[str, str, bytes, bool]], batch: int
+) -> None:
+    builds = [build(user, layer, content, promote=promote) for user, layer, content, promote in given]
+    singly, at_once = tmp_path_factory.mktemp("singly"), tmp_path_factory.mktemp("at-once")
+    with _stopped(singly) as store:
+        for each in builds:
+            store.catalog.ensure_user(each.revision.user)
+            store.catalog.add_revision(each.revision, each.blob, each.report, promote=each.promote, cause=each.cause)
+    with _stopped(at_once) as store:
+        assert store.catalog.add_revisions(builds, batch=batch) == len(builds)
+        assert store.verify() == ()
+    assert dumped(singly) == dumped(at_once)
+
+
+def _stopped(home: Path) -> Store:
+    from datetime import UTC, datetime
+
+    from personalpeft.store import open_store
+
+    return open_store(home, now=lambda: datetime(2026, 1, 2, tzinfo=UTC), entropy=bytes)
+
+
+def test_a_stack_of_several_layers_may_come_in_one_batch(store: Store) -> None:
+    style = build("ada")
+    entry = StackEntry("style", style.revision.id, style.revision.digest)
+    builds = [style, build("bob"), build("ada", "memory", b"memory", below=(entry,))]
+    child = build("ada", content=b"child", parent=style.revision.id)
+    assert store.catalog.add_revisions([*builds, child]) == 4
+    assert [each.revision for each in store.catalog.stack("ada", BASE).entries] == [
+        child.revision.id,
+        builds[2].revision.id,
+    ]
+    assert store.catalog.revision("ada", child.revision.id).parent == style.revision.id
+    assert store.verify() == ()
+
+
+def test_what_is_there_is_skipped_and_not_made_live_again(store: Store) -> None:
+    first, second = build("ada"), build("ada", content=b"two")
+    heard: list[int] = []
+    assert store.catalog.add_revisions([first, second, first], batch=2, progress=heard.append) == 2
+    assert heard == [2, 3]
+    store.catalog.move_head("ada", "style", None, base=BASE, cause="rollback")
+    assert store.catalog.add_revisions([first, second]) == 0
+    assert store.catalog.stack("ada", BASE).entries == ()
+    assert len(store.catalog.reports("ada")) == 2
+    assert store.verify() == ()
+
+
+def test_one_file_may_serve_many(store: Store) -> None:
+    store.catalog.add_revisions(build(f"user-{n}") for n in range(50))
+    assert len(list((store.home / "blobs").rglob("*"))) == 2  # A folder and the file in it.
+    assert store.verify() == ()
+
+
+def test_a_build_that_does_not_fit_takes_its_batch_with_it_and_no_other(store: Store) -> None:
+    add_fact(store, "ada")
+    question = add_fact(store, "ada")
+    add_revision(store, b"pins", signals={question.id: "pinned"})
+    wrong: list[tuple[Build, type[Exception]]] = [
+        (build("ADA"), InvalidId),
+        (build("zoe", parent="style@000000000000"), NotFound),
+        (build("zoe", signals={question.id: "train"}), NotFound),
+        (build("ada", content=b"new", signals={question.id: "train"}), InvalidInput),
+        (build("zoe", digest="0" * 64, id="style@000000000000"), Damaged),
+        (build("zoe", recipe={"rate": float("nan")}), InvalidInput),
+    ]
+    for number, (each, error) in enumerate(wrong):
+        before = store.catalog.users()
+        with pytest.raises(error):
+            store.catalog.add_revisions([build(f"good-{number}"), build("never"), each], batch=1 if number else 3)
+        names = {user.id for user in store.catalog.users()} - {user.id for user in before}
+        assert names <= {f"good-{number}", "never"}
+        assert (names == set()) == (number == 0)
+    assert "zoe" not in {user.id for user in store.catalog.users()}
+
+
+def test_files_are_written_however_many_there_are(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("personalpeft.store.builds._REMEMBERED_BYTES", 50)
+    builds = [build(f"user-{n}", content=str(n % 9).encode()) for n in range(40)]
+    assert store.catalog.add_revisions(builds, batch=7) == 40
+    assert all(store.blobs.read(each.revision.digest) == each.blob for each in builds)
+    assert store.verify() == ()
+
+
+_MANY = """
+from personalpeft.store.base import Build
+def many(count):
+    for number in range(count):
+        revision, blob = packed(f"user-{number:05}", content=str(number % 7).encode())
+        yield Build(revision, blob, {})
+"""
+
+
+def test_after_a_kill_it_goes_on_where_it_was(home: Path) -> None:
+    script = (
+        _MANY + "opened(home).catalog.add_revisions(many(10**6), batch=50, progress=lambda n: print(n, flush=True))"
+    )
+    process = beside(script, home)
+    assert process.stdout is not None
+    for _ in range(4):
+        acknowledged = int(process.stdout.readline())
+    process.kill()
+    process.communicate(timeout=60)
+    with opened(home) as store:
+        kept = len(_everybody(store))
+        assert kept >= acknowledged
+        assert kept % 50 == 0
+    finished = output(beside(_MANY + "print(opened(home).catalog.add_revisions(many(5000), batch=500))", home))
+    assert int(finished) == max(0, 5000 - kept)
+    with opened(home) as store:
+        assert store.verify() == ()
+
+
+def _everybody(store: Store) -> list[str]:
+    return list(_walk(store, 1000))
+
+
+def _walk(store: Store, limit: int) -> Iterator[str]:
+    after = None
+    while page := store.catalog.users(after=after, limit=limit):
+        yield from (user.id for user in page)
+        after = page[-1].id
+
+
+@pytest.mark.parametrize("limit", [1, 3, 10, 11])
+def test_pages_of_users_hold_everybody_once_in_order(store: Store, limit: int) -> None:
+    names = [f"user-{number}" for number in range(9)] + ["ada"]
+    store.catalog.add_revisions(build(name) for name in names)
+    assert list(_walk(store, limit)) == sorted(names)
+    assert store.catalog.users(after="user-8") == ()
+    assert [user.id for user in store.catalog.users(after="b", limit=2)] == ["user-0", "user-1"]
+    with pytest.raises(InvalidInput):
+        store.catalog.users(limit=0)
+
+
+def test_another_process_sees_a_new_head_within_a_second(home: Path) -> None:
+    with opened(home) as store:
+        store.catalog.ensure_user("ada")
+        add_revision(store)
+        script = "with opened(home) as store: print(add_revision(store, b'two').id, time.time())"
+        process = beside("import time\n" + script, home)
+        seen = 0.0
+        while not seen:
+            live = store.catalog.stack("ada", BASE).entries[0].revision
+            seen = time.time() if live != packed()[0].id else 0.0
+            assert process.poll() in (None, 0)
+        revision, at = output(process).split()
+        assert live == revision
+        assert seen - float(at) < 1
+
+
+def test_refused_builds_are_recorded_and_not_live(store: Store) -> None:
+    store.catalog.add_revisions([build("ada", promote=False, verdict=Verdict.REFUSED)])
+    assert store.catalog.stack("ada", BASE).entries == ()
+    assert store.catalog.revisions("ada")[0].verdict is Verdict.REFUSED

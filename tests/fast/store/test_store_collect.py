@@ -1,0 +1,160 @@
+"""What nothing needs is taken away, and nothing else, whoever reads and writes beside it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from store_makers import BASE, add_fact, add_revision, beside, opened, output, packed
+
+from personalpeft.errors import HomeError
+from personalpeft.store.base import Collected, Store
+
+_LONG_AGO = 1_000_000_000.0  # 2001; the clock of these tests stands in January 2026.
+
+
+def aged(path: Path) -> Path:
+    os.utime(path, (_LONG_AGO, _LONG_AGO))
+    return path
+
+
+def files(home: Path) -> set[str]:
+    return {str(p.relative_to(home)) for name in ("blobs", "sessions") for p in (home / name).rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def littered(home: Path) -> Path:
+    """A closed home of ada's, with a blob, half a file and a session that nobody needs, all of them old."""
+    with opened(home) as store:
+        fact = add_fact(store)
+        revision = add_revision(store, signals={fact.id: "train"})
+        refused = add_revision(store, b"refused", promote=False)
+        loose = store.blobs.path(store.blobs.put(b"nobody names me"))
+        store.save_session("ada", "style", b"x" * 10)
+        for digest in (revision.digest, refused.digest):
+            aged(store.blobs.path(digest))
+        aged(loose)
+        half = store.blobs.path(revision.digest).parent / ".0123-xyz.part"
+        half.write_bytes(b"half")
+        aged(home / "sessions" / "ada" / "style.session")
+    return home
+
+
+def test_leftovers_go_and_what_is_named_stays(littered: Path) -> None:
+    with opened(littered) as store:
+        before = files(littered)
+        heard: list[float] = []
+        would = store.collect(dry_run=True)
+        assert files(littered) == before
+        found = store.collect(progress=heard.append)
+        assert found == Collected(blobs=1, parts=1, sessions=1, bytes=len(b"nobody names me") + 4 + 10)
+        assert would == Collected(found.blobs, found.parts, found.sessions, found.bytes, dry_run=True)
+        assert heard == sorted(heard)
+        assert heard[-1] == 1.0
+        assert len(files(littered)) == len(before) - 3
+        assert not (littered / "sessions" / "ada").exists()
+        assert store.verify() == ()
+        assert all(store.blobs.read(each.digest) for each in store.catalog.revisions("ada"))
+        assert store.collect() == Collected()
+        store.save_session("ada", "style", b"again")
+
+
+def test_what_is_young_stays(store: Store) -> None:
+    candidate = store.blobs.put(b"the gate still judges me")
+    store.save_session("ada", "style", b"in use")
+    assert store.collect() == Collected()
+    assert store.blobs.read(candidate)
+    assert store.load_session("ada", "style") == b"in use"
+
+
+def test_a_blob_that_is_put_again_is_young_again(store: Store) -> None:
+    place = aged(store.blobs.path(store.blobs.put(b"back again")))
+    store.blobs.put(b"back again")
+    assert store.collect() == Collected()
+    assert place.is_file()
+
+
+def test_a_candidate_that_was_taken_away_is_put_back_with_its_row(store: Store) -> None:
+    store.catalog.ensure_user("ada")
+    aged(store.blobs.path(store.blobs.put(packed()[1])))
+    assert store.collect().blobs == 1
+    revision = add_revision(store)
+    assert store.blobs.read(revision.digest)
+    assert store.verify() == ()
+
+
+def test_files_of_others_are_left_alone(store: Store) -> None:
+    add_fact(store)
+    add_revision(store)
+    folder = next(path for path in (store.home / "blobs").iterdir())
+    others = [
+        aged(_written(path)) for path in (folder / "notes.txt", store.home / "blobs" / "readme", folder / "\udcff")
+    ]
+    assert store.collect() == Collected()
+    assert all(path.exists() for path in others)
+    assert [problem.fault for problem in store.verify()] == ["It is not a blob."] * 3
+
+
+def _written(path: Path) -> Path:
+    path.write_bytes(b"mine")
+    return path
+
+
+def test_a_damaged_blob_that_is_named_is_no_leftover(store: Store) -> None:
+    store.catalog.ensure_user("ada")
+    place = store.blobs.path(add_revision(store).digest)
+    place.write_bytes(b"hurt")
+    aged(place)
+    assert store.collect() == Collected()
+    assert place.is_file()
+
+
+def test_a_home_that_is_read_only_can_be_looked_at_and_not_cleaned(littered: Path) -> None:
+    before = files(littered)
+    with opened(littered, read_only=True) as store:
+        assert store.collect(dry_run=True).blobs == 1
+        with pytest.raises(HomeError) as error:
+            store.collect()
+        assert "read-only" in error.value.message
+    assert files(littered) == before
+
+
+# Every blob looks a year old to this process, so that only the writer's turn and the rows keep what is on its way.
+_COLLECT_WITHOUT_END = """
+from datetime import timedelta
+from personalpeft.store import open_store
+clock = Clock()
+store = open_store(home, now=lambda: clock() + timedelta(days=3650), entropy=os.urandom)
+print("ready", flush=True)
+taken = 0
+while not (home / "models").exists():
+    taken += store.collect().blobs
+print(taken)
+"""
+
+
+def test_beside_writers_nothing_that_is_named_is_ever_taken(home: Path) -> None:
+    opened(home).close()
+    collector = beside(_COLLECT_WITHOUT_END, home)
+    assert collector.stdout is not None
+    assert collector.stdout.readline() == "ready\n"
+    script = """
+store = opened(home)
+store.catalog.ensure_user(sys.argv[2])
+for number in range(40):
+    revision = add_revision(store, f"{sys.argv[2]} {number % 20}".encode(), user=sys.argv[2])
+    assert store.blobs.read(store.catalog.stack(sys.argv[2], BASE).entries[0].digest)
+    store.blobs.put(f"loose {sys.argv[2]} {number}".encode())
+    store.save_session(sys.argv[2], "style", b"x")
+"""
+    writers = [beside(script, home, user) for user in ("ada", "bob")]
+    for writer in writers:
+        output(writer)
+    (home / "models").mkdir()
+    assert int(collector.communicate(timeout=60)[0]) > 0
+    with opened(home) as store:
+        for user in ("ada", "bob"):
+            assert len(store.catalog.revisions(user)) == 20
+            assert store.catalog.stack(user, BASE).entries
+        assert [problem for problem in store.verify() if "Harmless" not in problem.remedy] == []

@@ -1,0 +1,137 @@
+"""What one user asks costs the same however many others there are: no statement on the way walks over everybody's rows."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from store_makers import BASE, add_fact, add_revision, add_turn, opened, packed
+
+from personalpeft.store.base import Build, Store
+from personalpeft.store.sqlite import sqlite3 as ours
+from personalpeft.types import SignalKind
+
+# The schema and the list of migrations are as long as the program, not as the home; json_each walks over what it is given.
+_SHORT = {"sqlite_master", "_sqlite_migrations", "json_each", "CONSTANT"}
+
+
+def a_learn(store: Store) -> None:
+    fact, question = add_fact(store), add_fact(store)
+    store.ledger.signals("ada")
+    store.catalog.stack("ada", BASE)
+    store.catalog.considered("ada", "style")
+    store.catalog.pinned("ada", "style")
+    parent = add_revision(store, signals={fact.id: "train", question.id: "pinned"})
+    add_revision(store, b"two", parent=parent.id, signals={fact.id: "train"})
+    store.catalog.layers("ada")
+    store.catalog.add_report("ada", {})
+    store.catalog.reports("ada")
+
+
+def a_chat(store: Store) -> None:
+    store.catalog.ensure_user("ada")
+    store.catalog.stack("ada", BASE)
+    store.ledger.signals("ada", kinds=[SignalKind.FACT, SignalKind.COMMENT])
+    fact = add_fact(store)
+    store.catalog.add_vectors("ada", "minilm", {fact.id: np.ones(2, np.float32)})
+    store.catalog.vectors("ada", "minilm")
+    turn = add_turn(store)
+    signal = store.ledger.add_signal("ada", SignalKind.RATING, {"value": 1}, turn=turn.id)
+    store.ledger.add_signal("ada", SignalKind.RATING, {"value": -1}, turn=turn.id[:-1])
+    store.ledger.retract("ada", signal.id)
+
+
+def looking_around(store: Store) -> None:
+    a_learn(store)
+    turn = add_turn(store)
+    store.ledger.turn("ada", turn.id)
+    store.ledger.turns("ada", limit=3)
+    store.catalog.history("ada")
+    store.catalog.history("ada", layer="style")
+    revision = store.catalog.revisions("ada")[0]
+    store.catalog.revisions("ada", layer="style")
+    store.catalog.revision("ada", revision.digest[:9])
+    store.catalog.move_head("ada", "style", revision.id, base=BASE, cause="rollback")
+    store.catalog.set_weight("ada", "style", 0.5)
+    store.catalog.users(after="a")
+    store.catalog.user("ada")
+    for unknown in (store.catalog.user, store.catalog.layers):
+        with pytest.raises(LookupError):
+            unknown("adda")
+    with pytest.raises(LookupError):
+        store.catalog.revision("ada", "style@nothing")
+    store.catalog.add_revisions([Build(*packed("eve"), {})])
+    store.collect()
+
+
+@pytest.mark.parametrize("work", [a_chat, a_learn, looking_around], ids=lambda work: work.__name__)
+def test_no_statement_walks_over_everybodys_rows(
+    home: Path, work: Callable[[Store], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statements: set[str] = set()
+    connect = ours.connect
+
+    def connected(*args: Any, **more: Any) -> Any:
+        connection = connect(*args, **more)
+        connection.set_trace_callback(statements.add)
+        return connection
+
+    opened(home).close()  # Making a home is done once.
+    monkeypatch.setattr(ours, "connect", connected)
+    with opened(home) as store:
+        work(store)
+    with closing(connect(home / "personalpeft.db")) as database:
+        walks = {
+            (step, statement)
+            for statement in statements
+            if statement.lstrip().lower().startswith(("select", "insert", "update", "delete"))
+            for *_, step in database.execute(f"explain query plan {statement}")
+            if step.startswith("SCAN ") and step.split()[1] not in _SHORT and not step.startswith("SCAN (")
+        }
+    assert len(statements) > 20
+    assert walks == set()
+
+
+_FORMER = (
+    "drop index layer_live",
+    "drop index revision_by_file",
+    "delete from _sqlite_migrations where name = '0002_at_scale'",
+    "pragma user_version = 1",
+)
+
+
+def _made_by_the_former_version(home: Path) -> None:
+    with opened(home) as store:
+        add_fact(store)
+        add_revision(store)
+    with closing(sqlite3.connect(home / "personalpeft.db")) as database:
+        for statement in _FORMER:
+            database.execute(statement)
+        database.commit()
+
+
+def test_a_home_of_the_former_version_is_brought_up_to_date(home: Path) -> None:
+    _made_by_the_former_version(home)
+    with opened(home) as store:
+        assert store.catalog.stack("ada", BASE).entries
+        assert store.verify() == ()
+    with closing(sqlite3.connect(home / "personalpeft.db")) as database:
+        names = {name for (name,) in database.execute("select name from sqlite_master where type = 'index'")}
+        assert {"layer_live", "revision_by_file"} <= names
+        assert database.execute("pragma user_version").fetchone() == (2,)
+
+
+def test_a_home_of_the_former_version_can_be_read_as_it_is(home: Path) -> None:
+    _made_by_the_former_version(home)
+    before = (home / "personalpeft.db").read_bytes()
+    with opened(home, read_only=True) as store:
+        assert store.catalog.stack("ada", BASE).entries
+        assert [user.id for user in store.catalog.users()] == ["ada"]
+        assert store.collect(dry_run=True).blobs == 0
+        assert store.verify() == ()
+    assert (home / "personalpeft.db").read_bytes() == before
