@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from personalpeft.errors import MissingPackage, PersonalPeftError, outcome
 from personalpeft_app import opening
 from personalpeft_app.options import Common
 from personalpeft_app.progress import Display
+
+if TYPE_CHECKING:
+    from personalpeft import Runtime
 
 _FEW_BYTES = 1 << 30
 
@@ -90,7 +94,7 @@ def _home(common: Common) -> str:
     if not home.exists():
         return f"{home} is not there yet; the first question makes it"
     with opening.opened(common, "change") as runtime:
-        users, problems = runtime.users(), runtime.verify()
+        (users, turns), problems = _count(runtime), runtime.verify()
     if problems:
         first = problems[0]
         from personalpeft.errors import Damaged
@@ -99,8 +103,15 @@ def _home(common: Common) -> str:
             f"{home} has problems: {len(problems)}. The first: {first.where}: {first.fault}",
             hint="Run: personalpeft verify",
         )
-    turns = sum(user.turns for user in users)
-    return f"{home}, users: {len(users)}, turns: {turns}, every digest holds"
+    return f"{home}, users: {users}, turns: {turns}, every digest holds"
+
+
+def _count(runtime: Runtime) -> tuple[int, int]:
+    """How many users and turns there are, a page at a time."""
+    users, turns, after = 0, 0, None
+    while page := runtime.users(after=after, limit=1000):
+        users, turns, after = users + len(page), turns + sum(user.turns for user in page), page[-1].id
+    return users, turns
 
 
 def _cache(common: Common) -> str:

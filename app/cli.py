@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from personalpeft_app.commands.bench import bench
-from personalpeft_app.commands.care import completion, demo, doctor, path, verify
+from personalpeft_app.commands.care import completion, demo, doctor, gc, path, verify
 from personalpeft_app.commands.chat import chat
 from personalpeft_app.commands.learn import learn, rollback, weigh
 from personalpeft_app.commands.look import memory, models, revisions, stack, turns, users, why
@@ -76,7 +76,7 @@ cli.add_section("Feedback", (feedback, teach, remember))
 cli.add_section("Learn", (learn, rollback, weigh))
 cli.add_section("Look", (stack, revisions, turns, why, memory, users, models))
 cli.add_section("Move", (export, import_))
-cli.add_section("Care", (doctor, verify, path, bench, completion))
+cli.add_section("Care", (doctor, verify, gc, path, bench, completion))
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ from personalpeft.memory.items import Memory
 from personalpeft.serving.engine import Engine
 from personalpeft.settings import Settings
 from personalpeft.store import open_store
-from personalpeft.store.base import Problem, UserSummary
+from personalpeft.store.base import Collected, Problem, UserSummary
 from personalpeft.user import Parts, User
 
 Progress: TypeAlias = Callable[[str, float], None]
@@ -79,9 +79,11 @@ class Runtime:
             self._store.catalog.user(user_id)
         return User(user_id, self._parts)
 
-    def users(self) -> tuple[UserSummary, ...]:
-        """Everybody in this home, by id."""
-        return self._store.catalog.users()
+    def users(self, *, after: str | None = None, limit: int = 100) -> tuple[UserSummary, ...]:
+        """A page of this home's users, by id: at most ``limit`` of those after the id ``after``. One that is shorter is the
+        last; the next begins after the last id of this one. Raises ``InvalidInput``.
+        """
+        return self._store.catalog.users(after=after, limit=limit)
 
     def models(self) -> tuple[Card, ...]:
         """Every base that can be opened: those that ship, and the user's own in the home's ``models/``. Raises
@@ -92,6 +94,13 @@ class Runtime:
     def verify(self) -> tuple[Problem, ...]:
         """Derives every digest in the home again; an empty answer means that all is as it should be."""
         return self._store.verify()
+
+    def collect(self, *, dry_run: bool = False, progress: Progress = lambda stage, done: None) -> Collected:
+        """Takes away what nothing needs: adapter files that no revision has named for a day, halves of files, and what learns
+        kept that nobody resumed for a week. Safe while others use the home. ``dry_run`` only says what there is. Raises
+        ``HomeError``, ``Busy``.
+        """
+        return self._store.collect(dry_run=dry_run, progress=lambda done: progress("Collecting", done))
 
     def base(self) -> Base:
         """The open base, its files found and hashed. Raises ``WeightsError``, ``CardError``."""

@@ -49,6 +49,24 @@ def verify(common: Common) -> None:
     note(common, "All is well.")
 
 
+@command("gc", examples=("personalpeft gc --dry-run", "personalpeft gc --json"))
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+def gc(common: Common, dry_run: bool) -> None:
+    """Take away files that nothing needs.
+
+    Adapters that no revision has named for a day, halves of files that were being written when the power went, and the
+    state of learns that nobody resumed for a week. What was said and what can be rolled back to always stays.
+
+    Safe while others use the home.
+    """
+    display = Display(common)
+    with display, opening.opened(common, "read" if dry_run else "change") as runtime:
+        found = runtime.collect(dry_run=dry_run, progress=display)
+    rows = [("adapters", str(found.blobs)), ("halves of files", str(found.parts)), ("sessions", str(found.sessions))]
+    show(common, found, table(("WHAT", "FILES"), rows))
+    note(common, f"{found.bytes:,} bytes {'would be ' if dry_run else ''}freed.")
+
+
 @command("path", examples=("personalpeft path", "personalpeft path cache", "personalpeft path --json"))
 @click.argument("what", type=click.Choice(["home", "cache", "models"]), default="home")
 def path(common: Common, what: str) -> None:

@@ -165,18 +165,25 @@ def memory_remove(common: Common, item: str) -> None:
 memory.add_section("Commands", (memory_list, memory_edit, memory_remove))
 
 
-@command("users", examples=("personalpeft users", "personalpeft users --home /srv/personalpeft --json"))
-def users(common: Common) -> None:
-    """List everybody in this home.
+@command("users", examples=("personalpeft users", "personalpeft users --after eve --limit 1000 --json"))
+@click.option("--after", metavar="ID", help="Only those whose id sorts after this one.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many.")
+def users(common: Common, after: str | None, limit: int) -> None:
+    """List who is in this home.
 
-    Since when, and how much there is of them.
+    In order of id: since when, and how much there is of them. Says when there are more than were asked for; in JSON
+    "next" is then the id to go on after.
     """
     with opening.opened(common, "read") as runtime:
-        found = runtime.users()
+        found = runtime.users(after=after, limit=limit)
+        more = len(found) == limit and bool(runtime.users(after=found[-1].id, limit=1))
     rows = [(each.id, moment(each.since), str(each.turns), str(each.signals), str(each.revisions)) for each in found]
-    show(common, {"users": found}, table(("USER", "SINCE", "TURNS", "SIGNALS", "REVISIONS"), rows))
-    if not found:
-        note(common, "There is nobody in this home yet.")
+    data = {"users": found, "next": found[-1].id if more else None}
+    show(common, data, table(("USER", "SINCE", "TURNS", "SIGNALS", "REVISIONS"), rows))
+    if more:
+        note(common, f"There are more: personalpeft users --after {found[-1].id}")
+    elif not found:
+        note(common, f"There is nobody after {after}." if after else "There is nobody in this home yet.")
 
 
 @command("models", examples=("personalpeft models", "personalpeft models --json"))

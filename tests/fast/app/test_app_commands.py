@@ -67,6 +67,33 @@ def test_options_are_taken_before_and_after_the_command(place: Place) -> None:
     assert json.loads(place.run("memory", "--json", "list", "--user", "bob").stdout)["user"] == "bob"
 
 
+def test_users_come_in_pages_that_say_when_there_are_more(place: Place) -> None:
+    for name in ("bob", "ada", "eve"):
+        place.run("remember", "My dog is called Biscuit.", "--user", name)
+    first = place.run("users", "--limit", "2")
+    assert [line.split()[0] for line in lines(first.stdout)] == ["USER", "ada", "bob"]
+    assert "personalpeft users --after bob" in first.stderr
+    told = [json.loads(place.run("users", "--limit", "2", "--after", each, "--json").stdout) for each in ("a", "bob")]
+    assert [[user["id"] for user in page["users"]] for page in told] == [["ada", "bob"], ["eve"]]
+    assert [page["next"] for page in told] == ["bob", None]
+    assert place.run("users", "--limit", "3").stderr == ""
+    assert "nobody after eve" in place.run("users", "--after", "eve").stderr
+
+
+def test_gc_takes_away_what_nothing_needs(place: Place) -> None:
+    place.run("remember", "My dog is called Biscuit.")
+    half = place.home / "blobs" / "ab" / ".ab-1.part"
+    half.parent.mkdir(parents=True)
+    half.write_bytes(b"half")
+    would = json.loads(place.run("gc", "--dry-run", "--json").stdout)
+    assert would == {"blobs": 0, "parts": 1, "sessions": 0, "bytes": 4, "dry_run": True}
+    assert half.exists()
+    assert "4 bytes freed" in place.run("gc").stderr
+    assert not half.exists()
+    assert json.loads(place.run("gc", "--json").stdout)["bytes"] == 0
+    assert place.run("gc", "--home", str(place.cache / "none")).exit_code == 7
+
+
 @pytest.mark.parametrize(
     ("login", "known_as"), [("grace", "grace"), ("Grace Hopper", "me"), ("a..b", "me"), ("-x", "me")]
 )
