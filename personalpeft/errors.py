@@ -57,7 +57,21 @@ class BaseMismatch(PersonalPeftError, ValueError):
 
 
 class Busy(PersonalPeftError, TimeoutError):
-    """Somebody else holds what this needs (the writer's lock, a learn); the message names the holder."""
+    """Somebody else holds what this needs (the writer's lock, a learn), or more wait for a reply than may. The message says
+    which; ``retry_after`` is in how many seconds it is worth trying again, where that can be known.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", retry_after: float | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after = retry_after
+
+
+class DeadlineExceeded(PersonalPeftError, TimeoutError):
+    """The reply was not complete in the time that it was given. What came until then is kept as a cancelled turn."""
+
+
+class ServingFailed(PersonalPeftError, RuntimeError):
+    """The model could not go on with this reply (a bug, no memory left), or has been closed."""
 
 
 class Cancelled(PersonalPeftError, InterruptedError):
@@ -102,6 +116,8 @@ OUTCOMES: dict[type[PersonalPeftError], Outcome] = {
     Damaged: Outcome(8, 500),
     WeightsError: Outcome(9, 503),
     MissingPackage: Outcome(10, 501),
+    DeadlineExceeded: Outcome(11, 504),
+    ServingFailed: Outcome(12, 503),
     Cancelled: Outcome(130, 499),
 }
 

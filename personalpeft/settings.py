@@ -1,4 +1,6 @@
-"""Where things lie: the home folder with what cannot be made again, and the cache folder with what can."""
+"""What can be set: where things lie (the home folder with what cannot be made again, the cache folder with what can), and
+how much is served at once.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
+
+from personalpeft.errors import InvalidInput
 
 HOME = "PERSONALPEFT_HOME"
 CACHE = "PERSONALPEFT_CACHE"
@@ -19,6 +23,35 @@ class Settings:
 
     home: Path
     cache: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How much is served at once, and how much may wait.
+
+    ``slots`` stacks are on the device at once and ``rows`` replies are written at once. ``host_bytes`` of stacks that had
+    to leave their slot stay in host memory. ``waiting`` requests may wait, ``waiting_per_user`` of them one user's, and
+    while others wait one user has at most ``running_per_user`` rows. ``self_check`` is the share of replies (0 to 1)
+    that are compared with a cold run afterwards. Raises ``InvalidInput``.
+    """
+
+    slots: int = 8
+    rows: int = 16
+    host_bytes: int = 256 * 2**20
+    waiting: int = 256
+    waiting_per_user: int = 64
+    running_per_user: int = 8
+    self_check: float = 0.0
+
+    def __post_init__(self) -> None:
+        least = {"slots": 1, "rows": 1, "host_bytes": 0, "waiting": 1, "waiting_per_user": 1, "running_per_user": 1}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < smallest:
+                raise InvalidInput(f"{name} cannot be {value!r}.", hint=f"Give a whole number, {smallest} or more.")
+        share = self.self_check
+        if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
+            raise InvalidInput(f"self_check cannot be {share!r}.", hint="Give a number from 0 (never) to 1 (every reply).")
 
 
 def resolve(home: str | Path | None, environ: Mapping[str, str]) -> Settings:

@@ -208,6 +208,13 @@ class Backend(Protocol):
         ...
 
     @property
+    def tolerance(self) -> float:
+        """How far a reply's log-probs may be from what ``score`` says of the same tokens: the mean difference a token, in
+        nats, that its number format explains.
+        """
+        ...
+
+    @property
     def description(self) -> str:
         """Device, number format and kernels, and why they were chosen: a line for ``doctor``."""
         ...
