@@ -2,39 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from personalpeft.adapters.base import Composed
-from personalpeft.backends.base import Continuation, Piece, Row, Score, Session, SessionSpec, Tokens
+from personalpeft.backends.base import Continuation, Occupancy, Piece, Row, Score, Session, SessionSpec, Staged, Tokens
 from personalpeft.backends.text import Text
-from personalpeft.backends.torch import decode
+from personalpeft.backends.torch.batch import Batch
+from personalpeft.backends.torch.kernels import choose_kernels
+from personalpeft.backends.torch.kernels.base import BLOCK
+from personalpeft.backends.torch.kv import Pool, bytes_per_token
 from personalpeft.backends.torch.model import Device, Model, choose_device
 from personalpeft.backends.torch.session import TorchSession, chunks, read
-from personalpeft.backends.torch.slots import SlotBank
+from personalpeft.backends.torch.slots import SlotBank, StagedStack
 from personalpeft.bases.base import Base
 from personalpeft.types import Message
 
-_SLOTS = 8
+_SLOTS = {"cpu": 32, "cuda": 128}
+_ROWS = {"cpu": 16, "cuda": 128}
 _SCORED_AT_ONCE = 1024
+# Places for keys and values: the longest row that the base can read, and so much for each of the others.
+_TOKENS_A_ROW = 512
+_MEMORY_SHARE = 8
 
 
 class TorchBackend:
     """See ``personalpeft.backends.base.Backend``. Works for any transformers model whose projections the card's targets
     name.
+
+    ``cache`` is where compiled kernels are kept; without it none are compiled.
     """
 
     name = "torch"
 
-    def __init__(self, base: Base, *, slots: int = _SLOTS, where: Device | None = None) -> None:
+    def __init__(
+        self,
+        base: Base,
+        *,
+        slots: int | None = None,
+        rows: int | None = None,
+        where: Device | None = None,
+        cache: Path | None = None,
+    ) -> None:
         where = where or choose_device()
+        kind = where.device.type
         self.base = base
-        self.slots = slots
-        self.description = where.reason
+        self.slots = slots or _SLOTS.get(kind, _SLOTS["cpu"])
+        self.rows = rows or _ROWS.get(kind, _ROWS["cpu"])
+        kernels, why = choose_kernels(where.device, where.dtype, cache)
+        self.description = f"{where.reason}, {why}"
         self._text = Text(base)
-        self._model = Model(base, where)
-        self._bank = SlotBank(base.architecture, slots=slots, dtype=where.dtype, device=where.device)
+        self._model = Model(base, where, kernels)
+        self._bank = SlotBank(
+            base.architecture, slots=self.slots, dtype=where.dtype, device=where.device, kernels=kernels
+        )
+        blocks = _blocks(self._model, self.rows)
+        pool = Pool(self._model.module.config, blocks, dtype=where.dtype, device=where.device, kernels=kernels)
+        self.longest = min(blocks * BLOCK, base.card.context)
+        self._batch = Batch(self._model, self._text, self._bank, pool, blocks, rows=self.rows)
 
     def render(self, messages: Sequence[Message]) -> Tokens:
         return self._text.render(messages)
@@ -49,22 +77,34 @@ class TorchBackend:
     def end_of_turn(self) -> Tokens:
         return self._text.end_of_turn
 
-    def attach(self, key: str, adapter: Composed) -> None:
-        with self._model.turn():
-            self._bank.put(key, adapter)
+    def stage(self, adapter: Composed) -> Staged:
+        return self._bank.stage(adapter)
+
+    def attach(self, key: str, staged: Staged) -> None:
+        if not isinstance(staged, StagedStack):
+            raise TypeError("this was staged for another backend")
+        self._bank.put(key, staged)
 
     def detach(self, key: str) -> None:
-        with self._model.turn():
-            self._bank.drop(key)
+        self._bank.drop(key)
 
-    def generate(self, rows: Sequence[Row], *, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Piece]:
-        return decode.generate(self._model, self._text, self._bank, rows, cancelled)
+    def admit(self, row: Row) -> int | None:
+        return self._batch.admit(row)
+
+    def step(self) -> Sequence[Piece]:
+        return self._batch.step()
+
+    def leave(self, number: int) -> Piece | None:
+        return self._batch.leave(number)
+
+    def occupancy(self) -> Occupancy:
+        return self._batch.occupancy()
 
     def score(self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False) -> tuple[Score, ...]:
         scores = []
         for chunk in chunks(items, _SCORED_AT_ONCE):
             with torch.inference_mode():
-                with self._model.turn(), self._model.turn(self._bank.bind([stack])):
+                with self._model.turn(self._bank.one_for_all(stack)):
                     said = read(self._model, chunk)
                 if kl:
                     with self._model.turn():
@@ -73,17 +113,29 @@ class TorchBackend:
                         float((b.logp.exp() * (b.logp - s.logp)).sum(-1).mean())
                         for b, s in zip(bare, said, strict=True)
                     ]
-                scores += [Score(float(s.token_logp.mean()), apart[i] if kl else None) for i, s in enumerate(said)]
+                for i, s in enumerate(said):
+                    scores.append(
+                        Score(float(s.token_logp.mean()), apart[i] if kl else None, tuple(s.token_logp.tolist()))
+                    )
         return tuple(scores)
 
     def session(self, spec: SessionSpec) -> Session:
-        with self._model.turn():
-            below = self._bank.bind([spec.below])
-        return TorchSession(self._model, spec, below)
+        return TorchSession(self._model, spec, self._bank.one_for_all(spec.below))
 
     def fingerprint(self) -> str:
         return self._model.fingerprint()
 
     def close(self) -> None:
         """Lets go of the model; the memory goes with the last reference."""
-        self._bank = SlotBank(self.base.architecture, slots=0, dtype=torch.float32, device=torch.device("cpu"))
+        del self._batch, self._bank, self._model
+
+
+def _blocks(model: Model, rows: int) -> int:
+    """How many blocks the pool has: no more than an eighth of the memory there is."""
+    config, where = model.module.config, model.where
+    if where.device.type == "cuda":
+        memory, _ = torch.cuda.mem_get_info(where.device)
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**33
+    fits = memory // _MEMORY_SHARE // bytes_per_token(config, where.dtype)
+    return max(1, min(model.base.card.context + rows * _TOKENS_A_ROW, fits) // BLOCK)

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from personalpeft.backends.base import Continuation
+from personalpeft.backends.torch.kernels import Kernels
+from personalpeft.backends.torch.kv import Pass, attend
+from personalpeft.backends.torch.linear import Bound, FrozenLinear, install
 from personalpeft.backends.torch.packing import pack
-from personalpeft.backends.torch.slots import Bound, install
 from personalpeft.bases.base import Base
 
 
@@ -44,22 +46,37 @@ def choose_device() -> Device:
     return Device(torch.device("cpu"), torch.float32, reason)
 
 
+# Norms that are x / rms(x) * weight; Gemma's, for one, are not.
+_RMS_NORMS = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"})
+
+
 class Model:
     """The loaded base and its attachment points."""
 
-    def __init__(self, base: Base, where: Device) -> None:
-        from transformers import AutoModelForCausalLM
+    def __init__(self, base: Base, where: Device, kernels: Kernels) -> None:
+        from transformers import AttentionInterface, AutoModelForCausalLM
         from transformers.utils import logging
 
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        AttentionInterface.register("personalpeft", attend)
         self.base = base
         self.where = where
         # Any: what transformers returns depends on the base, and its stubs know few of its methods.
         module: Any = AutoModelForCausalLM.from_pretrained(
-            base.folder, dtype=where.dtype, attn_implementation="sdpa", local_files_only=True, use_safetensors=True
+            base.folder,
+            dtype=where.dtype,
+            attn_implementation="personalpeft",
+            local_files_only=True,
+            use_safetensors=True,
         )
         self.module = module.to(where.device).eval().requires_grad_(False)
-        self.attachment = install(self.module, base.architecture)
+        # Only processors multiply faster from weights in another order, and only bfloat16 is worth the copying.
+        reorder = where.device.type == "cpu" and where.dtype == torch.bfloat16
+        self.attachment, self._products = install(self.module, base.architecture, reorder=reorder)
+        if reorder:
+            head = self.module.get_output_embeddings()
+            self.module.set_output_embeddings(FrozenLinear(head.weight.detach(), head.bias, reorder=True))
+        _speed_up_norms(self.module, kernels)
         self._turn = threading.RLock()
         self._sliding = _sliding_window(self.module.config)
 
@@ -88,11 +105,30 @@ class Model:
             )
         return list(output.logits[0].float().split([len(r) for r in packed.reads]))
 
+    def step(
+        self, tokens: Sequence[int], positions: Sequence[int], reads: Sequence[int], batch: Pass, bound: Bound | None
+    ) -> Tensor:
+        """One pass over tokens of many rows, which ``batch`` tells apart: the logits after those that ``reads`` names,
+        ``[reads, vocabulary]``.
+        """
+        device = self.where.device
+        with torch.inference_mode(), self.turn(bound):
+            output = self.module(
+                input_ids=torch.tensor(tokens, device=device)[None],
+                position_ids=torch.tensor(positions, device=device)[None],
+                logits_to_keep=torch.tensor(reads, device=device),
+                use_cache=False,
+                batch=batch,
+            )
+        logits: Tensor = output.logits[0]
+        return logits
+
     def fingerprint(self) -> str:
         """SHA-256 over names, shapes and bytes of all base parameters as they are in memory."""
         digest = hashlib.sha256()
         with self._turn:
-            for name, parameter in sorted(self.module.named_parameters()):
+            held = {path: product.weight for path, product in self._products.items()}
+            for name, parameter in sorted({**dict(self.module.named_parameters()), **held}.items()):
                 digest.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}".encode())
                 digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()
@@ -108,6 +144,29 @@ class Model:
             return additive(visible)
         near = positions[:, None] - positions[None, :] < self._sliding
         return {"full_attention": additive(visible), "sliding_attention": additive(visible & near)}
+
+
+class _FastNorm(nn.Module):
+    """A norm whose passes without a gradient go through the kernels."""
+
+    def __init__(self, inner: Any, kernels: Kernels) -> None:
+        super().__init__()
+        self.inner = inner
+        self._kernels = kernels
+        self._epsilon = float(inner.variance_epsilon)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            y: Tensor = self.inner(x)
+            return y
+        return self._kernels.norm(x.contiguous(), self.inner.weight, self._epsilon)
+
+
+def _speed_up_norms(module: nn.Module, kernels: Kernels) -> None:
+    for path, norm in list(module.named_modules()):
+        if type(norm).__name__ in _RMS_NORMS:
+            parent, _, name = path.rpartition(".")
+            setattr(module.get_submodule(parent), name, _FastNorm(norm, kernels))
 
 
 def _sliding_window(config: Any) -> int | None:

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from personalpeft.adapters.base import Pair
 from personalpeft.backends.base import Continuation, SessionSpec, Term
 from personalpeft.backends.torch.model import Model
-from personalpeft.backends.torch.slots import Bound, OneForAll
+from personalpeft.backends.torch.linear import Bound
+from personalpeft.backends.torch.slots import bind_trained
 
 _CHUNK = 512
 
@@ -151,10 +152,8 @@ class TorchSession:
 
     def _bound(self) -> Bound:
         dtype = self._model.where.dtype
-        halves = {name: half.to(dtype).unbind(0) for name, half in self._scaled().items()}
-        return OneForAll(
-            {p: halves[f"{p}.A"] for p in self._spec.targets}, {p: halves[f"{p}.B"] for p in self._spec.targets}
-        )
+        halves = {name: half.to(dtype) for name, half in self._scaled().items()}
+        return bind_trained(halves, self._model.base.architecture)
 
     def _scaled(self) -> dict[str, Tensor]:
         return {n: half * self._spec.scaling if n.endswith(".B") else half for n, half in self._halves.items()}

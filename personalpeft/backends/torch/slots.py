@@ -1,203 +1,257 @@
-"""Where adapters meet the model: LoRA beside each adapted projection, and the bank of slots that rows of a batch point
-to.
+"""The bank of slots for stacks on one device, and the ways in which a pass sees what they hold.
 
-Invariants: the base's own weights are only ever read; slot 0 is all zeros and means the bare base; what is bound lasts
-for one forward pass and is bound and released by whoever holds the device's turn.
+Invariants: slot 0 is all zeros and means the bare base; a slot that a row points to is neither freed nor written to
+before that row has left, whatever becomes of its key; what is bound for training is a copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Protocol
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
 
 from personalpeft.adapters.base import Composed
+from personalpeft.backends.torch.kernels.base import Kernels, Pointers, Shelf
+from personalpeft.backends.torch.linear import Bound, Group, groups_of
 from personalpeft.types import Architecture
 
-
-class Bound(Protocol):
-    """Adapters as one forward pass sees them."""
-
-    def change(self, projection: str, block: int, x: Tensor) -> Tensor | None:
-        """What to add to the output of a projection for input ``[rows, tokens, inputs]``; None for nothing."""
-        ...
-
-    def keep(self, rows: Sequence[int]) -> Bound | None:
-        """The same for some rows of the batch, in this order; None when those are all the bare base."""
-        ...
+# Slots are made for ranks of whole eights, so that a catalogue of mixed ranks does not make them anew each time.
+_STEP = 8
 
 
-class Attachment:
-    """What is bound to the model at this moment; all its ``LoraLinear`` look here."""
+@dataclass(frozen=True, slots=True)
+class StagedStack:
+    """A stack as slots hold it: for each group ``a`` ``[blocks, sections, rank, inputs]`` and ``b`` ``[blocks, rank,
+    outputs]``.
+    """
 
-    def __init__(self) -> None:
-        self.bound: tuple[Bound, ...] = ()
+    rank: int
+    a: tuple[Tensor, ...]
+    b: tuple[Tensor, ...]
 
-    @contextmanager
-    def holding(self, *bound: Bound | None) -> Iterator[None]:
-        """Binds for one forward (and backward) pass."""
-        self.bound = tuple(b for b in bound if b is not None)
-        try:
-            yield
-        finally:
-            self.bound = ()
-
-
-class LoraLinear(nn.Module):
-    """A frozen linear projection and whatever is bound beside it."""
-
-    def __init__(self, inner: nn.Module, projection: str, block: int, attachment: Attachment) -> None:
-        super().__init__()
-        self.inner = inner
-        self._projection = projection
-        self._block = block
-        self._attachment = attachment
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.inner(x)
-        for bound in self._attachment.bound:
-            change = bound.change(self._projection, self._block, x)
-            if change is not None:
-                y = y + change
-        return y
-
-
-def install(model: nn.Module, architecture: Architecture) -> Attachment:
-    """Wraps every projection that the architecture names; without anything bound the model computes as before."""
-    attachment = Attachment()
-    for block in range(architecture.blocks):
-        for projection in architecture.projections:
-            parent_path, _, name = f"{architecture.block_path}.{block}.{projection}".rpartition(".")
-            parent = model.get_submodule(parent_path)
-            setattr(parent, name, LoraLinear(getattr(parent, name), projection, block, attachment))
-    return attachment
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (*self.a, *self.b))
 
 
 class OneForAll:
-    """The same adapter for every row. ``a[projection][block]`` is ``[rank, inputs]``, ``b`` ``[outputs, rank]``;
-    scaling is inside b.
+    """The same adapter for every row, through which a gradient can pass: for each group and block ``a`` ``[sections *
+    rank, inputs]`` and, for each section, ``b`` ``[rank, outputs of it]``. None stands for a group that nothing adapts.
     """
 
-    def __init__(self, a: Mapping[str, Sequence[Tensor]], b: Mapping[str, Sequence[Tensor]]) -> None:
-        self._a, self._b = a, b
+    def __init__(
+        self,
+        a: Sequence[Sequence[Tensor] | None],
+        b: Sequence[Sequence[Sequence[Tensor | None]]],
+        groups: Sequence[Group],
+    ) -> None:
+        self._a, self._b, self._groups = a, b, groups
 
-    def change(self, projection: str, block: int, x: Tensor) -> Tensor | None:
-        if projection not in self._a:
-            return None
-        return linear(linear(x, self._a[projection][block]), self._b[projection][block])
+    def add(self, group: int, block: int, x: Tensor, y: Tensor) -> Tensor:
+        a = self._a[group]
+        if a is None:
+            return y
+        parts = [section[block] for section in self._b[group]]
+        narrow = linear(x, a[block]).chunk(len([p for p in parts if p is not None]), dim=-1)
+        having = iter(narrow)
+        changes = [
+            x.new_zeros((*x.shape[:-1], end - begin)) if part is None else next(having) @ part
+            for part, (begin, end) in zip(parts, self._groups[group].sections, strict=True)
+        ]
+        return y + (changes[0] if len(changes) == 1 else torch.cat(changes, dim=-1))
 
-    def keep(self, rows: Sequence[int]) -> Bound | None:
-        return self
+
+class EachItsOwn:
+    """Each token the slot that it points to. Adds in place: for passes without a gradient."""
+
+    def __init__(self, kernels: Kernels, pointers: Pointers, shelves: Sequence[Shelf]) -> None:
+        self._kernels, self._pointers, self._shelves = kernels, pointers, shelves
+
+    def add(self, group: int, block: int, x: Tensor, y: Tensor) -> Tensor:
+        shelf = self._shelves[group]
+        self._kernels.lora(x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1]), self._pointers, shelf, block)
+        return y
 
 
-class OnePerRow:
-    """Each row its own adapter: ``a[projection]`` is ``[rows, blocks, rank, inputs]``, ``b`` ``[rows, blocks, outputs,
-    rank]``. ``slots`` says which rows are alike, 0 which are the bare base.
+def bind_trained(halves: Mapping[str, Tensor], architecture: Architecture) -> OneForAll:
+    """A layer in training as a pass sees it: ``halves`` are ``<projection>.A`` ``[blocks, rank, inputs]`` and ``.B``
+    ``[blocks, outputs, rank]``, scaling inside.
     """
-
-    def __init__(self, slots: Sequence[int], a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
-        self._slots = tuple(slots)
-        self._a, self._b = a, b
-
-    def change(self, projection: str, block: int, x: Tensor) -> Tensor | None:
-        if projection not in self._a:
-            return None
-        narrow = torch.bmm(x, self._a[projection][:, block].transpose(1, 2))
-        return torch.bmm(narrow, self._b[projection][:, block].transpose(1, 2))
-
-    def keep(self, rows: Sequence[int]) -> Bound | None:
-        slots = [self._slots[row] for row in rows]
-        if not any(slots):
-            return None
-        if len(set(slots)) == 1:
-            return OneForAll(
-                {p: t[rows[0]].unbind(0) for p, t in self._a.items()},
-                {p: t[rows[0]].unbind(0) for p, t in self._b.items()},
-            )
-        index = torch.tensor(rows)
-        return OnePerRow(
-            slots,
-            {p: t[index.to(t.device)] for p, t in self._a.items()},
-            {p: t[index.to(t.device)] for p, t in self._b.items()},
+    groups = groups_of(architecture)
+    a: list[Sequence[Tensor] | None] = []
+    b: list[list[Sequence[Tensor | None]]] = []
+    for group in groups:
+        having = [halves[f"{name}.A"] for name in group.names if f"{name}.A" in halves]
+        a.append(torch.cat(having, dim=1).unbind(0) if having else None)
+        b.append(
+            [
+                halves[f"{name}.B"].transpose(1, 2).unbind(0)
+                if f"{name}.B" in halves
+                else (None,) * architecture.blocks
+                for name in group.names
+            ]
         )
+    return OneForAll(a, b, groups)
 
 
 class SlotBank:
-    """A fixed number of slots for composed stacks on one device; the rank that they hold grows with the largest seen.
+    """A fixed number of slots; the rank that they hold grows with the largest seen. Safe to use from several threads.
 
-    Rows of one batch may point to different slots. The memory of a slot is taken when it is first used.
+    Memory is taken when a slot is first filled.
     """
 
-    def __init__(self, architecture: Architecture, *, slots: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, architecture: Architecture, *, slots: int, dtype: torch.dtype, device: torch.device, kernels: Kernels
+    ) -> None:
         self._architecture = architecture
-        self._dtype, self._device = dtype, device
+        self._groups = groups_of(architecture)
+        self._dtype, self._device, self._kernels = dtype, device, kernels
+        self._slots = slots
+        self._turn = threading.Lock()
+        self._filling = threading.Lock()
         self._free = list(range(slots, 0, -1))
         self._slot_of: dict[str, int] = {}
-        self._rank = 0
-        self._slots = slots
-        self._a: dict[str, Tensor] = {}
-        self._b: dict[str, Tensor] = {}
+        self._uses = [0] * (slots + 1)
+        self._forgotten: set[int] = set()
+        self._ranks = torch.zeros(slots + 1, dtype=torch.int32, device=device)
+        self._shelves: tuple[Shelf, ...] = tuple(self._shelf(group, _STEP) for group in self._groups)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._slot_of
+    def stage(self, adapter: Composed) -> StagedStack:
+        """Brings a stack into the form of the slots, in host memory."""
+        a, b = [], []
+        for group in self._groups:
+            wide_a = np.zeros(
+                (self._architecture.blocks, len(group.names), adapter.rank, group.inputs), dtype=np.float32
+            )
+            wide_b = np.zeros((self._architecture.blocks, adapter.rank, group.outputs), dtype=np.float32)
+            for section, (name, (begin, end)) in enumerate(zip(group.names, group.sections, strict=True)):
+                pair = adapter.pairs.get(name)
+                if pair is not None:
+                    wide_a[:, section, : pair.a.shape[1]] = pair.a
+                    wide_b[:, : pair.a.shape[1], begin:end] = pair.b.transpose(0, 2, 1)
+            a.append(torch.from_numpy(wide_a).to(self._dtype))
+            b.append(torch.from_numpy(wide_b).to(self._dtype))
+        return StagedStack(adapter.rank, tuple(a), tuple(b))
 
-    def put(self, key: str, adapter: Composed) -> None:
+    def put(self, key: str, stack: StagedStack) -> None:
         """Fills a free slot. Raises ``RuntimeError`` when none is free: whoever decides about residency has to free one
         first.
         """
-        if key in self._slot_of:
-            return
-        if not self._free:
-            raise RuntimeError(f"all {self._slots} slots are taken")
-        self._make_room(adapter.rank)
-        slot = self._free.pop()
-        for projection in self._architecture.projections:
-            a, b = self._a[projection][slot], self._b[projection][slot]
-            a.zero_()
-            b.zero_()
-            pair = adapter.pairs.get(projection)
-            if pair is not None:
-                rank = pair.a.shape[1]
-                a[:, :rank].copy_(torch.from_numpy(pair.a.copy()))
-                b[:, :, :rank].copy_(torch.from_numpy(pair.b.copy()))
-        self._slot_of[key] = slot
+        with self._filling:
+            with self._turn:
+                if key in self._slot_of:
+                    return
+                if not self._free:
+                    raise RuntimeError(f"all {self._slots} slots are taken")
+                slot = self._free.pop()
+            self._make_room(stack.rank)
+            # Outside the turn, which every step takes: nothing points to this slot yet, so nobody sees half of it.
+            before = int(self._ranks[slot])
+            for shelf, a, b in zip(self._shelves, stack.a, stack.b, strict=True):
+                blocks, sections, rank, inputs = a.shape
+                place = shelf.a[slot].view(blocks, sections, shelf.capacity, inputs)
+                _copy(place[:, :, :rank], a)
+                _copy(shelf.b[slot, :, :rank], b)
+                if before > rank:
+                    place[:, :, rank:before] = 0
+                    shelf.b[slot, :, rank:before] = 0
+            self._ranks[slot] = stack.rank
+            with self._turn:
+                self._slot_of[key] = slot
 
     def drop(self, key: str) -> None:
-        """Frees a slot; a key without one is fine."""
-        slot = self._slot_of.pop(key, None)
-        if slot is not None:
+        """Forgets a key; the slot is free once nothing points to it. A key without one is fine."""
+        with self._turn:
+            slot = self._slot_of.pop(key, None)
+            if slot is not None:
+                self._forgotten.add(slot)
+                self._free_if_unused(slot)
+
+    def point(self, key: str | None) -> int:
+        """The slot of a key, which stays as it is until it is let go. Raises ``KeyError`` for one that is not there."""
+        with self._turn:
+            slot = 0 if key is None else self._slot_of[key]
+            self._uses[slot] += 1
+            return slot
+
+    def let_go(self, slot: int) -> None:
+        """Ends one use of a slot."""
+        with self._turn:
+            self._uses[slot] -= 1
+            self._free_if_unused(slot)
+
+    def each_its_own(self, slots: Tensor) -> EachItsOwn:
+        """What a pass needs whose tokens point to these slots (int32 ``[tokens]``)."""
+        with self._turn:
+            return EachItsOwn(self._kernels, Pointers(slots, self._ranks), self._shelves)
+
+    def one_for_all(self, key: str | None) -> Bound | None:
+        """A copy of one stack, for a pass in which every row has it; None for the bare base. Raises ``KeyError``."""
+        if key is None:
+            return None
+        with self._turn:
+            slot = self._slot_of[key]
+            rank = int(self._ranks[slot])
+            a: list[Sequence[Tensor]] = []
+            b: list[list[Sequence[Tensor]]] = []
+            for group, shelf in zip(self._groups, self._shelves, strict=True):
+                blocks, inputs = self._architecture.blocks, group.inputs
+                whole = shelf.a[slot].view(blocks, len(group.names), shelf.capacity, inputs)[:, :, :rank]
+                a.append(whole.reshape(blocks, -1, inputs).clone().unbind(0))
+                b.append([shelf.b[slot, :, :rank, begin:end].clone().unbind(0) for begin, end in group.sections])
+        return OneForAll(a, b, self._groups)
+
+    def _free_if_unused(self, slot: int) -> None:
+        if slot in self._forgotten and not self._uses[slot]:
+            self._forgotten.remove(slot)
             self._free.append(slot)
 
-    def bind(self, keys: Sequence[str | None]) -> Bound | None:
-        """What a batch of rows with these stacks needs; None when all are the bare base. An unknown key raises
-        ``KeyError``.
-
-        It is a copy: a slot that is freed and filled anew can never change what a running batch or session sees.
-        """
-        slots = [0 if key is None else self._slot_of[key] for key in keys]
-        if not any(slots):
-            return None
-        if len(set(slots)) == 1:
-            return OneForAll(
-                {p: t[slots[0]].clone().unbind(0) for p, t in self._a.items()},
-                {p: t[slots[0]].clone().unbind(0) for p, t in self._b.items()},
-            )
-        index = torch.tensor(slots, device=self._device)
-        return OnePerRow(slots, {p: t[index] for p, t in self._a.items()}, {p: t[index] for p, t in self._b.items()})
-
     def _make_room(self, rank: int) -> None:
-        if rank <= self._rank:
+        """Makes the slots wide enough. A pass that runs goes on with the former ones, whose numbers are the same."""
+        old = self._shelves
+        if rank <= old[0].capacity:
             return
-        for projection, (inputs, outputs) in self._architecture.projections.items():
-            shape = (self._slots + 1, self._architecture.blocks)
-            a = torch.zeros((*shape, rank, inputs), dtype=self._dtype, device=self._device)
-            b = torch.zeros((*shape, outputs, rank), dtype=self._dtype, device=self._device)
-            if self._rank:
-                a[:, :, : self._rank] = self._a[projection]
-                b[..., : self._rank] = self._b[projection]
-            self._a[projection], self._b[projection] = a, b
-        self._rank = rank
+        capacity = -(-rank // _STEP) * _STEP
+        with self._turn:
+            filled = {*self._slot_of.values(), *self._forgotten}
+        shelves = tuple(self._shelf(group, capacity) for group in self._groups)
+        for new, was in zip(shelves, old, strict=True):
+            blocks, sections = new.a.shape[1], len(new.ends)
+            for slot in filled:
+                wide = new.a[slot].view(blocks, sections, capacity, -1)
+                _copy(wide[:, :, : was.capacity], was.a[slot].view(blocks, sections, was.capacity, -1))
+                _copy(new.b[slot, :, : was.capacity], was.b[slot])
+        with self._turn:
+            self._shelves = shelves
+
+    def _shelf(self, group: Group, capacity: int) -> Shelf:
+        slots, blocks = self._slots + 1, self._architecture.blocks
+        a = untouched((slots, blocks, len(group.names) * capacity, group.inputs), self._dtype, self._device)
+        b = untouched((slots, blocks, capacity, group.outputs), self._dtype, self._device)
+        return Shelf(a, b, group.ends)
+
+
+def _copy(place: Tensor, tensor: Tensor) -> None:
+    if place.device.type != "cpu":
+        place.copy_(tensor)
+    else:
+        # Not the framework's copy: it would call up a second team of threads, to spin beside the one that decodes.
+        np.copyto(_bits(place), _bits(tensor))
+
+
+def _bits(tensor: Tensor) -> npt.NDArray[np.uint8]:
+    return tensor.view(torch.uint8).numpy()
+
+
+def untouched(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a processor of memory that is only taken, page by page, when something is written to it."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    width = torch.empty((), dtype=dtype).element_size()
+    return torch.from_numpy(np.zeros(int(np.prod(shape)) * width, dtype=np.uint8)).view(dtype).view(shape)

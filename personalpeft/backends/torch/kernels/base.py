@@ -1,0 +1,83 @@
+"""The few inner operations of a decoding step that decide its speed, and the shapes that they work on.
+
+Invariants: every implementation computes what ``plain`` computes, up to rounding; none keeps anything between calls.
+Shapes: T tokens, of which each belongs to one row; numbers are contiguous and in the base's own format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+# Tokens to a block of the key-value cache.
+BLOCK = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """The slots of one group of projections that read the same input, such as q, k and v.
+
+    ``a`` is ``[slots, blocks, sections * capacity, inputs]``, ``b`` ``[slots, blocks, capacity, outputs]``, where the
+    outputs of the sections lie side by side and end at ``ends``. What a slot's rank does not fill is zero.
+    """
+
+    a: Tensor
+    b: Tensor
+    ends: tuple[int, ...]
+
+    @property
+    def capacity(self) -> int:
+        return self.b.shape[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Pointers:
+    """Which slot each token points to (int32 ``[T]``, 0 for none), and the rank that each slot holds (int32
+    ``[slots]``).
+    """
+
+    slots: Tensor
+    ranks: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a pass finds and puts keys and values.
+
+    ``writes`` (int64 ``[T]``) is each token's own place in the pool: block times ``BLOCK`` plus offset. The first
+    ``len(lengths)`` tokens are decoded: token i sees the first ``lengths[i]`` (int32) tokens of its row, in the blocks
+    that ``table[i]`` (int32 ``[n, longest]``) names.
+    """
+
+    writes: Tensor
+    table: Tensor
+    lengths: Tensor
+
+
+class Kernels(Protocol):
+    """One way to do them, for one device and number format."""
+
+    @property
+    def name(self) -> str: ...
+
+    def lora(self, x: Tensor, y: Tensor, pointers: Pointers, shelf: Shelf, block: int) -> None:
+        """Adds ``B (A x)`` of each token's slot to ``y`` in place; x is ``[T, inputs]``, y ``[T, outputs]``."""
+        ...
+
+    def remember(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, places: Places) -> None:
+        """Puts ``[T, heads, dim]`` keys and values into the pool: ``[pool, heads, dim, BLOCK]`` and ``[pool, heads,
+        BLOCK, dim]``.
+        """
+        ...
+
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, places: Places, *, scaling: float, softcap: float, window: int
+    ) -> Tensor:
+        """Attention of the decoded tokens, ``[n, heads, dim]``, over their rows. ``softcap`` and ``window`` 0: none."""
+        ...
+
+    def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """``x / rms(x) * weight`` over the last dimension (Zhang & Sennrich 2019), rounded before the weight."""
+        ...

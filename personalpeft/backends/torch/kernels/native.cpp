@@ -1,0 +1,270 @@
+// The inner loops of a decoding step on a processor: what a framework's general operators do slowest there.
+//
+// Each does what its namesake in plain.py does, for float32 and bfloat16 numbers. All sums are in float32; what is
+// stored is rounded once, to the nearest, ties to even. Nothing here allocates more than a scratch row per thread or
+// keeps anything between calls. Pointers and sizes are the caller's to check.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+struct bfloat16 {
+    uint16_t bits;
+};
+
+inline float as_float(float value) { return value; }
+
+inline float as_float(bfloat16 value) {
+    uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
+    float result;
+    std::memcpy(&result, &bits, sizeof result);
+    return result;
+}
+
+inline void store(float value, float& place) { place = value; }
+
+inline void store(float value, bfloat16& place) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    place.bits = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// e^x for x <= 0 to about one part in 10^7, in a form that compilers turn into vector code.
+inline float exp_of_negative(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    const float scaled = x * 1.44269504f;
+    const float whole = std::nearbyint(scaled);
+    const float f = (scaled - whole) * 0.693147181f;
+    const float power = 1.0f + f * (1.0f + f * (0.5f + f * (0.166666667f + f * (0.0416666667f + f * 0.00833333333f))));
+    const int32_t bits = (static_cast<int32_t>(whole) + 127) << 23;
+    float exponent;
+    std::memcpy(&exponent, &bits, sizeof exponent);
+    return power * exponent;
+}
+
+// Tokens to a block of the cache; kv.py says the same.
+constexpr int BLOCK = 32;
+// Outputs that one thread adds to at a time.
+constexpr int TILE = 192;
+// Fewer multiplications than this are done before other threads have woken up.
+constexpr int64_t WORTH_THREADS = 1 << 15;
+
+// y[t] += B[slot[t]]^T (A[slot[t]] x[t]); slot 0 adds nothing.
+//
+// A is [slots, ...][sections * capacity, inputs], B is [slots, ...][capacity, outputs]: the outputs of a fused
+// projection lie side by side in sections, and each section has its own rows of A.
+template <typename T>
+void lora(const T* x, T* y, int64_t tokens, const int32_t* slots, const int32_t* ranks, const T* a, int64_t a_stride,
+          const T* b, int64_t b_stride, int64_t capacity, int64_t inputs, int64_t outputs, const int32_t* section_ends,
+          int64_t sections) {
+    int64_t widest = 0;
+    for (int64_t t = 0; t < tokens; ++t) {
+        widest = ranks[slots[t]] > widest ? ranks[slots[t]] : widest;
+    }
+    if (widest == 0) {
+        return;
+    }
+    const int64_t rows = sections * widest;
+    const int64_t tiles = (outputs + TILE - 1) / TILE;
+    std::vector<float> narrow(tokens * rows);
+#pragma omp parallel if (tokens * rows * inputs > WORTH_THREADS)
+    {
+#pragma omp for schedule(static)
+        for (int64_t work = 0; work < tokens * sections; ++work) {
+            const int64_t t = work / sections, section = work % sections;
+            const T* input = x + t * inputs;
+            const T* matrix = a + slots[t] * a_stride + section * capacity * inputs;
+            for (int64_t r = 0; r < ranks[slots[t]]; ++r) {
+                const T* row = matrix + r * inputs;
+                float sum = 0;
+#pragma omp simd reduction(+ : sum)
+                for (int64_t i = 0; i < inputs; ++i) {
+                    sum += as_float(row[i]) * as_float(input[i]);
+                }
+                narrow[t * rows + section * widest + r] = sum;
+            }
+        }
+#pragma omp for schedule(static)
+        for (int64_t work = 0; work < tokens * tiles; ++work) {
+            const int64_t t = work / tiles, rank = ranks[slots[t]];
+            if (rank == 0) {
+                continue;
+            }
+            int64_t begin = work % tiles * TILE;
+            const int64_t tile_end = begin + TILE < outputs ? begin + TILE : outputs;
+            const T* matrix = b + slots[t] * b_stride;
+            T* output = y + t * outputs;
+            for (int64_t section = 0; section < sections && begin < tile_end; ++section) {
+                const int64_t end = section_ends[section] < tile_end ? section_ends[section] : tile_end;
+                if (end <= begin) {
+                    continue;
+                }
+                const float* h = narrow.data() + t * rows + section * widest;
+                float sums[TILE] = {};
+                for (int64_t r = 0; r < rank; ++r) {
+                    const T* row = matrix + r * outputs;
+                    const float scale = h[r];
+#pragma omp simd
+                    for (int64_t o = begin; o < end; ++o) {
+                        sums[o - begin] += scale * as_float(row[o]);
+                    }
+                }
+#pragma omp simd
+                for (int64_t o = begin; o < end; ++o) {
+                    store(as_float(output[o]) + sums[o - begin], output[o]);
+                }
+                begin = end;
+            }
+        }
+    }
+}
+
+// Puts the keys and values of tokens into their places of the cache. A key lies transposed in its block, [dim, BLOCK],
+// so that 32 scores come from whole vectors; a value lies as it is, [BLOCK, dim].
+template <typename T>
+void remember(const T* k, const T* v, T* keys, T* values, const int64_t* places, int64_t tokens, int64_t heads,
+              int64_t dim) {
+    for (int64_t t = 0; t < tokens; ++t) {
+        const int64_t block = places[t] / BLOCK, at = places[t] % BLOCK;
+        for (int64_t h = 0; h < heads; ++h) {
+            const T* key = k + (t * heads + h) * dim;
+            T* key_block = keys + (block * heads + h) * dim * BLOCK;
+            for (int64_t d = 0; d < dim; ++d) {
+                key_block[d * BLOCK + at] = key[d];
+            }
+            std::memcpy(values + ((block * heads + h) * BLOCK + at) * dim, v + (t * heads + h) * dim, dim * sizeof(T));
+        }
+    }
+}
+
+// For each token, attention over the tokens [first, length) of its row, whose blocks its row of the table names.
+template <typename T>
+void attend(const T* q, T* out, const T* keys, const T* values, const int32_t* table, int64_t table_stride,
+            const int32_t* lengths, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, float scaling,
+            float softcap, int64_t window) {
+    const int64_t group = heads / kv_heads;
+#pragma omp parallel
+    {
+        std::vector<float> scores, query(group * dim), sums(group * dim);
+#pragma omp for schedule(dynamic)
+        for (int64_t work = 0; work < tokens * kv_heads; ++work) {
+            const int64_t t = work / kv_heads, kv = work % kv_heads, length = lengths[t];
+            const int64_t first = window > 0 && length > window ? length - window : 0;
+            const int64_t begin = first / BLOCK, end = (length + BLOCK - 1) / BLOCK, span = (end - begin) * BLOCK;
+            const int32_t* blocks = table + t * table_stride;
+            const T* row = q + (t * heads + kv * group) * dim;
+            scores.assign(group * span, 0.0f);
+            for (int64_t i = 0; i < group * dim; ++i) {
+                query[i] = as_float(row[i]) * scaling;
+            }
+            for (int64_t block = begin; block < end; ++block) {
+                const T* key = keys + (blocks[block] * kv_heads + kv) * dim * BLOCK;
+                for (int64_t g = 0; g < group; ++g) {
+                    float lane[BLOCK] = {};
+                    for (int64_t d = 0; d < dim; ++d) {
+                        const float factor = query[g * dim + d];
+#pragma omp simd
+                        for (int j = 0; j < BLOCK; ++j) {
+                            lane[j] += factor * as_float(key[d * BLOCK + j]);
+                        }
+                    }
+                    std::memcpy(&scores[g * span + (block - begin) * BLOCK], lane, sizeof lane);
+                }
+            }
+            const int64_t skip = first - begin * BLOCK, seen = length - begin * BLOCK;
+            for (int64_t g = 0; g < group; ++g) {
+                float* score = &scores[g * span];
+                if (softcap > 0) {
+                    for (int64_t j = skip; j < seen; ++j) {
+                        score[j] = softcap * std::tanh(score[j] / softcap);
+                    }
+                }
+                float top = -INFINITY, total = 0;
+#pragma omp simd reduction(max : top)
+                for (int64_t j = skip; j < seen; ++j) {
+                    top = score[j] > top ? score[j] : top;
+                }
+#pragma omp simd reduction(+ : total)
+                for (int64_t j = skip; j < seen; ++j) {
+                    score[j] = exp_of_negative(score[j] - top);
+                    total += score[j];
+                }
+                const float scale = 1 / total;
+                for (int64_t j = skip; j < seen; ++j) {
+                    score[j] *= scale;
+                }
+            }
+            std::memset(sums.data(), 0, group * dim * sizeof(float));
+            for (int64_t block = begin; block < end; ++block) {
+                const T* value = values + (blocks[block] * kv_heads + kv) * BLOCK * dim;
+                const int64_t at = (block - begin) * BLOCK;
+                const int64_t from = at < skip ? skip - at : 0, to = seen - at < BLOCK ? seen - at : BLOCK;
+                for (int64_t g = 0; g < group; ++g) {
+                    float* sum = &sums[g * dim];
+                    for (int64_t j = from; j < to; ++j) {
+                        const float weight = scores[g * span + at + j];
+#pragma omp simd
+                        for (int64_t d = 0; d < dim; ++d) {
+                            sum[d] += weight * as_float(value[j * dim + d]);
+                        }
+                    }
+                }
+            }
+            T* result = out + (t * heads + kv * group) * dim;
+            for (int64_t i = 0; i < group * dim; ++i) {
+                store(sums[i], result[i]);
+            }
+        }
+    }
+}
+
+// x / rms(x) * weight over the last dimension, rounded before the weight as the models do (Zhang & Sennrich 2019).
+template <typename T>
+void norm(const T* x, const T* weight, T* y, int64_t tokens, int64_t size, float epsilon) {
+    for (int64_t t = 0; t < tokens; ++t) {
+        const T* row = x + t * size;
+        T* result = y + t * size;
+        float squares = 0;
+#pragma omp simd reduction(+ : squares)
+        for (int64_t i = 0; i < size; ++i) {
+            squares += as_float(row[i]) * as_float(row[i]);
+        }
+        const float scale = 1 / std::sqrt(squares / size + epsilon);
+#pragma omp simd
+        for (int64_t i = 0; i < size; ++i) {
+            T rounded;
+            store(as_float(row[i]) * scale, rounded);
+            store(as_float(weight[i]) * as_float(rounded), result[i]);
+        }
+    }
+}
+
+}  // namespace
+
+#define EXPORT(SUFFIX, T)                                                                                              \
+    void lora_##SUFFIX(const T* x, T* y, int64_t tokens, const int32_t* slots, const int32_t* ranks, const T* a,       \
+                       int64_t a_stride, const T* b, int64_t b_stride, int64_t capacity, int64_t inputs,               \
+                       int64_t outputs, const int32_t* section_ends, int64_t sections) {                               \
+        lora(x, y, tokens, slots, ranks, a, a_stride, b, b_stride, capacity, inputs, outputs, section_ends, sections); \
+    }                                                                                                                  \
+    void remember_##SUFFIX(const T* k, const T* v, T* keys, T* values, const int64_t* places, int64_t tokens,          \
+                           int64_t heads, int64_t dim) {                                                               \
+        remember(k, v, keys, values, places, tokens, heads, dim);                                                      \
+    }                                                                                                                  \
+    void attend_##SUFFIX(const T* q, T* out, const T* keys, const T* values, const int32_t* table,                     \
+                         int64_t table_stride, const int32_t* lengths, int64_t tokens, int64_t heads,                  \
+                         int64_t kv_heads, int64_t dim, float scaling, float softcap, int64_t window) {                \
+        attend(q, out, keys, values, table, table_stride, lengths, tokens, heads, kv_heads, dim, scaling, softcap,     \
+               window);                                                                                                \
+    }                                                                                                                  \
+    void norm_##SUFFIX(const T* x, const T* weight, T* y, int64_t tokens, int64_t size, float epsilon) {               \
+        norm(x, weight, y, tokens, size, epsilon);                                                                     \
+    }
+
+extern "C" {
+EXPORT(float32, float)
+EXPORT(bfloat16, bfloat16)
+}

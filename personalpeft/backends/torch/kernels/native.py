@@ -1,0 +1,165 @@
+"""The operations as C++ for processors, compiled once on the machine that runs them and kept in the cache folder.
+
+The general operators of the framework spend most of a decoding step on calls, copies and conversions: over 16 rows with
+16 adapters they take four times as long as reading the adapters once (docs/benchmarks.md). A machine without a compiler
+runs the plain version instead, and ``doctor`` says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from personalpeft.backends.torch.kernels.base import Places, Pointers, Shelf
+
+_COMPILERS = ("c++", "g++", "clang++")
+# No -ffast-math: it would change how the whole process treats the smallest numbers.
+_OPTIONS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+_SUFFIX = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+_P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_SIGNATURES = {
+    "lora": (_P, _P, _I, _P, _P, _P, _I, _P, _I, _I, _I, _I, _P, _I),
+    "remember": (_P, _P, _P, _P, _P, _I, _I, _I),
+    "attend": (_P, _P, _P, _P, _P, _I, _P, _I, _I, _I, _I, _F, _F, _I),
+    "norm": (_P, _P, _P, _I, _I, _F),
+}
+
+
+class NoCompiler(OSError):
+    """Why the operations could not be compiled or loaded here; a reason for ``doctor``, not an error for a user."""
+
+
+class NativeKernels:
+    """See ``Kernels``. Raises ``NoCompiler`` where this machine cannot build or load them."""
+
+    name = "native"
+
+    def __init__(self, cache: Path, dtype: torch.dtype) -> None:
+        if dtype not in _SUFFIX:
+            raise NoCompiler(f"there is none for {dtype}")
+        library = _library(cache)
+        self._lora, self._remember, self._attend, self._norm = (
+            _function(library, f"{name}_{_SUFFIX[dtype]}", signature) for name, signature in _SIGNATURES.items()
+        )
+        self._ends: dict[tuple[int, ...], Tensor] = {}
+
+    def lora(self, x: Tensor, y: Tensor, pointers: Pointers, shelf: Shelf, block: int) -> None:
+        a, b = shelf.a[0, block], shelf.b[0, block]
+        ends = self._ends.get(shelf.ends)
+        if ends is None:
+            ends = self._ends[shelf.ends] = torch.tensor(shelf.ends, dtype=torch.int32)
+        self._lora(
+            x.data_ptr(),
+            y.data_ptr(),
+            len(x),
+            pointers.slots.data_ptr(),
+            pointers.ranks.data_ptr(),
+            a.data_ptr(),
+            shelf.a.stride(0),
+            b.data_ptr(),
+            shelf.b.stride(0),
+            shelf.capacity,
+            x.shape[1],
+            y.shape[1],
+            ends.data_ptr(),
+            len(shelf.ends),
+        )
+
+    def remember(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, places: Places) -> None:
+        tokens, heads, dim = k.shape
+        self._remember(
+            k.data_ptr(), v.data_ptr(), keys.data_ptr(), values.data_ptr(), places.writes.data_ptr(), tokens, heads, dim
+        )
+
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, places: Places, *, scaling: float, softcap: float, window: int
+    ) -> Tensor:
+        tokens, heads, dim = q.shape
+        said = torch.empty_like(q)
+        self._attend(
+            q.data_ptr(),
+            said.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            places.table.data_ptr(),
+            places.table.shape[1],
+            places.lengths.data_ptr(),
+            tokens,
+            heads,
+            keys.shape[1],
+            dim,
+            scaling,
+            softcap,
+            window,
+        )
+        return said
+
+    def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        y = torch.empty_like(x)
+        self._norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // x.shape[-1], x.shape[-1], epsilon)
+        return y
+
+
+def _function(library: ctypes.CDLL, name: str, signature: tuple[Any, ...]) -> Any:
+    function = library[name]
+    function.argtypes, function.restype = signature, None
+    return function
+
+
+def _library(cache: Path) -> ctypes.CDLL:
+    """The compiled operations, from the cache where they were built from this source for this machine before."""
+    source = resources.files(__package__).joinpath("native.cpp").read_bytes()
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    about = f"{_OPTIONS}{platform.machine()}{_processor()}{torch.__version__}".encode()
+    folder = cache / "kernels" / hashlib.sha256(source + about).hexdigest()[:16]
+    place = folder / "native.so"
+    if not place.is_file():
+        if compiler is None:
+            raise NoCompiler(f"there is no C++ compiler ({', '.join(_COMPILERS)})")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as work:
+            _compile(compiler, source, Path(work))
+            # In one step, so that two processes that start together never load half a file.
+            os.replace(Path(work) / "native.so", place)
+    try:
+        return ctypes.CDLL(str(place))
+    except OSError as error:
+        raise NoCompiler(f"what was compiled does not load: {error}") from error
+
+
+def _compile(compiler: str, source: bytes, work: Path) -> None:
+    (work / "native.cpp").write_bytes(source)
+    steps = (
+        [compiler, *_OPTIONS, "-fopenmp", "-c", "native.cpp", "-o", "native.o"],
+        # Linked without OpenMP's own library: the framework has loaded one already, and two of them would have two
+        # teams of threads spin for the same cores.
+        [compiler, "-shared", "native.o", "-o", "native.so"],
+    )
+    for step in steps:
+        try:
+            done = subprocess.run(step, cwd=work, capture_output=True, text=True, timeout=120, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise NoCompiler(f"{compiler} does not run: {error}") from error
+        if done.returncode:
+            raise NoCompiler(f"{compiler} says: {done.stderr.strip().splitlines()[-1:] or 'nothing'}")
+
+
+def _processor() -> str:
+    """What tells processors apart that understand different instructions; ``-march=native`` builds for one kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

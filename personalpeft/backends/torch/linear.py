@@ -1,0 +1,200 @@
+"""Where adapters meet the model: the projections of a block, computed together where they read the same input, with
+whatever is bound added to their outputs.
+
+Invariants: the base's own weights are only ever read; what is bound lasts for one pass and is bound by whoever holds
+the device's turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from personalpeft.types import Architecture
+
+# Projections that read one input, in models that keep them apart: one product is quicker than two or three.
+_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Projections of every block that read the same input, in order; ``ends`` is where each one's outputs end."""
+
+    names: tuple[str, ...]
+    inputs: int
+    ends: tuple[int, ...]
+
+    @property
+    def outputs(self) -> int:
+        return self.ends[-1]
+
+    @property
+    def sections(self) -> tuple[tuple[int, int], ...]:
+        """Where each projection's outputs begin and end."""
+        return tuple(zip((0, *self.ends), self.ends, strict=False))
+
+
+def groups_of(architecture: Architecture) -> tuple[Group, ...]:
+    """The base's adapted projections, each in one group, in the architecture's order."""
+    groups: list[Group] = []
+    taken: set[str] = set()
+    for name, (inputs, _) in architecture.projections.items():
+        if name in taken:
+            continue
+        path, _, last = name.rpartition(".")
+        siblings = [tuple(f"{path}.{t}".lstrip(".") for t in together) for together in _TOGETHER if last in together]
+        names = next((s for s in siblings if all(member in architecture.projections for member in s)), (name,))
+        taken.update(names)
+        ends, end = [], 0
+        for member in names:
+            end += architecture.projections[member][1]
+            ends.append(end)
+        groups.append(Group(names, inputs, tuple(ends)))
+    return tuple(groups)
+
+
+class Bound(Protocol):
+    """Adapters as one pass sees them."""
+
+    def add(self, group: int, block: int, x: Tensor, y: Tensor) -> Tensor:
+        """The outputs ``[rows, tokens, outputs]`` of a group with what is bound added, perhaps in place."""
+        ...
+
+
+class Attachment:
+    """What is bound to the model at this moment; all its projections look here."""
+
+    def __init__(self) -> None:
+        self.bound: tuple[Bound, ...] = ()
+
+    @contextmanager
+    def holding(self, *bound: Bound | None) -> Iterator[None]:
+        """Binds for one forward (and backward) pass."""
+        self.bound = tuple(b for b in bound if b is not None)
+        try:
+            yield
+        finally:
+            self.bound = ()
+
+
+class FrozenLinear(nn.Module):
+    """A linear map whose weights are held in the order that the processor multiplies fastest in.
+
+    That is a third quicker for few rows, and it is the only copy: the gradient, which needs the weights as they were,
+    reads them back.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, reorder: bool) -> None:
+        super().__init__()
+        self._reordered = reorder
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if reorder else weight
+        self._bias = bias
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights as the model has them, ``[outputs, inputs]``."""
+        return self._weight.to_dense() if self._reordered else self._weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self._bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self._reordered:
+            return linear(x, self._weight, self._bias)
+        if torch.is_grad_enabled() and x.requires_grad:
+            result: Tensor = _Multiply.apply(x, self._weight, self._bias)  # type: ignore[no-untyped-call]
+            return result
+        return _multiply(x, self._weight, self._bias)
+
+
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return y
+
+
+class _Multiply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.frozen = weight
+        return _multiply(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return grads[0] @ ctx.frozen.to_dense(), None, None
+
+
+class GroupedLinear:
+    """The base's product for one group of one block, and what is bound beside it.
+
+    The model asks for each projection on its own. The first to ask computes all of them; the others take their part of
+    that, as long as they ask about the very same input.
+    """
+
+    def __init__(
+        self, members: Sequence[nn.Linear], group: int, block: int, attachment: Attachment, reorder: bool
+    ) -> None:
+        weight = members[0].weight if len(members) == 1 else torch.cat([member.weight for member in members])
+        biases = [member.bias for member in members if member.bias is not None]
+        self.product = FrozenLinear(weight.detach(), torch.cat(biases).detach() if biases else None, reorder=reorder)
+        self._group, self._block, self._attachment = group, block, attachment
+        self._asked: Tensor | None = None
+        self._said: Tensor | None = None
+
+    def outputs(self, x: Tensor, begin: int, end: int, *, last: bool) -> Tensor:
+        """The outputs ``begin`` to ``end``; ``last`` says that nobody will ask about this input again."""
+        y = self._said if self._asked is x and self._said is not None else self._compute(x)
+        self._asked, self._said = (None, None) if last else (x, y)
+        return y[..., begin:end]
+
+    def _compute(self, x: Tensor) -> Tensor:
+        y: Tensor = self.product(x)
+        for bound in self._attachment.bound:
+            y = bound.add(self._group, self._block, x, y)
+        return y
+
+
+class Projection(nn.Module):
+    """Stands where one of the model's linear projections stood."""
+
+    def __init__(self, whole: GroupedLinear, begin: int, end: int, *, last: bool) -> None:
+        super().__init__()
+        self._whole = whole
+        self._begin, self._end, self._last = begin, end, last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._whole.outputs(x, self._begin, self._end, last=self._last)
+
+
+def install(
+    model: nn.Module, architecture: Architecture, *, reorder: bool
+) -> tuple[Attachment, dict[str, FrozenLinear]]:
+    """Replaces every projection that the architecture names; without anything bound the model computes as before.
+
+    Also returns the products by the path of their group's first projection.
+    """
+    attachment = Attachment()
+    products: dict[str, FrozenLinear] = {}
+    for block in range(architecture.blocks):
+        root = f"{architecture.block_path}.{block}."
+        for number, group in enumerate(groups_of(architecture)):
+            members = [model.get_submodule(root + name) for name in group.names]
+            whole = GroupedLinear([_as_linear(m) for m in members], number, block, attachment, reorder)
+            products[root + group.names[0]] = whole.product
+            for name, (begin, end) in zip(group.names, group.sections, strict=True):
+                path, _, last = (root + name).rpartition(".")
+                stands_in = Projection(whole, begin, end, last=name == group.names[-1])
+                setattr(model.get_submodule(path), last, stands_in)
+    return attachment, products
+
+
+def _as_linear(module: nn.Module) -> nn.Linear:
+    if not isinstance(module, nn.Linear):
+        raise TypeError(f"{type(module).__name__} is no linear projection")
+    return module

@@ -1,0 +1,57 @@
+"""Which token comes next, for each row by its own numbers and its own random sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from personalpeft.types import Sampling
+
+# Colder than this, float32 overflows; the draw is as good as greedy long before.
+_COLDEST = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Picker:
+    """How one row picks. The generator's state is its own, so what else is in the batch changes nothing."""
+
+    sampling: Sampling
+    generator: torch.Generator
+
+    @staticmethod
+    def of(sampling: Sampling) -> Picker:
+        return Picker(sampling, torch.Generator().manual_seed(sampling.seed))
+
+
+def pick(logits: Tensor, pickers: Sequence[Picker]) -> list[int]:
+    """The next token of each row, from ``[rows, vocabulary]`` logits."""
+    picked: list[int] = logits.argmax(-1).tolist()
+    for row, picker in enumerate(pickers):
+        if picker.sampling.temperature > 0:
+            picked[row] = _draw(logits[row], picker)
+    return picked
+
+
+def _draw(logits: Tensor, picker: Picker) -> int:
+    """A draw from the smallest set of tokens that holds ``top_p`` (Holtzman et al. 2019, section 3.1)."""
+    sampling = picker.sampling
+    chances = torch.softmax(logits.float().cpu() / max(sampling.temperature, _COLDEST), dim=-1)
+    if sampling.top_p < 1:
+        ordered, order = chances.sort(descending=True)
+        beyond = ordered.cumsum(-1) - ordered >= sampling.top_p
+        # The likeliest token is always in: in float32 even an allowed top_p can be as good as 0.
+        beyond[0] = False
+        chances = torch.zeros_like(chances).scatter_(0, order, ordered.masked_fill(beyond, 0.0))
+    return int(torch.multinomial(chances, 1, generator=picker.generator))
+
+
+def logprobs(logits: Tensor, picked: Sequence[int], rows: Sequence[int]) -> dict[int, float]:
+    """The log-prob (nats, at temperature 1) of what the named rows picked."""
+    if not rows:
+        return {}
+    wide = logits[list(rows)].float()
+    own = wide[torch.arange(len(rows)), torch.tensor([picked[row] for row in rows])] - wide.logsumexp(-1)
+    return dict(zip(rows, own.tolist(), strict=True))
