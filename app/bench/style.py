@@ -19,6 +19,7 @@ from pathlib import Path
 
 import personalpeft
 from personalpeft import User
+from personalpeft_app.bench.peak import peak_mb
 from personalpeft_app.bench.people import GENERAL, LESSONS, UNSEEN, Style
 
 _LONG, _SHORT, _REPLY = 96, 48, 40
@@ -139,13 +140,4 @@ def bench_style(styles: Sequence[Style], *, base: str, backend: str, say: Callab
         plain = first_token_seconds(home, base)
         with personalpeft.open(home, base) as runtime:
             runtime.user(_USER).remember("My dog is called Biscuit.")
-        return StyleBench("style", base, results, plain, first_token_seconds(home, base), _peak_mb())
-
-
-def _peak_mb() -> int | None:
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak / (1024 * 1024 if sys.platform == "darwin" else 1024))
+        return StyleBench("style", base, results, plain, first_token_seconds(home, base), peak_mb())

@@ -279,3 +279,21 @@ def test_the_demo_can_keep_its_home(place: Place, monkeypatch: pytest.MonkeyPatc
     assert kept.parent == place.cache
     assert (kept / "personalpeft.db").exists()
     assert place.run("verify", "--home", str(kept)).exit_code == 0
+
+
+def test_the_catalog_benchmark_measures_a_home_of_its_own(place: Place) -> None:
+    told = json.loads(place.run("bench", "catalog", "--users", "200", "--json").stdout)
+    assert told["bench"] == "catalog"
+    assert told["users"] == told["collected"] == 200
+    for key in (
+        "open_seconds",
+        "resolve_p50_ms",
+        "resolve_p99_ms",
+        "list_page_ms",
+        "publish_per_second",
+        "collect_seconds",
+    ):
+        assert told[key] > 0, key
+    assert "resolve, p99, ms" in place.run("bench", "catalog", "--users", "100").stdout
+    assert not place.home.exists()
+    assert place.run("bench", "catalog", "--users", "1").exit_code == 2

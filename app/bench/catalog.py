@@ -1,0 +1,280 @@
+"""``bench catalog``: is a home with very many users as quick as a small one?
+
+A temporary home gets its users by the bulk path: real rows, indexes and digest chains, packed adapters of the fake base that
+many share; every tenth user has a stack of two layers, every hundredth of three. At one per cent of the users and at all
+of them a fresh process (this file, run as a program) opens the home, resolves random users and lists some, and says how
+long that took and how much memory it had. Publishing and collecting are timed here, by one writer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+
+import personalpeft
+from personalpeft.adapters.base import Adapter, Manifest, Pair
+from personalpeft.adapters.packed import pack
+from personalpeft.backends.fake import fake_base
+from personalpeft.bases.base import Base
+from personalpeft.store import open_store
+from personalpeft.store.base import Build, Store
+from personalpeft.types import Revision, StackEntry, Verdict, canonical_digest
+from personalpeft_app.bench.peak import peak_mb
+
+_BATCH = 2000
+_FILES_A_LAYER = 64
+_LAYERS_A_USER = 1 + 1 / 10 + 1 / 100
+_RESOLVED, _RESOLVED_COLD, _PAGES, _PUBLISHED, _LOOSE = 20_000, 2000, 50, 300, 200
+_SEED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a fresh process measured. Cold: the file was dropped from the system's page cache before; None where that cannot be."""
+
+    open_seconds: float
+    resolve_p50_ms: float
+    resolve_p99_ms: float
+    resolve_cold_p50_ms: float | None
+    resolve_cold_p99_ms: float | None
+    list_page_ms: float
+    rss_mb: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogBench:
+    """The object that ``--json`` prints. A page has 100 users; the figures ``at_1_percent`` are of the same home when it had a
+    hundredth of its users; ``home_mb`` is its size on the disk.
+    """
+
+    bench: str
+    users: int
+    build_seconds: float
+    home_mb: int
+    open_seconds: float
+    resolve_p50_ms: float
+    resolve_p99_ms: float
+    resolve_cold_p50_ms: float | None
+    resolve_cold_p99_ms: float | None
+    resolve_p99_ms_at_1_percent: float
+    list_page_ms: float
+    list_page_ms_at_1_percent: float
+    publish_per_second: float
+    publish_per_second_at_1_percent: float
+    collect_seconds: float
+    collected: int
+    rss_mb: int | None
+    rss_mb_at_1_percent: int | None
+
+
+def bench_catalog(users: int, *, progress: Callable[[str, float], None]) -> CatalogBench:
+    """Builds, measures and deletes the home."""
+    base, few = fake_base(), max(1, users // 100)
+    with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder:
+        home = Path(folder) / "home"
+
+        def build(first: int, end: int) -> tuple[float, float]:
+            began = time.perf_counter()
+            with _opened(home) as store:
+                store.catalog.add_revisions(
+                    builds(base, first, end),
+                    batch=_BATCH,
+                    progress=lambda done: progress("Building the home", (first + done / _LAYERS_A_USER) / users),
+                )
+                built = time.perf_counter() - began
+                return built, _publish(store, base, end)
+
+        early, published_early = build(0, few)
+        at_few = _probe(home, few)
+        late, published = build(few, users)
+        progress("Measuring", 0.0)
+        at_all = _probe(home, users)
+        collected, seconds = _collect(home)
+        size = sum(path.stat().st_size for path in home.rglob("*") if path.is_file())
+        return CatalogBench(
+            bench="catalog",
+            users=users,
+            build_seconds=round(early + late, 1),
+            home_mb=size >> 20,
+            open_seconds=at_all.open_seconds,
+            resolve_p50_ms=at_all.resolve_p50_ms,
+            resolve_p99_ms=at_all.resolve_p99_ms,
+            resolve_cold_p50_ms=at_all.resolve_cold_p50_ms,
+            resolve_cold_p99_ms=at_all.resolve_cold_p99_ms,
+            resolve_p99_ms_at_1_percent=at_few.resolve_p99_ms,
+            list_page_ms=at_all.list_page_ms,
+            list_page_ms_at_1_percent=at_few.list_page_ms,
+            publish_per_second=published,
+            publish_per_second_at_1_percent=published_early,
+            collect_seconds=seconds,
+            collected=collected,
+            rss_mb=at_all.rss_mb,
+            rss_mb_at_1_percent=at_few.rss_mb,
+        )
+
+
+def builds(base: Base, first: int, end: int) -> Iterator[Build]:
+    """A style for each user, for every tenth a memory above it, for every hundredth a skill between the two."""
+    files = {
+        layer: [_packed(base, layer, number) for number in range(_FILES_A_LAYER)]
+        for layer in ("style", "skill.email", "memory")
+    }
+    for number in range(first, end):
+        below: tuple[StackEntry, ...] = ()
+        for layer, every in (("style", 1), ("skill.email", 100), ("memory", 10)):
+            if number % every == 0:
+                blob, digest = files[layer][number % _FILES_A_LAYER]
+                made = _build(base, name(number), layer, blob, digest, below)
+                below = (*below, StackEntry(layer, made.revision.id, digest))
+                yield made
+
+
+def name(number: int) -> str:
+    """The id of a made-up user; ids sort as the numbers do."""
+    return f"user-{number:09d}"
+
+
+def _packed(base: Base, layer: str, number: int) -> tuple[bytes, str]:
+    """A packed adapter of rank 1 for the fake base, and its digest."""
+    draw = np.random.default_rng([_SEED, number, *layer.encode()])
+    blocks = base.architecture.blocks
+    pairs = {
+        path: Pair(
+            draw.standard_normal((blocks, 1, inputs), np.float32),
+            draw.standard_normal((blocks, outputs, 1), np.float32),
+        )
+        for path, (inputs, outputs) in base.architecture.projections.items()
+    }
+    manifest = Manifest(
+        base.digest, layer, 1, 1.0, tuple(sorted(pairs)), {"rank": 1}, canonical_digest([layer, number])
+    )
+    blob = pack(Adapter(manifest, pairs))
+    return blob, hashlib.sha256(blob).hexdigest()
+
+
+def _build(base: Base, user: str, layer: str, blob: bytes, digest: str, below: tuple[StackEntry, ...]) -> Build:
+    revision = Revision(
+        id=f"{layer}@{digest[:12]}",
+        user=user,
+        layer=layer,
+        digest=digest,
+        base=base.digest,
+        parent=None,
+        below=below,
+        recipe={"rank": 1, "alpha": 1.0, "targets": list(base.card.targets)},
+        inputs=canonical_digest([digest]),
+        signals={},
+        scores={},
+        verdict=Verdict.PROMOTED,
+        reason="made up for a benchmark",
+        probation=False,
+        at=datetime(2026, 1, 1, tzinfo=UTC),
+        seconds=0.0,
+    )
+    return Build(revision, blob, {"imported": revision.id})
+
+
+def _opened(home: Path, *, ahead: timedelta = timedelta(0)) -> Store:
+    return open_store(home, now=lambda: datetime.now(UTC) + ahead, entropy=os.urandom)
+
+
+def _publish(store: Store, base: Base, users: int) -> float:
+    """How many new revisions a second one writer makes live, each with a file of its own, durably, for users at random."""
+    draw = random.Random(_SEED)
+    made = []
+    for number in range(_PUBLISHED):
+        blob, digest = _packed(base, "style", _FILES_A_LAYER + users * _PUBLISHED + number)
+        made.append(_build(base, name(draw.randrange(users)), "style", blob, digest, ()))
+    began = time.perf_counter()
+    for each in made:
+        store.catalog.add_revision(each.revision, each.blob, each.report, promote=True, cause="learn")
+    return round(_PUBLISHED / (time.perf_counter() - began), 1)
+
+
+def _collect(home: Path) -> tuple[int, float]:
+    """How many of some leftovers were found, and the seconds that took, by the clock of the day after tomorrow."""
+    with _opened(home, ahead=timedelta(days=2)) as store:
+        for number in range(_LOOSE):
+            store.blobs.put(f"nobody names me {number}".encode())
+        began = time.perf_counter()
+        found = store.collect()
+        return found.blobs, round(time.perf_counter() - began, 3)
+
+
+def _probe(home: Path, users: int) -> Probe:
+    command = [sys.executable, "-m", "personalpeft_app.bench.catalog", str(home), str(users)]
+    ran = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    return Probe(**json.loads(ran.stdout))
+
+
+def measure(home: Path, users: int) -> Probe:
+    """What ``Probe`` says, of the process that calls this."""
+    draw = random.Random(_SEED)
+    began = time.perf_counter()
+    with personalpeft.open(home, backend="fake") as runtime:
+        opened = time.perf_counter() - began
+
+        def resolve(times: int) -> list[float]:
+            taken = []
+            for _ in range(times):
+                user = name(draw.randrange(users))
+                began = time.perf_counter()
+                runtime.user(user).stack()
+                taken.append((time.perf_counter() - began) * 1000)
+            return taken
+
+        resolve(10)
+        cold = resolve(_RESOLVED_COLD) if _drop_from_page_cache(home) else None
+        _read_through(home)
+        warm = resolve(_RESOLVED)
+        pages = []
+        for _ in range(_PAGES):
+            began = time.perf_counter()
+            runtime.users(after=name(draw.randrange(users)))
+            pages.append((time.perf_counter() - began) * 1000)
+        return Probe(
+            open_seconds=round(opened, 3),
+            resolve_p50_ms=_percentile(warm, 50),
+            resolve_p99_ms=_percentile(warm, 99),
+            resolve_cold_p50_ms=_percentile(cold, 50) if cold else None,
+            resolve_cold_p99_ms=_percentile(cold, 99) if cold else None,
+            list_page_ms=round(statistics.median(pages), 3),
+            rss_mb=peak_mb(),
+        )
+
+
+def _percentile(taken: list[float], percent: int) -> float:
+    return round(sorted(taken)[len(taken) * percent // 100], 3)
+
+
+def _drop_from_page_cache(home: Path) -> bool:
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    for path in home.glob("personalpeft.db*"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # Only pages that are on the disk can be dropped.
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return True
+
+
+def _read_through(home: Path) -> None:
+    with (home / "personalpeft.db").open("rb") as file:
+        while file.read(1 << 20):
+            pass
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(asdict(measure(Path(sys.argv[1]), int(sys.argv[2])))))
