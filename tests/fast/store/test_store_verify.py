@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from store_makers import add_fact, add_revision, add_turn, opened
+from store_makers import add_fact, add_revision, add_turn, beside, opened, output
 
 from personalpeft.errors import Damaged
 from personalpeft.store.base import Problem
@@ -151,6 +151,32 @@ def test_text_that_cannot_be_read_is_a_problem_and_not_a_traceback(full: Path, t
     assert problems(full)
     tampered(full, f"update turn set used = {text} where user = 'ada'")
     assert problems(full)
+
+
+def test_what_writers_are_adding_meanwhile_is_no_problem(home: Path) -> None:
+    script = """
+store = opened(home)
+store.catalog.ensure_user(sys.argv[2])
+for number in range(30):
+    signal = add_fact(store, sys.argv[2])
+    add_revision(store, f"{sys.argv[2]} {number}".encode(), user=sys.argv[2], signals={signal.id: "train"})
+"""
+    opened(home).close()
+    writers = [beside(script, home, user) for user in ("ada", "bob")]
+    times = 0
+    with opened(home) as store:
+        while any(writer.poll() is None for writer in writers):
+            assert store.verify() == ()
+            times += 1
+    for writer in writers:
+        output(writer)
+    assert times > 3
+
+
+def test_a_fault_of_one_user_does_not_hide_that_of_the_next(full: Path) -> None:
+    tampered(full, "update turn set used = cast(x'ff22' as text) where user = 'ada'")
+    tampered(full, "update report set body = '{}' where user = 'bob'")
+    assert {problem.where.split(",")[0] for problem in problems(full)} == {"ada", "bob"}
 
 
 def test_verify_changes_nothing(full: Path) -> None:
