@@ -35,6 +35,9 @@ class Cli(Group):
         as_data = "--json" in given
         try:
             code = super().main(given, *rest, **extra)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message(), err=True)
+            code = USAGE
         except click.UsageError as error:
             command = error.ctx.command_path if error.ctx else PROGRAM
             hint = f"Run: {command} --help"

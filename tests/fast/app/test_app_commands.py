@@ -67,6 +67,13 @@ def test_options_are_taken_before_and_after_the_command(place: Place) -> None:
     assert json.loads(place.run("memory", "--json", "list", "--user", "bob").stdout)["user"] == "bob"
 
 
+def test_a_group_alone_shows_its_help(place: Place) -> None:
+    result = place.run("bench")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Usage: ")
+    assert "error:" not in result.stderr
+
+
 def test_users_come_in_pages_that_say_when_there_are_more(place: Place) -> None:
     for name in ("bob", "ada", "eve"):
         place.run("remember", "My dog is called Biscuit.", "--user", name)
