@@ -1,7 +1,7 @@
 """What an adapter is, away from any device: named pairs of matrices and a manifest that says what they were built from.
 
 Invariants, held by every ``Adapter`` that this package makes or reads: each projection has both halves; A is ``[blocks,
-rank, inputs]``, B is ``[blocks, outputs, rank]``, float32, finite; all projections share blocks and rank; every
+rank, inputs]``, B is ``[blocks, outputs, rank]``, float16 or float32, finite; all projections share blocks and rank; every
 projection is one that the base's ``Architecture`` has, with its sizes. The change an adapter makes to a projection is
 ``scaling * B @ A``.
 """
@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from personalpeft.types import Json
 
-Matrix: TypeAlias = npt.NDArray[np.float32]
+Matrix: TypeAlias = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,21 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """What one layer of a stack adds to a projection: ``factor * B @ A``, with the layer's weight and scaling as
+    factor.
+    """
+
+    pair: Pair
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
 class Composed:
-    """A whole stack as one LoRA: ranks added up, every scaling and weight already inside B. What a backend's slot
-    holds.
+    """A whole stack as one LoRA, without copying it: for each projection the shares whose ranks add up.
 
     Projections may have fewer ranks than ``rank``, the largest among them: each has those of the layers that adapt it.
     """
 
     rank: int
-    pairs: Mapping[str, Pair]
+    shares: Mapping[str, tuple[Share, ...]]

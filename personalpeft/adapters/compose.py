@@ -11,17 +11,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from personalpeft.adapters.base import Adapter, Composed, Matrix, Pair
+from personalpeft.adapters.base import Adapter, Composed, Matrix, Pair, Share
 from personalpeft.adapters.strict import fault
 from personalpeft.adapters.validate import short
-from personalpeft.errors import InvalidInput
+from personalpeft.errors import AdapterError, InvalidInput
 
 
 def compose(parts: Sequence[tuple[Adapter, float]]) -> Composed:
-    """The stack of (adapter, weight) as one LoRA of scaling 1; arrays are read-only. Weight 0 leaves a part out; no parts: rank 0.
+    """The stack of (adapter, weight) as one LoRA of scaling 1. Weight 0 leaves a part out; no parts: rank 0.
 
-    Raises ``InvalidInput`` for a weight that is not finite, ``AdapterError`` for parts that are not for the same base or shapes, or whose
-    product with weight and scaling is too large for float32.
+    Raises ``InvalidInput`` for a weight that is not finite, ``AdapterError`` for parts that are not for the same base or shapes.
     """
     for adapter, weight in parts:
         if not math.isfinite(weight):
@@ -31,8 +30,26 @@ def compose(parts: Sequence[tuple[Adapter, float]]) -> Composed:
             )
     used = [(adapter, weight) for adapter, weight in parts if weight != 0]
     _check_same_base([adapter for adapter, _ in used])
-    pairs = {name: _sum(name, used) for name in sorted({name for adapter, _ in used for name in adapter.pairs})}
-    return Composed(max((pair.a.shape[1] for pair in pairs.values()), default=0), pairs)
+    shares = {name: _shares(name, used) for name in sorted({name for adapter, _ in used for name in adapter.pairs})}
+    ranks = (sum(share.pair.a.shape[1] for share in having) for having in shares.values())
+    return Composed(max(ranks, default=0), shares)
+
+
+def merged(composed: Composed) -> dict[str, Pair]:
+    """The one LoRA as matrices of its own, float32 and read-only: A concatenated, B scaled and concatenated.
+
+    Raises ``AdapterError`` where a factor makes a B too large for float32.
+    """
+    return {name: _sum(name, shares) for name, shares in composed.shares.items()}
+
+
+def too_large(name: str) -> AdapterError:
+    """The error for a projection whose factor takes it beyond float32."""
+    return fault(
+        "the stack",
+        f"{name} times scaling and weight is too large for float32.",
+        hint="Lower a weight, or roll a layer back.",
+    )
 
 
 def _check_same_base(adapters: Sequence[Adapter]) -> None:
@@ -46,28 +63,23 @@ def _check_same_base(adapters: Sequence[Adapter]) -> None:
             )
 
 
-def _sum(name: str, parts: Sequence[tuple[Adapter, float]]) -> Pair:
-    """The pair of one projection over the parts that adapt it."""
+def _shares(name: str, parts: Sequence[tuple[Adapter, float]]) -> tuple[Share, ...]:
+    """The shares of one projection, from the parts that adapt it."""
     having = [(part, weight) for part, weight in parts if name in part.pairs]
     sizes = {(pair.a.shape[0], pair.a.shape[2], pair.b.shape[1]) for pair in (part.pairs[name] for part, _ in having)}
     if len(sizes) != 1:
         layers = ", ".join(part.manifest.layer for part, _ in having)
         raise fault(f"layers {layers}", f"{name} has different sizes in them.", hint="Stack only layers of one base.")
-    a = np.concatenate([part.pairs[name].a for part, _ in having], axis=1)
-    b: Matrix = np.empty((a.shape[0], having[0][0].pairs[name].b.shape[1], a.shape[1]), np.float32)
-    column = 0
-    for part, weight in having:
-        # Scaled into its place, so that B is in memory once and not twice while a stack is being switched to.
-        place = b[:, :, column : column + part.manifest.rank]
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.multiply(part.pairs[name].b, np.float32(weight * part.manifest.scaling), out=place)
-        column += part.manifest.rank
+    return tuple(Share(part.pairs[name], weight * part.manifest.scaling) for part, weight in having)
+
+
+def _sum(name: str, shares: Sequence[Share]) -> Pair:
+    a = np.concatenate([share.pair.a for share in shares], axis=1, dtype=np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = [np.multiply(share.pair.b, np.float32(share.factor), dtype=np.float32) for share in shares]
+    b = np.concatenate(scaled, axis=2)
     if not (np.isfinite(b.min()) and np.isfinite(b.max())):
-        raise fault(
-            f"layers {', '.join(part.manifest.layer for part, _ in having)}",
-            f"{name} times scaling and weight is too large for float32.",
-            hint="Lower a weight, or roll a layer back.",
-        )
+        raise too_large(name)
     return Pair(_frozen(a), _frozen(b))
 
 

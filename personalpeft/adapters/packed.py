@@ -7,20 +7,23 @@ are ``<projection>.A`` and ``<projection>.B``; ``__metadata__`` holds one key, w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from personalpeft.adapters.base import Adapter, Manifest, Pair
+from personalpeft.adapters.base import Adapter, Manifest, Matrix, Pair
 from personalpeft.adapters.manifest import FORMAT, canonical_manifest, check_format, manifest_from_json
 from personalpeft.adapters.safetensors_reader import HEADER_LIMIT, Tensors, read_tensors
 from personalpeft.adapters.strict import fault, parse_json, read_file, shown
-from personalpeft.adapters.validate import check_adapter
+from personalpeft.adapters.validate import check_adapter, is_finite
 from personalpeft.types import Architecture, canonical_json
 
 METADATA_KEY = "personalpeft"
 _ALIGNMENT = 8
+_DTYPES = {2: "F16", 4: "F32"}
+_LITTLE = {2: "<f2", 4: "<f4"}
 
 
 def pack(adapter: Adapter) -> bytes:
@@ -35,7 +38,11 @@ def pack(adapter: Adapter) -> bytes:
     position = 0
     for name in sorted(halves):
         end = position + halves[name].nbytes
-        header[name] = {"dtype": "F32", "shape": list(halves[name].shape), "data_offsets": [position, end]}
+        header[name] = {
+            "dtype": _DTYPES[halves[name].dtype.itemsize],
+            "shape": list(halves[name].shape),
+            "data_offsets": [position, end],
+        }
         position = end
     # Sorted keys put the tensors in the order of their offsets, which the reader insists on.
     text = canonical_json(header).encode()
@@ -44,25 +51,48 @@ def pack(adapter: Adapter) -> bytes:
         raise fault(
             source, f"its manifest is too long ({len(text)} bytes with the header).", hint="Shorten the recipe."
         )
-    bodies = [np.ascontiguousarray(halves[name], dtype="<f4").data for name in sorted(halves)]
-    return b"".join([len(text).to_bytes(8, "little"), text, *bodies])
+    bodies = [
+        np.ascontiguousarray(halves[name]).astype(_LITTLE[halves[name].dtype.itemsize]) for name in sorted(halves)
+    ]
+    return b"".join([len(text).to_bytes(8, "little"), text, *(body.data for body in bodies)])
 
 
-def unpack(data: bytes, *, source: str, architecture: Architecture | None = None, base: str | None = None) -> Adapter:
-    """The adapter in a packed file's bytes; its arrays are read-only views of ``data`` where that is float32.
+def unpack(
+    data: bytes,
+    *,
+    source: str,
+    architecture: Architecture | None = None,
+    base: str | None = None,
+    known: bool = False,
+) -> Adapter:
+    """The adapter in a packed file's bytes; its arrays are read-only views of ``data`` where that is float16 or float32.
 
     Raises ``AdapterError`` naming ``source`` (a path or a revision) and the fault, whatever the bytes are. With ``architecture`` and
-    ``base`` (a digest) the adapter must also be one for them.
+    ``base`` (a digest) the adapter must also be one for them. ``known`` says that a digest has shown the bytes to be what ``pack``
+    wrote, so that the numbers need not be looked at again: that would take as long as all the rest.
     """
     tensors = read_tensors(data, source=source)
     adapter = Adapter(_manifest(tensors, source), _pairs(tensors, source))
-    check_adapter(adapter, source=source, architecture=architecture, base=base)
+    check_adapter(adapter, source=source, architecture=architecture, base=base, numbers=not known)
     return adapter
+
+
+def in_half(pairs: Mapping[str, Pair]) -> dict[str, Pair]:
+    """The pairs as float16, which is how what was trained is kept: half the bytes to hash, read and hold, and finer than
+    the bfloat16 that it is served in. A half with a number that float16 cannot hold stays as it is.
+    """
+    return {name: Pair(_narrowed(pair.a), _narrowed(pair.b)) for name, pair in pairs.items()}
 
 
 def read_packed(path: Path, *, architecture: Architecture | None = None, base: str | None = None) -> Adapter:
     """The adapter in a file, read at once; as ``unpack``, with the path as its source."""
     return unpack(read_file(path), source=str(path), architecture=architecture, base=base)
+
+
+def _narrowed(matrix: Matrix) -> Matrix:
+    with np.errstate(over="ignore", under="ignore"):
+        narrow = matrix.astype(np.float16)
+    return narrow if is_finite(narrow) else matrix
 
 
 def _manifest(tensors: Tensors, source: str) -> Manifest:

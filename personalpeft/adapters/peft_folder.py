@@ -22,7 +22,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from personalpeft.adapters.base import Adapter, Manifest, Matrix, Pair
-from personalpeft.adapters.compose import compose
+from personalpeft.adapters.compose import compose, merged
 from personalpeft.adapters.manifest import FORMAT, canonical_manifest, check_format, manifest_from_json
 from personalpeft.adapters.peft_config import PeftConfig, plain_config, read_config
 from personalpeft.adapters.safetensors_reader import read_tensors
@@ -71,8 +71,9 @@ def export_stack_peft(
     whole = compose(parts)
     if whole.rank == 0:
         raise InvalidInput("There is nothing to export: the stack is the bare base.", hint="Teach it something first.")
-    config = plain_config(rank=whole.rank, scaling=1.0, targets=list(whole.pairs), base_name=base_name)
-    _write_folder(folder, config, _split(whole.pairs, whole.rank, architecture), {"stack": about})
+    pairs = merged(whole)
+    config = plain_config(rank=whole.rank, scaling=1.0, targets=list(pairs), base_name=base_name)
+    _write_folder(folder, config, _split(pairs, whole.rank, architecture), {"stack": about})
 
 
 def import_peft(folder: Path, architecture: Architecture, *, layer: str, base: str) -> Adapter:

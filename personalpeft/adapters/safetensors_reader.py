@@ -3,7 +3,7 @@
 Why our own: the usual readers accept a key twice, an empty tensor sharing another's offset, and names such as ``../../x``.
 
 Invariants: every byte after the header belongs to exactly one tensor, in the header's order; memory used is bounded by the
-file's own size; arrays are read-only float32. F32 tensors are views of the file's bytes; F16 and BF16 are decoded.
+file's own size; arrays are read-only. F32 and F16 tensors are views of the file's bytes; BF16 is decoded to float32.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ DIMENSIONS_LIMIT = 8
 
 _LENGTH_BYTES = 8
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_FLOATS = {"F32": "<f4", "F16": "<f2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +119,10 @@ def _check_layout(entries: list[_Entry], available: int, source: str) -> None:
 
 def _array(data: bytes, start: int, entry: _Entry) -> Matrix:
     count, offset = math.prod(entry.shape), start + entry.begin
-    if entry.dtype == "F32":
-        flat: Matrix = np.frombuffer(data, "<f4", count, offset)
+    if entry.dtype in _FLOATS:
+        flat: Matrix = np.frombuffer(data, _FLOATS[entry.dtype], count, offset)
         # A writer may put a half-width tensor first; matrix libraries want whole words at whole addresses.
         flat = flat if flat.flags.aligned else flat.copy()
-    elif entry.dtype == "F16":
-        flat = np.frombuffer(data, "<f2", count, offset).astype(np.float32)
     else:
         flat = (np.frombuffer(data, "<u2", count, offset).astype(np.uint32) << np.uint32(16)).view(np.float32)
     array = flat.reshape(entry.shape)

@@ -1,6 +1,6 @@
 """The invariants of an ``Adapter``, checked in one place for every way in and every way out.
 
-They are those of ``base.py``: both halves, one rank, one number of blocks, finite float32, and a manifest that says the same as the
+They are those of ``base.py``: both halves, one rank, one number of blocks, finite numbers, and a manifest that says the same as the
 tensors. Against an architecture and a base they are checked where the caller has one.
 """
 
@@ -27,9 +27,16 @@ _OTHER_BASE = (
 
 
 def check_adapter(
-    adapter: Adapter, *, source: str, architecture: Architecture | None = None, base: str | None = None
+    adapter: Adapter,
+    *,
+    source: str,
+    architecture: Architecture | None = None,
+    base: str | None = None,
+    numbers: bool = True,
 ) -> None:
-    """Raises ``AdapterError`` naming ``source`` unless every invariant holds. ``base`` is the digest of the base in use."""
+    """Raises ``AdapterError`` naming ``source`` unless every invariant holds. ``base`` is the digest of the base in use;
+    without ``numbers``, whether each is finite is not looked at.
+    """
     manifest = adapter.manifest
     if base is not None and manifest.base != base:
         raise fault(
@@ -37,7 +44,7 @@ def check_adapter(
             f"was built for base {short(manifest.base)}, not for {short(base)}, the one in use.",
             hint=_OTHER_BASE,
         )
-    blocks, rank = _check_pairs(adapter.pairs, source)
+    blocks, rank = _check_pairs(adapter.pairs, source, numbers=numbers)
     if manifest.rank != rank:
         raise fault(source, f"the manifest says rank {manifest.rank}, the tensors have {rank}.")
     if set(manifest.targets) != set(adapter.pairs) or len(manifest.targets) != len(adapter.pairs):
@@ -46,12 +53,21 @@ def check_adapter(
         _check_architecture(adapter.pairs, blocks, architecture, source)
 
 
+def is_finite(matrix: Matrix) -> bool:
+    """Whether no number of it is NaN or infinite."""
+    if matrix.dtype == np.float16:
+        # By its bits: numpy has no quick arithmetic for half precision.
+        return bool((matrix.view(np.uint16) & 0x7C00).max() < 0x7C00)
+    # The extremes carry NaN and both infinities, and unlike isfinite() they need no second array of the same size.
+    return bool(np.isfinite(matrix.min()) and np.isfinite(matrix.max()))
+
+
 def short(digest: str) -> str:
     """A digest as people compare it: its first 12 characters, after the name of the hash where it has one."""
     return ascii(digest.removeprefix("sha256:")[:12])[1:-1]
 
 
-def _check_pairs(pairs: Mapping[str, Pair], source: str) -> tuple[int, int]:
+def _check_pairs(pairs: Mapping[str, Pair], source: str, *, numbers: bool) -> tuple[int, int]:
     """Returns (blocks, rank), which all pairs share."""
     if not pairs:
         raise fault(source, "has no projections.")
@@ -61,7 +77,7 @@ def _check_pairs(pairs: Mapping[str, Pair], source: str) -> tuple[int, int]:
         if len(name) > PROJECTION_LIMIT or PROJECTION.fullmatch(name) is None:
             raise fault(source, f"{shown(name)} cannot be the name of a projection.")
         for half, matrix in (("A", pair.a), ("B", pair.b)):
-            _check_matrix(matrix, f"{name}.{half}", source)
+            _check_matrix(matrix, f"{name}.{half}", source, numbers=numbers)
         blocks, rank, _ = pair.a.shape
         if (pair.b.shape[0], pair.b.shape[2]) != (blocks, rank):
             raise fault(source, f"the halves of {name} do not fit together: A {pair.a.shape}, B {pair.b.shape}.")
@@ -72,11 +88,11 @@ def _check_pairs(pairs: Mapping[str, Pair], source: str) -> tuple[int, int]:
     return first.shape[0], first.shape[1]
 
 
-def _check_matrix(matrix: Matrix, name: str, source: str) -> None:
-    if matrix.dtype != np.float32 or matrix.ndim != 3 or matrix.size == 0:
-        raise fault(source, f"{name} is {matrix.dtype} of shape {matrix.shape}, not float32 [blocks, rows, columns].")
-    # The extremes carry NaN and both infinities, and unlike isfinite() they need no second array of the same size.
-    if not (np.isfinite(matrix.min()) and np.isfinite(matrix.max())):
+def _check_matrix(matrix: Matrix, name: str, source: str, *, numbers: bool) -> None:
+    if matrix.dtype not in (np.float16, np.float32) or matrix.ndim != 3 or matrix.size == 0:
+        wanted = "float16 or float32 [blocks, rows, columns]"
+        raise fault(source, f"{name} is {matrix.dtype} of shape {matrix.shape}, not {wanted}.")
+    if numbers and not is_finite(matrix):
         hint = "The training that made it has diverged, or the file is damaged; build it again."
         raise fault(source, f"{name} holds NaN or infinity.", hint=hint)
 

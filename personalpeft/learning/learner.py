@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from personalpeft.adapters.base import Adapter, Manifest
-from personalpeft.adapters.packed import pack
+from personalpeft.adapters.packed import in_half, pack
 from personalpeft.backends.base import SessionSpec
 from personalpeft.learning.anchors import LONGEST
 from personalpeft.learning.curriculum import continuation, schedule
@@ -27,7 +27,7 @@ from personalpeft.learning.report import Example, LearnReport, Source, said
 from personalpeft.learning.training import Desk, Trained, stopped, train
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.store.base import Store
-from personalpeft.types import Message, Revision, Sampling, Stack, StackEntry, Verdict
+from personalpeft.types import Message, Revision, Sampling, StackEntry, Verdict
 
 Progress: TypeAlias = Callable[[str, float], None]
 
@@ -72,36 +72,43 @@ class Learner:
         self, plan: Plan, began: float, seconds: float | None, progress: Progress, cancelled: Callable[[], bool]
     ) -> LearnReport:
         progress("Reading", 0.0)
-        generic = self._generic(plan.below, cancelled)
+        generic = self._generic(plan, cancelled)
+        # A session keeps what lies below for itself, so its slot is free for others while it trains.
         with self.engine.resident(plan.below) as below:
             session = self.engine.backend.session(_spec(self, plan, below))
-            try:
-                trained = train(
-                    session,
-                    schedule(plan, self.engine.backend, generic),
-                    plan.recipe,
-                    plan.inputs,
-                    self._desk(plan),
-                    progress=lambda done: progress("Learning", done),
-                    cancelled=cancelled,
-                    out_of_time=lambda: seconds is not None and self.timer() - began > seconds,
-                )
-                pairs = session.pairs()
-            finally:
-                session.close()
+        try:
+            trained = train(
+                session,
+                schedule(plan, self.engine.backend, generic),
+                plan.recipe,
+                plan.inputs,
+                self._desk(plan),
+                progress=lambda done: progress("Learning", done),
+                cancelled=cancelled,
+                out_of_time=lambda: seconds is not None and self.timer() - began > seconds,
+            )
+            pairs = session.pairs()
+        finally:
+            session.close()
         if not trained.complete:
             reason = f"the time was up after step {trained.done} of {trained.steps}; the next learn goes on from there"
             return self._report(plan, Verdict.ABSTAINED, reason, began, steps=trained.done)
 
         progress("Judging", 0.0)
-        blob = pack(Adapter(_manifest(plan), pairs))
+        blob = pack(Adapter(_manifest(plan), in_half(pairs)))
         digest = self.store.blobs.put(blob)
         entry = StackEntry(plan.layer, f"{plan.layer}@{digest[:12]}", digest, self._weight(plan))
         candidate = plan.candidate(entry)
-        evidence, examples = examine(self.engine, plan.live, candidate, self._paper(plan, generic), cancelled=cancelled)
+        evidence, examples = examine(
+            self.engine, plan.user, plan.live, candidate, self._paper(plan, generic), cancelled=cancelled
+        )
         judgement = judge(evidence, self.margins)
         progress("Judging", 1.0)
-        return self._publish(plan, entry, blob, judgement, evidence.as_json(), examples, trained, began)
+        if judgement.verdict is not Verdict.PROMOTED:
+            return self._publish(plan, entry, blob, judgement, evidence.as_json(), examples, trained, began)
+        # Held from before the head moves until after, so that the first reply of a new revision waits for nothing.
+        with self.engine.resident(candidate):
+            return self._publish(plan, entry, blob, judgement, evidence.as_json(), examples, trained, began)
 
     def _publish(
         self,
@@ -149,10 +156,11 @@ class Learner:
         self.store.drop_session(plan.user, plan.layer)
         return report
 
-    def _generic(self, below: Stack, cancelled: Callable[[], bool]) -> list[tuple[tuple[Message, ...], str]]:
+    def _generic(self, plan: Plan, cancelled: Callable[[], bool]) -> list[tuple[tuple[Message, ...], str]]:
         """What the stack below says to generic questions."""
         questions = [(Message("user", text),) for text in generic_questions().anchors]
-        requests = [Request(messages, below, Sampling(max_tokens=LONGEST)) for messages in questions]
+        sampling = Sampling(max_tokens=LONGEST)
+        requests = [Request(plan.user, messages, plan.below, sampling, background=True) for messages in questions]
         replies = self.engine.texts(requests, cancelled=cancelled)
         if cancelled():
             raise stopped("before the first step")

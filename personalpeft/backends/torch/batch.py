@@ -10,7 +10,7 @@ out of it; a row's numbers depend on its own tokens and slot alone; what a row h
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -32,7 +32,9 @@ _BESIDE_OTHERS, _ALONE = 64, 512
 
 @dataclass(slots=True)
 class _Live:
-    """A row in the batch. ``tokens`` are the prompt and what was picked, of which the model has read ``read``; ``name`` is that of its last sealed block."""
+    """A row in the batch. ``tokens`` are the prompt and what was picked, of which the model has read ``read``; ``name``
+    is that of its last sealed block.
+    """
 
     number: int
     row: Row
@@ -198,7 +200,7 @@ class Batch:
         self._bank.let_go(live.slot)
 
 
-def _within(budget: int, rows: Iterator[_Live] | Sequence[_Live]) -> Iterator[tuple[_Live, int]]:
+def _within(budget: int, rows: Iterable[_Live]) -> Iterator[tuple[_Live, int]]:
     """Which prompts are read on, and how far: those that came first first."""
     for live in rows:
         if live.pending > 1 and budget:

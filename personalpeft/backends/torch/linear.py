@@ -140,9 +140,11 @@ class GroupedLinear:
     def __init__(
         self, members: Sequence[nn.Linear], group: int, block: int, attachment: Attachment, reorder: bool
     ) -> None:
-        weight = members[0].weight if len(members) == 1 else torch.cat([member.weight for member in members])
-        biases = [member.bias for member in members if member.bias is not None]
-        self.product = FrozenLinear(weight.detach(), torch.cat(biases).detach() if biases else None, reorder=reorder)
+        weights = [member.weight.detach() for member in members]
+        biases = [member.bias.detach() for member in members if member.bias is not None]
+        # One member is not copied: where weights keep their order, they stay the very memory that was loaded.
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+        self.product = FrozenLinear(weight, torch.cat(biases) if biases else None, reorder=reorder)
         self._group, self._block, self._attachment = group, block, attachment
         self._asked: Tensor | None = None
         self._said: Tensor | None = None

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from personalpeft.adapters.base import Pair
 from personalpeft.backends.base import Continuation, SessionSpec, Term
-from personalpeft.backends.torch.model import Model
 from personalpeft.backends.torch.linear import Bound
+from personalpeft.backends.torch.model import Model
 from personalpeft.backends.torch.slots import bind_trained
 
 _CHUNK = 512

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from personalpeft.adapters.base import Composed
+from personalpeft.adapters.compose import too_large
 from personalpeft.backends.torch.kernels.base import Kernels, Pointers, Shelf
 from personalpeft.backends.torch.linear import Bound, Group, groups_of
 from personalpeft.types import Architecture
@@ -122,22 +123,30 @@ class SlotBank:
         self._ranks = torch.zeros(slots + 1, dtype=torch.int32, device=device)
         self._shelves: tuple[Shelf, ...] = tuple(self._shelf(group, _STEP) for group in self._groups)
 
-    def stage(self, adapter: Composed) -> StagedStack:
-        """Brings a stack into the form of the slots, in host memory."""
+    def stage(self, stack: Composed) -> StagedStack:
+        """Brings a stack into the form of the slots, in host memory. Raises ``AdapterError`` where a factor makes it too
+        large.
+        """
+        blocks, rank = self._architecture.blocks, stack.rank
         a, b = [], []
         for group in self._groups:
-            wide_a = np.zeros(
-                (self._architecture.blocks, len(group.names), adapter.rank, group.inputs), dtype=np.float32
-            )
-            wide_b = np.zeros((self._architecture.blocks, adapter.rank, group.outputs), dtype=np.float32)
+            # Zeros where something stays empty, else whatever is there, since all of it is written to.
+            full = all(sum(s.pair.a.shape[1] for s in stack.shares.get(name, ())) == rank for name in group.names)
+            make = torch.empty if full else torch.zeros
+            wide_a = make((blocks, len(group.names), rank, group.inputs), dtype=self._dtype)
+            wide_b = make((blocks, rank, group.outputs), dtype=self._dtype)
             for section, (name, (begin, end)) in enumerate(zip(group.names, group.sections, strict=True)):
-                pair = adapter.pairs.get(name)
-                if pair is not None:
-                    wide_a[:, section, : pair.a.shape[1]] = pair.a
-                    wide_b[:, : pair.a.shape[1], begin:end] = pair.b.transpose(0, 2, 1)
-            a.append(torch.from_numpy(wide_a).to(self._dtype))
-            b.append(torch.from_numpy(wide_b).to(self._dtype))
-        return StagedStack(adapter.rank, tuple(a), tuple(b))
+                row = 0
+                for share in stack.shares.get(name, ()):
+                    rows = slice(row, row + share.pair.a.shape[1])
+                    fits = self._kernels.lay(share.pair.a, wide_a[:, section, rows], 1.0)
+                    fits &= self._kernels.lay(share.pair.b, wide_b[:, rows, begin:end].transpose(1, 2), share.factor)
+                    if not fits:
+                        raise too_large(name)
+                    row = rows.stop
+            a.append(wide_a)
+            b.append(wide_b)
+        return StagedStack(rank, tuple(a), tuple(b))
 
     def put(self, key: str, stack: StagedStack) -> None:
         """Fills a free slot. Raises ``RuntimeError`` when none is free: whoever decides about residency has to free one

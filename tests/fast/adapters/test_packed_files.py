@@ -23,7 +23,7 @@ from hypothesis.extra.numpy import arrays
 from safetensors.numpy import load
 
 from personalpeft.adapters.base import Adapter, Pair
-from personalpeft.adapters.packed import pack, read_packed, unpack
+from personalpeft.adapters.packed import in_half, pack, read_packed, unpack
 from personalpeft.errors import AdapterError
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -67,7 +67,7 @@ def test_what_was_packed_comes_back_the_same(adapter: Adapter) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(adapters(), st.sampled_from(["F16", "BF16"]))
-def test_half_width_files_are_decoded_to_float32(adapter: Adapter, dtype: str) -> None:
+def test_half_width_files_are_read_as_the_numbers_they_hold(adapter: Adapter, dtype: str) -> None:
     small = {n: Pair(np.clip(p.a, -9e3, 9e3), np.clip(p.b, -9e3, 9e3)) for n, p in adapter.pairs.items()}
     header, _ = take_apart(pack(Adapter(adapter.manifest, small)))
     body = b""
@@ -83,8 +83,40 @@ def test_half_width_files_are_decoded_to_float32(adapter: Adapter, dtype: str) -
     again = unpack(put_together(header, body), source="test")
     for name, pair in small.items():
         for before, after in ((pair.a, again.pairs[name].a), (pair.b, again.pairs[name].b)):
-            assert after.dtype == np.float32
+            assert after.dtype == (np.float16 if dtype == "F16" else np.float32)
             np.testing.assert_allclose(after, before, rtol=2**-7, atol=2**-24)
+
+
+@settings(max_examples=40, deadline=None)
+@given(adapters())
+def test_what_is_kept_in_half_precision_comes_back_the_same_and_is_half_as_large(adapter: Adapter) -> None:
+    half = Adapter(adapter.manifest, in_half(adapter.pairs))
+    again = unpack(pack(half), source="test")
+    assert_equal(again, half)
+    assert all(
+        np.array_equal(after, before.astype(np.float16))
+        for name, pair in adapter.pairs.items()
+        for before, after in ((pair.a, again.pairs[name].a), (pair.b, again.pairs[name].b))
+        if np.abs(before).max() < 65504
+    )
+
+
+def test_numbers_beyond_half_precision_stay_in_full() -> None:
+    large = Pair(np.full((2, 1, 3), 1e5, np.float32), np.full((2, 4, 1), 0.5, np.float32))
+    kept = in_half({"p": large})["p"]
+    assert (kept.a.dtype, kept.b.dtype) == (np.float32, np.float16)
+    np.testing.assert_array_equal(kept.a, large.a)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_half_precision_that_is_not_finite_is_refused(bad: float) -> None:
+    adapter = make_adapter()
+    name = next(iter(adapter.pairs))
+    pair = in_half(adapter.pairs)[name]
+    spoiled = pair.b.copy()
+    spoiled[0, 0, 0] = bad
+    with pytest.raises(AdapterError, match="NaN or infinity"):
+        pack(Adapter(adapter.manifest, {**adapter.pairs, name: Pair(pair.a, spoiled)}))
 
 
 def test_the_same_adapter_gives_the_same_bytes_whatever_order_it_was_built_in() -> None:

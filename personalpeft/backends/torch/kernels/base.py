@@ -11,6 +11,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from personalpeft.adapters.base import Matrix
+
 # Tokens to a block of the key-value cache.
 BLOCK = 32
 
@@ -61,6 +63,12 @@ class Kernels(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    def lay(self, source: Matrix, place: Tensor, factor: float) -> bool:
+        """Writes ``source * factor``, three-dimensional, to a place of the same shape in host memory, which may be
+        strided; whether all of it is finite. Uses the calling thread alone, since it runs beside a step.
+        """
+        ...
 
     def lora(self, x: Tensor, y: Tensor, pointers: Pointers, shelf: Shelf, block: int) -> None:
         """Adds ``B (A x)`` of each token's slot to ``y`` in place; x is ``[T, inputs]``, y ``[T, outputs]``."""

@@ -9,6 +9,10 @@
 #include <cstring>
 #include <vector>
 
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
 namespace {
 
 struct bfloat16 {
@@ -45,7 +49,25 @@ inline float exp_of_negative(float x) {
     return power * exponent;
 }
 
-// Tokens to a block of the cache; kv.py says the same.
+// IEEE half precision, which adapters are stored in.
+struct half {
+    uint16_t bits;
+};
+
+inline float as_float(half value) {
+    const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16, rest = value.bits & 0x7fff;
+    // Moving the exponent by a product gives the smallest numbers their right value too (infinity does not occur).
+    uint32_t bits = rest << 13;
+    float result;
+    std::memcpy(&result, &bits, sizeof result);
+    result *= 0x1p112f;
+    std::memcpy(&bits, &result, sizeof bits);
+    bits |= sign;
+    std::memcpy(&result, &bits, sizeof result);
+    return result;
+}
+
+// Tokens to a block of the cache; kernels/base.py says the same.
 constexpr int BLOCK = 32;
 // Outputs that one thread adds to at a time.
 constexpr int TILE = 192;
@@ -221,6 +243,58 @@ void attend(const T* q, T* out, const T* keys, const T* values, const int32_t* t
     }
 }
 
+inline void widen(const float* source, float* wide, int64_t count) { std::memcpy(wide, source, count * sizeof *wide); }
+
+inline void widen(const half* source, float* wide, int64_t count) {
+    int64_t i = 0;
+#ifdef __F16C__
+    for (; i + 8 <= count; i += 8) {
+        const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i));
+        _mm256_storeu_ps(wide + i, _mm256_cvtph_ps(eight));
+    }
+#endif
+    for (; i < count; ++i) {
+        wide[i] = as_float(source[i]);
+    }
+}
+
+// place = source * factor, where the source is dense [blocks, rows, columns] and the place may be strided, even
+// transposed; whether all of it is finite.
+template <typename S, typename T>
+int32_t lay(const S* source, T* place, const int64_t* sizes, const int64_t* strides, float factor) {
+    constexpr int64_t AT_ONCE = 4096;
+    const int64_t columns = sizes[2], rows_at_once = columns < AT_ONCE ? AT_ONCE / columns : 1;
+    std::vector<float> wide(rows_at_once * columns);
+    std::vector<T> narrow(rows_at_once * columns);
+    int32_t beyond = 0;
+    for (int64_t block = 0; block < sizes[0]; ++block) {
+        for (int64_t begin = 0; begin < sizes[1]; begin += rows_at_once) {
+            const int64_t rows = sizes[1] - begin < rows_at_once ? sizes[1] - begin : rows_at_once;
+            const int64_t count = rows * columns;
+            widen(source + (block * sizes[1] + begin) * columns, wide.data(), count);
+#pragma omp simd reduction(| : beyond)
+            for (int64_t i = 0; i < count; ++i) {
+                const float value = wide[i] * factor;
+                beyond |= !(std::fabs(value) <= 3.4028235e38f);
+                store(value, narrow[i]);
+            }
+            T* result = place + block * strides[0] + begin * strides[1];
+            if (strides[2] == 1) {
+                for (int64_t row = 0; row < rows; ++row) {
+                    std::memcpy(result + row * strides[1], &narrow[row * columns], columns * sizeof(T));
+                }
+            } else {
+                for (int64_t column = 0; column < columns; ++column) {
+                    for (int64_t row = 0; row < rows; ++row) {
+                        result[row * strides[1] + column * strides[2]] = narrow[row * columns + column];
+                    }
+                }
+            }
+        }
+    }
+    return !beyond;
+}
+
 // x / rms(x) * weight over the last dimension, rounded before the weight as the models do (Zhang & Sennrich 2019).
 template <typename T>
 void norm(const T* x, const T* weight, T* y, int64_t tokens, int64_t size, float epsilon) {
@@ -262,6 +336,14 @@ void norm(const T* x, const T* weight, T* y, int64_t tokens, int64_t size, float
     }                                                                                                                  \
     void norm_##SUFFIX(const T* x, const T* weight, T* y, int64_t tokens, int64_t size, float epsilon) {               \
         norm(x, weight, y, tokens, size, epsilon);                                                                     \
+    }                                                                                                                  \
+    int32_t lay_float32_##SUFFIX(const float* source, T* place, const int64_t* sizes, const int64_t* strides,         \
+                                 float factor) {                                                                       \
+        return lay(source, place, sizes, strides, factor);                                                             \
+    }                                                                                                                  \
+    int32_t lay_float16_##SUFFIX(const half* source, T* place, const int64_t* sizes, const int64_t* strides,          \
+                                 float factor) {                                                                       \
+        return lay(source, place, sizes, strides, factor);                                                             \
     }
 
 extern "C" {

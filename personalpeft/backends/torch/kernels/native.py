@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import platform
 import shutil
 import subprocess
@@ -18,9 +17,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from personalpeft.adapters.base import Matrix
 from personalpeft.backends.torch.kernels.base import Places, Pointers, Shelf
 
 _COMPILERS = ("c++", "g++", "clang++")
@@ -53,7 +54,19 @@ class NativeKernels:
         self._lora, self._remember, self._attend, self._norm = (
             _function(library, f"{name}_{_SUFFIX[dtype]}", signature) for name, signature in _SIGNATURES.items()
         )
+        self._lay = {
+            numpy: _function(library, f"lay_{numpy}_{_SUFFIX[dtype]}", (_P, _P, _P, _P, _F), ctypes.c_int32)
+            for numpy in ("float16", "float32")
+        }
         self._ends: dict[tuple[int, ...], Tensor] = {}
+
+    def lay(self, source: Matrix, place: Tensor, factor: float) -> bool:
+        three = ctypes.c_int64 * 3
+        source = np.ascontiguousarray(source)
+        finite = self._lay[source.dtype.name](
+            source.ctypes.data, place.data_ptr(), three(*source.shape), three(*place.stride()), factor
+        )
+        return bool(finite)
 
     def lora(self, x: Tensor, y: Tensor, pointers: Pointers, shelf: Shelf, block: int) -> None:
         a, b = shelf.a[0, block], shelf.b[0, block]
@@ -112,9 +125,9 @@ class NativeKernels:
         return y
 
 
-def _function(library: ctypes.CDLL, name: str, signature: tuple[Any, ...]) -> Any:
+def _function(library: ctypes.CDLL, name: str, signature: tuple[Any, ...], result: Any = None) -> Any:
     function = library[name]
-    function.argtypes, function.restype = signature, None
+    function.argtypes, function.restype = signature, result
     return function
 
 
@@ -132,7 +145,7 @@ def _library(cache: Path) -> ctypes.CDLL:
         with tempfile.TemporaryDirectory(dir=folder) as work:
             _compile(compiler, source, Path(work))
             # In one step, so that two processes that start together never load half a file.
-            os.replace(Path(work) / "native.so", place)
+            (Path(work) / "native.so").replace(place)
     try:
         return ctypes.CDLL(str(place))
     except OSError as error:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from personalpeft.adapters.base import Matrix
 from personalpeft.backends.torch.kernels.base import BLOCK, Places, Pointers, Shelf
 
 
@@ -13,6 +15,11 @@ class PlainKernels:
     """See ``Kernels``."""
 
     name = "plain"
+
+    def lay(self, source: Matrix, place: Tensor, factor: float) -> bool:
+        scaled = torch.from_numpy(np.multiply(source, np.float32(factor), dtype=np.float32))
+        place.copy_(scaled)
+        return bool(torch.isfinite(scaled).all())
 
     def lora(self, x: Tensor, y: Tensor, pointers: Pointers, shelf: Shelf, block: int) -> None:
         slots = pointers.slots.long()
