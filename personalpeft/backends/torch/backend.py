@@ -24,6 +24,8 @@ from personalpeft.types import Message
 _SLOTS = {"cpu": 32, "cuda": 128}
 _ROWS = {"cpu": 16, "cuda": 128}
 _SCORED_AT_ONCE = 1024
+# What rounding explains, in nats a token (docs/benchmarks.md has what was measured).
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 # Places for keys and values: the longest row that the base can read, and so much for each of the others.
 _TOKENS_A_ROW = 512
 _MEMORY_SHARE = 8
@@ -53,6 +55,7 @@ class TorchBackend:
         self.slots = slots or _SLOTS.get(kind, _SLOTS["cpu"])
         self.rows = rows or _ROWS.get(kind, _ROWS["cpu"])
         kernels, why = choose_kernels(where.device, where.dtype, cache)
+        self.tolerance = _TOLERANCE.get(where.dtype, _TOLERANCE[torch.float32])
         self.description = f"{where.reason}, {why}"
         self._text = Text(base)
         self._model = Model(base, where, kernels)

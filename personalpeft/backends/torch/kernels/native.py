@@ -134,25 +134,29 @@ def _function(library: ctypes.CDLL, name: str, signature: tuple[Any, ...], resul
 def _library(cache: Path) -> ctypes.CDLL:
     """The compiled operations, from the cache where they were built from this source for this machine before."""
     source = resources.files(__package__).joinpath("native.cpp").read_bytes()
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     about = f"{_OPTIONS}{platform.machine()}{_processor()}{torch.__version__}".encode()
     folder = cache / "kernels" / hashlib.sha256(source + about).hexdigest()[:16]
     place = folder / "native.so"
-    if not place.is_file():
-        if compiler is None:
-            raise NoCompiler(f"there is no C++ compiler ({', '.join(_COMPILERS)})")
+    if place.is_file():
+        try:
+            return ctypes.CDLL(str(place))
+        except OSError:
+            pass  # Damaged, or built with what is no longer there: it is built anew.
+    try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as work:
-            _compile(compiler, source, Path(work))
+            built = _compile(source, Path(work))
             # In one step, so that two processes that start together never load half a file.
-            (Path(work) / "native.so").replace(place)
-    try:
+            built.replace(place)
         return ctypes.CDLL(str(place))
     except OSError as error:
-        raise NoCompiler(f"what was compiled does not load: {error}") from error
+        raise error if isinstance(error, NoCompiler) else NoCompiler(str(error)) from error
 
 
-def _compile(compiler: str, source: bytes, work: Path) -> None:
+def _compile(source: bytes, work: Path) -> Path:
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        raise NoCompiler(f"there is no C++ compiler ({', '.join(_COMPILERS)})")
     (work / "native.cpp").write_bytes(source)
     steps = (
         [compiler, *_OPTIONS, "-fopenmp", "-c", "native.cpp", "-o", "native.o"],
@@ -166,7 +170,9 @@ def _compile(compiler: str, source: bytes, work: Path) -> None:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NoCompiler(f"{compiler} does not run: {error}") from error
         if done.returncode:
-            raise NoCompiler(f"{compiler} says: {done.stderr.strip().splitlines()[-1:] or 'nothing'}")
+            said = done.stderr.strip().splitlines() or ["nothing"]
+            raise NoCompiler(f"{compiler} says: {said[-1]}")
+    return work / "native.so"
 
 
 def _processor() -> str:

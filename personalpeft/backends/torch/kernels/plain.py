@@ -17,7 +17,8 @@ class PlainKernels:
     name = "plain"
 
     def lay(self, source: Matrix, place: Tensor, factor: float) -> bool:
-        scaled = torch.from_numpy(np.multiply(source, np.float32(factor), dtype=np.float32))
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = torch.from_numpy(np.multiply(source, np.float32(factor), dtype=np.float32))
         place.copy_(scaled)
         return bool(torch.isfinite(scaled).all())
 
