@@ -25,6 +25,7 @@ from personalpeft.errors import (
     Cancelled,
     CardError,
     Damaged,
+    DeadlineExceeded,
     HomeError,
     InvalidId,
     InvalidInput,
@@ -33,6 +34,7 @@ from personalpeft.errors import (
     NothingToLearn,
     PersonalPeftError,
     PromptTooLong,
+    ServingFailed,
     WeightsError,
 )
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from personalpeft.learning.report import LearnReport
     from personalpeft.replies import Reply, Stream, Why
     from personalpeft.runtime import Runtime
+    from personalpeft.settings import Serving
     from personalpeft.user import User
 
 DEFAULT_BASE = "smollm2-135m-instruct"
@@ -53,6 +56,7 @@ __all__ = [
     "Cancelled",
     "CardError",
     "Damaged",
+    "DeadlineExceeded",
     "HomeError",
     "InvalidId",
     "InvalidInput",
@@ -64,6 +68,8 @@ __all__ = [
     "PromptTooLong",
     "Reply",
     "Runtime",
+    "Serving",
+    "ServingFailed",
     "Stream",
     "User",
     "WeightsError",
@@ -75,6 +81,7 @@ _LAZY = {
     "LearnReport": "personalpeft.learning.report",
     "Reply": "personalpeft.replies",
     "Runtime": "personalpeft.runtime",
+    "Serving": "personalpeft.settings",
     "Stream": "personalpeft.replies",
     "User": "personalpeft.user",
     "Why": "personalpeft.replies",
@@ -89,22 +96,30 @@ def open(
     clock: Clock | None = None,
     progress: Callable[[str, float], None] = lambda stage, done: None,
     read_only: bool = False,
+    serving: Serving | None = None,
 ) -> Runtime:
     """Opens a home folder, and makes it where there is none, on one base.
 
     ``home`` defaults to PERSONALPEFT_HOME, else the platform's data folder. ``base`` is the name of a card, a path to a
     card or a folder with a model in it. ``backend`` is "torch", or "fake" for tests without a model. ``progress`` hears
     a stage and how much of it is done (0 to 1) while the base is prepared and loaded, which happens when it is first
-    needed. Raises ``HomeError``, ``NotFound`` for an unknown base, ``CardError``.
+    needed. ``serving`` says how much is served at once, and how much may wait. Raises ``HomeError``, ``NotFound`` for an
+    unknown base, ``CardError``.
     """
     import os
 
     from personalpeft.clock import SYSTEM
     from personalpeft.runtime import Runtime
-    from personalpeft.settings import resolve
+    from personalpeft.settings import Serving, resolve
 
     return Runtime(
-        resolve(home, os.environ), base, backend, clock=clock or SYSTEM, progress=progress, read_only=read_only
+        resolve(home, os.environ),
+        base,
+        backend,
+        clock=clock or SYSTEM,
+        progress=progress,
+        read_only=read_only,
+        serving=serving or Serving(),
     )
 
 

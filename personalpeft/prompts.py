@@ -81,6 +81,13 @@ def check_sampling(
     return sampling
 
 
+def check_timeout(seconds: float | None) -> float | None:
+    """How long a reply may take. Raises ``InvalidInput``."""
+    if seconds is not None and not (_is_number(seconds) and 0 < seconds < float("inf")):
+        raise InvalidInput(f"timeout cannot be {seconds!r}.", hint="Give seconds above 0, or nothing for no limit.")
+    return seconds
+
+
 def _message(number: int, given: object) -> Message:
     said = given if isinstance(given, Mapping) else {}
     role, content = (

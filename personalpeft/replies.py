@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from personalpeft.backends.base import Piece
 from personalpeft.errors import NotFound
 from personalpeft.learning.plan import trained_on
 from personalpeft.learning.report import excerpt, said
+from personalpeft.serving.calls import Replies
 from personalpeft.store.base import Store
 from personalpeft.types import FinishReason, Revision, Signal, Stack, Turn, Usage
 
@@ -29,30 +30,36 @@ class Reply:
         return self.text
 
 
-class Stream:
+class Stream(Iterator[str]):
     """A reply in the making: iterate for pieces of text, then read ``reply``. Closing it early keeps what came as a
     cancelled turn.
     """
 
-    def __init__(
-        self, pieces: Iterator[Piece], stack: Stack, prompt_tokens: int, record: Callable[[Reply], Reply]
-    ) -> None:
+    def __init__(self, pieces: Replies, stack: Stack, prompt_tokens: int, record: Callable[[Reply], Reply]) -> None:
+        self._pieces = pieces
+        self._turn = threading.RLock()
         self._stack = stack
         self._prompt_tokens = prompt_tokens
         self._record = record
         self._reply: Reply | None = None
-        self._text = self._run(pieces)
+        self._text = self._run()
 
-    def __iter__(self) -> Iterator[str]:
-        return self._text
+    def __iter__(self) -> Self:
+        return self
 
     def __next__(self) -> str:
-        return next(self._text)
+        with self._turn:
+            return next(self._text)
 
     def close(self) -> None:
-        """Stops writing and frees what the row held; not while another thread waits for a piece of it."""
-        if inspect.getgeneratorstate(self._text) != inspect.GEN_RUNNING:
-            self._text.close()
+        """Stops writing, frees the row and keeps what came. From another thread than the reader's it waits until that has
+        its last piece.
+        """
+        self._pieces.close()
+        with self._turn:
+            # Running under our own turn: closed by a signal handler of the thread that waits for a piece.
+            if inspect.getgeneratorstate(self._text) != inspect.GEN_RUNNING:
+                self._text.close()
 
     @property
     def reply(self) -> Reply:
@@ -61,23 +68,21 @@ class Stream:
             raise NotFound("The reply is not finished.", hint="Iterate over the stream to its end first.")
         return self._reply
 
-    def _run(self, pieces: Iterator[Piece]) -> Generator[str, None, None]:
+    def _run(self) -> Generator[str, None, None]:
         text: list[str] = []
         written = 0
         begun = False
         finish: FinishReason = "cancelled"
         try:
-            for piece in pieces:
+            for piece in self._pieces:
                 begun = True
                 text.append(piece.text)
-                written += piece.tokens
+                written += len(piece.tokens)
                 finish = piece.finish or finish
                 if piece.text:
                     yield piece.text
         finally:
-            close = getattr(pieces, "close", None)
-            if close is not None:
-                close()
+            self._pieces.close()
             # Also when the reader went away in the middle: what a person has seen is in the ledger. What could not begin
             # was no reply.
             if begun:

@@ -30,9 +30,10 @@ from personalpeft.memory.base import Embedder
 from personalpeft.memory.embed import HashEmbedder, MiniLM
 from personalpeft.memory.items import Memory
 from personalpeft.serving.engine import Engine
-from personalpeft.settings import Settings
+from personalpeft.settings import Serving, Settings
 from personalpeft.store import open_store
 from personalpeft.store.base import Collected, Problem, UserSummary
+from personalpeft.types import Stack
 from personalpeft.user import Parts, User
 
 Progress: TypeAlias = Callable[[str, float], None]
@@ -50,12 +51,14 @@ class Runtime:
         clock: Clock = SYSTEM,
         progress: Progress = lambda stage, done: None,
         read_only: bool = False,
+        serving: Serving = Serving(),
     ) -> None:
         if backend not in BACKENDS:
             raise NotFound(f"There is no backend called {backend!r}.", hint=nearest(backend, BACKENDS, what="backend"))
         self.settings = settings
         self._card = find_card(base, cards=[settings.home / "models"]) if backend != "fake" else None
         self._backend = backend
+        self._serving = serving
         self._clock = clock
         self._progress = progress
         self._turn = threading.RLock()
@@ -64,7 +67,9 @@ class Runtime:
         self._store = open_store(settings.home, now=clock.now, entropy=clock.entropy, read_only=read_only)
         embedder: Embedder = HashEmbedder() if backend == "fake" else MiniLM()
         self._memory = Memory(self._store.ledger, self._store.catalog, embedder)
-        self._parts = Parts(self._store, self._memory, clock, self.base, self.engine, self._learner, WeakSet())
+        self._parts = Parts(
+            self._store, self._memory, clock, self.base, self.engine, self._warm, self._learner, WeakSet()
+        )
         # A reply that is still being written when the program ends is recorded while the store can still write.
         atexit.register(self.close)
 
@@ -120,7 +125,8 @@ class Runtime:
             if self._engine is None:
                 base = self.base()
                 self._progress("Loading the model", 0.0)
-                self._engine = Engine(load_backend(self._backend, base), self._adapter)
+                backend = load_backend(self._backend, base, slots=self._serving.slots, rows=self._serving.rows)
+                self._engine = Engine(backend, self._adapter, self._serving, self._clock)
                 self._progress("Loading the model", 1.0)
             return self._engine
 
@@ -131,10 +137,12 @@ class Runtime:
         for stream in tuple(self._parts.streams):
             stream.close()
         with self._turn:
-            if self._engine is not None:
-                self._engine.backend.close()
-                self._engine = None
-            self._store.close()
+            engine, self._engine = self._engine, None
+        # Not under the lock, which a load that is under way may need before the engine can end.
+        if engine is not None:
+            engine.close()
+            engine.backend.close()
+        self._store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -143,6 +151,13 @@ class Runtime:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _warm(self, stack: Stack) -> None:
+        """Brings a stack into its slot where a model is loaded; where none is, there is no slot to warm."""
+        with self._turn:
+            engine = self._engine
+        if engine is not None:
+            engine.warm(stack)
 
     def _learner(self) -> Learner:
         engine, base = self.engine(), self.base()
@@ -156,4 +171,5 @@ class Runtime:
             source=str(self._store.blobs.path(digest)),
             architecture=base.architecture,
             base=base.digest,
+            known=True,
         )

@@ -6,6 +6,7 @@ Invariant: each method either does all that it says, durably, or raises and has 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -13,14 +14,14 @@ from weakref import WeakSet
 
 from personalpeft.bases.base import Base
 from personalpeft.clock import Clock
-from personalpeft.errors import InvalidInput, NotFound
+from personalpeft.errors import BaseMismatch, InvalidInput, NotFound, ServingFailed
 from personalpeft.ids import SKILL_NAME, check_layer_name
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.recipe import Start
 from personalpeft.learning.report import LearnReport
 from personalpeft.memory.base import Item
 from personalpeft.memory.items import Memory, check_text
-from personalpeft.prompts import Prompt, check_prompt, check_sampling, check_written
+from personalpeft.prompts import Prompt, check_prompt, check_sampling, check_timeout, check_written
 from personalpeft.replies import Reply, Stream, Why, why
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.store.base import Store, UserSummary
@@ -33,6 +34,7 @@ from personalpeft.types import (
     Signal,
     SignalKind,
     Stack,
+    StackEntry,
     Turn,
 )
 
@@ -45,7 +47,8 @@ _MEMORY_SHARE = 8
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What a user's methods work with. Base, engine and learner are made when first asked for, since a model takes a
-    while to load. ``streams`` are those that somebody still holds.
+    while to load; ``warm`` brings a stack into its slot where one is loaded. ``streams`` are those that somebody still
+    holds.
     """
 
     store: Store
@@ -53,6 +56,7 @@ class Parts:
     clock: Clock
     base: Callable[[], Base]
     engine: Callable[[], Engine]
+    warm: Callable[[Stack], None]
     learner: Callable[[], Learner]
     streams: WeakSet[Stream] = field(default_factory=WeakSet)
 
@@ -80,15 +84,18 @@ class User:
         seed: int = 0,
         memory: bool = True,
         layers: Sequence[str] | None = None,
-        cancelled: Callable[[], bool] = lambda: False,
+        timeout: float | None = None,
+        cancelled: Callable[[], bool] | None = None,
     ) -> Reply:
         """Answers a string or OpenAI-style messages with the user's live stack, and appends the turn to the ledger.
 
         What is not given comes from the base's card. ``temperature=0`` is greedy; the same stack, prompt and seed give
         the same text. ``memory=False`` leaves rules and facts out; ``layers`` names the only layers to attach, ``[]``
-        none: the bare base. Raises ``InvalidInput`` for an empty prompt or a number out of range, ``PromptTooLong``
-        saying by how many tokens, ``NotFound`` for an unknown layer, ``BaseMismatch`` when the live stack was built on
-        another base.
+        none: the bare base. ``timeout`` is how many seconds the reply may take; ``cancelled`` is asked between steps, by
+        another thread, and must be quick. Raises ``InvalidInput`` for an empty prompt or a number out of range,
+        ``PromptTooLong`` saying by how many tokens, ``NotFound`` for an unknown layer, ``BaseMismatch`` when the live
+        stack was built on another base, ``Busy`` with ``retry_after`` when too many wait, ``DeadlineExceeded`` when time
+        is up (what came until then is kept as a cancelled turn), ``ServingFailed``.
         """
         stream = self.stream(
             prompt,
@@ -99,6 +106,7 @@ class User:
             seed=seed,
             memory=memory,
             layers=layers,
+            timeout=timeout,
             cancelled=cancelled,
         )
         for _ in stream:
@@ -116,12 +124,14 @@ class User:
         seed: int = 0,
         memory: bool = True,
         layers: Sequence[str] | None = None,
-        cancelled: Callable[[], bool] = lambda: False,
+        timeout: float | None = None,
+        cancelled: Callable[[], bool] | None = None,
     ) -> Stream:
         """As ``chat``, in pieces: iterate over the text, then read ``.reply``. A stream that is closed early is kept as
-        a cancelled turn.
+        a cancelled turn. ``Busy``, ``DeadlineExceeded`` and ``ServingFailed`` are raised by the piece that they keep away;
+        the time begins with the first that is asked for.
         """
-        messages = check_prompt(prompt)
+        messages, timeout = check_prompt(prompt), check_timeout(timeout)
         engine = self._parts.engine()
         sampling = check_sampling(
             engine.backend.base.card.sampling,
@@ -133,7 +143,7 @@ class User:
         )
         stack = self._narrowed(layers)
         heard, used = self._recall(messages) if memory else (messages, ())
-        request = Request(heard, stack, sampling)
+        request = Request(self.id, heard, stack, sampling, timeout)
         prompt_tokens = len(engine.tokens(request))
 
         def record(reply: Reply) -> Reply:
@@ -262,6 +272,10 @@ class User:
             if not moves:
                 raise NotFound(f"The layer {layer} has never changed.", hint="There is nothing to roll back.")
             to = moves[-1].before
+        # Loaded before the head moves, so that the next reply waits for nothing; undoing must also work where serving does
+        # not.
+        with suppress(BaseMismatch, ServingFailed):
+            self._parts.warm(self._with_head(layer, to))
         return store.catalog.move_head(self.id, layer, to, base=base.digest, cause="rollback")
 
     def weigh(self, layer: str, weight: float) -> None:
@@ -359,6 +373,19 @@ class User:
                     f"{self.id} has no layer {name}.", hint=f"There is {', '.join(sorted(known)) or 'none yet'}."
                 )
         return replace(stack, entries=tuple(entry for entry in stack.entries if entry.layer in layers))
+
+    def _with_head(self, layer: str, to: str | None) -> Stack:
+        """The live stack as it would be with another head in one layer. Raises ``NotFound``, ``BaseMismatch``."""
+        base = self._parts.base().digest
+        entries = []
+        for known in self.layers():
+            head = to if known.name == layer else known.head
+            if head is not None:
+                revision = self._parts.store.catalog.revision(self.id, head)
+                if revision.base != base:
+                    raise BaseMismatch(f"{revision.id} was built on another base.", hint="Open that base.")
+                entries.append(StackEntry(known.name, revision.id, revision.digest, known.weight))
+        return Stack(base, tuple(entries))
 
     def _recall(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
         backend = self._parts.engine().backend

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from personalpeft.adapters.base import Adapter, Composed, Manifest, Pair
 from personalpeft.adapters.compose import compose
-from personalpeft.backends.base import Backend, Continuation, Row, Session, SessionSpec
+from personalpeft.backends.base import Backend, Continuation, Piece, Row, Session, SessionSpec
 from personalpeft.bases.base import Base
 from personalpeft.learning.objectives import Preferred, Supervised
 from personalpeft.types import FinishReason, Message, Sampling
@@ -52,35 +52,81 @@ def composed(backend: Backend, seed: int, *, rank: int = 2) -> Composed:
     return compose([(adapter(backend, seed, rank=rank), 1.0)])
 
 
-def row(backend: Backend, prompt: str, stack: str | None = None, **sampling: Any) -> Row:
-    return Row(backend.render([Message("user", prompt)]), stack, Sampling(**{"max_tokens": 12, **sampling}))
+def row(
+    backend: Backend,
+    prompt: str,
+    stack: str | None = None,
+    *,
+    owner: str = "ada",
+    logprobs: bool = False,
+    **sampling: Any,
+) -> Row:
+    tokens = backend.render([Message("user", prompt)])
+    return Row(tokens, stack, Sampling(**{"max_tokens": 12, **sampling}), owner, logprobs)
+
+
+def attach(backend: Backend, key: str, stack: Composed) -> None:
+    """Both halves of making a stack resident."""
+    backend.attach(key, backend.stage(stack))
 
 
 @dataclass
 class Written:
     """One row's reply as it came."""
 
-    pieces: list[str]
-    tokens: int = 0
+    pieces: list[str] = field(default_factory=list)
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
     finish: FinishReason | None = None
 
     @property
     def text(self) -> str:
         return "".join(self.pieces)
 
+    def add(self, piece: Piece) -> None:
+        assert self.finish is None, "a row went on after its end"
+        self.pieces.append(piece.text)
+        self.tokens += piece.tokens
+        self.logprobs += piece.logprobs[: len(piece.tokens)]
+        self.finish = piece.finish
 
-def written(
-    backend: Backend, rows: Sequence[Row], *, cancelled: Callable[[], bool] = lambda: False
-) -> tuple[Written, ...]:
+
+class Writing:
+    """Rows in a batch, and what they said so far, in the order in which they joined."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._replies: dict[int, Written] = {}
+
+    def join(self, row: Row) -> Written:
+        number = self._backend.admit(row)
+        assert number is not None, "no room"
+        assert number not in self._replies, "a number was used again"
+        return self._replies.setdefault(number, Written())
+
+    def leave(self, reply: Written) -> None:
+        number = next(number for number, known in self._replies.items() if known is reply)
+        piece = self._backend.leave(number)
+        assert (piece is None) == (reply.finish is not None)
+        if piece is not None:
+            reply.add(piece)
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            for piece in self._backend.step():
+                self._replies[piece.row].add(piece)
+
+    def finish(self) -> None:
+        while self._backend.occupancy().rows:
+            self.step()
+        assert all(reply.finish for reply in self._replies.values())
+
+
+def written(backend: Backend, rows: Sequence[Row]) -> tuple[Written, ...]:
     """The replies; each row must be finished exactly once, by its last piece."""
-    replies = tuple(Written([]) for _ in rows)
-    for piece in backend.generate(rows, cancelled=cancelled):
-        reply = replies[piece.row]
-        assert reply.finish is None, "a row went on after its end"
-        reply.pieces.append(piece.text)
-        reply.tokens += piece.tokens
-        reply.finish = piece.finish
-    assert all(reply.finish for reply in replies)
+    writing = Writing(backend)
+    replies = tuple(writing.join(row) for row in rows)
+    writing.finish()
     return replies
 
 

@@ -15,16 +15,16 @@ __all__ = ["BACKENDS", "load_backend"]
 BACKENDS = ("torch", "fake")
 
 
-def load_backend(name: str, base: Base) -> Backend:
-    """Loads a base into the backend of that name; its libraries are imported now. Raises ``NotFound`` for an unknown
-    name.
+def load_backend(name: str, base: Base, *, slots: int, rows: int) -> Backend:
+    """Loads a base into the backend of that name, with room for so many stacks and rows; its libraries are imported now.
+    Raises ``NotFound`` for an unknown name.
     """
     if name == "torch":
         from personalpeft.backends.torch.backend import TorchBackend
 
-        return TorchBackend(base)
+        return TorchBackend(base, slots=slots, rows=rows)
     if name == "fake":
         from personalpeft.backends.fake import FakeBackend
 
-        return FakeBackend(base)
+        return FakeBackend(base, slots=slots, rows=rows)
     raise NotFound(f"There is no backend called {name!r}.", hint=nearest(name, BACKENDS, what="backend"))

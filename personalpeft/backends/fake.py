@@ -8,21 +8,44 @@ it brings back the former replies to the letter.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+import threading
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from personalpeft.adapters.base import Composed, Pair
-from personalpeft.backends.base import Continuation, Piece, Row, Score, Session, SessionSpec, Term, Tokens
+from personalpeft.adapters.compose import merged
+from personalpeft.backends.base import (
+    Continuation,
+    Occupancy,
+    Piece,
+    Row,
+    Score,
+    Session,
+    SessionSpec,
+    Staged,
+    Term,
+    Tokens,
+)
 from personalpeft.backends.stops import StopStrings
 from personalpeft.bases.base import Base, Card, Source
 from personalpeft.types import Architecture, FinishReason, Message, canonical_digest
 
-_WORDS = ("amber", "birch", "cloud", "dune", "ember", "fern", "grove", "harbour", "island", "jade", "kelp", "lark")
-_END = 0
+_WORDS = (
+    *("amber", "birch", "cloud", "dune", "ember", "fern", "grove", "harbour", "island", "jade", "kelp", "lark"),
+    *("as", "in"),
+)
+_CHOICES, _AS, _IN = 12, 12, 13
+# Tokens: the 256 bytes, each word with a space before it, each word without.
+_END, _BYTES = 0, 256
+_SAID = (*(f" {word}" for word in _WORDS), *_WORDS)
+# How many tokens of a prompt one step reads.
+_CHUNK = 256
 _PROJECTIONS = {"self_attn.q_proj": (8, 8), "self_attn.v_proj": (8, 4)}
 
 
@@ -42,23 +65,45 @@ def fake_base() -> Base:
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
-    """What is attached: its numbers' digest, and how much was learned, which is the size of its B."""
+    """What a slot holds: its numbers' digest, and how much was learned, which is the size of its B."""
 
     digest: str
     strength: float
+    nbytes: int
+
+
+# eq=False: two rows that ask for the same are two rows.
+@dataclass(eq=False, slots=True)
+class _Live:
+    """A row in the batch: how much of its prompt is still to be read, and what it will say."""
+
+    row: Row
+    stack: _Stack | None
+    unread: int
+    reply: tuple[int, ...]
+    stops: StopStrings
+    said: int = 0
 
 
 class FakeBackend:
-    """See ``personalpeft.backends.base.Backend``; one byte of UTF-8 is one token, and byte 0 ends a turn."""
+    """See ``personalpeft.backends.base.Backend``; one byte of UTF-8 is one token, so is each word that it says, and byte
+    0 ends a turn.
+    """
 
     name = "fake"
     description = "no model: replies are made up from the prompt"
+    tolerance = 1e-6
     end_of_turn: Tokens = (_END,)
 
-    def __init__(self, base: Base, *, slots: int = 8) -> None:
+    def __init__(self, base: Base, *, slots: int = 8, rows: int = 16) -> None:
         self.base = base
         self.slots = slots
+        self.rows = rows
+        self.longest = base.card.context
+        self._turn = threading.Lock()
         self._attached: dict[str, _Stack] = {}
+        self._live: dict[int, _Live] = {}
+        self._numbers = itertools.count()
 
     def render(self, messages: Sequence[Message]) -> Tokens:
         return self.encode("".join(f"{m.role}: {m.content}\n" for m in messages) + "assistant: ")
@@ -67,48 +112,74 @@ class FakeBackend:
         return tuple(text.replace("\0", "").encode())
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return bytes(t for t in tokens if t != _END).decode(errors="replace")
+        return b"".join(_SAID[t - _BYTES].encode() if t >= _BYTES else bytes([t]) for t in tokens if t != _END).decode(
+            errors="replace"
+        )
 
-    def attach(self, key: str, adapter: Composed) -> None:
-        if key not in self._attached and len(self._attached) >= self.slots:
-            raise RuntimeError(f"all {self.slots} slots are taken")
+    def stage(self, adapter: Composed) -> _Stack:
+        pairs = merged(adapter)
         digest = hashlib.sha256()
-        for name, pair in sorted(adapter.pairs.items()):
+        for name, pair in sorted(pairs.items()):
             digest.update(name.encode() + pair.a.tobytes() + pair.b.tobytes())
-        self._attached[key] = _Stack(digest.hexdigest(), _strength(adapter.pairs))
+        nbytes = sum(pair.a.nbytes + pair.b.nbytes for pair in pairs.values())
+        return _Stack(digest.hexdigest(), _strength(pairs), nbytes)
+
+    def attach(self, key: str, staged: Staged) -> None:
+        if not isinstance(staged, _Stack):
+            raise TypeError("this was staged by another backend")
+        with self._turn:
+            if key in self._attached:
+                return
+            # A slot is taken as long as a row points to it, whatever was detached.
+            pointed = {id(live.stack) for live in self._live.values() if live.stack is not None}
+            taken = pointed | {id(stack) for stack in self._attached.values()}
+            if len(taken) >= self.slots:
+                raise RuntimeError(f"all {self.slots} slots are taken")
+            self._attached[key] = replace(staged)
 
     def detach(self, key: str) -> None:
-        self._attached.pop(key, None)
+        with self._turn:
+            self._attached.pop(key, None)
 
-    def generate(self, rows: Sequence[Row], *, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Piece]:
-        replies = [self._reply(row) for row in rows]
-        stops = [StopStrings(row.sampling.stop) for row in rows]
-        live = dict.fromkeys(range(len(rows)), 0)
-        while live:
-            for index, position in list(live.items()):
-                finish: FinishReason | None = None
-                if cancelled():
-                    finish = "cancelled"
-                elif position >= len(replies[index]):
-                    finish = "stop"
-                if finish:
-                    yield Piece(index, stops[index].finish(), 0, finish)
-                    del live[index]
-                    continue
-                live[index] = position + 1
-                text = stops[index].push(replies[index][position])
-                if stops[index].met:
-                    finish = "stop"
-                elif position + 1 >= rows[index].sampling.max_tokens:
-                    finish, text = "length", text + stops[index].finish()
-                yield Piece(index, text, 1, finish)
-                if finish:
-                    del live[index]
+    def admit(self, row: Row) -> int | None:
+        if len(row.tokens) + row.sampling.max_tokens > self.longest:
+            raise ValueError(f"a row longer than {self.longest} tokens")
+        with self._turn:
+            stack = None if row.stack is None else self._attached[row.stack]
+            if len(self._live) >= self.rows:
+                return None
+            number = next(self._numbers)
+            self._live[number] = _Live(
+                row, stack, len(row.tokens), self._reply(row, stack), StopStrings(row.sampling.stop)
+            )
+            return number
+
+    def step(self) -> Sequence[Piece]:
+        with self._turn:
+            pieces = [piece for number, live in self._live.items() if (piece := self._advance(number, live))]
+            for piece in pieces:
+                if piece.finish:
+                    del self._live[piece.row]
+            return pieces
+
+    def leave(self, number: int) -> Piece | None:
+        with self._turn:
+            live = self._live.pop(number, None)
+        return None if live is None else Piece(number, live.stops.finish(), (), "cancelled")
+
+    def occupancy(self) -> Occupancy:
+        with self._turn:
+            used = sum(len(live.row.tokens) - live.unread + live.said for live in self._live.values())
+            return Occupancy(len(self._live), used, 0, self.rows * self.longest, 0)
 
     def score(self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False) -> tuple[Score, ...]:
-        gain = 0.0 if stack is None else self._attached[stack].strength / 20
-        logp = min(gain - 8.0, -0.5)
-        return tuple(Score(logp, 0.1 if kl and stack else 0.0 if kl else None) for _ in items)
+        attached = None if stack is None else self._attached[stack]
+        scores = []
+        for item in items:
+            said = _logprobs(item.prompt, item.completion, attached)
+            apart = 0.1 if attached else 0.0
+            scores.append(Score(sum(said) / max(1, len(said)), apart if kl else None, said))
+        return tuple(scores)
 
     def session(self, spec: SessionSpec) -> Session:
         if spec.below is not None and spec.below not in self._attached:
@@ -119,14 +190,33 @@ class FakeBackend:
         return self.base.digest
 
     def close(self) -> None:
-        self._attached.clear()
+        with self._turn:
+            self._attached.clear()
 
-    def _reply(self, row: Row) -> list[str]:
+    def _advance(self, number: int, live: _Live) -> Piece | None:
+        """One step of one row: a part of its prompt, with the last part of it the first token."""
+        live.unread = max(0, live.unread - _CHUNK)
+        if live.unread:
+            return None
+        if live.said == len(live.reply):
+            return Piece(number, live.stops.finish(), (), "stop")
+        token = live.reply[live.said]
+        live.said += 1
+        text = live.stops.push(self.decode([token]))
+        finish: FinishReason | None = "stop" if live.stops.met else None
+        if not finish and live.said >= live.row.sampling.max_tokens:
+            finish, text = "length", text + live.stops.finish()
+        known = _logprobs(live.row.tokens, live.reply[: live.said], live.stack)[-1:] if live.row.logprobs else ()
+        return Piece(number, text, (token,), finish, known)
+
+    def _reply(self, row: Row, stack: _Stack | None) -> tuple[int, ...]:
+        """Four words by the prompt and the seed; two more by the stack."""
         seed = row.sampling.seed if row.sampling.temperature else 0
         words = _words(canonical_digest([list(row.tokens), seed]), 4)
-        if row.stack is not None:
-            words += ["as", "in", *_words(self._attached[row.stack].digest, 2)]
-        return [words[0], *(f" {word}" for word in words[1:])]
+        if stack is not None:
+            words += [_AS, _IN, *_words(stack.digest, 2)]
+        # The first word has no space before it.
+        return (_BYTES + len(_WORDS) + words[0], *(_BYTES + word for word in words[1:]))
 
 
 class _FakeSession:
@@ -183,5 +273,16 @@ def _strength(pairs: Mapping[str, Pair]) -> float:
     return float(np.sqrt(sum(np.square(pair.b, dtype=np.float64).sum() for pair in pairs.values())))
 
 
-def _words(digest: str, count: int) -> list[str]:
-    return [_WORDS[int(digest[2 * i : 2 * i + 2], 16) % len(_WORDS)] for i in range(count)]
+def _logprobs(prompt: Tokens, completion: Tokens, stack: _Stack | None) -> tuple[float, ...]:
+    """Of each token: the likelier the more was learned, and a little up or down by all the tokens before it."""
+    level = min((stack.strength / 20 if stack else 0.0) - 8.0, -0.5)
+    seen = zlib.crc32(repr(prompt).encode())
+    said = []
+    for token in completion:
+        seen = zlib.crc32(b"%d" % token, seen)
+        said.append(level + (seen % 1024 - 512) / 2048)
+    return tuple(said)
+
+
+def _words(digest: str, count: int) -> list[int]:
+    return [int(digest[2 * i : 2 * i + 2], 16) % _CHOICES for i in range(count)]

@@ -36,10 +36,10 @@ class Paper:
 
 
 def examine(
-    engine: Engine, live: Stack, candidate: Stack, paper: Paper, *, cancelled: Callable[[], bool]
+    engine: Engine, user: str, live: Stack, candidate: Stack, paper: Paper, *, cancelled: Callable[[], bool]
 ) -> tuple[Evidence, tuple[Example, ...]]:
-    """The evidence, and a few examples to show. Greedy throughout, so the same stacks give the same evidence. Raises
-    ``Cancelled``.
+    """The evidence, and a few examples to show. Greedy throughout, so the same stacks give the same evidence. It waits
+    while people chat. Raises ``Cancelled``.
     """
     canaries = generic_questions().canaries
     shown = (*paper.target, *paper.trained, *paper.retention)[:_SHOWN]
@@ -48,7 +48,9 @@ def examine(
         ((Message("user", canary.question),), _CANARY) for canary in canaries
     ]
     asked += [(lesson.messages, _EXAMPLE) for lesson in shown]
-    requests = [Request(messages, stack, how) for stack in (live, candidate) for messages, how in asked]
+    requests = [
+        Request(user, messages, stack, how, background=True) for stack in (live, candidate) for messages, how in asked
+    ]
     replies = engine.texts(requests, cancelled=cancelled)
     if cancelled():
         raise stopped("before the verdict")

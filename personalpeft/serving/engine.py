@@ -1,42 +1,46 @@
-"""Serves stacks on one backend: makes what a request needs resident, keeps it there while it is used, and passes pieces
-up.
+"""From stacks and messages to text: what the parts above see of serving.
 
-Invariants: what is in use is pinned, so it cannot leave its slot; what is attached under a stack's digest was composed
-from files whose own digests were checked; nothing of one request is kept for another but the attached stack itself.
+Invariants: rows of one batch may name different stacks, and what a row says depends on its own request alone; what is in
+use keeps its slot, so a reply ends on the stack that it began with, whatever is published meanwhile; what is attached
+under a stack's digest was composed from files whose own digests were checked.
+
+Safe to use from any thread; see ``loop`` for who runs what.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 
 from personalpeft.adapters.base import Adapter
-from personalpeft.adapters.compose import compose
-from personalpeft.backends.base import Backend, Continuation, Piece, Row, Score, Tokens
-from personalpeft.errors import BaseMismatch, Busy, PromptTooLong
-from personalpeft.serving.residency import Residency
-from personalpeft.types import Message, Sampling, Stack
+from personalpeft.backends.base import Backend, Continuation, Row, Score, Tokens
+from personalpeft.clock import SYSTEM, Clock
+from personalpeft.errors import BaseMismatch, Cancelled, PromptTooLong
+from personalpeft.serving.calls import Call, Replies, Request, Ticket
+from personalpeft.serving.loop import Loop
+from personalpeft.serving.metrics import Snapshot
+from personalpeft.settings import Serving
+from personalpeft.types import Stack
 
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """Messages as the base will read them, for a stack, with how to pick tokens."""
-
-    messages: tuple[Message, ...]
-    stack: Stack
-    sampling: Sampling
+__all__ = ["Engine", "Request"]
 
 
 class Engine:
-    """The way from a stack and messages to text. ``read`` brings an adapter by the digest of its packed file."""
+    """Serves stacks on one backend. ``read`` brings an adapter by the digest of its packed file.
 
-    def __init__(self, backend: Backend, read: Callable[[str], Adapter]) -> None:
+    Close it before the backend: its threads run until then.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        read: Callable[[str], Adapter],
+        serving: Serving = Serving(),
+        clock: Clock = SYSTEM,
+    ) -> None:
         self.backend = backend
         self._read = read
-        self._residency = Residency(backend.slots)
-        self._turn = threading.Lock()
+        self._loop = Loop(backend, read, serving, clock)
 
     def adapter(self, digest: str) -> Adapter:
         """An adapter by the digest of its packed file, read and checked."""
@@ -45,7 +49,7 @@ class Engine:
     def tokens(self, request: Request) -> Tokens:
         """The prompt as tokens. Raises ``PromptTooLong`` where prompt and reply do not fit the base's context."""
         tokens = self.backend.render(request.messages)
-        context = self.backend.base.card.context
+        context = min(self.backend.base.card.context, self.backend.longest)
         over = len(tokens) + request.sampling.max_tokens - context
         if over > 0:
             room = context - request.sampling.max_tokens
@@ -58,55 +62,90 @@ class Engine:
             )
         return tokens
 
-    def replies(self, requests: Sequence[Request], *, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Piece]:
-        """Pieces of all replies as they come; requests of one call run as one batch, whatever their stacks."""
-        rows_tokens = [self.tokens(request) for request in requests]
-        with ExitStack() as held:
-            rows = [
-                Row(tokens, held.enter_context(self.resident(request.stack)), request.sampling)
-                for tokens, request in zip(rows_tokens, requests, strict=True)
-            ]
-            yield from self.backend.generate(rows, cancelled=cancelled)
+    def replies(self, requests: Sequence[Request], *, cancelled: Callable[[], bool] | None = None) -> Replies:
+        """Pieces of all replies as they come, whatever their stacks; there may be more than the batch has rows.
 
-    def texts(self, requests: Sequence[Request], *, cancelled: Callable[[], bool] = lambda: False) -> list[str]:
-        """Whole replies, in the order of the requests."""
+        Everything begins with the first piece that is asked for, which raises ``PromptTooLong``, ``BaseMismatch``, or
+        ``Busy`` with ``retry_after`` where the queue or the user's share of it is full; then nothing of it is served.
+        Later pieces raise ``DeadlineExceeded``, ``ServingFailed``, or what loading the stack raised. ``cancelled`` is
+        asked between steps by the engine's thread, so it must be quick; closing the iterator does the same. What ends
+        early by either has a last piece that says so.
+        """
+        return Replies(lambda: self._submitted(requests, cancelled))
+
+    def texts(self, requests: Sequence[Request], *, cancelled: Callable[[], bool] | None = None) -> list[str]:
+        """Whole replies, in the order of the requests; what there is of them where ``cancelled`` says so. Raises as
+        ``replies``, and ``Cancelled`` when the engine is closed meanwhile.
+        """
         texts = [""] * len(requests)
-        if requests:
-            for piece in self.replies(requests, cancelled=cancelled):
+        if not requests:
+            return texts
+        replies = self.replies(requests, cancelled=cancelled)
+        try:
+            for piece in replies:
                 texts[piece.row] += piece.text
+                # Half a reply must not pass for a whole one, which a learn would judge by.
+                if piece.finish == "cancelled" and not (cancelled and cancelled()):
+                    raise Cancelled("The engine was closed while it wrote.", hint="Open the runtime again.")
+        finally:
+            replies.close()
         return texts
 
     def score(self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False) -> tuple[Score, ...]:
-        """How likely the stack finds each continuation, in nats a token."""
+        """How likely the stack finds each continuation, in nats a token. Waits for a slot where the stack has none."""
+        if not items:
+            return ()
         with self.resident(stack) as key:
-            return self.backend.score(items, key, kl=kl) if items else ()
+            return self.backend.score(items, key, kl=kl)
 
     @contextmanager
     def resident(self, stack: Stack) -> Iterator[str | None]:
-        """Holds a stack in a slot and gives its key: None for the bare base. Raises ``Busy`` when all slots are in use."""
-        entries = [entry for entry in stack.entries if entry.weight != 0]
-        if not entries:
+        """Holds a stack in a slot and gives its key: None for the bare base. Waits for a slot where it has none.
+
+        Inside, ask nothing else of the engine: it could need the slot that is held. Raises ``BaseMismatch``, what
+        loading raised, and ``ServingFailed``.
+        """
+        key = self._key(stack)
+        if key is None:
             yield None
             return
+        self._loop.hold(key, stack)
+        try:
+            yield key
+        finally:
+            self._loop.let_go(key)
+
+    def warm(self, stack: Stack) -> None:
+        """Brings a stack into a slot ahead of its first request. Raises as ``resident``."""
+        with self.resident(stack):
+            pass
+
+    def metrics(self) -> Snapshot:
+        """All that is counted and measured, as it is now; the names are in ``docs/serving.md``."""
+        return self._loop.snapshot()
+
+    def close(self) -> None:
+        """Ends what is being written as cancelled, and the engine's threads. Closing twice is fine."""
+        self._loop.close()
+
+    def _submitted(self, requests: Sequence[Request], cancelled: Callable[[], bool] | None) -> Call:
+        # All are checked before one is queued.
+        prompts = [(self.tokens(request), self._key(request.stack)) for request in requests]
+        call = Call(cancelled)
+        now = self._loop.now()
+        for index, (request, (tokens, key)) in enumerate(zip(requests, prompts, strict=True)):
+            row = Row(tokens, key, request.sampling, request.user, logprobs=self._loop.sampled())
+            deadline = None if request.timeout is None else now + request.timeout
+            call.tickets.append(Ticket(call, index, row, request.stack, request.background, now, deadline))
+        self._loop.submit(call)
+        return call
+
+    def _key(self, stack: Stack) -> str | None:
+        """What the stack is attached as; None for the bare base."""
+        if all(entry.weight == 0 for entry in stack.entries):
+            return None
         if stack.base != self.backend.base.digest:
             raise BaseMismatch(
                 "This stack was built on another base than the one that is open.", hint="Open that base."
             )
-        key = stack.digest
-        with self._turn:
-            if key not in self._residency:
-                adapter = compose([(self._read(entry.digest), entry.weight) for entry in entries])
-                try:
-                    leaving = self._residency.make_room()
-                except LookupError as full:
-                    raise Busy(f"{str(full).capitalize()}.", hint="Try again when a reply has ended.") from full
-                if leaving is not None:
-                    self.backend.detach(leaving)
-                    self._residency.forget(leaving)
-                self.backend.attach(key, adapter)
-            self._residency.pin(key)
-        try:
-            yield key
-        finally:
-            with self._turn:
-                self._residency.let_go(key)
+        return stack.digest

@@ -22,15 +22,14 @@ _SLOWLY = """
 import sys, time
 from personalpeft.backends import fake
 seconds = float(sys.argv.pop(1))
-step, generate = fake._FakeSession.step, fake.FakeBackend.generate
-def slow_step(self, *args):
+learn, write = fake._FakeSession.step, fake.FakeBackend.step
+def slow_learn(self, *args):
     time.sleep(seconds)
-    return step(self, *args)
-def slow_generate(self, *args, **kwargs):
-    for piece in generate(self, *args, **kwargs):
-        yield piece
-        time.sleep(seconds)
-fake._FakeSession.step, fake.FakeBackend.generate = slow_step, slow_generate
+    return learn(self, *args)
+def slow_write(self):
+    time.sleep(seconds)
+    return write(self)
+fake._FakeSession.step, fake.FakeBackend.step = slow_learn, slow_write
 from personalpeft_app.cli import main
 main()
 """

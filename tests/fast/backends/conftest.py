@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from backend_makers import composed
+from backend_makers import attach, composed
 
 from personalpeft.backends.base import Backend
 
@@ -14,7 +14,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     backend: Backend = request.getfixturevalue("fake" if request.param == "fake" else "torch_tiny")
     names = ("one", "two", "three")
     for seed, name in enumerate(names):
-        backend.attach(name, composed(backend, seed, rank=2 + seed))
+        attach(backend, name, composed(backend, seed, rank=2 + seed))
     yield backend
     for name in (*names, "four"):
         backend.detach(name)

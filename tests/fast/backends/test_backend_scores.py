@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_makers import adapter, after
+from backend_makers import adapter, after, attach
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -73,7 +73,7 @@ def test_in_the_numbers_that_the_machine_prefers_a_pack_differs_by_little(tiny_b
     from personalpeft.backends.torch.backend import TorchBackend
 
     backend = TorchBackend(tiny_base)
-    backend.attach("one", compose([(adapter(backend, 0), 1.0)]))
+    attach(backend, "one", compose([(adapter(backend, 0), 1.0)]))
     items = [after(backend, f"question {n % 3}", f"answer {n}") for n in range(6)]
     together = backend.score(items, "one")
     # bfloat16 has 8 bits of precision; over a mean of ten log-probs of about 6 nats that leaves some hundredths.
@@ -105,7 +105,7 @@ def test_an_exported_adapter_means_to_peft_what_it_means_to_us(torch_tiny: Backe
     export_peft(one, base.architecture, tmp_path / "one", base_name="tiny-random")
     export_stack_peft([(one, 1.0), (two, -0.5)], base.architecture, tmp_path / "both", base_name="tiny-random")
     for folder, parts in (("one", [(one, 1.0)]), ("both", [(one, 1.0), (two, -0.5)])):
-        torch_tiny.attach(folder, compose(parts))
+        attach(torch_tiny, folder, compose(parts))
         ours = [score.logp for score in torch_tiny.score(items, folder)]
         torch_tiny.detach(folder)
         assert ours == pytest.approx(peft_logp(base, tmp_path / folder, items), abs=CLOSE)

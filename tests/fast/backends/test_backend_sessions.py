@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_makers import after, bytes_of, composed, lessons, row, spec, train, written
+from backend_makers import after, attach, bytes_of, composed, lessons, row, spec, train, written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -55,7 +55,7 @@ def test_what_lies_below_stays_what_it_was_when_its_slot_is_filled_anew(backend:
     expected = trained(backend, below="one")
     session = backend.session(spec(backend, below="one"))
     backend.detach("one")
-    backend.attach("one", composed(backend, 40))
+    attach(backend, "one", composed(backend, 40))
     train(session, lessons(backend, STEPS))
     assert bytes_of(session) == expected
 
@@ -140,7 +140,7 @@ def test_a_child_begins_where_its_parent_ended(backend: Backend) -> None:
 
 
 def test_a_new_layer_says_what_lies_below_until_it_has_learned(torch_tiny: Backend) -> None:
-    torch_tiny.attach("new", scaled(torch_tiny.session(spec(torch_tiny)), 4.0))
+    attach(torch_tiny, "new", scaled(torch_tiny.session(spec(torch_tiny)), 4.0))
     try:
         base, new = written(torch_tiny, [row(torch_tiny, "hello", stack) for stack in (None, "new")])
     finally:
@@ -153,7 +153,7 @@ def test_what_was_learned_is_likelier_and_is_what_the_session_saw(torch_tiny: Ba
     session = torch_tiny.session(spec(torch_tiny))
     losses = [session.step([Supervised(item)], 1e-2) for _ in range(8)]
     assert losses[-1] < losses[0] - 0.5
-    torch_tiny.attach("learned", scaled(session, 4.0))
+    attach(torch_tiny, "learned", scaled(session, 4.0))
     try:
         (before,) = torch_tiny.score([item], None)
         (now,) = torch_tiny.score([item], "learned")

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from backend_makers import composed
+from backend_makers import attach, composed
 
 from personalpeft.backends.base import Backend
 
@@ -12,6 +12,6 @@ from personalpeft.backends.base import Backend
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Each backend in turn, with the stack "two" attached."""
     backend: Backend = request.getfixturevalue("fake" if request.param == "fake" else "torch_tiny")
-    backend.attach("two", composed(backend, 1))
+    attach(backend, "two", composed(backend, 1))
     yield backend
     backend.detach("two")

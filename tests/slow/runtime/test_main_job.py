@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backend_makers import torch_backend
+from backend_makers import attach, torch_backend, written
 from runtime_makers import python_environment
 
 import personalpeft
@@ -50,7 +50,8 @@ class Job:
 def answers(runtime: Runtime, stack: Stack, prompts: Sequence[str], max_tokens: int) -> list[str]:
     """Greedy replies, asked as one batch."""
     sampling = Sampling(max_tokens=max_tokens)
-    return runtime.engine().texts([Request((Message("user", prompt),), stack, sampling) for prompt in prompts])
+    requests = [Request("ada", (Message("user", prompt),), stack, sampling) for prompt in prompts]
+    return runtime.engine().texts(requests)
 
 
 def chats(user: User) -> dict[str, str]:
@@ -168,13 +169,12 @@ def test_peft_loads_the_export_and_says_the_same(job: Job, tmp_path: Path) -> No
     plain: Any = AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32)
     theirs: Any = PeftModel.from_pretrained(plain, str(folder)).eval()
     ours = torch_backend(base, slots=1)
-    ours.attach("style", compose([(job.runtime.engine().adapter(job.ada.stack().entries[0].digest), 1.0)]))
+    attach(ours, "style", compose([(job.runtime.engine().adapter(job.ada.stack().entries[0].digest), 1.0)]))
     for prompt in UNSEEN[:2]:
         tokens = ours.render([Message("user", prompt)])
-        row = Row(tokens, "style", Sampling(max_tokens=16))
-        said = "".join(piece.text for piece in ours.generate([row]))
+        (said,) = written(ours, [Row(tokens, "style", Sampling(max_tokens=16))])
         with torch.inference_mode():
             written = theirs.generate(
                 torch.tensor([tokens]), max_new_tokens=16, do_sample=False, pad_token_id=ours.end_of_turn[0]
             )
-        assert ours.decode(written[0, len(tokens) :].tolist()) == said
+        assert ours.decode(written[0, len(tokens) :].tolist()) == said.text

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
-
 import pytest
-from backend_makers import adapter, composed, row, written
+from backend_makers import Writing, adapter, attach, composed, row, written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from personalpeft.adapters.compose import compose
-from personalpeft.backends.base import Backend
+from personalpeft.backends.base import Backend, Continuation
 from personalpeft.types import Message
 
 STACKS = st.sampled_from([None, "one", "two", "three"])
@@ -34,7 +31,7 @@ def test_a_stack_changes_what_is_said_and_another_one_differently(backend: Backe
 
 def test_a_stack_of_two_says_something_else_than_either(backend: Backend) -> None:
     parts = [(adapter(backend, seed, layer=f"skill.s{seed}"), 1.0) for seed in (0, 1)]
-    backend.attach("four", compose(parts))
+    attach(backend, "four", compose(parts))
     replies = {written(backend, [row(backend, "hello", stack)])[0].text for stack in ("one", "two", "four")}
     assert len(replies) == 3
 
@@ -60,7 +57,7 @@ def test_greedy_replies_do_not_depend_on_the_seed(backend: Backend) -> None:
 @pytest.mark.parametrize("top_p", [1e-300, 0.5, 1.0])
 def test_any_number_that_is_allowed_can_be_sampled_with(backend: Backend, temperature: float, top_p: float) -> None:
     reply = written(backend, [row(backend, "hello", temperature=temperature, top_p=top_p, max_tokens=2)])[0]
-    assert reply.tokens <= 2
+    assert len(reply.tokens) <= 2
 
 
 def test_nearly_no_temperature_is_greedy(torch_tiny: Backend) -> None:
@@ -75,8 +72,8 @@ def test_a_reply_has_at_most_as_many_tokens_as_asked_for_and_says_so(
 ) -> None:
     whole = written(backend, [row(backend, "hello", stack, max_tokens=64)])[0]
     cut = written(backend, [row(backend, "hello", stack, max_tokens=length)])[0]
-    assert cut.tokens == min(length, whole.tokens)
-    if length < whole.tokens:
+    assert len(cut.tokens) == min(length, len(whole.tokens))
+    if length < len(whole.tokens):
         assert cut.finish == "length"
     assert whole.text.rstrip("\ufffd").startswith(cut.text.rstrip("\ufffd"))
 
@@ -96,41 +93,102 @@ def test_a_stop_string_ends_the_reply_and_is_not_shown(
 
 @few
 @given(steps=st.integers(0, 4))
-def test_a_reply_can_be_cancelled_between_any_two_steps(backend: Backend, steps: int) -> None:
+def test_a_row_can_leave_between_any_two_steps_and_nobody_else_notices(backend: Backend, steps: int) -> None:
     asked = [row(backend, "hello"), row(backend, "bye", "one"), row(backend, "why", "two")]
-    looked = itertools.count()
-    replies = written(backend, asked, cancelled=lambda: next(looked) >= steps * len(asked))
     whole = written(backend, asked)
-    for reply, full in zip(replies, whole, strict=True):
-        assert reply.finish in ("cancelled", full.finish)
-        assert full.text.startswith(reply.text.rstrip("\ufffd"))
-    assert {reply.finish for reply in written(backend, asked, cancelled=lambda: True)} == {"cancelled"}
+    writing = Writing(backend)
+    replies = [writing.join(each) for each in asked]
+    writing.step(steps)
+    writing.leave(replies[1])
+    assert replies[1].finish in ("cancelled", whole[1].finish)
+    assert whole[1].text.startswith(replies[1].text.rstrip("\ufffd"))
+    writing.finish()
+    assert [replies[n].text for n in (0, 2)] == [whole[n].text for n in (0, 2)]
 
 
-def test_closing_the_iterator_frees_the_backend_for_others(backend: Backend) -> None:
-    replies = backend.generate([row(backend, "hello", "one", max_tokens=200)])
-    next(iter(replies))
-    replies.close()  # type: ignore[attr-defined]
-    finished = threading.Thread(target=lambda: written(backend, [row(backend, "bye")]), daemon=True)
-    finished.start()
-    finished.join(30)
-    assert not finished.is_alive()
+@few
+@given(joins=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["hello", "bye", "x" * 700]), STACKS), max_size=5))
+def test_rows_that_join_between_steps_say_what_each_says_alone(
+    backend: Backend, joins: list[tuple[int, str, str | None]]
+) -> None:
+    rows = [row(backend, prompt, stack, max_tokens=6) for _, prompt, stack in joins]
+    alone = [written(backend, [each])[0].text for each in rows]
+    writing = Writing(backend)
+    replies = []
+    for (steps, _, _), each in zip(joins, rows, strict=True):
+        writing.step(steps)
+        replies.append(writing.join(each))
+    writing.finish()
+    assert [reply.text for reply in replies] == alone
 
 
-def test_several_threads_get_what_each_gets_alone(backend: Backend) -> None:
-    asked = [row(backend, f"prompt {n}", stack) for n, stack in enumerate([None, "one", "two", "three"])]
-    alone = [written(backend, [each])[0].text for each in asked]
-    heard: dict[int, str] = {}
+def test_a_batch_without_rows_does_nothing(backend: Backend) -> None:
+    assert list(backend.step()) == []
+    assert backend.leave(10**9) is None
+    assert backend.occupancy().rows == backend.occupancy().tokens_used == 0
 
-    def ask(number: int) -> None:
-        heard[number] = written(backend, [asked[number]])[0].text
 
-    threads = [threading.Thread(target=ask, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [heard[n] for n in range(4)] == alone
+def test_a_full_batch_takes_nobody_until_somebody_leaves(backend: Backend) -> None:
+    writing = Writing(backend)
+    replies = [writing.join(row(backend, f"prompt {n}", max_tokens=4)) for n in range(backend.rows)]
+    assert backend.admit(row(backend, "one more")) is None
+    assert backend.occupancy().rows == backend.rows
+    writing.leave(replies[0])
+    replies.append(writing.join(row(backend, "one more", max_tokens=4)))
+    writing.finish()
+    assert replies[-1].text == written(backend, [row(backend, "one more", max_tokens=4)])[0].text
+
+
+def test_a_row_longer_than_can_be_is_refused(backend: Backend) -> None:
+    with pytest.raises(ValueError, match="longer than"):
+        backend.admit(row(backend, "hello", max_tokens=10**6))
+    assert backend.occupancy().rows == 0
+
+
+def test_a_long_prompt_does_not_stop_the_replies_beside_it(backend: Backend) -> None:
+    writing = Writing(backend)
+    reply = writing.join(row(backend, "hello", max_tokens=12))
+    writing.step()
+    begun = len(reply.tokens)
+    long = writing.join(row(backend, "x" * 700, max_tokens=2))
+    writing.step()
+    assert len(reply.tokens) == begun + 1
+    assert long.tokens == ()
+    writing.finish()
+
+
+@few
+@given(stack=STACKS, temperature=st.sampled_from([0.0, 1.0]), beside=STACKS)
+def test_log_probs_of_a_reply_are_those_that_scoring_it_gives(
+    backend: Backend, stack: str | None, temperature: float, beside: str | None
+) -> None:
+    asked = row(backend, "hello", stack, logprobs=True, temperature=temperature)
+    reply, other = written(backend, [asked, row(backend, "bye", beside)])
+    assert len(reply.logprobs) == len(reply.tokens)
+    assert other.logprobs == ()
+    (score,) = backend.score([Continuation(asked.tokens, reply.tokens)], stack)
+    assert score.tokens == pytest.approx(reply.logprobs, abs=1e-3)
+    assert score.logp == pytest.approx(sum(score.tokens) / len(score.tokens), abs=1e-5)
+    assert sum(abs(a - b) for a, b in zip(score.tokens, reply.logprobs, strict=True)) <= backend.tolerance * len(
+        score.tokens
+    )
+
+
+@few
+@given(
+    asked=st.lists(
+        st.tuples(st.sampled_from(["ada", "bo"]), st.sampled_from(["hello", "hello you"]), STACKS),
+        min_size=2,
+        max_size=6,
+    )
+)
+def test_who_asked_before_changes_nothing_of_what_is_said(
+    backend: Backend, asked: list[tuple[str, str, str | None]]
+) -> None:
+    first = {}
+    for owner, prompt, stack in [*asked, *asked]:
+        reply = written(backend, [row(backend, "x" * 300 + prompt, stack, owner=owner)])[0].text
+        assert first.setdefault((prompt, stack), reply) == reply
 
 
 def test_only_what_was_attached_can_be_named(backend: Backend) -> None:
@@ -139,52 +197,60 @@ def test_only_what_was_attached_can_be_named(backend: Backend) -> None:
 
 
 def test_one_stack_more_than_there_are_slots_is_refused_until_one_leaves(backend: Backend) -> None:
-    backend.attach("four", composed(backend, 7))
-    backend.attach("four", composed(backend, 7))
+    attach(backend, "four", composed(backend, 7))
+    attach(backend, "four", composed(backend, 7))
     before = written(backend, [row(backend, "hello", "one")])[0].text
     with pytest.raises(RuntimeError, match="all 4 slots"):
-        backend.attach("five", composed(backend, 8))
+        attach(backend, "five", composed(backend, 8))
     assert written(backend, [row(backend, "hello", "one")])[0].text == before
     backend.detach("two")
     backend.detach("never attached")
-    backend.attach("two", composed(backend, 1, rank=3))
+    attach(backend, "two", composed(backend, 1, rank=3))
 
 
 def test_a_wider_stack_that_comes_later_leaves_the_others_as_they_were(backend: Backend) -> None:
     asked = [row(backend, "hello", stack) for stack in ("one", "two", "three")]
     before = [reply.text for reply in written(backend, asked)]
-    backend.attach("four", composed(backend, 9, rank=11))
+    attach(backend, "four", composed(backend, 9, rank=11))
     assert [reply.text for reply in written(backend, asked)] == before
 
 
 def test_a_slot_that_is_used_again_holds_nothing_of_what_was_there(backend: Backend) -> None:
-    backend.attach("four", composed(backend, 1, rank=8))
+    attach(backend, "four", composed(backend, 1, rank=8))
     backend.detach("four")
-    backend.attach("four", composed(backend, 0, rank=2))
+    attach(backend, "four", composed(backend, 0, rank=2))
     first, second = written(backend, [row(backend, "hello", stack) for stack in ("one", "four")])
     assert first.text == second.text
 
 
 def test_a_slot_filled_anew_does_not_change_the_replies_that_are_being_written(backend: Backend) -> None:
-    short, long = row(backend, "hello", "two", max_tokens=2), row(backend, "hello", "one", max_tokens=30)
-    whole = [reply.text for reply in written(backend, [short, long])]
-    pieces = backend.generate([short, long])
-    texts = ["", ""]
-    first = next(iter(pieces))
-    texts[first.row] += first.text
-    for name in ("one", "two"):
-        backend.detach(name)
-        backend.attach(name, composed(backend, 20))
-    for piece in pieces:
-        texts[piece.row] += piece.text
-    assert texts == whole
-    assert written(backend, [long])[0].text != whole[1]
+    asked = row(backend, "hello", "one", max_tokens=30)
+    whole = written(backend, [asked])[0].text
+    writing = Writing(backend)
+    reply = writing.join(asked)
+    writing.step()
+    backend.detach("one")
+    attach(backend, "one", composed(backend, 20))
+    writing.finish()
+    assert reply.text == whole
+    assert written(backend, [asked])[0].text != whole
+
+
+def test_a_slot_is_taken_until_the_last_row_has_left_it(backend: Backend) -> None:
+    writing = Writing(backend)
+    reply = writing.join(row(backend, "hello", "one", max_tokens=30))
+    attach(backend, "four", composed(backend, 7))
+    backend.detach("one")
+    with pytest.raises(RuntimeError, match="all 4 slots"):
+        attach(backend, "one", composed(backend, 0))
+    writing.leave(reply)
+    attach(backend, "one", composed(backend, 0))
 
 
 def test_the_base_is_what_it_was_after_any_use(backend: Backend) -> None:
     before = backend.fingerprint()
     written(backend, [row(backend, "hello", stack, temperature=1.0) for stack in (None, "one", "two")])
-    backend.attach("four", composed(backend, 3))
+    attach(backend, "four", composed(backend, 3))
     backend.detach("four")
     assert backend.fingerprint() == before
 
