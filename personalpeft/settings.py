@@ -51,7 +51,9 @@ class Serving:
                 raise InvalidInput(f"{name} cannot be {value!r}.", hint=f"Give a whole number, {smallest} or more.")
         share = self.self_check
         if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
-            raise InvalidInput(f"self_check cannot be {share!r}.", hint="Give a number from 0 (never) to 1 (every reply).")
+            raise InvalidInput(
+                f"self_check cannot be {share!r}.", hint="Give a number from 0 (never) to 1 (every reply)."
+            )
 
 
 def resolve(home: str | Path | None, environ: Mapping[str, str]) -> Settings:

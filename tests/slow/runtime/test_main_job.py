@@ -174,7 +174,7 @@ def test_peft_loads_the_export_and_says_the_same(job: Job, tmp_path: Path) -> No
         tokens = ours.render([Message("user", prompt)])
         (said,) = written(ours, [Row(tokens, "style", Sampling(max_tokens=16))])
         with torch.inference_mode():
-            written = theirs.generate(
+            expected = theirs.generate(
                 torch.tensor([tokens]), max_new_tokens=16, do_sample=False, pad_token_id=ours.end_of_turn[0]
             )
-        assert ours.decode(written[0, len(tokens) :].tolist()) == said.text
+        assert ours.decode(expected[0, len(tokens) :].tolist()) == said.text
