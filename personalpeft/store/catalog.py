@@ -70,11 +70,13 @@ class SqliteCatalog:
             entries.ensure_users(db, [user], self._now())
 
     def users(self, *, after: str | None = None, limit: int = 100) -> tuple[UserSummary, ...]:
-        """The next page of users, by id; one shorter than ``limit`` is the last. Raises ``InvalidInput`` for a limit below 1."""
+        """The users after ``after`` by id, who need not be there; a page shorter than ``limit`` is the last. Raises ``InvalidInput`` for a
+        limit below 1, ``InvalidId``."""
         if limit < 1:
             raise InvalidInput(f"A page of {limit} users is no page.", hint="Give 1 or more.")
+        start = "" if after is None else check_user_id(after)
         with self._database.reading() as db:
-            found = rows(db, _SUMMARY + " where u.id > ? order by u.id limit ?", after or "", limit)
+            found = rows(db, _SUMMARY + " where u.id > ? order by u.id limit ?", start, limit)
         return tuple(_summary_from(each) for each in found)
 
     def user(self, user: str) -> UserSummary:
@@ -95,7 +97,7 @@ class SqliteCatalog:
         """The live stack. Raises ``NotFound`` for an unknown user, ``BaseMismatch`` when a head was built on another base, ``Damaged``
         when a head is not there."""
         with self._database.reading() as db:
-            live = rows(db, _LIVE, user)
+            live = rows(db, _LIVE, user) if user.isascii() else []
             if not live:
                 known_user(db, user)
         for each in live:

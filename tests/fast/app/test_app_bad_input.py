@@ -64,6 +64,8 @@ _LOOK_ALIKE = "\u0430da"  # Its first letter is Cyrillic.
         (["memory", "remove", "s_nothing"], 3, "s_nothing"),
         (["turns", "-n", "0"], 2, "0"),
         (["turns", "--user", "adda"], 3, "Did you mean 'ada'?"),
+        (["users", "--limit", "0"], 2, "0"),
+        (["users", "--after", "../ada"], 2, "cannot be a user id"),
         (["export", "x", "--format", "pft"], 2, "The format is peft"),
         (["export", "/proc/version/x"], None, "/proc/version"),
         (["import", "/nowhere/at/all"], 2, "/nowhere/at/all"),

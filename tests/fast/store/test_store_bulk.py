@@ -179,6 +179,11 @@ def test_pages_of_users_hold_everybody_once_in_order(store: Store, limit: int) -
     assert [user.id for user in store.catalog.users(after="b", limit=2)] == ["user-0", "user-1"]
     with pytest.raises(InvalidInput):
         store.catalog.users(limit=0)
+    for nobody in ("\ud800", "../ada", ""):
+        with pytest.raises(InvalidId):
+            store.catalog.users(after=nobody)
+        with pytest.raises(NotFound):
+            store.catalog.stack(nobody, BASE)
 
 
 def test_another_process_sees_a_new_head_within_a_second(home: Path) -> None:
