@@ -109,17 +109,20 @@ class Model:
         self, tokens: Sequence[int], positions: Sequence[int], reads: Sequence[int], batch: Pass, bound: Bound | None
     ) -> Tensor:
         """One pass over tokens of many rows, which ``batch`` tells apart: the logits after those that ``reads`` names,
-        ``[reads, vocabulary]``.
+        ``[reads, vocabulary]``, which may be none.
         """
         device = self.where.device
+        given: dict[str, Any] = {
+            "input_ids": torch.tensor(tokens, device=device)[None],
+            "position_ids": torch.tensor(positions, device=device)[None],
+            "use_cache": False,
+            "batch": batch,
+        }
         with torch.inference_mode(), self.turn(bound):
-            output = self.module(
-                input_ids=torch.tensor(tokens, device=device)[None],
-                position_ids=torch.tensor(positions, device=device)[None],
-                logits_to_keep=torch.tensor(reads, device=device),
-                use_cache=False,
-                batch=batch,
-            )
+            if not reads:
+                self.module.base_model(**given)
+                return torch.empty((0, 0), device=device)
+            output = self.module(**given, logits_to_keep=torch.tensor(reads, device=device))
         logits: Tensor = output.logits[0]
         return logits
 

@@ -28,7 +28,7 @@ class Picker:
 
 def pick(logits: Tensor, pickers: Sequence[Picker]) -> list[int]:
     """The next token of each row, from ``[rows, vocabulary]`` logits."""
-    picked: list[int] = logits.argmax(-1).tolist()
+    picked: list[int] = logits.argmax(-1).tolist() if pickers else []
     for row, picker in enumerate(pickers):
         if picker.sampling.temperature > 0:
             picked[row] = _draw(logits[row], picker)

@@ -11,7 +11,7 @@ from backend_makers import after, attach, bytes_of, composed, lessons, row, spec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from personalpeft.adapters.base import Composed, Pair
+from personalpeft.adapters.base import Composed, Share
 from personalpeft.backends.base import Backend, Session
 from personalpeft.learning.objectives import Supervised
 
@@ -27,8 +27,7 @@ def trained(backend: Backend, **changes: Any) -> bytes:
 
 
 def scaled(session: Session, scaling: float) -> Composed:
-    pairs = {name: Pair(pair.a, pair.b * np.float32(scaling)) for name, pair in session.pairs().items()}
-    return Composed(2, pairs)
+    return Composed(2, {name: (Share(pair, scaling),) for name, pair in session.pairs().items()})
 
 
 def test_the_same_spec_and_steps_give_the_same_bytes(backend: Backend) -> None:
