@@ -151,10 +151,11 @@ def test_a_long_prompt_does_not_stop_the_replies_beside_it(backend: Backend) -> 
     writing.step()
     begun = len(reply.tokens)
     long = writing.join(row(backend, "x" * 700, max_tokens=2))
-    writing.step()
-    assert len(reply.tokens) == begun + 1
-    assert long.tokens == ()
+    for steps in range(1, 4):
+        writing.step()
+        assert len(reply.tokens) == begun + steps
     writing.finish()
+    assert long.tokens
 
 
 @few
