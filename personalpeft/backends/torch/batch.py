@@ -18,8 +18,8 @@ import torch
 from personalpeft.backends.base import Occupancy, Piece, Row
 from personalpeft.backends.text import Text, TextStream
 from personalpeft.backends.torch.blocks import Blocks, first_name, next_name, whole_blocks
-from personalpeft.backends.torch.kernels.base import BLOCK, Places
-from personalpeft.backends.torch.kv import Chunk, Pass, Pool
+from personalpeft.backends.torch.kernels.base import BLOCK, Chunk, Places
+from personalpeft.backends.torch.kv import Pass, Pool
 from personalpeft.backends.torch.model import Model
 from personalpeft.backends.torch.sampling import Picker, logprobs, pick
 from personalpeft.backends.torch.slots import SlotBank

@@ -13,21 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from personalpeft.backends.torch.kernels.base import BLOCK, Kernels, Places
-from personalpeft.backends.torch.kernels.plain import attention, gather
+from personalpeft.backends.torch.kernels.base import BLOCK, Chunk, Kernels, Places
 from personalpeft.backends.torch.slots import untouched
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A stretch of one row's prompt in a pass: its tokens are ``begin`` to ``end`` of the pass, and the last of them is
-    the row's token ``length - 1``. ``blocks`` (int32) are the row's.
-    """
-
-    begin: int
-    end: int
-    length: int
-    blocks: Tensor
 
 
 class Pool:
@@ -78,24 +65,11 @@ class Pass:
                 )
             )
         for chunk in self.chunks:
-            own = slice(chunk.begin, chunk.end)
-            count = chunk.end - chunk.begin
-            if count == chunk.length and not (window and count > window):
-                # A prompt from its first token: what it sees is what this pass computed.
-                said.append(attention(q[own], k[own], v[own], mask=None, causal=True, scaling=scaling, softcap=softcap))
-            else:
-                seen_k, seen_v = gather(keys, values, chunk.blocks, chunk.length)
-                mask = _visible(count, chunk.length, window, q.device)
-                said.append(attention(q[own], seen_k, seen_v, mask=mask, scaling=scaling, softcap=softcap))
+            own = q[chunk.begin : chunk.end]
+            said.append(
+                self.pool.kernels.prefill(own, keys, values, chunk, scaling=scaling, softcap=softcap, window=window)
+            )
         return said[0] if len(said) == 1 else torch.cat(said)
-
-
-def _visible(count: int, length: int, window: int, device: torch.device) -> Tensor:
-    """``[count, length]``: each of the last tokens sees those up to itself, within the window if there is one."""
-    own = torch.arange(length - count, length, device=device)[:, None]
-    other = torch.arange(length, device=device)[None]
-    seen = other <= own
-    return seen & (own - other < window) if window else seen
 
 
 def attend(

@@ -115,8 +115,13 @@ class FrozenLinear(nn.Module):
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return y
+    # A single row is multiplied as two: alone it would be summed in another order than in company, and a reply's last
+    # bits would depend on who else asks. With two or more rows each comes out the same (tests/slow/backends).
+    alone = x.shape[:-1].numel() == 1
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(
+        torch.cat([x, x], dim=-2) if alone else x, weight, bias, "none", [], ""
+    )
+    return y[..., :1, :].contiguous() if alone else y
 
 
 class _Multiply(torch.autograd.Function):

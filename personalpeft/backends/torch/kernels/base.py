@@ -7,8 +7,10 @@ Shapes: T tokens, of which each belongs to one row; numbers are contiguous and i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from personalpeft.adapters.base import Matrix
@@ -44,7 +46,31 @@ class Pointers:
     ranks: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+# Tokens of one row that are worked on together.
+_TILE = 8
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A stretch of one row's prompt in a pass: its tokens are ``begin`` to ``end`` of the pass, and the last of them is
+    the row's token ``length - 1``. ``blocks`` (int32) are the row's.
+    """
+
+    begin: int
+    end: int
+    length: int
+    blocks: Tensor
+
+    @cached_property
+    def tiles(self) -> Tensor:
+        """The chunk in tiles of few tokens, int32 ``[n, 4]``: first token, count, row, tokens that the first one sees."""
+        count = self.end - self.begin
+        first = range(0, count, _TILE)
+        tiles = [(t, min(_TILE, count - t), 0, self.length - count + t + 1) for t in first]
+        return torch.tensor(tiles, dtype=torch.int32)
+
+
+@dataclass(frozen=True)
 class Places:
     """Where a pass finds and puts keys and values.
 
@@ -56,6 +82,12 @@ class Places:
     writes: Tensor
     table: Tensor
     lengths: Tensor
+
+    @cached_property
+    def tiles(self) -> Tensor:
+        """Each decoded token as a tile of its own; see ``Chunk.tiles``."""
+        rows = torch.arange(len(self.lengths), dtype=torch.int32)
+        return torch.stack([rows, torch.ones_like(rows), rows, self.lengths], dim=1)
 
 
 class Kernels(Protocol):
@@ -84,6 +116,12 @@ class Kernels(Protocol):
         self, q: Tensor, keys: Tensor, values: Tensor, places: Places, *, scaling: float, softcap: float, window: int
     ) -> Tensor:
         """Attention of the decoded tokens, ``[n, heads, dim]``, over their rows. ``softcap`` and ``window`` 0: none."""
+        ...
+
+    def prefill(
+        self, q: Tensor, keys: Tensor, values: Tensor, chunk: Chunk, *, scaling: float, softcap: float, window: int
+    ) -> Tensor:
+        """Attention of a chunk's tokens, ``[end - begin, heads, dim]``, each over its row up to itself."""
         ...
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:

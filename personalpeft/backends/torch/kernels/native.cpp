@@ -162,88 +162,14 @@ void remember(const T* k, const T* v, T* keys, T* values, const int64_t* places,
     }
 }
 
-// For each token, attention over the tokens [first, length) of its row, whose blocks its row of the table names.
-template <typename T>
-void attend(const T* q, T* out, const T* keys, const T* values, const int32_t* table, int64_t table_stride,
-            const int32_t* lengths, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, float scaling,
-            float softcap, int64_t window) {
-    const int64_t group = heads / kv_heads;
-#pragma omp parallel
-    {
-        std::vector<float> scores, query(group * dim), sums(group * dim);
-#pragma omp for schedule(dynamic)
-        for (int64_t work = 0; work < tokens * kv_heads; ++work) {
-            const int64_t t = work / kv_heads, kv = work % kv_heads, length = lengths[t];
-            const int64_t first = window > 0 && length > window ? length - window : 0;
-            const int64_t begin = first / BLOCK, end = (length + BLOCK - 1) / BLOCK, span = (end - begin) * BLOCK;
-            const int32_t* blocks = table + t * table_stride;
-            const T* row = q + (t * heads + kv * group) * dim;
-            scores.assign(group * span, 0.0f);
-            for (int64_t i = 0; i < group * dim; ++i) {
-                query[i] = as_float(row[i]) * scaling;
-            }
-            for (int64_t block = begin; block < end; ++block) {
-                const T* key = keys + (blocks[block] * kv_heads + kv) * dim * BLOCK;
-                for (int64_t g = 0; g < group; ++g) {
-                    float lane[BLOCK] = {};
-                    for (int64_t d = 0; d < dim; ++d) {
-                        const float factor = query[g * dim + d];
+inline void widen(const float* source, float* wide, int64_t count) { std::memcpy(wide, source, count * sizeof *wide); }
+
+inline void widen(const bfloat16* source, float* wide, int64_t count) {
 #pragma omp simd
-                        for (int j = 0; j < BLOCK; ++j) {
-                            lane[j] += factor * as_float(key[d * BLOCK + j]);
-                        }
-                    }
-                    std::memcpy(&scores[g * span + (block - begin) * BLOCK], lane, sizeof lane);
-                }
-            }
-            const int64_t skip = first - begin * BLOCK, seen = length - begin * BLOCK;
-            for (int64_t g = 0; g < group; ++g) {
-                float* score = &scores[g * span];
-                if (softcap > 0) {
-                    for (int64_t j = skip; j < seen; ++j) {
-                        score[j] = softcap * std::tanh(score[j] / softcap);
-                    }
-                }
-                float top = -INFINITY, total = 0;
-#pragma omp simd reduction(max : top)
-                for (int64_t j = skip; j < seen; ++j) {
-                    top = score[j] > top ? score[j] : top;
-                }
-#pragma omp simd reduction(+ : total)
-                for (int64_t j = skip; j < seen; ++j) {
-                    score[j] = exp_of_negative(score[j] - top);
-                    total += score[j];
-                }
-                const float scale = 1 / total;
-                for (int64_t j = skip; j < seen; ++j) {
-                    score[j] *= scale;
-                }
-            }
-            std::memset(sums.data(), 0, group * dim * sizeof(float));
-            for (int64_t block = begin; block < end; ++block) {
-                const T* value = values + (blocks[block] * kv_heads + kv) * BLOCK * dim;
-                const int64_t at = (block - begin) * BLOCK;
-                const int64_t from = at < skip ? skip - at : 0, to = seen - at < BLOCK ? seen - at : BLOCK;
-                for (int64_t g = 0; g < group; ++g) {
-                    float* sum = &sums[g * dim];
-                    for (int64_t j = from; j < to; ++j) {
-                        const float weight = scores[g * span + at + j];
-#pragma omp simd
-                        for (int64_t d = 0; d < dim; ++d) {
-                            sum[d] += weight * as_float(value[j * dim + d]);
-                        }
-                    }
-                }
-            }
-            T* result = out + (t * heads + kv * group) * dim;
-            for (int64_t i = 0; i < group * dim; ++i) {
-                store(sums[i], result[i]);
-            }
-        }
+    for (int64_t i = 0; i < count; ++i) {
+        wide[i] = as_float(source[i]);
     }
 }
-
-inline void widen(const float* source, float* wide, int64_t count) { std::memcpy(wide, source, count * sizeof *wide); }
 
 inline void widen(const half* source, float* wide, int64_t count) {
     int64_t i = 0;
@@ -255,6 +181,127 @@ inline void widen(const half* source, float* wide, int64_t count) {
 #endif
     for (; i < count; ++i) {
         wide[i] = as_float(source[i]);
+    }
+}
+
+// A stretch of one row's tokens that is worked on together, since all of them read the same keys.
+struct Tile {
+    int32_t token, count, row, length;  // The first one's place in the pass, and how many tokens it sees with itself.
+};
+
+// Scores of one query against a block's keys, [dim, BLOCK].
+inline void score(const float* query, const float* key, int64_t dim, float* scores) {
+    float lane[BLOCK] = {};
+    for (int64_t d = 0; d < dim; ++d) {
+#pragma omp simd
+        for (int j = 0; j < BLOCK; ++j) {
+            lane[j] += query[d] * key[d * BLOCK + j];
+        }
+    }
+    std::memcpy(scores, lane, sizeof lane);
+}
+
+// Adds weights [from, to) of a block's values, [BLOCK, dim], to a query's sums.
+inline void add_values(const float* weights, const float* value, int64_t dim, int64_t from, int64_t to, float* sums) {
+    constexpr int64_t WIDE = 64;
+    int64_t begin = 0;
+    for (; begin + WIDE <= dim; begin += WIDE) {
+        float part[WIDE];
+        std::memcpy(part, sums + begin, sizeof part);
+        for (int64_t j = from; j < to; ++j) {
+#pragma omp simd
+            for (int64_t d = 0; d < WIDE; ++d) {
+                part[d] += weights[j] * value[j * dim + begin + d];
+            }
+        }
+        std::memcpy(sums + begin, part, sizeof part);
+    }
+    for (int64_t j = from; j < to; ++j) {
+        for (int64_t d = begin; d < dim; ++d) {
+            sums[d] += weights[j] * value[j * dim + d];
+        }
+    }
+}
+
+// Turns scores [first, end) into weights that add up to 1.
+inline void softmax(float* scores, int64_t first, int64_t end, float softcap) {
+    if (softcap > 0) {
+        for (int64_t j = first; j < end; ++j) {
+            scores[j] = softcap * std::tanh(scores[j] / softcap);
+        }
+    }
+    float top = -INFINITY, total = 0;
+#pragma omp simd reduction(max : top)
+    for (int64_t j = first; j < end; ++j) {
+        top = scores[j] > top ? scores[j] : top;
+    }
+#pragma omp simd reduction(+ : total)
+    for (int64_t j = first; j < end; ++j) {
+        scores[j] = exp_of_negative(scores[j] - top);
+        total += scores[j];
+    }
+    const float scale = 1 / total;
+#pragma omp simd
+    for (int64_t j = first; j < end; ++j) {
+        scores[j] *= scale;
+    }
+}
+
+// For each token of each tile, attention over its row's tokens up to itself. What is done for one token, and in which
+// order, depends on its own row alone: neither on the tile that it is in nor on the batch around it. So a reply is the
+// same, to the bit, in any company.
+template <typename T>
+void attend(const T* q, T* out, const T* keys, const T* values, const Tile* tiles, int64_t tile_count,
+            const int32_t* table, int64_t table_stride, int64_t heads, int64_t kv_heads, int64_t dim, float scaling,
+            float softcap, int64_t window) {
+    const int64_t group = heads / kv_heads;
+#pragma omp parallel
+    {
+        std::vector<float> scores, query, sums, wide(BLOCK * dim);
+#pragma omp for schedule(dynamic)
+        for (int64_t work = 0; work < tile_count * kv_heads; ++work) {
+            const Tile& tile = tiles[work / kv_heads];
+            const int64_t kv = work % kv_heads, queries = tile.count * group;
+            const int64_t first = window > 0 && tile.length > window ? tile.length - window : 0;
+            const int64_t begin = first / BLOCK, end = (tile.length + tile.count - 1 + BLOCK - 1) / BLOCK;
+            const int64_t span = (end - begin) * BLOCK;
+            const int32_t* blocks = table + tile.row * table_stride;
+            scores.resize(queries * span);
+            query.resize(queries * dim);
+            sums.assign(queries * dim, 0.0f);
+            for (int64_t i = 0; i < queries; ++i) {
+                const T* head = q + ((tile.token + i / group) * heads + kv * group + i % group) * dim;
+                for (int64_t d = 0; d < dim; ++d) {
+                    query[i * dim + d] = as_float(head[d]) * scaling;
+                }
+            }
+            for (int64_t block = begin; block < end; ++block) {
+                widen(keys + (blocks[block] * kv_heads + kv) * dim * BLOCK, wide.data(), dim * BLOCK);
+                for (int64_t i = 0; i < queries; ++i) {
+                    score(&query[i * dim], wide.data(), dim, &scores[i * span + (block - begin) * BLOCK]);
+                }
+            }
+            for (int64_t i = 0; i < queries; ++i) {
+                const int64_t seen = tile.length + i / group;
+                const int64_t from = window > 0 && seen > window ? seen - window : 0;
+                softmax(&scores[i * span], from - begin * BLOCK, seen - begin * BLOCK, softcap);
+            }
+            for (int64_t block = begin; block < end; ++block) {
+                widen(values + (blocks[block] * kv_heads + kv) * BLOCK * dim, wide.data(), BLOCK * dim);
+                for (int64_t i = 0; i < queries; ++i) {
+                    const int64_t seen = tile.length + i / group - block * BLOCK;
+                    const int64_t skip = window > 0 ? seen - window : 0;
+                    const int64_t from = skip > 0 ? skip : 0, to = seen < BLOCK ? seen : BLOCK;
+                    add_values(&scores[i * span + (block - begin) * BLOCK], wide.data(), dim, from, to, &sums[i * dim]);
+                }
+            }
+            for (int64_t i = 0; i < queries; ++i) {
+                T* result = out + ((tile.token + i / group) * heads + kv * group + i % group) * dim;
+                for (int64_t d = 0; d < dim; ++d) {
+                    store(sums[i * dim + d], result[d]);
+                }
+            }
+        }
     }
 }
 
@@ -328,10 +375,10 @@ void norm(const T* x, const T* weight, T* y, int64_t tokens, int64_t size, float
                            int64_t heads, int64_t dim) {                                                               \
         remember(k, v, keys, values, places, tokens, heads, dim);                                                      \
     }                                                                                                                  \
-    void attend_##SUFFIX(const T* q, T* out, const T* keys, const T* values, const int32_t* table,                     \
-                         int64_t table_stride, const int32_t* lengths, int64_t tokens, int64_t heads,                  \
-                         int64_t kv_heads, int64_t dim, float scaling, float softcap, int64_t window) {                \
-        attend(q, out, keys, values, table, table_stride, lengths, tokens, heads, kv_heads, dim, scaling, softcap,     \
+    void attend_##SUFFIX(const T* q, T* out, const T* keys, const T* values, const Tile* tiles, int64_t tile_count,    \
+                         const int32_t* table, int64_t table_stride, int64_t heads, int64_t kv_heads, int64_t dim,     \
+                         float scaling, float softcap, int64_t window) {                                               \
+        attend(q, out, keys, values, tiles, tile_count, table, table_stride, heads, kv_heads, dim, scaling, softcap,   \
                window);                                                                                                \
     }                                                                                                                  \
     void norm_##SUFFIX(const T* x, const T* weight, T* y, int64_t tokens, int64_t size, float epsilon) {               \

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from personalpeft.adapters.base import Matrix
-from personalpeft.backends.torch.kernels.base import Places, Pointers, Shelf
+from personalpeft.backends.torch.kernels.base import Chunk, Places, Pointers, Shelf
 
 _COMPILERS = ("c++", "g++", "clang++")
 # No -ffast-math: it would change how the whole process treats the smallest numbers.
@@ -99,22 +99,39 @@ class NativeKernels:
     def attend(
         self, q: Tensor, keys: Tensor, values: Tensor, places: Places, *, scaling: float, softcap: float, window: int
     ) -> Tensor:
-        tokens, heads, dim = q.shape
+        return self._over(q, keys, values, places.tiles, places.table, scaling, softcap, window)
+
+    def prefill(
+        self, q: Tensor, keys: Tensor, values: Tensor, chunk: Chunk, *, scaling: float, softcap: float, window: int
+    ) -> Tensor:
+        return self._over(q, keys, values, chunk.tiles, chunk.blocks[None], scaling, softcap, window)
+
+    def _over(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        tiles: Tensor,
+        table: Tensor,
+        scale: float,
+        cap: float,
+        window: int,
+    ) -> Tensor:
         said = torch.empty_like(q)
         self._attend(
             q.data_ptr(),
             said.data_ptr(),
             keys.data_ptr(),
             values.data_ptr(),
-            places.table.data_ptr(),
-            places.table.shape[1],
-            places.lengths.data_ptr(),
-            tokens,
-            heads,
+            tiles.data_ptr(),
+            len(tiles),
+            table.data_ptr(),
+            table.shape[1],
+            q.shape[1],
             keys.shape[1],
-            dim,
-            scaling,
-            softcap,
+            q.shape[2],
+            scale,
+            cap,
             window,
         )
         return said

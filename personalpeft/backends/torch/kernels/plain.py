@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from personalpeft.adapters.base import Matrix
-from personalpeft.backends.torch.kernels.base import BLOCK, Places, Pointers, Shelf
+from personalpeft.backends.torch.kernels.base import BLOCK, Chunk, Places, Pointers, Shelf
 
 
 class PlainKernels:
@@ -49,6 +49,17 @@ class PlainKernels:
             ]
         return said
 
+    def prefill(
+        self, q: Tensor, keys: Tensor, values: Tensor, chunk: Chunk, *, scaling: float, softcap: float, window: int
+    ) -> Tensor:
+        k, v = gather(keys, values, chunk.blocks, chunk.length)
+        own = torch.arange(chunk.length - len(q), chunk.length, device=q.device)[:, None]
+        other = torch.arange(chunk.length, device=q.device)[None]
+        seen = other <= own
+        if window:
+            seen &= own - other < window
+        return attention(q, k, v, mask=seen, scaling=scaling, softcap=softcap)
+
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
@@ -63,9 +74,7 @@ def gather(keys: Tensor, values: Tensor, blocks: Tensor, length: int) -> tuple[T
     return k[:length], v[:length]
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, scaling: float, softcap: float = 0.0, causal: bool = False
-) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, scaling: float, softcap: float = 0.0) -> Tensor:
     """Attention of queries ``[n, heads, dim]`` over ``[m, fewer heads, dim]``; ``mask`` is ``[n, m]``, True where seen.
 
     Softcap is that of Gemma 2 (2024, section 2): scores are squashed before the softmax.
@@ -75,12 +84,8 @@ def attention(
     q, k, v = q.transpose(0, 1), *(t.transpose(0, 1).repeat_interleave(group, dim=0) for t in (k, v))
     if softcap:
         scores = softcap * torch.tanh((q.float() @ k.float().transpose(1, 2)) * scaling / softcap)
-        if causal:
-            mask = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril()
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
         return (scores.softmax(-1) @ v.float()).to(q.dtype).transpose(0, 1)
-    said = scaled_dot_product_attention(
-        q[None], k[None], v[None], attn_mask=mask, scale=scaling, is_causal=causal and mask is None
-    )
+    said = scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask, scale=scaling)
     return said[0].transpose(0, 1)
