@@ -123,7 +123,7 @@ class Batch:
             return ()
         answering = decoding + [live for live, count in reading if count == live.pending]
         logits = self._pass(decoding, reading)
-        picked = pick(logits, [live.picker for live in answering])
+        picked = pick(logits, [live.picker for live in answering], self._pool.kernels)
         wanted = [index for index, live in enumerate(answering) if live.row.logprobs]
         known = logprobs(logits, picked, wanted)
         for live in decoding:

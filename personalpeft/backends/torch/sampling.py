@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from personalpeft.backends.torch.kernels import Kernels
 from personalpeft.types import Sampling
 
 # Colder than this, float32 overflows; the draw is as good as greedy long before.
@@ -26,9 +27,9 @@ class Picker:
         return Picker(sampling, torch.Generator().manual_seed(sampling.seed))
 
 
-def pick(logits: Tensor, pickers: Sequence[Picker]) -> list[int]:
+def pick(logits: Tensor, pickers: Sequence[Picker], kernels: Kernels) -> list[int]:
     """The next token of each row, from ``[rows, vocabulary]`` logits."""
-    picked: list[int] = logits.argmax(-1).tolist() if pickers else []
+    picked: list[int] = kernels.largest(logits).tolist() if pickers else []
     for row, picker in enumerate(pickers):
         if picker.sampling.temperature > 0:
             picked[row] = _draw(logits[row], picker)

@@ -127,3 +127,7 @@ class Kernels(Protocol):
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """``x / rms(x) * weight`` over the last dimension (Zhang & Sennrich 2019), rounded before the weight."""
         ...
+
+    def largest(self, x: Tensor) -> Tensor:
+        """Where each row of ``[rows, n]`` is largest, int64 ``[rows]``; of equals the first."""
+        ...

@@ -363,6 +363,28 @@ void norm(const T* x, const T* weight, T* y, int64_t tokens, int64_t size, float
     }
 }
 
+// Where each row is largest; of equals the first.
+template <typename T>
+void largest(const T* x, int64_t* found, int64_t rows, int64_t size) {
+#pragma omp parallel for if (rows * size > WORTH_THREADS)
+    for (int64_t row = 0; row < rows; ++row) {
+        const T* values = x + row * size;
+        float top = -INFINITY;
+#pragma omp simd reduction(max : top)
+        for (int64_t i = 0; i < size; ++i) {
+            const float value = as_float(values[i]);
+            top = value > top ? value : top;
+        }
+        found[row] = 0;
+        for (int64_t i = 0; i < size; ++i) {
+            if (as_float(values[i]) == top) {
+                found[row] = i;
+                break;
+            }
+        }
+    }
+}
+
 }  // namespace
 
 #define EXPORT(SUFFIX, T)                                                                                              \
@@ -384,6 +406,7 @@ void norm(const T* x, const T* weight, T* y, int64_t tokens, int64_t size, float
     void norm_##SUFFIX(const T* x, const T* weight, T* y, int64_t tokens, int64_t size, float epsilon) {               \
         norm(x, weight, y, tokens, size, epsilon);                                                                     \
     }                                                                                                                  \
+    void largest_##SUFFIX(const T* x, int64_t* found, int64_t rows, int64_t size) { largest(x, found, rows, size); }   \
     int32_t lay_float32_##SUFFIX(const float* source, T* place, const int64_t* sizes, const int64_t* strides,         \
                                  float factor) {                                                                       \
         return lay(source, place, sizes, strides, factor);                                                             \

@@ -35,6 +35,7 @@ _SIGNATURES = {
     "remember": (_P, _P, _P, _P, _P, _I, _I, _I),
     "attend": (_P, _P, _P, _P, _P, _I, _P, _I, _I, _I, _I, _F, _F, _I),
     "norm": (_P, _P, _P, _I, _I, _F),
+    "largest": (_P, _P, _I, _I),
 }
 
 
@@ -51,7 +52,7 @@ class NativeKernels:
         if dtype not in _SUFFIX:
             raise NoCompiler(f"there is none for {dtype}")
         library = _library(cache)
-        self._lora, self._remember, self._attend, self._norm = (
+        self._lora, self._remember, self._attend, self._norm, self._largest = (
             _function(library, f"{name}_{_SUFFIX[dtype]}", signature) for name, signature in _SIGNATURES.items()
         )
         self._lay = {
@@ -69,7 +70,7 @@ class NativeKernels:
         return bool(finite)
 
     def lora(self, x: Tensor, y: Tensor, pointers: Pointers, shelf: Shelf, block: int) -> None:
-        a, b = shelf.a[0, block], shelf.b[0, block]
+        size = x.element_size()
         ends = self._ends.get(shelf.ends)
         if ends is None:
             ends = self._ends[shelf.ends] = torch.tensor(shelf.ends, dtype=torch.int32)
@@ -79,9 +80,9 @@ class NativeKernels:
             len(x),
             pointers.slots.data_ptr(),
             pointers.ranks.data_ptr(),
-            a.data_ptr(),
+            shelf.a.data_ptr() + block * shelf.a.stride(1) * size,
             shelf.a.stride(0),
-            b.data_ptr(),
+            shelf.b.data_ptr() + block * shelf.b.stride(1) * size,
             shelf.b.stride(0),
             shelf.capacity,
             x.shape[1],
@@ -140,6 +141,11 @@ class NativeKernels:
         y = torch.empty_like(x)
         self._norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // x.shape[-1], x.shape[-1], epsilon)
         return y
+
+    def largest(self, x: Tensor) -> Tensor:
+        found = torch.empty(len(x), dtype=torch.int64)
+        self._largest(x.data_ptr(), found.data_ptr(), len(x), x.shape[1])
+        return found
 
 
 def _function(library: ctypes.CDLL, name: str, signature: tuple[Any, ...], result: Any = None) -> Any:

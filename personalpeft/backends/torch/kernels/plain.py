@@ -65,6 +65,9 @@ class PlainKernels:
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
         return weight * (wide * scale).to(x.dtype)
 
+    def largest(self, x: Tensor) -> Tensor:
+        return x.argmax(-1)
+
 
 def gather(keys: Tensor, values: Tensor, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """The first ``length`` keys and values of a row, ``[length, heads, dim]`` each, copied out of its blocks."""
