@@ -120,8 +120,10 @@ class Loop:
                 holder = _Holder(key, stack)
                 self._holders.append(holder)
                 self._tell()
-                self._changed.wait_for(lambda: self._slots.ready(key) or holder.error or self._ended)
-                self._holders.remove(holder)
+                try:
+                    self._changed.wait_for(lambda: self._slots.ready(key) or holder.error or self._ended)
+                finally:
+                    self._holders = [each for each in self._holders if each is not holder]
                 if error := holder.error or self._ended:
                     raise error
             self._slots.pin(key)
@@ -152,7 +154,7 @@ class Loop:
         threads have ended. Closing twice is fine.
         """
         with self._changed:
-            self._ended = self._ended or ServingFailed("The engine is closed.", hint="Open the runtime again.")
+            self._ended = self._ended or _closed()
             started = self._started
             self._tell()
         if started:
@@ -188,13 +190,15 @@ class Loop:
                 self._slots.failed(key)
                 self._failed[key] = error
                 for holder in self._holders:
-                    if holder.key == key:
-                        holder.error = error
+                    holder.error = error if holder.key == key else None
+                # Before it wakes and hears of it, the loop must not load the same again for it.
+                self._holders = [holder for holder in self._holders if holder.error is None]
             self._tell()
 
     # The loop's thread
 
     def _run(self) -> None:
+        failed = None
         try:
             while self._has_work():
                 self._drop()
@@ -206,11 +210,9 @@ class Loop:
                     self._check.run_one(self._slots.ready)
         except Exception as bug:
             log.exception("serving has ended")
-            self._ended = _failure(
-                "Serving has stopped after an error.", bug, hint="Close the runtime and open it again."
-            )
+            failed = _failure("Serving has stopped after an error.", bug, hint="Close the runtime and open it again.")
         finally:
-            self._end()
+            self._end(failed)
 
     def _has_work(self) -> bool:
         """Waits for something to do; False when it is time to end."""
@@ -363,11 +365,13 @@ class Loop:
             self._queue.end(ticket)
             if ticket.key is not None:
                 self._slots.let_go(ticket.key)
+            # Somebody who waits may begin now, even if nothing else is running.
+            self._news = True
 
-    def _end(self, bug: ServingFailed | None = None) -> None:
+    def _end(self, failed: ServingFailed | None) -> None:
         """The last act of the thread: nobody is left waiting, and nothing in a slot."""
         with self._changed:
-            self._ended = bug or self._ended
+            self._ended = failed or self._ended or _closed()
             waiting = tuple(self._queue)
             for ticket in waiting:
                 self._queue.drop(ticket)
@@ -377,7 +381,7 @@ class Loop:
             # After a bug the backend may be in any state, and whoever waits must still hear of it.
             with suppress(Exception):
                 last = None if ticket.number is None else self._backend.leave(ticket.number)
-            self._say_last(ticket, last, bug)
+            self._say_last(ticket, last, failed)
         self._running.clear()
         self._loader.close()
         for key in self._slots.taken:
@@ -398,6 +402,10 @@ def _late(ticket: Ticket) -> DeadlineExceeded:
     return DeadlineExceeded(
         f"The reply {where} after {seconds:g} s.", hint="Give it more time, or ask for a shorter reply (max_tokens)."
     )
+
+
+def _closed() -> ServingFailed:
+    return ServingFailed("The engine is closed.", hint="Open the runtime again.")
 
 
 def _failure(message: str, cause: Exception, *, hint: str = "Try again; the log has the details.") -> ServingFailed:

@@ -1,56 +1,36 @@
-"""What the engine promises: what is in use stays, what is not gives way, and what cannot be served is refused by name."""
+"""What the engine promises of replies: each hears its own stack, whoever else is there, comes, goes or fails."""
 
 from __future__ import annotations
 
-import hashlib
+import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 
-import numpy as np
 import pytest
+from serving_makers import (
+    BASE,
+    PATIENCE,
+    Reader,
+    Shelf,
+    Stepped,
+    Time,
+    ask,
+    digest_of,
+    engine_on,
+    request,
+    running,
+    stack,
+    text,
+    together,
+    wait_until,
+    waiting,
+)
 
-from personalpeft.adapters.base import Adapter, Manifest, Pair
-from personalpeft.backends.base import Continuation
-from personalpeft.backends.fake import FakeBackend, fake_base
-from personalpeft.errors import BaseMismatch, Busy, PromptTooLong
-from personalpeft.serving.engine import Engine, Request
-from personalpeft.types import Message, Sampling, Stack, StackEntry
-
-BASE = fake_base()
-
-
-def digest_of(number: int) -> str:
-    return hashlib.sha256(bytes([number])).hexdigest()
-
-
-def adapter(number: int) -> Adapter:
-    random = np.random.default_rng(number)
-    pairs = {
-        name: Pair(
-            random.standard_normal((2, 2, inputs), dtype=np.float32),
-            random.standard_normal((2, outputs, 2), dtype=np.float32),
-        )
-        for name, (inputs, outputs) in BASE.architecture.projections.items()
-    }
-    manifest = Manifest(BASE.digest, "style", 2, 1.0, tuple(sorted(pairs)), {}, "12" * 32)
-    return Adapter(manifest, pairs)
-
-
-def stack(*numbers: int, weight: float = 1.0) -> Stack:
-    entries = tuple(StackEntry(f"skill.s{n}", f"skill.s{n}@{n}", digest_of(n), weight) for n in numbers)
-    return Stack(BASE.digest, entries)
-
-
-class Shelf:
-    """Adapters by digest, and what was asked for."""
-
-    def __init__(self) -> None:
-        self.adapters = {digest_of(n): adapter(n) for n in range(10)}
-        self.asked: list[str] = []
-
-    def __call__(self, digest: str) -> Adapter:
-        self.asked.append(digest)
-        return self.adapters[digest]
+from personalpeft.backends.base import Continuation, Row
+from personalpeft.backends.fake import FakeBackend
+from personalpeft.errors import BaseMismatch, Cancelled, DeadlineExceeded, PromptTooLong, ServingFailed
+from personalpeft.serving.engine import Engine
+from personalpeft.types import Stack
 
 
 @pytest.fixture
@@ -59,19 +39,36 @@ def shelf() -> Shelf:
 
 
 @pytest.fixture
-def engine(shelf: Shelf) -> Engine:
-    return Engine(FakeBackend(BASE, slots=2), shelf)
+def engine(shelf: Shelf) -> Iterator[Engine]:
+    with engine_on(read=shelf) as engine:
+        yield engine
 
 
-def request(numbers: tuple[int, ...] = (), prompt: str = "hello", **sampling: object) -> Request:
-    return Request((Message("user", prompt),), stack(*numbers), Sampling(**sampling))  # type: ignore[arg-type]
+@pytest.fixture
+def stepped() -> Stepped:
+    return Stepped()
+
+
+@pytest.fixture
+def slow(stepped: Stepped, shelf: Shelf) -> Iterator[Engine]:
+    """An engine whose steps the test allows one by one."""
+    with engine_on(stepped, shelf) as engine:
+        yield engine
+
+
+# Rows and stacks
 
 
 def test_requests_of_one_call_get_what_each_gets_alone(engine: Engine) -> None:
     requests = [request(), request((1,)), request((1, 2)), request((1,), "bye")]
-    assert engine.texts(requests) == [engine.texts([each])[0] for each in requests]
+    assert engine.texts(requests) == [text(engine, each) for each in requests]
     assert len(set(engine.texts(requests))) == 4
     assert engine.texts([]) == []
+
+
+def test_a_call_may_have_more_rows_than_the_batch_and_more_stacks_than_slots(engine: Engine) -> None:
+    requests = [request((n % 7,), f"prompt {n}") for n in range(30)]
+    assert engine.texts(requests) == [text(engine, each) for each in requests]
 
 
 def test_the_order_and_the_weights_of_a_stack_tell_it_apart() -> None:
@@ -85,54 +82,198 @@ def test_layers_of_weight_0_are_not_attached(engine: Engine, shelf: Shelf) -> No
     assert shelf.asked == []
 
 
-def test_a_stack_is_read_once_while_it_stays_resident_and_again_after_it_had_to_leave(
-    engine: Engine, shelf: Shelf
-) -> None:
-    for numbers in ((1,), (1,), (2,), (1,), (3,), (1,), (2,)):
-        engine.texts([request(numbers)])
-    # 3 takes the place of 2, which was not used for the longest time; then 2 that of 3.
-    assert shelf.asked == [digest_of(n) for n in (1, 2, 3, 2)]
+def test_a_row_is_owned_by_the_user_who_asked(slow: Engine, stepped: Stepped) -> None:
+    stepped.run()
+    for user in ("ada", "bo"):
+        text(slow, request((1,), user=user))
+    assert stepped.owners == ["ada", "bo"]
 
 
-def test_what_is_being_answered_keeps_its_slot_and_a_third_stack_hears_busy(engine: Engine) -> None:
-    whole = engine.texts([request((1,)), request((2,))])
-    one, two = engine.replies([request((1,))]), engine.replies([request((2,))])
-    heard = [next(one).text, next(two).text]
-    with pytest.raises(Busy, match="2 slots") as busy:
-        engine.texts([request((3,))])
-    assert busy.value.hint
-    engine.texts([request(), request((1,))])
-    heard[0] += "".join(piece.text for piece in one)
-    assert engine.texts([request((3,))])
-    heard[1] += "".join(piece.text for piece in two)
-    assert heard == whole
+def test_scores_are_those_of_the_stack_that_is_named(engine: Engine) -> None:
+    item = Continuation((1, 2), (3,))
+    scores = {engine.score([item], stack(*numbers))[0].logp for numbers in ((), (1,), (2,), (1, 2))}
+    assert len(scores) == 4
+    assert engine.score([], stack(1)) == ()
 
 
-@pytest.mark.parametrize("ended", [lambda replies: list(replies), lambda replies: replies.close()])
-def test_a_reply_that_ended_or_was_closed_gives_its_slot_free(
-    engine: Engine, ended: Callable[[object], object]
-) -> None:
-    for numbers in ((1,), (2,)):
-        replies = engine.replies([request(numbers)])
-        next(iter(replies))
-        ended(replies)
-    assert engine.texts([request((3,)), request((4,))])
+def test_many_threads_share_few_slots_and_each_hears_its_own_stack(engine: Engine) -> None:
+    alone = {n: text(engine, request((n,))) for n in range(6)}
+    wrong: list[object] = []
+
+    def talk(number: int) -> None:
+        for turn in range(20):
+            if turn % 5 == 4:
+                engine.score([Continuation((1,), (2,))], stack(number))
+            heard = text(engine, request((number,), user=f"user-{number}"))
+            if heard != alone[number]:
+                wrong.append(heard)
+
+    threads = [threading.Thread(target=talk, args=(n,), daemon=True) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert wrong == []
 
 
-def test_a_batch_of_more_stacks_than_slots_is_refused_whole_and_holds_nothing(engine: Engine) -> None:
-    with pytest.raises(Busy):
-        engine.texts([request((n,)) for n in (1, 2, 3)])
-    assert engine.texts([request((4,)), request((5,))])
+# Joining and leaving
 
 
-def test_an_adapter_that_cannot_be_read_takes_no_slot(engine: Engine, shelf: Shelf) -> None:
-    engine.texts([request((1,)), request((2,))])
-    missing = shelf.adapters.pop(digest_of(3))
-    for _ in range(3):
-        with pytest.raises(KeyError):
-            engine.texts([request((3,))])
-    shelf.adapters[digest_of(3)] = missing
-    assert engine.texts([request((3,)), request((4,))])
+def test_a_request_joins_between_two_steps_of_another(slow: Engine, stepped: Stepped) -> None:
+    with engine_on() as alone:
+        whole = [text(alone, request((n,))) for n in (1, 2)]
+    first = slow.replies([request((1,))])
+    stepped.go()
+    heard = [next(first).text]
+    second = ask(slow, request((2,), user="bo"))
+    running(slow, 1)
+    wait_until(lambda: slow.metrics()["num_requests_waiting"] + slow.metrics()["num_requests_running"] == 2)
+    stepped.run()
+    heard += [piece.text for piece in first]
+    assert ["".join(heard), second.text] == whole
+
+
+def test_a_slow_reader_holds_up_nobody(slow: Engine, stepped: Stepped) -> None:
+    idle = slow.replies([request((1,))])
+    stepped.run()
+    begun = next(idle).text
+    others = [text(slow, request((2,), f"prompt {n}")) for n in range(5)]
+    assert all(others)
+    assert begun + "".join(piece.text for piece in idle) == text(slow, request((1,)))
+
+
+@pytest.mark.parametrize("went", ["closed", "asked", "forgotten"])
+def test_a_client_that_goes_away_frees_its_row_within_a_step(slow: Engine, stepped: Stepped, went: str) -> None:
+    gone = threading.Event()
+    replies = slow.replies([request((1,), "x" * 600)], cancelled=gone.is_set if went == "asked" else None)
+    stepped.go(3)
+    next(replies)
+    stepped.entered.get(timeout=PATIENCE)
+    before = stepped.steps
+    if went == "closed":
+        replies.close()
+    elif went == "asked":
+        gone.set()
+    else:
+        del replies
+        gc.collect()
+    stepped.go(2)
+    assert stepped.left.get(timeout=PATIENCE) >= 0
+    assert stepped.steps - before <= 2
+    running(slow, 0)
+    assert slow.metrics()["cancellations_total"] == 1
+    if went == "asked":
+        assert list(replies)[-1].finish == "cancelled"
+    if went == "closed":
+        assert list(replies) == []
+
+
+def test_a_reply_may_be_closed_by_another_thread_than_its_readers(slow: Engine) -> None:
+    replies = slow.replies([request((1,))])
+    reader = Reader(replies)
+    running(slow, 1)
+    replies.close()
+    slow.backend.go()  # type: ignore[attr-defined]
+    assert reader.finish in (None, "cancelled")
+
+
+def test_a_reply_that_nobody_reads_asks_for_nothing(slow: Engine, stepped: Stepped, shelf: Shelf) -> None:
+    replies = slow.replies([request((1,))])
+    replies.close()
+    assert list(replies) == []
+    assert (shelf.asked, stepped.owners) == ([], [])
+
+
+def test_what_waits_can_be_cancelled_too(slow: Engine, stepped: Stepped, shelf: Shelf) -> None:
+    rows = together(slow, stepped, *(request((1,), f"prompt {n}") for n in range(4)))
+    gone = threading.Event()
+    late = ask(slow, request((1,)), cancelled=gone.is_set)
+    waiting(slow, 1)
+    gone.set()
+    stepped.go()
+    assert [(piece.text, piece.finish) for piece in late.end().pieces] == [("", "cancelled")]
+    stepped.run()
+    assert all(row.finish == "stop" for row in rows)
+    assert len(stepped.owners) == 4
+
+
+def test_what_waits_for_a_stack_that_never_comes_can_be_cancelled(engine: Engine, shelf: Shelf) -> None:
+    held = shelf.hold(3)
+    gone = threading.Event()
+    late = ask(engine, request((3,)), cancelled=gone.is_set)
+    shelf.reading.get(timeout=PATIENCE)
+    gone.set()
+    assert late.finish == "cancelled"
+    held.set()
+
+
+def test_a_question_that_raises_ends_its_own_call_and_no_other(slow: Engine, stepped: Stepped) -> None:
+    def broken() -> bool:
+        raise ZeroDivisionError
+
+    fine, bad = ask(slow, request((1,))), ask(slow, request((1,), user="bo"), cancelled=broken)
+    stepped.run()
+    assert isinstance(bad.end().error, ZeroDivisionError)
+    assert fine.finish == "stop"
+
+
+def test_texts_of_a_batch_that_was_cancelled_hold_what_there_was(engine: Engine) -> None:
+    assert engine.texts([request((1,)), request()], cancelled=lambda: True) == ["", ""]
+
+
+# Deadlines
+
+
+def test_a_reply_that_takes_too_long_ends_with_what_came_and_an_error(shelf: Shelf) -> None:
+    stepped, time = Stepped(), Time()
+    with engine_on(stepped, shelf, clock=time.clock()) as engine:
+        asked = request((1,), timeout=5), request((1,), user="bo", timeout=100)
+        reply, other = together(engine, stepped, *asked)
+        stepped.go(2)
+        wait_until(lambda: len(reply.pieces) == 2)
+        time.at = 5.0
+        stepped.run()
+        error = reply.end().error
+        assert isinstance(error, DeadlineExceeded)
+        assert "was not complete after 5 s" in error.message
+        assert isinstance(error, TimeoutError)
+        assert error.hint
+        assert other.text.startswith("".join(piece.text for piece in reply.pieces))
+        assert all(piece.finish is None for piece in reply.pieces)
+        assert engine.metrics()["deadline_errors_total"] == 1
+
+
+def test_a_request_that_waits_too_long_never_begins(shelf: Shelf) -> None:
+    stepped, time = Stepped(rows=1), Time()
+    with engine_on(stepped, shelf, clock=time.clock()) as engine:
+        first = ask(engine, request((1,)))
+        running(engine, 1)
+        late = ask(engine, request((1,), user="bo", timeout=2))
+        waiting(engine, 1)
+        time.at = 2.0
+        stepped.go()
+        error = late.end().error
+        assert isinstance(error, DeadlineExceeded)
+        assert "had not begun after 2 s" in error.message
+        assert late.pieces == []
+        stepped.run()
+        assert first.finish == "stop"
+        assert stepped.owners == ["ada"]
+
+
+def test_a_deadline_comes_while_the_stack_is_loading(shelf: Shelf) -> None:
+    time = Time()
+    held = shelf.hold(3)
+    with engine_on(read=shelf, clock=time.clock()) as engine:
+        late = ask(engine, request((3,), timeout=2))
+        shelf.reading.get(timeout=PATIENCE)
+        time.at = 2.0
+        assert isinstance(late.end().error, DeadlineExceeded)
+        held.set()
+
+
+# What cannot be served
 
 
 def test_a_prompt_that_does_not_fit_is_told_by_how_much(engine: Engine) -> None:
@@ -149,11 +290,19 @@ def test_a_prompt_that_does_not_fit_is_told_by_how_much(engine: Engine) -> None:
     assert hopeless.value.hint == "Ask for a shorter reply."
 
 
-def test_one_prompt_that_does_not_fit_starts_none_of_the_batch(engine: Engine) -> None:
-    replies = engine.replies([request((1,)), request((2,), "x" * 5000)])
+def test_what_the_backend_has_no_room_for_is_too_long_as_well() -> None:
+    backend = FakeBackend(BASE)
+    backend.longest = 300
+    with engine_on(backend) as engine, pytest.raises(PromptTooLong, match="more than the 300"):
+        engine.tokens(request(prompt="x" * 200, max_tokens=100))
+
+
+def test_one_prompt_that_does_not_fit_starts_none_of_the_batch(slow: Engine, stepped: Stepped) -> None:
+    replies = slow.replies([request((1,)), request((2,), "x" * 5000)])
     with pytest.raises(PromptTooLong):
-        next(iter(replies))
-    assert engine.texts([request((3,)), request((4,))])
+        next(replies)
+    assert list(replies) == []
+    assert stepped.owners == []
 
 
 def test_a_stack_of_another_base_is_refused(engine: Engine) -> None:
@@ -161,29 +310,136 @@ def test_a_stack_of_another_base_is_refused(engine: Engine) -> None:
         pass
 
 
-def test_scores_are_those_of_the_stack_that_is_named(engine: Engine) -> None:
-    item = Continuation((1, 2), (3,))
-    scores = {engine.score([item], stack(*numbers))[0].logp for numbers in ((), (1,), (2,), (1, 2))}
-    assert len(scores) == 4
-    assert engine.score([], stack(1)) == ()
+# Failures
 
 
-def test_many_threads_share_few_slots_and_each_hears_its_own_stack(engine: Engine) -> None:
-    alone = {n: engine.texts([request((n,))])[0] for n in range(6)}
-    wrong: list[str] = []
+def test_a_step_that_fails_ends_the_replies_in_it_and_serving_goes_on(
+    slow: Engine, stepped: Stepped, shelf: Shelf
+) -> None:
+    readers = together(slow, stepped, request((1,)), request((2,), user="bo"))
+    stepped.broken.append(MemoryError("no memory left"))
+    stepped.run()
+    for reader in readers:
+        error = reader.end().error
+        assert isinstance(error, ServingFailed)
+        assert isinstance(error.__cause__, MemoryError)
+        assert error.hint
+    assert text(slow, request((1,)))
+    assert slow.metrics()["failures_total"] == 2
+    assert slow.metrics()["num_requests_running"] == 0
 
-    def ask(number: int) -> None:
-        for _ in range(20):
+
+def test_a_row_that_the_backend_does_not_take_fails_alone(shelf: Shelf) -> None:
+    class Choosy(FakeBackend):
+        def admit(self, row: Row) -> int | None:
+            if row.owner == "bo":
+                raise ValueError("not this one")
+            return None if row.owner == "cy" else super().admit(row)
+
+    with engine_on(Choosy(BASE, slots=2), shelf) as engine:
+        ada, bo = ask(engine, request((1,))), ask(engine, request((1,), user="bo"))
+        assert isinstance(bo.end().error, ServingFailed)
+        assert ada.finish == "stop"
+        # No room in an empty batch will never change.
+        assert isinstance(ask(engine, request(user="cy")).end().error, ServingFailed)
+        assert text(engine, request((1,)))
+
+
+def test_when_the_loop_itself_fails_everybody_hears_of_it_and_later_requests_too(shelf: Shelf) -> None:
+    class Doomed(Stepped):
+        def detach(self, key: str) -> None:
+            super().detach(key)
+            if len(self.detached) == 1:
+                raise ZeroDivisionError("what no one thought of")
+
+    stepped = Doomed(slots=1)
+    with engine_on(stepped, shelf) as engine:
+        engine.warm(stack(1))
+        bare = ask(engine, request())
+        running(engine, 1)
+        other = ask(engine, request((2,), user="bo"))
+        waiting(engine, 1)
+        held: list[BaseException] = []
+
+        def hold() -> None:
             try:
-                heard = engine.texts([request((number,))])[0]
-            except Busy:
-                continue
-            if heard != alone[number]:
-                wrong.append(heard)
+                engine.warm(stack(3))
+            except ServingFailed as error:
+                held.append(error)
 
-    threads = [threading.Thread(target=ask, args=(n,)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+        holder = threading.Thread(target=hold, daemon=True)
+        holder.start()
+        stepped.run()
+        for reader in (bare, other):
+            assert isinstance(reader.end().error, ServingFailed)
+        holder.join(PATIENCE)
+        assert held
+        with pytest.raises(ServingFailed) as refused:
+            text(engine, request())
+        assert isinstance(refused.value.__cause__, ZeroDivisionError)
+        assert refused.value.hint
+
+
+# Closing
+
+
+def test_closing_ends_open_replies_as_cancelled(shelf: Shelf) -> None:
+    stepped = Stepped(rows=1)
+    with engine_on(stepped, shelf) as engine:
+        runs, waits = ask(engine, request((1,))), ask(engine, request((2,), user="bo"))
+        stepped.go(2)
+        wait_until(lambda: len(runs.pieces) == 2)
+        waiting(engine, 1)
+        stepped.run()
+        engine.close()
+        assert (runs.finish, waits.finish) in (("cancelled", "cancelled"), ("stop", "cancelled"), ("stop", "stop"))
+        engine.close()
+        with pytest.raises(ServingFailed, match="closed"):
+            text(engine, request())
+        with pytest.raises(ServingFailed, match="closed"):
+            engine.warm(stack(1))
+
+
+def test_an_engine_that_was_never_asked_closes_at_once() -> None:
+    before = threading.active_count()
+    with engine_on():
+        pass
+    assert threading.active_count() == before
+
+
+def test_half_a_reply_never_passes_for_a_whole_one(shelf: Shelf) -> None:
+    stepped = Stepped()
+    with engine_on(stepped, shelf) as engine:
+        failed: list[Exception] = []
+
+        def write() -> None:
+            try:
+                text(engine, request((1,)))
+            except Cancelled as error:
+                failed.append(error)
+
+        writer = threading.Thread(target=write, daemon=True)
+        writer.start()
+        running(engine, 1)
+        closer = threading.Thread(target=engine.close, daemon=True)
+        closer.start()
+        wait_until(lambda: engine._loop._ended is not None)
+        stepped.go()
+        writer.join(PATIENCE)
+        closer.join(PATIENCE)
+        assert failed
+        assert not closer.is_alive()
+
+
+def test_closing_waits_for_a_load_that_is_under_way_and_drops_the_rest(shelf: Shelf) -> None:
+    held = shelf.hold(1)
+    with engine_on(read=shelf) as engine:
+        readers = [ask(engine, request((n,), user=f"user-{n}")) for n in (1, 2)]
+        shelf.reading.get(timeout=PATIENCE)
+        closer = threading.Thread(target=engine.close, daemon=True)
+        closer.start()
+        assert [reader.finish for reader in readers] == ["cancelled", "cancelled"]
+        held.set()
+        closer.join(PATIENCE)
+        assert not closer.is_alive()
+    assert digest_of(1) in shelf.asked

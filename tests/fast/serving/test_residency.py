@@ -1,58 +1,116 @@
-"""Who leaves when a slot is needed, against a model that keeps a plain list of uses."""
+"""Who leaves when a slot or a byte is needed, against models that keep plain lists."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from personalpeft.serving.residency import Residency
+from personalpeft.serving.residency import HostCache, Slots
 
 SLOTS = 3
 KEYS = st.sampled_from("abcdef")
 
 
 class Comparison(RuleBasedStateMachine):
-    """Uses and ends uses as an engine does, and keeps in ``uses`` in which order keys were last used."""
+    """Gives, loads, uses and ends uses as the loop does; ``uses`` has the order in which keys were last used."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.residency = Residency(SLOTS)
+        self.slots = Slots(SLOTS)
         self.uses: list[str] = []
+        self.coming: list[str] = []
         self.pins: Counter[str] = Counter()
 
-    @rule(key=KEYS)
-    def use(self, key: str) -> None:
-        if key not in self.uses:
-            idle = [k for k in self.uses if not self.pins[k]]
-            if len(self.uses) == SLOTS and not idle:
-                with pytest.raises(LookupError, match="all 3 slots"):
-                    self.residency.make_room()
-                return
-            leaving = self.residency.make_room()
-            assert leaving == (idle[0] if len(self.uses) == SLOTS else None)
-            if leaving is not None:
-                self.residency.forget(leaving)
-                self.uses.remove(leaving)
+    @rule(wanted=st.lists(KEYS, max_size=6))
+    def give(self, wanted: list[str]) -> None:
+        claims = self.slots.claims(iter(wanted))
+        assert list(claims) == list(dict.fromkeys(wanted))[:SLOTS]
+        for given_, key in zip(self.slots.give(claims), [c for c in claims if c not in self.uses], strict=False):
+            assert given_.key == key
+            idle = [k for k in self.uses if k not in self.coming and not self.pins[k] and k not in claims]
+            if len(self.uses) == SLOTS:
+                assert given_.leaving == idle[0]
+                self.uses.remove(idle[0])
+            else:
+                assert given_.leaving is None
+            self.uses.append(key)
+            self.coming.append(key)
+        # Who is claimed and has no slot could not be given one.
+        if set(claims) - set(self.uses):
+            assert len(self.uses) == SLOTS
+            assert all(k in self.coming or self.pins[k] or k in claims for k in self.uses)
+
+    @precondition(lambda self: self.coming)
+    @rule(data=st.data(), fine=st.booleans())
+    def load(self, data: st.DataObject, fine: bool) -> None:
+        key = data.draw(st.sampled_from(self.coming))
+        assert not self.slots.ready(key)
+        self.coming.remove(key)
+        self.uses.remove(key)
+        if fine:
+            self.slots.arrived(key)
+            self.uses.append(key)
         else:
-            self.uses.remove(key)
-        self.residency.pin(key)
-        self.uses.append(key)
+            self.slots.failed(key)
+
+    @precondition(lambda self: set(self.uses) - set(self.coming))
+    @rule(data=st.data())
+    def use(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(set(self.uses) - set(self.coming))))
+        self.slots.pin(key)
         self.pins[key] += 1
+        self._used(key)
 
     @precondition(lambda self: self.pins.total() > 0)
     @rule(data=st.data())
     def end_a_use(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.pins.elements())))
-        self.residency.let_go(key)
+        self.slots.let_go(key)
         self.pins[key] -= 1
+        self._used(key)
+
+    def _used(self, key: str) -> None:
+        self.uses.remove(key)
+        self.uses.append(key)
 
     @invariant()
     def holds_what_was_used_last_and_never_more_than_fits(self) -> None:
+        assert list(self.slots.taken) == self.uses
         assert len(self.uses) <= SLOTS
-        assert {key for key in "abcdef" if key in self.residency} == set(self.uses)
+        assert {key for key in "abcdef" if self.slots.ready(key)} == set(self.uses) - set(self.coming)
+        assert all(self.slots.ready(key) for key in self.pins.elements())
 
 
-TestResidencyAgainstAModel = Comparison.TestCase
+TestSlotsAgainstAModel = Comparison.TestCase
+TestSlotsAgainstAModel.settings = settings(deadline=None)
+
+
+@settings(deadline=None)
+@given(
+    limit=st.integers(0, 20),
+    acts=st.lists(st.tuples(KEYS, st.one_of(st.none(), st.integers(0, 12))), max_size=40),
+)
+def test_host_memory_holds_what_was_used_last_and_never_more_bytes_than_allowed(
+    limit: int, acts: list[tuple[str, int | None]]
+) -> None:
+    cache, kept = HostCache[str](limit), dict[str, int]()
+    for key, size in acts:
+        if size is None:
+            assert cache.get(key) == (f"the value of {key}" if key in kept else None)
+            if key in kept:
+                kept[key] = kept.pop(key)
+            continue
+        left = cache.put(key, f"the value of {key}", size)
+        if key not in kept and size <= limit:
+            gone = 0
+            while sum(kept.values()) + size > limit:
+                del kept[next(iter(kept))]
+                gone += 1
+            assert left == gone
+            kept[key] = size
+        else:
+            assert left == 0
+        assert cache.nbytes == sum(kept.values()) <= limit

@@ -1,0 +1,133 @@
+"""More asked than can be done: everybody's turn comes, and what is refused is told when to come back."""
+
+from __future__ import annotations
+
+import pytest
+from serving_makers import Shelf, Stepped, Time, ask, engine_on, request, running, stack, text, wait_until, waiting
+
+from personalpeft.errors import Busy, InvalidInput
+from personalpeft.settings import Serving
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+def test_a_user_with_a_hundred_requests_starves_nobody(shelf: Shelf) -> None:
+    stepped = Stepped(rows=2)
+    with engine_on(stepped, shelf, waiting_per_user=100) as engine:
+        engine.warm(stack(2))
+        flood = ask(engine, *(request((1,), f"prompt {n}", user="ada") for n in range(100)))
+        running(engine, 2)
+        one = ask(engine, request((2,), user="bo"))
+        waiting(engine, 99)
+        stepped.run()
+        assert one.finish == "stop"
+        flood.end()
+        # Rows that ran already, and one that came in its turn.
+        assert stepped.owners.index("bo") <= 3
+        assert len(stepped.owners) == 101
+
+
+def test_while_others_wait_a_user_has_at_most_the_share_of_rows(shelf: Shelf) -> None:
+    stepped = Stepped(rows=4)
+    with engine_on(stepped, shelf, running_per_user=1) as engine:
+        lengths = [1, *[50] * 11]
+        mine = ask(engine, *(request((1,), user="ada", max_tokens=length) for length in lengths))
+        running(engine, 4)
+        others = ask(engine, *(request((1,), f"prompt {n}", user="bo") for n in range(2)))
+        waiting(engine, 10)
+        stepped.run()
+        mine.end()
+        others.end()
+        assert stepped.owners[:4] == ["ada"] * 4
+        # The first row that comes free is bo's, though ada has waited longer.
+        assert stepped.owners[4] == "bo"
+
+
+def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(shelf: Shelf) -> None:
+    stepped, time = Stepped(rows=1), Time()
+    with engine_on(stepped, shelf, clock=time.clock(), waiting=2) as engine:
+        first = ask(engine, request((1,)))
+        running(engine, 1)
+        time.at = 30.0
+        stepped.go(20)
+        assert first.text
+        wait_until(lambda: engine.metrics()["num_requests_running"] == 0)
+        stepped._may = type(stepped._may)(0)
+        readers = [ask(engine, request((1,), user="ada"))]
+        running(engine, 1)
+        readers += [ask(engine, request((1,), user=user)) for user in ("bo", "cy")]
+        waiting(engine, 2)
+        with pytest.raises(Busy, match="2 requests may wait, and 1 more would") as busy:
+            text(engine, request((1,), user="di"))
+        # One more reply like the last has to end first.
+        assert busy.value.retry_after == 30.0
+        assert busy.value.hint == "Try again in 30 s."
+        assert engine.metrics()["refusals_total"] == 1
+        stepped.run()
+        assert all(reader.text for reader in readers)
+        assert text(engine, request((1,), user="di"))
+
+
+def test_a_users_share_of_the_queue_refuses_that_user_alone(shelf: Shelf) -> None:
+    stepped = Stepped(rows=1)
+    with engine_on(stepped, shelf, waiting=5, waiting_per_user=1) as engine:
+        readers = [ask(engine, request((1,), user="ada"))]
+        running(engine, 1)
+        readers.append(ask(engine, request((1,), user="ada")))
+        waiting(engine, 1)
+        with pytest.raises(Busy, match="1 requests of one user may wait") as busy:
+            text(engine, request((1,), user="ada"))
+        assert busy.value.retry_after is not None
+        assert busy.value.retry_after >= 1
+        readers.append(ask(engine, request((1,), user="bo")))
+        waiting(engine, 2)
+        stepped.run()
+        assert all(reader.text for reader in readers)
+
+
+def test_a_call_that_can_never_fit_is_told_so_and_holds_nothing(shelf: Shelf) -> None:
+    with engine_on(read=shelf, waiting_per_user=3) as engine:
+        with pytest.raises(Busy) as busy:
+            engine.texts([request((1,), f"prompt {n}") for n in range(4)])
+        assert busy.value.retry_after is None
+        assert busy.value.hint == "Ask for fewer at once."
+        assert engine.metrics()["num_requests_waiting"] == 0
+        assert engine.texts([request((1,), f"prompt {n}") for n in range(3)])
+
+
+def test_background_work_is_never_refused_and_never_ahead_of_people(shelf: Shelf) -> None:
+    stepped = Stepped(rows=2)
+    with engine_on(stepped, shelf, waiting=2, waiting_per_user=2) as engine:
+        learning = ask(engine, *(request((1,), f"prompt {n}", user="learner", background=True) for n in range(20)))
+        running(engine, 1)
+        people = [ask(engine, request((2,), user=user)) for user in ("ada", "bo")]
+        waiting(engine, 21)
+        stepped.run()
+        assert all(reader.text for reader in people)
+        learning.end()
+        # A row was left free of it from the start; both people come before its next.
+        assert sorted(stepped.owners[:3]) == ["ada", "bo", "learner"]
+        assert len(stepped.owners) == 22
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"slots": 0}, "slots cannot be 0"),
+        ({"rows": True}, "rows cannot be True"),
+        ({"rows": 1.5}, "rows cannot be 1.5"),
+        ({"host_bytes": -1}, "host_bytes cannot be -1"),
+        ({"waiting": 0}, "waiting cannot be 0"),
+        ({"waiting_per_user": "many"}, "waiting_per_user cannot be 'many'"),
+        ({"running_per_user": 0}, "running_per_user cannot be 0"),
+        ({"self_check": 1.5}, "self_check cannot be 1.5"),
+        ({"self_check": float("nan")}, "self_check cannot be nan"),
+    ],
+)
+def test_settings_that_cannot_be(setting: dict[str, float], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words) as raised:
+        Serving(**setting)  # type: ignore[arg-type]
+    assert raised.value.hint
