@@ -48,8 +48,8 @@ def adapter(backend: Backend, seed: int, *, rank: int = 2, size: float = 0.5, la
     return Adapter(manifest, pairs)
 
 
-def composed(backend: Backend, seed: int, *, rank: int = 2) -> Composed:
-    return compose([(adapter(backend, seed, rank=rank), 1.0)])
+def composed(backend: Backend, seed: int, *, rank: int = 2, size: float = 0.5) -> Composed:
+    return compose([(adapter(backend, seed, rank=rank, size=size), 1.0)])
 
 
 def row(
