@@ -125,7 +125,13 @@ class Runtime:
             if self._engine is None:
                 base = self.base()
                 self._progress("Loading the model", 0.0)
-                backend = load_backend(self._backend, base, slots=self._serving.slots, rows=self._serving.rows)
+                backend = load_backend(
+                    self._backend,
+                    base,
+                    slots=self._serving.slots,
+                    rows=self._serving.rows,
+                    cache=self.settings.cache,
+                )
                 self._engine = Engine(backend, self._adapter, self._serving, self._clock)
                 self._progress("Loading the model", 1.0)
             return self._engine

@@ -35,7 +35,7 @@ class Serving:
     that are compared with a cold run afterwards. Raises ``InvalidInput``.
     """
 
-    slots: int = 8
+    slots: int = 32
     rows: int = 16
     host_bytes: int = 256 * 2**20
     waiting: int = 256

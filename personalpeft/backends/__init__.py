@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from personalpeft.errors import NotFound, nearest
@@ -15,14 +16,16 @@ __all__ = ["BACKENDS", "load_backend"]
 BACKENDS = ("torch", "fake")
 
 
-def load_backend(name: str, base: Base, *, slots: int, rows: int) -> Backend:
-    """Loads a base into the backend of that name, with room for so many stacks and rows; its libraries are imported now.
+def load_backend(name: str, base: Base, *, slots: int, rows: int, cache: Path | None = None) -> Backend:
+    """Loads a base into the backend of that name, with room for so many stacks and rows; its libraries are imported now,
+    and what it compiles for this machine is kept in the cache folder.
+
     Raises ``NotFound`` for an unknown name.
     """
     if name == "torch":
         from personalpeft.backends.torch.backend import TorchBackend
 
-        return TorchBackend(base, slots=slots, rows=rows)
+        return TorchBackend(base, slots=slots, rows=rows, cache=cache)
     if name == "fake":
         from personalpeft.backends.fake import FakeBackend
 

@@ -21,8 +21,6 @@ from personalpeft.backends.torch.slots import SlotBank, StagedStack
 from personalpeft.bases.base import Base
 from personalpeft.types import Message
 
-_SLOTS = {"cpu": 32, "cuda": 128}
-_ROWS = {"cpu": 16, "cuda": 128}
 _SCORED_AT_ONCE = 1024
 # What rounding explains, in nats a token (docs/benchmarks.md has what was measured).
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -44,16 +42,14 @@ class TorchBackend:
         self,
         base: Base,
         *,
-        slots: int | None = None,
-        rows: int | None = None,
+        slots: int = 8,
+        rows: int = 16,
         where: Device | None = None,
         cache: Path | None = None,
     ) -> None:
         where = where or choose_device()
-        kind = where.device.type
         self.base = base
-        self.slots = slots or _SLOTS.get(kind, _SLOTS["cpu"])
-        self.rows = rows or _ROWS.get(kind, _ROWS["cpu"])
+        self.slots, self.rows = slots, rows
         kernels, why = choose_kernels(where.device, where.dtype, cache)
         self.tolerance = _TOLERANCE.get(where.dtype, _TOLERANCE[torch.float32])
         self.description = f"{where.reason}, {why}"
