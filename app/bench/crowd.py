@@ -1,0 +1,156 @@
+"""A crowd of made-up users in a home that is thrown away: each has one revision, live, of rank 8 on all projections, with
+weights of its own. The weights are random and small: replies stay text, and run on to the length that was asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+import personalpeft
+from personalpeft import Runtime
+from personalpeft.adapters.base import Adapter, Manifest, Pair
+from personalpeft.adapters.packed import in_half, pack, unpack
+from personalpeft.adapters.peft_folder import export_peft
+from personalpeft.backends.torch.backend import TorchBackend
+from personalpeft.bases.base import Base
+from personalpeft.serving.engine import Engine
+from personalpeft.settings import Serving
+from personalpeft.store import open_store
+from personalpeft.store.base import Build, Store
+from personalpeft.types import Message, Revision, Stack, Verdict, canonical_digest
+
+RANK = 8
+_LAYER = "style"
+# How large B's numbers are: each projection's output changes by some hundredths of itself.
+_SIZE = 0.01
+# Adapters in memory at once while the home is built.
+_BATCH = 32
+_HEROES = (
+    *("a lighthouse keeper", "two brothers", "an old clockmaker", "a travelling cook", "the last dragon"),
+    *("a village doctor", "a lost letter", "a night train", "a stubborn goat", "a young painter"),
+    *("an island without birds", "a retired sailor", "a broken bridge", "a winter market", "the red bicycle"),
+    "a quiet robot",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """The open home with so many users in it; ``store`` is the home's too."""
+
+    runtime: Runtime
+    store: Store
+    base: Base
+    users: int
+
+    def stack(self, number: int) -> Stack:
+        """The live stack of a user."""
+        return self.runtime.user(name(number), create=False).stack()
+
+    def read(self, digest: str) -> Adapter:
+        """An adapter by the digest of its file, as the runtime reads it."""
+        return unpack(
+            self.store.blobs.read(digest),
+            source=digest,
+            architecture=self.base.architecture,
+            base=self.base.digest,
+            known=True,
+        )
+
+    def peft_folder(self, number: int, parent: Path) -> Path:
+        """A user's adapter, written as a PEFT folder into ``parent``."""
+        folder = parent / name(number)
+        adapter = self.read(self.stack(number).entries[0].digest)
+        export_peft(adapter, self.base.architecture, folder, base_name=str(self.base.folder))
+        return folder
+
+    def backend(self, *, slots: int, rows: int) -> TorchBackend:
+        """The base loaded, with the kernels that suit this machine."""
+        return TorchBackend(self.base, slots=slots, rows=rows, cache=self.runtime.settings.cache)
+
+    @contextmanager
+    def engine(self, serving: Serving) -> Iterator[Engine]:
+        """An engine on a backend of its own."""
+        backend = self.backend(slots=serving.slots, rows=serving.rows)
+        engine = Engine(backend, self.read, serving)
+        try:
+            yield engine
+        finally:
+            engine.close()
+            backend.close()
+
+
+@contextmanager
+def crowd(base_name: str, users: int, *, say: Callable[[str], None]) -> Iterator[Crowd]:
+    """Builds the home in the temporary folder, and deletes it at the end. A user is about 5 MB with the default base."""
+    with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder:
+        home = Path(folder) / "home"
+        with (
+            personalpeft.open(home, base_name) as runtime,
+            open_store(home, now=lambda: datetime.now(UTC), entropy=os.urandom) as store,
+        ):
+            base = runtime.base()
+            say(f"making {users} users")
+            builds = (build(base, name(number), number) for number in range(users))
+            store.catalog.add_revisions(builds, batch=_BATCH)
+            yield Crowd(runtime, store, base, users)
+
+
+def name(number: int) -> str:
+    """The id of a made-up user."""
+    return f"user-{number:06d}"
+
+
+def build(base: Base, user: str, seed: int) -> Build:
+    """A revision of a user's own, with the numbers that ``seed`` draws."""
+    adapter = _adapter(base, seed)
+    blob = pack(adapter)
+    digest = hashlib.sha256(blob).hexdigest()
+    revision = Revision(
+        id=f"{_LAYER}@{digest[:12]}",
+        user=user,
+        layer=_LAYER,
+        digest=digest,
+        base=base.digest,
+        parent=None,
+        below=(),
+        recipe=adapter.manifest.recipe,
+        inputs=canonical_digest([digest]),
+        signals={},
+        scores={},
+        verdict=Verdict.PROMOTED,
+        reason="made up for a benchmark",
+        probation=False,
+        at=datetime.now(UTC),
+        seconds=0.0,
+    )
+    return Build(revision, blob, {"imported": revision.id})
+
+
+def question(number: int, repetition: int) -> tuple[Message, ...]:
+    """Something that is answered at length; other words for each user and repetition, and about as many."""
+    text = f"Write a long story about {_HEROES[number % len(_HEROES)]} in the year {1000 + number}, part {repetition}."
+    return (Message("user", text),)
+
+
+def _adapter(base: Base, seed: int) -> Adapter:
+    draw = np.random.default_rng([RANK, seed])
+    blocks = base.architecture.blocks
+    pairs = {
+        path: Pair(
+            draw.standard_normal((blocks, RANK, inputs), np.float32) / np.float32(inputs**0.5),
+            draw.standard_normal((blocks, outputs, RANK), np.float32) * np.float32(_SIZE),
+        )
+        for path, (inputs, outputs) in sorted(base.architecture.projections.items())
+    }
+    recipe = {"rank": RANK, "alpha": float(RANK), "targets": sorted(pairs), "seed": seed}
+    manifest = Manifest(base.digest, _LAYER, RANK, 1.0, tuple(sorted(pairs)), recipe, canonical_digest([seed]))
+    return Adapter(manifest, in_half(pairs))

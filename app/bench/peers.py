@@ -1,0 +1,89 @@
+"""The peers that run in this process: transformers, and PEFT on top of it, as their documentation uses them.
+
+They are given what suits them: the device and number format that our own backend chooses, adapters in that format and not
+in the float32 that PEFT would widen them to, and no end of turn to look for, so that every row writes all its tokens.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from personalpeft.backends.base import Tokens
+from personalpeft.backends.torch.model import choose_device
+from personalpeft.errors import MissingPackage, ServingFailed
+
+_PAD = 0
+
+
+def load_plain(folder: Path) -> Any:
+    """A causal language model of transformers, without adapters."""
+    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    where = choose_device()
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=where.dtype, local_files_only=True, use_safetensors=True
+    )
+    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=_PAD)
+    model.config.eos_token_id = None
+    return model.to(where.device).eval()
+
+
+def load_with_adapters(folder: Path, adapters: Sequence[Path]) -> Any:
+    """A PEFT model with these adapters loaded; an adapter's name is that of its folder. Raises ``MissingPackage``."""
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise MissingPackage(
+            "PEFT is not installed, so there is nothing to compare with.", hint="pip install 'personalpeft[peft]'"
+        ) from error
+    with warnings.catch_warnings():
+        # PEFT still asks transformers for what that has renamed.
+        warnings.simplefilter("ignore", FutureWarning)
+        model = PeftModel.from_pretrained(
+            load_plain(folder), str(adapters[0]), adapter_name=adapters[0].name, autocast_adapter_dtype=False
+        )
+        for adapter in adapters[1:]:
+            model.load_adapter(str(adapter), adapter_name=adapter.name, autocast_adapter_dtype=False)
+    return model.eval()
+
+
+def generate(model: Any, prompts: Sequence[Tokens], count: int, **more: Any) -> int:
+    """Writes so many tokens after each prompt, all in one batch, greedily; returns how many that were together. Prompts are
+    filled up on the left. Raises ``ServingFailed`` where fewer came, which would be no comparison.
+    """
+    longest = max(map(len, prompts))
+    device = next(model.parameters()).device
+    ids = torch.tensor([(_PAD,) * (longest - len(p)) + p for p in prompts], device=device)
+    mask = torch.tensor([(0,) * (longest - len(p)) + (1,) * len(p) for p in prompts], device=device)
+    with torch.inference_mode():
+        said = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=count, **more)
+    # Read back, so that a device that works beside us has really finished.
+    written = len(said[0].tolist()) - longest
+    if written != count:
+        raise ServingFailed(f"generate wrote {written} tokens a row and not {count}.", hint="Update transformers.")
+    return written * len(prompts)
+
+
+def bytes_of(model: Any) -> int:
+    """What a step reads of the base: all its parameters, tied ones once."""
+    return sum(each.nbytes for each in model.parameters())
+
+
+def read_bandwidth(size: int = 2**29) -> float:
+    """Bytes a second at which all threads together read memory: the sum of a tensor of so many bytes, the best of five."""
+    where = choose_device()
+    tensor = torch.ones(size // 4, device=where.device)
+    best = float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        tensor.sum().item()
+        best = min(best, time.perf_counter() - began)
+    return tensor.nbytes / best

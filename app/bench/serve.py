@@ -1,0 +1,229 @@
+"""``bench serve``: tokens a second of one row and of sixteen, with and without adapters, ours and the peers'.
+
+Every contestant answers the same prompts greedily with the same adapters, in turns; what counts is the time from handing
+in the prompts to the last token, reading the prompts included. Each repetition asks something new, so that nobody finds a
+prompt in a cache. Ours may end a reply early, since its interface knows no other way: then it counts the fewer tokens,
+while the peers are told to go on, which is to their advantage.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from personalpeft.adapters.compose import compose
+from personalpeft.backends.base import Backend, Row, Tokens
+from personalpeft.types import Sampling
+from personalpeft_app.bench import peers, vllm
+from personalpeft_app.bench.crowd import RANK, Crowd, crowd, name, question
+from personalpeft_app.bench.figures import Spread, ratio, spread, taking_turns
+
+ROWS = 16
+_VLLM_ADAPTERS = 4
+_WARM_UP = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ServeBench:
+    """The object that ``--json`` prints: medians, and for each of them the least and the most of all repetitions.
+
+    A figure's name says whose it is, with which adapters (``base``: none, ``mixed``: another for each row) and for how many
+    rows. ``step_vs_floor`` is our median step with all rows decoding over the time in which memory could be read once for
+    the base and all adapters. ``own_complete`` says that all our replies were as long as the peers'. None: not run.
+    """
+
+    bench: str
+    base: str
+    repetitions: int
+    tokens_per_second: dict[str, float | None]
+    ratios: dict[str, float | None]
+    spread: dict[str, tuple[float, float]]
+    step_milliseconds: float
+    memory_gb_per_second: float
+    own_complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one batch of ours gave: tokens a second, the median seconds of the steps in which every row decoded (of all steps where
+    there was none), and whether all rows ran on to the length that was asked for.
+    """
+
+    rate: float
+    step: float
+    complete: bool
+
+
+def bench_serve(
+    base_name: str, *, repetitions: int, tokens: int, with_vllm: bool, say: Callable[[str], None]
+) -> ServeBench:
+    """Runs all contestants. vLLM takes part where its Python is named and ``with_vllm``. Raises ``MissingPackage`` without
+    PEFT, ``ServingFailed`` for a server that does not work.
+    """
+    python = vllm.python_with_vllm() if with_vllm else None
+    with ExitStack() as ends:
+        people = ends.enter_context(crowd(base_name, ROWS, say=say))
+        work = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="personalpeft-bench-")))
+        folders = [people.peft_folder(number, work) for number in range(ROWS)]
+        own = _Own(people)
+        ends.callback(own.backend.close)
+        server = None
+        if python is not None:
+            longest = min(2048, people.base.card.context)
+            log, few = work / "vllm.log", folders[:_VLLM_ADAPTERS]
+            server = ends.enter_context(
+                vllm.served(python, people.base.folder, few, log, rank=RANK, longest=longest, say=say)
+            )
+        say("loading the peers")
+        plain = peers.load_plain(people.base.folder)
+        mixed = peers.load_with_adapters(people.base.folder, folders)
+        names = [folder.name for folder in folders]
+        bandwidth: list[float] = []
+
+        def rate(write: Callable[[list[Tokens], int], int], rows: int) -> Callable[[int, int], float]:
+            def run(repetition: int, count: int) -> float:
+                prompts = own.prompts(rows, repetition)
+                began = time.perf_counter()
+                return write(prompts, count) / (time.perf_counter() - began)
+
+            return run
+
+        def one_after_another(prompts: list[Tokens], count: int) -> int:
+            written = 0
+            for adapter, prompt in zip(names, prompts, strict=True):
+                mixed.set_adapter(adapter)
+                written += peers.generate(mixed, [prompt], count)
+            return written
+
+        def first_alone(prompts: list[Tokens], count: int) -> int:
+            mixed.set_adapter(names[0])
+            return peers.generate(mixed, prompts, count)
+
+        contestants: dict[str, Callable[[int, int], float]] = {
+            "own_mixed_16": lambda repetition, count: own.write(ROWS, True, repetition, count),
+            "peft_mixed_16": rate(lambda p, count: peers.generate(mixed, p, count, adapter_names=names), ROWS),
+            "own_base_16": lambda repetition, count: own.write(ROWS, False, repetition, count),
+            "generate_16": rate(lambda p, count: peers.generate(plain, p, count), ROWS),
+            "own_mixed_1": lambda repetition, count: own.write(1, True, repetition, count),
+            "peft_1": rate(first_alone, 1),
+            "own_base_1": lambda repetition, count: own.write(1, False, repetition, count),
+            "peft_set_adapter_16": rate(one_after_another, ROWS),
+        }
+        if server is not None:
+            few_names = [names[number % _VLLM_ADAPTERS] for number in range(ROWS)]
+            contestants["vllm_mixed_16"] = rate(lambda p, count: server.write(p, few_names, count), ROWS)
+        say("warming up")
+        for contestant in contestants.values():
+            contestant(0, _WARM_UP)
+        own.written.clear()
+
+        def memory(repetition: int) -> float:
+            bandwidth.append(peers.read_bandwidth())
+            return bandwidth[-1] / 1e9
+
+        turns = {key: _with(run, tokens) for key, run in contestants.items()}
+        figures = taking_turns({**turns, "memory_gb_per_second": memory}, repetitions, say)
+        steps = [each.step for each in own.written["own_mixed_16"]]
+        floors = [(peers.bytes_of(plain) + own.adapter_bytes) / each for each in bandwidth]
+        complete = all(each.complete for runs in own.written.values() for each in runs)
+    return _summary(base_name, repetitions, figures, ratio(steps, floors), statistics.median(steps), complete)
+
+
+class _Own:
+    """Our backend with every adapter in a slot, driven as the engine's loop drives it."""
+
+    def __init__(self, people: Crowd) -> None:
+        self.backend: Backend = people.backend(slots=ROWS, rows=ROWS)
+        self.written: dict[str, list[Written]] = {}
+        self.adapter_bytes = 0
+        self._keys = []
+        for number in range(ROWS):
+            stack = people.stack(number)
+            staged = self.backend.stage(compose([(people.read(each.digest), each.weight) for each in stack.entries]))
+            self.backend.attach(stack.digest, staged)
+            self.adapter_bytes += staged.nbytes
+            self._keys.append(stack.digest)
+
+    def prompts(self, rows: int, repetition: int) -> list[Tokens]:
+        return [self.backend.render(question(number, repetition)) for number in range(rows)]
+
+    def write(self, rows: int, adapted: bool, repetition: int, count: int) -> float:
+        """Tokens a second; the rest of what was measured is kept in ``written``."""
+        sampling = Sampling(max_tokens=count)
+        batch = [
+            # Another owner each time: what is kept of a prompt is found by its owner alone.
+            Row(prompt, self._keys[number] if adapted else None, sampling, f"{name(number)}-{repetition}-{adapted}")
+            for number, prompt in enumerate(self.prompts(rows, repetition))
+        ]
+        done = written(self.backend, batch)
+        self.written.setdefault(f"own_{'mixed' if adapted else 'base'}_{rows}", []).append(done)
+        return done.rate
+
+
+def written(backend: Backend, batch: Sequence[Row]) -> Written:
+    """Admits all rows at once and steps until the last has ended."""
+    tokens, complete = 0, True
+    steps, decoding = [], []
+    open_rows, begun = set(), set()
+    began = last = time.perf_counter()
+    for row in batch:
+        number = backend.admit(row)
+        if number is None:
+            raise RuntimeError("the batch has no room for its rows")
+        open_rows.add(number)
+    while open_rows:
+        all_decode = len(begun) == len(open_rows) == len(batch)
+        pieces = backend.step()
+        now = time.perf_counter()
+        (decoding if all_decode else steps).append(now - last)
+        last = now
+        for piece in pieces:
+            tokens += len(piece.tokens)
+            begun.add(piece.row)
+            if piece.finish is not None:
+                open_rows.remove(piece.row)
+                complete = complete and piece.finish == "length"
+    return Written(tokens / (last - began), statistics.median(decoding or steps), complete)
+
+
+def _with(run: Callable[[int, int], float], tokens: int) -> Callable[[int], float]:
+    return lambda repetition: run(repetition, tokens)
+
+
+_RATIOS = {
+    "mixed_vs_peft": ("own_mixed_16", "peft_mixed_16"),
+    "mixed_vs_peft_set_adapter": ("own_mixed_16", "peft_set_adapter_16"),
+    "mixed_vs_vllm": ("own_mixed_16", "vllm_mixed_16"),
+    "mixed_vs_own_base": ("own_mixed_16", "own_base_16"),
+    "base_vs_generate": ("own_base_16", "generate_16"),
+    "one_vs_peft": ("own_mixed_1", "peft_1"),
+}
+
+
+def _summary(
+    base_name: str, repetitions: int, figures: dict[str, list[float]], floor: Spread, step: float, complete: bool
+) -> ServeBench:
+    memory = spread(figures.pop("memory_gb_per_second"))
+    figures.setdefault("vllm_mixed_16", [])
+    rates = {key: spread(values) if values else None for key, values in figures.items()}
+    ratios: dict[str, Any] = {
+        key: ratio(figures[over], figures[under]) if figures[under] else None for key, (over, under) in _RATIOS.items()
+    }
+    ratios["step_vs_floor"] = floor
+    return ServeBench(
+        bench="serve",
+        base=base_name,
+        repetitions=repetitions,
+        tokens_per_second={key: each and each.median for key, each in rates.items()},
+        ratios={key: each and each.median for key, each in ratios.items()},
+        spread={key: (each.least, each.most) for key, each in {**rates, **ratios}.items() if each},
+        step_milliseconds=round(step * 1000, 3),
+        memory_gb_per_second=memory.median,
+        own_complete=complete,
+    )

@@ -1,0 +1,149 @@
+"""The peer that runs in a process of its own: vLLM's OpenAI server, from the Python that ``PERSONALPEFT_BENCH_VLLM`` names
+(``make vllm-env`` makes one).
+
+Invariant: the server ends with the ``with`` block, however that ends; it listens on the loopback interface alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from personalpeft.backends.base import Tokens
+from personalpeft.errors import InvalidInput, MissingPackage, ServingFailed
+
+VARIABLE = "PERSONALPEFT_BENCH_VLLM"
+_START_SECONDS, _REPLY_SECONDS, _END_SECONDS = 600, 600, 15
+# Where a proxy is set for the outer world, the loopback interface must still be asked directly.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that answers, with adapters by name."""
+
+    url: str
+
+    def write(self, prompts: Sequence[Tokens], adapters: Sequence[str], count: int) -> int:
+        """Sends all prompts at once, each for its adapter; every reply has so many tokens, greedy. How many all have."""
+
+        def one(prompt: Tokens, adapter: str) -> int:
+            body = {"model": adapter, "prompt": list(prompt), "max_tokens": count, "temperature": 0, "ignore_eos": True}
+            said = _asked(f"{self.url}/v1/completions", body)
+            return int(said["usage"]["completion_tokens"])
+
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            return sum(pool.map(one, prompts, adapters))
+
+
+def python_with_vllm() -> Path | None:
+    """The Python that is named; None where none is. Raises ``InvalidInput`` where it is no file."""
+    named = os.environ.get(VARIABLE)
+    if not named:
+        return None
+    # Not resolved: what makes it the Python of its environment is the folder that its link lies in.
+    python = Path(named).expanduser().absolute()
+    if not python.is_file():
+        raise InvalidInput(f"{VARIABLE} names {python}, which is no file.", hint="Name a Python, or run make vllm-env.")
+    return python
+
+
+@contextmanager
+def served(
+    python: Path,
+    base: Path,
+    adapters: Sequence[Path],
+    log: Path,
+    *,
+    rank: int,
+    longest: int,
+    say: Callable[[str], None],
+) -> Iterator[Server]:
+    """Starts the server on a base's folder with these PEFT folders, by their names, and waits until it answers. Rows have up
+    to ``longest`` tokens; what it says goes to ``log``. Raises ``MissingPackage``, ``ServingFailed``.
+    """
+    if subprocess.run([python, "-c", "import vllm"], capture_output=True, check=False).returncode:
+        raise MissingPackage(f"{python} has no vLLM that can be imported.", hint="Run make vllm-env.")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(base), "--served-model-name", "base", "--host", "127.0.0.1", "--port", str(port)),
+        *("--dtype", "bfloat16", "--max-model-len", str(longest), "--enforce-eager"),
+        *("--enable-lora", "--max-loras", str(len(adapters)), "--max-lora-rank", str(rank)),
+        *("--lora-modules", *(f"{folder.name}={folder}" for folder in adapters)),
+    ]
+    # By default it leaves one processor idle, of two half the machine; what the caller has set wins.
+    roomy = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_KVCACHE_SPACE": "2"}
+    quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    environment = {**roomy, **os.environ, **quiet}
+    say("starting vLLM's server, about a minute")
+    with log.open("wb") as output:
+        # A session of its own, so that its workers can be ended with it, and Ctrl-C reaches us first.
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=log.parent, start_new_session=True
+        )
+        try:
+            _wait_for(process, f"http://127.0.0.1:{port}", log)
+            yield Server(f"http://127.0.0.1:{port}")
+        finally:
+            _end(process)
+
+
+def _wait_for(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    until = time.monotonic() + _START_SECONDS
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            break
+        try:
+            with _DIRECT.open(f"{url}/health", timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            time.sleep(0.5)
+    said = log.read_text("utf-8", "replace").strip().splitlines() or ["nothing"]
+    raise ServingFailed(
+        f"vLLM's server did not start. The last that it said: {said[-1][:300]}",
+        hint="Leave it out: --without-vllm.",
+    )
+
+
+def _asked(url: str, body: dict[str, Any]) -> Any:
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    try:
+        with _DIRECT.open(request, timeout=_REPLY_SECONDS) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise ServingFailed(
+            f"vLLM refused a request: {error.read(300).decode('utf-8', 'replace')}",
+            hint="Leave it out: --without-vllm.",
+        ) from error
+    except OSError as error:
+        raise ServingFailed(f"vLLM did not answer: {error}.", hint="Leave it out: --without-vllm.") from error
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The server and all that it started. Its own end comes first, since it has shared memory to give back."""
+    try:
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(_END_SECONDS)
+    finally:
+        # Once more for those that did not listen, also where a second Ctrl-C cut the waiting short.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

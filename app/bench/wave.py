@@ -1,0 +1,138 @@
+"""``bench wave``: very many users, one request each, all at once, each with an adapter of their own: many more than fit into
+slots and host memory together, so that nearly every request waits for its adapter to come from the disk.
+
+The same number of requests of the same users is then answered with adapters that are in their slots already. Both come
+through the engine as one call; files lie in the system's page cache as far as that holds them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from personalpeft.adapters.compose import compose
+from personalpeft.errors import InvalidInput
+from personalpeft.serving.engine import Engine, Request
+from personalpeft.settings import Serving
+from personalpeft.types import Sampling, Stack
+from personalpeft_app.bench.crowd import crowd, name, question
+from personalpeft_app.bench.figures import percentile, ratio, spread, taking_turns
+
+_SLOTS, _ROWS, _HOST_BYTES = 32, 16, 256 * 2**20
+_WARM_UP = 4
+
+
+@dataclass(frozen=True, slots=True)
+class WaveBench:
+    """The object that ``--json`` prints: medians over the repetitions; ``spread`` has the least and the most. Nothing may fail:
+    an error ends the benchmark. ``host_fits`` is how many stacks host memory holds besides the slots; ``read_from_disk`` and
+    ``read_from_host`` how many loads a wave took.
+    """
+
+    bench: str
+    base: str
+    repetitions: int
+    users: int
+    slots: int
+    rows: int
+    host_fits: int
+    p50_first_token_seconds: float
+    p95_first_token_seconds: float
+    tokens_per_second: float
+    resident_tokens_per_second: float
+    read_from_disk: int
+    read_from_host: int
+    ratios: dict[str, float]
+    spread: dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What one load gave: tokens a second over all, and for each request the seconds to its first token."""
+
+    rate: float
+    first: tuple[float, ...]
+
+
+def bench_wave(
+    base_name: str,
+    users: int,
+    *,
+    repetitions: int,
+    tokens: int,
+    host_bytes: int = _HOST_BYTES,
+    say: Callable[[str], None],
+) -> WaveBench:
+    """Builds the users and runs both loads in turns. Raises ``InvalidInput`` for fewer users than fit beside each other."""
+    serving = Serving(slots=_SLOTS, rows=_ROWS, host_bytes=host_bytes, waiting=users)
+    with crowd(base_name, users, say=say) as people, people.engine(serving) as engine:
+        stacks = [people.stack(number) for number in range(users)]
+        fits = host_bytes // _staged_bytes(engine, stacks[0])
+        if users <= _SLOTS + fits:
+            raise InvalidInput(
+                f"{users} users fit into {_SLOTS} slots and host memory for {fits}.",
+                hint=f"Take more than {_SLOTS + fits}.",
+            )
+        waves: list[Answered] = []
+
+        def wave(repetition: int) -> float:
+            waves.append(answered(engine, stacks, 2 * repetition, tokens))
+            return waves[-1].rate
+
+        def resident(repetition: int) -> float:
+            same = [stacks[number % _SLOTS] for number in range(users)]
+            for stack in stacks[:_SLOTS]:
+                engine.warm(stack)
+            return answered(engine, same, 2 * repetition + 1, tokens).rate
+
+        say("warming up")
+        answered(engine, stacks[: 2 * _ROWS], 0, _WARM_UP)
+        before = engine.metrics()
+        figures = taking_turns({"wave": wave, "resident": resident}, repetitions, say)
+        after = engine.metrics()
+    rates, slower = spread(figures["wave"]), ratio(figures["wave"], figures["resident"])
+    late = spread([percentile(each.first, 95) for each in waves])
+    loads = {
+        key: round((after[counter] - before[counter]) / repetitions)
+        for key, counter in (("disk", "stack_loads_total"), ("host", "stack_host_hits_total"))
+    }
+    spreads = {"tokens_per_second": rates, "p95_first_token_seconds": late, "wave_vs_resident": slower}
+    return WaveBench(
+        bench="wave",
+        base=base_name,
+        repetitions=repetitions,
+        users=users,
+        slots=_SLOTS,
+        rows=_ROWS,
+        host_fits=fits,
+        p50_first_token_seconds=spread([percentile(each.first, 50) for each in waves]).median,
+        p95_first_token_seconds=late.median,
+        tokens_per_second=rates.median,
+        resident_tokens_per_second=spread(figures["resident"]).median,
+        read_from_disk=loads["disk"],
+        read_from_host=loads["host"],
+        ratios={"wave_vs_resident": slower.median},
+        spread={key: (each.least, each.most) for key, each in spreads.items()},
+    )
+
+
+def answered(engine: Engine, stacks: Sequence[Stack], repetition: int, tokens: int) -> Answered:
+    """One request of each user at once, each with the stack given for it; waits until all are answered."""
+    sampling = Sampling(max_tokens=tokens)
+    requests = [
+        Request(name(number), question(number, repetition), stack, sampling) for number, stack in enumerate(stacks)
+    ]
+    first: dict[int, float] = {}
+    count = 0
+    began = time.perf_counter()
+    for piece in engine.replies(requests):
+        first.setdefault(piece.row, time.perf_counter() - began)
+        count += len(piece.tokens)
+    return Answered(count / (time.perf_counter() - began), tuple(first.values()))
+
+
+def _staged_bytes(engine: Engine, stack: Stack) -> int:
+    """What a stack takes in host memory."""
+    parts = [(engine.adapter(entry.digest), entry.weight) for entry in stack.entries]
+    return engine.backend.stage(compose(parts)).nbytes
