@@ -6,6 +6,7 @@ import gc
 import itertools
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from runtime_makers import ask, correct, everything, greedy, nothing_changes, opened, style, trained_on
 
 import personalpeft
-from personalpeft import Busy, NotFound, Runtime, User
+from personalpeft import Busy, DeadlineExceeded, InvalidInput, NotFound, Runtime, Serving, User
+from personalpeft.backends.fake import FakeBackend
 from personalpeft.types import Message, SignalKind
 
 
@@ -105,23 +107,153 @@ def test_a_stream_that_is_open_when_the_runtime_closes_is_kept_as_cancelled(home
         assert [turn.reply for turn in runtime.user("ada").turns()] == [first]
 
 
-def test_a_reply_that_cannot_begin_leaves_no_turn(home: Path) -> None:
-    with opened(home) as runtime:
-        people = [runtime.user(f"user-{n}") for n in range(9)]
+def test_more_people_than_slots_take_turns_and_each_hears_their_own(home: Path) -> None:
+    with opened(home, serving=Serving(slots=2, rows=3)) as runtime:
+        people = [runtime.user(f"user-{n}") for n in range(5)]
         for n, user in enumerate(people):
             for m in range(4):
                 user.teach(f"question {m}", f"Answer {n}.")
             user.learn()
-        streams = [user.stream("hello") for user in people]
-        for stream in streams[:8]:
-            next(stream)
-        with nothing_changes(home), pytest.raises(Busy, match="8 slots"):
-            people[8].chat("hello")
-        with nothing_changes(home), pytest.raises(Busy):
-            next(streams[8])
-        for stream in streams[:8]:
-            stream.close()
-        assert ask(people[8]).text
+        alone = [ask(user, "hello").text for user in people]
+        streams = [user.stream("hello", temperature=0) for user in people]
+        begun = [next(stream) for stream in streams]
+        assert [first + "".join(stream) for first, stream in zip(begun, streams, strict=True)] == alone
+        assert len(set(alone)) == 5
+
+
+class Gate:
+    """Holds every step of the fake backend until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open, self.entered = threading.Event(), threading.Event()
+        step = FakeBackend.step
+
+        def gated(backend: FakeBackend) -> object:
+            self.entered.set()
+            assert self.open.wait(20)
+            return step(backend)
+
+        monkeypatch.setattr(FakeBackend, "step", gated)
+
+
+def test_a_reply_that_cannot_begin_leaves_no_turn(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    with opened(home, serving=Serving(rows=1, waiting=1)) as runtime:
+        ada, bo, cy = (runtime.user(name) for name in ("ada", "bo", "cy"))
+        said: list[str] = []
+        threads = []
+        for user, waiting in ((ada, 0), (bo, 1)):
+            threads.append(threading.Thread(target=lambda user=user: said.append(ask(user, "hello").text)))
+            threads[-1].start()
+            assert gate.entered.wait(20)
+            while runtime.engine().metrics()["num_requests_waiting"] != waiting:
+                threading.Event().wait(0.002)
+        for act in (lambda: cy.chat("hello"), lambda: next(cy.stream("hello"))):
+            with nothing_changes(home), pytest.raises(Busy, match="1 requests may wait") as busy:
+                act()
+            assert busy.value.retry_after == 1.0
+        gate.open.set()
+        for thread in threads:
+            thread.join(20)
+        assert len(said) == 2
+        assert ask(cy).text
+
+
+def test_a_reply_that_takes_too_long_is_kept_as_far_as_it_came(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(home) as runtime:
+        ada = runtime.user("ada")
+        whole = ask(ada, "hello").text
+        step, steps = FakeBackend.step, list[None]()
+        monkeypatch.setattr(FakeBackend, "step", lambda backend: steps.append(None) or step(backend))
+        # A second for each step.
+        monkeypatch.setattr(runtime.engine()._loop, "_timer", lambda: float(len(steps)))
+        stream = ada.stream("hello", temperature=0, timeout=3)
+        heard: list[str] = []
+        with pytest.raises(DeadlineExceeded) as late:
+            heard.extend(stream)
+        assert isinstance(late.value, TimeoutError)
+        turn = ada.turn("last")
+        assert (turn.finish_reason, turn.usage.completion_tokens) == ("cancelled", 3)
+        assert whole.startswith(turn.reply)
+        assert stream.reply.turn_id == turn.id
+        with pytest.raises(DeadlineExceeded):
+            ada.chat("hello", timeout=1)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "soon", True])
+def test_a_time_that_is_none_is_refused(ada: User, home: Path, timeout: float) -> None:
+    with nothing_changes(home), pytest.raises(InvalidInput, match="timeout cannot be") as raised:
+        ada.chat("hello", timeout=timeout)
+    assert raised.value.hint
+
+
+def test_a_stream_that_another_thread_reads_when_the_runtime_closes_is_kept(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    with opened(home) as runtime:
+        stream = runtime.user("ada").stream("hello")
+        reader = threading.Thread(target=lambda: list(stream))
+        reader.start()
+        assert gate.entered.wait(20)
+        closer = threading.Thread(target=runtime.close)
+        closer.start()
+        while not stream._pieces._over:
+            threading.Event().wait(0.002)
+        gate.open.set()
+        closer.join(20)
+        reader.join(20)
+        assert not closer.is_alive()
+        assert not reader.is_alive()
+    with opened(home) as runtime:
+        (turn,) = runtime.user("ada").turns()
+        assert turn.finish_reason == "cancelled"
+        assert runtime.verify() == ()
+
+
+def test_what_was_learned_or_rolled_back_to_is_in_its_slot_before_it_is_live(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(home, serving=Serving(slots=2)) as runtime:
+        ada = runtime.user("ada")
+        correct(ada, 5)
+        engine, catalog = runtime.engine(), type(runtime._store.catalog)
+        slots, ready = engine._loop._slots, list[set[str]]()
+        for name in ("add_revision", "move_head"):
+            move = getattr(catalog, name)
+
+            def moved(*args: object, move: Any = move, **more: Any) -> object:
+                ready.append({key for key in slots.taken if slots.ready(key)})
+                return move(*args, **more)
+
+            monkeypatch.setattr(catalog, name, moved)
+        report = ada.learn()
+        live = ada.stack().digest
+        assert live in ready[-1]
+        ada.rollback("style", None)
+        for n in range(1, 4):
+            other = runtime.user(f"other-{n}")
+            correct(other, 5, first=10 * n)
+            other.learn()
+        assert live not in ready[-1]
+        ada.rollback("style", report.revision)
+        assert ada.stack().digest == live
+        assert live in ready[-1]
+        before = engine.metrics()
+        ask(ada, "hello")
+        after = engine.metrics()
+        assert after["stack_hits_total"] == before["stack_hits_total"] + 1
+        assert after["stack_misses_total"] == before["stack_misses_total"]
+
+
+def test_a_rollback_loads_no_model_for_it(home: Path) -> None:
+    with opened(home) as runtime:
+        ada = runtime.user("ada")
+        correct(ada, 5)
+        ada.learn()
+    with opened(home) as runtime:
+        runtime.user("ada").rollback("style")
+        assert runtime._engine is None
 
 
 def test_a_fact_is_in_the_next_answer_and_leaves_with_it(ada: User) -> None:
