@@ -74,7 +74,6 @@ class SelfCheck:
         self._metrics.count("self_checks_total")
         # Written so that a difference that is no number is a mismatch too.
         if not (math.isfinite(apart) and apart <= self._backend.tolerance):
-            self._metrics.count("self_check_mismatches_total")
             log.warning(
                 "self-check: a reply of %d tokens was written at log-probs %.4f nats a token from those of its stack %s; "
                 "at most %g was expected.",
@@ -83,3 +82,4 @@ class SelfCheck:
                 (reply.stack or "none")[:12],
                 self._backend.tolerance,
             )
+            self._metrics.count("self_check_mismatches_total")

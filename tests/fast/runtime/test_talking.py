@@ -246,6 +246,16 @@ def test_what_was_learned_or_rolled_back_to_is_in_its_slot_before_it_is_live(
         assert after["stack_misses_total"] == before["stack_misses_total"]
 
 
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_learn_waits_for_room_and_is_never_refused_it(home: Path, slots: int) -> None:
+    with opened(home, serving=Serving(slots=slots, rows=1, waiting=1, waiting_per_user=1)) as runtime:
+        ada = runtime.user("ada")
+        correct(ada, 5)
+        assert ada.learn().verdict == "promoted"
+        correct(ada, 5, first=20)
+        assert ada.learn(start="nothing").revision
+
+
 def test_a_rollback_loads_no_model_for_it(home: Path) -> None:
     with opened(home) as runtime:
         ada = runtime.user("ada")
