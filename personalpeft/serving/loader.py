@@ -48,6 +48,7 @@ class Loader:
         return self._host.nbytes
 
     def start(self) -> None:
+        """Begins the thread, which ``close`` ends."""
         self._thread.start()
 
     def ask(self, key: str, stack: Stack) -> None:

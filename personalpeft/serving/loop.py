@@ -87,6 +87,7 @@ class Loop:
     # From any thread
 
     def now(self) -> float:
+        """The time on the clock that tickets are stamped with, in seconds."""
         return self._timer()
 
     def sampled(self) -> bool:
