@@ -14,6 +14,10 @@ from personalpeft.backends.base import Backend
 from personalpeft.bases.base import Base
 from personalpeft.settings import CACHE, HOME
 
+# Before anything imports Triton, which reads it then: kernels for a GPU are tested on the processor. TRITON_INTERPRET=0
+# tests them on a GPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

@@ -14,12 +14,25 @@ __all__ = ["Kernels", "choose_kernels"]
 
 
 def choose_kernels(device: torch.device, dtype: torch.dtype, cache: Path | None) -> tuple[Kernels, str]:
-    """The fastest that this machine can run, and why; without a cache folder nothing is compiled."""
+    """The fastest that this machine can run, and why; without a cache folder nothing is compiled for a processor."""
+    if device.type == "cuda":
+        return _for_cuda(device)
     if device.type != "cpu":
-        return PlainKernels(), "plain kernels"
+        return PlainKernels(), f"plain kernels, slower: there are no others for {device.type}"
     if cache is None:
         return PlainKernels(), "plain kernels"
     try:
         return NativeKernels(cache, dtype), "native kernels"
     except NoCompiler as why:
+        return PlainKernels(), f"plain kernels, slower: {why}"
+
+
+def _for_cuda(device: torch.device) -> tuple[Kernels, str]:
+    try:
+        from personalpeft.backends.torch.kernels.cuda import NoTriton, tried_kernels
+    except ImportError as why:
+        return PlainKernels(), f"plain kernels, slower: Triton cannot be imported ({why})"
+    try:
+        return tried_kernels(device), "triton kernels"
+    except NoTriton as why:
         return PlainKernels(), f"plain kernels, slower: {why}"

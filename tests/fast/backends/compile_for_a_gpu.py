@@ -1,0 +1,68 @@
+"""Compiles the kernels for an H100, which needs no GPU; prints the name of each that was compiled."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from personalpeft.backends.torch.kernels import programs
+from personalpeft.backends.torch.kernels.base import BLOCK, Chunk, Places, Pointers, Shelf
+from personalpeft.backends.torch.kernels.cuda import TritonKernels
+
+
+class NoDevice:
+    """As much of a driver as compiling asks for."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class Compiled:
+    """Stands for a program: what would be launched is compiled."""
+
+    def __init__(self, program: Any) -> None:
+        self._program = program
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def compile_it(*given: Any, **options: Any) -> None:
+            compiled = self._program.warmup(*given, grid=grid, **options)
+            assert compiled.asm["cubin"]
+            sys.stdout.write(f"{self._program.__name__}\n")
+
+        return compile_it
+
+
+def main() -> None:
+    driver.set_active(NoDevice())
+    for name in ("shrink", "expand", "remember", "attend", "join", "norm"):
+        setattr(programs, name, Compiled(getattr(programs, name)))
+    kernels, tokens, dim = TritonKernels(torch.device("cpu")), 20, 128
+    ints = torch.zeros(tokens, dtype=torch.int32)
+    shelf = Shelf(zeros(3, 2, 24, 576), zeros(3, 2, 8, 960), (576, 768, 960))
+    kernels.lora(zeros(tokens, 576), zeros(tokens, 960), Pointers(ints, ints), shelf, 1)
+    keys, values, q = zeros(64, 3, dim, BLOCK), zeros(64, 3, BLOCK, dim), zeros(tokens, 9, dim)
+    places = Places(ints.long(), torch.zeros(tokens, 20, dtype=torch.int32), ints)
+    kernels.remember(zeros(tokens, 3, dim), zeros(tokens, 3, dim), keys, values, places)
+    for window, softcap in ((0, 0.0), (512, 50.0)):
+        kernels.attend(q, keys, values, places, scaling=0.1, softcap=softcap, window=window)
+        chunk = Chunk(0, tokens, tokens, ints)
+        kernels.prefill(q, keys, values, chunk, scaling=0.1, softcap=softcap, window=window)
+    kernels.norm(zeros(1, tokens, 576), zeros(576), 1e-5)
+
+
+def zeros(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.bfloat16)
+
+
+if __name__ == "__main__":
+    main()
