@@ -54,7 +54,7 @@ def fast(request: pytest.FixtureRequest) -> Fast:
     from personalpeft.backends.torch.kernels.cuda import tried_kernels
 
     device = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
-    return Fast(dict.fromkeys(DTYPES, tried_kernels(device)), device)
+    return Fast({dtype: tried_kernels(device, dtype) for dtype in DTYPES}, device)
 
 
 @dataclass(frozen=True)

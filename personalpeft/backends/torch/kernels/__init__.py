@@ -16,7 +16,7 @@ __all__ = ["Kernels", "choose_kernels"]
 def choose_kernels(device: torch.device, dtype: torch.dtype, cache: Path | None) -> tuple[Kernels, str]:
     """The fastest that this machine can run, and why; without a cache folder nothing is compiled for a processor."""
     if device.type == "cuda":
-        return _for_cuda(device)
+        return _for_cuda(device, dtype)
     if device.type != "cpu":
         return PlainKernels(), f"plain kernels, slower: there are no others for {device.type}"
     if cache is None:
@@ -27,12 +27,12 @@ def choose_kernels(device: torch.device, dtype: torch.dtype, cache: Path | None)
         return PlainKernels(), f"plain kernels, slower: {why}"
 
 
-def _for_cuda(device: torch.device) -> tuple[Kernels, str]:
+def _for_cuda(device: torch.device, dtype: torch.dtype) -> tuple[Kernels, str]:
     try:
         from personalpeft.backends.torch.kernels.cuda import NoTriton, tried_kernels
     except ImportError as why:
         return PlainKernels(), f"plain kernels, slower: Triton cannot be imported ({why})"
     try:
-        return tried_kernels(device), "triton kernels"
+        return tried_kernels(device, dtype), "triton kernels"
     except NoTriton as why:
         return PlainKernels(), f"plain kernels, slower: {why}"

@@ -163,16 +163,20 @@ class TritonKernels(PlainKernels):
         return known
 
 
-def tried_kernels(device: torch.device) -> TritonKernels:
-    """The kernels, after the smallest of them gave what it should. Raises ``NoTriton``."""
+def tried_kernels(device: torch.device, dtype: torch.dtype) -> TritonKernels:
+    """The kernels, after those that ask most of a device gave what they should. Raises ``NoTriton``."""
     kernels = TritonKernels(device)
     try:
-        said = kernels.norm(torch.ones(1, 2, device=device), torch.ones(2, device=device), 0.0).tolist()
+        x, y = (torch.full((1, 16), fill, dtype=dtype, device=device) for fill in (1.0, 0.0))
+        numbers = torch.ones((2, 1, 1, 16), dtype=dtype, device=device)
+        one = torch.ones(2, dtype=torch.int32, device=device)
+        kernels.lora(x, y, Pointers(one, one), Shelf(numbers, numbers, (16,)), 0)
+        said = set(y[0].tolist())
     except Exception as why:  # A compiler, a linker, a driver: each fails in its own way.
         told = str(why).strip().splitlines() or [type(why).__name__]
         raise NoTriton(f"Triton kernels do not run here: {told[-1]}") from why
-    if said != [[1.0, 1.0]]:
-        raise NoTriton(f"Triton kernels do not run here: a norm of ones came out as {said}")
+    if said != {16.0}:
+        raise NoTriton(f"Triton kernels do not run here: sixteen ones add up to {said}")
     return kernels
 
 
