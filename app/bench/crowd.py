@@ -18,9 +18,9 @@ import numpy as np
 import personalpeft
 from personalpeft import Runtime
 from personalpeft.adapters.base import Adapter, Manifest, Pair
-from personalpeft.adapters.packed import in_half, pack, unpack
-from personalpeft.adapters.peft_folder import export_peft
-from personalpeft.backends.torch.backend import TorchBackend
+from personalpeft.adapters.compose import compose
+from personalpeft.adapters.packed import in_half, pack
+from personalpeft.backends.base import Staged
 from personalpeft.bases.base import Base
 from personalpeft.serving.engine import Engine
 from personalpeft.settings import Serving
@@ -44,64 +44,54 @@ _HEROES = (
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """The open home with so many users in it; ``store`` is the home's too."""
+    """The open home with so many users in it. ``store`` is a second writer beside the runtime, as another process would be."""
 
     runtime: Runtime
     store: Store
-    base: Base
     users: int
+
+    @property
+    def base(self) -> Base:
+        return self.runtime.base()
+
+    @property
+    def engine(self) -> Engine:
+        return self.runtime.engine()
 
     def stack(self, number: int) -> Stack:
         """The live stack of a user."""
         return self.runtime.user(name(number), create=False).stack()
 
-    def read(self, digest: str) -> Adapter:
-        """An adapter by the digest of its file, as the runtime reads it."""
-        return unpack(
-            self.store.blobs.read(digest),
-            source=digest,
-            architecture=self.base.architecture,
-            base=self.base.digest,
-            known=True,
-        )
+    def stage(self, stack: Stack) -> Staged:
+        """A stack as its files have it, in host memory in the form of the slots: what the engine's loader does."""
+        parts = [(self.engine.adapter(entry.digest), entry.weight) for entry in stack.entries]
+        return self.engine.backend.stage(compose(parts))
 
     def peft_folder(self, number: int, parent: Path) -> Path:
         """A user's adapter, written as a PEFT folder into ``parent``."""
-        folder = parent / name(number)
-        adapter = self.read(self.stack(number).entries[0].digest)
-        export_peft(adapter, self.base.architecture, folder, base_name=str(self.base.folder))
-        return folder
+        return self.runtime.user(name(number), create=False).export(parent / name(number), layer=_LAYER)
 
-    def backend(self, *, slots: int, rows: int) -> TorchBackend:
-        """The base loaded, with the kernels that suit this machine."""
-        return TorchBackend(self.base, slots=slots, rows=rows, cache=self.runtime.settings.cache)
-
-    @contextmanager
-    def engine(self, serving: Serving) -> Iterator[Engine]:
-        """An engine on a backend of its own."""
-        backend = self.backend(slots=serving.slots, rows=serving.rows)
-        engine = Engine(backend, self.read, serving)
-        try:
-            yield engine
-        finally:
-            engine.close()
-            backend.close()
+    def publish(self, new: Build) -> None:
+        """Makes a revision durable and its user's head."""
+        self.store.catalog.add_revision(new.revision, new.blob, new.report, promote=True, cause="learn")
 
 
 @contextmanager
-def crowd(base_name: str, users: int, *, say: Callable[[str], None]) -> Iterator[Crowd]:
+def crowd(base_name: str, users: int, *, serving: Serving = Serving(), say: Callable[[str], None]) -> Iterator[Crowd]:
     """Builds the home in the temporary folder, and deletes it at the end. A user is about 5 MB with the default base."""
     with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder:
         home = Path(folder) / "home"
         with (
-            personalpeft.open(home, base_name) as runtime,
+            personalpeft.open(home, base_name, serving=serving) as runtime,
             open_store(home, now=lambda: datetime.now(UTC), entropy=os.urandom) as store,
         ):
             base = runtime.base()
             say(f"making {users} users")
             builds = (build(base, name(number), number) for number in range(users))
             store.catalog.add_revisions(builds, batch=_BATCH)
-            yield Crowd(runtime, store, base, users)
+            say("loading the model")
+            runtime.engine()
+            yield Crowd(runtime, store, users)
 
 
 def name(number: int) -> str:

@@ -31,7 +31,7 @@ def load_plain(folder: Path) -> Any:
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=where.dtype, local_files_only=True, use_safetensors=True
     )
-    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=_PAD)
+    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=_PAD)  # type: ignore[no-untyped-call]
     model.config.eos_token_id = None
     return model.to(where.device).eval()
 

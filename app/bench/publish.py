@@ -21,15 +21,13 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from personalpeft.serving.engine import Engine, Request
-from personalpeft.settings import Serving
-from personalpeft.store.base import Build
+from personalpeft.serving.engine import Request
 from personalpeft.types import Sampling
 from personalpeft_app.bench import peers
 from personalpeft_app.bench.crowd import Crowd, build, crowd, name, question
 from personalpeft_app.bench.figures import Spread, percentile, ratio, spread, taking_turns
 
-_OTHERS, _SLOTS = 15, 20
+_OTHERS = 15
 _PUBLICATIONS, _PAUSE = 20, 0.25
 
 
@@ -55,10 +53,8 @@ def bench_publish(base_name: str, *, repetitions: int, tokens: int, say: Callabl
     """Runs quiet and publishing in turns, with replies of so many tokens, and then both hand-overs in turns. Raises
     ``MissingPackage`` without PEFT.
     """
-    serving = Serving(slots=_SLOTS, rows=_OTHERS + 1)
     with (
         crowd(base_name, _OTHERS + 1, say=say) as people,
-        people.engine(serving) as engine,
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work,
     ):
         seeds, rounds = count(people.users), count()
@@ -66,15 +62,15 @@ def bench_publish(base_name: str, *, repetitions: int, tokens: int, say: Callabl
         taken: list[float] = []
 
         def quiet(repetition: int) -> float:
-            gaps = [end - begin for begin, end in _gaps(people, engine, next(rounds), tokens)]
+            gaps = [end - begin for begin, end in _gaps(people, next(rounds), tokens)]
             figures["quiet_p50"].append(percentile(gaps, 50) * 1000)
             return percentile(gaps, 99) * 1000
 
         def publishing(repetition: int) -> float:
             gaps: list[tuple[float, float]] = []
-            publisher = _Publisher(people, engine, seeds)
+            publisher = _Publisher(people, seeds)
             while not publisher.done:
-                gaps += _gaps(people, engine, next(rounds), tokens)
+                gaps += _gaps(people, next(rounds), tokens)
             taken.extend(end - begin for begin, end in publisher.spans)
             met = [end - begin for begin, end in gaps if publisher.met(begin, end)]
             figures["publishing_p50"].append(percentile(met, 50) * 1000)
@@ -87,9 +83,9 @@ def bench_publish(base_name: str, *, repetitions: int, tokens: int, say: Callabl
 
         say("handing over")
         adapter = people.peft_folder(0, Path(work))
-        turns = {
-            "adapter_handoff": lambda repetition: _adapter_handoff(people, engine, next(seeds), repetition),
-            "merged_handoff": lambda repetition: _merged_handoff(people, engine, adapter, Path(work), repetition),
+        turns: dict[str, Callable[[int], float]] = {
+            "adapter_handoff": lambda repetition: _adapter_handoff(people, next(seeds), repetition),
+            "merged_handoff": lambda repetition: _merged_handoff(people, adapter, Path(work), repetition),
         }
         for run in turns.values():
             run(0)
@@ -115,16 +111,16 @@ def _summary(base_name: str, repetitions: int, figures: dict[str, list[float]], 
     )
 
 
-def _gaps(people: Crowd, engine: Engine, repetition: int, tokens: int) -> Iterator[tuple[float, float]]:
+def _gaps(people: Crowd, repetition: int, tokens: int) -> Iterator[tuple[float, float]]:
     """From one token of a reply to its next, for all others' replies, from when all of them have begun."""
     sampling = Sampling(max_tokens=tokens)
     requests = [
         Request(name(number), question(number, repetition), people.stack(number), sampling) for number in range(_OTHERS)
     ]
     for request in requests:
-        engine.warm(request.stack)
+        people.engine.warm(request.stack)
     last: dict[int, float] = {}
-    for piece in engine.replies(requests):
+    for piece in people.engine.replies(requests):
         now = time.perf_counter()
         if piece.tokens and len(last) == _OTHERS:
             yield last[piece.row], now
@@ -135,10 +131,10 @@ def _gaps(people: Crowd, engine: Engine, repetition: int, tokens: int) -> Iterat
 class _Publisher:
     """Publishes and loads so many revisions of one user, one after the other, in a thread of its own that begins at once."""
 
-    def __init__(self, people: Crowd, engine: Engine, seeds: Iterator[int]) -> None:
+    def __init__(self, people: Crowd, seeds: Iterator[int]) -> None:
         # Made beforehand: that is the learn's part, not the publication's.
         self._builds = [build(people.base, name(_OTHERS), next(seeds)) for _ in range(_PUBLICATIONS)]
-        self._people, self._engine = people, engine
+        self._people = people
         self._failure: Exception | None = None
         self.spans: list[tuple[float, float]] = []
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
@@ -160,31 +156,27 @@ class _Publisher:
             for new in self._builds:
                 time.sleep(_PAUSE)
                 began = time.perf_counter()
-                _publish(self._people, new)
-                self._engine.warm(self._people.stack(_OTHERS))
+                self._people.publish(new)
+                self._people.engine.warm(self._people.stack(_OTHERS))
                 self.spans.append((began, time.perf_counter()))
         except Exception as error:  # noqa: BLE001 - raised again by the thread that asks
             self._failure = error
 
 
-def _publish(people: Crowd, new: Build) -> None:
-    people.store.catalog.add_revision(new.revision, new.blob, new.report, promote=True, cause="learn")
-
-
-def _adapter_handoff(people: Crowd, engine: Engine, seed: int, repetition: int) -> float:
+def _adapter_handoff(people: Crowd, seed: int, repetition: int) -> float:
     new = build(people.base, name(_OTHERS), seed)
     began = time.perf_counter()
-    _publish(people, new)
+    people.publish(new)
     stack = people.stack(_OTHERS)
     request = Request(name(_OTHERS), question(_OTHERS, repetition), stack, Sampling(max_tokens=1))
-    for _ in engine.replies([request]):
+    for _ in people.engine.replies([request]):
         pass
     return (time.perf_counter() - began) * 1000
 
 
-def _merged_handoff(people: Crowd, engine: Engine, adapter: Path, work: Path, repetition: int) -> float:
+def _merged_handoff(people: Crowd, adapter: Path, work: Path, repetition: int) -> float:
     model = peers.load_with_adapters(people.base.folder, [adapter])
-    prompt = engine.backend.render(question(_OTHERS, repetition))
+    prompt = people.engine.backend.render(question(_OTHERS, repetition))
     folder = work / "merged"
     began = time.perf_counter()
     model.merge_and_unload().save_pretrained(folder)

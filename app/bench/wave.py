@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from personalpeft.adapters.compose import compose
 from personalpeft.errors import InvalidInput
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.settings import Serving
@@ -19,8 +18,7 @@ from personalpeft.types import Sampling, Stack
 from personalpeft_app.bench.crowd import crowd, name, question
 from personalpeft_app.bench.figures import percentile, ratio, spread, taking_turns
 
-_SLOTS, _ROWS, _HOST_BYTES = 32, 16, 256 * 2**20
-_WARM_UP = 4
+_WARM_UP_USERS, _WARM_UP = 32, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +59,19 @@ def bench_wave(
     *,
     repetitions: int,
     tokens: int,
-    host_bytes: int = _HOST_BYTES,
+    serving: Serving = Serving(),
     say: Callable[[str], None],
 ) -> WaveBench:
     """Builds the users and runs both loads in turns. Raises ``InvalidInput`` for fewer users than fit beside each other."""
-    serving = Serving(slots=_SLOTS, rows=_ROWS, host_bytes=host_bytes, waiting=users)
-    with crowd(base_name, users, say=say) as people, people.engine(serving) as engine:
+    serving = replace(serving, waiting=users)
+    with crowd(base_name, users, serving=serving, say=say) as people:
+        engine = people.engine
         stacks = [people.stack(number) for number in range(users)]
-        fits = host_bytes // _staged_bytes(engine, stacks[0])
-        if users <= _SLOTS + fits:
+        fits = serving.host_bytes // people.stage(stacks[0]).nbytes
+        if users <= serving.slots + fits:
             raise InvalidInput(
-                f"{users} users fit into {_SLOTS} slots and host memory for {fits}.",
-                hint=f"Take more than {_SLOTS + fits}.",
+                f"{users} users fit into {serving.slots} slots and host memory for {fits}.",
+                hint=f"Take more than {serving.slots + fits}.",
             )
         waves: list[Answered] = []
 
@@ -81,13 +80,13 @@ def bench_wave(
             return waves[-1].rate
 
         def resident(repetition: int) -> float:
-            same = [stacks[number % _SLOTS] for number in range(users)]
-            for stack in stacks[:_SLOTS]:
+            same = [stacks[number % serving.slots] for number in range(users)]
+            for stack in stacks[: serving.slots]:
                 engine.warm(stack)
             return answered(engine, same, 2 * repetition + 1, tokens).rate
 
         say("warming up")
-        answered(engine, stacks[: 2 * _ROWS], 0, _WARM_UP)
+        answered(engine, stacks[:_WARM_UP_USERS], 0, _WARM_UP)
         before = engine.metrics()
         figures = taking_turns({"wave": wave, "resident": resident}, repetitions, say)
         after = engine.metrics()
@@ -103,8 +102,8 @@ def bench_wave(
         base=base_name,
         repetitions=repetitions,
         users=users,
-        slots=_SLOTS,
-        rows=_ROWS,
+        slots=serving.slots,
+        rows=serving.rows,
         host_fits=fits,
         p50_first_token_seconds=spread([percentile(each.first, 50) for each in waves]).median,
         p95_first_token_seconds=late.median,
@@ -130,9 +129,3 @@ def answered(engine: Engine, stacks: Sequence[Stack], repetition: int, tokens: i
         first.setdefault(piece.row, time.perf_counter() - began)
         count += len(piece.tokens)
     return Answered(count / (time.perf_counter() - began), tuple(first.values()))
-
-
-def _staged_bytes(engine: Engine, stack: Stack) -> int:
-    """What a stack takes in host memory."""
-    parts = [(engine.adapter(entry.digest), entry.weight) for entry in stack.entries]
-    return engine.backend.stage(compose(parts)).nbytes

@@ -6,9 +6,11 @@ result is shown as text. ``--json`` prints the result itself, whose first key is
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+
 import click
 
-from personalpeft_app.options import Common, Group, command, common_options
+from personalpeft_app.options import Common, Function, Group, command, common_options
 from personalpeft_app.output import note, show, table
 from personalpeft_app.progress import Display
 
@@ -104,4 +106,124 @@ def _ms(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3f}"
 
 
-bench.add_section("Benchmarks", (bench_style, bench_catalog))
+def _repeat(default: int) -> Callable[[Function], Function]:
+    return click.option(
+        "--repeat",
+        type=click.IntRange(1),
+        default=default,
+        show_default=True,
+        help="Repetitions; of their figures the median counts.",
+    )
+
+
+def _tokens(default: int) -> Callable[[Function], Function]:
+    return click.option(
+        "--tokens", type=click.IntRange(2, 512), default=default, show_default=True, help="New tokens of each reply."
+    )
+
+
+@command("serve", examples=("personalpeft bench serve", "personalpeft bench serve --without-vllm --json"))
+@_repeat(5)
+@_tokens(64)
+@click.option("--without-vllm", is_flag=True, help="Leave vLLM out, whatever PERSONALPEFT_BENCH_VLLM names.")
+def bench_serve(common: Common, repeat: int, tokens: int, without_vllm: bool) -> None:
+    """Sixteen users at once, beside PEFT and vLLM.
+
+    Tokens a second of one row and of sixteen, with a different adapter of rank 8 for each and without, greedy; in turns with
+    transformers, with PEFT, and with vLLM's processor server where PERSONALPEFT_BENCH_VLLM names a Python that has it (make
+    vllm-env makes one). Takes about a minute a repetition.
+    """
+    _need_torch(common)
+    from personalpeft_app.bench import serve
+
+    found = serve.bench_serve(
+        common.base_name(), repetitions=repeat, tokens=tokens, with_vllm=not without_vllm, say=_say(common)
+    )
+    rows = [*_lines(found.tokens_per_second, found.spread, "tokens/s"), *_lines(found.ratios, found.spread, "times")]
+    about = f"a step of ours: {found.step_milliseconds:.1f} ms; memory: {found.memory_gb_per_second:.1f} GB/s"
+    short = "" if found.own_complete else "\nSome replies of ours ended early; only their tokens count."
+    show(common, found, f"{table(_HEADS, rows)}\n\n{about}{short}")
+
+
+@command("attach", examples=("personalpeft bench attach", "personalpeft bench attach --repeat 20 --json"))
+@_repeat(9)
+def bench_attach(common: Common, repeat: int) -> None:
+    """From an adapter's file into a slot, beside PEFT.
+
+    Rank 8 on all linear layers, files in the page cache; from the file and from host memory. Takes about a minute.
+    """
+    _need_torch(common)
+    from personalpeft_app.bench import attach
+
+    found = attach.bench_attach(common.base_name(), repetitions=repeat, say=_say(common))
+    rows = [*_lines(found.milliseconds, found.spread, "ms"), *_lines(found.ratios, found.spread, "times")]
+    show(common, found, table(_HEADS, rows))
+
+
+@command("publish", examples=("personalpeft bench publish", "personalpeft bench publish --repeat 5 --json"))
+@_repeat(3)
+@_tokens(128)
+def bench_publish(common: Common, repeat: int, tokens: int) -> None:
+    """What others notice when a revision goes live.
+
+    Fifteen users are answered while revisions of a sixteenth are published and loaded: the time between two tokens,
+    against a quiet run. Then the way of an adapter to its first token, against merging and loading full weights.
+    """
+    _need_torch(common)
+    from personalpeft_app.bench import publish
+
+    found = publish.bench_publish(common.base_name(), repetitions=repeat, tokens=tokens, say=_say(common))
+    ratios = {**found.ratios, "merged_vs_adapter_handoff": found.merged_vs_adapter_handoff}
+    rows = [*_lines(found.milliseconds, found.spread, "ms"), *_lines(ratios, found.spread, "times")]
+    show(common, found, f"{table(_HEADS, rows)}\n\n{found.published} publications")
+
+
+@command("wave", examples=("personalpeft bench wave", "personalpeft bench wave --users 200 --repeat 1 --json"))
+@click.option("--users", type=click.IntRange(2), default=1000, show_default=True, help="How many.")
+@_repeat(3)
+@_tokens(64)
+def bench_wave(common: Common, users: int, repeat: int, tokens: int) -> None:
+    """A thousand users at once, more than memory holds.
+
+    One request each, each with an adapter of their own; then the same load with adapters that are in slots already. Takes
+    some minutes a repetition, and 5 GB of the temporary folder (TMPDIR).
+    """
+    _need_torch(common)
+    from personalpeft_app.bench import wave
+
+    found = wave.bench_wave(common.base_name(), users, repetitions=repeat, tokens=tokens, say=_say(common))
+    rows = [
+        *_lines({"tokens_per_second": found.tokens_per_second}, found.spread, "tokens/s"),
+        ("resident_tokens_per_second", f"{found.resident_tokens_per_second:.4g}", "", "tokens/s"),
+        ("p50_first_token_seconds", f"{found.p50_first_token_seconds:.4g}", "", "s"),
+        *_lines({"p95_first_token_seconds": found.p95_first_token_seconds}, found.spread, "s"),
+        *_lines(found.ratios, found.spread, "times"),
+    ]
+    loads = f"a wave reads {found.read_from_disk} stacks from disk and {found.read_from_host} from host memory"
+    show(common, found, f"{table(_HEADS, rows)}\n\n{found.users} users; {loads}")
+
+
+_HEADS = ("WHAT", "MEDIAN", "LEAST AND MOST", "")
+
+
+def _lines(
+    figures: Mapping[str, float | None], spread: Mapping[str, tuple[float, float]], unit: str
+) -> Iterator[tuple[str, str, str, str]]:
+    for key, figure in figures.items():
+        if figure is None:
+            yield key, "not run", "", ""
+        else:
+            least, most = spread[key]
+            yield key, f"{figure:.4g}", f"{least:.4g} to {most:.4g}", unit
+
+
+def _need_torch(common: Common) -> None:
+    if common.backend not in (None, "torch"):
+        raise click.BadParameter("this measures the torch backend.", param_hint="--backend")
+
+
+def _say(common: Common) -> Callable[[str], None]:
+    return lambda text: note(common, text)
+
+
+bench.add_section("Benchmarks", (bench_style, bench_catalog, bench_serve, bench_attach, bench_publish, bench_wave))

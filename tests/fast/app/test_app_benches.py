@@ -1,0 +1,206 @@
+"""The benchmarks of serving measure what they say and print it under the names that the documentation gives: on a tiny base,
+where the figures themselves mean nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+from app_makers import Place
+
+from personalpeft.errors import InvalidInput, ServingFailed
+from personalpeft.settings import Serving
+from personalpeft_app.bench import publish, vllm
+from personalpeft_app.bench.attach import bench_attach
+from personalpeft_app.bench.figures import Spread, percentile, ratio, taking_turns
+from personalpeft_app.bench.serve import bench_serve
+from personalpeft_app.bench.wave import bench_wave
+
+_BASE = "tiny-random"
+
+# Stands in for vLLM: answers as its server does, ignores SIGTERM, and has a child that must not be left behind.
+_SERVER = """\
+#!{python}
+import json, os, signal, subprocess, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+if "-c" in sys.argv:
+    sys.exit(0)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+names = [each.partition("=")[0] for each in sys.argv[sys.argv.index("--lora-modules") + 1 :]]
+print("pids", os.getpid(), child.pid, flush=True)
+if {broken}:
+    sys.exit("no such model")
+
+class Answers(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        known = asked["model"] in names and asked["ignore_eos"] and asked["temperature"] == 0
+        self.send_response(200 if known else 404)
+        self.end_headers()
+        self.wfile.write(json.dumps({{"usage": {{"completion_tokens": asked["max_tokens"]}}}}).encode())
+
+    def log_message(self, *args):
+        pass
+
+port = int(sys.argv[sys.argv.index("--port") + 1])
+ThreadingHTTPServer(("127.0.0.1", port), Answers).serve_forever()
+"""
+
+
+def _nothing(text: str) -> None:
+    pass
+
+
+def _gone(log: Path) -> bool:
+    """Whether the server and its child run no more."""
+    pids = next(line for line in log.read_text().splitlines() if line.startswith("pids")).split()[1:]
+    states = subprocess.run(["ps", "-o", "stat=", "-p", ",".join(pids)], capture_output=True, text=True, check=False)
+    return all(state.startswith("Z") for state in states.stdout.split())
+
+
+def _has_spreads(spread: Mapping[str, tuple[float, float]], *figures: Mapping[str, float | None]) -> None:
+    for key, figure in {key: figure for group in figures for key, figure in group.items()}.items():
+        assert figure is not None, key
+        least, most = spread[key]
+        assert 0 < least <= figure <= most, key
+
+
+Make: TypeAlias = Callable[[bool], Path]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Makes what stands in for a Python with vLLM, whose server starts or does not."""
+
+    def make(works: bool) -> Path:
+        path = tmp_path / "python"
+        path.write_text(_SERVER.format(python=sys.executable, broken=not works))
+        path.chmod(0o700)
+        monkeypatch.setenv(vllm.VARIABLE, str(path))
+        return path
+
+    monkeypatch.setattr(vllm, "_END_SECONDS", 0.2)
+    return make
+
+
+def test_serve_compares_with_every_peer(server: Make) -> None:
+    server(True)
+    found = bench_serve(_BASE, repetitions=2, tokens=3, with_vllm=True, say=_nothing)
+    assert set(found.tokens_per_second) == {
+        *("own_base_1", "own_mixed_1", "own_base_16", "own_mixed_16", "peft_1", "peft_mixed_16"),
+        *("peft_set_adapter_16", "generate_16", "vllm_mixed_16"),
+    }
+    assert set(found.ratios) == {
+        *("mixed_vs_peft", "mixed_vs_peft_set_adapter", "mixed_vs_vllm", "mixed_vs_own_base"),
+        *("base_vs_generate", "one_vs_peft", "step_vs_floor"),
+    }
+    _has_spreads(found.spread, found.tokens_per_second, found.ratios)
+
+
+def test_serve_says_what_was_not_run(place: Place, server: Make, shared_cache: Path) -> None:
+    server(False)
+    args = ("bench", "serve", "--base", _BASE, "--repeat", "1", "--tokens", "2", "--without-vllm", "--json")
+    told = json.loads(place.run(*args, backend="torch", PERSONALPEFT_CACHE=str(shared_cache)).stdout)
+    assert told["bench"] == "serve"
+    assert told["tokens_per_second"]["vllm_mixed_16"] is None
+    assert told["ratios"]["mixed_vs_vllm"] is None
+    assert not place.home.exists()
+
+
+def test_attach_times_files_host_memory_and_peft() -> None:
+    found = bench_attach(_BASE, repetitions=2, say=_nothing)
+    assert set(found.milliseconds) == {"disk_to_slot", "host_to_slot", "peft_load", "peft_load_quick"}
+    assert set(found.ratios) == {"peft_vs_disk_to_slot", "peft_quick_vs_disk_to_slot"}
+    _has_spreads(found.spread, found.milliseconds, found.ratios)
+
+
+def test_publish_times_tokens_of_others_and_both_hand_overs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "_PAUSE", 0.01)
+    found = publish.bench_publish(_BASE, repetitions=1, tokens=24, say=_nothing)
+    assert set(found.ratios) == {"stall_p99"}
+    assert found.published > 0
+    handoff = {"merged_vs_adapter_handoff": found.merged_vs_adapter_handoff}
+    _has_spreads(found.spread, found.milliseconds, found.ratios, handoff)
+
+
+def test_a_wave_brings_each_stack_from_disk() -> None:
+    small = Serving(slots=4, rows=4, host_bytes=0)
+    found = bench_wave(_BASE, 12, repetitions=1, tokens=2, serving=small, say=_nothing)
+    assert (found.users, found.slots, found.host_fits) == (12, 4, 0)
+    assert found.read_from_disk >= 12 - found.slots
+    assert set(found.ratios) == {"wave_vs_resident"}
+    assert 0 < found.p50_first_token_seconds <= found.p95_first_token_seconds
+    named = {key: getattr(found, key) for key in ("tokens_per_second", "p95_first_token_seconds")}
+    _has_spreads(found.spread, named, found.ratios)
+
+
+def test_a_wave_that_fits_is_refused(place: Place, shared_cache: Path) -> None:
+    args = ("bench", "wave", "--base", _BASE, "--users", "3", "--json")
+    result = place.run(*args, backend="torch", PERSONALPEFT_CACHE=str(shared_cache))
+    assert result.exit_code == 2
+    assert "3 users fit" in json.loads(result.stderr)["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["serve", "attach", "publish", "wave"])
+def test_only_the_torch_backend_is_measured(place: Place, name: str) -> None:
+    result = place.run("bench", name)
+    assert result.exit_code == 2
+    assert "--backend" in result.stderr
+
+
+def test_the_server_ends_with_the_block_however_that_ends(server: Make, tmp_path: Path) -> None:
+    log, python = tmp_path / "log", server(True)
+
+    def interrupted() -> None:
+        with vllm.served(python, tmp_path, [tmp_path / "a"], log, rank=8, longest=64, say=_nothing) as served:
+            assert served.write([(1, 2), (3,)], ["a", "a"], 5) == 10
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert _gone(log)
+
+
+def test_a_server_that_does_not_start_says_why(server: Make, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with (
+        pytest.raises(ServingFailed, match="no such model"),
+        vllm.served(server(False), tmp_path, [tmp_path / "a"], log, rank=8, longest=64, say=_nothing),
+    ):
+        pass
+    assert _gone(log)
+
+
+def test_a_python_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(vllm.VARIABLE, "/nowhere/python")
+    with pytest.raises(InvalidInput, match="/nowhere/python"):
+        vllm.python_with_vllm()
+
+
+def test_figures_take_turns_and_ratios_stay_within_a_repetition() -> None:
+    order: list[tuple[str, int]] = []
+
+    def contestant(name: str, figures: list[float]) -> Callable[[int], float]:
+        def run(repetition: int) -> float:
+            order.append((name, repetition))
+            return figures[repetition - 1]
+
+        return run
+
+    contestants = {"own": contestant("own", [4.0, 2.0, 9.0]), "peer": contestant("peer", [2.0, 1.0, 3.0])}
+    figures = taking_turns(contestants, 3, _nothing)
+    assert order == [(name, repetition) for repetition in (1, 2, 3) for name in ("own", "peer")]
+    assert ratio(figures["own"], figures["peer"]) == Spread(2.0, 2.0, 3.0)
+    assert percentile([3.0, 1.0, 2.0], 99) == 3.0
