@@ -26,7 +26,8 @@ _SCORED_AT_ONCE = 1024
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 # Places for keys and values: the longest row that the base can read, and so much for each of the others.
 _TOKENS_A_ROW = 512
-_MEMORY_SHARE = 8
+# Of a processor's memory an eighth, which is shared with everything else; of a GPU's, half of what the base leaves.
+_MEMORY_SHARE = {"cpu": 1 / 8, "cuda": 1 / 2}
 
 
 class TorchBackend:
@@ -130,11 +131,12 @@ class TorchBackend:
 
 
 def _blocks(model: Model, rows: int) -> int:
-    """How many blocks the pool has: no more than an eighth of the memory there is."""
+    """How many blocks the pool has: enough for the longest row and something for each of the others, if there is memory."""
     config, where = model.module.config, model.where
     if where.device.type == "cuda":
         memory, _ = torch.cuda.mem_get_info(where.device)
     else:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**33
-    fits = memory // _MEMORY_SHARE // bytes_per_token(config, where.dtype)
+    share = _MEMORY_SHARE.get(where.device.type, _MEMORY_SHARE["cpu"])
+    fits = int(memory * share) // bytes_per_token(config, where.dtype)
     return max(1, min(model.base.card.context + rows * _TOKENS_A_ROW, fits) // BLOCK)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -27,7 +27,8 @@ from personalpeft.types import FinishReason
 
 # Prompt tokens in one step beside rows that are being decoded, and when there are none: the first keeps the others'
 # next tokens from waiting long, the second is where more no longer makes a token cheaper.
-_BESIDE_OTHERS, _ALONE = 64, 512
+_BESIDE_OTHERS = {"cpu": 64, "cuda": 512}
+_ALONE = {"cpu": 512, "cuda": 2048}
 
 
 @dataclass(slots=True)
@@ -46,11 +47,8 @@ class _Live:
     sealed: int
     picker: Picker
     stream: TextStream
+    table: torch.Tensor
     written: int = 0
-    table: torch.Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.table = torch.tensor(self.blocks, dtype=torch.int32)
 
     @property
     def pending(self) -> int:
@@ -112,13 +110,15 @@ class Batch:
             sealed=found,
             picker=Picker.of(row.sampling),
             stream=TextStream(self._text, row.sampling.stop),
+            table=torch.tensor(blocks, dtype=torch.int32, device=self._model.where.device),
         )
         return number
 
     def step(self) -> Sequence[Piece]:
         """See ``Backend.step``."""
         decoding = [live for live in self._live.values() if live.pending == 1]
-        reading = list(_within(_BESIDE_OTHERS if decoding else _ALONE, self._live.values()))
+        budget = _BESIDE_OTHERS if decoding else _ALONE
+        reading = list(_within(budget.get(self._model.where.device.type, budget["cpu"]), self._live.values()))
         if not decoding and not reading:
             return ()
         answering = decoding + [live for live, count in reading if count == live.pending]
@@ -170,12 +170,12 @@ class Batch:
                     reads.append(len(tokens) - 1)
         device = self._model.where.device
         longest = max((len(live.table) for live in decoding), default=0)
-        table = torch.zeros((len(decoding), longest), dtype=torch.int32)
+        table = torch.zeros((len(decoding), longest), dtype=torch.int32, device=device)
         for index, live in enumerate(decoding):
             table[index, : len(live.table)] = live.table
         places = Places(
             torch.tensor(writes).to(device),
-            table.to(device),
+            table,
             torch.tensor([len(live.tokens) for live in decoding], dtype=torch.int32).to(device),
         )
         return self._model.step(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,10 @@ class Device:
 def choose_device() -> Device:
     """A GPU where there is one, else the processor; bfloat16 wherever the hardware multiplies it."""
     if torch.cuda.is_available():
-        return Device(torch.device("cuda"), torch.bfloat16, f"bfloat16 on {torch.cuda.get_device_name()}")
+        # Older ones only emulate bfloat16; float16 they multiply well, but activations can leave its range.
+        fit = torch.cuda.get_device_capability() >= (8, 0)
+        dtype, named = (torch.bfloat16, "bfloat16") if fit else (torch.float32, "float32")
+        return Device(torch.device("cuda"), dtype, f"{named} on {torch.cuda.get_device_name()}")
     threads = torch.get_num_threads()
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return Device(torch.device("cpu"), torch.bfloat16, f"bfloat16 on the processor, {threads} threads")
@@ -95,7 +98,8 @@ class Model:
         positions = torch.from_numpy(packed.positions)[None].to(self.where.device)
         reads = torch.cat([torch.from_numpy(r) for r in packed.reads]).to(self.where.device)
         # The fused attention kernels are slow on the CPU when a mask and a gradient are asked for; plain products are not.
-        with sdpa_kernel(SDPBackend.MATH):
+        on_cpu = self.where.device.type == "cpu"
+        with sdpa_kernel(SDPBackend.MATH) if on_cpu else nullcontext():
             output = self.module(
                 input_ids=tokens,
                 position_ids=positions,

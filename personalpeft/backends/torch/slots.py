@@ -120,7 +120,9 @@ class SlotBank:
         self._slot_of: dict[str, int] = {}
         self._uses = [0] * (slots + 1)
         self._forgotten: set[int] = set()
+        # The same numbers twice: reading them back from a device would wait for the step that runs there.
         self._ranks = torch.zeros(slots + 1, dtype=torch.int32, device=device)
+        self._rank_of = [0] * (slots + 1)
         self._shelves: tuple[Shelf, ...] = tuple(self._shelf(group, _STEP) for group in self._groups)
 
     def stage(self, stack: Composed) -> StagedStack:
@@ -161,7 +163,7 @@ class SlotBank:
                 slot = self._free.pop()
             self._make_room(stack.rank)
             # Outside the turn, which every step takes: nothing points to this slot yet, so nobody sees half of it.
-            before = int(self._ranks[slot])
+            before = self._rank_of[slot]
             for shelf, a, b in zip(self._shelves, stack.a, stack.b, strict=True):
                 blocks, sections, rank, inputs = a.shape
                 place = shelf.a[slot].view(blocks, sections, shelf.capacity, inputs)
@@ -170,7 +172,7 @@ class SlotBank:
                 if before > rank:
                     place[:, :, rank:before] = 0
                     shelf.b[slot, :, rank:before] = 0
-            self._ranks[slot] = stack.rank
+            self._ranks[slot] = self._rank_of[slot] = stack.rank
             with self._turn:
                 self._slot_of[key] = slot
 
@@ -206,7 +208,7 @@ class SlotBank:
             return None
         with self._turn:
             slot = self._slot_of[key]
-            rank = int(self._ranks[slot])
+            rank = self._rank_of[slot]
             a: list[Sequence[Tensor]] = []
             b: list[list[Sequence[Tensor]]] = []
             for group, shelf in zip(self._groups, self._shelves, strict=True):
