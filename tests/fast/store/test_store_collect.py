@@ -146,7 +146,6 @@ for number in range(40):
     revision = add_revision(store, f"{sys.argv[2]} {number % 20}".encode(), user=sys.argv[2])
     assert store.blobs.read(store.catalog.stack(sys.argv[2], BASE).entries[0].digest)
     store.blobs.put(f"loose {sys.argv[2]} {number}".encode())
-    store.save_session(sys.argv[2], "style", b"x")
 """
     writers = [beside(script, home, user) for user in ("ada", "bob")]
     for writer in writers:
