@@ -147,11 +147,13 @@ for number in range(40):
     assert store.blobs.read(store.catalog.stack(sys.argv[2], BASE).entries[0].digest)
     store.blobs.put(f"loose {sys.argv[2]} {number}".encode())
 """
-    writers = [beside(script, home, user) for user in ("ada", "bob")]
-    for writer in writers:
-        output(writer)
-    (home / "models").mkdir()
-    assert int(collector.communicate(timeout=60)[0]) > 0
+    try:
+        for writer in [beside(script, home, user) for user in ("ada", "bob")]:
+            output(writer)
+        (home / "models").mkdir()
+        assert int(collector.communicate(timeout=60)[0]) > 0
+    finally:
+        collector.kill()  # It ends by itself only if all went well.
     with opened(home) as store:
         for user in ("ada", "bob"):
             assert len(store.catalog.revisions(user)) == 20
