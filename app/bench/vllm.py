@@ -82,13 +82,14 @@ def served(
     command = [
         *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(base), "--served-model-name", "base", "--host", "127.0.0.1", "--port", str(port)),
-        *("--dtype", "bfloat16", "--max-model-len", str(longest), "--enforce-eager"),
+        *("--dtype", "bfloat16", "--max-model-len", str(longest)),
         *("--enable-lora", "--max-loras", str(len(adapters)), "--max-lora-rank", str(rank)),
         *("--lora-modules", *(f"{folder.name}={folder}" for folder in adapters)),
     ]
     # By default it leaves one processor idle, of two half the machine; what the caller has set wins.
     roomy = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_KVCACHE_SPACE": "2"}
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    quiet |= {"VLLM_CACHE_ROOT": str(log.parent / "vllm-cache")}
     environment = {**roomy, **os.environ, **quiet}
     say("starting vLLM's server, about a minute")
     with log.open("wb") as output:
