@@ -179,7 +179,7 @@ class User:
 
         ``rating`` is 1 or -1, ``edit`` the reply as it should have been, ``prefer`` another text that is better,
         ``comment`` a rule to follow from now on, ``reward`` a number from -1 to 1. Said twice of one turn, the later
-        counts and both are kept. Raises ``NotFound`` for an unknown turn, ``InvalidInput`` for anything else, such as
+        counts and both are kept; comments add up. Raises ``NotFound`` for an unknown turn, ``InvalidInput`` for anything else, such as
         an edit that changes nothing.
         """
         given = {

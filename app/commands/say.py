@@ -43,7 +43,7 @@ def feedback(
     TURN is an id that ask or turns showed, or the beginning of one.  [default: last]
 
     Give one of the options; it prints the id under which that is kept. Said again of the same turn, the later counts,
-    and both are kept.
+    and both are kept; comments add up.
     """
     if editor and edit is not None:
         raise click.UsageError("Give either --edit or --editor.")
@@ -57,7 +57,7 @@ def feedback(
         signal = user.feedback(about, rating=rating, edit=edit, prefer=prefer, comment=comment, reward=reward)
     show(common, {"signal": signal, "turn": about.id, "user": user.id}, signal)
     if comment is not None:
-        acts = "It acts from the next question on, in place of an earlier comment on that reply."
+        acts = "It acts from the next question on."
     elif reward is not None or rating == -1:
         acts = "Nothing is learned from it yet; an edit says what would have been right."
     else:

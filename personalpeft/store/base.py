@@ -121,8 +121,8 @@ class Ledger(Protocol):
         source: str = "person",
         supersedes: str | None = None,
     ) -> Signal:
-        """Appends one signal. ``supersedes`` defaults to the newest signal of the same kind on the same turn, where
-        there is one (ratings, edits, preferences, comments, rewards).
+        """Appends one signal. ``source`` is who gave it. ``supersedes`` defaults to what the same source last said of the
+        same turn in the same kind, where there is one (ratings, edits, preferences, rewards); comments add up.
         """
         ...
 

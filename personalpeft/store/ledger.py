@@ -1,8 +1,9 @@
 """What was said: turns, signals, and retractions of signals.
 
 Invariants: rows are only added. A signal is superseded by at most one other, of its own kind, and where the kind speaks about a turn, on
-the same turn; so the signals of one kind on one turn are a line whose newest is the one that counts. What was superseded or
-retracted stays off: taking back the newer opinion does not bring back the older one, which its author had given up too.
+the same turn. What one source says of one turn in one kind is a line whose newest is the one that counts; only comments add up, since
+two rules can both hold. Nobody supersedes another's word unless by name: what an app saw is no reason to drop what a person said. What was
+superseded or retracted stays off: taking back the newer opinion does not bring back the older one, which its author had given up too.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from personalpeft.types import (
 _ABOUT_A_TURN = frozenset(
     {SignalKind.RATING, SignalKind.EDIT, SignalKind.PREFERENCE, SignalKind.COMMENT, SignalKind.REWARD}
 )
+_LATER_COUNTS = _ABOUT_A_TURN - {SignalKind.COMMENT}
 
 
 class SqliteLedger:
@@ -124,8 +126,8 @@ class SqliteLedger:
                 turn = known_id(db, "turn", user, turn)
             if supersedes is not None:
                 supersedes = _supersedable(db, user, kind, turn, supersedes)
-            elif kind in _ABOUT_A_TURN and turn is not None:
-                supersedes = _newest_on_turn(db, user, kind, turn)
+            elif kind in _LATER_COUNTS and turn is not None:
+                supersedes = _newest_on_turn(db, user, kind, turn, source)
             signal_id = new_id("s", at, self._entropy)
             entries.append(
                 db,
@@ -192,13 +194,17 @@ def _supersedable(db: sqlite_utils.Database, user: str, kind: SignalKind, turn: 
     return older.id
 
 
-def _newest_on_turn(db: sqlite_utils.Database, user: str, kind: SignalKind, turn: str) -> str | None:
+def _newest_on_turn(db: sqlite_utils.Database, user: str, kind: SignalKind, turn: str, source: str) -> str | None:
+    # In older homes one source's word may have superseded another's, so the newest of a source may be off already.
     newest = row(
         db,
-        "select id from signal where user = ? and turn = ? and kind = ? order by seq desc limit 1",
+        "select s.id from signal s where s.user = ? and s.turn = ? and s.kind = ? and s.source = ?"
+        " and not exists (select 1 from signal n where n.user = s.user and n.supersedes = s.id)"
+        " order by s.seq desc limit 1",
         user,
         turn,
         str(kind),
+        source,
     )
     return newest["id"] if newest else None
 

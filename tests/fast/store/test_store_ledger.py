@@ -148,6 +148,35 @@ def test_a_second_opinion_on_the_same_turn_supersedes_the_first(store: Store) ->
     assert store.ledger.signals("ada", kinds=[]) == ()
 
 
+def test_two_comments_on_one_turn_both_hold_until_one_supersedes_the_other_by_name(store: Store) -> None:
+    turn = add_turn(store)
+    brief = store.ledger.add_signal("ada", SignalKind.COMMENT, {"text": "Be brief."}, turn=turn.id)
+    metric = store.ledger.add_signal("ada", SignalKind.COMMENT, {"text": "Use metric units."}, turn=turn.id)
+    assert store.ledger.signals("ada") == (brief, metric)
+    anew = store.ledger.add_signal("ada", SignalKind.COMMENT, {"text": "One word."}, turn=turn.id, supersedes=brief.id)
+    assert store.ledger.signals("ada") == (metric, anew)
+
+
+def test_what_an_app_says_never_supersedes_what_a_person_said(store: Store) -> None:
+    turn = add_turn(store)
+    hers = store.ledger.add_signal("ada", SignalKind.RATING, {"value": 1}, turn=turn.id)
+    seen = store.ledger.add_signal("ada", SignalKind.RATING, {"value": -1}, turn=turn.id, source="app")
+    again = store.ledger.add_signal("ada", SignalKind.RATING, {"value": 1}, turn=turn.id, source="app")
+    assert again.supersedes == seen.id
+    assert store.ledger.signals("ada") == (hers, again)
+    assert store.ledger.add_signal("ada", SignalKind.RATING, {"value": -1}, turn=turn.id).supersedes == hers.id
+
+
+def test_a_home_in_which_one_source_superseded_another_takes_further_words(store: Store) -> None:
+    turn = add_turn(store)
+    hers = store.ledger.add_signal("ada", SignalKind.RATING, {"value": 1}, turn=turn.id)
+    app = store.ledger.add_signal(
+        "ada", SignalKind.RATING, {"value": -1}, turn=turn.id, source="app", supersedes=hers.id
+    )
+    new = store.ledger.add_signal("ada", SignalKind.RATING, {"value": 1}, turn=turn.id)
+    assert (new.supersedes, store.ledger.signals("ada")) == (None, (app, new))
+
+
 def test_facts_stand_beside_each_other_until_one_supersedes_another_by_name(store: Store) -> None:
     old, beside = add_fact(store, text="My dog is Biscuit."), add_fact(store, text="I live in Turin.")
     new = store.ledger.add_signal("ada", SignalKind.FACT, {"text": "My dog is Rusk."}, supersedes=old.id)
@@ -228,8 +257,8 @@ def test_the_current_signals_are_those_that_a_simple_model_names(tmp_path: Path,
                     superseded.add(target[0])
             else:
                 made = store.ledger.add_signal("ada", kind, {}, turn=on)
-                if kind is not SignalKind.FACT and turn is not None:
-                    same = [i for i, k, t in said if (k, t) == (kind, turn)]
+                if kind is SignalKind.RATING and turn is not None:
+                    same = [i for i, k, t in said if (k, t) == (kind, turn) and i not in superseded]
                     superseded.update(same[-1:])
                 said.append((made.id, kind, turn))
         current = [i for i, _, _ in said if i not in superseded | retracted]
