@@ -17,6 +17,11 @@ from typing import Any, Literal, TypeAlias
 Json: TypeAlias = Mapping[str, Any]
 Role: TypeAlias = Literal["system", "user", "assistant"]
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled"]
+Scope: TypeAlias = Literal["always", "near", "never"]
+"""When a live layer is attached: to every request, to those that are near its own lessons, to none."""
+
+PERSON = "person"
+"""The ``source`` of a signal that somebody gave themselves; any other is the name of what gave it."""
 
 
 class SignalKind(StrEnum):
@@ -116,8 +121,9 @@ class Turn:
 class Signal:
     """One act of feedback. ``payload`` holds what the kind says:
 
-    rating {"value": -1|1}, edit {"text"}, preference {"text"}, comment {"text"}, reward {"value"},
-    demonstration {"prompt", "answer", "skill"}, fact {"text", "questions", "answer"}.
+    rating {"value": -1|1, "how"?}, edit {"text"}, preference {"text"}, comment {"text"}, reward {"value"},
+    demonstration {"prompt", "answer", "skill"}, fact {"text", "questions", "answer"}. ``source`` is who gave it; "how" is
+    there where an app took a rating from what it saw.
     """
 
     id: str
@@ -126,18 +132,21 @@ class Signal:
     at: datetime
     payload: Json
     turn: str | None = None
-    source: str = "person"
+    source: str = PERSON
     supersedes: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One named line of revisions. ``head`` is None before the first promotion and after a rollback to the base."""
+    """One named line of revisions. ``head`` is None before the first promotion and after a rollback to the base;
+    ``scope`` says when it is attached.
+    """
 
     name: str
     position: int
     head: str | None
     weight: float = 1.0
+    scope: Scope = "always"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from personalpeft.types import (
     Message,
     Revision,
     Sampling,
+    Scope,
     Signal,
     SignalKind,
     Stack,
@@ -205,6 +206,10 @@ class Catalog(Protocol):
         ...
 
     def set_weight(self, user: str, layer: str, weight: float) -> None: ...
+
+    def set_scope(self, user: str, layer: str, scope: Scope) -> None:
+        """Says when the layer is attached; before that a style is "always", a skill and the memory "near"."""
+        ...
 
     def pinned(self, user: str, layer: str) -> tuple[str, ...]:
         """Signals held back as questions for this layer for ever, oldest first; never trained on."""

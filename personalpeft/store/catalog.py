@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from itertools import islice
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from personalpeft.store.base import Build, UserSummary
 from personalpeft.store.blobs import FileBlobs
 from personalpeft.store.database import Database, Row, row, rows
 from personalpeft.store.lookup import known_id, known_layer, known_user
-from personalpeft.types import HeadMove, Json, Layer, Revision, Stack, StackEntry, Verdict
+from personalpeft.types import HeadMove, Json, Layer, Revision, Scope, Stack, StackEntry, Verdict
 
 _SUMMARY = """
 select u.id, u.since,
@@ -33,7 +34,8 @@ from user u
 """
 
 _ORDER = " order by case l.name when 'style' then 0 when 'memory' then 2 else 1 end, l.born"
-_LAYERS = "select l.name, l.head, l.weight from layer l where l.user = ?" + _ORDER
+# All columns, since a home of a former version that is read as it is does not have ``scope``.
+_LAYERS = "select l.* from layer l where l.user = ?" + _ORDER
 
 # Read for every request: one range of the index layer_live, and for each layer one revision by its key.
 _LIVE = (
@@ -91,7 +93,10 @@ class SqliteCatalog:
         with self._database.reading() as db:
             known_user(db, user)
             found = rows(db, _LAYERS, user)
-        return tuple(Layer(each["name"], position, each["head"], each["weight"]) for position, each in enumerate(found))
+        return tuple(
+            Layer(each["name"], position, each["head"], each["weight"], each.get("scope") or _scope_of(each["name"]))
+            for position, each in enumerate(found)
+        )
 
     def stack(self, user: str, base: str) -> Stack:
         """The live stack. Raises ``NotFound`` for an unknown user, ``BaseMismatch`` when a head was built on another base, ``Damaged``
@@ -217,6 +222,14 @@ class SqliteCatalog:
             known_layer(db, user, layer)
             db.execute("update layer set weight = ? where user = ? and name = ?", [float(weight), user, layer])
 
+    def set_scope(self, user: str, layer: str, scope: Scope) -> None:
+        """When the layer is attached from now on. Raises ``NotFound``, and ``InvalidInput`` for what is no scope."""
+        if scope not in get_args(Scope):
+            raise InvalidInput(f"{scope!a} is no scope.", hint=f"Give one of {', '.join(get_args(Scope))}.")
+        with self._database.writing() as db:
+            known_layer(db, user, layer)
+            db.execute("update layer set scope = ? where user = ? and name = ?", [scope, user, layer])
+
     def pinned(self, user: str, layer: str) -> tuple[str, ...]:
         """Signals held back as questions for this layer for ever, oldest first; none for a layer that is not there yet."""
         with self._database.reading() as db:
@@ -256,6 +269,11 @@ class SqliteCatalog:
                     "insert or replace into vector (user, embedder, signal, data) values (?, ?, ?, ?)",
                     [user, embedder, known_id(db, "signal", user, signal), vector.astype("<f4").tobytes()],
                 )
+
+
+def _scope_of(layer: str) -> Scope:
+    """Of a layer of which nobody said anything: a style is for everything, what else is learned is about something."""
+    return "always" if layer == "style" else "near"
 
 
 def _check_base(revision: str, built_on: str, base: str) -> None:

@@ -194,6 +194,11 @@ create index layer_live on layer (user, born, name, head, weight);
 create index revision_by_file on revision (digest);
 """
 
+# Null is what a layer of its kind has by default (see catalog.py), so that the defaults are not written into every home.
+_THIRD = """
+alter table layer add column scope text check (scope in ('always', 'near', 'never'));
+"""
+
 
 def _first(db: sqlite_utils.Database) -> None:
     db.executescript(_FIRST)
@@ -203,9 +208,17 @@ def _second(db: sqlite_utils.Database) -> None:
     db.executescript(_SECOND)
 
 
-_STEPS: dict[str, Callable[[sqlite_utils.Database], None]] = {"0001_first": _first, "0002_at_scale": _second}
-# What a reader can do without: only the speed of a home depends on them.
-_FOR_SPEED = frozenset({"0002_at_scale"})
+def _third(db: sqlite_utils.Database) -> None:
+    db.executescript(_THIRD)
+
+
+_STEPS: dict[str, Callable[[sqlite_utils.Database], None]] = {
+    "0001_first": _first,
+    "0002_at_scale": _second,
+    "0003_scopes": _third,
+}
+# What a reader can do without: indexes, and a column that is null in every home that does not have it yet.
+_FOR_WRITERS = frozenset({"0002_at_scale", "0003_scopes"})
 
 _migrations = Migrations("personalpeft")
 for _name, _step in _STEPS.items():
@@ -235,7 +248,7 @@ def is_current(db: sqlite_utils.Database, home: Path, *, to_read: bool = False) 
             hint="Update personalpeft, or choose another home.",
         )
     pending = {step.name for step in _migrations.pending(db)}
-    return not (pending - _FOR_SPEED if to_read else pending)
+    return not (pending - _FOR_WRITERS if to_read else pending)
 
 
 def migrate(db: sqlite_utils.Database) -> None:

@@ -115,6 +115,7 @@ def test_an_unknown_layer_or_revision_is_answered_with_the_nearest(ada: Store) -
     for act in (
         lambda: ada.catalog.move_head("ada", "stile", None, base=BASE, cause=""),
         lambda: ada.catalog.set_weight("ada", "stile", 0.5),
+        lambda: ada.catalog.set_scope("ada", "stile", "never"),
         lambda: ada.catalog.revisions("ada", layer="stile"),
         lambda: ada.catalog.history("ada", layer="stile"),
     ):
@@ -210,6 +211,21 @@ def test_a_revision_that_does_not_fit_is_refused_whole(ada: Store) -> None:
         add_revision(ada, signals={fact.id: "test"})
     assert ada.catalog.layers("ada") == ()
     assert ada.catalog.reports("ada") == ()
+
+
+def test_a_style_is_always_attached_and_what_else_is_learned_near_it_until_somebody_says_otherwise(home: Path) -> None:
+    with opened(home) as store:
+        store.catalog.ensure_user("ada")
+        for layer in ("style", "skill.email", "memory"):
+            add_revision(store, layer.encode(), layer=layer)
+        assert [layer.scope for layer in store.catalog.layers("ada")] == ["always", "near", "near"]
+        store.catalog.set_scope("ada", "skill.email", "never")
+        with pytest.raises(InvalidInput):
+            store.catalog.set_scope("ada", "style", "sometimes")  # type: ignore[arg-type]
+    with opened(home) as store:
+        assert [layer.scope for layer in store.catalog.layers("ada")] == ["always", "never", "near"]
+        assert len(store.catalog.stack("ada", BASE).entries) == 3
+        assert store.verify() == ()
 
 
 def test_a_weight_is_kept_and_part_of_the_stack(home: Path) -> None:

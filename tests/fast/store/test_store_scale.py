@@ -58,6 +58,7 @@ def looking_around(store: Store) -> None:
     store.catalog.revision("ada", revision.digest[:9])
     store.catalog.move_head("ada", "style", revision.id, base=BASE, cause="rollback")
     store.catalog.set_weight("ada", "style", 0.5)
+    store.catalog.set_scope("ada", "style", "near")
     store.catalog.users(after="a")
     store.catalog.user("ada")
     for unknown in (store.catalog.user, store.catalog.layers):
@@ -100,7 +101,8 @@ def test_no_statement_walks_over_everybodys_rows(
 _FORMER = (
     "drop index layer_live",
     "drop index revision_by_file",
-    "delete from _sqlite_migrations where name = '0002_at_scale'",
+    "alter table layer drop column scope",
+    "delete from _sqlite_migrations where name in ('0002_at_scale', '0003_scopes')",
     "pragma user_version = 1",
 )
 
@@ -123,7 +125,7 @@ def test_a_home_of_the_former_version_is_brought_up_to_date(home: Path) -> None:
     with closing(sqlite3.connect(home / "personalpeft.db")) as database:
         names = {name for (name,) in database.execute("select name from sqlite_master where type = 'index'")}
         assert {"layer_live", "revision_by_file"} <= names
-        assert database.execute("pragma user_version").fetchone() == (2,)
+        assert database.execute("pragma user_version").fetchone() == (3,)
 
 
 def test_a_home_of_the_former_version_can_be_read_as_it_is(home: Path) -> None:
@@ -131,6 +133,7 @@ def test_a_home_of_the_former_version_can_be_read_as_it_is(home: Path) -> None:
     before = (home / "personalpeft.db").read_bytes()
     with opened(home, read_only=True) as store:
         assert store.catalog.stack("ada", BASE).entries
+        assert [layer.scope for layer in store.catalog.layers("ada")] == ["always"]
         assert [user.id for user in store.catalog.users()] == ["ada"]
         assert store.collect(dry_run=True).blobs == 0
         assert store.verify() == ()
