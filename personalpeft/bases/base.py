@@ -41,7 +41,7 @@ class Card:
 
     ``template`` None means: the one that the tokenizer carries. ``system`` is said first where a chat brings no system
     message of its own. ``stop_tokens`` end a reply besides those that the base's own configuration names. ``learning``
-    overrides fields of the learning recipe for this base.
+    overrides fields of the learning recipe for this base, ``gate`` the gate's margins.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Card:
     stop_tokens: tuple[str, ...] = ()
     sampling: Sampling = Sampling()
     learning: Json = field(default_factory=dict)
+    gate: Json = field(default_factory=dict)
     note: str = ""
 
 

@@ -23,7 +23,7 @@ _REPO = re.compile(r"[\w.-]+/[\w.-]+")
 
 _CARD_KEYS = (
     *("name", "title", "licence", "targets", "context", "template", "system", "stop_tokens", "note"),
-    *("source", "sampling", "learning"),
+    *("source", "sampling", "learning", "gate"),
 )
 _SAMPLING_KEYS = ("temperature", "top_p", "max_tokens", "seed", "stop")
 _SOURCE_KEYS: Mapping[SourceKind, tuple[str, ...]] = {
@@ -83,7 +83,8 @@ def parse_card(text: str, *, where: str, folder: Path) -> Card:
             seed=sampling.integer("seed", least=0, default=defaults.seed),
             stop=sampling.texts("stop"),
         ),
-        learning=_learning(card.table("learning")),
+        learning=_plain(card.table("learning")),
+        gate=_plain(card.table("gate")),
         note=card.optional_text("note") or "",
     )
 
@@ -130,12 +131,13 @@ def _shape(source: _Table) -> Json:
     return shape
 
 
-def _learning(table: _Table) -> Json:
-    # Which keys a recipe has is known further up in the house, by learning; here they only have to be plain values.
+def _plain(table: _Table) -> Json:
+    # Which keys a recipe or a gate has is known further up in the house; here they only have to be plain values.
     for key, value in table.content.items():
         finite = not isinstance(value, float) or math.isfinite(value)
-        if not isinstance(value, str | int | float) or not finite:
-            table.mistake(key, f"must be a number or a text, not {_said(value)}")
+        texts = isinstance(value, list) and value and all(isinstance(each, str) and each for each in value)
+        if not texts and not (isinstance(value, str | int | float) and finite):
+            table.mistake(key, f"must be a number, a text or a list of texts, not {_said(value)}")
     return table.content
 
 

@@ -4,20 +4,27 @@ numbers in, words out.
 A lesson held back is won where the candidate finds the wanted text likelier than the live stack does, by more than
 ``TIE`` nats a token, and lost where it is less likely by as much. Wins and losses are turned into evidence by betting
 (Shafer 2021, "Testing by betting"): each win multiplies by 1.5, each loss by 0.5. From ``ENOUGH`` on a promotion is
-final; below it, a revision that does more good than harm goes live on probation.
+final; below it, a revision that does more good than harm goes live on probation, and its successors go on with its
+stake (``lineage.py``).
+
+Invariant: harm is counted in total as well as against what is live: from what the base had right, and from the best
+that an older question ever was. So many learns that each do a little harm come to the same end as one that does all of
+it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from personalpeft.types import Verdict
+from personalpeft.errors import CardError, nearest
+from personalpeft.types import Json, Verdict
 
 TIE = 0.02
 ENOUGH = 20.0
+WIN, LOSS = 1.5, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +38,42 @@ class Margins:
     kl: float = 2.0
 
 
+# What a margin may be at most, and how to say so.
+_ALLOWED: Mapping[str, tuple[float, str]] = {
+    "retention": (1, "a number from 0 to 1"),
+    "canaries": (math.inf, "a whole number from 0"),
+    "kl": (math.inf, "a number from 0"),
+}
+
+
+def margins_for(card: str, overrides: Json) -> Margins:
+    """The margins for a base: the defaults and what its card's ``[gate]`` says. Raises ``CardError`` for a key or a
+    value that a gate does not have.
+    """
+    kinds = {field.name: type(field.default) for field in fields(Margins)}
+    for key, value in overrides.items():
+        if key not in kinds:
+            hint = nearest(key, kinds, what="key")
+            raise CardError(f"The card {card} has an unknown key in [gate]: {key}.", hint=hint)
+        most, like = _ALLOWED[key]
+        number = not isinstance(value, bool) and isinstance(value, int if kinds[key] is int else int | float)
+        if not number or not 0 <= value <= most:
+            raise CardError(f"The card {card} has a wrong value in [gate]: {key} = {value!r}.", hint=f"It is {like}.")
+    return replace(Margins(), **overrides)
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One pinned lesson: the mean log-prob a token of its wanted text under the live stack and under the candidate."""
+    """One pinned lesson: the mean log-prob a token of its wanted text under the live stack and under the candidate;
+    where they are known, also under the bare base and the best that it was under any revision that led to the live
+    stack.
+    """
 
     signal: str
     before: float
     after: float
+    base: float | None = None
+    best: float | None = None
 
     @property
     def won(self) -> bool:
@@ -48,56 +84,115 @@ class Asked:
         # Said the other way round, so that a score that is not a number is a loss.
         return not self.after >= self.before - TIE
 
+    @property
+    def undone(self) -> bool:
+        """Whether more than half of what it ever gained over the base is gone."""
+        if self.base is None or self.best is None or self.after >= self.best - TIE:
+            return False
+        return not self.after >= (self.base + self.best) / 2 and self.best > self.base
+
+    def as_json(self) -> dict[str, float | None]:
+        """What later candidates are held to."""
+        best = max(
+            (x for x in (self.before, self.after, self.best) if x is not None and math.isfinite(x)), default=None
+        )
+        known = {"base": self.base, "after": self.after, "best": best}
+        return {name: None if value is None else _figure(value) for name, value in known.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class OfBase:
+    """What the bare base said to the general questions of a digest: which it had right, and how many were broken."""
+
+    questions: str = ""
+    right: tuple[int, ...] = ()
+    broken: int = 0
+
+
+NOT_ASKED = OfBase()
+
+
+@dataclass(frozen=True, slots=True)
+class Canaries:
+    """Replies to the general questions. ``right_before``: right under the live stack, ``still_right``: and under the
+    candidate; ``base`` and ``kept_of_base`` the same with the bare base. The broken are empty or go round in circles.
+    """
+
+    asked: int = 0
+    right_before: int = 0
+    still_right: int = 0
+    base: OfBase = NOT_ASKED
+    kept_of_base: int = 0
+    broken_before: int = 0
+    broken: int = 0
+
+    @property
+    def base_right(self) -> int:
+        return len(self.base.right)
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that was asked. ``target``: this layer's newest pins; ``retention``: everything pinned before, of all layers;
-    ``trained``: fresh lessons that were trained on, asked only where nothing was pinned. Canaries: right before, right
-    before and after, and replies broken.
+    """All that was asked. ``target``: this layer's pins that have not counted yet; ``retention``: everything pinned
+    before, of all layers; ``trained``: fresh lessons that were trained on, asked where this build pins none, to decide
+    where the target does not.
+    ``stake`` and ``counted`` are what the candidate's lineage brought: its evidence, and the pins that it is from.
     """
 
     target: tuple[Asked, ...]
     retention: tuple[Asked, ...]
     trained: tuple[Asked, ...]
-    canaries: int
-    right_before: int
-    still_right: int
-    broken: int
-    broken_before: int
+    canaries: Canaries
     kl: float
+    stake: float = 1.0
+    counted: frozenset[str] = frozenset()
 
     @property
     def bet(self) -> float:
-        """The evidence so far: what one unit staked on the candidate has become."""
-        stake = 1.0
-        for asked in self.target:
-            stake *= 1.5 if asked.won else 0.5 if asked.lost else 1.0
+        """The evidence so far: what one unit staked on the lineage has become. A pin that counted before does not
+        count again.
+        """
+        stake = self.stake
+        for asked in self._counting():
+            stake *= WIN if asked.won else LOSS if asked.lost else 1.0
         return stake
 
+    @property
+    def measured(self) -> bool:
+        """Whether every figure is a number: what could not be measured cannot be accepted by name either."""
+        asked = (*self.target, *self.retention, *self.trained)
+        return math.isfinite(self.kl) and all(math.isfinite(a.before) and math.isfinite(a.after) for a in asked)
+
     def as_json(self) -> dict[str, Any]:
+        pins = {asked.signal: asked.as_json() for asked in (*self.retention, *self.target)}
+        decided = {asked.signal for asked in self._counting() if asked.won or asked.lost}
         return {
             "target": _summary(self.target),
             "retention": _summary(self.retention),
             "trained": _summary(self.trained),
-            "canaries": {
-                "asked": self.canaries,
-                "right_before": self.right_before,
-                "still_right": self.still_right,
-                "broken_before": self.broken_before,
-                "broken": self.broken,
-                "kl": _figure(self.kl),
-            },
-            "bet": round(self.bet, 3),
+            "canaries": {**asdict(self.canaries), "base_right": self.canaries.base_right, "kl": _figure(self.kl)},
+            "bet": _figure(self.bet),
+            "counted": sorted(self.counted | decided),
+            "pins": pins,
         }
+
+    def _counting(self) -> Sequence[Asked]:
+        return [asked for asked in self.target if asked.signal not in self.counted]
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The gate's word on a candidate."""
+    """The gate's word on a candidate. ``accepted``: the user took it all the same."""
 
     verdict: Verdict
     reason: str
     probation: bool = False
+    accepted: bool = False
+
+    @property
+    def live(self) -> bool:
+        """Whether the candidate becomes the head."""
+        return self.accepted or self.verdict is Verdict.PROMOTED
 
 
 def judge(evidence: Evidence, margins: Margins) -> Judgement:
@@ -105,31 +200,50 @@ def judge(evidence: Evidence, margins: Margins) -> Judgement:
     harm = _harm(evidence, margins)
     if harm:
         return Judgement(Verdict.REFUSED, harm)
-    judged_by = evidence.target or evidence.trained
+    decided = any(asked.won or asked.lost for asked in evidence.target)
+    judged_by = evidence.target if decided or not evidence.trained else evidence.trained
     won, lost = sum(a.won for a in judged_by), sum(a.lost for a in judged_by)
     if won == lost == 0:
         return Judgement(Verdict.ABSTAINED, "no difference could be measured on what was held back")
-    what = f"{won} of {len(judged_by)} answers {'held back' if evidence.target else 'just learned'} got better"
+    what = f"{won} of {len(judged_by)} answers {'held back' if judged_by is evidence.target else 'just learned'} got better"
     if lost:
         what += f", {lost} got worse"
     if won <= lost:
         return Judgement(Verdict.REFUSED, what)
-    if evidence.right_before:
-        what += f"; {evidence.still_right} of {evidence.right_before} general answers stayed right"
+    general = evidence.canaries
+    if general.right_before:
+        what += f"; {general.still_right} of {general.right_before} general answers stayed right"
     if evidence.bet >= ENOUGH:
         return Judgement(Verdict.PROMOTED, what)
     return Judgement(Verdict.PROMOTED, f"{what}; on probation, since that is still thin evidence", probation=True)
 
 
+def accepted(judgement: Judgement, evidence: Evidence) -> Judgement:
+    """What becomes of a judgement that the user overrides by name: the verdict stays, the candidate goes live. Not so
+    where it could not be measured: then nobody can know what they accept.
+    """
+    if not evidence.measured:
+        return replace(judgement, reason=f"{judgement.reason}; not accepted, since it could not be measured")
+    return replace(judgement, reason=f"accepted by name against: {judgement.reason}", accepted=True)
+
+
 def _harm(evidence: Evidence, margins: Margins) -> str:
-    forgotten = evidence.right_before - evidence.still_right
+    general = evidence.canaries
+    forgotten = general.right_before - general.still_right
     if forgotten > margins.canaries:
-        return f"{forgotten} of {evidence.right_before} general answers that were right are wrong now"
-    if evidence.broken > evidence.broken_before + margins.canaries:
-        return f"{evidence.broken} of {evidence.canaries} general answers are empty or go round in circles"
+        return f"{forgotten} of {general.right_before} general answers that were right are wrong now"
+    forgotten = general.base_right - general.kept_of_base
+    if forgotten > margins.canaries:
+        return f"{forgotten} of {general.base_right} general answers that the base has right are wrong by now"
+    if general.broken > min(general.broken_before, general.base.broken) + margins.canaries:
+        return f"{general.broken} of {general.asked} general answers are empty or go round in circles"
+    allowed = margins.retention * len(evidence.retention)
     lost = sum(asked.lost for asked in evidence.retention)
-    if lost > margins.retention * len(evidence.retention):
+    if lost > allowed:
         return f"{lost} of {len(evidence.retention)} older answers got worse"
+    undone = sum(asked.undone for asked in evidence.retention)
+    if undone > allowed:
+        return f"{undone} of {len(evidence.retention)} older answers have lost more than half of what was learned"
     if not evidence.kl <= margins.kl:
         return f"it is too far from the base on general questions (KL {evidence.kl:.2f} nats a token, at most {margins.kl:g})"
     return ""

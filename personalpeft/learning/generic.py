@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tomllib
 from dataclasses import dataclass
@@ -24,8 +25,9 @@ class Canary:
 
 @dataclass(frozen=True, slots=True)
 class Generic:
-    """All generic questions."""
+    """All generic questions. ``digest`` is that of the file which says them."""
 
+    digest: str
     anchors: tuple[str, ...]
     canaries: tuple[Canary, ...]
 
@@ -33,8 +35,10 @@ class Generic:
 @cache
 def generic_questions() -> Generic:
     """Those of the package."""
-    data = tomllib.loads((resources.files("personalpeft.learning") / "generic.toml").read_text("utf-8"))
-    return Generic(tuple(data["anchors"]), tuple(Canary(c["question"], tuple(c["right"])) for c in data["canaries"]))
+    text = (resources.files("personalpeft.learning") / "generic.toml").read_text("utf-8")
+    data = tomllib.loads(text)
+    canaries = tuple(Canary(c["question"], tuple(c["right"])) for c in data["canaries"])
+    return Generic(hashlib.sha256(text.encode()).hexdigest(), tuple(data["anchors"]), canaries)
 
 
 def is_broken(reply: str) -> bool:

@@ -187,6 +187,12 @@ class Catalog(Protocol):
         """
         ...
 
+    def judge_again(self, revision: Revision, report: Json, *, move: HeadMove) -> bool:
+        """Adds a judgement of a revision that is there, with its report, and moves the head, in one transaction; ``after``
+        may be where it is. False, and nothing is recorded, where the head is no longer at ``move.before``.
+        """
+        ...
+
     def add_report(self, user: str, report: Json) -> None:
         """Records a learn that made no revision."""
         ...

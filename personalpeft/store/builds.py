@@ -22,7 +22,7 @@ from personalpeft.store.base import Build
 from personalpeft.store.blobs import FileBlobs
 from personalpeft.store.database import Row, row, rows
 from personalpeft.store.lookup import known_id, known_user
-from personalpeft.types import HeadMove, Revision
+from personalpeft.types import HeadMove, Json, Revision
 
 _ROLES = frozenset({"train", "pinned"})
 # A blob that many builds share is hashed and written once; but what is remembered for that must not grow without end.
@@ -96,7 +96,6 @@ def record(db: sqlite_utils.Database, files: Files, builds: Sequence[Build], at:
     training on a signal that was pinned for the layer.
     """
     chains = entries.Chains(db)
-    now = entries.as_text(at)
     layers, provenance, moves = [], [], []
     for build in builds:
         known = is_there(db, build.revision)
@@ -105,9 +104,7 @@ def record(db: sqlite_utils.Database, files: Files, builds: Sequence[Build], at:
         layers.append((user, layer))
         if not known:
             chains.append(user, "revision", _built(revision))
-        chains.append(user, "judgement", {**_judged(revision), "at": now})
-        body = entries.as_json(build.report, what="report")
-        chains.append(user, "report", {"revision": revision.id, "at": now, "body": body})
+        judge(chains, revision, build.report, at)
         provenance += [(user, revision.id, signal, layer, role) for signal, role in revision.signals.items()]
         if build.promote:
             moves.append((user, layer, revision.id, build.cause))
@@ -124,6 +121,14 @@ def record(db: sqlite_utils.Database, files: Files, builds: Sequence[Build], at:
         provenance,
     )
     move_heads(db, chains, moves, at)
+
+
+def judge(chains: entries.Chains, revision: Revision, report: Json, at: datetime) -> None:
+    """Appends what was said of a revision, and the report of it. Raises ``InvalidInput`` for what cannot be written as JSON."""
+    now = entries.as_text(at)
+    chains.append(revision.user, "judgement", {**_judged(revision), "at": now})
+    body = entries.as_json(report, what="report")
+    chains.append(revision.user, "report", {"revision": revision.id, "at": now, "body": body})
 
 
 def move_heads(

@@ -170,6 +170,25 @@ class SqliteCatalog:
             progress(done)
         return added
 
+    def judge_again(self, revision: Revision, report: Json, *, move: HeadMove) -> bool:
+        """Adds a judgement of a revision that is there, with its report, and moves the head in the same transaction. False, and nothing
+        is recorded, where the head is no longer at ``move.before``. Raises ``NotFound``, ``BaseMismatch``, ``Damaged``."""
+        with self._database.turn_to_write():
+            if move.after is not None and move.after != move.before:
+                target = self.revision(move.user, move.after)
+                _check_base(target.id, target.base, revision.base)
+                self._blobs.read(target.digest)
+            with self._database.writing() as db:
+                known_layer(db, move.user, move.layer)
+                known_id(db, "revision", revision.user, revision.id, layer=revision.layer)
+                head = row(db, "select head from layer where user = ? and name = ?", move.user, move.layer)
+                if head is None or head["head"] != move.before:
+                    return False
+                chains, at = entries.Chains(db), self._now()
+                builds.judge(chains, revision, report, at)
+                builds.move_heads(db, chains, [(move.user, move.layer, move.after, move.cause)], at)
+                return True
+
     def add_report(self, user: str, report: Json) -> None:
         """Records a learn that made no revision. Raises ``InvalidInput`` and ``NotFound``."""
         body = entries.as_json(report, what="report")

@@ -1,0 +1,65 @@
+"""What a candidate takes over from the revisions that it would follow: the evidence so far, and what it may not undo.
+
+A candidate is compared with the live stack, whose head was compared with what was live before it, and so on. That chain
+is its lineage. The bets of a lineage multiply: if no step made any unseen lesson likelier, each bet is worth at most its
+stake on average, so the product reaches ``ENOUGH`` (20) in at most one lineage of twenty, however often one looks (Ville
+1939). Three rules keep that true:
+
+- Only lessons that were never trained on are bet on.
+- A lesson counts once in a lineage, by the first time that it was won or lost; asked again it is retention.
+- A stake that came to ``ENOUGH`` is spent: the next candidate begins with 1.
+
+The guarantee is for one lineage. A rollback begins another one, on which the same lessons may count again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from personalpeft.learning.gate import NOT_ASKED, OfBase
+from personalpeft.types import Revision
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """``stake`` and ``counted`` as ``Evidence`` has them. ``base`` and ``best`` are the log-probs of known pins under
+    the bare base, and the best that they ever were. ``of_base``: what the base said to the general questions, where it
+    was asked already.
+    """
+
+    stake: float = 1.0
+    counted: frozenset[str] = frozenset()
+    base: Mapping[str, float] = field(default_factory=dict)
+    best: Mapping[str, float] = field(default_factory=dict)
+    of_base: OfBase = NOT_ASKED
+
+
+def lineage_of(heads: Sequence[Revision], layer: str) -> Lineage:
+    """What a candidate for ``layer`` takes over from the live heads of all layers."""
+    base: dict[str, float] = {}
+    best: dict[str, float] = {}
+    of_base = NOT_ASKED
+    for head in heads:
+        said = head.scores.get("canaries", {}).get("base")
+        if said:
+            of_base = OfBase(said["questions"], tuple(said["right"]), said["broken"])
+        for signal, known in _pins(head).items():
+            if known.get("base") is not None:
+                base[signal] = known["base"]
+            if known.get("best") is not None:
+                best[signal] = max(known["best"], best.get(signal, known["best"]))
+    head = next((head for head in heads if head.layer == layer), None)
+    if head is None:
+        return Lineage(base=base, best=best, of_base=of_base)
+    # A revision that was judged before this was kept had asked all that was pinned for it.
+    pinned = [signal for signal, role in head.signals.items() if role == "pinned"]
+    counted = frozenset(head.scores.get("counted", pinned))
+    stake = float(head.scores.get("bet") or 1.0) if head.probation else 1.0
+    return Lineage(stake, counted, base, best, of_base)
+
+
+def _pins(head: Revision) -> Mapping[str, Any]:
+    pins: Mapping[str, Any] = head.scores.get("pins", {})
+    return pins
