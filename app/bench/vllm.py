@@ -1,7 +1,8 @@
 """The peer that runs in a process of its own: vLLM's OpenAI server, from the Python that ``PERSONALPEFT_BENCH_VLLM`` names
 (``make vllm-env`` makes one).
 
-Invariant: the server ends with the ``with`` block, however that ends; it listens on the loopback interface alone.
+Invariant: the server ends with the ``with`` block, however that ends, by Ctrl-C or SIGTERM too; it listens on the loopback
+interface alone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -72,7 +74,7 @@ def served(
     say: Callable[[str], None],
 ) -> Iterator[Server]:
     """Starts the server on a base's folder with these PEFT folders, by their names, and waits until it answers. Rows have up
-    to ``longest`` tokens; what it says goes to ``log``. Raises ``MissingPackage``, ``ServingFailed``.
+    to ``longest`` tokens; what it says goes to ``log``. For the main thread. Raises ``MissingPackage``, ``ServingFailed``.
     """
     if subprocess.run([python, "-c", "import vllm"], capture_output=True, check=False).returncode:
         raise MissingPackage(f"{python} has no vLLM that can be imported.", hint="Run make vllm-env.")
@@ -92,7 +94,7 @@ def served(
     quiet |= {"VLLM_CACHE_ROOT": str(log.parent / "vllm-cache")}
     environment = {**roomy, **os.environ, **quiet}
     say("starting vLLM's server, about a minute")
-    with log.open("wb") as output:
+    with log.open("wb") as output, _sigterm_unwinds():
         # A session of its own, so that its workers can be ended with it, and Ctrl-C reaches us first.
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=log.parent, start_new_session=True
@@ -102,6 +104,16 @@ def served(
             yield Server(f"http://127.0.0.1:{port}")
         finally:
             _end(process)
+
+
+@contextmanager
+def _sigterm_unwinds() -> Iterator[None]:
+    """Inside, SIGTERM (that of ``timeout``, for one) ends this program as an exception does, and not at once."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _wait_for(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

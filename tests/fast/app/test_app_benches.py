@@ -5,6 +5,7 @@ where the figures themselves mean nothing.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -160,16 +161,24 @@ def test_only_the_torch_backend_is_measured(place: Place, name: str) -> None:
     assert "--backend" in result.stderr
 
 
-def test_the_server_ends_with_the_block_however_that_ends(server: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sent", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_the_server_ends_with_the_block_however_that_ends(
+    server: Make, tmp_path: Path, sent: signal.Signals, raised: type[BaseException]
+) -> None:
     log, python = tmp_path / "log", server(True)
+    # Interrupts are ignored where the tests run in the background of a shell.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupted() -> None:
         with vllm.served(python, tmp_path, [tmp_path / "a"], log, rank=8, longest=64, say=_nothing) as served:
             assert served.write([(1, 2), (3,)], ["a", "a"], 5) == 10
-            raise KeyboardInterrupt
+            signal.raise_signal(sent)
 
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
+    try:
+        with pytest.raises(raised):
+            interrupted()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert _gone(log)
 
 
