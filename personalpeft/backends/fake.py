@@ -58,6 +58,8 @@ def fake_base() -> Base:
         source=Source("random"),
         targets=("q_proj", "v_proj"),
         context=4096,
+        # So small a layer could hold no fact by a real one's measure.
+        learning={"capacity": 100.0},
     )
     architecture = Architecture("fake", "blocks", 2, _PROJECTIONS)
     return Base(card, canonical_digest("fake base, format 1"), Path(), "lines", architecture)

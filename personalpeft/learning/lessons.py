@@ -1,28 +1,37 @@
 """The write policy: from what a person did to what is learned from it, and where that goes.
 
-Each current signal has exactly one routing. What the person wrote themselves (an edit, a preferred text, a
-demonstration) counts more than what they only liked; of several acts on one turn the strongest is the lesson, and of
-one kind the latest.
+Each current signal has exactly one routing, with its reason; docs/ledger.md has the table. Invariants:
+
+- Only a person's own acts are trained on. What an app saw counts as a weak rating where the app switched that on, and
+  never against a person's word.
+- Of several acts on one turn the strongest is the lesson: what was written (an edit, then a preferred text) says more
+  than a thumb. Of one kind the latest counts.
+- Of two answers shown to the same request the later counts, and of two thumbs on the same reply. Saying the same again
+  changes nothing, so the older stays the lesson and nothing has to be built anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from personalpeft.types import Message, Signal, SignalKind, Turn
+from personalpeft.types import PERSON, Message, Signal, SignalKind, Turn
 
 Place: TypeAlias = Literal["layer", "profile", "memory", "kept"]
 
+FEWEST_THUMBS = 20
+"""So many thumbs up and as many down, or nothing is learned from those that are down."""
+
 _STRENGTH = {SignalKind.EDIT: 3, SignalKind.PREFERENCE: 2, SignalKind.RATING: 1}
 _LIKED_WEIGHT = 0.5
+_OBSERVED_WEIGHT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
     """One thing to learn for a layer: after these messages, ``wanted`` rather than ``rejected`` (None: nothing to
-    compare with).
+    compare with). A thumb down has only what was ``rejected``; its ``wanted`` is empty.
     """
 
     signal: str
@@ -35,39 +44,58 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Where one signal went and why; ``lesson`` is there when the place is a layer."""
+    """Where one signal went and why; ``lesson`` is there when the place is a layer. ``instead`` names the signal that is
+    the lesson in its place, where another one is.
+    """
 
     signal: Signal
     place: Place
     why: str
     layer: str | None = None
     lesson: Lesson | None = None
+    instead: str | None = None
 
 
-def route(signals: Sequence[Signal], turn_of: Callable[[str], Turn]) -> tuple[Routing, ...]:
-    """One routing for each signal, in the order of the signals, which is that of the ledger: oldest first."""
-    strongest = _strongest(signals)
-    return tuple(_route(signal, turn_of, strongest) for signal in signals)
+def route(signals: Sequence[Signal], turn_of: Callable[[str], Turn], *, observed: bool = False) -> tuple[Routing, ...]:
+    """One routing for each signal, in the order of the signals, which is that of the ledger: oldest first. ``observed``
+    lets what an app saw count as weak ratings.
+    """
+    strongest = _strongest(signals, observed)
+    routings = [_route(signal, turn_of, strongest, observed) for signal in signals]
+    return tuple(_with_thumbs(_without_contradictions(routings)))
 
 
 def lessons_for(routings: Sequence[Routing], layer: str) -> tuple[Lesson, ...]:
-    """The lessons of one layer, oldest first."""
-    return tuple(r.lesson for r in routings if r.layer == layer and r.lesson is not None)
+    """The lessons of one layer that show an answer that is wanted, oldest first."""
+    return tuple(r.lesson for r in routings if r.layer == layer and r.lesson is not None and r.lesson.wanted)
 
 
-def _strongest(signals: Sequence[Signal]) -> Mapping[str, Signal]:
+def dislikes_for(routings: Sequence[Routing], layer: str) -> tuple[Lesson, ...]:
+    """The replies that a layer should unlearn, oldest first: thumbs down, where there are enough."""
+    return tuple(r.lesson for r in routings if r.layer == layer and r.lesson is not None and not r.lesson.wanted)
+
+
+def _trained(signal: Signal, observed: bool) -> bool:
+    return signal.source == PERSON or (observed and signal.kind is SignalKind.RATING)
+
+
+def _strength(signal: Signal) -> tuple[bool, int]:
+    return signal.source == PERSON, _STRENGTH[signal.kind]
+
+
+def _strongest(signals: Sequence[Signal], observed: bool) -> Mapping[str, Signal]:
     best: dict[str, Signal] = {}
     for signal in signals:
-        if signal.turn is None or signal.kind not in _STRENGTH:
+        if signal.turn is None or signal.kind not in _STRENGTH or not _trained(signal, observed):
             continue
         rival = best.get(signal.turn)
         # The order is that of time, so among equals the later one wins.
-        if rival is None or _STRENGTH[signal.kind] >= _STRENGTH[rival.kind]:
+        if rival is None or _strength(signal) >= _strength(rival):
             best[signal.turn] = signal
     return best
 
 
-def _route(signal: Signal, turn_of: Callable[[str], Turn], strongest: Mapping[str, Signal]) -> Routing:
+def _route(signal: Signal, turn_of: Callable[[str], Turn], strongest: Mapping[str, Signal], observed: bool) -> Routing:
     match signal.kind:
         case SignalKind.COMMENT:
             return Routing(signal, "profile", "a comment is a rule that acts on the next turn")
@@ -75,31 +103,80 @@ def _route(signal: Signal, turn_of: Callable[[str], Turn], strongest: Mapping[st
             return Routing(signal, "memory", "a fact is looked up when a question is near it")
         case SignalKind.REWARD:
             return Routing(signal, "kept", "a reward trains skills by trial, which no layer does yet")
-        case SignalKind.DEMONSTRATION:
-            skill = signal.payload.get("skill")
-            layer = f"skill.{skill}" if skill else "style"
-            messages = (Message("user", signal.payload["prompt"]),)
-            lesson = Lesson(signal.id, signal.kind, messages, signal.payload["answer"])
-            return Routing(signal, "layer", "a demonstration shows the answer that is wanted", layer, lesson)
+    if not _trained(signal, observed):
+        return Routing(signal, "kept", "only a person's own acts are trained on")
+    if signal.kind is SignalKind.DEMONSTRATION:
+        skill = signal.payload.get("skill")
+        layer = f"skill.{skill}" if skill else "style"
+        messages = (Message("user", signal.payload["prompt"]),)
+        lesson = Lesson(signal.id, signal.kind, messages, signal.payload["answer"])
+        return Routing(signal, "layer", "a demonstration shows the answer that is wanted", layer, lesson)
     if signal.turn is None:
         return Routing(signal, "kept", "it names no turn")
     best = strongest[signal.turn]
     if best.id != signal.id:
-        return Routing(signal, "kept", f"the {best.kind} of the same turn says more")
+        return Routing(signal, "kept", f"the {best.kind} of the same turn says more", instead=best.id)
     return _from_turn(signal, turn_of(signal.turn))
 
 
 def _from_turn(signal: Signal, turn: Turn) -> Routing:
     if signal.kind is SignalKind.RATING:
-        if signal.payload["value"] < 0:
-            return Routing(signal, "kept", "a thumb down says what is wrong, not what is right; an edit would")
         if not turn.reply.strip():
             return Routing(signal, "kept", "the reply was empty")
-        lesson = Lesson(signal.id, signal.kind, turn.messages, turn.reply, weight=_LIKED_WEIGHT)
-        return Routing(signal, "layer", "a reply that was liked is an answer to give again", "style", lesson)
+        own = signal.source == PERSON
+        weight = _LIKED_WEIGHT if own else _OBSERVED_WEIGHT
+        if signal.payload["value"] < 0:
+            lesson = Lesson(signal.id, signal.kind, turn.messages, "", turn.reply, weight)
+            return Routing(signal, "layer", "a reply that was not liked grows less likely", "style", lesson)
+        why = "a reply that was liked is an answer to give again" if own else "what an app saw counts as a weak rating"
+        lesson = Lesson(signal.id, signal.kind, turn.messages, turn.reply, weight=weight)
+        return Routing(signal, "layer", why, "style", lesson)
     lesson = Lesson(signal.id, signal.kind, turn.messages, signal.payload["text"], rejected=turn.reply or None)
     why = {
         SignalKind.EDIT: "an edit shows the answer that is wanted, and the one that was not",
         SignalKind.PREFERENCE: "of two answers the preferred one is wanted",
     }[signal.kind]
     return Routing(signal, "layer", why, "style", lesson)
+
+
+def _without_contradictions(routings: Sequence[Routing]) -> Sequence[Routing]:
+    """The later word on the same request, or on the same reply, is the lesson; what repeats a lesson is none."""
+    settled = list(routings)
+    holding: dict[tuple[object, ...], int] = {}
+    for number, routing in enumerate(routings):
+        lesson = routing.lesson
+        if lesson is None:
+            continue
+        thumbed = (lesson.wanted or lesson.rejected,) if lesson.kind is SignalKind.RATING else ()
+        about = (routing.layer, lesson.messages, *thumbed)
+        rival = holding.setdefault(about, number)
+        if rival == number:
+            continue
+        other = routings[rival]
+        own, others_own = routing.signal.source == PERSON, other.signal.source == PERSON
+        if others_own and not own:
+            settled[number] = _kept(routing, other, "a person said something of the same reply")
+        elif other.lesson is not None and other.lesson.wanted == lesson.wanted and own == others_own:
+            settled[number] = _kept(routing, other, f"the {other.signal.kind} before says the same")
+        else:
+            settled[rival] = _kept(other, routing, f"a later {routing.signal.kind} of the same request says otherwise")
+            holding[about] = number
+    return settled
+
+
+def _with_thumbs(routings: Sequence[Routing]) -> Sequence[Routing]:
+    """With too few thumbs of either kind, nothing is learned from those that are down."""
+    thumbs = [r.lesson for r in routings if r.lesson is not None and r.lesson.kind is SignalKind.RATING]
+    up = sum(bool(lesson.wanted) for lesson in thumbs)
+    down = len(thumbs) - up
+    if min(up, down) >= FEWEST_THUMBS:
+        return routings
+    why = (
+        "a thumb down says what is wrong, not what is right; an edit would"
+        f" (learned from {FEWEST_THUMBS} thumbs up and {FEWEST_THUMBS} down on: {up} and {down} now)"
+    )
+    return [Routing(r.signal, "kept", why) if r.lesson is not None and not r.lesson.wanted else r for r in routings]
+
+
+def _kept(routing: Routing, winner: Routing, why: str) -> Routing:
+    return replace(routing, place="kept", why=why, layer=None, lesson=None, instead=winner.signal.id)

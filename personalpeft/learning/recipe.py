@@ -31,7 +31,7 @@ class Recipe:
     ``pairs`` of a batch's lessons that have a rejected text also get the preference term, with ``beta`` and
     ``positive``. ``anchors`` is how many generic answers a batch holds to, with ``anchor_weight``. In a build on a
     parent, ``replay`` of a batch is older lessons. ``held_out`` is the share of lessons that is pinned. Texts are cut
-    at ``longest`` tokens.
+    at ``longest`` tokens. ``capacity`` is how many tokens a trained parameter may have to recall (capacity.py).
     """
 
     rank: int = 8
@@ -52,6 +52,7 @@ class Recipe:
     weight_decay: float = 0.0
     held_out: float = 0.25
     longest: int = 96
+    capacity: float = 1e-2
     seed: int = 0
 
     @property
@@ -87,12 +88,12 @@ def recipe_for(card: str, overrides: Json, projections: Mapping[str, tuple[int, 
                 hint=f"It should be {_allowed(key, wanted)}, such as {Recipe.__dataclass_fields__[key].default!r}.",
             )
     asked = tuple(overrides.get("targets") or projections)
+    names = {*projections, *(path.rpartition(".")[2] for path in projections)}
+    for name in asked:
+        if name not in names:
+            hint = nearest(name, names, what="projection")
+            raise CardError(f"The card {card} learns with a target that the base does not have: {name}.", hint=hint)
     targets = tuple(p for p in projections if p in asked or p.rpartition(".")[2] in asked)
-    if not targets:
-        raise CardError(
-            f"The card {card} learns with targets that the base does not have: {', '.join(asked)}.",
-            hint=f"The base has {', '.join(projections)}.",
-        )
     return replace(Recipe(), **{**overrides, "targets": targets})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.lessons import Routing, lessons_for, route
+from personalpeft.learning.lessons import FEWEST_THUMBS, Routing, dislikes_for, lessons_for, route
 from personalpeft.types import Message, Sampling, Signal, SignalKind, Stack, Turn, Usage
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -21,24 +21,26 @@ def turn(turn_id: str) -> Turn:
     return Turn(turn_id, "ada", NOON, asked, reply, Stack("base"), Sampling(), Usage(3, 2), "stop")
 
 
-def signal(number: int, kind: SignalKind, payload: dict[str, Any], on: str | None = "turn_1") -> Signal:
-    return Signal(f"sig_{number}", "ada", kind, NOON + timedelta(seconds=number), payload, on)
+def signal(
+    number: int, kind: SignalKind, payload: dict[str, Any], on: str | None = "turn_1", source: str = "person"
+) -> Signal:
+    return Signal(f"sig_{number}", "ada", kind, NOON + timedelta(seconds=number), payload, on, source)
 
 
 def edit(number: int, text: str = "Eight minutes.", on: str = "turn_1") -> Signal:
     return signal(number, SignalKind.EDIT, {"text": text}, on)
 
 
-def rating(number: int, value: int, on: str = "turn_1") -> Signal:
-    return signal(number, SignalKind.RATING, {"value": value}, on)
+def rating(number: int, value: int, on: str = "turn_1", source: str = "person") -> Signal:
+    return signal(number, SignalKind.RATING, {"value": value}, on, source)
 
 
 def prefer(number: int, text: str = "Seven minutes.") -> Signal:
     return signal(number, SignalKind.PREFERENCE, {"text": text})
 
 
-def demonstration(number: int, skill: str | None = None) -> Signal:
-    payload = {"prompt": "Write to Bo.", "answer": "Dear Bo", "skill": skill}
+def demonstration(number: int, skill: str | None = None, answer: str = "Dear Bo") -> Signal:
+    payload = {"prompt": "Write to Bo.", "answer": answer, "skill": skill}
     return signal(number, SignalKind.DEMONSTRATION, payload, None)
 
 
@@ -62,7 +64,7 @@ PAYLOADS: dict[SignalKind, st.SearchStrategy[tuple[dict[str, Any], str | None]]]
 @st.composite
 def ledgers(draw: st.DrawFn) -> list[Signal]:
     kinds = draw(st.lists(st.sampled_from(sorted(SignalKind)), max_size=12))
-    said = [(kind, *draw(PAYLOADS[kind])) for kind in kinds]
+    said = [(kind, *draw(PAYLOADS[kind]), draw(st.sampled_from(["person", "app"]))) for kind in kinds]
     return [signal(number, *each) for number, each in enumerate(said)]
 
 
@@ -71,13 +73,43 @@ def only(routings: tuple[Routing, ...]) -> Routing:
     return routing
 
 
-@given(said=ledgers())
-def test_each_signal_has_one_routing_with_a_reason_and_its_place_decides_what_it_holds(said: list[Signal]) -> None:
-    routings = route(said, turn)
+@given(said=ledgers(), observed=st.booleans())
+def test_each_signal_has_one_routing_with_a_reason_and_its_place_decides_what_it_holds(
+    said: list[Signal], observed: bool
+) -> None:
+    routings = route(said, turn, observed=observed)
     assert [routing.signal for routing in routings] == said
     for routing in routings:
         assert len(routing.why) > 10
         assert (routing.place == "layer") == (routing.layer is not None) == (routing.lesson is not None)
+        assert routing.instead is None or routing.place == "kept"
+
+
+@given(said=ledgers(), observed=st.booleans())
+def test_only_a_persons_own_acts_are_lessons_and_what_an_app_saw_where_that_is_switched_on(
+    said: list[Signal], observed: bool
+) -> None:
+    for routing in route(said, turn, observed=observed):
+        if routing.lesson is not None and routing.signal.source != "person":
+            assert observed
+            assert routing.signal.kind is SignalKind.RATING
+    hers = [each for each in said if each.source == "person"]
+    for mine in (route(said, turn), route(said, turn, observed=observed)):
+        assert [r for r in mine if r.signal in hers and r.lesson] == [r for r in route(hers, turn) if r.lesson]
+
+
+@given(said=ledgers())
+def test_a_request_has_one_wanted_answer_in_a_layer_and_it_is_the_latest(said: list[Signal]) -> None:
+    routings = route(said, turn)
+    written = [r for r in routings if r.lesson and r.signal.kind is not SignalKind.RATING]
+    assert len({(r.layer, r.lesson.messages) for r in written if r.lesson}) == len(written)
+    followed = {r.signal.id: r.instead for r in routings}
+    for routing in routings:
+        # Whoever is not the lesson leads to the one that is, in however many steps.
+        at, steps = routing.signal.id, 0
+        while (after := followed[at]) is not None:
+            at, steps = after, steps + 1
+            assert steps <= len(said)
 
 
 @given(said=ledgers())
@@ -86,7 +118,7 @@ def test_a_turn_teaches_at_most_once_and_by_its_strongest_and_latest_word(said: 
     taught = {r.signal.turn: r.signal for r in route(said, turn) if r.lesson and r.signal.turn}
     assert len(taught) == sum(bool(r.lesson and r.signal.turn) for r in route(said, turn))
     for about, by in taught.items():
-        rivals = [s for s in said if s.turn == about and s.kind in strength]
+        rivals = [s for s in said if s.turn == about and s.kind in strength and s.source == "person"]
         assert by == max(rivals, key=lambda s: (strength[s.kind], s.at))
 
 
@@ -165,3 +197,56 @@ def test_comments_and_facts_act_at_once_and_rewards_wait() -> None:
 
 def test_a_signal_about_no_turn_that_needs_one_is_only_kept() -> None:
     assert only(route([signal(1, SignalKind.EDIT, {"text": "x"}, None)], turn)).place == "kept"
+
+
+def test_of_two_answers_to_one_request_the_later_counts_and_the_older_says_what_came_in_its_place() -> None:
+    older, other, later = route(
+        [demonstration(1), demonstration(2, "email"), demonstration(3, answer="Hello Bo")], turn
+    )
+    assert (older.place, older.instead, other.place) == ("kept", "sig_3", "layer")
+    assert later.lesson is not None
+    assert later.lesson.wanted == "Hello Bo"
+
+
+def test_saying_the_same_again_leaves_the_older_lesson_in_place() -> None:
+    first, again = route([demonstration(1), demonstration(2)], turn)
+    assert (first.place, again.place, again.instead) == ("layer", "kept", "sig_1")
+    back = route([demonstration(1), demonstration(2, answer="Hello Bo"), demonstration(3)], turn)
+    assert [r.place for r in back] == ["kept", "kept", "layer"]
+
+
+def test_what_an_app_saw_is_a_weak_rating_and_no_word_against_a_persons() -> None:
+    seen = rating(1, 1, source="app")
+    assert only(route([seen], turn)).place == "kept"
+    (weak,) = lessons_for(route([seen], turn, observed=True), "style")
+    (own,) = lessons_for(route([rating(1, 1)], turn), "style")
+    assert weak.weight < own.weight
+    hers = rating(2, 1)
+    for said in ([seen, hers], [hers, rating(3, -1, source="app")]):
+        taken = [r.signal for r in route(said, turn, observed=True) if r.lesson]
+        assert taken == [hers]
+
+
+def _thumbs(up: int, down: int) -> tuple[list[Signal], Any]:
+    said = [rating(n, 1 if n < up else -1, on=f"turn_{n}") for n in range(up + down)]
+
+    def of(turn_id: str) -> Turn:
+        asked = (Message("user", f"question of {turn_id}"),)
+        return Turn(turn_id, "ada", NOON, asked, "Boil it.", Stack("base"), Sampling(), Usage(3, 2), "stop")
+
+    return said, of
+
+
+def test_thumbs_down_are_learned_from_where_there_are_enough_of_both_kinds() -> None:
+    few = route(*_thumbs(FEWEST_THUMBS, FEWEST_THUMBS - 1))
+    assert dislikes_for(few, "style") == ()
+    assert f"{FEWEST_THUMBS} and {FEWEST_THUMBS - 1} now" in few[-1].why
+    enough = route(*_thumbs(FEWEST_THUMBS, FEWEST_THUMBS))
+    assert len(dislikes_for(enough, "style")) == len(lessons_for(enough, "style")) == FEWEST_THUMBS
+    assert {(lesson.wanted, lesson.rejected) for lesson in dislikes_for(enough, "style")} == {("", "Boil it.")}
+
+
+def test_a_thumb_that_an_edit_explains_is_not_counted_among_the_thumbs() -> None:
+    said, of = _thumbs(FEWEST_THUMBS, FEWEST_THUMBS)
+    explained = route([*said, edit(99, on=said[-1].turn or "")], of)
+    assert dislikes_for(explained, "style") == ()

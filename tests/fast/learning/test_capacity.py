@@ -1,0 +1,60 @@
+"""A memory layer is never overfilled; the oldest lessons stay out."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from personalpeft.learning.capacity import ADVISED, fitting, parameters
+from personalpeft.learning.lessons import Lesson
+from personalpeft.learning.recipe import Recipe
+from personalpeft.types import Architecture, Message, SignalKind
+
+ARCHITECTURE = Architecture("llama", "model.layers", 3, {"mlp.down_proj": (40, 10), "mlp.up_proj": (10, 40)})
+RECIPE = Recipe(rank=4, targets=("mlp.down_proj", "mlp.up_proj"), capacity=0.05, longest=20)
+
+
+def count(text: str) -> int:
+    return len(text.split())
+
+
+def lesson(signal: str, question: str, wanted: str) -> Lesson:
+    return Lesson(signal, SignalKind.FACT, (Message("user", question),), wanted)
+
+
+LESSONS = st.lists(
+    st.builds(
+        lesson,
+        st.sampled_from([f"s_{n}" for n in range(12)]),
+        st.integers(1, 9).map(lambda n: "why " * n),
+        st.integers(1, 40).map(lambda n: "so " * n),
+    ),
+    max_size=20,
+).map(lambda found: sorted(found, key=lambda each: int(each.signal[2:])))
+
+
+def test_the_parameters_are_those_of_both_matrices_of_each_projection_in_each_block() -> None:
+    assert parameters(RECIPE, ARCHITECTURE) == 4 * (50 + 50) * 3
+
+
+@given(lessons=LESSONS)
+def test_what_fits_is_the_newest_part_and_never_more_than_the_layer_holds(lessons: list[Lesson]) -> None:
+    fit, room = fitting(lessons, "memory", RECIPE, ARCHITECTURE, count)
+    assert room is not None
+    assert room.most == 60
+    assert room.advised == int(room.parameters * ADVISED)
+    assert room.tokens <= room.most
+    said = list(dict.fromkeys(each.signal for each in lessons))
+    kept = list(dict.fromkeys(each.signal for each in fit))
+    assert kept == said[len(said) - len(kept) :]
+    assert fit == tuple(each for each in lessons if each.signal in kept)
+    if len(kept) < len(said):
+        out = [each for each in lessons if each.signal == said[-len(kept) - 1]]
+        sizes = [count(each.messages[-1].content) + min(20, count(each.wanted)) for each in out]
+        assert room.tokens + max(sizes) > room.most
+
+
+@given(lessons=LESSONS)
+def test_a_manner_fills_nothing(lessons: list[Lesson]) -> None:
+    for layer in ("style", "skill.email"):
+        assert fitting(lessons, layer, RECIPE, ARCHITECTURE, count) == (tuple(lessons), None)
