@@ -94,6 +94,10 @@ class MissingPackage(PersonalPeftError, ImportError):
     """An optional package is needed for this and not installed."""
 
 
+class PluginError(PersonalPeftError, RuntimeError):
+    """A plugin failed or broke its word. The message says which one, and at what."""
+
+
 class Outcome(NamedTuple):
     """What an error becomes outside Python."""
 
@@ -118,6 +122,7 @@ OUTCOMES: dict[type[PersonalPeftError], Outcome] = {
     MissingPackage: Outcome(10, 501),
     DeadlineExceeded: Outcome(11, 504),
     ServingFailed: Outcome(12, 503),
+    PluginError: Outcome(13, 502),
     Cancelled: Outcome(130, 499),
 }
 

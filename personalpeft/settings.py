@@ -14,15 +14,19 @@ from personalpeft.errors import InvalidInput
 
 HOME = "PERSONALPEFT_HOME"
 CACHE = "PERSONALPEFT_CACHE"
+PLUGINS = "PERSONALPEFT_PLUGINS"
 _APP = "personalpeft"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Two absolute paths. Neither need exist yet, and nothing here makes them."""
+    """Two absolute paths, of which neither need exist yet, and nothing here makes them; and the names of the plugins that
+    may be loaded (None: all that are installed).
+    """
 
     home: Path
     cache: Path
+    plugins: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +62,13 @@ class Serving:
 
 def resolve(home: str | Path | None, environ: Mapping[str, str]) -> Settings:
     """The home that was asked for, else that of ``PERSONALPEFT_HOME``, else the platform's data folder; the cache of
-    ``PERSONALPEFT_CACHE``, else the platform's. An empty variable counts as unset. Touches no file."""
+    ``PERSONALPEFT_CACHE``, else the platform's; the plugins that ``PERSONALPEFT_PLUGINS`` names with commas between. An
+    empty variable counts as unset. Touches no file."""
+    named = tuple(name.strip() for name in environ.get(PLUGINS, "").split(",") if name.strip())
     return Settings(
         home=_absolute(home or environ.get(HOME) or platformdirs.user_data_dir(_APP, appauthor=False)),
         cache=_absolute(environ.get(CACHE) or platformdirs.user_cache_dir(_APP, appauthor=False)),
+        plugins=named or None,
     )
 
 

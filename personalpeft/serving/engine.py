@@ -2,17 +2,19 @@
 
 Invariants: rows of one batch may name different stacks, and what a row says depends on its own request alone; what is in
 use keeps its slot, so a reply ends on the stack that it began with, whatever is published meanwhile; what is attached
-under a stack's digest was composed from files whose own digests were checked.
+under a stack's digest was composed from adapters whose own digests were checked.
 
 Safe to use from any thread; see ``loop`` for who runs what.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from personalpeft.adapters.base import Adapter
+from personalpeft.adapters.packed import pack
 from personalpeft.backends.base import Backend, Continuation, Row, Score, Tokens
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import BaseMismatch, Cancelled, PromptTooLong
@@ -40,11 +42,24 @@ class Engine:
     ) -> None:
         self.backend = backend
         self._read = read
-        self._loop = Loop(backend, read, serving, clock)
+        self._lent: dict[str, Adapter] = {}
+        self._loop = Loop(backend, self.adapter, serving, clock)
 
     def adapter(self, digest: str) -> Adapter:
-        """An adapter by the digest of its packed file, read and checked."""
-        return self._read(digest)
+        """An adapter by the digest of its packed file, read and checked; or lent."""
+        lent = self._lent.get(digest)
+        return self._read(digest) if lent is None else lent
+
+    @contextmanager
+    def lent(self, adapter: Adapter) -> Iterator[str]:
+        """Gives the digest by which stacks may name an adapter that lies in no home, inside."""
+        digest = hashlib.sha256(pack(adapter)).hexdigest()
+        self._lent[digest] = adapter
+        try:
+            yield digest
+        finally:
+            # Somebody else may lend the same one, and will then have to do so again.
+            self._lent.pop(digest, None)
 
     def tokens(self, request: Request) -> Tokens:
         """The prompt as tokens. Raises ``PromptTooLong`` where prompt and reply do not fit the base's context."""

@@ -32,6 +32,7 @@ NAMES = [
     "NotFound",
     "NothingToLearn",
     "PersonalPeftError",
+    "PluginError",
     "PromptTooLong",
     "Reply",
     "Runtime",

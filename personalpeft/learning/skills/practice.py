@@ -1,0 +1,305 @@
+"""One practice, from tasks to a verdict: try, verify, train a step on what was tried, and again; then the gate.
+
+Each round samples groups of replies from the layer as it is, so each step of the policy gradient is on-policy: no reply
+is older than the step that learns from it. The first rounds imitate what passed (rejection sampling), the others follow
+the gradient of the rewards.
+
+Invariants: of all tasks that there are, a quarter is only ever judged by: which, follows from what they ask, so that none
+of them is practised at any time. Nothing is kept of a practice that did not come to its end: no file, no row. What it
+publishes goes the way of a learn: durable file, gate, one transaction.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from personalpeft.adapters.base import Adapter, Manifest
+from personalpeft.adapters.packed import in_half
+from personalpeft.backends.base import Session, Term
+from personalpeft.errors import Cancelled, InvalidInput
+from personalpeft.learning.gate import Asked
+from personalpeft.learning.objectives import Supervised
+from personalpeft.learning.plan import layers_below
+from personalpeft.learning.recipe import Recipe
+from personalpeft.learning.report import Example
+from personalpeft.learning.skills.policy import PolicyGradient
+from personalpeft.learning.skills.rewards import advantages
+from personalpeft.learning.skills.rollouts import STOPPED, Group, attempt, seed_from
+from personalpeft.learning.skills.tasks import UNSEEN, Standing, choose
+from personalpeft.plugins import RIGHT, Shaped, Task, Verifying
+from personalpeft.serving.engine import Engine
+from personalpeft.types import Revision, Sampling, Stack, StackEntry, canonical_digest
+
+
+@dataclass(frozen=True, slots=True)
+class Drill:
+    """How a skill is practised. Of ``rounds``, each with ``group`` replies to ``per_round`` tasks and one step, the first
+    ``imitate`` learn what passed at ``imitation_rate``; the others follow the policy gradient at ``learning_rate``, held
+    to what lies below with ``kl``. ``pool`` tasks are there to be tried, ``held_back`` others to judge by. Replies are
+    sampled at ``temperature`` (1: what is learned from is what the model says) and end at ``longest`` tokens.
+    """
+
+    rounds: int = 40
+    imitate: int = 8
+    per_round: int = 8
+    group: int = 5
+    pool: int = 64
+    held_back: int = 24
+    temperature: float = 1.0
+    longest: int = 48
+    kl: float = 0.01
+    imitation_rate: float = 2e-4
+    learning_rate: float = 5e-5
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Exercise:
+    """What is practised, by whom, on what: decided before anything is tried."""
+
+    user: str
+    layer: str
+    drill: Drill
+    recipe: Recipe
+    verifier: Verifying
+    shaping: Shaped | None
+    live: Stack
+    below: Stack
+    parent: Revision | None
+    pool: tuple[Task, ...]
+    held_back: tuple[Task, ...]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Everything beside the matrices that decides a round, as data."""
+        return {
+            **asdict(self.drill),
+            "verifier": self.verifier.name,
+            "family": self.verifier.family,
+            "shaping": self.shaping.name if self.shaping else None,
+        }
+
+    def inputs(self, rounds: int) -> str:
+        """Names everything that a build of so many rounds depends on."""
+        return canonical_digest(
+            {
+                "base": self.live.base,
+                "layer": self.layer,
+                "practice": self.about,
+                "tasks": self.tasks_digest,
+                "recipe": self.recipe.as_json(),
+                "rounds": rounds,
+                "parent": self.parent.digest if self.parent else None,
+                "below": self.below.digest,
+            }
+        )
+
+    @property
+    def tasks_digest(self) -> str:
+        """What there was to try, by content."""
+        return canonical_digest([[task.id, task.prompt] for task in self.pool])
+
+    def with_layer(self, digest: str, weight: float) -> Stack:
+        """The live stack with a candidate in this layer's place."""
+        entry = StackEntry(self.layer, f"{self.layer}@{digest[:12]}", digest, weight)
+        rest = [each for each in self.live.entries if each.layer != self.layer]
+        under = len(self.below.entries)
+        return replace(self.live, entries=(*rest[:under], entry, *rest[under:]))
+
+
+@dataclass(slots=True)
+class Diary:
+    """What happened, round by round; its owner is the practice that runs."""
+
+    standings: dict[str, Standing] = field(default_factory=dict)
+    rounds: int = 0
+    steps: int = 0
+    replies: int = 0
+    pass_rates: list[float] = field(default_factory=list)
+    lengths: list[float] = field(default_factory=list)
+
+    def note(self, groups: Sequence[Group]) -> None:
+        """Adds one round."""
+        self.standings = {name: standing.faded() for name, standing in self.standings.items()}
+        for group in groups:
+            known = self.standings.get(group.task.id, UNSEEN)
+            self.standings[group.task.id] = known.after(group.passed, len(group.rollouts) - group.passed)
+        tried = [rollout for group in groups for rollout in group.rollouts]
+        self.rounds += 1
+        self.replies += len(tried)
+        self.pass_rates.append(round(sum(r.attempt.passed for r in tried) / len(tried), 4))
+        self.lengths.append(round(sum(r.length for r in tried) / len(tried), 4))
+
+    def as_json(self) -> dict[str, Any]:
+        """For the report: how many, and the curves of pass rate and length (a share of the longest) by round."""
+        states = [standing.state for standing in self.standings.values()]
+        return {
+            "rounds": self.rounds,
+            "steps": self.steps,
+            "replies": self.replies,
+            "tasks": {state: states.count(state) for state in ("open", "solved", "hopeless")},
+            "pass_rate": self.pass_rates,
+            "length": self.lengths,
+        }
+
+
+def make_exercise(
+    user: str,
+    layer: str,
+    drill: Drill,
+    recipe: Recipe,
+    verifier: Verifying,
+    shaping: Shaped | None,
+    live: Stack,
+    head: Revision | None,
+) -> Exercise:
+    """Draws the tasks. Raises ``InvalidInput`` where the verifier has too few, ``PluginError``."""
+    below = Stack(live.base, layers_below(live, layer))
+    if head is not None:
+        # A child has its parent's shape.
+        recipe = replace(
+            recipe,
+            rank=head.recipe["rank"],
+            alpha=head.recipe["alpha"],
+            targets=tuple(head.recipe["targets"]),
+        )
+    # Others in the next practice, which has another parent.
+    seed = seed_from("tasks", drill.seed, layer, head.digest if head else None)
+    drawn = verifier.tasks(seed, 4 * max(drill.pool, drill.held_back))
+    held_back = tuple(task for task in drawn if _for_judging(task))[: drill.held_back]
+    pool = tuple(task for task in drawn if not _for_judging(task))[: drill.pool]
+    if not held_back or not pool:
+        raise InvalidInput(
+            f"{verifier.name} has too few different tasks: {len(held_back)} to judge by and {len(pool)} others.",
+            hint="Choose a larger family: a quarter of all tasks is only there to judge by.",
+        )
+    return Exercise(user, layer, drill, recipe, verifier, shaping, live, below, head, pool, held_back)
+
+
+def run_rounds(
+    engine: Engine,
+    exercise: Exercise,
+    session: Session,
+    *,
+    start: Stack,
+    progress: Callable[[float], None],
+    cancelled: Callable[[], bool],
+    spent: Callable[[], float],
+) -> Diary:
+    """Tries and trains until the rounds are done, the time is (``spent`` reaches 1), or no task has anything more to
+    teach. ``start`` answers until there is a first step. Raises ``Cancelled``.
+    """
+    drill, diary = exercise.drill, Diary()
+    chance = random.Random(seed_from("choice", drill.seed, exercise.tasks_digest))
+    solved_too = exercise.shaping is not None and exercise.shaping.mastered
+    while diary.rounds < drill.rounds and not (diary.rounds and spent() >= 1):
+        if cancelled():
+            raise Cancelled(f"Stopped after round {diary.rounds}; nothing has changed.", hint=STOPPED)
+        tasks = choose(exercise.pool, diary.standings, drill.per_round, chance, solved_too=solved_too)
+        if not tasks:
+            break
+        seed = seed_from("reply", drill.seed, diary.rounds)
+        if diary.steps:
+            with engine.lent(adapter_of(exercise, session, {})) as digest:
+                groups = _try(engine, exercise, exercise.with_layer(digest, 1.0), tasks, seed, cancelled)
+        else:
+            groups = _try(engine, exercise, start, tasks, seed, cancelled)
+        imitating = diary.rounds < drill.imitate
+        diary.note(groups)
+        terms = imitation(groups) if imitating else policy(groups, exercise.shaping, drill)
+        if terms:
+            session.refer(terms)
+            session.step(terms, drill.imitation_rate if imitating else drill.learning_rate)
+            diary.steps += 1
+        progress(min(1.0, max(diary.rounds / drill.rounds, spent())))
+    return diary
+
+
+def imitation(groups: Sequence[Group]) -> tuple[Term, ...]:
+    """Rejection sampling: each different reply that passed is an answer to give again."""
+    right = {rollout.said: None for group in groups for rollout in group.rollouts if rollout.attempt.passed}
+    return tuple(Supervised(said, 1 / len(right)) for said in right)
+
+
+def policy(groups: Sequence[Group], shaping: Shaped | None, drill: Drill) -> tuple[Term, ...]:
+    """The policy gradient of all groups whose replies are set apart by their rewards; the others say nothing."""
+    pushed = []
+    for group in groups:
+        attempts = [rollout.attempt for rollout in group.rollouts]
+        rewards = [dict(rollout.rewards) for rollout in group.rollouts]
+        if shaping is not None:
+            for each, shaped in zip(rewards, shaping.shape(attempts, group.pass_rate), strict=True):
+                each[RIGHT] = shaped
+        pushed += [(r.said, a) for r, a in zip(group.rollouts, advantages(rewards), strict=True) if a]
+    return tuple(PolicyGradient(said, a, drill.longest, drill.kl, 1 / len(pushed)) for said, a in pushed)
+
+
+def examined(
+    engine: Engine, exercise: Exercise, candidate: Stack, cancelled: Callable[[], bool]
+) -> tuple[tuple[Asked, ...], dict[str, Any], tuple[Example, ...]]:
+    """What live stack and candidate make of the tasks held back, greedily: one comparison a task by the reward that was
+    practised for, the figures, and examples.
+    """
+    how = Sampling(max_tokens=exercise.drill.longest)
+    before, after = (
+        [
+            group.rollouts[0]
+            for group in attempt(
+                engine, exercise.user, stack, exercise.held_back, exercise.verifier, how, cancelled=cancelled
+            )
+        ]
+        for stack in (exercise.live, candidate)
+    )
+    asked = []
+    for task, old, new in zip(exercise.held_back, before, after, strict=True):
+        pair = (old.attempt, new.attempt)
+        rewards = (pair[0].reward, pair[1].reward)
+        if exercise.shaping is not None:
+            first, second = exercise.shaping.shape(pair, sum(each.passed for each in pair) / 2)
+            rewards = (first, second)
+        asked.append(Asked(f"task_{seed_from(task.prompt):08x}", *rewards))
+    figures = {
+        "asked": len(asked),
+        "won": sum(each.won for each in asked),
+        "lost": sum(each.lost for each in asked),
+        "passed_before": sum(rollout.attempt.passed for rollout in before),
+        "passed_after": sum(rollout.attempt.passed for rollout in after),
+        "length_before": round(sum(rollout.length for rollout in before) / len(before), 4),
+        "length_after": round(sum(rollout.length for rollout in after) / len(after), 4),
+    }
+    shown = zip(exercise.held_back, before, after, strict=True)
+    examples = tuple(Example(task.prompt, old.text, new.text) for task, old, new in list(shown)[:3])
+    return tuple(asked), figures, examples
+
+
+def adapter_of(exercise: Exercise, session: Session, recipe: Mapping[str, Any]) -> Adapter:
+    """The layer as the session has it now, as it would be kept."""
+    shape = exercise.recipe
+    manifest = Manifest(
+        base=exercise.live.base,
+        layer=exercise.layer,
+        rank=shape.rank,
+        scaling=shape.scaling,
+        targets=shape.targets,
+        recipe=recipe,
+        signals=exercise.tasks_digest,
+        below=tuple(entry.digest for entry in exercise.below.entries),
+        parent=exercise.parent.digest if exercise.parent else None,
+    )
+    return Adapter(manifest, in_half(session.pairs()))
+
+
+def _try(
+    engine: Engine, exercise: Exercise, stack: Stack, tasks: Sequence[Task], seed: int, cancelled: Callable[[], bool]
+) -> tuple[Group, ...]:
+    drill = exercise.drill
+    how = Sampling(drill.temperature, 1.0, drill.longest, seed)
+    return attempt(engine, exercise.user, stack, tasks, exercise.verifier, how, each=drill.group, cancelled=cancelled)
+
+
+def _for_judging(task: Task) -> bool:
+    """A quarter of all tasks there are, by what they ask: whoever sets them, and in whichever practice."""
+    return seed_from("judged by", task.prompt) % 4 == 0

@@ -1,0 +1,57 @@
+"""The verifiers that ship: right answers pass, wrong ones do not, and a seed names its tasks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from personalpeft import InvalidInput, NotFound
+from personalpeft.plugins import VERIFIERS, Plugins, Verifying
+
+
+@pytest.fixture(params=[("sums", ""), ("sums", "2"), ("reasoning-gym", "chain_sum,max_terms=2,max_digits=1")])
+def verifying(request: pytest.FixtureRequest) -> Verifying:
+    name, family = request.param
+    if name == "reasoning-gym":
+        pytest.importorskip("reasoning_gym")
+    return Plugins().verifier(name, family)
+
+
+def test_what_ships_is_installed_as_plugins_are() -> None:
+    assert {"sums", "reasoning-gym"} <= set(Plugins().names(VERIFIERS))
+
+
+def test_the_right_answer_passes_bare_or_in_a_sentence_and_a_wrong_one_does_not(verifying: Verifying) -> None:
+    for task in verifying.tasks(7, 20):
+        answer = str(task.about["answer"])
+        assert verifying.verify(task, answer)["right"] == 1.0
+        assert verifying.verify(task, f"The answer is {answer}.")["right"] == 1.0
+        assert verifying.verify(task, str(int(answer) + 1))["right"] < 0.99
+        assert verifying.verify(task, "")["right"] < 0.99
+        assert verifying.verify(task, "I do not know.")["right"] < 0.99
+
+
+def test_a_seed_names_its_tasks(verifying: Verifying) -> None:
+    assert verifying.tasks(1, 8) == verifying.tasks(1, 8)
+    assert verifying.tasks(1, 8) != verifying.tasks(2, 8)
+
+
+@given(seed=st.integers(0, 2**31), count=st.integers(0, 400))
+def test_sums_are_all_different_and_as_many_as_there_are(seed: int, count: int) -> None:
+    tasks = Plugins().verifier("sums").tasks(seed, count)
+    assert len({task.prompt for task in tasks}) == len(tasks) == min(count, 200)
+
+
+def test_a_family_or_a_setting_that_is_not_there_is_told_what_is() -> None:
+    with pytest.raises(InvalidInput, match="'9' digits") as wrong:
+        Plugins().verifier("sums", "9")
+    assert wrong.value.hint
+    pytest.importorskip("reasoning_gym")
+    with pytest.raises(NotFound, match="'chain_sun'") as missing:
+        Plugins().verifier("reasoning-gym", "chain_sun")
+    assert "chain_sum" in missing.value.hint
+    for family in ("chain_sum,max_terms=0", "chain_sum,nonsense=1", "chain_sum,max_terms"):
+        with pytest.raises(InvalidInput) as wrong:
+            Plugins().verifier("reasoning-gym", family)
+        assert wrong.value.hint
