@@ -1,0 +1,248 @@
+"""Has a skill practised for a user of a home, judged by the gate and published: what practice is to a learn's ``Learner``.
+
+Invariants: a practice holds the same lease as a learn, so that one build of a user runs at a time; nothing is written
+before the candidate is complete, and then its file comes first and all rows in one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from personalpeft.adapters.base import Adapter
+from personalpeft.adapters.packed import pack
+from personalpeft.backends.base import Continuation, SessionSpec
+from personalpeft.errors import Cancelled
+from personalpeft.learning.anchors import LONGEST
+from personalpeft.learning.curriculum import continuation
+from personalpeft.learning.examination import Paper, examine
+from personalpeft.learning.gate import Evidence, Judgement, Margins, judge
+from personalpeft.learning.generic import generic_questions
+from personalpeft.learning.lessons import Lesson, lessons_for, route
+from personalpeft.learning.lineage import lineage_of
+from personalpeft.learning.probation import LEARNED, review
+from personalpeft.learning.recipe import Recipe
+from personalpeft.learning.report import Example, LearnReport
+from personalpeft.learning.skills.practice import (
+    Diary,
+    Drill,
+    Exercise,
+    adapter_of,
+    examined,
+    make_exercise,
+    run_rounds,
+)
+from personalpeft.learning.skills.rollouts import STOPPED
+from personalpeft.plugins import Shaped, Verifying
+from personalpeft.serving.engine import Engine, Request
+from personalpeft.store.base import Store
+from personalpeft.types import Message, Revision, Sampling, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Coach:
+    """Practises with any user of one home on one base. ``now`` gives aware datetimes, ``timer`` seconds that never go
+    back.
+    """
+
+    store: Store
+    engine: Engine
+    recipe: Recipe
+    drill: Drill
+    margins: Margins
+    now: Callable[[], datetime]
+    timer: Callable[[], float]
+
+    def practise(
+        self,
+        user: str,
+        layer: str,
+        verifier: Verifying,
+        shaping: Shaped | None,
+        *,
+        rounds: int | None,
+        seconds: float | None,
+        progress: Callable[[str, float], None],
+        cancelled: Callable[[], bool],
+    ) -> LearnReport:
+        """See ``User.practice``."""
+        began = self.timer()
+        with self.store.lease(f"learn-{user}"):
+            review(self.store, user, self.now)
+            live = self.store.catalog.stack(user, self.engine.backend.base.digest)
+            heads = [self.store.catalog.revision(user, entry.revision) for entry in live.entries]
+            head = next((each for each in heads if each.layer == layer), None)
+            drill = self.drill if rounds is None else replace(self.drill, rounds=rounds)
+            exercise = make_exercise(user, layer, drill, self.recipe, verifier, shaping, live, head)
+
+            def spent() -> float:
+                return 0.0 if seconds is None else (self.timer() - began) / seconds
+
+            progress("Practising", 0.0)
+            diary, adapter = self._train(exercise, lambda done: progress("Practising", done), cancelled, spent)
+            if adapter is None:
+                report = self._report(exercise, diary, Judgement(Verdict.ABSTAINED, _why_nothing(diary)), began)
+                self.store.catalog.add_report(user, report.as_json())
+                return report
+            progress("Judging", 0.0)
+            return self._judged(exercise, heads, diary, adapter, began, progress, cancelled)
+
+    def _train(
+        self,
+        exercise: Exercise,
+        progress: Callable[[float], None],
+        cancelled: Callable[[], bool],
+        spent: Callable[[], float],
+    ) -> tuple[Diary, Adapter | None]:
+        """What happened, and the layer as it is then; none where no step was made."""
+        recipe, parent = exercise.recipe, exercise.parent
+        # A session keeps what lies below for itself, so its slot is free for others while it trains.
+        with self.engine.resident(exercise.below) as below:
+            session = self.engine.backend.session(
+                SessionSpec(
+                    rank=recipe.rank,
+                    scaling=recipe.scaling,
+                    targets=recipe.targets,
+                    seed=recipe.seed,
+                    below=below,
+                    start=self.engine.adapter(parent.digest).pairs if parent else None,
+                    weight_decay=recipe.weight_decay,
+                    clip=recipe.clip,
+                )
+            )
+        try:
+            # The head with its own weight would not be what the session has, so it is tried with 1.
+            start = exercise.with_layer(parent.digest, 1.0) if parent else exercise.live
+            diary = run_rounds(
+                self.engine, exercise, session, start=start, progress=progress, cancelled=cancelled, spent=spent
+            )
+            return diary, adapter_of(exercise, session, _built_by(exercise, diary)) if diary.steps else None
+        finally:
+            session.close()
+
+    def _judged(
+        self,
+        exercise: Exercise,
+        heads: Sequence[Revision],
+        diary: Diary,
+        adapter: Adapter,
+        began: float,
+        progress: Callable[[str, float], None],
+        cancelled: Callable[[], bool],
+    ) -> LearnReport:
+        user, layer = exercise.user, exercise.layer
+        blob = pack(adapter)
+        weight = {known.name: known.weight for known in self.store.catalog.layers(user)}.get(layer, 1.0)
+        with self.engine.lent(adapter) as digest:
+            candidate = exercise.with_layer(digest, weight)
+            paper = self._paper(exercise, heads, cancelled)
+            harm, _ = examine(self.engine, user, exercise.live, candidate, paper, cancelled=cancelled)
+            asked, tasks, examples = examined(self.engine, exercise, candidate, cancelled)
+        evidence = replace(harm, target=asked)
+        judgement = judge(evidence, self.margins)
+        progress("Judging", 1.0)
+        self.store.blobs.put(blob)
+        entry = next(each for each in candidate.entries if each.layer == layer)
+        scores = _scores(evidence, tasks, diary)
+        report = self._report(exercise, diary, judgement, began, entry.revision, scores, examples)
+        revision = Revision(
+            id=entry.revision,
+            user=user,
+            layer=layer,
+            digest=digest,
+            base=exercise.live.base,
+            parent=exercise.parent.id if exercise.parent else None,
+            below=exercise.below.entries,
+            recipe=_built_by(exercise, diary),
+            inputs=exercise.inputs(diary.rounds),
+            signals={},
+            scores=scores,
+            verdict=judgement.verdict,
+            reason=judgement.reason,
+            probation=judgement.probation,
+            at=report.at,
+            seconds=report.seconds,
+        )
+        if judgement.verdict is Verdict.PROMOTED:
+            # Held from before the head moves until after, so that the first reply of a new revision waits for nothing.
+            with self.engine.resident(candidate):
+                self._publish(revision, blob, report, promote=True)
+        else:
+            self._publish(revision, blob, report, promote=False)
+        return report
+
+    def _publish(self, revision: Revision, blob: bytes, report: LearnReport, *, promote: bool) -> None:
+        self.store.catalog.add_revision(revision, blob, report.as_json(), promote=promote, cause=LEARNED)
+
+    def _paper(self, exercise: Exercise, heads: Sequence[Revision], cancelled: Callable[[], bool]) -> Paper:
+        """What a practice may not spoil: everything that was ever held back, of all layers, this one's too."""
+        user, ledger, catalog = exercise.user, self.store.ledger, self.store.catalog
+        routings = route(ledger.signals(user), lambda turn: ledger.turn(user, turn))
+        older: list[Lesson] = []
+        for layer in {exercise.layer: None} | {entry.layer: None for entry in exercise.live.entries}:
+            pinned = set(catalog.pinned(user, layer))
+            older += [lesson for lesson in lessons_for(routings, layer) if lesson.signal in pinned]
+        lineage = lineage_of(heads, exercise.layer)
+        return Paper((), tuple(older), (), self._anchors(exercise, cancelled), lineage)
+
+    def _anchors(self, exercise: Exercise, cancelled: Callable[[], bool]) -> tuple[Continuation, ...]:
+        """What the stack below says to generic questions."""
+        questions = [(Message("user", text),) for text in generic_questions().anchors]
+        how = Sampling(max_tokens=LONGEST)
+        requests = [Request(exercise.user, asked, exercise.below, how, background=True) for asked in questions]
+        replies = self.engine.texts(requests, cancelled=cancelled)
+        if cancelled():
+            raise Cancelled("Stopped before the verdict; nothing has changed.", hint=STOPPED)
+        backend = self.engine.backend
+        return tuple(
+            continuation(backend, asked, reply, LONGEST)
+            for asked, reply in zip(questions, replies, strict=True)
+            if reply
+        )
+
+    def _report(
+        self,
+        exercise: Exercise,
+        diary: Diary,
+        judgement: Judgement,
+        began: float,
+        revision: str | None = None,
+        scores: dict[str, Any] | None = None,
+        examples: tuple[Example, ...] = (),
+    ) -> LearnReport:
+        return LearnReport(
+            user=exercise.user,
+            layer=exercise.layer,
+            verdict=judgement.verdict,
+            reason=judgement.reason,
+            at=self.now(),
+            seconds=round(self.timer() - began, 3),
+            revision=revision,
+            before=exercise.parent.id if exercise.parent else None,
+            probation=judgement.probation,
+            steps=diary.steps,
+            examples=examples,
+            scores={"practice": diary.as_json()} if scores is None else scores,
+        )
+
+
+def _built_by(exercise: Exercise, diary: Diary) -> dict[str, Any]:
+    return {**exercise.recipe.as_json(), "steps": diary.steps, "practice": {**exercise.about, "rounds": diary.rounds}}
+
+
+def _scores(evidence: Evidence, tasks: dict[str, Any], diary: Diary) -> dict[str, Any]:
+    """As a learn's, with tasks in the place of lessons held back."""
+    scores = evidence.as_json()
+    del scores["target"]
+    return {**scores, "tasks": tasks, "practice": diary.as_json()}
+
+
+def _why_nothing(diary: Diary) -> str:
+    states = diary.as_json()["tasks"]
+    if not any(diary.pass_rates):
+        return f"none of {diary.replies} replies passed, so there is nothing to go by; show it some with teach, and learn first"
+    if states["solved"] and not states["open"]:
+        return f"all tasks are solved already: {states['solved']}, in {diary.replies} replies"
+    return f"in {diary.replies} replies no task was answered well at one time and badly at another"
