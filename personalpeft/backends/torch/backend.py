@@ -18,6 +18,7 @@ from personalpeft.backends.torch.kv import Pool, bytes_per_token
 from personalpeft.backends.torch.model import Device, Model, choose_device
 from personalpeft.backends.torch.session import TorchSession, chunks, read
 from personalpeft.backends.torch.slots import SlotBank, StagedStack
+from personalpeft.backends.torch.threads import dismiss
 from personalpeft.bases.base import Base
 from personalpeft.types import Message
 
@@ -63,6 +64,7 @@ class TorchBackend:
         pool = Pool(self._model.module.config, blocks, dtype=where.dtype, device=where.device, kernels=kernels)
         self.longest = min(blocks * BLOCK, base.card.context)
         self._batch = Batch(self._model, self._text, self._bank, pool, blocks, rows=self.rows)
+        dismiss()  # Those who helped to load.
 
     def render(self, messages: Sequence[Message]) -> Tokens:
         return self._text.render(messages)

@@ -23,12 +23,13 @@ from personalpeft.backends.torch.kv import Pass, Pool
 from personalpeft.backends.torch.model import Model
 from personalpeft.backends.torch.sampling import Picker, logprobs, pick
 from personalpeft.backends.torch.slots import SlotBank
+from personalpeft.backends.torch.threads import dismiss
 from personalpeft.types import FinishReason
 
 # Prompt tokens in one step beside rows that are being decoded, and when there are none: the first keeps the others'
 # next tokens from waiting long, the second is where more no longer makes a token cheaper.
 _BESIDE_OTHERS = {"cpu": 64, "cuda": 512}
-_ALONE = {"cpu": 512, "cuda": 2048}
+_ALONE = {"cpu": 1024, "cuda": 2048}
 
 
 @dataclass(slots=True)
@@ -136,6 +137,8 @@ class Batch:
             if piece.finish is not None:
                 self._remove(live)
             pieces.append(piece)
+        if not self._live:
+            dismiss()
         return pieces
 
     def leave(self, number: int) -> Piece | None:

@@ -23,6 +23,7 @@ from personalpeft.backends.torch.kernels import Kernels
 from personalpeft.backends.torch.kv import Pass, attend
 from personalpeft.backends.torch.linear import Bound, FrozenLinear, install
 from personalpeft.backends.torch.packing import pack
+from personalpeft.backends.torch.threads import dismiss
 from personalpeft.bases.base import Base
 
 
@@ -84,10 +85,16 @@ class Model:
         self._sliding = _sliding_window(self.module.config)
 
     @contextmanager
-    def turn(self, *bound: Bound | None) -> Iterator[None]:
-        """Waits for the device and binds adapters for one pass."""
+    def turn(self, *bound: Bound | None, more_to_come: bool = False) -> Iterator[None]:
+        """Waits for the device and binds adapters for one pass. Without ``more_to_come`` the threads that helped with it
+        are dismissed.
+        """
         with self._turn, self.attachment.holding(*bound):
-            yield
+            try:
+                yield
+            finally:
+                if not more_to_come:
+                    dismiss()
 
     def logits(self, items: Sequence[Continuation]) -> list[Tensor]:
         """For each continuation ``[n, vocabulary]`` float32: what predicts its n tokens. Needs the turn; follows the
@@ -122,7 +129,7 @@ class Model:
             "use_cache": False,
             "batch": batch,
         }
-        with torch.inference_mode(), self.turn(bound):
+        with torch.inference_mode(), self.turn(bound, more_to_come=True):
             if not reads:
                 self.module.base_model(**given)
                 return torch.empty((0, 0), device=device)
