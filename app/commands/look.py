@@ -22,9 +22,9 @@ _BASE = "(the base)"
 def stack(common: Common) -> None:
     """Show the layers that answer.
 
-    Each with what is live in it, its weight and its verdict.
+    Each with what is live in it, its weight, when it is attached, and its verdict.
 
-    The lowest layer comes first. To change one: personalpeft rollback, personalpeft weigh.
+    The lowest layer comes first. To change one: personalpeft rollback, personalpeft weigh, personalpeft scope.
     """
     with opening.user(common, "read") as user:
         layers = user.layers()
@@ -38,13 +38,14 @@ def stack(common: Common) -> None:
                 layer.name,
                 layer.head or _BASE,
                 f"{layer.weight:g}",
+                layer.scope,
                 _verdict(head) if head else "",
                 moment(head.at) if head else "",
                 head.reason if head else "",
             )
         )
-    headings = ("LAYER", "LIVE", "WEIGHT", "VERDICT", "BUILT", "REASON")
-    show(common, {"user": user.id, "layers": data}, table(headings, rows, flexible=(5,)))
+    headings = ("LAYER", "LIVE", "WEIGHT", "ATTACHED", "VERDICT", "BUILT", "REASON")
+    show(common, {"user": user.id, "layers": data}, table(headings, rows, flexible=(6,)))
     if not layers:
         note(common, f"{user.id} has no layer yet: the bare base answers.")
 

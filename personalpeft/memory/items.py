@@ -17,6 +17,7 @@ import numpy as np
 
 from personalpeft.errors import Busy, HomeError, InvalidInput, NotFound
 from personalpeft.memory.base import Embedder, Item, ItemKind, Recall, Vectors
+from personalpeft.memory.nearness import Region
 from personalpeft.types import Message, Signal, SignalKind
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Memory:
     def __init__(self, ledger: Ledger, catalog: Catalog, embedder: Embedder) -> None:
         self._ledger = ledger
         self._catalog = catalog
-        self._embedder = embedder
+        self.embedder = embedder
 
     def items(self, user: str, kind: ItemKind | None = None) -> tuple[Item, ...]:
         """The items that act now, oldest first. Raises ``NotFound`` for a user that is not there."""
@@ -137,6 +138,26 @@ class Memory:
         used = tuple(signal.id for signal in (*kept, *found))
         return Recall(_with_system_text(messages, _block(kept, found), system), used)
 
+    def closeness(self, region: Region, messages: Sequence[Message]) -> float:
+        """The cosine of what is asked with what is nearest to it in a region; -1 where nothing is asked."""
+        asked = _asked(messages)
+        return _closeness(region.vectors, self.embedder.embed(asked)) if asked else -1.0
+
+    def vectors(self, user: str, texts: Mapping[str, Sequence[str]]) -> dict[str, Vectors]:
+        """By signal id, one row for each of its texts, in their order. The catalog's cache holds these rows end to end; what is missing
+        is embedded."""
+        known = self._catalog.vectors(user, self.embedder.name)
+        size = self.embedder.embed([]).shape[1]
+        missing = [each for each in texts if each not in known or known[each].size != len(texts[each]) * size]
+        made: dict[str, Vectors] = {}
+        if missing:
+            rows = iter(self.embedder.embed([text for each in missing for text in texts[each]]))
+            made = {each: np.concatenate([next(rows) for _ in texts[each]]) for each in missing}
+            # A cache that cannot be written now (home busy or read-only, fact forgotten meanwhile) is no reason not to answer.
+            with suppress(Busy, HomeError, NotFound):
+                self._catalog.add_vectors(user, self.embedder.name, made)
+        return {each: (made[each] if each in made else known[each]).reshape(-1, size) for each in texts}
+
     def _current(self, user: str) -> tuple[Signal, ...]:
         return self._ledger.signals(user, kinds=tuple(_KIND_OF))
 
@@ -151,34 +172,30 @@ class Memory:
 
     def _near(self, user: str, facts: Sequence[Signal], messages: Sequence[Message]) -> list[Signal]:
         """The facts that pass the embedder's threshold, nearest first; of equals the newest first."""
-        asked = [message.content for message in messages if message.role == "user"][-2:]
-        if not facts or not asked or not asked[-1].strip():
+        asked = _asked(messages)
+        if not facts or not asked:
             return []
-        queries = self._embedder.embed([asked[-1], "\n".join(asked)])
-        cosine = {}
-        for fact, vectors in self._vectors(user, facts, queries.shape[1]).items():
-            alone, in_context = (vectors @ queries.T).max(axis=0)
-            cosine[fact] = max(float(alone), float(in_context) - _CONTEXT_DISCOUNT)
-        near = [fact for fact in reversed(facts) if cosine[fact.id] >= self._embedder.near]
+        queries = self.embedder.embed(asked)
+        vectors = self.vectors(user, {fact.id: _texts(fact) for fact in facts})
+        cosine = {fact: _closeness(rows, queries) for fact, rows in vectors.items()}
+        near = [fact for fact in reversed(facts) if cosine[fact.id] >= self.embedder.near]
         return sorted(near, key=lambda fact: -cosine[fact.id])
-
-    def _vectors(self, user: str, facts: Sequence[Signal], size: int) -> dict[str, Vectors]:
-        """By signal id, one row for each text of the fact. The catalog's cache holds these rows end to end; what is missing is embedded."""
-        known = self._catalog.vectors(user, self._embedder.name)
-        texts = {fact.id: _texts(fact) for fact in facts}
-        missing = [each for each in texts if each not in known or known[each].size != len(texts[each]) * size]
-        made: dict[str, Vectors] = {}
-        if missing:
-            rows = iter(self._embedder.embed([text for each in missing for text in texts[each]]))
-            made = {each: np.concatenate([next(rows) for _ in texts[each]]) for each in missing}
-            # A cache that cannot be written now (home busy or read-only, fact forgotten meanwhile) is no reason not to answer.
-            with suppress(Busy, HomeError, NotFound):
-                self._catalog.add_vectors(user, self._embedder.name, made)
-        return {each: (made[each] if each in made else known[each]).reshape(-1, size) for each in texts}
 
 
 def _item(signal: Signal) -> Item:
     return Item(signal.id, _KIND_OF[signal.kind], signal.payload["text"], signal.at)
+
+
+def _asked(messages: Sequence[Message]) -> list[str]:
+    """What the user asks, alone and after what they said before; nothing where they ask nothing."""
+    asked = [message.content for message in messages if message.role == "user"][-2:]
+    return [asked[-1], "\n".join(asked)] if asked and asked[-1].strip() else []
+
+
+def _closeness(rows: Vectors, queries: Vectors) -> float:
+    """The cosine of what is asked with the nearest row."""
+    alone, in_context = (rows @ queries.T).max(axis=0)
+    return max(float(alone), float(in_context) - _CONTEXT_DISCOUNT)
 
 
 def _texts(fact: Signal) -> list[str]:

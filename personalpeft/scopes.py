@@ -1,0 +1,92 @@
+"""Which of a user's live layers a request is answered with.
+
+A layer's scope says: "always", "never", or "near", which is when the request is near the lessons that its head was built
+from. What those are never changes for a revision, so it is worked out once for each and kept in memory; the vectors of the
+lessons lie in the home beside those of the facts.
+
+Invariants: a layer is only ever left out, never added or reordered; nothing is embedded for a user of whom no live layer
+is "near"; a layer whose head was built from no lessons (one that was imported) is near to everything, since nobody can
+say what it is about.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from personalpeft.learning.generic import generic_questions
+from personalpeft.memory.items import Memory
+from personalpeft.memory.nearness import Region, calibrated
+from personalpeft.store.base import Store
+from personalpeft.types import Layer, Message, Signal, SignalKind, Stack
+
+_MOST_KEPT = 256
+
+
+class Scopes:
+    """The scopes of all users of one home. Safe to use from several threads."""
+
+    def __init__(self, store: Store, memory: Memory) -> None:
+        self._store = store
+        self._memory = memory
+        self._turn = threading.Lock()
+        self._regions: OrderedDict[tuple[str, str], Region | None] = OrderedDict()
+
+    def narrowed(self, user: str, stack: Stack, messages: Sequence[Message]) -> Stack:
+        """The part of a live stack that these messages are answered with."""
+        if not stack.entries:
+            return stack
+        layers = {layer.name: layer for layer in self._store.catalog.layers(user)}
+        entries = tuple(entry for entry in stack.entries if self._attached(user, layers[entry.layer], messages))
+        return replace(stack, entries=entries)
+
+    def _attached(self, user: str, layer: Layer, messages: Sequence[Message]) -> bool:
+        if layer.scope != "near" or layer.head is None:
+            return layer.scope != "never"
+        region = self._region(user, layer.head)
+        return region is None or self._memory.closeness(region, messages) >= region.least
+
+    def _region(self, user: str, head: str) -> Region | None:
+        with self._turn:
+            if (user, head) in self._regions:
+                self._regions.move_to_end((user, head))
+                return self._regions[user, head]
+        region = self._calibrated(user, head)
+        with self._turn:
+            self._regions[user, head] = region
+            if len(self._regions) > _MOST_KEPT:
+                self._regions.popitem(last=False)
+        return region
+
+    def _calibrated(self, user: str, head: str) -> Region | None:
+        built_from = set(self._built_from(user, head))
+        said = self._store.ledger.signals(user, current=False) if built_from else ()
+        asked = {signal.id: self._asked(signal) for signal in said if signal.id in built_from}
+        asked = {signal: texts for signal, texts in asked.items() if texts}
+        if not asked:
+            return None
+        questions = generic_questions()
+        general = self._memory.embedder.embed([*questions.anchors, *(c.question for c in questions.canaries)])
+        lessons = self._memory.vectors(user, asked)
+        return calibrated(list(lessons.values()), general, self._memory.embedder.near)
+
+    def _built_from(self, user: str, head: str) -> Iterator[str]:
+        """The signals of a revision and of those that it was built on, held back ones too."""
+        revision_id: str | None = head
+        while revision_id is not None:
+            revision = self._store.catalog.revision(user, revision_id)
+            yield from revision.signals
+            revision_id = revision.parent
+
+    def _asked(self, signal: Signal) -> list[str]:
+        """What a request says that this lesson is about."""
+        if signal.kind is SignalKind.DEMONSTRATION:
+            return [signal.payload["prompt"]]
+        if signal.kind is SignalKind.FACT:
+            return [signal.payload["text"], *(signal.payload.get("questions") or ())]
+        if signal.turn is None:
+            return []
+        messages = self._store.ledger.turn(signal.user, signal.turn).messages
+        return [message.content for message in messages if message.role == "user"][-1:]
