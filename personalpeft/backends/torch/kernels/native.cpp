@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 #include <vector>
 
 #ifdef __F16C__
@@ -75,78 +74,6 @@ constexpr int TILE = 192;
 // Fewer multiplications than this are done before other threads have woken up.
 constexpr int64_t WORTH_THREADS = 1 << 15;
 
-// The products of one row with N inputs. Each is summed in the same order whatever N is.
-template <int N, typename T>
-inline void dots(const T* row, const T* const* inputs, int64_t size, float* sums) {
-    constexpr int WIDE = 16;
-    float lanes[N][WIDE] = {};
-    int64_t i = 0;
-    for (; i + WIDE <= size; i += WIDE) {
-        float part[WIDE];
-#pragma omp simd
-        for (int j = 0; j < WIDE; ++j) {
-            part[j] = as_float(row[i + j]);
-        }
-        for (int n = 0; n < N; ++n) {
-#pragma omp simd
-            for (int j = 0; j < WIDE; ++j) {
-                lanes[n][j] += part[j] * as_float(inputs[n][i + j]);
-            }
-        }
-    }
-    for (int n = 0; n < N; ++n) {
-        float rest = 0;
-        for (int64_t k = i; k < size; ++k) {
-            rest += as_float(row[k]) * as_float(inputs[n][k]);
-        }
-        for (int j = 0; j < WIDE; ++j) {
-            rest += lanes[n][j];
-        }
-        sums[n] = rest;
-    }
-}
-
-// Adds to N outputs the products of rows with N narrow vectors, columns [begin, end) of at most TILE.
-template <int N, typename T>
-inline void combine(const T* rows, int64_t stride, const float* const* narrow, int64_t rank, int64_t begin, int64_t end,
-                    T* const* outputs) {
-    float sums[N][TILE] = {};
-    for (int64_t r = 0; r < rank; ++r) {
-        const T* row = rows + r * stride;
-        float part[TILE];
-#pragma omp simd
-        for (int64_t o = begin; o < end; ++o) {
-            part[o - begin] = as_float(row[o]);
-        }
-        for (int n = 0; n < N; ++n) {
-            const float scale = narrow[n][r];
-#pragma omp simd
-            for (int64_t o = 0; o < end - begin; ++o) {
-                sums[n][o] += scale * part[o];
-            }
-        }
-    }
-    for (int n = 0; n < N; ++n) {
-#pragma omp simd
-        for (int64_t o = begin; o < end; ++o) {
-            store(as_float(outputs[n][o]) + sums[n][o - begin], outputs[n][o]);
-        }
-    }
-}
-
-// Tokens next to each other that have one slot are worked on together, so that what they share is read once.
-constexpr int TOGETHER = 4;
-
-template <typename F>
-inline void by_count(int64_t count, F work) {
-    switch (count) {
-        case 1: work(std::integral_constant<int, 1>()); break;
-        case 2: work(std::integral_constant<int, 2>()); break;
-        case 3: work(std::integral_constant<int, 3>()); break;
-        default: work(std::integral_constant<int, 4>()); break;
-    }
-}
-
 // y[t] += B[slot[t]]^T (A[slot[t]] x[t]); slot 0 adds nothing.
 //
 // A is [slots, ...][sections * capacity, inputs], B is [slots, ...][capacity, outputs]: the outputs of a fused
@@ -156,78 +83,63 @@ void lora(const T* x, T* y, int64_t tokens, const int32_t* slots, const int32_t*
           const T* b, int64_t b_stride, int64_t capacity, int64_t inputs, int64_t outputs, const int32_t* section_ends,
           int64_t sections) {
     int64_t widest = 0;
-    std::vector<int64_t> begins;
     for (int64_t t = 0; t < tokens; ++t) {
-        const int64_t rank = ranks[slots[t]];
-        if (rank == 0) {
-            continue;
-        }
-        widest = rank > widest ? rank : widest;
-        const bool goes_on = !begins.empty() && t > 0 && slots[t] == slots[t - 1] && t - begins.back() < TOGETHER;
-        if (!goes_on) {
-            begins.push_back(t);
-        }
+        widest = ranks[slots[t]] > widest ? ranks[slots[t]] : widest;
     }
     if (widest == 0) {
         return;
     }
-    const int64_t runs = static_cast<int64_t>(begins.size());
-    const auto count_of = [&](int64_t begin) {
-        int64_t count = 1;
-        while (count < TOGETHER && begin + count < tokens && slots[begin + count] == slots[begin]) {
-            ++count;
-        }
-        return count;
-    };
     const int64_t rows = sections * widest;
     const int64_t tiles = (outputs + TILE - 1) / TILE;
     std::vector<float> narrow(tokens * rows);
 #pragma omp parallel if (tokens * rows * inputs > WORTH_THREADS)
     {
 #pragma omp for schedule(static)
-        for (int64_t work = 0; work < runs * sections; ++work) {
-            const int64_t t = begins[work / sections], section = work % sections, rank = ranks[slots[t]];
+        for (int64_t work = 0; work < tokens * sections; ++work) {
+            const int64_t t = work / sections, section = work % sections;
+            const T* input = x + t * inputs;
             const T* matrix = a + slots[t] * a_stride + section * capacity * inputs;
-            by_count(count_of(t), [&](auto constant) {
-                constexpr int N = decltype(constant)::value;
-                const T* input[N];
-                for (int n = 0; n < N; ++n) {
-                    input[n] = x + (t + n) * inputs;
+            for (int64_t r = 0; r < ranks[slots[t]]; ++r) {
+                const T* row = matrix + r * inputs;
+                float sum = 0;
+#pragma omp simd reduction(+ : sum)
+                for (int64_t i = 0; i < inputs; ++i) {
+                    sum += as_float(row[i]) * as_float(input[i]);
                 }
-                for (int64_t r = 0; r < rank; ++r) {
-                    float sums[N];
-                    dots<N>(matrix + r * inputs, input, inputs, sums);
-                    for (int n = 0; n < N; ++n) {
-                        narrow[(t + n) * rows + section * widest + r] = sums[n];
-                    }
-                }
-            });
+                narrow[t * rows + section * widest + r] = sum;
+            }
         }
 #pragma omp for schedule(static)
-        for (int64_t work = 0; work < runs * tiles; ++work) {
-            const int64_t t = begins[work / tiles], rank = ranks[slots[t]];
+        for (int64_t work = 0; work < tokens * tiles; ++work) {
+            const int64_t t = work / tiles, rank = ranks[slots[t]];
+            if (rank == 0) {
+                continue;
+            }
             int64_t begin = work % tiles * TILE;
             const int64_t tile_end = begin + TILE < outputs ? begin + TILE : outputs;
             const T* matrix = b + slots[t] * b_stride;
-            by_count(count_of(t), [&](auto constant) {
-                constexpr int N = decltype(constant)::value;
-                T* output[N];
-                for (int n = 0; n < N; ++n) {
-                    output[n] = y + (t + n) * outputs;
+            T* output = y + t * outputs;
+            for (int64_t section = 0; section < sections && begin < tile_end; ++section) {
+                const int64_t end = section_ends[section] < tile_end ? section_ends[section] : tile_end;
+                if (end <= begin) {
+                    continue;
                 }
-                for (int64_t section = 0; section < sections && begin < tile_end; ++section) {
-                    const int64_t end = section_ends[section] < tile_end ? section_ends[section] : tile_end;
-                    if (end <= begin) {
-                        continue;
+                const float* h = narrow.data() + t * rows + section * widest;
+                float sums[TILE] = {};
+                for (int64_t r = 0; r < rank; ++r) {
+                    const T* row = matrix + r * outputs;
+                    const float scale = h[r];
+#pragma omp simd
+                    for (int64_t o = begin; o < end; ++o) {
+                        sums[o - begin] += scale * as_float(row[o]);
                     }
-                    const float* h[N];
-                    for (int n = 0; n < N; ++n) {
-                        h[n] = narrow.data() + (t + n) * rows + section * widest;
-                    }
-                    combine<N>(matrix, outputs, h, rank, begin, end, output);
-                    begin = end;
                 }
-            });
+#pragma omp simd
+                for (int64_t o = begin; o < end; ++o) {
+                    store(as_float(output[o]) + sums[o - begin], output[o]);
+                }
+                begin = end;
+            }
         }
     }
 }
