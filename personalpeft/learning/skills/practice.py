@@ -123,7 +123,6 @@ class Diary:
 
     def note(self, groups: Sequence[Group]) -> None:
         """Adds one round."""
-        self.standings = {name: standing.faded() for name, standing in self.standings.items()}
         for group in groups:
             known = self.standings.get(group.task.id, UNSEEN)
             self.standings[group.task.id] = known.after(group.passed, len(group.rollouts) - group.passed)
@@ -132,6 +131,11 @@ class Diary:
         self.replies += len(tried)
         self.pass_rates.append(round(sum(r.attempt.passed for r in tried) / len(tried), 4))
         self.lengths.append(round(sum(r.length for r in tried) / len(tried), 4))
+
+    def stepped(self) -> None:
+        """Adds a step, after which the model is another."""
+        self.steps += 1
+        self.standings = {name: standing.faded() for name, standing in self.standings.items()}
 
     def as_json(self) -> dict[str, Any]:
         """For the report: how many, and the curves of pass rate and length (a share of the longest) by round."""
@@ -213,7 +217,7 @@ def run_rounds(
         if terms:
             session.refer(terms)
             session.step(terms, drill.imitation_rate if imitating else drill.learning_rate)
-            diary.steps += 1
+            diary.stepped()
         progress(min(1.0, max(diary.rounds / drill.rounds, spent())))
     return diary
 

@@ -2,7 +2,7 @@
 
 What is known of a task is a Beta posterior of its pass rate, from a flat beginning. A task of which it is more likely
 than not that nearly all replies pass is solved, one of which nearly none do is hopeless; both have nothing to teach. What
-was seen fades with every round, since the model that was seen is no longer there: so a task that was skipped is tried
+was seen fades with every step, since the model that was seen is no longer there: so a task that was skipped is tried
 again in time.
 """
 
@@ -38,7 +38,7 @@ class Standing:
         return Standing(self.passed + passed, self.failed + failed)
 
     def faded(self) -> Standing:
-        """A round later."""
+        """A step of training later."""
         return replace(self, passed=self.passed * FADING, failed=self.failed * FADING)
 
     def draw(self, chance: random.Random) -> float:
