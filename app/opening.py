@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from personalpeft_app.options import Common
+from personalpeft_app.output import note
 from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
     from personalpeft import Runtime, User
+    from personalpeft.types import HeadMove
 
 Mode: TypeAlias = Literal["read", "change", "make"]
 
@@ -44,4 +46,24 @@ def user(common: Common, mode: Mode, display: Display | None = None) -> Iterator
 
     name = check_user_id(common.user_id())
     with opened(common, mode, display) as runtime:
-        yield runtime.user(name, create=mode == "make")
+        opened_user = runtime.user(name, create=mode == "make")
+        told = _tell(common, opened_user, set())
+        yield opened_user
+        _tell(common, opened_user, told)
+
+
+def _tell(common: Common, user: User, told: set[HeadMove]) -> set[HeadMove]:
+    """Says what was withdrawn since the last turn, but for what was told already; gives all of it."""
+    if common.json or common.quiet:
+        return told
+    newest = user.turns(limit=1)
+    withdrawn = {move for move in user.history() if move.cause == "withdrawn"}
+    news = {move for move in withdrawn if not newest or move.at > newest[0].at}
+    for move in news - told:
+        reason = next((each.reason for each in user.revisions(move.layer) if each.id == move.before), "")
+        back = move.after or "the bare base"
+        note(
+            common,
+            f"{move.layer}: {move.before} was live on probation and is no longer ({reason}); {back} answers again.",
+        )
+    return news | told

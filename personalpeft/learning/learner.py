@@ -8,7 +8,7 @@ refusal is an outcome, not an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypeAlias
 
@@ -18,12 +18,14 @@ from personalpeft.backends.base import SessionSpec
 from personalpeft.learning.anchors import LONGEST
 from personalpeft.learning.curriculum import continuation, schedule
 from personalpeft.learning.examination import Paper, examine
-from personalpeft.learning.gate import Judgement, Margins, judge
+from personalpeft.learning.gate import Judgement, Margins, accepted, judge
 from personalpeft.learning.generic import generic_questions
 from personalpeft.learning.lessons import lessons_for
-from personalpeft.learning.plan import FEWEST, Plan, make_plan
+from personalpeft.learning.lineage import lineage_of
+from personalpeft.learning.plan import FEWEST, Plan, make_plan, trained_on
+from personalpeft.learning.probation import LEARNED, review, was_withdrawn
 from personalpeft.learning.recipe import Recipe, Start
-from personalpeft.learning.report import Example, LearnReport, Source, said
+from personalpeft.learning.report import NO_ROOM, Example, LearnReport, Source, said
 from personalpeft.learning.training import Desk, Trained, stopped, train
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.store.base import Store
@@ -31,10 +33,15 @@ from personalpeft.types import Message, Revision, Sampling, StackEntry, Verdict
 
 Progress: TypeAlias = Callable[[str, float], None]
 
+ACCEPTED = "accepted"
+"""The cause of a head's move that the user wanted although the gate refused."""
+
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """Learns for any user of one home on one base. ``now`` gives aware datetimes, ``timer`` seconds that never go back."""
+    """Learns for any user of one home on one base. ``now`` gives aware datetimes, ``timer`` seconds that never go back;
+    ``observed`` lets what an app saw count as weak ratings.
+    """
 
     store: Store
     engine: Engine
@@ -42,6 +49,7 @@ class Learner:
     margins: Margins
     now: Callable[[], datetime]
     timer: Callable[[], float]
+    observed: bool = False
 
     def learn(
         self,
@@ -53,11 +61,25 @@ class Learner:
         dry_run: bool,
         progress: Progress,
         cancelled: Callable[[], bool],
+        accept: bool = False,
     ) -> LearnReport:
         """See ``User.learn``."""
         began = self.timer()
         with self.store.lease(f"learn-{user}"):
-            plan = make_plan(self.store, user, layer, self.recipe, self.engine.backend.base.digest, start)
+            if not dry_run:
+                review(self.store, user, self.now)
+            backend = self.engine.backend
+            plan = make_plan(
+                self.store,
+                user,
+                layer,
+                self.recipe,
+                backend.base.digest,
+                start,
+                architecture=backend.base.architecture,
+                count=lambda text: len(backend.encode(text)),
+                observed=self.observed,
+            )
             if dry_run:
                 return self._report(plan, Verdict.ABSTAINED, _would(plan), began, dry_run=True)
             if not plan.enough:
@@ -66,10 +88,16 @@ class Learner:
                 report = self._report(plan, Verdict.ABSTAINED, reason, began)
                 self.store.catalog.add_report(user, report.as_json())
                 return report
-            return self._build(plan, began, seconds, progress, cancelled)
+            return self._build(plan, began, seconds, progress, cancelled, accept)
 
     def _build(
-        self, plan: Plan, began: float, seconds: float | None, progress: Progress, cancelled: Callable[[], bool]
+        self,
+        plan: Plan,
+        began: float,
+        seconds: float | None,
+        progress: Progress,
+        cancelled: Callable[[], bool],
+        accept: bool,
     ) -> LearnReport:
         progress("Reading", 0.0)
         generic = self._generic(plan, cancelled)
@@ -92,23 +120,52 @@ class Learner:
             session.close()
         if not trained.complete:
             reason = f"the time was up after step {trained.done} of {trained.steps}; the next learn goes on from there"
-            return self._report(plan, Verdict.ABSTAINED, reason, began, steps=trained.done)
+            report = self._report(plan, Verdict.ABSTAINED, reason, began, steps=trained.done)
+            if trained.done > trained.resumed_at:
+                self.store.catalog.add_report(plan.user, report.as_json())
+            return report
 
         progress("Judging", 0.0)
         blob = pack(Adapter(_manifest(plan), in_half(pairs)))
         digest = self.store.blobs.put(blob)
         entry = StackEntry(plan.layer, f"{plan.layer}@{digest[:12]}", digest, self._weight(plan))
+        if entry in plan.live.entries:
+            return self._as_it_was(plan, entry, blob, trained, began)
         candidate = plan.candidate(entry)
         evidence, examples = examine(
             self.engine, plan.user, plan.live, candidate, self._paper(plan, generic), cancelled=cancelled
         )
         judgement = judge(evidence, self.margins)
+        if judgement.verdict is Verdict.PROMOTED and was_withdrawn(self.store, plan.user, entry.revision):
+            judgement = Judgement(
+                Verdict.REFUSED, "it is the revision that was withdrawn, and no lesson has come since"
+            )
+        if accept and judgement.verdict is not Verdict.PROMOTED:
+            judgement = accepted(judgement, evidence)
         progress("Judging", 1.0)
-        if judgement.verdict is not Verdict.PROMOTED:
+        if not judgement.live:
             return self._publish(plan, entry, blob, judgement, evidence.as_json(), examples, trained, began)
         # Held from before the head moves until after, so that the first reply of a new revision waits for nothing.
         with self.engine.resident(candidate):
             return self._publish(plan, entry, blob, judgement, evidence.as_json(), examples, trained, began)
+
+    def _as_it_was(self, plan: Plan, entry: StackEntry, blob: bytes, trained: Trained, began: float) -> LearnReport:
+        """The same lessons made what is live already. That says nothing new of it, so what the gate said of it stays."""
+        known = self.store.catalog.revision(plan.user, entry.revision)
+        report = self._report(
+            plan,
+            Verdict.ABSTAINED,
+            "it came out as the revision that is live already",
+            began,
+            revision=entry.revision,
+            probation=known.probation,
+            steps=trained.steps,
+        )
+        # Recorded again all the same: what was held back for this build is pinned from now on.
+        again = replace(known, signals=plan.roles)
+        self.store.catalog.add_revision(again, blob, report.as_json(), promote=False, cause=LEARNED)
+        self.store.drop_session(plan.user, plan.layer)
+        return report
 
     def _publish(
         self,
@@ -128,6 +185,7 @@ class Learner:
             began,
             revision=entry.revision,
             probation=judgement.probation,
+            accepted=judgement.accepted,
             steps=trained.steps,
             examples=examples,
             scores=scores,
@@ -151,7 +209,11 @@ class Learner:
             seconds=report.seconds,
         )
         self.store.catalog.add_revision(
-            revision, blob, report.as_json(), promote=judgement.verdict is Verdict.PROMOTED, cause="learn"
+            revision,
+            blob,
+            report.as_json(),
+            promote=judgement.live,
+            cause=ACCEPTED if judgement.accepted else LEARNED,
         )
         self.store.drop_session(plan.user, plan.layer)
         return report
@@ -167,16 +229,18 @@ class Learner:
         return list(zip(questions, replies, strict=True))
 
     def _paper(self, plan: Plan, generic: Sequence[tuple[tuple[Message, ...], str]]) -> Paper:
-        target = tuple(lesson for lesson in plan.questions if lesson.signal in plan.pins)
+        heads = [self.store.catalog.revision(plan.user, entry.revision) for entry in plan.live.entries]
+        lineage = lineage_of(heads, plan.layer)
+        target = tuple(lesson for lesson in plan.questions if lesson.signal not in lineage.counted)
         older = [lesson for lesson in plan.questions if lesson.signal not in plan.pins]
         for entry in plan.live.entries:
             if entry.layer != plan.layer:
                 pinned = set(self.store.catalog.pinned(plan.user, entry.layer))
                 older += [lesson for lesson in lessons_for(plan.routings, entry.layer) if lesson.signal in pinned]
-        trained = () if target else plan.fresh[-8:]
+        trained = () if plan.pins else plan.fresh[-8:]
         backend = self.engine.backend
         kept = tuple(continuation(backend, messages, reply, LONGEST) for messages, reply in generic if reply)
-        return Paper(target, tuple(older), trained, kept)
+        return Paper(target, tuple(older), trained, kept, lineage)
 
     def _weight(self, plan: Plan) -> float:
         known = {layer.name: layer.weight for layer in self.store.catalog.layers(plan.user)}
@@ -198,7 +262,8 @@ class Learner:
             at=self.now(),
             seconds=round(self.timer() - began, 3),
             before=head,
-            sources=tuple(_sources(plan, trained=more.get("revision") is not None)),
+            room=plan.room.as_json() if plan.room else {},
+            sources=tuple(_sources(self.store, plan, trained=more.get("revision") is not None)),
             **more,
         )
 
@@ -243,8 +308,9 @@ def _would(plan: Plan) -> str:
     return f"would train {plan.steps} steps {onto}, rank {plan.recipe.rank}"
 
 
-def _sources(plan: Plan, *, trained: bool) -> Sequence[Source]:
-    fresh = {lesson.signal for lesson in plan.fresh}
+def _sources(store: Store, plan: Plan, *, trained: bool) -> Sequence[Source]:
+    learned = trained_on(store, plan.parent)
+    fresh = {lesson.signal for lesson in (*plan.fresh, *plan.disliked)} - learned
     pins = set(plan.pins)
     questions = {lesson.signal for lesson in plan.questions}
     sources = []
@@ -256,6 +322,8 @@ def _sources(plan: Plan, *, trained: bool) -> Sequence[Source]:
             use = "held back to judge by" if trained else "to be held back, to judge by"
         elif signal.id in questions:
             use = "held back earlier"
+        elif signal.id in plan.left_out:
+            use = NO_ROOM
         elif routing.layer == plan.layer:
             use = "learned earlier"
         else:

@@ -6,15 +6,20 @@ is not in ``inputs`` (ids, times, the machine's load) reaches the bytes of a rev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from personalpeft.errors import NothingToLearn
-from personalpeft.learning.lessons import Lesson, Routing, lessons_for, route
+from personalpeft.learning.capacity import Room, fitting
+from personalpeft.learning.generic import generic_questions
+from personalpeft.learning.lessons import Lesson, Routing, dislikes_for, lessons_for, route
 from personalpeft.learning.recipe import Recipe, Start
 from personalpeft.store.base import Store
-from personalpeft.types import Revision, Stack, StackEntry, canonical_digest
+from personalpeft.types import Architecture, Revision, Stack, StackEntry, canonical_digest
 
+# To be raised with every change to the code that decides a revision's bytes: what an older one would have built, or has
+# half built, then passes for nothing else.
+BUILD_FORMAT = 2
 FEWEST = 4
 _MOST_OLDER = 64
 
@@ -22,8 +27,8 @@ _MOST_OLDER = 64
 @dataclass(frozen=True, slots=True)
 class Plan:
     """``fresh`` lessons are new to the parent, ``older`` ones are replayed; ``questions`` are all that is pinned for
-    this layer, of which ``pins`` are pinned by this build. ``live`` is the stack as it is, ``below`` the part of it
-    under this layer.
+    this layer, of which ``pins`` are pinned by this build. ``disliked`` are replies to unlearn, ``left_out`` the signals
+    that the layer has no ``room`` for. ``live`` is the stack as it is, ``below`` the part of it under this layer.
     """
 
     user: str
@@ -37,6 +42,9 @@ class Plan:
     parent: Revision | None
     live: Stack
     below: Stack
+    disliked: tuple[Lesson, ...] = ()
+    left_out: frozenset[str] = frozenset()
+    room: Room | None = None
 
     @property
     def enough(self) -> bool:
@@ -56,13 +64,16 @@ class Plan:
     @property
     def lessons_digest(self) -> str:
         """What is learned, by content: the same words in another home give the same digest."""
-        return canonical_digest([[_content(lesson) for lesson in part] for part in (self.fresh, self.older)])
+        parts = [self.fresh, self.older, *([self.disliked] if self.disliked else [])]
+        return canonical_digest([[_content(lesson) for lesson in part] for part in parts])
 
     @property
     def inputs(self) -> str:
         """Names everything that the build depends on."""
         return canonical_digest(
             {
+                "format": BUILD_FORMAT,
+                "generic": generic_questions().digest,
                 "base": self.live.base,
                 "layer": self.layer,
                 "lessons": self.lessons_digest,
@@ -76,7 +87,7 @@ class Plan:
     @property
     def roles(self) -> dict[str, str]:
         """Each signal of the build by its role."""
-        trained = {lesson.signal: "train" for lesson in (*self.older, *self.fresh)}
+        trained = {lesson.signal: "train" for lesson in (*self.older, *self.fresh, *self.disliked)}
         return trained | {lesson.signal: "pinned" for lesson in self.questions}
 
     def candidate(self, entry: StackEntry) -> Stack:
@@ -85,23 +96,41 @@ class Plan:
         return replace(self.live, entries=(*rest[: len(self.below.entries)], entry, *rest[len(self.below.entries) :]))
 
 
-def make_plan(store: Store, user: str, layer: str, recipe: Recipe, base: str, start: Start) -> Plan:
-    """Reads the ledger and decides. Raises ``NothingToLearn`` when no signal has come since the layer's last learn,
-    unless the recipe asks to build from nothing; ``NotFound`` for an unknown user, ``BaseMismatch`` when the live stack
-    is of another base.
+def make_plan(
+    store: Store,
+    user: str,
+    layer: str,
+    recipe: Recipe,
+    base: str,
+    start: Start,
+    *,
+    architecture: Architecture,
+    count: Callable[[str], int],
+    observed: bool = False,
+) -> Plan:
+    """Reads the ledger and decides. ``count`` says how many tokens a text has; ``observed`` is as for ``route``.
+
+    Raises ``NothingToLearn`` when no signal has come since the layer's last learn, unless the recipe asks to build from
+    nothing; ``NotFound`` for an unknown user, ``BaseMismatch`` when the live stack is of another base.
     """
     catalog, ledger = store.catalog, store.ledger
     live = catalog.stack(user, base)
-    routings = route(ledger.signals(user), lambda turn: ledger.turn(user, turn))
-    lessons = lessons_for(routings, layer)
+    routings = route(ledger.signals(user), lambda turn: ledger.turn(user, turn), observed=observed)
     considered = catalog.considered(user, layer)
+    pinned = _still_pinned(store, user, routings, set(catalog.pinned(user, layer)))
+    disliked = tuple(lesson for lesson in dislikes_for(routings, layer) if lesson.signal not in pinned)
+    shown = lessons_for(routings, layer)
+    fit, room = fitting([each for each in shown if each.signal not in pinned], layer, recipe, architecture, count)
+    left_out = frozenset(each.signal for each in shown) - pinned - {each.signal for each in fit}
+    lessons = [each for each in shown if each.signal not in left_out]
     new = [lesson for lesson in lessons if lesson.signal not in considered]
-    if not lessons or (not new and start != "nothing"):
+    nothing_new = not new and all(lesson.signal in considered for lesson in disliked)
+    if not lessons or (nothing_new and start != "nothing"):
         raise _nothing(routings, layer, learned_before=bool(lessons))
 
     below = Stack(base, layers_below(live, layer))
-    parent = _parent(store, user, layer, live, below, lessons) if start == "auto" else None
-    pinned = _still_pinned(store, user, routings, set(catalog.pinned(user, layer)))
+    current = {lesson.signal for lesson in (*lessons, *disliked)}
+    parent = _parent(store, user, layer, live, below, current) if start == "auto" else None
     pins = _new_pins(lessons, new, pinned, recipe.held_out)
     questions = [lesson for lesson in lessons if lesson.signal in pinned or lesson.signal in pins]
     open_lessons = [lesson for lesson in lessons if lesson.signal not in pinned and lesson.signal not in pins]
@@ -122,6 +151,9 @@ def make_plan(store: Store, user: str, layer: str, recipe: Recipe, base: str, st
         parent=parent,
         live=live,
         below=below,
+        disliked=disliked,
+        left_out=left_out,
+        room=room,
     )
 
 
@@ -155,6 +187,12 @@ def _still_pinned(store: Store, user: str, routings: Sequence[Routing], pinned: 
             older = store.ledger.signal(user, older).supersedes
         if older is not None:
             heirs.add(routing.signal.id)
+    # Whatever is the lesson now in the place of a question, on the same turn or to the same request.
+    instead = {routing.signal.id: routing.instead for routing in routings}
+    for signal in tuple(heirs):
+        while (taken_by := instead.get(signal)) is not None and taken_by not in heirs:
+            heirs.add(taken_by)
+            signal = taken_by
     return heirs
 
 
@@ -165,9 +203,7 @@ def _new_pins(lessons: Sequence[Lesson], new: Sequence[Lesson], pinned: set[str]
     return tuple(lesson.signal for lesson in new[len(new) - count :])
 
 
-def _parent(
-    store: Store, user: str, layer: str, live: Stack, below: Stack, lessons: Sequence[Lesson]
-) -> Revision | None:
+def _parent(store: Store, user: str, layer: str, live: Stack, below: Stack, current: set[str]) -> Revision | None:
     """The head, if one can build on it: what lies below is as it was, and nothing that it learned was taken back since."""
     head = next((entry for entry in live.entries if entry.layer == layer), None)
     if head is None:
@@ -175,7 +211,6 @@ def _parent(
     revision = store.catalog.revision(user, head.revision)
     if Stack(live.base, revision.below).digest != below.digest:
         return None
-    current = {lesson.signal for lesson in lessons}
     return revision if trained_on(store, revision) <= current else None
 
 

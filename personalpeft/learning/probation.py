@@ -52,26 +52,34 @@ def weigh(before: Sequence[Opinion], since: Sequence[Opinion], stake: float = 1.
     """The end of a probation, or None while it goes on. ``before`` are opinions of replies from before the revision was
     live, ``since`` of its own; ``stake`` is what its lessons won.
     """
-    for kind in (Opinion.DISLIKED, Opinion.CORRECTED):
-        if against(before, since, kind) >= ENOUGH:
-            earlier = f", {before.count(kind)} of {len(before)} before it" if before else ""
-            return Outcome("withdrawn", f"{since.count(kind)} of {len(since)} replies were {kind}{earlier}")
-    for opinion in since:
+    bets = {kind: _bet(before, kind) for kind in (Opinion.DISLIKED, Opinion.CORRECTED)}
+    stakes = dict.fromkeys(bets, 1.0)
+    # After each reply, and not at the end alone, so that it does not matter when somebody looks.
+    for count, opinion in enumerate(since, 1):
+        for kind, (won, lost) in bets.items():
+            stakes[kind] *= won if opinion is kind else lost
+            if stakes[kind] >= ENOUGH:
+                earlier = f", {before.count(kind)} of {len(before)} before it" if before else ""
+                return Outcome("withdrawn", f"{since[:count].count(kind)} of {count} replies were {kind}{earlier}")
         stake *= WIN if opinion is Opinion.LIKED else LOSS
-    if since and stake >= ENOUGH:
-        return Outcome("confirmed", f"{since.count(Opinion.LIKED)} of {len(since)} replies were liked")
+        if stake >= ENOUGH:
+            return Outcome("confirmed", f"{since[:count].count(Opinion.LIKED)} of {count} replies were liked")
     return None
 
 
 def against(before: Sequence[Opinion], since: Sequence[Opinion], kind: Opinion) -> float:
     """What one unit has become that was staked on a larger share of ``kind`` than before."""
+    won, lost = _bet(before, kind)
+    bad = since.count(kind)
+    return won**bad * lost ** (len(since) - bad)
+
+
+def _bet(before: Sequence[Opinion], kind: Opinion) -> tuple[float, float]:
+    """What a stake becomes by a reply of ``kind``, and by another."""
     # As if there had been one reply more of each sort, since few replies say little of a share.
     share = max(_SMALLEST_SHARE, (before.count(kind) + 1) / (len(before) + 2))
     feared = (1 + share) / 2
-    stake = 1.0
-    for opinion in since:
-        stake *= feared / share if opinion is kind else (1 - feared) / (1 - share)
-    return stake
+    return feared / share, (1 - feared) / (1 - share)
 
 
 def look_again(store: Store, user: str, now: Callable[[], datetime]) -> tuple[LearnReport, ...]:

@@ -92,7 +92,10 @@ def recipe_for(card: str, overrides: Json, projections: Mapping[str, tuple[int, 
     for name in asked:
         if name not in names:
             hint = nearest(name, names, what="projection")
-            raise CardError(f"The card {card} learns with a target that the base does not have: {name}.", hint=hint)
+            raise CardError(
+                f"The card {card} has a wrong value in [learning]: targets names {name}, which the base does not have.",
+                hint=hint,
+            )
     targets = tuple(p for p in projections if p in asked or p.rpartition(".")[2] in asked)
     return replace(Recipe(), **{**overrides, "targets": targets})
 

@@ -8,9 +8,11 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from personalpeft.types import Signal, Verdict
+
+NO_ROOM = "left out: the layer is full"
 
 _WIDTH = 88
 _EXCERPT = 60
@@ -39,7 +41,9 @@ class Source:
 @dataclass(frozen=True, slots=True)
 class LearnReport:
     """The outcome of one ``learn``. ``revision`` is None where none was built; ``before`` is the head that it was
-    judged against.
+    judged against; ``room`` is how full a layer is that can be full (see capacity.py). ``accepted``: live although the
+    gate said otherwise, since the user said so by name. ``event`` is "withdrawn" or "confirmed" where no learn but later
+    signals ended a probation; ``before`` is then what came back.
     """
 
     user: str
@@ -56,6 +60,14 @@ class LearnReport:
     examples: tuple[Example, ...] = ()
     scores: Mapping[str, Any] = field(default_factory=dict)
     dry_run: bool = False
+    room: Mapping[str, int] = field(default_factory=dict)
+    accepted: bool = False
+    event: Literal["learn", "withdrawn", "confirmed"] = "learn"
+
+    @property
+    def live(self) -> bool:
+        """Whether it left its revision live."""
+        return self.revision is not None and (self.accepted or self.verdict is Verdict.PROMOTED)
 
     def as_json(self) -> dict[str, Any]:
         """The report as plain data."""
@@ -63,6 +75,18 @@ class LearnReport:
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
+
+
+def from_json(data: Mapping[str, Any]) -> LearnReport:
+    """A report as it was recorded, also by an earlier version: what that did not say is as if it were nothing."""
+    known = {key: value for key, value in data.items() if key in LearnReport.__dataclass_fields__}
+    parts = {
+        "verdict": Verdict(data["verdict"]),
+        "at": datetime.fromisoformat(data["at"]),
+        "sources": tuple(Source(**source) for source in data.get("sources", ())),
+        "examples": tuple(Example(**example) for example in data.get("examples", ())),
+    }
+    return LearnReport(**{**known, **parts})
 
 
 def excerpt(text: str, width: int = _EXCERPT) -> str:
@@ -82,19 +106,44 @@ def _lines(report: LearnReport) -> list[str]:
             f"{report.user} · {report.layer}: a dry run, nothing was trained",
             f"  {report.reason}",
             *_sources(report),
+            *_room(report),
         ]
-    word = f"{report.verdict.upper()}{' (on probation)' if report.probation else ''}"
-    lines = [f"{report.user} · {report.layer}: {word}", *_wrapped(report.reason, "  "), *_sources(report)]
+    word = (
+        f"{report.verdict.upper()}{' (on probation)' if report.probation else ', ACCEPTED' if report.accepted else ''}"
+    )
+    if report.event != "learn":
+        word = report.event.upper()
+    lines = [
+        f"{report.user} · {report.layer}: {word}",
+        *_wrapped(report.reason, "  "),
+        *_sources(report),
+        *_room(report),
+    ]
     if report.scores:
         lines += ["", "  scores"] + [f"    {line}" for line in _scores(report.scores)]
     for example in report.examples:
         lines += ["", f"  > {excerpt(example.prompt, _WIDTH - 4)}"]
         lines += _wrapped(f"before: {excerpt(example.before, 240)}", "    ")
         lines += _wrapped(f"after:  {excerpt(example.after, 240)}", "    ")
-    lines += ["", f"  {report.revision or 'no revision'} · {report.steps} steps · {report.seconds:.1f} s"]
-    if report.revision and report.verdict is Verdict.PROMOTED:
-        lines.append(f"  undo: personalpeft rollback {report.layer} --user {report.user}")
-    return lines
+    if report.event == "learn":
+        lines += ["", f"  {report.revision or 'no revision'} · {report.steps} steps · {report.seconds:.1f} s"]
+    else:
+        lines += [
+            "",
+            f"  {report.revision}" + (f" -> {report.before or 'the base'}" if report.event == "withdrawn" else ""),
+        ]
+    return [*lines, *way_back(report)]
+
+
+def way_back(report: LearnReport) -> list[str]:
+    """How to take back what it did: nothing where nothing was built."""
+    if report.live:
+        return [f"  undo: personalpeft rollback {report.layer} --user {report.user}"]
+    if report.revision and report.verdict is Verdict.REFUSED:
+        return [
+            f"  make it live all the same: personalpeft rollback {report.layer} --to {report.revision} --user {report.user}"
+        ]
+    return []
 
 
 def _sources(report: LearnReport) -> list[str]:
@@ -110,6 +159,16 @@ def _sources(report: LearnReport) -> list[str]:
     return lines
 
 
+def _room(report: LearnReport) -> list[str]:
+    if not report.room:
+        return []
+    room = report.room
+    line = f"  room: {room['tokens']:,} of {room['most']:,} tokens in {room['parameters']:,} parameters"
+    if room["tokens"] > room["advised"]:
+        line += f"; recall is best up to {room['advised']:,}"
+    return ["", line]
+
+
 def _scores(scores: Mapping[str, Any]) -> list[str]:
     lines = []
     names = {"target": "held back", "retention": "older", "trained": "just learned"}
@@ -120,6 +179,19 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
                 f"{name:<13} log-prob a token {_figure(part['before'])} -> {_figure(part['after'])}, "
                 f"{part['won']} of {part['asked']} better, {part['lost']} worse"
             )
+    tasks = scores.get("tasks")
+    if tasks:
+        lines.append(
+            f"{'tasks':<13} passed {tasks['passed_before']} -> {tasks['passed_after']} of {tasks['asked']} held back, "
+            f"length {tasks['length_before']:.0%} -> {tasks['length_after']:.0%} of the longest"
+        )
+    practice = scores.get("practice")
+    if practice:
+        known = practice["tasks"]
+        lines.append(
+            f"{'practice':<13} {practice['replies']} replies in {practice['rounds']} rounds; "
+            f"tasks solved {known['solved']}, hopeless {known['hopeless']}, open {known['open']}"
+        )
     canaries = scores.get("canaries")
     if canaries:
         lines.append(

@@ -84,6 +84,8 @@ MISTAKES = [
     ("max_tokens = 64", "max_tokens = 0", 19, "sampling.max_tokens", ""),
     ("learning_rate = 4e-4", "learning_rate = inf", 22, "learning.learning_rate", ""),
     ("learning_rate = 4e-4", "learning_rate = [1]", 22, "learning.learning_rate", ""),
+    ("learning_rate = 4e-4", "targets = []", 22, "learning.targets", ""),
+    ("learning_rate = 4e-4", "targets = [1]", 22, "learning.targets", ""),
 ]
 
 

@@ -395,7 +395,7 @@ def test_a_recipe_with_a_mistake_is_refused_before_anything_is_learned(
     kept = [each for each in card.read_text().splitlines() if not each.startswith(f"{key} ") or key == "targets"]
     card.write_text("\n".join([*kept, line]) + "\n")
     # A card's own mistakes are found when it is opened, those against the base when the base is there.
-    if key in ("targets", "learning_rate"):
+    if key == "learning_rate":
         with pytest.raises(CardError, match=key):
             personalpeft.open(tmp_path / "home", base=card)
         assert not (tmp_path / "home").exists()
@@ -407,6 +407,35 @@ def test_a_recipe_with_a_mistake_is_refused_before_anything_is_learned(
         with nothing_changes(tmp_path / "home"), pytest.raises(CardError, match=key) as raised:
             ada.learn()
         assert raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [("canary = 1", "'canaries'"), ("retention = 2", "0 to 1"), ("kl = true", "a number from 0")],
+)
+def test_margins_with_a_mistake_are_refused_before_anything_is_learned(
+    tmp_path: Path, line: str, hint: str, tiny_base: object
+) -> None:
+    card = quick_card(tmp_path)
+    card.write_text(f"{card.read_text()}\n[gate]\n{line}\n")
+    with opened(tmp_path / "home", card) as runtime:
+        ada = runtime.user("ada")
+        for n in range(5):
+            ada.teach(f"question {n}", "Ahoy!")
+        with nothing_changes(tmp_path / "home"), pytest.raises(CardError, match=line.partition(" ")[0]) as raised:
+            ada.learn()
+        assert hint in raised.value.hint
+
+
+def test_a_card_chooses_what_is_trained(tmp_path: Path, tiny_base: object) -> None:
+    card = quick_card(tmp_path)
+    card.write_text(f'{card.read_text()}targets = ["q_proj"]\n')
+    with opened(tmp_path / "home", card) as runtime:
+        ada = runtime.user("ada")
+        for n in range(5):
+            ada.teach(f"question {n}", "Ahoy!")
+        ada.learn()
+        assert ada.revisions()[0].recipe["targets"] == ["self_attn.q_proj"]
 
 
 def test_weights_that_are_missing_are_told_when_they_are_first_needed(tmp_path: Path) -> None:

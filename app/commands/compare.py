@@ -1,0 +1,73 @@
+"""Two revisions side by side, without knowing which is which."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from personalpeft_app import opening
+from personalpeft_app.interrupt import interruptible
+from personalpeft_app.options import Common, command
+from personalpeft_app.output import as_data, note, printable, show
+from personalpeft_app.progress import Display
+from personalpeft_app.texts import given
+
+if TYPE_CHECKING:
+    from personalpeft.comparing import Choice, Comparison
+
+NEITHER = "neither"
+
+
+@command(
+    "compare",
+    examples=(
+        'personalpeft compare "How do I boil an egg?"',
+        'personalpeft compare "How do I boil an egg?" live base',
+        'personalpeft compare "How do I boil an egg?" --json',
+        'personalpeft compare "How do I boil an egg?" --json --choose 1f4a09c2',
+    ),
+)
+@click.argument("prompt")
+@click.argument("a", default="live", metavar="[A]")
+@click.argument("b", default="previous", metavar="[B]")
+@click.option("--layer", default="style", show_default=True, help="Whose revisions.")
+@click.option("--max-tokens", type=click.IntRange(1), help="The longest answer.  [default: the base's]")
+@click.option("--no-memory", is_flag=True, help="Leave your rules and facts out.")
+@click.option("--choose", metavar="1|2|NAME|neither", help="Choose without being asked; NAME is as --json says it.")
+def compare(
+    common: Common, prompt: str, a: str, b: str, layer: str, max_tokens: int | None, no_memory: bool, choose: str | None
+) -> None:
+    """See two answers to a PROMPT and choose one.
+
+    They come from two revisions of a layer, in an order drawn by chance. Your choice is kept as a preference, and only
+    then you hear whose they are.
+
+    A and B are revisions, the beginnings of their ids, 'live', 'previous' (before the last change) or 'base'.
+    [default: live previous]
+
+    A program asks twice, since the same revisions give the same answers: first with --json alone, then with --choose and
+    the name of one.
+    """
+    prompt = given(prompt, what="prompt")
+    display = Display(common)
+    with opening.user(common, "change", display) as user:
+        with interruptible() as cancelled, display:
+            comparison = user.compare(
+                prompt, a, b, layer=layer, max_tokens=max_tokens, memory=not no_memory, cancelled=cancelled
+            )
+        if choose is None and not common.json and not comparison.same and sys.stdin.isatty():
+            click.echo(printable(str(comparison)))
+            choose = click.prompt("\nWhich is better?", type=click.Choice(["1", "2", NEITHER]), err=True)
+        choice = None if choose in (None, NEITHER) else comparison.choose(choose)
+    data = {**comparison.as_json(), "choice": as_data(choice)}
+    show(common, data, str(comparison) if choose is None else _said(comparison, choice))
+    if comparison.same:
+        note(common, "Both say the same; there is nothing to choose.")
+
+
+def _said(comparison: Comparison, choice: Choice | None) -> str:
+    whose = " and ".join(f"{number} is {each.revision}" for number, each in enumerate(comparison.answers, 1))
+    kept = f"{choice.signal}: {choice.chosen} rather than {choice.other}" if choice else "nothing was kept"
+    return f"{whose}; {kept}"

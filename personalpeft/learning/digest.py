@@ -1,0 +1,129 @@
+"""What learning did to one person's model in a while: the morning summary. Made of what the ledger holds already, so it
+can be asked for any period, again and again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from personalpeft.learning.report import LearnReport, excerpt, from_json, way_back
+from personalpeft.store.base import Store
+from personalpeft.types import HeadMove
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """A period from ``since`` to ``until``: how many turns and signals came, what each learn and each end of a probation
+    said, every move of a head, and what was live at the time of asking, by layer (None: the bare base).
+    """
+
+    user: str
+    since: datetime
+    until: datetime
+    turns: int
+    signals: Mapping[str, int]
+    reports: tuple[LearnReport, ...]
+    moves: tuple[HeadMove, ...]
+    live: Mapping[str, str | None]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing at all happened."""
+        return not (self.turns or self.signals or self.reports or self.moves)
+
+    def as_json(self) -> dict[str, Any]:
+        """The summary as plain data."""
+        return {
+            "user": self.user,
+            "since": self.since.isoformat(),
+            "until": self.until.isoformat(),
+            "turns": self.turns,
+            "signals": dict(self.signals),
+            "reports": [{**report.as_json(), "undo": self._undo(report)} for report in self.reports],
+            "moves": [{**asdict(move), "at": move.at.isoformat()} for move in self.moves],
+            "live": dict(self.live),
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> list[str]:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.signals.items()))
+        came = f"turns: {self.turns}, signals: {sum(self.signals.values())}{f' ({kinds})' if kinds else ''}"
+        lines = [f"{self.user}, {_moment(self.since)} to {_moment(self.until)}", f"  {came}"]
+        for report in self.reports:
+            lines += ["", *_told(report)]
+            if undo := self._undo(report):
+                lines.append(f"    {undo}")
+        by_hand = [move for move in self.moves if move.cause not in ("learn", "accepted", "withdrawn")]
+        if by_hand:
+            lines.append("")
+        for move in by_hand:
+            lines.append(f"  {move.layer}: {move.before or 'the base'} -> {move.after or 'the base'} ({move.cause})")
+        for layer, head in self.live.items():
+            lines += [] if lines[-1].startswith("  live") else [""]
+            lines.append(f"  live in {layer}: {head or 'the base'}")
+        return lines
+
+    def _undo(self, report: LearnReport) -> str:
+        """How to undo it now, which is another command than it was then; empty where there is nothing to undo."""
+        if not report.live:
+            return "".join(way_back(report)).strip()
+        if report.event != "learn" or self.live.get(report.layer) != report.revision:
+            return ""
+        return f"undo: personalpeft rollback {report.layer} --to {report.before or 'base'} --user {report.user}"
+
+
+def digest(store: Store, user: str, since: datetime, until: datetime) -> Digest:
+    """The summary of what came after ``since``, up to ``until``. Raises ``NotFound`` for an unknown user."""
+
+    def within(at: datetime) -> bool:
+        return since < at <= until
+
+    reports = [from_json(report) for report in store.catalog.reports(user)]
+    signals = store.ledger.signals(user, current=False)
+    return Digest(
+        user=user,
+        since=since,
+        until=until,
+        turns=sum(within(turn.at) for turn in store.ledger.turns(user)),
+        signals=Counter(str(signal.kind) for signal in signals if within(signal.at)),
+        reports=tuple(report for report in reports if within(report.at)),
+        moves=tuple(move for move in store.catalog.history(user) if within(move.at)),
+        live={layer.name: layer.head for layer in store.catalog.layers(user)},
+    )
+
+
+def _told(report: LearnReport) -> list[str]:
+    word = (
+        report.event
+        if report.event != "learn"
+        else f"{report.verdict}{', accepted by name' if report.accepted else ''}"
+    )
+    what = f"  {report.layer}: {word.upper()}{' (on probation)' if report.probation else ''}"
+    if report.event == "learn":
+        what += f", {report.revision or 'no revision'}, {report.seconds:.1f} s"
+    lines = [what, f"    {report.reason}"]
+    learned = [source for source in report.sources if source.use == "learned"]
+    held = sum(source.use == "held back to judge by" for source in report.sources)
+    if learned:
+        lines.append(f"    learned from {len(learned)}{f', held back {held}' if held else ''}:")
+        lines += [
+            f"      {source.signal[-6:]}  {source.kind:<13} {excerpt(source.text)}" for source in learned[:_SHOWN]
+        ]
+        if len(learned) > _SHOWN:
+            lines.append(f"      … and {len(learned) - _SHOWN} more")
+    for example in report.examples[:1]:
+        lines.append(f"    > {excerpt(example.prompt, 80)}")
+        lines += [f"      before: {excerpt(example.before, 80)}", f"      after:  {excerpt(example.after, 80)}"]
+    return lines
+
+
+def _moment(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")

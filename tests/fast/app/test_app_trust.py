@@ -1,0 +1,94 @@
+"""Accepting, comparing, summing up and being told, through the command line alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from app_makers import Place, lines, teach
+
+
+def test_a_learn_can_be_accepted_by_name_and_says_when_that_was_not_needed(taught: Place) -> None:
+    report = json.loads(taught.run("learn", "--accept", "--json").stdout)
+    assert (report["verdict"], report["accepted"]) == ("promoted", False)
+
+
+def test_two_revisions_are_compared_blind_and_a_choice_is_kept(learned: Place) -> None:
+    told = json.loads(learned.run("compare", "hello", "--json").stdout)
+    assert [answer["number"] for answer in told["answers"]] == [1, 2]
+    assert told["choice"] is None
+    assert "style@" not in json.dumps(told)
+    name = told["answers"][1]["name"]
+    chosen = json.loads(learned.run("compare", "hello", "--choose", name, "--json").stdout)["choice"]
+    (turn,) = json.loads(learned.run("turns", "-n", "1", "--json").stdout)["turns"]
+    assert turn["id"] == chosen["turn"]
+    assert turn["signals"][0]["id"] == chosen["signal"]
+    assert turn["signals"][0]["payload"] == {"text": told["answers"][1]["text"], "revision": chosen["chosen"]}
+    assert turn["reply"] == told["answers"][0]["text"]
+
+
+def test_choosing_neither_keeps_nothing(learned: Place) -> None:
+    before = learned.snapshot()
+    result = learned.run("compare", "hello", "live", "base", "--choose", "neither")
+    assert result.exit_code == 0
+    assert "nothing was kept" in result.stdout
+    assert learned.run("compare", "hello").exit_code == 0
+    assert learned.snapshot() == before
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["compare", "hello", "--choose", "3"], 2),
+        (["compare", "hello", "live", "live"], 2),
+        (["compare", "hello", "style@none"], 3),
+        (["compare", "hello", "--layer", "styl"], 3),
+        (["compare", "", "--json"], 2),
+        (["report", "--since", "yesterday"], 2),
+        (["report", "--since", "99999999999d"], 2),
+        (["report", "--since", "2999-01-01"], 2),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_changes_nothing(learned: Place, args: list[str], code: int) -> None:
+    before = learned.snapshot()
+    result = learned.run(*args)
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    assert learned.snapshot() == before
+
+
+def test_the_morning_summary_of_one_and_of_all(learned: Place) -> None:
+    learned.run("ask", "hello", "--user", "bob")
+    text = learned.run("report").stdout
+    assert "style: PROMOTED (on probation)" in text
+    assert "undo: personalpeft rollback style --to base --user ada" in text
+    (told,) = json.loads(learned.run("report", "--since", "7d", "--json").stdout)["users"]
+    assert (told["user"], len(told["reports"])) == ("ada", 1)
+    everyone = json.loads(learned.run("report", "--everyone", "--json").stdout)["users"]
+    assert [each["user"] for each in everyone] == ["ada", "bob"]
+    assert json.loads(learned.run("report", "--everyone", "--since", "0m", "--json").stdout) == {"users": []}
+    assert json.loads(learned.run("report", "--since", "2026-01-01", "--json").stdout)["users"][0]["turns"]
+
+
+def test_a_revision_that_was_withdrawn_is_told_until_the_next_answer(learned: Place) -> None:
+    said = []
+    for number in range(4):
+        learned.run("ask", f"later {number}")
+        said.append(learned.run("feedback", "--down").stderr)
+    assert [("no longer" in each) for each in said] == [False, False, False, True]
+    assert "4 of 4 replies were disliked" in said[-1]
+    assert "no longer" in learned.run("ask", "hello").stderr
+    assert "no longer" not in learned.run("ask", "hello").stderr
+    assert "no longer" not in learned.run("ask", "hello", "-q").stderr
+    assert lines(learned.run("stack").stdout)[1].split()[1] == "(the"
+    assert "WITHDRAWN" in learned.run("report").stdout
+
+
+def test_each_refusal_says_how_to_make_it_live_all_the_same(learned: Place) -> None:
+    for number in range(4):
+        learned.run("ask", f"later {number}")
+        learned.run("feedback", "--down")
+    teach(learned, 0)
+    told = learned.run("learn", "--from-nothing").stdout
+    assert "REFUSED" in told
+    assert "make it live all the same: personalpeft rollback style --to style@" in told

@@ -1,0 +1,263 @@
+"""What people say of a revision on probation decides about it: seldom wrongly, once, and never against their own word."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runtime_makers import Time, ask, correct, greedy, opened, style
+
+from personalpeft import Runtime, User
+from personalpeft.learning.gate import ENOUGH, Margins
+from personalpeft.learning.probation import Opinion, against, weigh
+from personalpeft.types import Verdict
+
+LIKED, DISLIKED, CORRECTED = Opinion.LIKED, Opinion.DISLIKED, Opinion.CORRECTED
+OPINIONS = st.lists(st.sampled_from(list(Opinion)), max_size=30)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def runtime(home: Path) -> Iterator[Runtime]:
+    with opened(home, clock=Time().clock()) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def ada(runtime: Runtime) -> User:
+    """Somebody whose style is live on probation."""
+    ada = runtime.user("ada")
+    correct(ada, 5)
+    report = ada.learn()
+    assert (report.verdict, report.probation) == (Verdict.PROMOTED, True)
+    return ada
+
+
+def dislike(user: User, count: int) -> None:
+    for number in range(count):
+        user.feedback(ask(user, f"later {number}"), rating=-1)
+
+
+@given(before=OPINIONS, since=OPINIONS)
+def test_likes_never_count_against_a_revision_and_dislikes_never_for_it(
+    before: list[Opinion], since: list[Opinion]
+) -> None:
+    ends = [outcome.end if outcome else None for outcome in (weigh(before, since), weigh(before, [*since, LIKED]))]
+    assert ends != [None, "withdrawn"]
+    worse = weigh(before, [*since, DISLIKED])
+    assert not (ends[0] == "withdrawn" and (worse is None or worse.end == "confirmed"))
+    assert weigh(before, [LIKED] * len(since)) is None or weigh(before, [LIKED] * len(since)).end == "confirmed"  # type: ignore[union-attr]
+
+
+@given(before=OPINIONS, kind=st.sampled_from([DISLIKED, CORRECTED]))
+def test_a_bet_is_worth_its_stake_on_average_where_the_share_has_not_grown(
+    before: list[Opinion], kind: Opinion
+) -> None:
+    share = max(0.25, (before.count(kind) + 1) / (len(before) + 2))
+    won, lost = against(before, [kind], kind), against(before, [LIKED], kind)
+    assert share * won + (1 - share) * lost == pytest.approx(1)
+
+
+@pytest.mark.parametrize("disliked", [0, 5, 15])
+def test_a_revision_that_is_as_good_as_before_is_withdrawn_in_one_of_ten_at_most(disliked: int) -> None:
+    before = [DISLIKED] * disliked + [LIKED] * (20 - disliked)
+    share = max(0.25, (disliked + 1) / 22)
+    # The chance of each stake after each reply, as long as it was never enough.
+    chances, withdrawn = {0: 1.0}, 0.0
+    for step in range(1, 61):
+        after: dict[int, float] = {}
+        for bad, chance in chances.items():
+            for more, of in ((1, share), (0, 1 - share)):
+                stake = against(before, [DISLIKED] * (bad + more) + [LIKED] * (step - bad - more), DISLIKED)
+                if stake >= ENOUGH:
+                    withdrawn += chance * of
+                else:
+                    after[bad + more] = after.get(bad + more, 0.0) + chance * of
+        chances = after
+    assert withdrawn <= 1 / ENOUGH
+
+
+def test_it_takes_four_dislikes_and_who_always_corrects_says_nothing_by_going_on() -> None:
+    assert weigh([], [DISLIKED] * 3) is None
+    outcome = weigh([LIKED] * 9, [DISLIKED] * 4)
+    assert outcome is not None
+    assert (outcome.end, outcome.reason) == ("withdrawn", "4 of 4 replies were disliked, 0 of 9 before it")
+    assert weigh([CORRECTED] * 12, [CORRECTED] * 12) is None
+    assert weigh([LIKED] * 12, [CORRECTED] * 5) is not None
+
+
+def test_a_revision_that_people_dislike_is_withdrawn_and_the_old_answers_come_back(home: Path) -> None:
+    with opened(home, clock=Time().clock()) as runtime:
+        ada = runtime.user("ada")
+        before = greedy(ada)
+        correct(ada, 5)
+        learned = ada.learn()
+        dislike(ada, 3)
+        assert ada.stack().entries
+        dislike(ada, 1)
+        assert ada.stack().entries == ()
+        assert greedy(ada) == before
+        last = ada.history()[-1]
+        assert (last.before, last.after, last.cause) == (learned.revision, None, "withdrawn")
+        (revision,) = ada.revisions()
+        assert (revision.verdict, revision.probation) == (Verdict.REFUSED, False)
+        assert revision.reason == "withdrawn: 4 of 4 replies were disliked, 0 of 5 before it"
+        told = ada.reports()[-1]
+        assert (told["event"], told["revision"], told["reason"]) == ("withdrawn", revision.id, revision.reason)
+        assert runtime.verify() == ()
+
+
+def test_a_second_revision_is_withdrawn_to_the_first_which_stays_on_probation(ada: User) -> None:
+    first = ada.stack().entries[0].revision
+    correct(ada, 3, first=10)
+    assert ada.learn().revision != first
+    dislike(ada, 4)
+    assert ada.stack().entries[0].revision == first
+    assert ada.revisions()[0].probation
+    dislike(ada, 8)
+    assert ada.stack().entries == ()
+
+
+def test_good_words_end_the_probation_and_nothing_moves(ada: User) -> None:
+    head = ada.stack()
+    for number in range(9):
+        ada.feedback(ask(ada, f"later {number}"), rating=1)
+        if not ada.revisions()[0].probation:
+            break
+    (revision,) = ada.revisions()
+    assert (revision.verdict, revision.probation) == (Verdict.PROMOTED, False)
+    assert revision.reason.startswith("confirmed: ")
+    assert ada.stack() == head
+    assert len(ada.history()) == 1
+    assert ada.reports()[-1]["event"] == "confirmed"
+    dislike(ada, 8)
+    assert ada.stack() == head
+
+
+def test_what_somebody_named_is_never_withdrawn(ada: User) -> None:
+    revision = ada.stack().entries[0].revision
+    ada.rollback("style", None)
+    ada.rollback("style", revision)
+    dislike(ada, 10)
+    assert ada.stack().entries[0].revision == revision
+
+
+def test_a_withdrawn_revision_stays_away_until_somebody_names_it(ada: User) -> None:
+    revision = ada.stack().entries[0].revision
+    dislike(ada, 4)
+    again = ada.learn(start="nothing")
+    assert (again.revision, again.verdict) == (revision, Verdict.REFUSED)
+    assert "withdrawn" in again.reason
+    assert ada.stack().entries == ()
+    ada.rollback("style", revision)
+    dislike(ada, 4)
+    assert ada.stack().entries[0].revision == revision
+
+
+def test_what_was_said_while_somebody_learned_is_heard_by_the_next_learn(ada: User) -> None:
+    revision = ada.stack().entries[0].revision
+    with ada._parts.store.lease("learn-ada"):
+        dislike(ada, 4)
+        assert ada.stack().entries[0].revision == revision
+    correct(ada, 2, first=20)
+    report = ada.learn()
+    assert report.before is None
+    assert [move.cause for move in ada.history()][:2] == ["learn", "withdrawn"]
+
+
+def test_many_threads_withdraw_once(ada: User) -> None:
+    replies = [ask(ada, f"later {number}") for number in range(6)]
+    threads = [threading.Thread(target=ada.feedback, args=(reply,), kwargs={"rating": -1}) for reply in replies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ada.feedback(ask(ada, "one more"), rating=-1)
+    assert [move.cause for move in ada.history()] == ["learn", "withdrawn"]
+    assert [report["event"] for report in ada.reports()] == ["learn", "withdrawn"]
+
+
+def test_only_a_persons_own_word_counts(ada: User) -> None:
+    head = ada.stack()
+    for number in range(8):
+        turn = ask(ada, f"later {number}").turn_id
+        kind = ada.signals()[0].kind.__class__("rating")
+        ada._parts.store.ledger.add_signal("ada", kind, {"value": -1}, turn=turn, source="app")
+    ada.feedback(ask(ada), rating=1)
+    assert ada.stack() == head
+
+
+def test_evidence_adds_up_over_learns_and_ends_the_probation(runtime: Runtime) -> None:
+    bo = runtime.user("bo")
+    seen: set[str] = set()
+    bets, asked = [], 0
+    for _ in range(8):
+        correct(bo, 6, first=asked)
+        asked += 6
+        report = bo.learn()
+        assert report.verdict is Verdict.PROMOTED, report.reason
+        bets.append(report.scores["bet"])
+        counted = set(report.scores["counted"])
+        assert seen <= counted
+        seen = counted
+        if not report.probation:
+            break
+    assert bets == sorted(bets)
+    assert bets[-1] >= ENOUGH
+    assert not report.probation
+    correct(bo, 6, first=asked)
+    assert bo.learn().scores["bet"] < ENOUGH
+
+
+def test_learning_the_same_again_leaves_the_verdict_of_what_is_live(ada: User) -> None:
+    before = ada.revisions()
+    report = ada.learn(start="nothing")
+    assert report.verdict is Verdict.ABSTAINED
+    assert "live already" in report.reason
+    assert (ada.revisions(), len(ada.history())) == (before, 1)
+
+
+def test_accepting_by_name_makes_a_refused_candidate_live_and_says_so(ada: User) -> None:
+    strict = replace(ada._parts.learner(), margins=Margins(kl=-1.0))
+    ada._parts = replace(ada._parts, learner=lambda: strict)
+    correct(ada, 3, first=10)
+    report = ada.learn(accept=True)
+    assert (report.verdict, report.accepted, report.live) == (Verdict.REFUSED, True, True)
+    assert report.reason.startswith("accepted by name against: it is too far from the base")
+    assert ada.stack().entries[0].revision == report.revision
+    assert ada.history()[-1].cause == "accepted"
+    assert ada.revisions()[-1].reason == report.reason
+    assert "REFUSED, ACCEPTED" in str(report)
+    assert "undo: personalpeft rollback style" in str(report)
+    dislike(ada, 8)
+    assert ada.stack().entries[0].revision == report.revision
+
+
+def test_a_learn_that_ran_out_of_time_is_in_the_reports(ada: User) -> None:
+    correct(ada, 8, first=10)
+    report = ada.learn(seconds=1e-9)
+    assert report.revision is None
+    told = ada.reports()[-1]
+    assert told["verdict"] == "abstained"
+    assert told["steps"] == report.steps > 0
+    assert f"after step {report.steps} of" in told["reason"]
+
+
+def test_a_style_that_loses_the_older_ones_is_noticed(ada: User) -> None:
+    correct(ada, 4, first=10)
+    report = ada.learn()
+    pins = report.scores["pins"]
+    assert {asked for asked in pins} >= {
+        s for r in ada.revisions() for s, role in r.signals.items() if role == "pinned"
+    }
+    assert all(each["best"] >= each["after"] for each in pins.values())
+    assert style("x")

@@ -1,0 +1,88 @@
+"""A comparison is blind until somebody chose, and what they chose is in the ledger as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from runtime_makers import Time, ask, correct, nothing_changes, opened
+
+from personalpeft import InvalidInput, NotFound, User
+from personalpeft.types import SignalKind
+
+PROMPT = "How do I boil an egg?"
+
+
+@pytest.fixture
+def ada(home: Path) -> Iterator[User]:
+    with opened(home, clock=Time().clock()) as runtime:
+        ada = runtime.user("ada")
+        correct(ada, 5)
+        ada.learn()
+        yield ada
+
+
+def test_the_answers_are_those_of_the_two_revisions_and_say_nothing_of_whose_they_are(ada: User, home: Path) -> None:
+    head = ada.stack().entries[0].revision
+    with nothing_changes(home):
+        comparison = ada.compare(PROMPT)
+    texts = {answer.revision: answer.text for answer in comparison.answers}
+    assert texts == {
+        head: ask(ada, PROMPT).text,
+        "base": ask(ada, PROMPT, layers=[]).text,
+    }
+    assert head not in str(comparison) + str(comparison.as_json())
+
+
+def test_the_order_is_drawn_by_chance(ada: User) -> None:
+    assert {ada.compare(PROMPT).answers[0].revision for _ in range(20)} == {"base", ada.stack().entries[0].revision}
+
+
+@pytest.mark.parametrize("by", ["number", "name"])
+def test_a_choice_is_a_preference_against_the_other_answer(ada: User, by: str) -> None:
+    comparison = ada.compare(PROMPT)
+    chosen, other = comparison.answers
+    choice = comparison.choose(1 if by == "number" else chosen.name)
+    assert (choice.chosen, choice.other) == (chosen.revision, other.revision)
+    signal = ada.signals()[-1]
+    assert (signal.id, signal.kind, signal.turn) == (choice.signal, SignalKind.PREFERENCE, choice.turn)
+    assert signal.payload == {"text": chosen.text, "revision": chosen.revision}
+    turn = ada.turn(choice.turn)
+    assert (turn.reply, turn.stack) == (other.text, other.stack)
+    assert [part.revision.id for part in ada.why(turn).parts] == [e.revision for e in other.stack.entries]
+
+
+def test_choosing_against_what_is_on_probation_again_and_again_withdraws_it(ada: User) -> None:
+    head = ada.stack().entries[0].revision
+    for number in range(4):
+        comparison = ada.compare(f"{PROMPT} {number}", head, "base")
+        comparison.choose(1 if comparison.answers[0].revision == "base" else 2)
+    assert ada.history()[-1].cause == "withdrawn"
+
+
+def test_choosing_what_is_on_probation_again_and_again_confirms_it(ada: User) -> None:
+    head = ada.stack().entries[0].revision
+    for number in range(8):
+        comparison = ada.compare(f"{PROMPT} {number}", head, "base")
+        comparison.choose(1 if comparison.answers[0].revision == head else 2)
+    assert not ada.revisions()[0].probation
+    assert ada.stack().entries[0].revision == head
+
+
+def test_what_makes_no_sense_is_refused_and_changes_nothing(ada: User, home: Path) -> None:
+    comparison = ada.compare(PROMPT)
+    with nothing_changes(home):
+        with pytest.raises(InvalidInput, match="no answer 3"):
+            comparison.choose(3)
+        with pytest.raises(InvalidInput, match="no answer 'third'"):
+            comparison.choose("third")
+        with pytest.raises(InvalidInput, match="Both are"):
+            ada.compare(PROMPT, "live", "live")
+        with pytest.raises(NotFound) as missing:
+            ada.compare(PROMPT, "style@000000000000")
+        assert missing.value.hint
+        with pytest.raises(NotFound):
+            ada.compare(PROMPT, layer="skill.email")
+        with pytest.raises(InvalidInput, match="empty"):
+            ada.compare(" ")
