@@ -41,7 +41,8 @@ class Card:
 
     ``template`` None means: the one that the tokenizer carries. ``system`` is said first where a chat brings no system
     message of its own. ``stop_tokens`` end a reply besides those that the base's own configuration names. ``learning``
-    overrides fields of the learning recipe for this base, ``gate`` the gate's margins.
+    overrides fields of the learning recipe for this base, ``gate`` the gate's margins,
+    ``practice`` the drill of skills.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Card:
     sampling: Sampling = Sampling()
     learning: Json = field(default_factory=dict)
     gate: Json = field(default_factory=dict)
+    practice: Json = field(default_factory=dict)
     note: str = ""
 
 

@@ -23,7 +23,7 @@ _REPO = re.compile(r"[\w.-]+/[\w.-]+")
 
 _CARD_KEYS = (
     *("name", "title", "licence", "targets", "context", "template", "system", "stop_tokens", "note"),
-    *("source", "sampling", "learning", "gate"),
+    *("source", "sampling", "learning", "gate", "practice"),
 )
 _SAMPLING_KEYS = ("temperature", "top_p", "max_tokens", "seed", "stop")
 _SOURCE_KEYS: Mapping[SourceKind, tuple[str, ...]] = {
@@ -85,6 +85,7 @@ def parse_card(text: str, *, where: str, folder: Path) -> Card:
         ),
         learning=_plain(card.table("learning")),
         gate=_plain(card.table("gate")),
+        practice=_plain(card.table("practice")),
         note=card.optional_text("note") or "",
     )
 
@@ -132,7 +133,7 @@ def _shape(source: _Table) -> Json:
 
 
 def _plain(table: _Table) -> Json:
-    # Which keys a recipe or a gate has is known further up in the house; here they only have to be plain values.
+    # Which keys a recipe, a gate or a drill has is known further up in the house; here they only have to be plain values.
     for key, value in table.content.items():
         finite = not isinstance(value, float) or math.isfinite(value)
         texts = isinstance(value, list) and value and all(isinstance(each, str) and each for each in value)

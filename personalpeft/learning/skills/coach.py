@@ -25,9 +25,9 @@ from personalpeft.learning.lineage import lineage_of
 from personalpeft.learning.probation import LEARNED, review
 from personalpeft.learning.recipe import Recipe
 from personalpeft.learning.report import Example, LearnReport
+from personalpeft.learning.skills.drill import Drill
 from personalpeft.learning.skills.practice import (
     Diary,
-    Drill,
     Exercise,
     adapter_of,
     examined,

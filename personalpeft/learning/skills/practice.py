@@ -25,6 +25,7 @@ from personalpeft.learning.objectives import Supervised
 from personalpeft.learning.plan import layers_below
 from personalpeft.learning.recipe import Recipe
 from personalpeft.learning.report import Example
+from personalpeft.learning.skills.drill import Drill
 from personalpeft.learning.skills.policy import PolicyGradient
 from personalpeft.learning.skills.rewards import advantages
 from personalpeft.learning.skills.rollouts import STOPPED, Group, attempt, seed_from
@@ -32,28 +33,6 @@ from personalpeft.learning.skills.tasks import UNSEEN, Standing, choose
 from personalpeft.plugins import RIGHT, Shaped, Task, Verifying
 from personalpeft.serving.engine import Engine
 from personalpeft.types import Revision, Sampling, Stack, StackEntry, canonical_digest
-
-
-@dataclass(frozen=True, slots=True)
-class Drill:
-    """How a skill is practised. Of ``rounds``, each with ``group`` replies to ``per_round`` tasks and one step, the first
-    ``imitate`` learn what passed at ``imitation_rate``; the others follow the policy gradient at ``learning_rate``, held
-    to what lies below with ``kl``. ``pool`` tasks are there to be tried, ``held_back`` others to judge by. Replies are
-    sampled at ``temperature`` (1: what is learned from is what the model says) and end at ``longest`` tokens.
-    """
-
-    rounds: int = 40
-    imitate: int = 8
-    per_round: int = 8
-    group: int = 5
-    pool: int = 64
-    held_back: int = 24
-    temperature: float = 1.0
-    longest: int = 48
-    kl: float = 0.01
-    imitation_rate: float = 2e-4
-    learning_rate: float = 5e-5
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

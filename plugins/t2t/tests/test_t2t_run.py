@@ -1,0 +1,58 @@
+"""The shaping at work on a tiny model, through the library that it extends: lengths fall once a task is mastered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+import personalpeft
+from personalpeft import LearnReport, User
+from personalpeft.plugins import Task
+
+
+class SayYes:
+    """A reply passes that begins with a y, whatever its length."""
+
+    def tasks(self, seed: int, count: int) -> Sequence[Task]:
+        return [Task(f"t{number}", f"Say y {number}", {}) for number in range(count)]
+
+    def verify(self, task: Task, reply: str) -> float:
+        return float(reply.startswith("y"))
+
+
+@pytest.fixture
+def ada(tmp_path: Path, card: Path) -> Iterator[User]:
+    """Somebody whose model has been shown the task in replies of all lengths, and so has mastered it."""
+    import torch
+
+    torch.set_num_threads(1)
+    with personalpeft.open(tmp_path / "home", base=card) as runtime:
+        ada = runtime.user("ada")
+        for number in range(24):
+            ada.teach(f"Say y {7 * number}", "y" * (1 + 5 * number % 12), skill="yes")
+        shown = ada.learn("skill.yes").revision
+        ada.rollback("skill.yes", shown)
+        yield ada
+
+
+def curves(report: LearnReport) -> tuple[list[float], list[float]]:
+    practice = report.scores["practice"]
+    return practice["pass_rate"], practice["length"]
+
+
+def test_lengths_fall_once_a_task_is_mastered_and_it_stays_mastered(ada: User) -> None:
+    plain = ada.practice("yes", verifier=SayYes())
+    report = ada.practice("yes", verifier=SayYes(), shaping="t2t")
+    passed, lengths = curves(report)
+    assert min(passed[:3]) > 0.8, "the task was not mastered to begin with"
+    first, last = fmean(lengths[:3]), fmean(lengths[-3:])
+    assert last < first / 2
+    assert fmean(passed[-5:]) > 0.8
+    # The same practice without it lets lengths go where they will.
+    assert last < fmean(curves(plain)[1][-3:]) / 2
+    tasks = report.scores["tasks"]
+    assert tasks["length_after"] < tasks["length_before"]
+    assert tasks["passed_after"] == tasks["asked"]
