@@ -12,6 +12,8 @@ USER_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 SKILL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 LAYER_NAME = re.compile(rf"style|memory|skill\.{SKILL_NAME.pattern}")
 
+SOURCE = re.compile(r"[a-z][a-z0-9._-]{0,31}")
+
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
@@ -33,6 +35,16 @@ def check_layer_name(value: str) -> str:
     if not isinstance(value, str) or LAYER_NAME.fullmatch(value) is None:
         raise InvalidId(
             f"{ascii(value)[:80]} cannot be a layer.", hint="Layers are called style, memory or skill.<name>."
+        )
+    return value
+
+
+def check_source(value: str) -> str:
+    """The name of who gave a signal itself, if it is one."""
+    if not isinstance(value, str) or SOURCE.fullmatch(value) is None:
+        raise InvalidId(
+            f"{ascii(value)[:80]} cannot be the source of a signal.",
+            hint="A person is 'person'; another is named with up to 32 of a-z, 0-9, '.', '_' and '-'.",
         )
     return value
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import platformdirs
 
@@ -16,6 +17,11 @@ HOME = "PERSONALPEFT_HOME"
 CACHE = "PERSONALPEFT_CACHE"
 PLUGINS = "PERSONALPEFT_PLUGINS"
 _APP = "personalpeft"
+
+Observing: TypeAlias = Literal["off", "kept", "learned"]
+"""What becomes of what an app sees without asking (``User.observe``): nothing, kept in the ledger, or kept and learned as a
+weak rating.
+"""
 
 
 @dataclass(frozen=True, slots=True)

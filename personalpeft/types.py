@@ -20,6 +20,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "cancelled"]
 Scope: TypeAlias = Literal["always", "near", "never"]
 """When a live layer is attached: to every request, to those that are near its own lessons, to none."""
 
+APP = "app"
 PERSON = "person"
 """The ``source`` of a signal that somebody gave themselves; any other is the name of what gave it."""
 

@@ -23,6 +23,11 @@ Place: TypeAlias = Literal["layer", "profile", "memory", "kept"]
 FEWEST_THUMBS = 20
 """So many thumbs up and as many down, or nothing is learned from those that are down."""
 
+SEEN: Mapping[str, int] = {"copied": 1, "thanked": 1, "regenerated": -1, "contradicted": -1}
+"""What an app may see without asking, as the rating that it amounts to: the reply was copied, the next turn thanks for it,
+another one was asked for in its place, the next turn contradicts it.
+"""
+
 _STRENGTH = {SignalKind.EDIT: 3, SignalKind.PREFERENCE: 2, SignalKind.RATING: 1}
 _LIKED_WEIGHT = 0.5
 _OBSERVED_WEIGHT = 0.25

@@ -1,0 +1,180 @@
+"""What became of every signal can be listed; what an app saw is kept where that is switched on, and never learned unasked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from runtime_makers import ask, correct, nothing_changes, opened, pinned, trained_on
+
+from personalpeft import InvalidId, InvalidInput, NotFound, User
+from personalpeft.learning.lessons import SEEN
+from personalpeft.types import Verdict
+
+
+def uses(user: User, *, current: bool = True) -> dict[str, str]:
+    return {account.signal.id: account.use for account in user.lessons(current=current)}
+
+
+def test_each_signal_says_where_it_went_whether_it_was_learned_and_in_which_revision(ada: User) -> None:
+    edits = correct(ada, 6)
+    rule = ada.feedback("last", comment="Be brief.")
+    fact = ada.remember("My dog is called Biscuit.")
+    down = ada.feedback(ask(ada, "something else"), rating=-1)
+    assert set(uses(ada).values()) == {"to be learned", "acts now", "only kept"}
+    report = ada.learn()
+    later = correct(ada, 1, first=50)
+    told = {account.signal.id: account for account in ada.lessons()}
+    assert list(told) == [signal.id for signal in ada.signals()] == [*edits, rule, fact, down, *later]
+    for edit in edits:
+        assert told[edit].place == "layer"
+        assert told[edit].layer == "style"
+        assert told[edit].revision == report.revision
+        assert told[edit].pinned == (edit in pinned(ada))
+        assert (told[edit].use == "learned") == (edit in trained_on(ada))
+    assert [(told[s].place, told[s].use, told[s].revision) for s in (rule, fact, down)] == [
+        ("profile", "acts now", None),
+        ("memory", "acts now", None),
+        ("kept", "only kept", None),
+    ]
+    assert told[later[0]].use == "to be learned"
+
+
+def test_a_lesson_keeps_the_first_live_revision_that_learned_it_and_loses_it_with_a_rollback(ada: User) -> None:
+    edits = correct(ada, 6)
+    first = ada.learn()
+    correct(ada, 4, first=20)
+    assert ada.learn().verdict is Verdict.PROMOTED
+    learned = [account for account in ada.lessons() if account.signal.id in edits and not account.pinned]
+    assert {account.revision for account in learned} == {first.revision}
+    ada.rollback("style", None)
+    assert {use for signal, use in uses(ada).items() if signal in edits} == {"learned, not live", "held back to judge by"}
+
+
+def test_what_was_superseded_or_taken_back_is_shown_when_asked_for(ada: User) -> None:
+    reply = ask(ada)
+    first = ada.feedback(reply, edit="Six minutes.")
+    second = ada.feedback(reply, edit="Eight minutes.")
+    fact = ada.remember("My dog is called Biscuit.")
+    ada.remove_item(fact)
+    assert uses(ada) == {second: "to be learned"}
+    assert uses(ada, current=False) == {first: "superseded", second: "to be learned", fact: "taken back"}
+    assert second in next(a.why for a in ada.lessons(current=False) if a.signal.id == first)
+
+
+def test_two_comments_on_one_reply_both_act(ada: User) -> None:
+    reply = ask(ada)
+    rules = [ada.feedback(reply, comment=text) for text in ("Be brief.", "Use metric units.")]
+    assert [item.id for item in ada.items()] == rules
+    assert ada.turn(ask(ada, "And a goose egg?")).used == tuple(rules)
+
+
+def test_a_later_edit_of_the_same_request_wins_and_an_answer_that_was_held_back_is_never_learned_anew(ada: User) -> None:
+    correct(ada, 8)
+    ada.learn()
+    questions = pinned(ada)
+    for n in range(8):
+        ada.feedback(ask(ada, f"question {n}"), edit=f"Aye aye! Answer {n}. Arrr!")
+    ada.learn()
+    told = {account.signal.id: account for account in ada.lessons()}
+    heirs = [told[s.id] for s in ada.signals() if s.id in told and "Aye aye" in s.payload["text"] and told[s.id].pinned]
+    assert len(heirs) >= len(questions)
+    assert not trained_on(ada) & pinned(ada)
+    for signal in questions:
+        assert told[signal].use == "only kept"
+        assert "a later edit of the same request says otherwise" in told[signal].why
+
+
+def test_what_an_app_sees_is_not_kept_unless_that_is_switched_on(ada: User, home: Path) -> None:
+    reply = ask(ada)
+    with nothing_changes(home):
+        assert [ada.observe(reply, seen) for seen in SEEN] == [None] * 4
+        with pytest.raises(InvalidInput):
+            ada.observe(reply, "sighed")
+        with pytest.raises(NotFound):
+            ada.observe("t_nothing", "copied")
+    with pytest.raises(InvalidInput), opened(home, observing="yes"):
+        pass
+
+
+@pytest.mark.parametrize("seen", list(SEEN))
+def test_what_an_app_saw_is_kept_with_how_and_never_trained_on_by_default(home: Path, seen: str) -> None:
+    with opened(home, observing="kept") as runtime:
+        ada = runtime.user("ada")
+        correct(ada, 5)
+        kept = [ada.observe(ask(ada, f"thing {n}"), seen) for n in range(4)]
+        ada.learn()
+        told = {account.signal.id: account for account in ada.lessons()}
+        for signal in kept:
+            assert signal is not None
+            assert (told[signal].place, told[signal].use) == ("kept", "only kept")
+            assert told[signal].signal.source == "app"
+            assert told[signal].signal.payload == {"value": SEEN[seen], "how": seen}
+        assert not trained_on(ada) & set(kept)
+
+
+def test_an_app_may_let_them_count_as_weak_ratings(home: Path) -> None:
+    with opened(home, observing="learned") as runtime:
+        ada = runtime.user("ada")
+        correct(ada, 4)
+        copied = [ada.observe(ask(ada, f"thing {n}"), "copied") for n in range(4)]
+        ada.learn()
+        assert set(copied) <= trained_on(ada) | pinned(ada)
+
+
+def test_what_somebody_else_says_is_kept_under_their_name_and_not_trained_on(ada: User, home: Path) -> None:
+    reply = ask(ada)
+    hers = ada.feedback(reply, rating=1)
+    theirs = ada.feedback(reply, edit="Nine minutes.", source="judge")
+    told = {account.signal.id: account for account in ada.lessons()}
+    assert (told[hers].use, told[theirs].use) == ("to be learned", "only kept")
+    assert told[theirs].signal.source == "judge"
+    with nothing_changes(home), pytest.raises(InvalidId):
+        ada.feedback(reply, rating=1, source="A Judge")
+
+
+ACTS = st.lists(
+    st.tuples(st.sampled_from(["edit", "prefer", "up", "down", "teach", "copied", "learn"]), st.integers(0, 3)),
+    min_size=4,
+    max_size=16,
+)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(acts=ACTS, observing=st.sampled_from(["kept", "learned"]))
+def test_whatever_is_said_every_signal_has_one_account_and_nothing_held_back_is_learned(
+    tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[str, int]], observing: str
+) -> None:
+    with opened(tmp_path_factory.mktemp("home"), observing=observing) as runtime:
+        ada = runtime.user("ada")
+        replies = [ask(ada, f"question {n}") for n in range(4)]
+        for number, (act, which) in enumerate(acts):
+            about = replies[which]
+            match act:
+                case "edit":
+                    ada.feedback(about, edit=f"Ahoy! {number}")
+                case "prefer":
+                    ada.feedback(about, prefer=f"Arrr! {number}")
+                case "up" | "down":
+                    ada.feedback(about, rating=1 if act == "up" else -1)
+                case "teach":
+                    ada.teach(f"question {which}", f"Aye! {number}")
+                case "copied":
+                    ada.observe(about, "copied")
+                case "learn":
+                    try:
+                        ada.learn()
+                    except LookupError:
+                        pass
+        told = ada.lessons(current=False)
+        assert [account.signal for account in told] == list(ada.signals(current=False))
+        assert [account.signal for account in ada.lessons()] == list(ada.signals())
+        assert not trained_on(ada) & pinned(ada)
+        for account in told:
+            assert len(account.why) > 10
+            assert (account.place == "layer") == (account.layer is not None)
+            assert account.use != "learned" or account.signal.id in trained_on(ada)
+            if observing == "kept":
+                assert account.signal.source == "person" or account.use in ("only kept", "superseded")
