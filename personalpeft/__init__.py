@@ -41,10 +41,12 @@ from personalpeft.errors import (
 
 if TYPE_CHECKING:
     from personalpeft.clock import Clock
+    from personalpeft.comparing import Comparison
+    from personalpeft.learning.digest import Digest
     from personalpeft.learning.report import LearnReport
     from personalpeft.replies import Reply, Stream, Why
     from personalpeft.runtime import Runtime
-    from personalpeft.settings import Serving
+    from personalpeft.settings import Observing, Serving
     from personalpeft.user import User
 
 DEFAULT_BASE = "smollm2-135m-instruct"
@@ -56,8 +58,10 @@ __all__ = [
     "Busy",
     "Cancelled",
     "CardError",
+    "Comparison",
     "Damaged",
     "DeadlineExceeded",
+    "Digest",
     "HomeError",
     "InvalidId",
     "InvalidInput",
@@ -80,6 +84,8 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Comparison": "personalpeft.comparing",
+    "Digest": "personalpeft.learning.digest",
     "LearnReport": "personalpeft.learning.report",
     "Reply": "personalpeft.replies",
     "Runtime": "personalpeft.runtime",
@@ -99,14 +105,16 @@ def open(
     progress: Callable[[str, float], None] = lambda stage, done: None,
     read_only: bool = False,
     serving: Serving | None = None,
+    observing: Observing = "off",
 ) -> Runtime:
     """Opens a home folder, and makes it where there is none, on one base.
 
     ``home`` defaults to PERSONALPEFT_HOME, else the platform's data folder. ``base`` is the name of a card, a path to a
     card or a folder with a model in it. ``backend`` is "torch", or "fake" for tests without a model. ``progress`` hears
     a stage and how much of it is done (0 to 1) while the base is prepared and loaded, which happens when it is first
-    needed. ``serving`` says how much is served at once, and how much may wait. Raises ``HomeError``, ``NotFound`` for an
-    unknown base, ``CardError``.
+    needed. ``serving`` says how much is served at once, and how much may wait. ``observing`` says what becomes of what
+    the app sees without asking (``User.observe``): "off", "kept", or "learned" as weak ratings. Raises ``HomeError``,
+    ``NotFound`` for an unknown base, ``CardError``, ``InvalidInput``.
     """
     import os
 
@@ -122,6 +130,7 @@ def open(
         progress=progress,
         read_only=read_only,
         serving=serving or Serving(),
+        observing=observing,
     )
 
 

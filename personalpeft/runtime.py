@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self, TypeAlias, get_args
 from weakref import WeakSet
 
 from personalpeft.adapters.base import Adapter
@@ -21,16 +21,20 @@ from personalpeft.bases.base import Base, Card
 from personalpeft.bases.prepare import prepare
 from personalpeft.bases.shelf import all_cards, find_card
 from personalpeft.clock import SYSTEM, Clock
-from personalpeft.errors import NotFound, nearest
+from personalpeft.errors import InvalidInput, NotFound, nearest
 from personalpeft.ids import check_user_id
-from personalpeft.learning.gate import Margins
+from personalpeft.learning.gate import margins_for
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.recipe import recipe_for
+from personalpeft.learning.skills.coach import Coach
+from personalpeft.learning.skills.drill import drill_for
 from personalpeft.memory.base import Embedder
 from personalpeft.memory.embed import HashEmbedder, MiniLM
 from personalpeft.memory.items import Memory
+from personalpeft.plugins import Plugins
+from personalpeft.scopes import Scopes
 from personalpeft.serving.engine import Engine
-from personalpeft.settings import Serving, Settings
+from personalpeft.settings import Observing, Serving, Settings
 from personalpeft.store import open_store
 from personalpeft.store.base import Collected, Problem, UserSummary
 from personalpeft.types import Stack
@@ -52,9 +56,14 @@ class Runtime:
         progress: Progress = lambda stage, done: None,
         read_only: bool = False,
         serving: Serving = Serving(),
+        observing: Observing = "off",
     ) -> None:
         if backend not in BACKENDS:
             raise NotFound(f"There is no backend called {backend!r}.", hint=nearest(backend, BACKENDS, what="backend"))
+        if observing not in get_args(Observing):
+            raise InvalidInput(
+                f"observing cannot be {observing!a}.", hint=f"Give one of {', '.join(get_args(Observing))}."
+            )
         self.settings = settings
         self._card = find_card(base, cards=[settings.home / "models"]) if backend != "fake" else None
         self._backend = backend
@@ -68,7 +77,18 @@ class Runtime:
         embedder: Embedder = HashEmbedder() if backend == "fake" else MiniLM()
         self._memory = Memory(self._store.ledger, self._store.catalog, embedder)
         self._parts = Parts(
-            self._store, self._memory, clock, self.base, self.engine, self._warm, self._learner, WeakSet()
+            self._store,
+            self._memory,
+            Scopes(self._store, self._memory),
+            clock,
+            self.base,
+            self.engine,
+            self._warm,
+            self._learner,
+            self._coach,
+            Plugins(settings.plugins),
+            WeakSet(),
+            observing,
         )
         # A reply that is still being written when the program ends is recorded while the store can still write.
         atexit.register(self.close)
@@ -168,7 +188,14 @@ class Runtime:
     def _learner(self) -> Learner:
         engine, base = self.engine(), self.base()
         recipe = recipe_for(base.card.name, base.card.learning, base.architecture.projections)
-        return Learner(self._store, engine, recipe, Margins(), self._clock.now, self._clock.timer)
+        margins = margins_for(base.card.name, base.card.gate)
+        observed = self._parts.observing == "learned"
+        return Learner(self._store, engine, recipe, margins, self._clock.now, self._clock.timer, observed)
+
+    def _coach(self) -> Coach:
+        learner, card = self._learner(), self.base().card
+        drill = drill_for(card.name, card.practice)
+        return Coach(self._store, learner.engine, learner.recipe, drill, learner.margins, learner.now, learner.timer)
 
     def _adapter(self, digest: str) -> Adapter:
         base = self.base()

@@ -8,29 +8,42 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from weakref import WeakSet
 
 from personalpeft.bases.base import Base
 from personalpeft.clock import Clock
-from personalpeft.errors import BaseMismatch, InvalidInput, NotFound, ServingFailed
-from personalpeft.ids import SKILL_NAME, check_layer_name
+from personalpeft.comparing import BASE, Answer, Choice, Comparison, compared, keeper
+from personalpeft.errors import BaseMismatch, InvalidInput, NotFound, PersonalPeftError, ServingFailed
+from personalpeft.ids import SKILL_NAME, check_layer_name, check_source
+from personalpeft.learning.account import Account, accounts
+from personalpeft.learning.digest import Digest, digest
 from personalpeft.learning.learner import Learner
+from personalpeft.learning.lessons import SEEN
+from personalpeft.learning.probation import look_again
 from personalpeft.learning.recipe import Start
 from personalpeft.learning.report import LearnReport
+from personalpeft.learning.skills.coach import Coach
 from personalpeft.memory.base import Item
 from personalpeft.memory.items import Memory, check_text
+from personalpeft.plugins import Plugins, Shaping, Verifier
 from personalpeft.prompts import Prompt, check_prompt, check_sampling, check_timeout, check_written
 from personalpeft.replies import Reply, Stream, Why, why
+from personalpeft.scopes import Scopes
 from personalpeft.serving.engine import Engine, Request
+from personalpeft.settings import Observing
 from personalpeft.store.base import Store, UserSummary
 from personalpeft.transfer import take_folder, write_folder
 from personalpeft.types import (
+    APP,
+    PERSON,
     HeadMove,
     Layer,
     Message,
     Revision,
+    Scope,
     Signal,
     SignalKind,
     Stack,
@@ -53,12 +66,16 @@ class Parts:
 
     store: Store
     memory: Memory
+    scopes: Scopes
     clock: Clock
     base: Callable[[], Base]
     engine: Callable[[], Engine]
     warm: Callable[[Stack], None]
     learner: Callable[[], Learner]
+    coach: Callable[[], Coach]
+    plugins: Plugins
     streams: WeakSet[Stream] = field(default_factory=WeakSet)
+    observing: Observing = "off"
 
 
 class User:
@@ -90,12 +107,12 @@ class User:
         """Answers a string or OpenAI-style messages with the user's live stack, and appends the turn to the ledger.
 
         What is not given comes from the base's card. ``temperature=0`` is greedy; the same stack, prompt and seed give
-        the same text. ``memory=False`` leaves rules and facts out; ``layers`` names the only layers to attach, ``[]``
-        none: the bare base. ``timeout`` is how many seconds the reply may take; ``cancelled`` is asked between steps, by
-        another thread, and must be quick. Raises ``InvalidInput`` for an empty prompt or a number out of range,
-        ``PromptTooLong`` saying by how many tokens, ``NotFound`` for an unknown layer, ``BaseMismatch`` when the live
-        stack was built on another base, ``Busy`` with ``retry_after`` when too many wait, ``DeadlineExceeded`` when time
-        is up (what came until then is kept as a cancelled turn), ``ServingFailed``.
+        the same text. ``memory=False`` leaves rules and facts out; ``layers`` names the only layers to attach, whatever
+        their scope, ``[]`` none: the bare base. ``timeout`` is how many seconds the reply may take; ``cancelled`` is
+        asked between steps, by another thread, and must be quick. Raises ``InvalidInput`` for an empty prompt or a
+        number out of range, ``PromptTooLong`` saying by how many tokens, ``NotFound`` for an unknown layer,
+        ``BaseMismatch`` when the live stack was built on another base, ``Busy`` with ``retry_after`` when too many wait,
+        ``DeadlineExceeded`` when time is up (what came until then is kept as a cancelled turn), ``ServingFailed``.
         """
         stream = self.stream(
             prompt,
@@ -141,7 +158,9 @@ class User:
             stop=stop,
             seed=seed,
         )
-        stack = self._narrowed(layers)
+        # Before anything else is made of the request: its turn, its reply and the prompt caches all name this stack.
+        scopes = self._parts.scopes
+        stack = scopes.narrowed(self.id, self.stack(), messages) if layers is None else self._narrowed(layers)
         heard, used = self._recall(messages) if memory else (messages, ())
         request = Request(self.id, heard, stack, sampling, timeout)
         prompt_tokens = len(engine.tokens(request))
@@ -174,13 +193,15 @@ class User:
         prefer: str | None = None,
         comment: str | None = None,
         reward: float | None = None,
+        source: str = PERSON,
     ) -> str:
         """Says one thing about a reply (or the id of its turn) and returns the signal's id; it is durable then.
 
         ``rating`` is 1 or -1, ``edit`` the reply as it should have been, ``prefer`` another text that is better,
         ``comment`` a rule to follow from now on, ``reward`` a number from -1 to 1. Said twice of one turn, the later
-        counts and both are kept; comments add up. Raises ``NotFound`` for an unknown turn, ``InvalidInput`` for anything else, such as
-        an edit that changes nothing.
+        counts and both are kept; comments add up. ``source`` is who says so, where that is not the person: kept apart
+        from what the person says, and not trained on. Raises ``NotFound`` for an unknown turn, ``InvalidInput`` for
+        anything else, such as an edit that changes nothing.
         """
         given = {
             k: v
@@ -192,16 +213,34 @@ class User:
                 "Feedback says exactly one thing." if given else "There is no feedback in this.",
                 hint="Give one of rating, edit, prefer, comment or reward; call again for another.",
             )
+        check_source(source)
         turn = self.turn(reply)
         kind, payload = _signal_of(turn, *next(iter(given.items())))
-        return self._parts.store.ledger.add_signal(self.id, kind, payload, turn=turn.id).id
+        signal = self._parts.store.ledger.add_signal(self.id, kind, payload, turn=turn.id, source=source).id
+        self._look_again()
+        return signal
+
+    def observe(self, reply: Reply | Turn | str, seen: str) -> str | None:
+        """Tells what the app saw without asking: "copied", "regenerated", "contradicted" or "thanked". It is kept as a
+        rating by the source "app", and its id returned, where the runtime was opened with ``observing="kept"`` or
+        "learned"; else nothing is kept, and None returned, so that an app need not ask each time whether it may. Raises
+        ``NotFound`` for an unknown turn, ``InvalidInput`` for anything else that might have been seen.
+        """
+        if seen not in SEEN:
+            raise InvalidInput(f"{seen!a} is nothing to observe.", hint=f"Give one of {', '.join(SEEN)}.")
+        turn = self.turn(reply)
+        if self._parts.observing == "off":
+            return None
+        payload = {"value": SEEN[seen], "how": seen}
+        ledger = self._parts.store.ledger
+        return ledger.add_signal(self.id, SignalKind.RATING, payload, turn=turn.id, source=APP).id
 
     def teach(self, prompt: str, answer: str, *, skill: str | None = None) -> str:
         """Shows the answer that is wanted to a prompt, for the style or a skill of its own; returns the signal's id.
         Raises ``InvalidInput``.
         """
-        if skill is not None and SKILL_NAME.fullmatch(skill) is None:
-            raise InvalidInput(f"{ascii(skill)[:80]} cannot be the name of a skill.", hint="Use a-z, 0-9, '_' and '-'.")
+        if skill is not None:
+            _check_skill(skill)
         payload = {
             "prompt": check_written(prompt, what="prompt"),
             "answer": check_written(answer, what="answer"),
@@ -241,6 +280,7 @@ class User:
         start: Start = "auto",
         seconds: float | None = None,
         dry_run: bool = False,
+        accept: bool = False,
         progress: Progress = lambda stage, done: None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> LearnReport:
@@ -248,7 +288,8 @@ class User:
         refusal is a report, not an error.
 
         ``start="nothing"`` builds from all lessons anew. ``seconds`` is a budget for training: where it ends early, the
-        next learn goes on from there, as it does after a kill. ``dry_run`` only says what would be learned.
+        next learn goes on from there, as it does after a kill. ``dry_run`` only says what would be learned. ``accept``
+        makes the candidate live whatever the gate says of it, which is recorded; not one that could not be measured.
         ``progress`` hears a stage and how much of it is done (0 to 1). Raises ``NothingToLearn``, ``Busy`` while
         another learn of this user runs, ``Cancelled`` when ``cancelled`` says so.
         """
@@ -258,7 +299,92 @@ class User:
         if seconds is not None and not seconds > 0:
             raise InvalidInput(f"A budget of {seconds} seconds is no budget.", hint="Give a number above 0.")
         return self._parts.learner().learn(
-            self.id, layer, start=start, seconds=seconds, dry_run=dry_run, progress=progress, cancelled=cancelled
+            self.id,
+            layer,
+            start=start,
+            seconds=seconds,
+            dry_run=dry_run,
+            accept=accept,
+            progress=progress,
+            cancelled=cancelled,
+        )
+
+    def compare(
+        self,
+        prompt: Prompt,
+        a: str = "live",
+        b: str = "previous",
+        *,
+        layer: str = "style",
+        max_tokens: int | None = None,
+        memory: bool = True,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> Comparison:
+        """Has two revisions of a layer answer the same prompt greedily, in an order drawn by chance: ``choose`` one of the
+        answers, and it is kept as a preference. ``a`` and ``b`` are ids or beginnings of them, "live", "previous" (what
+        was live before the last change) or "base". Raises as ``chat``; ``NotFound`` for an unknown revision and where
+        nothing was learned yet, ``InvalidInput`` where both are the same one, ``Cancelled``.
+        """
+        messages = check_prompt(prompt)
+        revisions = [self._named(layer, name) for name in (a, b)]
+        if revisions[0] == revisions[1]:
+            raise InvalidInput(f"Both are {revisions[0] or 'the bare base'}.", hint="Name another revision.")
+        engine = self._parts.engine()
+        sampling = check_sampling(
+            engine.backend.base.card.sampling, temperature=0, top_p=None, max_tokens=max_tokens, stop=(), seed=0
+        )
+        heard, used = self._recall(messages) if memory else (messages, ())
+        sides = [(revision or BASE, self._with_head(layer, revision)) for revision in revisions]
+        first, second = compared(engine, self.id, heard, sides, sampling, cancelled)
+        if self._parts.clock.entropy(1)[0] & 1:
+            first, second = second, first
+        keep = keeper(self._parts.store, self.id, messages, sampling, used)
+
+        def keep_and_look(chosen: Answer, other: Answer) -> Choice:
+            choice = keep(chosen, other)
+            self._look_again()
+            return choice
+
+        return Comparison(messages[-1].content, (first, second), keep_and_look)
+
+    def practice(
+        self,
+        skill: str,
+        *,
+        verifier: str | Verifier,
+        family: str = "",
+        shaping: str | Shaping | None = None,
+        rounds: int | None = None,
+        seconds: float | None = None,
+        progress: Progress = lambda stage, done: None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> LearnReport:
+        """Has a skill try tasks that a verifier sets and judges, so that what was right becomes likelier; then the gate
+        compares what it makes of tasks held back, before and after. A refusal is a report, not an error.
+
+        ``verifier`` and ``shaping`` are names of plugins or objects (``personalpeft.plugins``); ``family`` says which of
+        a verifier's tasks. It goes on from the skill's head: teach and learn first where the base can do nothing of it.
+        ``rounds`` or ``seconds`` of trying end it sooner, and what was practised until then is judged. Stopping it
+        otherwise keeps nothing. Raises ``NotFound`` for an unknown plugin, ``PluginError``, ``InvalidInput``, ``Busy``
+        while another learn of this user runs, ``Cancelled``.
+        """
+        _check_skill(skill)
+        if rounds is not None and not rounds >= 1:
+            raise InvalidInput(f"A practice of {rounds} rounds is none.", hint="Give 1 or more.")
+        if seconds is not None and not seconds > 0:
+            raise InvalidInput(f"A budget of {seconds} seconds is no budget.", hint="Give a number above 0.")
+        plugins = self._parts.plugins
+        verifying = plugins.verifier(verifier, family)
+        shaped = None if shaping is None else plugins.shaping(shaping)
+        return self._parts.coach().practise(
+            self.id,
+            f"skill.{skill}",
+            verifying,
+            shaped,
+            rounds=rounds,
+            seconds=seconds,
+            progress=progress,
+            cancelled=cancelled,
         )
 
     def rollback(self, layer: str, to: str | Literal["previous"] | None = "previous") -> HeadMove:
@@ -288,14 +414,23 @@ class User:
             )
         self._parts.store.catalog.set_weight(self.id, layer, float(weight))
 
+    def scope(self, layer: str, scope: Scope) -> None:
+        """When a layer is attached from now on: "always", "near" (when the request is near the lessons that it was built
+        from) or "never". Before anybody says so a style is "always", a skill and the memory "near". Raises ``NotFound``,
+        ``InvalidInput``.
+        """
+        self._parts.store.catalog.set_scope(self.id, layer, scope)
+
     # Looking at it
 
     def stack(self) -> Stack:
-        """What answers the next turn. Raises ``BaseMismatch`` when a head was built on another base than the open one."""
+        """All that is live; the scope of each layer says which turns it answers. Raises ``BaseMismatch`` when a head was
+        built on another base than the open one.
+        """
         return self._parts.store.catalog.stack(self.id, self._parts.base().digest)
 
     def layers(self) -> tuple[Layer, ...]:
-        """Every layer with its head and weight, lowest first; those without a head too."""
+        """Every layer with its head, weight and scope, lowest first; those without a head too."""
         return self._parts.store.catalog.layers(self.id)
 
     def revisions(self, layer: str | None = None) -> tuple[Revision, ...]:
@@ -309,6 +444,22 @@ class User:
     def reports(self) -> tuple[Mapping[str, Any], ...]:
         """What every learn said, as data, oldest first."""
         return self._parts.store.catalog.reports(self.id)
+
+    def digest(self, since: datetime | timedelta = timedelta(days=1)) -> Digest:
+        """What learning did since a moment, or in so long a time until now: signals, learns with their reasons and
+        examples, what was refused, how to undo each. Raises ``InvalidInput`` for a moment without a time zone or one that
+        is still to come.
+        """
+        now = self._parts.clock.now()
+        if isinstance(since, datetime) and since.tzinfo is None:
+            raise InvalidInput("The moment has no time zone.", hint="Give an aware datetime, or a timedelta.")
+        try:
+            start = now - since if isinstance(since, timedelta) else since
+        except OverflowError as error:
+            raise InvalidInput("There is no time so long ago.", hint="Ask for a shorter while.") from error
+        if start > now:
+            raise InvalidInput("That is still to come.", hint="Ask for a while that has passed.")
+        return digest(self._parts.store, self.id, start, now)
 
     def turns(self, limit: int | None = None) -> tuple[Turn, ...]:
         """The conversation so far, newest first."""
@@ -329,6 +480,13 @@ class User:
     def signals(self, *, current: bool = True) -> tuple[Signal, ...]:
         """What was said about replies, oldest first; ``current=False`` shows what was superseded or taken back too."""
         return self._parts.store.ledger.signals(self.id, current=current)
+
+    def lessons(self, *, current: bool = True) -> tuple[Account, ...]:
+        """Where each signal went and why, whether it was learned, and in which revision; oldest first. ``current=False``
+        shows what was superseded or taken back too.
+        """
+        observed = self._parts.observing == "learned"
+        return accounts(self._parts.store, self.id, current=current, observed=observed)
 
     def why(self, reply: Reply | Turn | str) -> Why:
         """Why a reply was as it was: the revisions that answered, the signals that each was built from, the rules and
@@ -374,6 +532,27 @@ class User:
                 )
         return replace(stack, entries=tuple(entry for entry in stack.entries if entry.layer in layers))
 
+    def _look_again(self) -> None:
+        """Whether what was just said ends a probation. What was said is durable already, so nothing of this may fail it:
+        whoever learns next looks too.
+        """
+        with suppress(PersonalPeftError):
+            look_again(self._parts.store, self.id, self._parts.clock.now)
+
+    def _named(self, layer: str, name: str) -> str | None:
+        """The id of a revision; None for the bare base. Raises ``NotFound``."""
+        moves = self._parts.store.catalog.history(self.id, layer=layer)
+        if not moves:
+            raise NotFound(f"The layer {layer} has never changed.", hint="There is nothing to compare; learn first.")
+        if name in ("live", "previous"):
+            return moves[-1].after if name == "live" else moves[-1].before
+        if name == BASE:
+            return None
+        revision = self._parts.store.catalog.revision(self.id, name)
+        if revision.layer != layer:
+            raise NotFound(f"{revision.id} is no revision of {layer}.", hint=f"It is one of {revision.layer}.")
+        return revision.id
+
     def _with_head(self, layer: str, to: str | None) -> Stack:
         """The live stack as it would be with another head in one layer. Raises ``NotFound``, ``BaseMismatch``."""
         base = self._parts.base().digest
@@ -397,6 +576,11 @@ class User:
             system=backend.base.card.system,
         )
         return recall.messages, recall.used
+
+
+def _check_skill(name: str) -> None:
+    if not isinstance(name, str) or SKILL_NAME.fullmatch(name) is None:
+        raise InvalidInput(f"{ascii(name)[:80]} cannot be the name of a skill.", hint="Use a-z, 0-9, '_' and '-'.")
 
 
 def _signal_of(turn: Turn, what: str, value: Any) -> tuple[SignalKind, dict[str, Any]]:

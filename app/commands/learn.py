@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from personalpeft.types import Scope
 from personalpeft_app import opening
 from personalpeft_app.interrupt import interruptible
 from personalpeft_app.options import Common, command
@@ -34,13 +35,15 @@ def study(common: Common, user: User, display: Display, layer: str = "style", **
         "personalpeft learn --dry-run",
         "personalpeft learn",
         "personalpeft learn --layer skill.email --seconds 60",
+        "personalpeft learn --from-nothing --accept",
     ),
 )
 @click.option("--layer", default="style", show_default=True, help="What to learn: style or skill.NAME.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be learned.")
 @click.option("--seconds", type=float, help="Stop training after so long; the next learn goes on from there.")
 @click.option("--from-nothing", is_flag=True, help="Build from all lessons anew, not on what is live.")
-def learn(common: Common, layer: str, dry_run: bool, seconds: float | None, from_nothing: bool) -> None:
+@click.option("--accept", is_flag=True, help="Make the result live although it may be refused; that is recorded.")
+def learn(common: Common, layer: str, dry_run: bool, seconds: float | None, from_nothing: bool, accept: bool) -> None:
     """Learn from the feedback that is new.
 
     The result is judged, and made live if it is better. Prints a report.
@@ -53,7 +56,7 @@ def learn(common: Common, layer: str, dry_run: bool, seconds: float | None, from
     display = Display(common)
     with opening.user(common, "change", display) as user:
         start = "nothing" if from_nothing else "auto"
-        report = study(common, user, display, layer, start=start, seconds=seconds, dry_run=dry_run)
+        report = study(common, user, display, layer, start=start, seconds=seconds, dry_run=dry_run, accept=accept)
     show(common, report.as_json(), str(report))
 
 
@@ -94,3 +97,17 @@ def weigh(common: Common, layer: str, weight: float) -> None:
     with opening.user(common, "change") as user:
         user.weigh(layer, weight)
     show(common, {"user": user.id, "layer": layer, "weight": weight}, f"{layer} {weight:g}")
+
+
+@command("scope", examples=("personalpeft scope skill.email near", "personalpeft scope style never"))
+@click.argument("layer")
+@click.argument("when", type=click.Choice(get_args(Scope)))
+def scope(common: Common, layer: str, when: Scope) -> None:
+    """Say WHEN a layer answers from now on.
+
+    'always': every question. 'near': questions that are near the lessons that it was built from. 'never': none.
+    A style always answers before you say so, a skill and the memory where a question is near.
+    """
+    with opening.user(common, "change") as user:
+        user.scope(layer, when)
+    show(common, {"user": user.id, "layer": layer, "scope": when}, f"{layer} {when}")

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from personalpeft.learning.report import said
 from personalpeft_app import opening
 from personalpeft_app.options import Common, Group, command, common_options
 from personalpeft_app.output import as_data, moment, note, one_line, show, table
 
 if TYPE_CHECKING:
     from personalpeft.bases.base import Card
-    from personalpeft.types import Revision
+    from personalpeft.types import Revision, Signal
 
 _BASE = "(the base)"
 
@@ -100,6 +101,36 @@ def turns(common: Common, limit: int) -> None:
     show(common, {"user": user.id, "turns": data}, table(headings, rows, flexible=(3, 4)))
     if not found:
         note(common, f"{user.id} has no turn yet.")
+
+
+@command("lessons", examples=("personalpeft lessons", "personalpeft lessons --all --json"))
+@click.option("--all", "everything", is_flag=True, help="Also what was superseded or taken back.")
+def lessons(common: Common, everything: bool) -> None:
+    """Say where each signal went, and why.
+
+    Oldest first: who gave it, what it is, where it went, what became of it, and in which revision.
+    """
+    with opening.user(common, "read") as user:
+        found = user.lessons(current=not everything)
+    rows = [
+        (
+            each.signal.id,
+            moment(each.signal.at),
+            _giver(each.signal),
+            str(each.signal.kind),
+            each.layer or each.place,
+            each.use,
+            each.revision or "",
+            each.why,
+            said(each.signal),
+        )
+        for each in found
+    ]
+    headings = ("SIGNAL", "WHEN", "BY", "KIND", "WENT TO", "AND", "REVISION", "WHY", "SAYS")
+    data = [{**as_data(each), "pinned": each.pinned} for each in found]
+    show(common, {"user": user.id, "lessons": data}, table(headings, rows, flexible=(7, 8)))
+    if not found:
+        note(common, f"{user.id} has given no feedback yet.")
 
 
 @command("why", examples=("personalpeft why", "personalpeft why t_01m7yhn42w --json"))
@@ -219,6 +250,11 @@ def _list(common: Common) -> None:
     show(common, {"user": user.id, "items": items}, table(("ITEM", "KIND", "SINCE", "TEXT"), rows, flexible=(3,)))
     if not items:
         note(common, f"{user.id} has no rules and facts yet.")
+
+
+def _giver(signal: Signal) -> str:
+    how = signal.payload.get("how")
+    return f"{signal.source} ({how})" if how else signal.source
 
 
 def _verdict(revision: Revision) -> str:
