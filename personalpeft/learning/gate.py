@@ -171,7 +171,8 @@ class Evidence:
             "retention": _summary(self.retention),
             "trained": _summary(self.trained),
             "canaries": {**asdict(self.canaries), "base_right": self.canaries.base_right, "kl": _figure(self.kl)},
-            "bet": _figure(self.bet),
+            # Not to so many places: a stake can be small, and 0 would have no way back.
+            "bet": float(f"{self.bet:.6g}"),
             "counted": sorted(self.counted | decided),
             "pins": pins,
         }

@@ -50,13 +50,13 @@ def lineage_of(heads: Sequence[Revision], layer: str) -> Lineage:
                 base[signal] = known["base"]
             if known.get("best") is not None:
                 best[signal] = max(known["best"], best.get(signal, known["best"]))
-    head = next((head for head in heads if head.layer == layer), None)
-    if head is None:
+    own = next((head for head in heads if head.layer == layer), None)
+    if own is None:
         return Lineage(base=base, best=best, of_base=of_base)
     # A revision that was judged before this was kept had asked all that was pinned for it.
-    pinned = [signal for signal, role in head.signals.items() if role == "pinned"]
-    counted = frozenset(head.scores.get("counted", pinned))
-    stake = float(head.scores.get("bet") or 1.0) if head.probation else 1.0
+    pinned = [signal for signal, role in own.signals.items() if role == "pinned"]
+    counted = frozenset(own.scores.get("counted", pinned))
+    stake = float(own.scores.get("bet", 1.0)) if own.probation else 1.0
     return Lineage(stake, counted, base, best, of_base)
 
 

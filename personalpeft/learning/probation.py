@@ -101,7 +101,7 @@ def review(store: Store, user: str, now: Callable[[], datetime]) -> tuple[LearnR
         if not learned or moves[-1].cause not in (LEARNED, WITHDRAWN):
             continue
         before, since = _opinions(store, revision, learned[0].at)
-        outcome = weigh(before, since, float(revision.scores.get("bet") or 1.0))
+        outcome = weigh(before, since, float(revision.scores.get("bet", 1.0)))
         if outcome is None:
             continue
         report = _ended(store, revision, outcome, learned[-1].before, now())
