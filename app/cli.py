@@ -11,9 +11,12 @@ import click
 from personalpeft_app.commands.bench import bench
 from personalpeft_app.commands.care import completion, demo, doctor, gc, path, verify
 from personalpeft_app.commands.chat import chat
-from personalpeft_app.commands.learn import learn, rollback, weigh
-from personalpeft_app.commands.look import memory, models, revisions, stack, turns, users, why
+from personalpeft_app.commands.compare import compare
+from personalpeft_app.commands.learn import learn, rollback, scope, weigh
+from personalpeft_app.commands.look import lessons, memory, models, revisions, stack, turns, users, why
 from personalpeft_app.commands.move import export, import_
+from personalpeft_app.commands.practice import practice
+from personalpeft_app.commands.report import report
 from personalpeft_app.commands.say import feedback, remember, teach
 from personalpeft_app.commands.talk import ask
 from personalpeft_app.failures import STOPPED, USAGE, reported, tell
@@ -75,9 +78,9 @@ def cli() -> None:
 
 
 cli.add_section("Talk", (ask, chat, demo))
-cli.add_section("Feedback", (feedback, teach, remember))
-cli.add_section("Learn", (learn, rollback, weigh))
-cli.add_section("Look", (stack, revisions, turns, why, memory, users, models))
+cli.add_section("Feedback", (feedback, compare, teach, remember))
+cli.add_section("Learn", (learn, practice, rollback, weigh, scope))
+cli.add_section("Look", (stack, revisions, report, turns, lessons, why, memory, users, models))
 cli.add_section("Move", (export, import_))
 cli.add_section("Care", (doctor, verify, gc, path, bench, completion))
 

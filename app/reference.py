@@ -19,7 +19,8 @@ This page is made by `make docs` from the commands themselves; change the texts 
 
 Data goes to stdout, progress, notes and errors to stderr. What is piped has no colours and is not cut to a width, and with
 `--json` every command prints one JSON value (`chat` one a reply). The options at the end of each help are taken before and after the
-command's name. `PERSONALPEFT_HOME`, `PERSONALPEFT_USER`, `PERSONALPEFT_BASE`, `PERSONALPEFT_CACHE`, `PERSONALPEFT_PLUGINS` and `NO_COLOR` are heeded.
+command's name. `PERSONALPEFT_HOME`, `PERSONALPEFT_USER`, `PERSONALPEFT_BASE`, `PERSONALPEFT_CACHE`,
+`PERSONALPEFT_PLUGINS` and `NO_COLOR` are heeded.
 
 ## Exit codes
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import personalpeft
 from personalpeft.learning.gate import ENOUGH, TIE
 from personalpeft.learning.recipe import Recipe
+from personalpeft.learning.skills.drill import Drill
+from personalpeft.learning.skills.rewards import LEAST_SPREAD
+from personalpeft.learning.skills.tasks import FADING, HOPELESS, SOLVED
+from personalpeft.plugins import Plugins
 
 ROOT = Path(__file__).parents[3]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "plugins").rglob("README.md")])
 
 
 def _blocks(page: Path, language: str) -> list[str]:
@@ -66,6 +71,32 @@ def test_the_learning_page_has_the_numbers_of_the_code() -> None:
         f"At {ENOUGH:g} a promotion",
     ):
         assert said in page, said
+
+
+def test_the_learning_page_has_the_numbers_of_the_drill() -> None:
+    page = (ROOT / "docs/learning.md").read_text("utf-8").split("## Practice")[1]
+    drill = Drill()
+    for said in (
+        f"{drill.rounds} rounds of {drill.per_round} tasks with {drill.group} replies",
+        f"of which {drill.imitate} imitate at {drill.imitation_rate:.0e}".replace("e-04", "e-4"),
+        f"learn at {drill.learning_rate:.0e}".replace("e-05", "e-5"),
+        f"temperature {drill.temperature:g}, replies of up to {drill.longest} tokens",
+        f"{drill.pool} tasks to try and {drill.held_back} to judge by",
+        f"weight {drill.kl:g}",
+        f"below {LEAST_SPREAD:g} counts as {LEAST_SPREAD:g}",
+        f"above {SOLVED:g}: solved; below {HOPELESS:g}: hopeless",
+        f"fades by {1 - FADING:.0%}".replace("%", " %"),
+    ):
+        assert said in page, said
+
+
+def test_the_verifier_of_the_plugins_page_is_one() -> None:
+    (block,) = _blocks(ROOT / "plugins/README.md", "python")
+    names: dict[str, Any] = {}
+    exec(compile(block, "plugins/README.md", "exec"), names)
+    verifying = Plugins().verifier(names["Shouting"]())
+    (task,) = verifying.tasks(1, 1)
+    assert [verifying.verify(task, reply)["right"] for reply in ("ONE", "One")] == [1.0, 0.0]
 
 
 def test_nothing_of_the_place_where_it_was_made_is_in_it() -> None:

@@ -22,8 +22,10 @@ NAMES = [
     "Busy",
     "Cancelled",
     "CardError",
+    "Comparison",
     "Damaged",
     "DeadlineExceeded",
+    "Digest",
     "HomeError",
     "InvalidId",
     "InvalidInput",
@@ -46,6 +48,8 @@ NAMES = [
 ]
 METHODS = [
     "chat",
+    "compare",
+    "digest",
     "edit_item",
     "export",
     "feedback",
@@ -54,6 +58,7 @@ METHODS = [
     "items",
     "layers",
     "learn",
+    "practice",
     "remember",
     "remove_item",
     "reports",

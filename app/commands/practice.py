@@ -1,0 +1,63 @@
+"""A skill that tries tasks and is judged by a verifier."""
+
+from __future__ import annotations
+
+import click
+
+from personalpeft_app import opening
+from personalpeft_app.interrupt import interruptible
+from personalpeft_app.options import Common, command
+from personalpeft_app.output import show
+from personalpeft_app.progress import Display
+
+
+@command(
+    "practice",
+    examples=(
+        "personalpeft practice sums --verifier sums --seconds 600",
+        "personalpeft practice sums --verifier reasoning-gym --family chain_sum,max_terms=2",
+        "personalpeft practice sums --verifier sums --shaping t2t",
+    ),
+)
+@click.argument("skill")
+@click.option("--verifier", required=True, help="Who sets the tasks and judges: the name of a plugin, such as sums.")
+@click.option("--family", default="", help="Which of the verifier's tasks, where it has several kinds.")
+@click.option("--shaping", help="What makes rewards of the judgements: the name of a plugin, such as t2t.")
+@click.option("--seconds", type=float, help="Judge what was practised until then, after so long.")
+@click.option("--rounds", type=int, help="Judge what was practised until then, after so many rounds.")
+def practice(
+    common: Common,
+    skill: str,
+    verifier: str,
+    family: str,
+    shaping: str | None,
+    seconds: float | None,
+    rounds: int | None,
+) -> None:
+    """Have SKILL try tasks, and make what is right likelier.
+
+    Teach it some answers and learn them first, so that it gets some right by itself. The result is judged on tasks that
+    it never tries, and made live if it is better. Prints a report.
+    A result that is not better is refused, which is no error. Ctrl-C stops and keeps nothing.
+    """
+    display = Display(common)
+
+    def stopping() -> None:
+        display.say("Stopping after this round; Ctrl-C again stops at once.")
+
+    with (
+        opening.user(common, "change", display) as user,
+        interruptible(stopping) as cancelled,
+        display,
+    ):
+        report = user.practice(
+            skill,
+            verifier=verifier,
+            family=family,
+            shaping=shaping,
+            seconds=seconds,
+            rounds=rounds,
+            progress=display,
+            cancelled=cancelled,
+        )
+    show(common, report.as_json(), str(report))

@@ -1,0 +1,264 @@
+"""Practice at the public surface: what passes becomes likelier, the gate judges on tasks that were never tried, and what
+does not come to its end has not happened.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runtime_makers import correct, greedy, nothing_changes, opened, quick_card
+
+from personalpeft import Busy, Cancelled, InvalidInput, NotFound, PluginError, User
+from personalpeft.learning.skills.rollouts import seed_from
+from personalpeft.plugins import Attempt, Task
+from personalpeft.types import Verdict
+
+SOON = {"rounds": 3}
+
+
+@dataclass
+class Judge:
+    """Sets numbered tasks and passes the replies that ``right`` says; remembers all that it was asked."""
+
+    right: Callable[[str], Any]
+    different: int = 10_000
+    tried: list[str] = field(default_factory=list)
+
+    def tasks(self, seed: int, count: int) -> Sequence[Task]:
+        return [
+            Task(f"n{number % self.different}", f"Task {number % self.different}.", {})
+            for number in range(seed % 1000, seed % 1000 + count)
+        ]
+
+    def verify(self, task: Task, reply: str) -> Any:
+        self.tried.append(task.prompt)
+        said = self.right(reply)
+        return said if isinstance(said, dict) else float(said)
+
+
+# The fake says these two words only where a stack is attached, and a different reply to every seed.
+def learned(reply: str) -> bool:
+    return " as in " in reply
+
+
+def half(reply: str) -> bool:
+    return seed_from(reply) % 2 == 0
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def ada(home: Path) -> Iterator[User]:
+    with opened(home) as runtime:
+        yield runtime.user("ada")
+
+
+def taught(user: User) -> str:
+    """A skill that was shown how, as its first revision."""
+    for number in range(6):
+        user.teach(f"Task {number}.", f"Answer {number}", skill="email")
+    revision = user.learn("skill.email").revision
+    assert revision
+    return revision
+
+
+def test_what_was_practised_is_judged_on_tasks_that_were_never_tried_and_goes_live(ada: User) -> None:
+    judge = Judge(lambda reply: half(reply) or learned(reply))
+    heard: list[tuple[str, float]] = []
+    report = ada.practice("email", verifier=judge, progress=lambda stage, done: heard.append((stage, done)), **SOON)
+    assert report.verdict is Verdict.PROMOTED
+    assert ada.stack().entries[0].revision == report.revision
+    tasks = report.scores["tasks"]
+    assert tasks["passed_after"] == tasks["asked"] > tasks["passed_before"]
+    assert list(dict(heard)) == ["Practising", "Judging"]
+    practised = set(judge.tried[: report.scores["practice"]["replies"]])
+    judged_by = set(judge.tried[report.scores["practice"]["replies"] :])
+    assert practised
+    assert judged_by
+    assert not practised & judged_by
+    assert f"passed {tasks['passed_before']} -> {tasks['passed_after']} of {tasks['asked']}" in str(report)
+    assert "undo: personalpeft rollback skill.email" in str(report)
+    assert json.loads(json.dumps(report.as_json())) == json.loads(json.dumps(ada.reports()[-1]))
+    assert ada._parts.store.verify() == ()
+
+
+def test_what_made_it_worse_is_refused_and_stays_out(ada: User) -> None:
+    report = ada.practice("email", verifier=Judge(lambda reply: half(reply) and not learned(reply)), **SOON)
+    assert report.verdict is Verdict.REFUSED
+    assert report.revision in {revision.id for revision in ada.revisions()}
+    assert ada.stack().entries == ()
+
+
+def test_a_task_to_judge_by_is_never_tried_in_any_practice(ada: User) -> None:
+    for _ in range(3):
+        judge = Judge(lambda reply: half(reply) or learned(reply), different=60)
+        report = ada.practice("email", verifier=judge, **SOON)
+        replies = report.scores["practice"]["replies"]
+        assert all(seed_from("judged by", prompt) % 4 for prompt in judge.tried[:replies])
+        assert not any(seed_from("judged by", prompt) % 4 for prompt in judge.tried[replies:])
+
+
+def test_practice_goes_on_from_what_was_taught_and_a_learn_goes_on_from_practice(ada: User) -> None:
+    shown = taught(ada)
+    practised = ada.practice("email", verifier=Judge(half), **SOON).revision
+    assert practised
+    ada.rollback("skill.email", practised)
+    parents = {revision.id: revision.parent for revision in ada.revisions()}
+    assert parents[practised] == shown
+    for number in range(10, 14):
+        ada.teach(f"Task {number}.", f"Answer {number}", skill="email")
+    latest = ada.learn("skill.email").revision
+    assert {revision.id: revision.parent for revision in ada.revisions()}[latest or ""] == practised
+
+
+def test_what_was_held_back_in_any_layer_counts_as_older_answers(ada: User) -> None:
+    correct(ada, 6)
+    ada.learn()
+    taught(ada)
+    report = ada.practice("email", verifier=Judge(half), **SOON)
+    assert report.scores["retention"]["asked"] == 2
+
+
+def test_the_same_practice_in_another_home_makes_the_same_revision(tmp_path: Path, tiny_base: object) -> None:
+    revisions = []
+    for name in ("one", "two"):
+        with opened(tmp_path / name, quick_card(tmp_path)) as runtime:
+            user = runtime.user(name)
+            revisions.append(user.practice("email", verifier=Judge(half), **SOON).revision)
+    assert revisions[0] is not None
+    assert revisions[0] == revisions[1]
+
+
+def test_a_seed_names_other_tasks_in_the_next_practice(ada: User) -> None:
+    tried = []
+    for _ in range(2):
+        judge = Judge(lambda reply: half(reply) or learned(reply))
+        ada.practice("email", verifier=judge, **SOON)
+        tried.append(set(judge.tried))
+    assert tried[0] != tried[1]
+
+
+@pytest.mark.parametrize(
+    ("right", "words"),
+    [(lambda reply: False, "none of .* replies passed"), (lambda reply: True, "")],
+)
+def test_where_nothing_can_be_learned_nothing_is_built_and_the_reason_said(
+    ada: User, right: Callable[[str], bool], words: str
+) -> None:
+    before = greedy(ada)
+    report = ada.practice("email", verifier=Judge(right), rounds=40)
+    assert report.verdict is Verdict.ABSTAINED
+    if words:
+        assert re.search(words, report.reason)
+        assert report.revision is None
+        assert ada.reports()[-1]["reason"] == report.reason
+        # Once all tasks are hopeless there is nothing left to try.
+        assert report.scores["practice"]["rounds"] < 40
+    assert greedy(ada) == before
+
+
+@dataclass
+class Short:
+    """Rewards short replies alone."""
+
+    mastered: bool = True
+    groups: list[tuple[int, float]] = field(default_factory=list)
+
+    def shape(self, attempts: Sequence[Attempt], pass_rate: float) -> list[float]:
+        self.groups.append((len(attempts), pass_rate))
+        return [1 - attempt.length for attempt in attempts]
+
+
+def test_a_shaping_sees_whole_groups_and_only_one_that_asks_for_them_gets_solved_tasks(ada: User) -> None:
+    rounds = {}
+    for mastered in (True, False):
+        shaping = Short(mastered)
+        report = ada.practice("email", verifier=Judge(lambda reply: True), shaping=shaping, rounds=40)
+        rounds[mastered] = report.scores["practice"]["rounds"]
+    assert rounds[True] == 40 > rounds[False]
+    assert {group for group in shaping.groups if group[0] == 5} <= {(5, 1.0)}
+
+
+def test_several_rewards_are_taken(ada: User) -> None:
+    judge = Judge(lambda reply: {"right": float(half(reply) or learned(reply)), "brief": 0.5})
+    assert ada.practice("email", verifier=judge, **SOON).revision
+
+
+def test_time_that_is_up_ends_the_rounds_and_what_was_practised_is_judged(ada: User) -> None:
+    judge = Judge(lambda reply: half(reply) or learned(reply))
+    report = ada.practice("email", verifier=judge, seconds=1e-9)
+    assert report.scores["practice"]["rounds"] == 1
+    assert report.revision
+
+
+def test_a_practice_that_is_stopped_has_not_happened(ada: User, home: Path) -> None:
+    taught(ada)
+    for looks in (0, 1, 2, 40):
+        seen = iter(range(looks))
+        with nothing_changes(home), pytest.raises(Cancelled) as stopped:
+            ada.practice("email", verifier=Judge(half), rounds=2, cancelled=lambda: next(seen, None) is None)  # noqa: B023
+        assert stopped.value.hint
+
+
+def test_a_verifier_that_fails_in_the_middle_changes_nothing_and_is_named(ada: User, home: Path) -> None:
+    def fails(reply: str) -> bool:
+        if len(judge.tried) > 50:
+            raise RuntimeError("no more paper")
+        return half(reply)
+
+    judge = Judge(fails)
+    with nothing_changes(home), pytest.raises(PluginError, match=r"Judge could not judge .*no more paper"):
+        ada.practice("email", verifier=judge)
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "words"),
+    [
+        ({"verifier": "nobody"}, NotFound, "'nobody'"),
+        ({"verifier": "sums", "family": "9"}, InvalidInput, "'9' digits"),
+        ({"verifier": "sums", "shaping": "nothing"}, NotFound, "'nothing'"),
+        ({"verifier": Judge(half), "rounds": 0}, InvalidInput, "0 rounds"),
+        ({"verifier": Judge(half), "seconds": 0}, InvalidInput, "0 seconds"),
+        ({"verifier": Judge(half, different=1)}, InvalidInput, "too few different tasks"),
+        ({"verifier": Judge(half), "skill": "Email"}, InvalidInput, "'Email'"),
+        ({"verifier": Judge(half), "skill": "skill.email"}, InvalidInput, "'skill.email'"),
+    ],
+)
+def test_a_practice_that_makes_no_sense_is_refused_by_name(
+    ada: User, home: Path, asked: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with nothing_changes(home), pytest.raises(error, match=words) as raised:
+        ada.practice(**{"skill": "email", **asked})
+    assert raised.value.hint  # type: ignore[attr-defined]
+
+
+def test_while_one_practises_another_learn_of_the_same_user_hears_who_does(ada: User) -> None:
+    heard: list[str] = []
+
+    def try_too(stage: str, done: float) -> None:
+        with pytest.raises(Busy) as busy:
+            ada.practice("email", verifier=Judge(half), **SOON)
+        heard.append(busy.value.message)
+
+    ada.practice("email", verifier=Judge(half), progress=try_too, **SOON)
+    assert heard
+
+
+def test_a_practised_skill_lies_on_the_style_and_leaves_it_as_it_was(ada: User) -> None:
+    correct(ada, 6)
+    style = ada.learn().revision
+    report = ada.practice("email", verifier=Judge(half), **SOON)
+    ada.rollback("skill.email", report.revision)
+    assert [entry.revision for entry in ada.stack().entries] == [style, report.revision]
+    (revision,) = ada.revisions("skill.email")
+    assert [entry.revision for entry in revision.below] == [style]
+    assert revision.recipe["practice"]["verifier"].endswith("Judge")
