@@ -442,7 +442,7 @@ class User:
         return self._parts.store.catalog.history(self.id, layer=layer)
 
     def reports(self) -> tuple[Mapping[str, Any], ...]:
-        """What every learn said, as data, oldest first."""
+        """What every learn said, and every end of a probation, as data, oldest first."""
         return self._parts.store.catalog.reports(self.id)
 
     def digest(self, since: datetime | timedelta = timedelta(days=1)) -> Digest:

@@ -84,7 +84,7 @@ def examine(
             right_before=len(right),
             still_right=len(right & still),
             base=of_base,
-            kept_of_base=len(still & set(of_base.right)),
+            kept_of_base=tuple(sorted(still & set(of_base.right))),
             broken_before=broken_before,
             broken=sum(is_broken(reply) for reply in after[: len(canaries)]),
         ),

@@ -115,14 +115,14 @@ NOT_ASKED = OfBase()
 @dataclass(frozen=True, slots=True)
 class Canaries:
     """Replies to the general questions. ``right_before``: right under the live stack, ``still_right``: and under the
-    candidate; ``base`` and ``kept_of_base`` the same with the bare base. The broken are empty or go round in circles.
+    candidate; ``base`` and ``kept_of_base`` (of those that it has right) the same with the bare base. The broken are empty or go round in circles.
     """
 
     asked: int = 0
     right_before: int = 0
     still_right: int = 0
     base: OfBase = NOT_ASKED
-    kept_of_base: int = 0
+    kept_of_base: tuple[int, ...] = ()
     broken_before: int = 0
     broken: int = 0
 
@@ -233,7 +233,7 @@ def _harm(evidence: Evidence, margins: Margins) -> str:
     forgotten = general.right_before - general.still_right
     if forgotten > margins.canaries:
         return f"{forgotten} of {general.right_before} general answers that were right are wrong now"
-    forgotten = general.base_right - general.kept_of_base
+    forgotten = general.base_right - len(general.kept_of_base)
     if forgotten > margins.canaries:
         return f"{forgotten} of {general.base_right} general answers that the base has right are wrong by now"
     if general.broken > min(general.broken_before, general.base.broken) + margins.canaries:

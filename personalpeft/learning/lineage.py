@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from personalpeft.learning.gate import NOT_ASKED, OfBase
-from personalpeft.types import Revision
+from personalpeft.types import Revision, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,18 @@ def lineage_of(heads: Sequence[Revision], layer: str) -> Lineage:
     best: dict[str, float] = {}
     of_base = NOT_ASKED
     for head in heads:
-        said = head.scores.get("canaries", {}).get("base")
-        if said:
-            of_base = OfBase(said["questions"], tuple(said["right"]), said["broken"])
+        # Who made a refused revision live has accepted what it lost: later ones are held to what is left.
+        agreed = head.verdict is Verdict.REFUSED
+        general = head.scores.get("canaries", {})
+        if said := general.get("base"):
+            right = said["right"] if not agreed else general["kept_of_base"]
+            of_base = OfBase(said["questions"], tuple(right), said["broken"])
         for signal, known in _pins(head).items():
+            reached = known.get("after" if agreed else "best")
             if known.get("base") is not None:
                 base[signal] = known["base"]
-            if known.get("best") is not None:
-                best[signal] = max(known["best"], best.get(signal, known["best"]))
+            if reached is not None:
+                best[signal] = max(reached, best.get(signal, reached))
     own = next((head for head in heads if head.layer == layer), None)
     if own is None:
         return Lineage(base=base, best=best, of_base=of_base)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from personalpeft.learning.gate import ENOUGH
 from personalpeft.types import Signal, Verdict
 
 NO_ROOM = "left out: the layer is full"
@@ -197,6 +198,13 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"{'general':<13} {canaries['still_right']} of {canaries['right_before']} right answers stayed right, "
             f"KL from the base {_figure(canaries['kl'])} nats a token"
+        )
+        if canaries.get("base_right"):
+            kept = len(canaries["kept_of_base"])
+            lines.append(f"{'':<13} {kept} of {canaries['base_right']} that the base has right are right in all")
+    if scores.get("counted"):
+        lines.append(
+            f"{'evidence':<13} a stake of {scores['bet']:.1f} from {len(scores['counted'])} answers; {ENOUGH:g} is enough"
         )
     return lines
 

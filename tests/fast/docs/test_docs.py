@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import personalpeft
-from personalpeft.learning.gate import ENOUGH, TIE
+from personalpeft.learning.gate import ENOUGH, TIE, Margins
 from personalpeft.learning.recipe import Recipe
 from personalpeft.learning.skills.drill import Drill
 from personalpeft.learning.skills.rewards import LEAST_SPREAD
@@ -69,6 +69,9 @@ def test_the_learning_page_has_the_numbers_of_the_code() -> None:
         f"{recipe.pairs} a step, beta {recipe.beta:g}",
         f"more than {TIE} nats",
         f"At {ENOUGH:g} a promotion",
+        f"retention = {Margins().retention:g} ",
+        f"canaries = {Margins().canaries} ",
+        f"kl = {Margins().kl} ",
     ):
         assert said in page, said
 

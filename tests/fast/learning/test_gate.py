@@ -49,7 +49,7 @@ def evidences(draw: st.DrawFn) -> Evidence:
             right_before=right,
             still_right=draw(st.integers(0, right)),
             base=OfBase("questions", tuple(of_base), draw(st.integers(0, asked))),
-            kept_of_base=draw(st.integers(0, len(of_base))),
+            kept_of_base=tuple(draw(st.sets(st.sampled_from(sorted(of_base))))) if of_base else (),
             broken=draw(st.integers(0, asked)),
             broken_before=draw(st.integers(0, asked)),
         ),
@@ -67,7 +67,9 @@ def answers(*, won: int = 0, lost: int = 0, same: int = 0, undone: int = 0) -> t
 
 
 def evidence(**changes: Any) -> Evidence:
-    canaries = Canaries(asked=6, right_before=5, still_right=5, base=OfBase("q", (0, 1, 2, 3), 0), kept_of_base=4)
+    canaries = Canaries(
+        asked=6, right_before=5, still_right=5, base=OfBase("q", (0, 1, 2, 3), 0), kept_of_base=(0, 1, 2, 3)
+    )
     of_canaries = {key: changes.pop(key) for key in tuple(changes) if key in Canaries.__dataclass_fields__}
     good = Evidence(target=answers(won=3), retention=answers(same=4), trained=(), canaries=canaries, kl=0.1)
     return replace(good, canaries=replace(canaries, **of_canaries), **changes)
@@ -84,7 +86,7 @@ def test_nothing_harmful_is_ever_promoted(seen: Evidence) -> None:
     general = seen.canaries
     harm = (
         general.right_before - general.still_right > MARGINS.canaries
-        or len(general.base.right) - general.kept_of_base > MARGINS.canaries
+        or len(general.base.right) - len(general.kept_of_base) > MARGINS.canaries
         or general.broken - general.broken_before > MARGINS.canaries
         or general.broken - general.base.broken > MARGINS.canaries
         or sum(a.undone for a in seen.retention) > MARGINS.retention * len(seen.retention)
@@ -156,8 +158,8 @@ def test_thin_evidence_goes_live_on_probation(wins: int, probation: bool) -> Non
         ({"target": answers(same=3)}, Verdict.ABSTAINED, "no difference could be measured"),
         ({"target": ()}, Verdict.ABSTAINED, "no difference could be measured"),
         ({"target": answers(same=1), "trained": answers(won=2)}, Verdict.PROMOTED, "2 of 2 answers just learned got"),
-        ({"kept_of_base": 2}, Verdict.PROMOTED, "on probation"),
-        ({"kept_of_base": 1}, Verdict.REFUSED, "3 of 4 general answers that the base has right are wrong by now"),
+        ({"kept_of_base": (0, 1)}, Verdict.PROMOTED, "on probation"),
+        ({"kept_of_base": (3,)}, Verdict.REFUSED, "3 of 4 general answers that the base has right are wrong by now"),
         ({"broken": 3, "broken_before": 3}, Verdict.REFUSED, "3 of 6 general answers are empty"),
         ({"retention": answers(same=9, undone=1)}, Verdict.PROMOTED, "3 of 3"),
         ({"retention": answers(same=8, undone=2)}, Verdict.REFUSED, "2 of 10 older answers have lost more than half"),
@@ -184,7 +186,9 @@ def test_many_small_losses_are_refused_where_one_large_one_is(steps: list[int], 
     right, everything = base, OfBase("q", tuple(range(base)))
     for loss in steps:
         after = max(0, right - loss)
-        general = Canaries(asked=20, right_before=right, still_right=after, base=everything, kept_of_base=after)
+        general = Canaries(
+            asked=20, right_before=right, still_right=after, base=everything, kept_of_base=tuple(range(after))
+        )
         if judge(evidence(**{name: getattr(general, name) for name in Canaries.__dataclass_fields__}), MARGINS).live:
             right = after
     assert base - right <= MARGINS.canaries

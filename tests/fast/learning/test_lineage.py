@@ -87,9 +87,20 @@ def test_what_an_earlier_version_kept_is_read_as_having_counted() -> None:
 
 def test_what_the_base_said_is_asked_once() -> None:
     said = OfBase("questions", (1, 3), 2)
-    seen = replace(evidence(won("a")), canaries=Canaries(asked=6, base=said, kept_of_base=2))
+    seen = replace(evidence(won("a")), canaries=Canaries(asked=6, base=said, kept_of_base=(1, 3)))
     assert lineage_of([judged(seen)], "skill.email").of_base == said
     assert lineage_of([REVISION], "style").of_base == NOT_ASKED
+
+
+def test_what_somebody_accepted_by_name_is_not_held_against_those_who_follow() -> None:
+    said = OfBase("questions", (1, 2, 3), 0)
+    worse = Asked("s_1", -1.0, -3.0, -4.0, -1.0)
+    seen = replace(evidence([]), retention=(worse,), canaries=Canaries(asked=6, base=said, kept_of_base=(2,)))
+    refused = judged(seen, verdict=Verdict.REFUSED)
+    lineage = lineage_of([refused], "style")
+    assert lineage.best == {"s_1": -3.0}
+    assert lineage.of_base == replace(said, right=(2,))
+    assert lineage_of([replace(refused, verdict=Verdict.PROMOTED)], "style").best == {"s_1": -1.0}
 
 
 @given(learns=st.lists(st.lists(st.sampled_from("WLT"), max_size=4), max_size=10))

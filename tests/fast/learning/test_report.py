@@ -38,6 +38,7 @@ REPORT = LearnReport(
         "trained": {"asked": 0},
         "canaries": {"asked": 6, "right_before": 5, "still_right": 4, "broken": 0, "broken_before": 0, "kl": 0.25},
         "bet": 2.25,
+        "counted": ["s_1", "s_2"],
     },
 )
 
@@ -57,6 +58,7 @@ def test_a_report_says_what_happened_why_from_what_and_how_to_undo_it() -> None:
         "  scores",
         "    held back     log-prob a token -3.25 -> -1.50, 2 of 3 better, 1 worse",
         "    general       4 of 5 right answers stayed right, KL from the base 0.25 nats a token",
+        "    evidence      a stake of 2.2 from 2 answers; 20 is enough",
         "",
         "  > Why do we dream?",
         "    before: Nobody knows.",
