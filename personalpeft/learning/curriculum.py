@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import TypeVar
 
 from personalpeft.backends.base import Backend, Continuation, Term
 from personalpeft.learning.anchors import Manner, anchor, manner_of
 from personalpeft.learning.lessons import Lesson
-from personalpeft.learning.objectives import Preferred, Supervised
+from personalpeft.learning.objectives import Preferred, Supervised, Thumbs
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.recipe import Recipe
-from personalpeft.types import Message
+from personalpeft.types import Message, SignalKind
 
 T = TypeVar("T")
 
@@ -38,12 +39,17 @@ def schedule(
     fresh = _rounds(plan.fresh or plan.older, chance)
     older = _rounds(plan.older, chance)
     keeping = _rounds(anchors, chance)
+    # Drawn only where they are needed: what is drawn decides every byte of what is built.
+    good = [each for each in (*plan.fresh, *plan.older) if each.kind is SignalKind.RATING and plan.disliked]
+    liked = _rounds(good, chance)
+    disliked = _rounds(plan.disliked, chance)
     replayed = round(recipe.batch * recipe.replay) if plan.fresh and plan.older else 0
     steps = []
     for _ in range(plan.steps):
         lessons = [next(fresh) for _ in range(recipe.batch - replayed)] + [next(older) for _ in range(replayed)]
         kept = [next(keeping) for _ in range(recipe.anchors if anchors else 0)]
-        steps.append((*_terms(lessons, manner, recipe, backend), *kept))
+        thumbs = _thumbs(list(islice(liked, recipe.thumbs)), list(islice(disliked, recipe.thumbs)), recipe, backend)
+        steps.append((*_terms(lessons, manner, recipe, backend), *thumbs, *kept))
     return tuple(steps)
 
 
@@ -70,6 +76,27 @@ def _terms(lessons: Sequence[Lesson], manner: Manner, recipe: Recipe, backend: B
             # Its beginning will do: it is only there to be told apart, and what follows holds things that are true.
             rejected = continuation(backend, lesson.messages, lesson.rejected, _REJECTED)
             yield Preferred(wanted, rejected, recipe.beta, weight)
+
+
+def _thumbs(liked: Sequence[Lesson], disliked: Sequence[Lesson], recipe: Recipe, backend: Backend) -> Iterator[Term]:
+    """The term of replies that were only liked or not, where there are both."""
+    if not liked or not disliked:
+        return
+    judged = [(lesson.messages, lesson.wanted or lesson.rejected or "") for lesson in (*liked, *disliked)]
+    others = judged[1:] + judged[:1]
+
+    def beginning(messages: Sequence[Message], reply: str) -> Continuation:
+        return continuation(backend, messages, reply, _REJECTED)
+
+    said = [beginning(*each) for each in judged]
+    weight = sum(lesson.weight for lesson in (*liked, *disliked)) / len(judged)
+    yield Thumbs(
+        liked=tuple(said[: len(liked)]),
+        disliked=tuple(said[len(liked) :]),
+        mismatched=tuple(beginning(messages, reply) for (messages, _), (_, reply) in zip(judged, others, strict=True)),
+        beta=recipe.beta,
+        weight=weight,
+    )
 
 
 def _rounds(items: Sequence[T], chance: random.Random) -> Iterator[T]:

@@ -29,8 +29,9 @@ class Recipe:
     ``most_steps``.
 
     ``pairs`` of a batch's lessons that have a rejected text also get the preference term, with ``beta`` and
-    ``positive``. ``anchors`` is how many generic answers a batch holds to, with ``anchor_weight``. In a build on a
-    parent, ``replay`` of a batch is older lessons. ``held_out`` is the share of lessons that is pinned. Texts are cut
+    ``positive``. ``anchors`` is how many generic answers a batch holds to, with ``anchor_weight``; ``thumbs`` is how
+    many replies that were liked a step judges, and as many that were not (where there are enough). In a build on a parent,
+    ``replay`` of a batch is older lessons. ``held_out`` is the share of lessons that is pinned. Texts are cut
     at ``longest`` tokens. ``capacity`` is how many tokens a trained parameter may have to recall (capacity.py).
     """
 
@@ -44,6 +45,7 @@ class Recipe:
     pairs: int = 1
     beta: float = 0.1
     content: float = 0.3
+    thumbs: int = 2
     anchors: int = 4
     anchor_weight: float = 2.0
     replay: float = 0.25

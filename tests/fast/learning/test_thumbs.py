@@ -1,0 +1,110 @@
+"""What is learned from thumbs alone: the objective, and where the curriculum asks for it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from backend_makers import after, spec
+from runtime_makers import ask, opened, pinned, trained_on
+
+from personalpeft import User
+from personalpeft.backends.base import Backend
+from personalpeft.learning.curriculum import schedule
+from personalpeft.learning.lessons import FEWEST_THUMBS
+from personalpeft.learning.objectives import Thumbs
+
+
+class _Said:
+    """The log-probs of one continuation, as a backend hands them up."""
+
+    def __init__(self, *logp: float) -> None:
+        import torch
+
+        self.token_logp = torch.tensor(logp, requires_grad=True)
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def test_the_loss_is_that_of_the_paper(fake: Backend) -> None:
+    """By hand, for two liked and one disliked; what any reply gains is the mean of the mismatched ones."""
+    some = after(fake, "a", "b")
+    term = Thumbs((some, some), (some,), (some, some, some), beta=0.1, weight=0.5)
+    before = [(-3.0, -2.0), (-1.0,), (-4.0,), (-2.0,), (-2.0, -1.0), (-1.5,)]
+    now = [(-2.0, -1.0), (-2.0,), (-6.0,), (-1.0,), (-1.0, -1.0), (-1.0,)]
+    gains = [sum(n) - sum(b) for n, b in zip(now, before, strict=True)]
+    usual = max(0.0, sum(gains[3:]) / 3)
+    values = [_sigmoid(0.1 * (g - usual)) for g in gains[:2]] + [_sigmoid(0.1 * (usual - gains[2]))]
+    wanted = 0.5 * sum(1 - value for value in values) / 3
+    outputs = [_Said(*logp) for logp in now]
+    loss = term.loss(outputs, [_Said(*logp) for logp in before])  # type: ignore[arg-type]
+    assert loss.item() == pytest.approx(wanted)
+    loss.backward()
+    assert [bool(said.token_logp.grad.any()) for said in outputs] == [True] * 3 + [False] * 3
+
+
+def test_training_on_thumbs_parts_what_was_liked_from_what_was_not(torch_tiny: Backend) -> None:
+    backend = torch_tiny
+    liked = tuple(after(backend, f"question {n}", "Ahoy there!") for n in range(2))
+    disliked = tuple(after(backend, f"question {n}", "Hello you.") for n in range(2))
+    term = Thumbs(liked, disliked, (after(backend, "question 0", "Hello you."),), beta=0.1)
+    session = backend.session(spec(backend))
+    try:
+        losses = []
+        session.refer([term])
+        for _ in range(15):
+            losses.append(session.step([term], 1e-2))
+    finally:
+        session.close()
+    assert losses[-1] < losses[0] * 0.9
+
+
+def thumbs(user: User, up: int, down: int) -> tuple[list[str], list[str]]:
+    said = [user.feedback(ask(user, f"question {n}"), rating=1 if n < up else -1) for n in range(up + down)]
+    return said[:up], said[up:]
+
+
+def test_thumbs_down_are_trained_on_from_enough_of_both_on_and_never_pinned(home: Path) -> None:
+    with opened(home) as runtime:
+        ada = runtime.user("ada")
+        up, down = thumbs(ada, FEWEST_THUMBS, FEWEST_THUMBS - 1)
+        ada.learn()
+        assert trained_on(ada) | pinned(ada) == set(up)
+        down.append(ada.feedback(ask(ada, "one more"), rating=-1))
+        ada.learn()
+        assert set(down) <= trained_on(ada)
+        assert not set(down) & pinned(ada)
+        told = {account.signal.id: account for account in ada.lessons()}
+        assert {told[signal].layer for signal in down} == {"style"}
+        with pytest.raises(LookupError):
+            ada.learn()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+def test_every_step_judges_thumbs_of_both_kinds_where_there_are_enough(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[int]] = []
+
+    def spied(plan: object, backend: Backend, generic: object) -> object:
+        steps = schedule(plan, backend, generic)  # type: ignore[arg-type]
+        seen.append([sum(isinstance(term, Thumbs) for term in terms) for terms in steps])
+        return steps
+
+    monkeypatch.setattr("personalpeft.learning.learner.schedule", spied)
+    with opened(home) as runtime:
+        ada = runtime.user("ada")
+        thumbs(ada, FEWEST_THUMBS, FEWEST_THUMBS - 1)
+        ada.learn()
+        ada.feedback(ask(ada, "one more"), rating=-1)
+        ada.learn()
+    few, enough = seen
+    assert set(few) == {0}
+    assert set(enough) == {1}
