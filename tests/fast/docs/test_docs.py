@@ -34,7 +34,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_the_library_use_of_the_readme_runs_as_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (block,) = _blocks(ROOT / "README.md", "python")
+    block = _blocks(ROOT / "README.md", "python")[0]
     assert len([line for line in block.splitlines() if line.strip() and "import" not in line]) <= 10
     monkeypatch.setenv("PERSONALPEFT_HOME", str(tmp_path))
     on_the_fake = block.replace("personalpeft.open()", 'personalpeft.open(backend="fake")')

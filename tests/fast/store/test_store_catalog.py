@@ -11,7 +11,7 @@ from store_makers import BASE, add_fact, add_revision, add_turn, opened, packed
 
 from personalpeft.errors import BaseMismatch, Damaged, InvalidId, InvalidInput, NotFound
 from personalpeft.store.base import Store
-from personalpeft.types import Stack, StackEntry, Verdict
+from personalpeft.types import HeadMove, Stack, StackEntry, Verdict
 
 
 @pytest.fixture
@@ -161,6 +161,31 @@ def test_an_identical_revision_is_judged_anew_and_its_former_verdict_stays_on_re
     assert ada.catalog.reports("ada") == ({"verdict": "abstained"}, {"verdict": "promoted"})
     assert ada.catalog.stack("ada", BASE).entries[0].revision == first.id
     assert ada.verify() == ()
+
+
+def test_a_head_may_be_judged_again_and_moved_in_one_step(ada: Store) -> None:
+    first, second = add_revision(ada, b"first"), add_revision(ada, b"second", probation=True)
+    worse = replace(second, verdict=Verdict.REFUSED, reason="withdrawn: nobody liked it", probation=False)
+    back = HeadMove("ada", "style", second.id, first.id, "withdrawn", second.at)
+    assert ada.catalog.judge_again(worse, {"event": "withdrawn"}, move=back)
+    assert ada.catalog.revision("ada", second.id) == worse
+    assert [layer.head for layer in ada.catalog.layers("ada")] == [first.id]
+    assert [(m.before, m.after, m.cause) for m in ada.catalog.history("ada")][-1] == (second.id, first.id, "withdrawn")
+    assert ada.catalog.reports("ada")[-1] == {"event": "withdrawn"}
+    assert not ada.catalog.judge_again(worse, {"event": "again"}, move=back)
+    stays = replace(back, before=first.id, after=first.id)
+    assert ada.catalog.judge_again(replace(first, reason="confirmed"), {"event": "confirmed"}, move=stays)
+    assert len(ada.catalog.history("ada")) == 3
+    assert ada.verify() == ()
+
+
+def test_a_head_is_not_moved_back_to_what_cannot_be_served(ada: Store) -> None:
+    first, second = add_revision(ada, b"first"), add_revision(ada, b"second")
+    ada.blobs.path(first.digest).unlink()
+    back = HeadMove("ada", "style", second.id, first.id, "withdrawn", second.at)
+    with pytest.raises(Damaged):
+        ada.catalog.judge_again(replace(second, reason="withdrawn"), {}, move=back)
+    assert ada.catalog.revision("ada", second.id) == second
 
 
 def test_judging_anew_mends_a_damaged_blob(ada: Store) -> None:
