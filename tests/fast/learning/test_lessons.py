@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given
@@ -250,3 +251,28 @@ def test_a_thumb_that_an_edit_explains_is_not_counted_among_the_thumbs() -> None
     said, of = _thumbs(FEWEST_THUMBS, FEWEST_THUMBS)
     explained = route([*said, edit(99, on=said[-1].turn or "")], of)
     assert dislikes_for(explained, "style") == ()
+
+
+def test_the_page_on_the_ledger_has_the_policy_of_the_code() -> None:
+    page = (Path(__file__).parents[3] / "docs/ledger.md").read_text("utf-8")
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| ")]
+    table = {row[4].strip(): row[3].strip() for row in rows if len(row) == 6}
+    few, of_few = _thumbs(1, 1)
+    many, of_many = _thumbs(FEWEST_THUMBS, FEWEST_THUMBS)
+    said = [
+        edit(1),
+        signal(2, SignalKind.PREFERENCE, {"text": "Seven."}, "turn_2"),
+        demonstration(3),
+        demonstration(4, "email"),
+        signal(5, SignalKind.COMMENT, {"text": "Be brief."}),
+        signal(6, SignalKind.FACT, {"text": "My dog is Biscuit."}, None),
+        signal(7, SignalKind.REWARD, {"value": 0.5}),
+        rating(8, 1, on="turn_2", source="app"),
+    ]
+    seen = route([rating(9, 1, source="app")], turn, observed=True)
+    places = {"profile": "the profile", "memory": "memory", "kept": "kept"}
+    for routing in (*route(said, turn), *route(few, of_few), *route(many, of_many), *seen):
+        why = routing.why.partition(" (learned from")[0]
+        assert table[why].startswith(places.get(routing.place, "`style`")), why
+        assert routing.layer is None or routing.layer in table[why].replace("<name>", "email")
+    assert f"from {FEWEST_THUMBS} up and {FEWEST_THUMBS} down" in page
