@@ -118,7 +118,7 @@ class Term(Protocol):
 
     @property
     def references(self) -> Sequence[Continuation]:
-        """What the stack below is asked about, once, before the first step; often nothing."""
+        """What the stack below is asked about, before the first step with this term; often nothing."""
         ...
 
     @property
@@ -154,7 +154,9 @@ class Session(Protocol):
     """The temporary state of one update. The same spec and the same steps give the same bytes on one kind of machine."""
 
     def refer(self, terms: Sequence[Term]) -> None:
-        """Reads once, before the first step, what the stack below says of all that these terms will need."""
+        """Reads what the stack below says of all that these terms will need: once, before the first step; or, where later
+        terms are only known later, before the step that they are part of.
+        """
         ...
 
     def step(self, terms: Sequence[Term], learning_rate: float) -> float:

@@ -18,7 +18,7 @@ from personalpeft.errors import Cancelled
 from personalpeft.learning.anchors import LONGEST
 from personalpeft.learning.curriculum import continuation
 from personalpeft.learning.examination import Paper, examine
-from personalpeft.learning.gate import Evidence, Judgement, Margins, judge
+from personalpeft.learning.gate import Asked, Evidence, Judgement, Margins, judge
 from personalpeft.learning.generic import generic_questions
 from personalpeft.learning.lessons import Lesson, lessons_for, route
 from personalpeft.learning.lineage import lineage_of
@@ -140,7 +140,10 @@ class Coach:
             paper = self._paper(exercise, heads, cancelled)
             harm, _ = examine(self.engine, user, exercise.live, candidate, paper, cancelled=cancelled)
             asked, tasks, examples = examined(self.engine, exercise, candidate, cancelled)
-        evidence = replace(harm, target=asked)
+        own = set(self.store.catalog.pinned(user, layer))
+        evidence = replace(
+            harm, target=asked, retention=tuple(_held_to_half(a) if a.signal in own else a for a in harm.retention)
+        )
         judgement = judge(evidence, self.margins)
         progress("Judging", 1.0)
         self.store.blobs.put(blob)
@@ -230,6 +233,14 @@ class Coach:
 
 def _built_by(exercise: Exercise, diary: Diary) -> dict[str, Any]:
     return {**exercise.recipe.as_json(), "steps": diary.steps, "practice": {**exercise.about, "rounds": diary.rounds}}
+
+
+def _held_to_half(asked: Asked) -> Asked:
+    """A demonstration of the very skill that is practised: less likely is no harm, since tasks judge the skill now and may
+    be solved in another way; but it is not to be undone.
+    """
+    best = asked.before if asked.best is None else max(asked.before, asked.best)
+    return replace(asked, before=min(asked.before, asked.after), best=best)
 
 
 def _scores(evidence: Evidence, tasks: dict[str, Any], diary: Diary) -> dict[str, Any]:

@@ -253,6 +253,23 @@ def test_while_one_practises_another_learn_of_the_same_user_hears_who_does(ada: 
     assert heard
 
 
+def test_a_way_other_than_the_one_that_was_shown_is_no_harm_unless_that_one_is_undone(
+    tmp_path: Path, tiny_base: object
+) -> None:
+    card = quick_card(tmp_path)
+    card.write_text(f"{card.read_text()}\n[practice]\nimitate = 0\nlearning_rate = 0.003\nlongest = 8\nkl = 0\n")
+    with opened(tmp_path / "home", card) as runtime:
+        ada = runtime.user("ada")
+        ada.rollback("skill.email", taught(ada))
+        report = ada.practice("email", verifier=Judge(half), rounds=6)
+    (pin,) = (pin for name, pin in report.scores["pins"].items() if not name.startswith("task_"))
+    assert pin["after"] < pin["best"] - 0.02
+    assert report.scores["retention"]["asked"] == 1
+    assert report.scores["retention"]["lost"] == 0
+    undone = pin["after"] < (pin["base"] + pin["best"]) / 2
+    assert ("more than half" in report.reason) == undone
+
+
 def test_a_practised_skill_lies_on_the_style_and_leaves_it_as_it_was(ada: User) -> None:
     correct(ada, 6)
     style = ada.learn().revision

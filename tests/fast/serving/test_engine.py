@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from serving_makers import (
@@ -14,6 +15,7 @@ from serving_makers import (
     Shelf,
     Stepped,
     Time,
+    adapter,
     ask,
     digest_of,
     engine_on,
@@ -30,7 +32,7 @@ from personalpeft.backends.base import Continuation, Row
 from personalpeft.backends.fake import FakeBackend
 from personalpeft.errors import BaseMismatch, Cancelled, DeadlineExceeded, PromptTooLong, ServingFailed
 from personalpeft.serving.engine import Engine
-from personalpeft.types import Stack
+from personalpeft.types import Stack, StackEntry
 
 
 @pytest.fixture
@@ -443,3 +445,17 @@ def test_closing_waits_for_a_load_that_is_under_way_and_drops_the_rest(shelf: Sh
         closer.join(PATIENCE)
         assert not closer.is_alive()
     assert digest_of(1) in shelf.asked
+
+
+def test_what_is_lent_answers_under_the_digest_of_its_own_bytes_and_is_known_no_longer_than_it_is_lent(
+    engine: Engine, shelf: Shelf
+) -> None:
+    lent = adapter(77)
+    with engine.lent(lent) as digest:
+        borrowed = Stack(BASE.digest, (StackEntry("skill.s", f"skill.s@{digest[:12]}", digest),))
+        said = engine.texts([replace(request(), stack=borrowed)])
+        assert engine.adapter(digest) is lent
+    assert said != engine.texts([request()])
+    assert digest not in shelf.asked
+    with pytest.raises(KeyError):
+        engine.adapter(digest)
