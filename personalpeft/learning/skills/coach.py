@@ -87,7 +87,11 @@ class Coach:
                 self.store.catalog.add_report(user, report.as_json())
                 return report
             progress("Judging", 0.0)
-            return self._judged(exercise, heads, diary, adapter, began, progress, cancelled)
+            try:
+                return self._judged(exercise, heads, diary, adapter, began, progress, cancelled)
+            except Cancelled as error:
+                # What is shared with a learn says that the next one goes on from there.
+                raise Cancelled(error.message, hint=STOPPED) from error
 
     def _train(
         self,
