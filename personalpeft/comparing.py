@@ -117,7 +117,7 @@ def compared(
 
 
 def keeper(
-    store: Store, user: str, messages: Sequence[Message], sampling: Sampling, used: Sequence[str]
+    store: Store, user: str, layer: str, messages: Sequence[Message], sampling: Sampling, used: Sequence[str]
 ) -> Callable[[Answer, Answer], Choice]:
     """How a choice goes into the ledger."""
 
@@ -132,7 +132,7 @@ def keeper(
             finish_reason=other.finish_reason,
             used=used,
         )
-        said = {"text": chosen.text, "revision": chosen.revision}
+        said = {"text": chosen.text, "revision": chosen.revision, "layer": layer}
         signal = store.ledger.add_signal(user, SignalKind.PREFERENCE, said, turn=turn.id)
         return Choice(chosen.revision, other.revision, turn.id, signal.id)
 

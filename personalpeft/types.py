@@ -122,7 +122,7 @@ class Turn:
 class Signal:
     """One act of feedback. ``payload`` holds what the kind says:
 
-    rating {"value": -1|1, "how"?}, edit {"text"}, preference {"text"}, comment {"text"}, reward {"value"},
+    rating {"value": -1|1, "how"?}, edit {"text"}, preference {"text", "revision"?, "layer"?}, comment {"text"}, reward {"value"},
     demonstration {"prompt", "answer", "skill"}, fact {"text", "questions", "answer"}. ``source`` is who gave it; "how" is
     there where an app took a rating from what it saw.
     """

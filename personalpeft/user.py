@@ -338,7 +338,7 @@ class User:
         first, second = compared(engine, self.id, heard, sides, sampling, cancelled)
         if self._parts.clock.entropy(1)[0] & 1:
             first, second = second, first
-        keep = keeper(self._parts.store, self.id, messages, sampling, used)
+        keep = keeper(self._parts.store, self.id, layer, messages, sampling, used)
 
         def keep_and_look(chosen: Answer, other: Answer) -> Choice:
             choice = keep(chosen, other)

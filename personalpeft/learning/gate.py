@@ -115,7 +115,8 @@ NOT_ASKED = OfBase()
 @dataclass(frozen=True, slots=True)
 class Canaries:
     """Replies to the general questions. ``right_before``: right under the live stack, ``still_right``: and under the
-    candidate; ``base`` and ``kept_of_base`` (of those that it has right) the same with the bare base. The broken are empty or go round in circles.
+    candidate; ``base`` and ``kept_of_base`` (of those that it has right) the same with the bare base. The broken are
+    empty or go round in circles.
     """
 
     asked: int = 0

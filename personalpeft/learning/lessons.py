@@ -141,7 +141,9 @@ def _from_turn(signal: Signal, turn: Turn) -> Routing:
         SignalKind.EDIT: "an edit shows the answer that is wanted, and the one that was not",
         SignalKind.PREFERENCE: "of two answers the preferred one is wanted",
     }[signal.kind]
-    return Routing(signal, "layer", why, "style", lesson)
+    # Only where revisions of a skill were compared is it known that the words are about a skill.
+    compared = str(signal.payload.get("layer", ""))
+    return Routing(signal, "layer", why, compared if compared.startswith("skill.") else "style", lesson)
 
 
 def _without_contradictions(routings: Sequence[Routing]) -> Sequence[Routing]:

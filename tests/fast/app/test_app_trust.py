@@ -23,7 +23,8 @@ def test_two_revisions_are_compared_blind_and_a_choice_is_kept(learned: Place) -
     (turn,) = json.loads(learned.run("turns", "-n", "1", "--json").stdout)["turns"]
     assert turn["id"] == chosen["turn"]
     assert turn["signals"][0]["id"] == chosen["signal"]
-    assert turn["signals"][0]["payload"] == {"text": told["answers"][1]["text"], "revision": chosen["chosen"]}
+    kept = {"text": told["answers"][1]["text"], "revision": chosen["chosen"], "layer": "style"}
+    assert turn["signals"][0]["payload"] == kept
     assert turn["reply"] == told["answers"][0]["text"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from runtime_makers import Time, ask, correct, nothing_changes, opened
 
-from personalpeft import InvalidInput, NotFound, User
+from personalpeft import InvalidInput, NotFound, NothingToLearn, User
 from personalpeft.types import SignalKind
 
 PROMPT = "How do I boil an egg?"
@@ -47,10 +47,20 @@ def test_a_choice_is_a_preference_against_the_other_answer(ada: User, by: str) -
     assert (choice.chosen, choice.other) == (chosen.revision, other.revision)
     signal = ada.signals()[-1]
     assert (signal.id, signal.kind, signal.turn) == (choice.signal, SignalKind.PREFERENCE, choice.turn)
-    assert signal.payload == {"text": chosen.text, "revision": chosen.revision}
+    assert signal.payload == {"text": chosen.text, "revision": chosen.revision, "layer": "style"}
     turn = ada.turn(choice.turn)
     assert (turn.reply, turn.stack) == (other.text, other.stack)
     assert [part.revision.id for part in ada.why(turn).parts] == [e.revision for e in other.stack.entries]
+
+
+def test_what_is_chosen_of_a_skill_is_a_lesson_of_that_skill(ada: User) -> None:
+    for number in range(5):
+        ada.teach(f"Write to {number}.", f"Dear {number}", skill="email")
+    ada.learn("skill.email")
+    choice = ada.compare("Write to the bank.", layer="skill.email").choose(1)
+    assert ada.learn("skill.email", dry_run=True).sources[-1].signal == choice.signal
+    with pytest.raises(NothingToLearn):
+        ada.learn()
 
 
 def test_choosing_against_what_is_on_probation_again_and_again_withdraws_it(ada: User) -> None:
