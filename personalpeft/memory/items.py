@@ -187,15 +187,18 @@ def _item(signal: Signal) -> Item:
 
 
 def _asked(messages: Sequence[Message]) -> list[str]:
-    """What the user asks, alone and after what they said before; nothing where they ask nothing."""
+    """What the user asks, alone and, where they said something before, after that; nothing where they ask nothing."""
     asked = [message.content for message in messages if message.role == "user"][-2:]
-    return [asked[-1], "\n".join(asked)] if asked and asked[-1].strip() else []
+    if not asked or not asked[-1].strip():
+        return []
+    return [asked[-1], "\n".join(asked)][: len(asked)]
 
 
 def _closeness(rows: Vectors, queries: Vectors) -> float:
     """The cosine of what is asked with the nearest row."""
-    alone, in_context = (rows @ queries.T).max(axis=0)
-    return max(float(alone), float(in_context) - _CONTEXT_DISCOUNT)
+    cosines = (rows @ queries.T).max(axis=0)
+    # The last is in context, or the same as the first.
+    return max(float(cosines[0]), float(cosines[-1]) - _CONTEXT_DISCOUNT)
 
 
 def _texts(fact: Signal) -> list[str]:
