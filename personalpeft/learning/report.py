@@ -202,10 +202,9 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
         if canaries.get("base_right"):
             kept = len(canaries["kept_of_base"])
             lines.append(f"{'':<13} {kept} of {canaries['base_right']} that the base has right are right in all")
-    if scores.get("counted"):
-        lines.append(
-            f"{'evidence':<13} a stake of {scores['bet']:.1f} from {len(scores['counted'])} answers; {ENOUGH:g} is enough"
-        )
+    if counted := len(scores.get("counted", ())):
+        answers = f"{counted} answer{'s' if counted > 1 else ''}"
+        lines.append(f"{'evidence':<13} a stake of {scores['bet']:.1f} from {answers}; {ENOUGH:g} is enough")
     return lines
 
 

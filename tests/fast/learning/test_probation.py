@@ -174,6 +174,16 @@ def test_what_was_said_while_somebody_learned_is_heard_by_the_next_learn(ada: Us
     assert [move.cause for move in ada.history()][:2] == ["learn", "withdrawn"]
 
 
+def test_feedback_is_kept_also_where_nothing_can_be_withdrawn(ada: User) -> None:
+    first = ada.revisions()[0]
+    correct(ada, 3, first=10)
+    second = ada.learn().revision
+    ada._parts.store.blobs.path(first.digest).unlink()
+    dislike(ada, 5)
+    assert ada.stack().entries[0].revision == second
+    assert sum(signal.payload.get("value") == -1 for signal in ada.signals()) == 5
+
+
 def test_many_threads_withdraw_once(ada: User) -> None:
     replies = [ask(ada, f"later {number}") for number in range(6)]
     threads = [threading.Thread(target=ada.feedback, args=(reply,), kwargs={"rating": -1}) for reply in replies]
