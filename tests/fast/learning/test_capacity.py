@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runtime_makers import correct, opened, pinned, trained_on
 
+from personalpeft import NothingToLearn
 from personalpeft.learning.capacity import ADVISED, fitting, parameters
 from personalpeft.learning.lessons import Lesson
 from personalpeft.learning.recipe import Recipe
+from personalpeft.learning.report import NO_ROOM
 from personalpeft.types import Architecture, Message, SignalKind
 
 ARCHITECTURE = Architecture("llama", "model.layers", 3, {"mlp.down_proj": (40, 10), "mlp.up_proj": (10, 40)})
@@ -58,3 +67,31 @@ def test_what_fits_is_the_newest_part_and_never_more_than_the_layer_holds(lesson
 def test_a_manner_fills_nothing(lessons: list[Lesson]) -> None:
     for layer in ("style", "skill.email"):
         assert fitting(lessons, layer, RECIPE, ARCHITECTURE, count) == (tuple(lessons), None)
+
+
+def test_what_a_full_layer_leaves_out_is_said_in_the_report_and_by_lessons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A style is never full, so here it is counted as the memory is."""
+
+    def counted(lessons: Sequence[Lesson], layer: str, recipe: Recipe, *rest: Any) -> Any:
+        return fitting(lessons, "memory", replace(recipe, capacity=0.32), *rest)
+
+    monkeypatch.setattr("personalpeft.learning.plan.fitting", counted)
+    with opened(tmp_path / "home") as runtime:
+        ada = runtime.user("ada")
+        edits = correct(ada, 6)
+        report = ada.learn()
+        out = [account.signal.id for account in ada.lessons() if account.use == NO_ROOM]
+        assert out == edits[: len(out)]
+        assert 0 < len(out) < 5
+        assert {source.signal for source in report.sources if source.use == NO_ROOM} == set(out)
+        assert trained_on(ada) | pinned(ada) == set(edits) - set(out)
+        assert report.room["tokens"] <= report.room["most"] < report.room["parameters"]
+        assert f"{report.room['most']:,} tokens" in str(report)
+        # What was held back takes no room, so an older lesson may come in; then it is as full as it can be.
+        ada.learn()
+        assert {account.signal.id for account in ada.lessons() if account.use == NO_ROOM} < set(out)
+        assert not trained_on(ada) & pinned(ada)
+        with pytest.raises(NothingToLearn):
+            ada.learn()
