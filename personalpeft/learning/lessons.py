@@ -107,7 +107,7 @@ def _route(signal: Signal, turn_of: Callable[[str], Turn], strongest: Mapping[st
         case SignalKind.FACT:
             return Routing(signal, "memory", "a fact is looked up when a question is near it")
         case SignalKind.REWARD:
-            return Routing(signal, "kept", "a reward trains skills by trial, which no layer does yet")
+            return Routing(signal, "kept", "a reward says how good a reply was, not what is right")
     if not _trained(signal, observed):
         return Routing(signal, "kept", "only a person's own acts are trained on")
     if signal.kind is SignalKind.DEMONSTRATION:

@@ -45,8 +45,7 @@ def test_a_skill_answers_what_is_near_its_lessons_and_nothing_else(ada: User) ->
     assert attached(ada, NEAR) == ["style", "skill.letters"]
     assert attached(ada, LETTERS[0]) == ["style", "skill.letters"]
     assert attached(ada, FAR) == ["style"]
-    general = [question for question in generic_questions().anchors]
-    assert [question for question in general if attached(ada, question) != ["style"]] == []
+    assert [question for question in generic_questions().anchors if attached(ada, question) != ["style"]] == []
 
 
 def test_what_is_not_near_is_answered_as_if_the_skill_had_never_been_learned(home: Path, tmp_path: Path) -> None:
