@@ -17,7 +17,7 @@ README = Path(__file__).parents[3] / "README.md"
 def test_the_ten_lines_run_as_printed_and_keep_what_was_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
+    block, *_ = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
     monkeypatch.setenv("PERSONALPEFT_HOME", str(tmp_path / "home"))
     exec(compile(block, "README.md", "exec"), {})
     assert "ada · style: " in capsys.readouterr().out
