@@ -176,7 +176,7 @@ def test_a_second_writer_is_told_who_the_first_is_and_readers_go_on(home: Path) 
             begun = time.monotonic()
             with pytest.raises(Busy) as error:
                 write()
-            assert 0.15 < time.monotonic() - begun < 5
+            assert 0.15 < time.monotonic() - begun < 60
             assert f"process {process.pid} " in error.value.message
             assert "since 2026-01-02T" in error.value.message
         output(process)
