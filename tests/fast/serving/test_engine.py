@@ -36,11 +36,6 @@ from personalpeft.types import Stack, StackEntry
 
 
 @pytest.fixture
-def shelf() -> Shelf:
-    return Shelf()
-
-
-@pytest.fixture
 def engine(shelf: Shelf) -> Iterator[Engine]:
     with engine_on(read=shelf) as engine:
         yield engine

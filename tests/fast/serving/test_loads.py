@@ -24,11 +24,6 @@ from serving_makers import (
 from personalpeft.serving.engine import Engine
 
 
-@pytest.fixture
-def shelf() -> Shelf:
-    return Shelf()
-
-
 def digests(*numbers: int) -> list[str]:
     return [digest_of(n) for n in numbers]
 

@@ -9,11 +9,6 @@ from personalpeft.errors import Busy, InvalidInput
 from personalpeft.settings import Serving
 
 
-@pytest.fixture
-def shelf() -> Shelf:
-    return Shelf()
-
-
 def test_a_user_with_a_hundred_requests_starves_nobody(shelf: Shelf) -> None:
     stepped = Stepped(rows=2)
     with engine_on(stepped, shelf, waiting_per_user=100) as engine:

@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+import pytest
+from serving_makers import Shelf
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    """Adapters by digest, and what was asked for."""
+    return Shelf()
