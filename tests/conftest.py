@@ -43,9 +43,11 @@ def tiny_base(shared_cache: Path) -> Base:
 
 
 @pytest.fixture(scope="session")
-def torch_tiny(tiny_base: Base) -> Backend:
-    """The torch backend on the tiny base, in float32; who attaches something to it detaches it again."""
-    return torch_backend(tiny_base, slots=4)
+def torch_tiny(tiny_base: Base, shared_cache: Path) -> Backend:
+    """The torch backend on the tiny base, in float32 and with the kernels that serve people where they can be built; who
+    attaches something to it detaches it again.
+    """
+    return torch_backend(tiny_base, slots=4, cache=shared_cache)
 
 
 @pytest.fixture(scope="session")
