@@ -25,7 +25,7 @@ from personalpeft.errors import InvalidInput, NotFound, nearest
 from personalpeft.ids import check_user_id
 from personalpeft.learning.gate import margins_for
 from personalpeft.learning.learner import Learner
-from personalpeft.learning.recipe import recipe_for
+from personalpeft.learning.recipe import recipes_for
 from personalpeft.learning.skills.coach import Coach
 from personalpeft.learning.skills.drill import drill_for
 from personalpeft.memory.base import Embedder
@@ -187,15 +187,17 @@ class Runtime:
 
     def _learner(self) -> Learner:
         engine, base = self.engine(), self.base()
-        recipe = recipe_for(base.card.name, base.card.learning, base.architecture.projections)
+        recipes = recipes_for(base.card.name, base.card.learning, base.architecture.projections)
         margins = margins_for(base.card.name, base.card.gate)
         observed = self._parts.observing == "learned"
-        return Learner(self._store, engine, recipe, margins, self._clock.now, self._clock.timer, observed)
+        return Learner(self._store, engine, recipes, margins, self._clock.now, self._clock.timer, observed)
 
     def _coach(self) -> Coach:
         learner, card = self._learner(), self.base().card
         drill = drill_for(card.name, card.practice)
-        return Coach(self._store, learner.engine, learner.recipe, drill, learner.margins, learner.now, learner.timer)
+        return Coach(
+            self._store, learner.engine, learner.recipes.skill, drill, learner.margins, learner.now, learner.timer
+        )
 
     def _adapter(self, digest: str) -> Adapter:
         base = self.base()

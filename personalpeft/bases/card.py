@@ -133,8 +133,12 @@ def _shape(source: _Table) -> Json:
 
 
 def _plain(table: _Table) -> Json:
-    # Which keys a recipe, a gate or a drill has is known further up in the house; here they only have to be plain values.
+    # Which keys a recipe, a gate or a drill has is known further up in the house; here they only have to be plain values or tables of
+    # them.
     for key, value in table.content.items():
+        if isinstance(value, dict):
+            _plain(table.table(key))
+            continue
         finite = not isinstance(value, float) or math.isfinite(value)
         texts = isinstance(value, list) and value and all(isinstance(each, str) and each for each in value)
         if not texts and not (isinstance(value, str | int | float) and finite):

@@ -24,7 +24,7 @@ from personalpeft.learning.lessons import lessons_for
 from personalpeft.learning.lineage import lineage_of
 from personalpeft.learning.plan import FEWEST, Plan, make_plan, trained_on
 from personalpeft.learning.probation import LEARNED, review, was_withdrawn
-from personalpeft.learning.recipe import Recipe, Start
+from personalpeft.learning.recipe import Recipes, Start
 from personalpeft.learning.report import NO_ROOM, Example, LearnReport, Source, said
 from personalpeft.learning.training import Desk, Trained, stopped, train
 from personalpeft.serving.engine import Engine, Request
@@ -45,7 +45,7 @@ class Learner:
 
     store: Store
     engine: Engine
-    recipe: Recipe
+    recipes: Recipes
     margins: Margins
     now: Callable[[], datetime]
     timer: Callable[[], float]
@@ -73,7 +73,7 @@ class Learner:
                 self.store,
                 user,
                 layer,
-                self.recipe,
+                self.recipes.of(layer),
                 backend.base.digest,
                 start,
                 architecture=backend.base.architecture,

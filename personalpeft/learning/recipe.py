@@ -7,7 +7,7 @@ docs/learning.md says where each number comes from.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
@@ -73,33 +73,78 @@ class Recipe:
         return self.learning_rate * rising * (1 - done) / (0.5 + 0.5 * (1 - done))
 
 
-def recipe_for(card: str, overrides: Json, projections: Mapping[str, tuple[int, int]]) -> Recipe:
-    """The recipe for a base: the defaults, the card's overrides, and by default every projection that the card targets.
+@dataclass(frozen=True, slots=True)
+class Recipes:
+    """The recipe of each kind of layer."""
+
+    style: Recipe
+    skill: Recipe
+    memory: Recipe
+
+    def of(self, layer: str) -> Recipe:
+        """That of a layer: "style", "memory" or "skill.<name>"."""
+        recipe: Recipe = getattr(self, layer.partition(".")[0])
+        return recipe
+
+
+# What sets a kind apart from the defaults of ``Recipe``. A memory is many small things that have nothing in common: the
+# MLP holds the most of them for each parameter, and every word counts.
+_KINDS: Mapping[str, Mapping[str, Any]] = {
+    "style": {},
+    "skill": {},
+    "memory": {"rank": 16, "targets": ("mlp",), "content": 1.0},
+}
+
+
+def recipes_for(card: str, overrides: Json, projections: Mapping[str, tuple[int, int]]) -> Recipes:
+    """The recipes for a base. What a card's ``[learning]`` table says holds for every layer; ``[learning.memory]`` and the
+    like say more of one kind, and win. ``targets`` names projections by path, by last name, or by a part of the path
+    ("mlp"); by default every projection that the card targets.
 
     Raises ``CardError`` for a key or a value that a recipe does not have.
     """
+    common = {key: value for key, value in overrides.items() if key not in _KINDS}
+    _check(card, "learning", common, projections)
+    recipes = {}
+    for kind, own in _KINDS.items():
+        special = overrides.get(kind, {})
+        if not isinstance(special, Mapping):
+            raise CardError(
+                f"The card {card} has a wrong value in [learning]: {kind} = {special!r}.",
+                hint=f"What only a {kind} layer is to have goes into a table [learning.{kind}].",
+            )
+        _check(card, f"learning.{kind}", special, projections)
+        numbers = {**own, **common, **special}
+        targets = _named(numbers.get("targets", ()), projections) or tuple(projections)
+        recipes[kind] = replace(Recipe(), **{**numbers, "targets": targets})
+    return Recipes(**recipes)
+
+
+def _check(card: str, table: str, overrides: Mapping[str, object], projections: Mapping[str, tuple[int, int]]) -> None:
     kinds = {field.name: type(field.default) for field in fields(Recipe)}
     for key, value in overrides.items():
         if key not in kinds:
             hint = nearest(key, kinds, what="key")
-            raise CardError(f"The card {card} has an unknown key in [learning]: {key}.", hint=hint)
+            raise CardError(f"The card {card} has an unknown key in [{table}]: {key}.", hint=hint)
         wanted = kinds[key]
         if not _fits(key, wanted, value):
             raise CardError(
-                f"The card {card} has a wrong value in [learning]: {key} = {value!r}.",
+                f"The card {card} has a wrong value in [{table}]: {key} = {value!r}.",
                 hint=f"It should be {_allowed(key, wanted)}, such as {Recipe.__dataclass_fields__[key].default!r}.",
             )
-    asked = tuple(overrides.get("targets") or projections)
-    names = {*projections, *(path.rpartition(".")[2] for path in projections)}
+    asked: Any = overrides.get("targets", ())
     for name in asked:
-        if name not in names:
-            hint = nearest(name, names, what="projection")
+        if not _named((name,), projections):
+            known = {part for path in projections for part in (path, *path.split("."))}
             raise CardError(
-                f"The card {card} has a wrong value in [learning]: targets names {name}, which the base does not have.",
-                hint=hint,
+                f"The card {card} has a wrong value in [{table}]: targets names {name}, which the base does not have.",
+                hint=nearest(name, known, what="projection"),
             )
-    targets = tuple(p for p in projections if p in asked or p.rpartition(".")[2] in asked)
-    return replace(Recipe(), **{**overrides, "targets": targets})
+
+
+def _named(names: Sequence[str], projections: Mapping[str, tuple[int, int]]) -> tuple[str, ...]:
+    """The projections that some names mean, in the base's order."""
+    return tuple(p for p in projections if any(name == p or name in p.split(".") for name in names))
 
 
 def _fits(key: str, wanted: type, value: object) -> bool:

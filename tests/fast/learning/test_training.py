@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from personalpeft.backends.base import Backend, Session
-from personalpeft.errors import Cancelled
-from personalpeft.learning.recipe import Recipe
+from personalpeft.errors import Cancelled, CardError
+from personalpeft.learning.recipe import Recipe, recipes_for
 from personalpeft.learning.training import SAVE_EVERY, Desk, Trained, train
 
 STEPS = 13
@@ -221,3 +221,27 @@ def test_progress_only_rises_and_ends_at_one(backend: Backend) -> None:
     assert heard[-1] == 1.0
     assert RECIPE.rate(0, 30) > 0
     assert all(0 < RECIPE.rate(step, 30) <= RECIPE.learning_rate for step in range(30))
+
+
+PROJECTIONS = {"self_attn.q_proj": (8, 8), "mlp.up_proj": (8, 16), "mlp.down_proj": (16, 8)}
+
+
+def test_each_kind_of_layer_has_a_recipe_that_the_card_can_change_for_all_or_for_one() -> None:
+    recipes = recipes_for("card", {"rank": 3, "memory": {"steps": 7}}, PROJECTIONS)
+
+    assert {recipes.of(layer).rank for layer in ("style", "skill.email", "memory")} == {3}
+    assert recipes.of("memory").steps == 7 != recipes.of("style").steps
+    assert recipes.of("memory").targets == ("mlp.up_proj", "mlp.down_proj")
+    assert recipes.of("style").targets == tuple(PROJECTIONS)
+
+
+def test_a_memory_takes_all_projections_of_a_base_that_has_no_mlp() -> None:
+    assert recipes_for("card", {}, {"q": (8, 8)}).of("memory").targets == ("q",)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"memory": {"rnk": 3}}, {"memory": {"targets": ["nose"]}}, {"memory": 3}, {"dream": {}}]
+)
+def test_a_mistake_in_the_recipe_of_one_kind_is_said_with_its_table(wrong: dict[str, object]) -> None:
+    with pytest.raises(CardError, match="learning"):
+        recipes_for("card", wrong, PROJECTIONS)
