@@ -277,6 +277,15 @@ class Backend(Protocol):
         """Opens a training session beside serving; raises ``ValueError`` for a spec that does not fit the base."""
         ...
 
+    def advance(
+        self, sessions: Sequence[Session], terms: Sequence[Sequence[Term]], rates: Sequence[float]
+    ) -> tuple[float, ...]:
+        """One optimizer step of each of these different sessions of this backend, in as few passes over the base as
+        memory allows; returns each one's loss. What a session becomes is what ``Session.step`` alone would make of it, up
+        to rounding: nothing is shared between them but the base. Raises ``ValueError`` where the three do not match.
+        """
+        ...
+
     def fingerprint(self) -> str:
         """SHA-256 over the loaded base's weights as they are in memory now."""
         ...

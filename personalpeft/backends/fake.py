@@ -188,6 +188,11 @@ class FakeBackend:
             raise KeyError(spec.below)
         return _FakeSession(spec)
 
+    def advance(
+        self, sessions: Sequence[Session], terms: Sequence[Sequence[Term]], rates: Sequence[float]
+    ) -> tuple[float, ...]:
+        return tuple(s.step(t, rate) for s, t, rate in zip(sessions, terms, rates, strict=True))
+
     def fingerprint(self) -> str:
         return self.base.digest
 

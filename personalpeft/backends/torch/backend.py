@@ -9,7 +9,18 @@ from pathlib import Path
 import torch
 
 from personalpeft.adapters.base import Composed
-from personalpeft.backends.base import Continuation, Occupancy, Piece, Row, Score, Session, SessionSpec, Staged, Tokens
+from personalpeft.backends.base import (
+    Continuation,
+    Occupancy,
+    Piece,
+    Row,
+    Score,
+    Session,
+    SessionSpec,
+    Staged,
+    Term,
+    Tokens,
+)
 from personalpeft.backends.text import Text
 from personalpeft.backends.torch.batch import Batch
 from personalpeft.backends.torch.kernels import choose_kernels
@@ -123,6 +134,11 @@ class TorchBackend:
 
     def session(self, spec: SessionSpec) -> Session:
         return TorchSession(self._model, spec, self._bank.one_for_all(spec.below))
+
+    def advance(
+        self, sessions: Sequence[Session], terms: Sequence[Sequence[Term]], rates: Sequence[float]
+    ) -> tuple[float, ...]:
+        return tuple(s.step(t, rate) for s, t, rate in zip(sessions, terms, rates, strict=True))
 
     def fingerprint(self) -> str:
         return self._model.fingerprint()
