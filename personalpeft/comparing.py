@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from personalpeft.errors import Cancelled, InvalidInput
 from personalpeft.learning.report import excerpt
+from personalpeft.parts import Parts
+from personalpeft.prompts import Prompt, check_prompt, check_sampling
+from personalpeft.saying import look
 from personalpeft.serving.engine import Engine, Request
-from personalpeft.store.base import Store
+from personalpeft.stacks import BASE, revision_named, with_head
+from personalpeft.talking import recall
 from personalpeft.types import FinishReason, Message, Sampling, SignalKind, Stack, Usage
-
-BASE = "base"
-"""What stands for the bare base where a revision is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,52 @@ class Comparison:
         return "\n".join(lines)
 
 
-def compared(
+def compare(
+    parts: Parts,
+    user: str,
+    prompt: Prompt,
+    names: tuple[str, str],
+    *,
+    layer: str,
+    max_tokens: int | None,
+    memory: bool,
+    cancelled: Callable[[], bool] | None,
+) -> Comparison:
+    """As ``User.compare``."""
+    messages = check_prompt(prompt)
+    revisions = [revision_named(parts, user, layer, name) for name in names]
+    if revisions[0] == revisions[1]:
+        raise InvalidInput(f"Both are {revisions[0] or 'the bare base'}.", hint="Name another revision.")
+    engine = parts.engine()
+    sampling = check_sampling(
+        engine.backend.base.card.sampling, temperature=0, top_p=None, max_tokens=max_tokens, stop=(), seed=0
+    )
+    heard, used = recall(parts, user, messages) if memory else (messages, ())
+    sides = [(revision or BASE, with_head(parts, user, layer, revision)) for revision in revisions]
+    first, second = _answers(engine, user, heard, sides, sampling, cancelled)
+    if parts.clock.entropy(1)[0] & 1:
+        first, second = second, first
+
+    def keep(chosen: Answer, other: Answer) -> Choice:
+        turn = parts.store.ledger.add_turn(
+            user,
+            messages=messages,
+            reply=other.text,
+            stack=other.stack,
+            sampling=sampling,
+            usage=other.usage,
+            finish_reason=other.finish_reason,
+            used=used,
+        )
+        said = {"text": chosen.text, "revision": chosen.revision, "layer": layer}
+        signal = parts.store.ledger.add_signal(user, SignalKind.PREFERENCE, said, turn=turn.id)
+        look(parts, user)
+        return Choice(chosen.revision, other.revision, turn.id, signal.id)
+
+    return Comparison(messages[-1].content, (first, second), keep)
+
+
+def _answers(
     engine: Engine,
     user: str,
     messages: Sequence[Message],
@@ -114,26 +160,3 @@ def compared(
         Answer(texts[i], revision, stack, Usage(prompt_tokens[i], written[i]), ended[i])
         for i, (revision, stack) in enumerate(sides)
     ]
-
-
-def keeper(
-    store: Store, user: str, layer: str, messages: Sequence[Message], sampling: Sampling, used: Sequence[str]
-) -> Callable[[Answer, Answer], Choice]:
-    """How a choice goes into the ledger."""
-
-    def keep(chosen: Answer, other: Answer) -> Choice:
-        turn = store.ledger.add_turn(
-            user,
-            messages=messages,
-            reply=other.text,
-            stack=other.stack,
-            sampling=sampling,
-            usage=other.usage,
-            finish_reason=other.finish_reason,
-            used=used,
-        )
-        said = {"text": chosen.text, "revision": chosen.revision, "layer": layer}
-        signal = store.ledger.add_signal(user, SignalKind.PREFERENCE, said, turn=turn.id)
-        return Choice(chosen.revision, other.revision, turn.id, signal.id)
-
-    return keep

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from datetime import datetime
 
-from personalpeft.errors import InvalidId
+from personalpeft.errors import InvalidId, InvalidInput
 
 USER_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 SKILL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
@@ -36,6 +36,13 @@ def check_layer_name(value: str) -> str:
         raise InvalidId(
             f"{ascii(value)[:80]} cannot be a layer.", hint="Layers are called style, memory or skill.<name>."
         )
+    return value
+
+
+def check_skill(value: str) -> str:
+    """The name of a skill itself, if it is one."""
+    if not isinstance(value, str) or SKILL_NAME.fullmatch(value) is None:
+        raise InvalidInput(f"{ascii(value)[:80]} cannot be the name of a skill.", hint="Use a-z, 0-9, '_' and '-'.")
     return value
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
-from personalpeft.errors import NotFound
+from personalpeft.errors import InvalidInput, NotFound
 from personalpeft.learning.plan import trained_on
 from personalpeft.learning.report import excerpt, said
 from personalpeft.serving.calls import Replies
@@ -141,6 +141,19 @@ class Why:
             lines.append("  in the prompt")
             lines += [f"    {s.id[-6:]}  {s.kind:<13} {excerpt(said(s))}" for s in self.items]
         return "\n".join(lines)
+
+
+def turn_of(store: Store, user: str, reply: Reply | Turn | str) -> Turn:
+    """The turn that somebody means, as ``User.turn``."""
+    if reply == "last":
+        newest = store.ledger.turns(user, limit=1)
+        if not newest:
+            raise NotFound(f"{user} has no turn yet.", hint="Ask something first.")
+        return newest[0]
+    turn_id = reply.turn_id if isinstance(reply, Reply) else reply.id if isinstance(reply, Turn) else reply
+    if not isinstance(turn_id, str):
+        raise InvalidInput(f"{type(reply).__name__} is no reply.", hint="Give a reply, a turn, or the id of one.")
+    return store.ledger.turn(user, turn_id)
 
 
 def why(store: Store, turn: Turn) -> Why:

@@ -31,6 +31,7 @@ from personalpeft.learning.skills.drill import drill_for
 from personalpeft.memory.base import Embedder
 from personalpeft.memory.embed import HashEmbedder, MiniLM
 from personalpeft.memory.items import Memory
+from personalpeft.parts import Parts
 from personalpeft.plugins import Plugins
 from personalpeft.scopes import Scopes
 from personalpeft.serving.engine import Engine
@@ -38,7 +39,7 @@ from personalpeft.settings import Observing, Serving, Settings
 from personalpeft.store import open_store
 from personalpeft.store.base import Collected, Problem, UserSummary
 from personalpeft.types import Stack
-from personalpeft.user import Parts, User
+from personalpeft.user import User
 
 Progress: TypeAlias = Callable[[str, float], None]
 

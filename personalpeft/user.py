@@ -6,76 +6,45 @@ Invariant: each method either does all that it says, durably, or raises and has 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from inspect import signature
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
-from weakref import WeakSet
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
 
-from personalpeft.bases.base import Base
-from personalpeft.clock import Clock
-from personalpeft.comparing import BASE, Answer, Choice, Comparison, compared, keeper
-from personalpeft.errors import BaseMismatch, InvalidInput, NotFound, PersonalPeftError, ServingFailed
-from personalpeft.ids import SKILL_NAME, check_layer_name, check_source
+from personalpeft import comparing, saying, stacks, talking
+from personalpeft.comparing import Comparison
+from personalpeft.errors import InvalidInput, NotFound
+from personalpeft.ids import check_layer_name, check_skill
 from personalpeft.learning.account import Account, accounts
 from personalpeft.learning.digest import Digest, digest
-from personalpeft.learning.learner import Learner
-from personalpeft.learning.lessons import SEEN
-from personalpeft.learning.probation import look_again
 from personalpeft.learning.recipe import Start
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.skills.coach import Coach
 from personalpeft.memory.base import Item
-from personalpeft.memory.items import Memory, check_text
-from personalpeft.plugins import Plugins, Shaping, Verifier
-from personalpeft.prompts import Prompt, check_prompt, check_sampling, check_timeout, check_written
-from personalpeft.replies import Reply, Stream, Why, why
-from personalpeft.scopes import Scopes
-from personalpeft.serving.engine import Engine, Request
-from personalpeft.settings import Observing
-from personalpeft.store.base import Store, UserSummary
+from personalpeft.parts import Parts
+from personalpeft.plugins import Shaping, Verifier
+from personalpeft.prompts import Prompt, check_prompt, check_sampling, check_timeout
+from personalpeft.replies import Reply, Stream, Why, turn_of, why
+from personalpeft.store.base import UserSummary
 from personalpeft.transfer import take_folder, write_folder
-from personalpeft.types import (
-    APP,
-    PERSON,
-    HeadMove,
-    Layer,
-    Message,
-    Revision,
-    Scope,
-    Signal,
-    SignalKind,
-    Stack,
-    StackEntry,
-    Turn,
-)
+from personalpeft.types import PERSON, HeadMove, Layer, Revision, Scope, Signal, Stack, Turn
 
 Progress: TypeAlias = Callable[[str, float], None]
 
-# What memory may add to a prompt, as a share of the base's context.
-_MEMORY_SHARE = 8
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a user's methods work with. Base, engine and learner are made when first asked for, since a model takes a
-    while to load; ``warm`` brings a stack into its slot where one is loaded. ``streams`` are those that somebody still
-    holds.
+def _asked_as(method: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Gives a method the parameters of another, for readers of its help and for type checkers, so that a long list of
+    them stands only once.
     """
 
-    store: Store
-    memory: Memory
-    scopes: Scopes
-    clock: Clock
-    base: Callable[[], Base]
-    engine: Callable[[], Engine]
-    warm: Callable[[Stack], None]
-    learner: Callable[[], Learner]
-    coach: Callable[[], Coach]
-    plugins: Plugins
-    streams: WeakSet[Stream] = field(default_factory=WeakSet)
-    observing: Observing = "off"
+    def borrow(own: Callable[..., R]) -> Callable[P, R]:
+        returned = signature(own).return_annotation
+        own.__signature__ = signature(method).replace(return_annotation=returned)  # type: ignore[attr-defined]
+        return own
+
+    return borrow
 
 
 class User:
@@ -89,46 +58,6 @@ class User:
         return f"User({self.id!r})"
 
     # Talking
-
-    def chat(
-        self,
-        prompt: Prompt,
-        *,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        seed: int = 0,
-        memory: bool = True,
-        layers: Sequence[str] | None = None,
-        timeout: float | None = None,
-        cancelled: Callable[[], bool] | None = None,
-    ) -> Reply:
-        """Answers a string or OpenAI-style messages with the user's live stack, and appends the turn to the ledger.
-
-        What is not given comes from the base's card. ``temperature=0`` is greedy; the same stack, prompt and seed give
-        the same text. ``memory=False`` leaves rules and facts out; ``layers`` names the only layers to attach, whatever
-        their scope, ``[]`` none: the bare base. ``timeout`` is how many seconds the reply may take; ``cancelled`` is
-        asked between steps, by another thread, and must be quick. Raises ``InvalidInput`` for an empty prompt or a
-        number out of range, ``PromptTooLong`` saying by how many tokens, ``NotFound`` for an unknown layer,
-        ``BaseMismatch`` when the live stack was built on another base, ``Busy`` with ``retry_after`` when too many wait,
-        ``DeadlineExceeded`` when time is up (what came until then is kept as a cancelled turn), ``ServingFailed``.
-        """
-        stream = self.stream(
-            prompt,
-            temperature=temperature,
-            top_p=top_p,
-            max_tokens=max_tokens,
-            stop=stop,
-            seed=seed,
-            memory=memory,
-            layers=layers,
-            timeout=timeout,
-            cancelled=cancelled,
-        )
-        for _ in stream:
-            pass
-        return stream.reply
 
     def stream(
         self,
@@ -149,38 +78,30 @@ class User:
         the time begins with the first that is asked for.
         """
         messages, timeout = check_prompt(prompt), check_timeout(timeout)
-        engine = self._parts.engine()
+        default = self._parts.engine().backend.base.card.sampling
         sampling = check_sampling(
-            engine.backend.base.card.sampling,
-            temperature=temperature,
-            top_p=top_p,
-            max_tokens=max_tokens,
-            stop=stop,
-            seed=seed,
+            default, temperature=temperature, top_p=top_p, max_tokens=max_tokens, stop=stop, seed=seed
         )
-        # Before anything else is made of the request: its turn, its reply and the prompt caches all name this stack.
-        scopes = self._parts.scopes
-        stack = scopes.narrowed(self.id, self.stack(), messages) if layers is None else self._narrowed(layers)
-        heard, used = self._recall(messages) if memory else (messages, ())
-        request = Request(self.id, heard, stack, sampling, timeout)
-        prompt_tokens = len(engine.tokens(request))
+        return talking.begin(
+            self._parts, self.id, talking.Asked(messages, sampling, memory, layers, timeout), cancelled
+        )
 
-        def record(reply: Reply) -> Reply:
-            turn = self._parts.store.ledger.add_turn(
-                self.id,
-                messages=messages,
-                reply=reply.text,
-                stack=stack,
-                sampling=sampling,
-                usage=reply.usage,
-                finish_reason=reply.finish_reason,
-                used=used,
-            )
-            return replace(reply, turn_id=turn.id)
+    @_asked_as(stream)
+    def chat(self, prompt: Prompt, **asked: Any) -> Reply:
+        """Answers a string or OpenAI-style messages with the user's live stack, and appends the turn to the ledger.
 
-        stream = Stream(engine.replies([request], cancelled=cancelled), stack, prompt_tokens, record)
-        self._parts.streams.add(stream)
-        return stream
+        What is not given comes from the base's card. ``temperature=0`` is greedy; the same stack, prompt and seed give
+        the same text. ``memory=False`` leaves rules and facts out; ``layers`` names the only layers to attach, whatever
+        their scope, ``[]`` none: the bare base. ``timeout`` is how many seconds the reply may take; ``cancelled`` is
+        asked between steps, by another thread, and must be quick. Raises ``InvalidInput`` for an empty prompt or a
+        number out of range, ``PromptTooLong`` saying by how many tokens, ``NotFound`` for an unknown layer,
+        ``BaseMismatch`` when the live stack was built on another base, ``Busy`` with ``retry_after`` when too many wait,
+        ``DeadlineExceeded`` when time is up (what came until then is kept as a cancelled turn), ``ServingFailed``.
+        """
+        stream = self.stream(prompt, **asked)
+        for _ in stream:
+            pass
+        return stream.reply
 
     # Saying what was good and what was not
 
@@ -203,22 +124,17 @@ class User:
         from what the person says, and not trained on. Raises ``NotFound`` for an unknown turn, ``InvalidInput`` for
         anything else, such as an edit that changes nothing.
         """
-        given = {
-            k: v
-            for k, v in {"rating": rating, "edit": edit, "prefer": prefer, "comment": comment, "reward": reward}.items()
-            if v is not None
-        }
-        if len(given) != 1:
-            raise InvalidInput(
-                "Feedback says exactly one thing." if given else "There is no feedback in this.",
-                hint="Give one of rating, edit, prefer, comment or reward; call again for another.",
-            )
-        check_source(source)
-        turn = self.turn(reply)
-        kind, payload = _signal_of(turn, *next(iter(given.items())))
-        signal = self._parts.store.ledger.add_signal(self.id, kind, payload, turn=turn.id, source=source).id
-        self._look_again()
-        return signal
+        return saying.feedback(
+            self._parts,
+            self.id,
+            reply,
+            source,
+            rating=rating,
+            edit=edit,
+            prefer=prefer,
+            comment=comment,
+            reward=reward,
+        )
 
     def observe(self, reply: Reply | Turn | str, seen: str) -> str | None:
         """Tells what the app saw without asking: "copied", "regenerated", "contradicted" or "thanked". It is kept as a
@@ -226,38 +142,19 @@ class User:
         "learned"; else nothing is kept, and None returned, so that an app need not ask each time whether it may. Raises
         ``NotFound`` for an unknown turn, ``InvalidInput`` for anything else that might have been seen.
         """
-        if seen not in SEEN:
-            raise InvalidInput(f"{seen!a} is nothing to observe.", hint=f"Give one of {', '.join(SEEN)}.")
-        turn = self.turn(reply)
-        if self._parts.observing == "off":
-            return None
-        payload = {"value": SEEN[seen], "how": seen}
-        ledger = self._parts.store.ledger
-        return ledger.add_signal(self.id, SignalKind.RATING, payload, turn=turn.id, source=APP).id
+        return saying.observe(self._parts, self.id, reply, seen)
 
     def teach(self, prompt: str, answer: str, *, skill: str | None = None) -> str:
         """Shows the answer that is wanted to a prompt, for the style or a skill of its own; returns the signal's id.
         Raises ``InvalidInput``.
         """
-        if skill is not None:
-            _check_skill(skill)
-        payload = {
-            "prompt": check_written(prompt, what="prompt"),
-            "answer": check_written(answer, what="answer"),
-            "skill": skill,
-        }
-        return self._parts.store.ledger.add_signal(self.id, SignalKind.DEMONSTRATION, payload).id
+        return saying.teach(self._parts, self.id, prompt, answer, skill)
 
     def remember(self, text: str, *, questions: Sequence[str] = (), answer: str | None = None) -> str:
         """Keeps a fact, which is looked up from the next turn on; returns the signal's id. ``questions`` help to find
         it, and with ``answer`` they make it ready to be learned. Raises ``InvalidInput``.
         """
-        payload: dict[str, Any] = {
-            "text": check_text(text, what="fact"),
-            "questions": [check_text(q, what="question") for q in questions],
-            "answer": None if answer is None else check_text(answer, what="answer"),
-        }
-        return self._parts.store.ledger.add_signal(self.id, SignalKind.FACT, payload).id
+        return saying.remember(self._parts, self.id, text, questions, answer)
 
     def items(self) -> tuple[Item, ...]:
         """The rules and facts that act now, oldest first."""
@@ -325,27 +222,16 @@ class User:
         was live before the last change) or "base". Raises as ``chat``; ``NotFound`` for an unknown revision and where
         nothing was learned yet, ``InvalidInput`` where both are the same one, ``Cancelled``.
         """
-        messages = check_prompt(prompt)
-        revisions = [self._named(layer, name) for name in (a, b)]
-        if revisions[0] == revisions[1]:
-            raise InvalidInput(f"Both are {revisions[0] or 'the bare base'}.", hint="Name another revision.")
-        engine = self._parts.engine()
-        sampling = check_sampling(
-            engine.backend.base.card.sampling, temperature=0, top_p=None, max_tokens=max_tokens, stop=(), seed=0
+        return comparing.compare(
+            self._parts,
+            self.id,
+            prompt,
+            (a, b),
+            layer=layer,
+            max_tokens=max_tokens,
+            memory=memory,
+            cancelled=cancelled,
         )
-        heard, used = self._recall(messages) if memory else (messages, ())
-        sides = [(revision or BASE, self._with_head(layer, revision)) for revision in revisions]
-        first, second = compared(engine, self.id, heard, sides, sampling, cancelled)
-        if self._parts.clock.entropy(1)[0] & 1:
-            first, second = second, first
-        keep = keeper(self._parts.store, self.id, layer, messages, sampling, used)
-
-        def keep_and_look(chosen: Answer, other: Answer) -> Choice:
-            choice = keep(chosen, other)
-            self._look_again()
-            return choice
-
-        return Comparison(messages[-1].content, (first, second), keep_and_look)
 
     def practice(
         self,
@@ -368,7 +254,7 @@ class User:
         otherwise keeps nothing. Raises ``NotFound`` for an unknown plugin, ``PluginError``, ``InvalidInput``, ``Busy``
         while another learn of this user runs, ``Cancelled``.
         """
-        _check_skill(skill)
+        check_skill(skill)
         if rounds is not None and not rounds >= 1:
             raise InvalidInput(f"A practice of {rounds} rounds is none.", hint="Give 1 or more.")
         if seconds is not None and not seconds > 0:
@@ -392,17 +278,7 @@ class User:
         base. An id, or the beginning of one, may name any revision, a refused one too. Raises ``NotFound``, and
         ``BaseMismatch`` across a change of base.
         """
-        store, base = self._parts.store, self._parts.base()
-        if to == "previous":
-            moves = store.catalog.history(self.id, layer=layer)
-            if not moves:
-                raise NotFound(f"The layer {layer} has never changed.", hint="There is nothing to roll back.")
-            to = moves[-1].before
-        # Loaded before the head moves, so that the next reply waits for nothing; undoing must also work where serving does
-        # not.
-        with suppress(BaseMismatch, ServingFailed):
-            self._parts.warm(self._with_head(layer, to))
-        return store.catalog.move_head(self.id, layer, to, base=base.digest, cause="rollback")
+        return stacks.roll_back(self._parts, self.id, layer, to)
 
     def weigh(self, layer: str, weight: float) -> None:
         """How strongly a layer is added from now on: 1 as it was learned, 0 not at all; -2 to 2. Raises ``NotFound``,
@@ -427,7 +303,7 @@ class User:
         """All that is live; the scope of each layer says which turns it answers. Raises ``BaseMismatch`` when a head was
         built on another base than the open one.
         """
-        return self._parts.store.catalog.stack(self.id, self._parts.base().digest)
+        return stacks.live(self._parts, self.id)
 
     def layers(self) -> tuple[Layer, ...]:
         """Every layer with its head, weight and scope, lowest first; those without a head too."""
@@ -450,16 +326,7 @@ class User:
         examples, what was refused, how to undo each. Raises ``InvalidInput`` for a moment without a time zone or one that
         is still to come.
         """
-        now = self._parts.clock.now()
-        if isinstance(since, datetime) and since.tzinfo is None:
-            raise InvalidInput("The moment has no time zone.", hint="Give an aware datetime, or a timedelta.")
-        try:
-            start = now - since if isinstance(since, timedelta) else since
-        except OverflowError as error:
-            raise InvalidInput("There is no time so long ago.", hint="Ask for a shorter while.") from error
-        if start > now:
-            raise InvalidInput("That is still to come.", hint="Ask for a while that has passed.")
-        return digest(self._parts.store, self.id, start, now)
+        return digest(self._parts.store, self.id, since, self._parts.clock.now())
 
     def turns(self, limit: int | None = None) -> tuple[Turn, ...]:
         """The conversation so far, newest first."""
@@ -467,15 +334,7 @@ class User:
 
     def turn(self, reply: Reply | Turn | str) -> Turn:
         """One turn, by a reply, its id or the beginning of it; "last" is the newest. Raises ``NotFound``."""
-        if reply == "last":
-            newest = self.turns(limit=1)
-            if not newest:
-                raise NotFound(f"{self.id} has no turn yet.", hint="Ask something first.")
-            return newest[0]
-        turn_id = reply.turn_id if isinstance(reply, Reply) else reply.id if isinstance(reply, Turn) else reply
-        if not isinstance(turn_id, str):
-            raise InvalidInput(f"{type(reply).__name__} is no reply.", hint="Give a reply, a turn, or the id of one.")
-        return self._parts.store.ledger.turn(self.id, turn_id)
+        return turn_of(self._parts.store, self.id, reply)
 
     def signals(self, *, current: bool = True) -> tuple[Signal, ...]:
         """What was said about replies, oldest first; ``current=False`` shows what was superseded or taken back too."""
@@ -506,10 +365,10 @@ class User:
         """
         if format != "peft":
             raise InvalidInput(f"There is no export format {format!a}.", hint="The format is peft.")
-        entries = self._narrowed(None if layer is None else [layer]).entries
-        if not entries:
+        stack = self.stack() if layer is None else stacks.only(self._parts, self.id, [layer])
+        if not stack.entries:
             raise NotFound(f"{self.id} has nothing live to export.", hint="Learn first, or roll back to a revision.")
-        return write_folder(self._parts.engine(), entries, Path(folder), whole=layer is None)
+        return write_folder(self._parts.engine(), stack.entries, Path(folder), whole=layer is None)
 
     def import_peft(self, folder: str | Path, *, layer: str = "style") -> Revision:
         """Takes a PEFT folder in as a revision of a layer and makes it live: naming it is the user's own word, so no gate
@@ -518,86 +377,3 @@ class User:
         check_layer_name(layer)
         parts = self._parts
         return take_folder(parts.store, parts.base(), parts.clock, self.id, self.stack(), Path(folder), layer)
-
-    def _narrowed(self, layers: Sequence[str] | None) -> Stack:
-        stack = self.stack()
-        if layers is None:
-            return stack
-        known = {layer.name for layer in self.layers()}
-        for name in layers:
-            if name not in known:
-                check_layer_name(name)
-                raise NotFound(
-                    f"{self.id} has no layer {name}.", hint=f"There is {', '.join(sorted(known)) or 'none yet'}."
-                )
-        return replace(stack, entries=tuple(entry for entry in stack.entries if entry.layer in layers))
-
-    def _look_again(self) -> None:
-        """Whether what was just said ends a probation. What was said is durable already, so nothing of this may fail it:
-        whoever learns next looks too.
-        """
-        with suppress(PersonalPeftError):
-            look_again(self._parts.store, self.id, self._parts.clock.now)
-
-    def _named(self, layer: str, name: str) -> str | None:
-        """The id of a revision; None for the bare base. Raises ``NotFound``."""
-        moves = self._parts.store.catalog.history(self.id, layer=layer)
-        if not moves:
-            raise NotFound(f"The layer {layer} has never changed.", hint="There is nothing to compare; learn first.")
-        if name in ("live", "previous"):
-            return moves[-1].after if name == "live" else moves[-1].before
-        if name == BASE:
-            return None
-        revision = self._parts.store.catalog.revision(self.id, name)
-        if revision.layer != layer:
-            raise NotFound(f"{revision.id} is no revision of {layer}.", hint=f"It is one of {revision.layer}.")
-        return revision.id
-
-    def _with_head(self, layer: str, to: str | None) -> Stack:
-        """The live stack as it would be with another head in one layer. Raises ``NotFound``, ``BaseMismatch``."""
-        base = self._parts.base().digest
-        entries = []
-        for known in self.layers():
-            head = to if known.name == layer else known.head
-            if head is not None:
-                revision = self._parts.store.catalog.revision(self.id, head)
-                if revision.base != base:
-                    raise BaseMismatch(f"{revision.id} was built on another base.", hint="Open that base.")
-                entries.append(StackEntry(known.name, revision.id, revision.digest, known.weight))
-        return Stack(base, tuple(entries))
-
-    def _recall(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-        backend = self._parts.engine().backend
-        recall = self._parts.memory.recall(
-            self.id,
-            messages,
-            budget_tokens=backend.base.card.context // _MEMORY_SHARE,
-            count=lambda text: len(backend.encode(text)),
-            system=backend.base.card.system,
-        )
-        return recall.messages, recall.used
-
-
-def _check_skill(name: str) -> None:
-    if not isinstance(name, str) or SKILL_NAME.fullmatch(name) is None:
-        raise InvalidInput(f"{ascii(name)[:80]} cannot be the name of a skill.", hint="Use a-z, 0-9, '_' and '-'.")
-
-
-def _signal_of(turn: Turn, what: str, value: Any) -> tuple[SignalKind, dict[str, Any]]:
-    match what:
-        case "rating":
-            if value not in (-1, 1) or isinstance(value, bool):
-                raise InvalidInput(
-                    f"A rating of {value!r} is neither 1 nor -1.", hint="1 is a thumb up, -1 a thumb down."
-                )
-            return SignalKind.RATING, {"value": int(value)}
-        case "reward":
-            if isinstance(value, bool) or not isinstance(value, int | float) or not -1 <= value <= 1:
-                raise InvalidInput(f"A reward of {value!r} is not a number from -1 to 1.", hint="0 says nothing.")
-            return SignalKind.REWARD, {"value": float(value)}
-        case "comment":
-            return SignalKind.COMMENT, {"text": check_text(value, what="comment")}
-    text = check_written(value, what="edit" if what == "edit" else "preferred text")
-    if text.strip() == turn.reply.strip():
-        raise InvalidInput("That is the reply as it is.", hint="Change something in it, or rate it 1 if it is good.")
-    return (SignalKind.EDIT if what == "edit" else SignalKind.PREFERENCE), {"text": text}

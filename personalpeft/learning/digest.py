@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from personalpeft.errors import InvalidInput
 from personalpeft.learning.report import LearnReport, excerpt, from_json, way_back
 from personalpeft.store.base import Store
 from personalpeft.types import HeadMove
@@ -80,24 +81,39 @@ class Digest:
         return f"undo: personalpeft rollback {report.layer} --to {report.before or 'base'} --user {report.user}"
 
 
-def digest(store: Store, user: str, since: datetime, until: datetime) -> Digest:
-    """The summary of what came after ``since``, up to ``until``. Raises ``NotFound`` for an unknown user."""
+def digest(store: Store, user: str, since: datetime | timedelta, now: datetime) -> Digest:
+    """The summary of what came after a moment, or in so long a time, until now. Raises ``InvalidInput`` for a moment
+    without a time zone or one that is still to come, ``NotFound`` for an unknown user.
+    """
+    start = _start(since, now)
 
     def within(at: datetime) -> bool:
-        return since < at <= until
+        return start < at <= now
 
     reports = [from_json(report) for report in store.catalog.reports(user)]
     signals = store.ledger.signals(user, current=False)
     return Digest(
         user=user,
-        since=since,
-        until=until,
+        since=start,
+        until=now,
         turns=sum(within(turn.at) for turn in store.ledger.turns(user)),
         signals=Counter(str(signal.kind) for signal in signals if within(signal.at)),
         reports=tuple(report for report in reports if within(report.at)),
         moves=tuple(move for move in store.catalog.history(user) if within(move.at)),
         live={layer.name: layer.head for layer in store.catalog.layers(user)},
     )
+
+
+def _start(since: datetime | timedelta, now: datetime) -> datetime:
+    if isinstance(since, datetime) and since.tzinfo is None:
+        raise InvalidInput("The moment has no time zone.", hint="Give an aware datetime, or a timedelta.")
+    try:
+        start = now - since if isinstance(since, timedelta) else since
+    except OverflowError as error:
+        raise InvalidInput("There is no time so long ago.", hint="Ask for a shorter while.") from error
+    if start > now:
+        raise InvalidInput("That is still to come.", hint="Ask for a while that has passed.")
+    return start
 
 
 def _told(report: LearnReport) -> list[str]:

@@ -118,6 +118,13 @@ def test_the_methods_of_a_user_are_these_and_each_says_what_it_promises() -> Non
         assert len(inspect.getdoc(getattr(personalpeft.User, name)) or "") > 20, name
 
 
+def test_the_help_of_chat_names_everything_that_can_be_asked() -> None:
+    chat, stream = (inspect.signature(getattr(personalpeft.User, name)) for name in ("chat", "stream"))
+    assert chat.parameters == stream.parameters
+    assert {"prompt", "temperature", "layers", "timeout"} <= set(chat.parameters)
+    assert (chat.return_annotation, stream.return_annotation) == ("Reply", "Stream")
+
+
 def test_importing_loads_nothing_heavy(shared_cache: Path) -> None:
     code = "import personalpeft, sys; print(*sys.modules)"
     loaded = {name.partition(".")[0] for name in run(code, shared_cache).split()}

@@ -1,0 +1,94 @@
+"""What a person says, or an app sees, checked and kept as a signal; each function as the ``User`` method of its name.
+
+Invariant: a signal is durable when its id is returned; what else comes of it is looked at afterwards, and cannot fail it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from personalpeft.errors import InvalidInput, PersonalPeftError
+from personalpeft.ids import check_skill, check_source
+from personalpeft.learning.lessons import SEEN
+from personalpeft.learning.probation import look_again
+from personalpeft.memory.items import check_text
+from personalpeft.parts import Parts
+from personalpeft.prompts import check_written
+from personalpeft.replies import Reply, turn_of
+from personalpeft.types import APP, SignalKind, Turn
+
+
+def feedback(parts: Parts, user: str, reply: Reply | Turn | str, source: str, **said: Any) -> str:
+    """``said`` are the kinds of feedback by name, None for those that were not given."""
+    given = [(what, value) for what, value in said.items() if value is not None]
+    if len(given) != 1:
+        raise InvalidInput(
+            "Feedback says exactly one thing." if given else "There is no feedback in this.",
+            hint="Give one of rating, edit, prefer, comment or reward; call again for another.",
+        )
+    check_source(source)
+    turn = turn_of(parts.store, user, reply)
+    kind, payload = _signal_of(turn, *given[0])
+    signal = parts.store.ledger.add_signal(user, kind, payload, turn=turn.id, source=source).id
+    look(parts, user)
+    return signal
+
+
+def observe(parts: Parts, user: str, reply: Reply | Turn | str, seen: str) -> str | None:
+    if seen not in SEEN:
+        raise InvalidInput(f"{seen!a} is nothing to observe.", hint=f"Give one of {', '.join(SEEN)}.")
+    turn = turn_of(parts.store, user, reply)
+    if parts.observing == "off":
+        return None
+    payload = {"value": SEEN[seen], "how": seen}
+    return parts.store.ledger.add_signal(user, SignalKind.RATING, payload, turn=turn.id, source=APP).id
+
+
+def teach(parts: Parts, user: str, prompt: str, answer: str, skill: str | None) -> str:
+    if skill is not None:
+        check_skill(skill)
+    payload = {
+        "prompt": check_written(prompt, what="prompt"),
+        "answer": check_written(answer, what="answer"),
+        "skill": skill,
+    }
+    return parts.store.ledger.add_signal(user, SignalKind.DEMONSTRATION, payload).id
+
+
+def remember(parts: Parts, user: str, text: str, questions: Sequence[str], answer: str | None) -> str:
+    payload: dict[str, Any] = {
+        "text": check_text(text, what="fact"),
+        "questions": [check_text(q, what="question") for q in questions],
+        "answer": None if answer is None else check_text(answer, what="answer"),
+    }
+    return parts.store.ledger.add_signal(user, SignalKind.FACT, payload).id
+
+
+def look(parts: Parts, user: str) -> None:
+    """Whether what was just said ends a probation. What was said is durable already, so nothing of this may fail it:
+    whoever learns next looks too.
+    """
+    with suppress(PersonalPeftError):
+        look_again(parts.store, user, parts.clock.now)
+
+
+def _signal_of(turn: Turn, what: str, value: Any) -> tuple[SignalKind, dict[str, Any]]:
+    match what:
+        case "rating":
+            if value not in (-1, 1) or isinstance(value, bool):
+                raise InvalidInput(
+                    f"A rating of {value!r} is neither 1 nor -1.", hint="1 is a thumb up, -1 a thumb down."
+                )
+            return SignalKind.RATING, {"value": int(value)}
+        case "reward":
+            if isinstance(value, bool) or not isinstance(value, int | float) or not -1 <= value <= 1:
+                raise InvalidInput(f"A reward of {value!r} is not a number from -1 to 1.", hint="0 says nothing.")
+            return SignalKind.REWARD, {"value": float(value)}
+        case "comment":
+            return SignalKind.COMMENT, {"text": check_text(value, what="comment")}
+    text = check_written(value, what="edit" if what == "edit" else "preferred text")
+    if text.strip() == turn.reply.strip():
+        raise InvalidInput("That is the reply as it is.", hint="Change something in it, or rate it 1 if it is good.")
+    return (SignalKind.EDIT if what == "edit" else SignalKind.PREFERENCE), {"text": text}
