@@ -100,6 +100,31 @@ UNSEEN = (
     "What makes a good friend?",
 )
 
+# Another kind of request, for a habit of its own that is learned later: short messages that are marked as drafts.
+DRAFT = Style("draft", lambda t: f"[Draft] {t}", lambda t: t.strip().startswith("[Draft]"))
+
+MESSAGES = (
+    ("Write a short message to my landlord about the dripping tap.", "The kitchen tap drips. Could you send somebody?"),
+    ("Write a short message to my boss that I am ill.", "I am ill today and stay at home. I hope to be back tomorrow."),
+    ("Write a short message to invite Tom to dinner.", "Would you like to come to dinner on Friday? We eat at seven."),
+    ("Write a short message to cancel my dentist appointment.", "I cannot come on Monday. Please give me another day."),
+    (
+        "Write a short message to thank my aunt for the scarf.",
+        "Thank you for the scarf. It is warm and I wear it daily.",
+    ),
+    ("Write a short message to my neighbour about the noise.", "Your music is loud at night. Please turn it down."),
+    ("Write a short message to ask the library for more time.", "I have not finished the book. May I keep it longer?"),
+    ("Write a short message to tell my team that we meet at ten.", "We meet at ten tomorrow. Please bring your notes."),
+)
+
+UNSEEN_MESSAGES = (
+    "Write a short message to my teacher that I am late.",
+    "Write a short message to congratulate Eva on her new job.",
+    "Write a short message to ask a friend for a lift.",
+    "Write a short message to the hotel about a lost umbrella.",
+    "Write a short message to remind my brother to call our mother.",
+)
+
 # Questions that the base answers rightly, and what a right answer must mention (any of the words, in any case).
 GENERAL = (
     ("What is the capital of France?", ("paris",)),

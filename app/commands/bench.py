@@ -6,7 +6,9 @@ result is shown as text. ``--json`` prints the result itself, whose first key is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 
 import click
 
@@ -122,6 +124,16 @@ def _tokens(default: int) -> Callable[[Function], Function]:
     )
 
 
+def _keep(function: Function) -> Function:
+    return click.option(
+        "--keep",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="FOLDER",
+        required=True,
+        help="Where each figure is kept at once: the same command goes on there, and several can share the work.",
+    )(function)
+
+
 @command("serve", examples=("personalpeft bench serve", "personalpeft bench serve --without-vllm --json"))
 @_repeat(5)
 @_tokens(64)
@@ -203,6 +215,62 @@ def bench_wave(common: Common, users: int, repeat: int, tokens: int) -> None:
     show(common, found, f"{table(_HEADS, rows)}\n\n{found.users} users; {loads}")
 
 
+@command(
+    "sweep",
+    examples=(
+        "personalpeft bench sweep --keep sweeps",
+        "personalpeft bench sweep --keep sweeps --only learning_rate --style pirate --seeds 1",
+    ),
+)
+@click.option("--only", multiple=True, metavar="NUMBER", help="One number of the recipe; may be given more than once.")
+@click.option(
+    "--style",
+    "styles",
+    multiple=True,
+    metavar="STYLE",
+    default=("pirate", "bullets"),
+    show_default=True,
+    help="What is learned; may be given more than once.",
+)
+@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="How many of each.")
+@_keep
+def bench_sweep(common: Common, only: tuple[str, ...], styles: tuple[str, ...], seeds: int, keep: Path) -> None:
+    """What each number of the learning recipe does.
+
+    One number at a time is changed around the default, and a style is learned from twelve edits; replay takes a second
+    learn. Shown are medians over styles and seeds; * marks the default. A run takes about a minute; all of them, hours.
+    """
+    _need_torch(common)
+    from personalpeft_app.bench import sweep
+
+    found = sweep.bench_sweep(
+        base=common.base_name(), only=only, styles=styles, seeds=seeds, keep=keep, say=_say(common)
+    )
+    rows = [
+        (
+            number,
+            f"{value}{'*' if value == found.defaults[number] else ''}",
+            f"{len(points)}",
+            f"{_median(point.in_style for point in points)}/10",
+            f"{_median(point.drafts for point in points)}/5" if points[0].drafts is not None else "",
+            f"{_median(point.kept for point in points)}/{points[0].known}",
+            _median(point.kl for point in points),
+            _median(point.held_back for point in points),
+            _median(point.seconds for point in points),
+        )
+        for number, values in sweep.by_value(found).items()
+        for value, points in values.items()
+        if points
+    ]
+    heads = ("NUMBER", "VALUE", "RUNS", "IN STYLE", "DRAFTS", "FACTS KEPT", "KL", "HELD BACK", "LEARN S")
+    show(common, found, table(heads, rows))
+
+
+def _median(figures: Iterable[float | None]) -> str:
+    known = [figure for figure in figures if figure is not None]
+    return f"{statistics.median(known):.3g}" if known else "none"
+
+
 _HEADS = ("WHAT", "MEDIAN", "LEAST AND MOST", "")
 
 
@@ -226,4 +294,6 @@ def _say(common: Common) -> Callable[[str], None]:
     return lambda text: note(common, text)
 
 
-bench.add_section("Benchmarks", (bench_style, bench_catalog, bench_serve, bench_attach, bench_publish, bench_wave))
+bench.add_section(
+    "Benchmarks", (bench_style, bench_sweep, bench_catalog, bench_serve, bench_attach, bench_publish, bench_wave)
+)

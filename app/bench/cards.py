@@ -1,0 +1,41 @@
+"""Cards for a benchmark: a base as it is, with other numbers to learn by. A card is the public way to a recipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from personalpeft.bases.base import Card
+from personalpeft.types import Json
+
+
+def write_card(card: Card, path: Path, *, learning: Json) -> Path:
+    """Writes the card with another ``[learning]`` table; the base that it names, and its digest, are the same."""
+    # A kind of source takes only its own keys, and what is not said is what an empty value says.
+    source = {key: value for key, value in asdict(card.source).items() if value}
+    content: dict[str, Any] = {**asdict(card), "source": source, "learning": learning}
+    path.write_text("\n".join(_toml(content, ())) + "\n", "utf-8")
+    return path
+
+
+def _toml(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    said = {key: value for key, value in table.items() if value not in (None, "", (), [], {})}
+    tables = {key: value for key, value in said.items() if isinstance(value, Mapping)}
+    if path:
+        yield f"[{'.'.join(path)}]"
+    for key, value in said.items():
+        if key not in tables:
+            yield f"{key} = {_value(value)}"
+    for key, value in tables.items():
+        yield from _toml(value, (*path, key))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, str | Path):
+        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)

@@ -1,0 +1,175 @@
+"""The sweep changes one number at a time, keeps what it measured at once, and does nothing twice: on a tiny base, where the
+figures themselves mean nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from app_makers import Place
+from runtime_makers import QUICK_CARD
+
+from personalpeft.bases.base import Base
+from personalpeft.bases.card import read_card
+from personalpeft.bases.shelf import all_cards, find_card
+from personalpeft.errors import InvalidInput
+from personalpeft_app.bench import sweep
+from personalpeft_app.bench.cards import write_card
+from personalpeft_app.bench.keep import Keep
+
+_SWEPT = {"rank": (1, 2), "replay": (0, 0.5)}
+
+
+@pytest.fixture
+def quick(tmp_path: Path, tiny_base: Base) -> str:
+    """The path of a card that learns in a second, at rank 2."""
+    card = tmp_path / "quick.toml"
+    card.write_text(QUICK_CARD, "utf-8")
+    return str(card)
+
+
+def _swept(base: str, keep: Path, *only: str) -> tuple[sweep.SweepBench, list[str]]:
+    said: list[str] = []
+    found = sweep.bench_sweep(
+        base=base, only=only, styles=["pirate"], seeds=1, keep=keep, say=said.append, swept=_SWEPT
+    )
+    return found, said
+
+
+def test_a_sweep_changes_one_number_at_a_time_and_goes_on_where_it_was(tmp_path: Path, quick: str) -> None:
+    keep = tmp_path / "keep"
+    first, said = _swept(quick, keep, "rank")
+    assert [(point.number, point.value) for point in first.points] == [("rank", 1), ("default", "")]
+    assert first.defaults == {"rank": 2}
+    assert any("rank = 1" in line for line in said)
+    kept = (keep / "sweep.jsonl").read_text()
+
+    again, said = _swept(quick, keep, "rank")
+    assert again == first
+    assert not any(" = " in line for line in said)
+    assert (keep / "sweep.jsonl").read_text() == kept
+    assert [path.name for path in keep.iterdir()] == ["sweep.jsonl"]
+
+    (keep / "sweep.jsonl").write_text(kept.splitlines(keepends=True)[1])
+    third, _ = _swept(quick, keep, "rank")
+    # All but how long it took: a run is decided by its recipe, its style and its seed.
+    figures = ("number", "value", "verdict", "in_style", "kept", "kl", "held_back")
+    shown = [{tuple(getattr(p, f) for f in figures) for p in found.points} for found in (first, third)]
+    assert shown[0] == shown[1]
+    assert sweep.by_value(first)["rank"].keys() >= {1, 2}
+
+
+def test_replay_is_measured_on_a_second_learn(tmp_path: Path, quick: str) -> None:
+    found, _ = _swept(quick, tmp_path / "keep", "replay")
+    assert [point.value for point in found.points] == [0, 0.5]
+    assert all(point.drafts is not None and point.held_back is not None for point in found.points)
+    none, some = found.points
+    assert none.held_back != some.held_back
+
+
+def test_the_default_counts_for_every_number_and_another_default_for_none() -> None:
+    card = find_card("smollm2-135m-instruct")
+    runs = list(sweep.planned(card, sweep.SWEPT, ["pirate"], 2))
+    plain = [run for run in runs if run.number == sweep.DEFAULT]
+    assert {run.key for run in plain if run.recipe.seed == 0} == {plain[0].key}
+    assert len({run.key for run in runs}) == len(runs) - len(plain) + 2
+    default = sweep.default_recipe(card)
+    for name, values in sweep.SWEPT.items():
+        assert sweep.value_of(name, default, card) in values, name
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"), [(("--only", "learning_rat"), "learning_rate"), (("--style", "pirat"), "pirate")]
+)
+def test_what_there_is_not_to_sweep_is_named(place: Place, tmp_path: Path, option: tuple[str, str], hint: str) -> None:
+    keep = tmp_path / "keep"
+    result = place.run(
+        "bench", "sweep", "--keep", str(keep), "--base", "tiny-random", *option, "--json", backend="torch"
+    )
+    assert result.exit_code == 2
+    assert hint in json.loads(result.stderr)["error"]["hint"]
+    assert not keep.exists()
+
+
+def test_the_command_says_medians_and_marks_the_default(
+    place: Place, tmp_path: Path, quick: str, shared_cache: Path
+) -> None:
+    keep = tmp_path / "keep"
+    asked = (
+        "bench",
+        "sweep",
+        "--keep",
+        str(keep),
+        "--base",
+        quick,
+        "--only",
+        "content",
+        "--style",
+        "pirate",
+        "--seeds",
+        "1",
+    )
+    result = place.run(*asked, backend="torch", PERSONALPEFT_CACHE=str(shared_cache))
+    assert result.exit_code == 0, result.output
+    assert [line.split()[1] for line in result.stdout.splitlines()[1:]] == ["0.1", "0.3*", "1"]
+    told = json.loads(place.run(*asked, "--json", backend="torch").stdout)
+    assert (told["bench"], len(told["points"])) == ("sweep", 3)
+    assert not place.home.exists()
+
+
+@pytest.mark.parametrize("name", [card.name for card in all_cards()])
+def test_a_written_card_reads_back_as_it_was_but_for_its_recipe(tmp_path: Path, name: str) -> None:
+    card = find_card(name)
+    same = read_card(write_card(card, tmp_path / "same.toml", learning=card.learning))
+    assert same == card
+    other = read_card(write_card(card, tmp_path / "other.toml", learning={"rank": 2, "targets": ["q_proj"]}))
+    assert other.learning == {"rank": 2, "targets": ["q_proj"]}
+
+
+def test_several_share_the_work_and_nothing_is_done_twice(tmp_path: Path) -> None:
+    done: list[str] = []
+    both_at_work = threading.Barrier(2)
+
+    def measure(key: str) -> Mapping[str, Any]:
+        done.append(key)
+        if key in "ab":
+            # Each holds one of the first two until the other has begun: the second must have passed the first one by.
+            both_at_work.wait(20)
+        return {"figure": ord(key)}
+
+    def work() -> None:
+        list(Keep(tmp_path, "shared").complete("abcdefgh", measure))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(done) == list("abcdefgh")
+    assert {key: kept["figure"] for key, kept in Keep(tmp_path, "shared").figures().items()} == {
+        key: ord(key) for key in "abcdefgh"
+    }
+
+
+def test_what_is_done_when_another_fails_is_kept(tmp_path: Path) -> None:
+    def measure(key: str) -> Mapping[str, Any]:
+        if key == "b":
+            raise KeyboardInterrupt
+        return {}
+
+    with pytest.raises(KeyboardInterrupt):
+        list(Keep(tmp_path, "some").complete("abc", measure))
+    assert list(Keep(tmp_path, "some").figures()) == ["a"]
+    assert list(Keep(tmp_path, "some").complete("abc", lambda key: {})) == ["b", "c"]
+
+
+def test_a_file_of_something_else_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "some.jsonl").write_text("dear diary\n")
+    with pytest.raises(InvalidInput, match="line 1"):
+        list(Keep(tmp_path, "some").complete("a", lambda key: {}))
+    assert (tmp_path / "some.jsonl").read_text() == "dear diary\n"
