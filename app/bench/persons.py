@@ -1,0 +1,166 @@
+"""Made-up people for ``bench learn``: how each wants to be answered, what each tells of themselves, and what changes.
+
+All of it is data (``persons/``): a file for each person, and ``pools.toml`` with the questions that they have in common.
+A habit has a checker that needs no judge; a fact has the words of which a right reply mentions one.
+
+Invariants, which a test holds: a habit holds for what it made of a plain answer, and not for the plain answer; no question
+gives its answer away; no general question is one that learning itself uses.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from personalpeft.errors import InvalidInput, nearest
+from personalpeft_app.bench.people import LESSONS, UNSEEN
+
+_POOLS = "pools"
+_SENTENCE = re.compile(r"(?<=[.!?])\s+")
+# What numbers a list has nothing to do with the numbers that it speaks of.
+_NUMBERING = re.compile(r"^\s*(?:step )?\d+[.):]\s", re.MULTILINE | re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Habit:
+    """A way of answering. ``opening`` and ``closing`` are said before and after; ``{question}`` in the opening stands for
+    what was asked. ``line`` begins each sentence on a line of its own; ``{number}`` in it counts them. ``sentences`` is
+    how many there may be.
+    """
+
+    opening: str = ""
+    closing: str = ""
+    line: str = ""
+    sentences: int | None = None
+
+    def apply(self, prompt: str, answer: str) -> str:
+        """A plain answer in this way."""
+        said = _sentences(answer)[: self.sentences]
+        lines = [self._mark(number) + each for number, each in enumerate(said, 1)]
+        body = ("\n" if self.line else " ").join(lines)
+        return self.opening.replace("{question}", prompt) + body + self.closing
+
+    def holds(self, reply: str) -> bool:
+        """Whether a reply is in this way."""
+        opening = re.escape(self.opening.strip()).replace(re.escape("{question}"), r"[^\n]+")
+        began = re.match(opening, reply.strip())
+        closing = self.closing.strip()
+        if began is None or not reply.strip().endswith(closing):
+            return False
+        body = reply.strip()[began.end() :].removesuffix(closing).strip()
+        lines = [each.strip() for each in body.splitlines() if each.strip()]
+        if not lines or (self.sentences is not None and len(_sentences(body)) > self.sentences):
+            return False
+        return all(each.startswith(self._mark(number).strip()) for number, each in enumerate(lines, 1))
+
+    def _mark(self, number: int) -> str:
+        return self.line.replace("{number}", str(number))
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What somebody tells of themselves: ``questions`` are given with the ``answer``, ``unseen`` are the same in words that
+    nobody gave. ``later`` is what holds in its place when it has changed.
+    """
+
+    text: str
+    answer: str
+    questions: tuple[str, ...]
+    unseen: tuple[str, ...]
+    right: tuple[str, ...]
+    later: Fact | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """One person. ``comment`` says the habit in words; ``later`` and ``later_comment`` are the habit that takes its place
+    midway, None where it stays.
+    """
+
+    name: str
+    habit: Habit
+    comment: str
+    facts: tuple[Fact, ...]
+    later: Habit | None = None
+    later_comment: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class General:
+    """A question that has nothing to do with anybody, and the words of which a right answer mentions one."""
+
+    question: str
+    right: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """What all people have in common: ``everyday`` questions with plain answers, ``unseen`` ones, ``general`` ones."""
+
+    everyday: tuple[tuple[str, str], ...]
+    unseen: tuple[str, ...]
+    general: tuple[General, ...]
+
+
+@cache
+def people() -> Mapping[str, Person]:
+    """Everybody, by name."""
+    folder = resources.files("personalpeft_app.bench") / "persons"
+    names = sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
+    return {name: _person(name, _read(name)) for name in names if name != _POOLS}
+
+
+def chosen(names: Sequence[str]) -> tuple[Person, ...]:
+    """The people of these names; all where none is named. Raises ``InvalidInput``."""
+    known = people()
+    for name in names:
+        if name not in known:
+            raise InvalidInput(f"There is nobody called {name!a}.", hint=nearest(name, known, what="person"))
+    return tuple(known[name] for name in dict.fromkeys(names)) or tuple(known.values())
+
+
+@cache
+def pools() -> Pools:
+    """What they have in common."""
+    data = _read(_POOLS)
+    return Pools(
+        everyday=(*LESSONS, *((each["prompt"], each["answer"]) for each in data["everyday"])),
+        unseen=(*UNSEEN, *data["unseen"]),
+        general=tuple(General(each["question"], tuple(each["right"])) for each in data["general"]),
+    )
+
+
+def mentions(words: Sequence[str], reply: str) -> bool:
+    """Whether a reply mentions one of the words, in any case and as a word of its own."""
+    text = _NUMBERING.sub("", reply).casefold()
+    return any(re.search(rf"(?<!\w){re.escape(word.casefold())}(?!\w)", text) for word in words)
+
+
+def _sentences(text: str) -> list[str]:
+    return [each.strip() for each in _SENTENCE.split(text.strip()) if each.strip()]
+
+
+def _read(name: str) -> dict[str, Any]:
+    file = resources.files("personalpeft_app.bench") / "persons" / f"{name}.toml"
+    return tomllib.loads(file.read_text("utf-8"))
+
+
+def _person(name: str, data: Mapping[str, Any]) -> Person:
+    later = Habit(**data["later"]) if "later" in data else None
+    facts = tuple(_fact(each) for each in data["facts"])
+    return Person(name, Habit(**data["style"]), data["comment"], facts, later, data.get("later_comment"))
+
+
+def _fact(data: Mapping[str, Any]) -> Fact:
+    asked = {key: tuple(data[key]) for key in ("questions", "unseen")}
+
+    def said(words: Mapping[str, Any], later: Fact | None) -> Fact:
+        right = tuple(words.get("right", (words["answer"],)))
+        return Fact(words["text"], words["answer"], **asked, right=right, later=later)
+
+    return said(data, said(data["later"], None) if "later" in data else None)
