@@ -1,0 +1,233 @@
+"""``bench learn``: does what people say stay learned, night after night, and nothing else change?
+
+Made-up people (``persons.py``) live through eight nights each (``learn_course.py``), in a home of their own that is thrown
+away. The same person is asked in four ways: ``base``, ``retrieval`` (rules and facts in the prompt, no layer), ``adapter``
+(layers alone) and ``both``. For the first few people a plain PEFT and transformers loop learns the same examples
+(``learn_trainer.py``). What was measured of one person is kept at once.
+
+A figure is the share over all people's questions; None where nothing was asked. ``bad_updates_accepted`` counts people whose
+bad last night became live (``learn_batches.py``), ``refused`` those of the course's own learns that did not.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import personalpeft
+from personalpeft_app.bench.keep import Figures, Keep
+from personalpeft_app.bench.learn_course import (
+    WAYS,
+    Examinee,
+    Interviewer,
+    Learned,
+    Night,
+    known_to_base,
+    live_through,
+)
+from personalpeft_app.bench.learn_trainer import generic_texts, plainly
+from personalpeft_app.bench.persons import Person
+
+OURS = ("adapter", "both")
+TRAINER = "trainer"
+_FIGURES = ("recall", "locality", "retention", "overwrite")
+_MOMENTS = ("after_12_edits", "after_24_mixed", "after_the_change", "at_the_end")
+_STYLE_NIGHTS = (1, 2, 7)
+
+Progress = Callable[[str, float], None]
+Shares = Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class LearnBench:
+    """The object that ``--json`` prints. Each figure is by contestant: a share from 0 to 1, of ``counts`` questions;
+    ``seconds_per_learn`` are medians by layer, ``tokens_per_second`` is written tokens while unseen questions were answered,
+    ``locality_by_night`` how locality went with the layers alone. ``verdicts`` are those of all learns of the course, ``refused``
+    the reasons of those that left nothing live. ``ratios`` are how many times as long the others took.
+    """
+
+    bench: str
+    base: str
+    people: tuple[str, ...]
+    nights: int
+    seed: int
+    adherence: Mapping[str, Shares]
+    recall: Shares
+    locality: Shares
+    retention: Shares
+    overwrite: Shares
+    bad_updates_accepted: Mapping[str, int]
+    seconds_per_learn: Mapping[str, Mapping[str, float]]
+    tokens_per_second: Shares
+    ratios: Mapping[str, float | None]
+    counts: Mapping[str, Mapping[str, int]]
+    locality_by_night: Sequence[float | None]
+    verdicts: Mapping[str, int]
+    refused: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What to run: how many ``nights`` of whom, for how many of the first the plain loop runs too."""
+
+    people: tuple[Person, ...]
+    nights: int
+    seed: int
+    trainer_people: int
+    base: str
+    backend: str
+
+    def key(self, person: Person) -> str:
+        """What the figures of a person are kept under: all that decides them, but for the code."""
+        plain = "-plain" if person in self.people[: self.trainer_people] else ""
+        return f"{person.name}-{self.base}-{self.nights}-{self.seed}{plain}"
+
+
+def bench_learn(course: Course, keep: Keep, *, say: Callable[[str], None], progress: Progress) -> LearnBench:
+    """Runs what is not kept and that no other process runs, and sums up all that is kept of these people."""
+    keys = {course.key(person): person for person in course.people}
+
+    def measure(key: str) -> Figures:
+        place = list(keys).index(key)
+        return _measured(course, keys[key], lambda stage, done: progress(stage, (place + done) / len(keys)))
+
+    for key in keep.complete(keys, measure):
+        say(f"{keys[key].name}: done")
+    kept = keep.figures()
+    missing = [person.name for key, person in keys.items() if key not in kept]
+    if missing:
+        say(f"not yet there: {', '.join(missing)}")
+    return _summed_up(course, {person.name: kept[key] for key, person in keys.items() if key in kept})
+
+
+def _measured(course: Course, person: Person, progress: Progress) -> Figures:
+    """One person's course."""
+    with (
+        tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
+        personalpeft.open(home, course.base, course.backend) as runtime,
+    ):
+        runtime.engine()
+        user = runtime.user(person.name)
+        interviewer = Interviewer(user)
+        examinees = {way: Examinee(interviewer.way(way), nightly=way == "adapter") for way in WAYS}
+        known = known_to_base(interviewer.way("base"))
+        nights: list[Night] = []
+        for number in range(1, course.nights + 1):
+            progress(f"{person.name}, night {number}", (number - 1) / course.nights)
+            nights.append(live_through(user, person, number, course.seed))
+            for examinee in examinees.values():
+                examinee.examine(person, number, course.nights, known)
+        figures: dict[str, Any] = {way: examinee.figures for way, examinee in examinees.items()}
+        seconds, tokens = dict(interviewer.seconds), dict(interviewer.tokens)
+        times: tuple[float, ...] = ()
+        if person in course.people[: course.trainer_people]:
+            progress(f"{person.name}, the plain loop", 1.0)
+            generic = generic_texts(interviewer.way("base"))
+            backend = runtime.engine().backend
+            plain = plainly(runtime.base().folder, backend, person, nights, generic, known, course.seed)
+            figures[TRAINER], times = plain.figures, plain.nights
+            seconds[TRAINER], tokens[TRAINER] = plain.seconds, plain.tokens
+    return {
+        "figures": figures,
+        "general": examinees["adapter"].general,
+        "known": len(known),
+        "learns": [[asdict(each) for each in night.learns] for night in nights],
+        "plain_seconds": times,
+        "tokens": tokens,
+        "seconds": seconds,
+    }
+
+
+def _summed_up(course: Course, kept: Mapping[str, Figures]) -> LearnBench:
+    contestants = [*WAYS, *([TRAINER] if any(TRAINER in figures["figures"] for figures in kept.values()) else [])]
+    tallies = {
+        contestant: {
+            figure: [
+                f["figures"][contestant][figure] for f in kept.values() if figure in f["figures"].get(contestant, {})
+            ]
+            for figure in (*(f"adherence.{moment}" for moment in _MOMENTS), *_FIGURES)
+        }
+        for contestant in contestants
+    }
+
+    def shares(figure: str) -> dict[str, float | None]:
+        return {contestant: _share(tallies[contestant][figure]) for contestant in contestants}
+
+    learns = [[[Learned(**each) for each in night] for night in f["learns"]] for f in kept.values()]
+    every = [each for person in learns for night in person for each in night]
+    return LearnBench(
+        bench="learn",
+        base=course.base,
+        people=tuple(kept),
+        nights=course.nights,
+        seed=course.seed,
+        adherence={
+            contestant: {moment: _share(tallies[contestant][f"adherence.{moment}"]) for moment in _MOMENTS}
+            for contestant in contestants
+        },
+        **{figure: shares(figure) for figure in _FIGURES},
+        bad_updates_accepted={},
+        seconds_per_learn=_seconds_per_learn(learns, [f["plain_seconds"] for f in kept.values()]),
+        tokens_per_second={
+            contestant: _rate(
+                [(f["tokens"].get(contestant, 0), f["seconds"].get(contestant, 0)) for f in kept.values()]
+            )
+            for contestant in contestants
+        },
+        ratios={"learn_vs_trainer": _against_plain(learns, [f["plain_seconds"] for f in kept.values()])},
+        counts={c: {figure: sum(of for _, of in each) for figure, each in tallies[c].items()} for c in contestants},
+        locality_by_night=[
+            _share([f["general"][night] for f in kept.values()]) for night in range(course.nights if kept else 0)
+        ],
+        verdicts={v: sum(each.verdict == v for each in every) for v in sorted({each.verdict for each in every})},
+        refused=[
+            f"{name}, night {number}, {each.layer}: {each.reason}"
+            for name, person in zip(kept, learns, strict=True)
+            for number, night in enumerate(person, 1)
+            for each in night
+            if not each.live
+        ],
+    )
+
+
+def _seconds_per_learn(
+    learns: Iterable[Sequence[Sequence[Learned]]], plain: Iterable[Sequence[float]]
+) -> dict[str, dict[str, float]]:
+    own: dict[str, list[float]] = {}
+    for each in (each for person in learns for night in person for each in night):
+        own.setdefault(each.layer, []).append(each.seconds)
+    trained: dict[str, list[float]] = {}
+    for times in plain:
+        for number, seconds in enumerate(times, 1):
+            if seconds:
+                trained.setdefault("style" if number in _STYLE_NIGHTS else "memory", []).append(seconds)
+    medians = {name: _medians(times) for name, times in (*((way, own) for way in OURS), (TRAINER, trained))}
+    return {name: times for name, times in medians.items() if times}
+
+
+def _against_plain(learns: Iterable[Sequence[Sequence[Learned]]], plain: Iterable[Sequence[float]]) -> float | None:
+    """How many times as long the plain loop takes as our learns of the same nights, all of them together."""
+    own = theirs = 0.0
+    for person, times in zip(learns, plain, strict=True):
+        for night, seconds in zip(person, times, strict=False):
+            if seconds:
+                own += sum(each.seconds for each in night)
+                theirs += seconds
+    return round(theirs / own, 3) if own else None
+
+
+def _medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    return {layer: round(statistics.median(seconds), 2) for layer, seconds in sorted(times.items())}
+
+
+def _rate(pairs: Iterable[tuple[int, float]]) -> float | None:
+    tokens, seconds = (sum(each) for each in zip(*pairs, strict=True)) if (pairs := list(pairs)) else (0, 0.0)
+    return round(tokens / seconds, 1) if seconds else None
+
+
+def _share(tallies: Sequence[Sequence[int]]) -> float | None:
+    of = sum(each for _, each in tallies)
+    return round(sum(hits for hits, _ in tallies) / of, 4) if of else None

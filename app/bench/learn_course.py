@@ -1,0 +1,304 @@
+"""The eight nights of one made-up person, through the public surface: what they say, what is learned, what is asked.
+
+| night | said before it | asked after it |
+| --- | --- | --- |
+| 1 | 12 edits in the habit | unseen questions |
+| 2 | 12 acts of mixed kinds | unseen questions |
+| 3 to 6 | five facts each, with three questions and the answer | unseen phrasings: after 3 and 4 of these five, after 6 of all twenty |
+| 7 | 12 edits: in the new habit where it changes, else in the old | unseen questions, where it changes |
+| 8 | five facts anew; what they were before is removed | unseen questions, phrasings of what changed and of what 3 and 4 taught |
+
+After each night the general questions are asked too. Who says that a habit has changed also says the comment anew.
+
+Everything is asked greedily, sixteen questions at a time. What was said before of the same stack, items and question is not
+asked again: the surface promises the same text.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from personalpeft import Reply, User
+from personalpeft.errors import InvalidInput, NothingToLearn
+from personalpeft.learning.report import LearnReport
+from personalpeft_app.bench.persons import Fact, Habit, Person, mentions, pools
+
+NIGHTS = 8
+TOGETHER = 16
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "base": {"layers": [], "memory": False},
+    "retrieval": {"layers": [], "memory": True},
+    "adapter": {"memory": False},
+    "both": {},
+}
+"""Ways to ask the same person: nothing of them, rules and facts in the prompt, layers alone, and all of it."""
+
+LONG, SHORT, GENERAL = 96, 32, 48
+_REPLY = 40
+_EDITS, _FACTS = 12, 5
+_FACT_NIGHTS = range(3, 7)
+_KEPT_NIGHTS = range(3, 5)
+
+Tally: TypeAlias = tuple[int, int]
+"""How many, of how many."""
+Ask: TypeAlias = Callable[[Sequence[str], int], Sequence[str]]
+Example: TypeAlias = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """One learn: how it ended, the seconds it took, its steps, and how many lessons and anchors each step reads."""
+
+    layer: str
+    verdict: str
+    live: bool
+    reason: str
+    seconds: float
+    steps: int
+    lessons: int
+    anchors: int
+
+
+@dataclass(frozen=True, slots=True)
+class Night:
+    """What one night taught, as plain prompts and wanted answers, and its learns."""
+
+    examples: tuple[Example, ...]
+    learns: tuple[Learned, ...]
+
+
+class Examinee:
+    """Somebody who is asked what a course asks, and how they did. ``ask`` answers questions with at most so many tokens;
+    the general ones are asked after the last night alone unless ``nightly``.
+    """
+
+    def __init__(self, ask: Ask, *, nightly: bool = False) -> None:
+        self._ask = ask
+        self._nightly = nightly
+        self.figures: dict[str, Tally] = {}
+        self.general: list[Tally] = []
+        self._taught: dict[str, bool] = {}
+
+    def examine(self, person: Person, night: int, last: int, known: frozenset[str]) -> None:
+        """What is asked after a night, of which ``last`` is the last; ``known`` are the general questions that the bare
+        base has right.
+        """
+        habit = person.later if person.later is not None and night >= 7 else person.habit
+        moments = {1: "after_12_edits", 2: "after_24_mixed", 7: "after_the_change" if person.later else ""}
+        if moment := moments.get(night):
+            held = self._in_habit(habit)
+            self.figures[f"adherence.{moment}"] = _tally(held.values())
+            if night == 2 and person.later is None:
+                self._taught |= held
+        if night in _KEPT_NIGHTS:
+            self._taught |= self._told(_unchanged(facts_of(person, night)))
+        if night == 6:
+            self.figures["recall"] = _tally(self._told(person.facts).values())
+        if self._nightly or night == last:
+            self.general.append(_tally(self._know(known).values()))
+        if night == last:
+            self._examine_at_the_end(person, night, habit)
+
+    def _examine_at_the_end(self, person: Person, night: int, habit: Habit) -> None:
+        held = self._in_habit(habit)
+        self.figures["adherence.at_the_end"] = _tally(held.values())
+        self.figures["locality"] = self.general[-1]
+        if night >= NIGHTS:
+            self.figures["overwrite"] = _tally(self._told_anew(person.facts).values())
+        taught_facts = [fact for n in _KEPT_NIGHTS if n <= night for fact in _unchanged(facts_of(person, n))]
+        now = (held if person.later is None else {}) | self._told(taught_facts)
+        kept = [now[question] for question, was in self._taught.items() if was]
+        self.figures["retention"] = _tally(kept)
+
+    def _in_habit(self, habit: Habit) -> dict[str, bool]:
+        prompts = pools().unseen
+        return {p: habit.holds(reply) for p, reply in zip(prompts, self._ask(prompts, LONG), strict=True)}
+
+    def _told(self, facts: Iterable[Fact]) -> dict[str, bool]:
+        asked = {question: fact for fact in facts for question in fact.unseen}
+        replies = self._ask(list(asked), SHORT)
+        return {q: mentions(fact.right, reply) for (q, fact), reply in zip(asked.items(), replies, strict=True)}
+
+    def _told_anew(self, facts: Iterable[Fact]) -> dict[str, bool]:
+        """Whether the new value is given, and not the old one."""
+        asked = {question: (fact, fact.later) for fact in facts if fact.later for question in fact.unseen}
+        replies = self._ask(list(asked), SHORT)
+        return {
+            question: mentions(new.right, reply) and not mentions(old.right, reply)
+            for (question, (old, new)), reply in zip(asked.items(), replies, strict=True)
+        }
+
+    def _know(self, known: frozenset[str]) -> dict[str, bool]:
+        asked = {each.question: each.right for each in pools().general if each.question in known}
+        replies = self._ask(list(asked), GENERAL)
+        return {q: mentions(right, reply) for (q, right), reply in zip(asked.items(), replies, strict=True)}
+
+
+class Interviewer:
+    """Asks one user in any of the ``WAYS``, many questions at a time; ``tokens`` and ``seconds`` are what the replies to
+    unseen questions took.
+    """
+
+    def __init__(self, user: User) -> None:
+        self._user = user
+        self._said: dict[tuple[object, ...], str] = {}
+        self.tokens = dict.fromkeys(WAYS, 0)
+        self.seconds = dict.fromkeys(WAYS, 0.0)
+
+    def way(self, name: str) -> Ask:
+        """One way to ask."""
+        return lambda prompts, longest: self._ask(name, prompts, longest)
+
+    def _ask(self, name: str, prompts: Sequence[str], longest: int) -> Sequence[str]:
+        how = WAYS[name]
+        stack = "" if "layers" in how else self._user.stack().digest
+        items = () if how.get("memory") is False else tuple(item.id for item in self._user.items())
+        keys = {prompt: (stack, items, prompt, longest) for prompt in prompts}
+        fresh = [prompt for prompt, key in keys.items() if key not in self._said]
+        began = time.perf_counter()
+        replies = chat_all(self._user, fresh, longest, **how)
+        if longest == LONG:
+            self.seconds[name] += time.perf_counter() - began
+            self.tokens[name] += sum(reply.usage.completion_tokens for reply in replies)
+        self._said |= {keys[prompt]: reply.text for prompt, reply in zip(fresh, replies, strict=True)}
+        return [self._said[key] for key in keys.values()]
+
+
+def chat_all(user: User, prompts: Sequence[str], longest: int, **how: Any) -> list[Reply]:
+    """Greedy replies to some questions, sixteen at a time."""
+    if not prompts:
+        return []
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        return list(pool.map(lambda prompt: user.chat(prompt, temperature=0, max_tokens=longest, **how), prompts))
+
+
+def known_to_base(ask: Ask) -> frozenset[str]:
+    """The general questions that the bare base has right."""
+    general = pools().general
+    replies = ask([each.question for each in general], GENERAL)
+    return frozenset(each.question for each, reply in zip(general, replies, strict=True) if mentions(each.right, reply))
+
+
+def facts_of(person: Person, night: int) -> Sequence[Fact]:
+    """The five facts that are told before a night."""
+    first = (night - _FACT_NIGHTS.start) * _FACTS
+    return person.facts[first : first + _FACTS]
+
+
+def live_through(user: User, person: Person, night: int, seed: int) -> Night:
+    """What the person says before a night, and the learns of that night."""
+    prompts = list(pools().everyday)
+    random.Random(f"{seed} {person.name}").shuffle(prompts)
+    match night:
+        case 1:
+            examples = edits(user, prompts[:_EDITS], person.habit)
+        case 2:
+            examples = _mixed(user, prompts[_EDITS : 2 * _EDITS], person)
+        case 7:
+            if person.later is not None and person.later_comment is not None:
+                rule = next(item for item in user.items() if item.text == person.comment)
+                user.edit_item(rule.id, person.later_comment)
+            examples = edits(user, prompts[2 * _EDITS : 3 * _EDITS], person.later or person.habit)
+        case 8:
+            examples = _told_anew(user, [fact for fact in person.facts if fact.later])
+        case _:
+            examples = tell(user, facts_of(person, night))
+    return Night(tuple(examples), tuple(_learned(user, report) for report in learn(user)))
+
+
+def learn(user: User) -> list[LearnReport]:
+    """A learn of every layer that has something new."""
+    reports = []
+    for layer in ("style", "memory"):
+        try:
+            reports.append(user.learn(layer))
+        except NothingToLearn:
+            continue
+    return reports
+
+
+def edits(user: User, pairs: Sequence[Example], habit: Habit) -> list[Example]:
+    """Asks each question and edits the reply; gives the questions and what was wanted."""
+    wanted = [(prompt, habit.apply(prompt, answer)) for prompt, answer in pairs]
+    for reply, (_, text) in zip(chat_all(user, [p for p, _ in wanted], _REPLY), wanted, strict=True):
+        _correct(user, reply, text)
+    return wanted
+
+
+def tell(user: User, facts: Iterable[Fact]) -> list[Example]:
+    """Tells facts with their questions and answers; gives these."""
+    examples = []
+    for fact in facts:
+        user.remember(fact.text, questions=fact.questions, answer=fact.answer)
+        examples += [(question, fact.answer) for question in fact.questions]
+    return examples
+
+
+def _told_anew(user: User, facts: Iterable[Fact]) -> list[Example]:
+    facts = list(facts)
+    examples = tell(user, [fact.later for fact in facts if fact.later])
+    outdated = {fact.text for fact in facts}
+    for item in user.items():
+        if item.text in outdated:
+            user.remove_item(item.id)
+    return examples
+
+
+def _mixed(user: User, pairs: Sequence[Example], person: Person) -> list[Example]:
+    """Four edits, three preferences, two thumbs (an edit where the reply earns none), two demonstrations, a comment."""
+    habit = person.habit
+    user.feedback(user.chat(pairs[-1][0], temperature=0, max_tokens=_REPLY), comment=person.comment)
+    wanted = edits(user, pairs[:4], habit)
+    preferred = [(prompt, habit.apply(prompt, answer)) for prompt, answer in pairs[4:7]]
+    for reply, (_, text) in zip(chat_all(user, [p for p, _ in preferred], _REPLY), preferred, strict=True):
+        try:
+            user.feedback(reply, prefer=text)
+        except InvalidInput:
+            user.feedback(reply, rating=1)
+    for reply, (prompt, answer) in zip(chat_all(user, [p for p, _ in pairs[7:9]], LONG), pairs[7:9], strict=True):
+        if habit.holds(reply.text):
+            user.feedback(reply, rating=1)
+            wanted.append((prompt, reply.text))
+        else:
+            wanted.append((prompt, habit.apply(prompt, answer)))
+            _correct(user, reply, wanted[-1][1])
+    shown = [(prompt, habit.apply(prompt, answer)) for prompt, answer in pairs[9:11]]
+    for prompt, text in shown:
+        user.teach(prompt, text)
+    return [*wanted, *preferred, *shown]
+
+
+def _correct(user: User, reply: Reply, text: str) -> None:
+    try:
+        user.feedback(reply, edit=text)
+    except InvalidInput:
+        # It is to the letter what was wanted, which an edit cannot say.
+        user.feedback(reply, rating=1)
+
+
+def _learned(user: User, report: LearnReport) -> Learned:
+    recipe = next((each.recipe for each in user.revisions(report.layer) if each.id == report.revision), {})
+    return Learned(
+        layer=report.layer,
+        verdict=str(report.verdict),
+        live=report.live,
+        reason=report.reason,
+        seconds=report.seconds,
+        steps=report.steps,
+        lessons=int(recipe.get("batch", 0)),
+        anchors=int(recipe.get("anchors", 0)),
+    )
+
+
+def _unchanged(facts: Iterable[Fact]) -> list[Fact]:
+    return [fact for fact in facts if fact.later is None]
+
+
+def _tally(held: Iterable[bool]) -> Tally:
+    held = list(held)
+    return sum(held), len(held)

@@ -1,0 +1,189 @@
+"""The plain way to learn, as the course's baseline: one LoRA of PEFT and the ``Trainer`` of transformers, as every tutorial
+shows them, whose answers are asked with PEFT's ``generate``, sixteen at a time.
+
+The same as in our own learns of the same person: the base and its number format, the prompts as the base's template renders
+them, the rank (8), alpha (32) and all linear layers, the examples that each night's signals show, the number of steps, and how
+many texts a step reads. Where a step of ours also reads generic answers to hold to, a step here reads as many, as further
+examples: the first sentence of what the bare base says to the same questions.
+
+Not the same: each night trains on that night's examples alone, on top of the adapter of the night before; facts are learned in the
+words of the three questions that came with them; a rejected text is not read; the schedule is ``Trainer``'s own, at the rate of our
+recipe; nothing is held back, judged or refused. Batches are padded, as the collators of tutorials do. Seconds are those of making the
+``Trainer`` and of ``train``: writing the generic answers, which our learns count, is not counted here.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from personalpeft.backends.base import Backend, Tokens
+from personalpeft.errors import MissingPackage
+from personalpeft.learning.generic import generic_questions
+from personalpeft.types import Message
+from personalpeft_app.bench.learn_course import LONG, TOGETHER, Ask, Examinee, Example, Night, Tally
+from personalpeft_app.bench.persons import Person
+
+_RANK, _ALPHA, _RATE = 8, 32, 5e-4
+_GENERIC, _LONGEST, _PAD, _IGNORED = 24, 256, 0, -100
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """How the plain loop did: figures as an ``Examinee`` has them, the seconds of each night's training (0: none), and what
+    answering unseen questions took.
+    """
+
+    figures: dict[str, Tally]
+    nights: tuple[float, ...]
+    tokens: int
+    seconds: float
+
+
+def generic_texts(ask: Ask) -> tuple[Example, ...]:
+    """The generic questions with the first sentence of what is said to them."""
+    questions = generic_questions().anchors
+    said = [reply.partition(". ")[0] for reply in ask(questions, _GENERIC)]
+    return tuple((question, reply) for question, reply in zip(questions, said, strict=True) if reply.strip())
+
+
+def plainly(
+    folder: Path,
+    backend: Backend,
+    person: Person,
+    nights: Sequence[Night],
+    generic: Sequence[Example],
+    known: frozenset[str],
+    seed: int,
+) -> Plain:
+    """Lives through the same nights. ``folder`` has the base's files; ``backend`` turns words into its tokens. Raises
+    ``MissingPackage`` without PEFT.
+    """
+    loop = _Loop(folder, backend, seed)
+    examinee = Examinee(loop.ask)
+    seconds = []
+    for number, night in enumerate(nights, 1):
+        steps = sum(each.steps for each in night.learns)
+        seconds.append(0.0)
+        if steps:
+            first = next(each for each in night.learns if each.steps)
+            seconds[-1] = loop.train(night.examples, generic, steps, first.lessons, first.anchors)
+        examinee.examine(person, number, len(nights), known)
+    return Plain(examinee.figures, tuple(seconds), loop.tokens, loop.seconds)
+
+
+class _Loop:
+    """A model with one adapter that is trained on and on."""
+
+    def __init__(self, folder: Path, backend: Backend, seed: int) -> None:
+        from personalpeft_app.bench.peers import load_plain
+
+        try:
+            from peft import LoraConfig, get_peft_model
+        except ImportError as error:
+            raise MissingPackage(
+                "PEFT is not installed, so there is nothing to compare with.", hint="pip install 'personalpeft[peft]'"
+            ) from error
+        import torch
+
+        torch.manual_seed(seed)
+        config = LoraConfig(r=_RANK, lora_alpha=_ALPHA, target_modules="all-linear", task_type="CAUSAL_LM")
+        self._model: Any = get_peft_model(load_plain(folder), config)
+        self._backend, self._seed, self._chance = backend, seed, random.Random(seed)
+        self.tokens, self.seconds = 0, 0.0
+
+    def train(
+        self, examples: Sequence[Example], generic: Sequence[Example], steps: int, lessons: int, anchors: int
+    ) -> float:
+        """So many steps, each of so many examples and generic answers; the seconds that took."""
+        from transformers import PrinterCallback, Trainer, TrainingArguments
+
+        mixed = [self._rounds(examples, steps * lessons), self._rounds(generic, steps * anchors)]
+        data = [self._example(*each) for texts in mixed for each in texts]
+        self._model.train()
+        with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder:
+            began = time.perf_counter()
+            arguments = TrainingArguments(
+                output_dir=folder,
+                max_steps=steps,
+                per_device_train_batch_size=lessons + anchors,
+                learning_rate=_RATE,
+                seed=self._seed,
+                report_to=[],
+                save_strategy="no",
+                logging_strategy="no",
+                disable_tqdm=True,
+                remove_unused_columns=False,
+                dataloader_pin_memory=False,
+                use_cpu=self._model.device.type == "cpu",
+            )
+            trainer = Trainer(self._model, arguments, data_collator=_padded, train_dataset=data)
+            # It prints its figures to stdout, where nothing but ours belongs.
+            trainer.remove_callback(PrinterCallback)
+            trainer.train()
+            seconds = time.perf_counter() - began
+        self._model.eval()
+        return seconds
+
+    def ask(self, prompts: Sequence[str], longest: int) -> list[str]:
+        """Greedy answers."""
+        began, written, replies = time.perf_counter(), 0, []
+        for first in range(0, len(prompts), TOGETHER):
+            for tokens in self._written([self._prompt(each) for each in prompts[first : first + TOGETHER]], longest):
+                written += len(tokens)
+                replies.append(self._backend.decode(tokens))
+        if longest == LONG:
+            self.tokens += written
+            self.seconds += time.perf_counter() - began
+        return replies
+
+    def _written(self, prompts: Sequence[Tokens], longest: int) -> Iterator[Tokens]:
+        import torch
+
+        width = max(map(len, prompts))
+        ids = torch.tensor([(_PAD,) * (width - len(p)) + p for p in prompts], device=self._model.device)
+        mask = torch.tensor([(0,) * (width - len(p)) + (1,) * len(p) for p in prompts], device=self._model.device)
+        end = self._backend.end_of_turn[0]
+        with torch.inference_mode():
+            said = self._model.generate(
+                input_ids=ids, attention_mask=mask, max_new_tokens=longest, eos_token_id=end, pad_token_id=end
+            )
+        for row in said[:, width:].tolist():
+            yield tuple(row[: row.index(end)] if end in row else row)
+
+    def _rounds(self, items: Sequence[Example], count: int) -> list[Example]:
+        """So many of the items, each as often as the others."""
+        drawn: list[Example] = []
+        while items and len(drawn) < count:
+            drawn += self._chance.sample(items, len(items))
+        return drawn[:count]
+
+    def _prompt(self, text: str) -> Tokens:
+        return self._backend.render((Message("user", text),))
+
+    def _example(self, prompt: str, wanted: str) -> dict[str, list[int]]:
+        asked, said = self._prompt(prompt), self._backend.encode(wanted) + self._backend.end_of_turn
+        labels = [_IGNORED] * len(asked) + list(said)
+        return {"input_ids": [*asked, *said][:_LONGEST], "labels": labels[:_LONGEST]}
+
+
+def _padded(examples: Sequence[dict[str, list[int]]]) -> dict[str, Any]:
+    """A batch, filled up on the right."""
+    import torch
+
+    width = max(len(each["input_ids"]) for each in examples)
+
+    def filled(key: str, filling: int) -> list[list[int]]:
+        return [each[key] + [filling] * (width - len(each[key])) for each in examples]
+
+    mask = [[1] * len(each["input_ids"]) + [0] * (width - len(each["input_ids"])) for each in examples]
+    return {
+        "input_ids": torch.tensor(filled("input_ids", _PAD)),
+        "attention_mask": torch.tensor(mask),
+        "labels": torch.tensor(filled("labels", _IGNORED)),
+    }
