@@ -141,7 +141,8 @@ def bench_sweep(
         def measure(key: str) -> Mapping[str, Any]:
             nonlocal place
             run = runs[key]
-            say(f"{run.number} = {run.value}, {run.style}, seed {run.recipe.seed}")
+            what = "the default" if run.number == DEFAULT else f"{run.number} = {run.value}"
+            say(f"{what}, {run.style}, seed {run.recipe.seed}")
             if place is None:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 place = Place(card, folder, say)
@@ -251,7 +252,7 @@ class Place:
         if self._known is None:
             self._say("asking the bare base")
             with self.opened("bare", default_recipe(self.card)) as runtime:
-                self._known = _right(runtime.user(_USER))
+                self._known = general(runtime.user(_USER))
         return self._known
 
 
@@ -265,7 +266,7 @@ def measured(run: Run, place: Place, *, base: str, default: str) -> Point:
         user = runtime.user(_USER)
         report = user.learn(accept=True)
         unseen = asked(user, UNSEEN, _LONG) if report.live else []
-        right = _right(user) if report.live else [False] * len(known)
+        right = general(user) if report.live else [False] * len(known)
         drafts = asked(user, UNSEEN_MESSAGES, _SHORT) if report.live and run.learns == 2 else []
     return Point(
         key=run.key,
@@ -286,10 +287,18 @@ def measured(run: Run, place: Place, *, base: str, default: str) -> Point:
     )
 
 
-def asked(user: User, prompts: Sequence[str], length: int) -> list[Reply]:
-    """Greedy replies, written at once as far as the batch has rows; each is what it would be alone."""
+def asked(user: User, prompts: Sequence[str], length: int, **how: Any) -> list[Reply]:
+    """Greedy replies, written at once as far as the batch has rows; each is what it would be alone. ``how`` is as for
+    ``User.chat``.
+    """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(lambda prompt: user.chat(prompt, temperature=0, max_tokens=length), prompts))
+        return list(pool.map(lambda prompt: user.chat(prompt, temperature=0, max_tokens=length, **how), prompts))
+
+
+def general(user: User, **how: Any) -> list[bool]:
+    """Which of the general questions are answered rightly; ``how`` is as for ``User.chat``."""
+    said = asked(user, [question for question, _ in GENERAL], _SHORT, **how)
+    return [is_right(words, reply.text) for (_, words), reply in zip(GENERAL, said, strict=True)]
 
 
 def _edit(user: User, lessons: Sequence[tuple[str, str]], style: Style) -> None:
@@ -297,11 +306,6 @@ def _edit(user: User, lessons: Sequence[tuple[str, str]], style: Style) -> None:
     replies = asked(user, [prompt for prompt, _ in lessons], _REPLY)
     for reply, (_, answer) in zip(replies, lessons, strict=True):
         user.feedback(reply, edit=style.apply(answer))
-
-
-def _right(user: User) -> list[bool]:
-    said = asked(user, [question for question, _ in GENERAL], _SHORT)
-    return [is_right(words, reply.text) for (_, words), reply in zip(GENERAL, said, strict=True)]
 
 
 def _check(names: Sequence[str], known: Iterable[str], what: str) -> None:

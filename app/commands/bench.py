@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from personalpeft_app.bench.facts import MOST
 from personalpeft_app.options import Common, Function, Group, command, common_options
 from personalpeft_app.output import note, show, table
 from personalpeft_app.progress import Display
@@ -262,7 +263,64 @@ def bench_sweep(common: Common, only: tuple[str, ...], styles: tuple[str, ...], 
         for value, points in values.items()
         if points
     ]
-    heads = ("NUMBER", "VALUE", "RUNS", "IN STYLE", "DRAFTS", "FACTS KEPT", "KL", "HELD BACK", "LEARN S")
+    heads = ("NUMBER", "VALUE", "RUNS", "IN STYLE", "DRAFTS", "GENERAL KEPT", "KL", "HELD BACK", "LEARN S")
+    show(common, found, table(heads, rows))
+
+
+@command(
+    "capacity",
+    examples=(
+        "personalpeft bench capacity --keep sweeps",
+        "personalpeft bench capacity --keep sweeps --facts 20 --facts 160 --rank 1 --rank 16 --seeds 1",
+    ),
+)
+@click.option(
+    "--facts",
+    "counts",
+    multiple=True,
+    metavar="COUNT",
+    type=click.IntRange(4, MOST),
+    default=(5, 10, 20, 40, 80, 160),
+    show_default=True,
+    help="How many facts one learn is told; may be given more than once.",
+)
+@click.option(
+    "--rank",
+    "ranks",
+    multiple=True,
+    metavar="RANK",
+    type=click.IntRange(1),
+    help="The layer's rank; may be given more than once.  [default: the recipe's]",
+)
+@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="How many of each.")
+@_keep
+def bench_capacity(common: Common, counts: tuple[int, ...], ranks: tuple[int, ...], seeds: int, keep: Path) -> None:
+    """How many facts a memory layer holds.
+
+    Made-up facts are told with three questions each and learned at once; then the layer alone is asked a fourth phrasing,
+    with nothing looked up. A run takes minutes.
+    """
+    _need_torch(common)
+    from personalpeft_app.bench import capacity
+
+    found = capacity.bench_capacity(
+        base=common.base_name(), counts=counts, ranks=ranks, seeds=seeds, keep=keep, say=_say(common)
+    )
+    rows = [
+        (
+            f"{load.facts}",
+            f"{load.rank}",
+            f"{load.seed}",
+            f"{load.tokens / load.parameters:.2g}",
+            f"{load.recalled / load.facts:.0%}",
+            f"{load.recalled_as_told / load.facts:.0%}",
+            f"{load.kept}/{load.known}",
+            "none" if load.kl is None else f"{load.kl:.2f}",
+            f"{load.seconds:.0f}",
+        )
+        for load in sorted(found.loads, key=lambda load: (load.rank, load.facts, load.seed))
+    ]
+    heads = ("FACTS", "RANK", "SEED", "TOKENS/PARAMETER", "RECALL", "AS TOLD", "GENERAL KEPT", "KL", "LEARN S")
     show(common, found, table(heads, rows))
 
 
@@ -295,5 +353,6 @@ def _say(common: Common) -> Callable[[str], None]:
 
 
 bench.add_section(
-    "Benchmarks", (bench_style, bench_sweep, bench_catalog, bench_serve, bench_attach, bench_publish, bench_wave)
+    "Benchmarks",
+    (bench_style, bench_sweep, bench_capacity, bench_catalog, bench_serve, bench_attach, bench_publish, bench_wave),
 )

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 from app_makers import Place
+from hypothesis import given
+from hypothesis import strategies as st
 from runtime_makers import QUICK_CARD
 
 from personalpeft.bases.base import Base
@@ -20,6 +22,7 @@ from personalpeft.bases.shelf import all_cards, find_card
 from personalpeft.errors import InvalidInput
 from personalpeft_app.bench import sweep
 from personalpeft_app.bench.cards import write_card
+from personalpeft_app.bench.facts import MOST, facts
 from personalpeft_app.bench.keep import Keep
 
 _SWEPT = {"rank": (1, 2), "replay": (0, 0.5)}
@@ -173,3 +176,22 @@ def test_a_file_of_something_else_is_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="line 1"):
         list(Keep(tmp_path, "some").complete("a", lambda key: {}))
     assert (tmp_path / "some.jsonl").read_text() == "dear diary\n"
+
+
+@given(count=st.integers(1, MOST), seed=st.integers(0, 5))
+def test_facts_are_told_apart_and_fewer_are_the_first_of_more(count: int, seed: int) -> None:
+    told = facts(count, seed)
+    assert told == facts(MOST, seed)[:count]
+    asked = [question for fact in told for question in (*fact.questions, fact.unseen)]
+    assert len(set(asked)) == len(asked) == 4 * count
+    for fact in told:
+        assert fact.is_in(fact.text)
+        assert not any(fact.is_in(question) for question in (*fact.questions, fact.unseen))
+
+
+def test_no_value_of_a_kind_is_named_by_another() -> None:
+    every = {fact.text: fact for seed in range(60) for fact in facts(MOST, seed)}.values()
+    for fact in every:
+        about = [other for other in every if other.unseen == fact.unseen and other.answer != fact.answer]
+        assert about
+        assert not any(fact.is_in(other.text) for other in about)

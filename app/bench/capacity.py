@@ -1,0 +1,146 @@
+"""``bench capacity``: how many facts a memory layer holds, on phrasings that it was never taught, with nothing looked up.
+
+A run tells a fresh person's model so many made-up facts (``facts.py``), learns them in one learn, and asks the memory layer
+alone. Layers of a small rank are full sooner, so a few hundred facts show the whole curve of tokens for each parameter.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import personalpeft
+from personalpeft import User
+from personalpeft.bases.base import Card
+from personalpeft.bases.shelf import find_card
+from personalpeft.learning.recipe import Recipe, recipes_for
+from personalpeft.types import canonical_digest
+from personalpeft_app.bench.cards import write_card
+from personalpeft_app.bench.facts import facts
+from personalpeft_app.bench.keep import Keep
+from personalpeft_app.bench.sweep import asked, general
+
+_ANSWER = 24
+_USER = "bench"
+_LAYER = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one run gave: of ``facts`` told, so many were ``recalled`` on the phrasing that nobody told, and so many on the
+    first that was. The layer's lessons took ``tokens`` of its trained ``parameters``. Of the general answers that the base
+    had right (``known``) so many are ``kept``; ``kl`` is in nats a token from it.
+    """
+
+    key: str
+    base: str
+    facts: int
+    rank: int
+    seed: int
+    tokens: int
+    parameters: int
+    recalled: int
+    recalled_as_told: int
+    kept: int
+    known: int
+    kl: float | None
+    verdict: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityBench:
+    """The object that ``--json`` prints: the loads that were asked for, kept ones too. ``rank`` is the default."""
+
+    bench: str
+    base: str
+    rank: int
+    loads: tuple[Load, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    facts: int
+    recipe: Recipe
+
+    @property
+    def key(self) -> str:
+        return canonical_digest([self.recipe.as_json(), self.facts])[:16]
+
+
+def bench_capacity(
+    *, base: str, counts: Sequence[int], ranks: Sequence[int], seeds: int, keep: Path, say: Callable[[str], None]
+) -> CapacityBench:
+    """Runs what is not kept yet; without ``ranks`` at the default rank."""
+    card = find_card(base)
+    with tempfile.TemporaryDirectory() as folder, personalpeft.open(folder, base) as runtime:
+        projections = runtime.base().architecture.projections
+
+    def recipe(**changes: int) -> Recipe:
+        learning = {**card.learning, _LAYER: {**card.learning.get(_LAYER, {}), **changes}}
+        return recipes_for(card.name, learning, projections).memory
+
+    rank = recipe().rank
+    planned = [
+        _Run(count, recipe(rank=each, seed=seed))
+        for seed, each, count in product(range(seeds), ranks or [rank], counts)
+    ]
+    runs = {run.key: run for run in planned}
+    kept = Keep(keep, "capacity")
+    known: list[bool] = []
+
+    def measure(key: str) -> Mapping[str, Any]:
+        run = runs[key]
+        say(f"{run.facts} facts, rank {run.recipe.rank}, seed {run.recipe.seed}")
+        if not known:
+            with tempfile.TemporaryDirectory() as folder, personalpeft.open(folder, base) as runtime:
+                known.extend(general(runtime.user(_USER), layers=[]))
+        return asdict(_measured(run, card, known, base=base))
+
+    for key in kept.complete(runs, measure):
+        load = kept.figures()[key]
+        recalled, general = f"{load['recalled']}/{load['facts']}", f"{load['kept']}/{load['known']}"
+        say(f"  {recalled} recalled, {general} kept, {load['seconds']:.0f} s")
+    loads = tuple(Load(**figures) for key, figures in kept.figures().items() if key in runs)
+    return CapacityBench("capacity", base, rank, loads)
+
+
+def _measured(run: _Run, card: Card, known: Sequence[bool], *, base: str) -> Load:
+    told = facts(run.facts, run.recipe.seed)
+    learning = {**card.learning, _LAYER: run.recipe.as_json()}
+    with tempfile.TemporaryDirectory() as folder:
+        changed = write_card(card, Path(folder) / "card.toml", learning=learning)
+        with personalpeft.open(Path(folder) / "home", changed) as runtime:
+            user = runtime.user(_USER)
+            for fact in told:
+                user.remember(fact.text, questions=fact.questions, answer=fact.answer)
+            report = user.learn(_LAYER, accept=True)
+            live = report.live
+            unseen = _said(user, [fact.unseen for fact in told]) if live else [""] * len(told)
+            as_told = _said(user, [fact.questions[0] for fact in told]) if live else [""] * len(told)
+            right = general(user, layers=[_LAYER]) if live else [False] * len(known)
+    return Load(
+        key=run.key,
+        base=base,
+        facts=run.facts,
+        rank=run.recipe.rank,
+        seed=run.recipe.seed,
+        tokens=report.room["tokens"],
+        parameters=report.room["parameters"],
+        recalled=sum(fact.is_in(text) for fact, text in zip(told, unseen, strict=True)),
+        recalled_as_told=sum(fact.is_in(text) for fact, text in zip(told, as_told, strict=True)),
+        kept=sum(now and before for now, before in zip(right, known, strict=True)),
+        known=sum(known),
+        kl=report.scores["canaries"]["kl"] if report.scores else None,
+        verdict=str(report.verdict),
+        seconds=report.seconds,
+    )
+
+
+def _said(user: User, questions: Sequence[str]) -> list[str]:
+    # Nothing is looked up, and the layer is attached to every question, whether or not its scope would find it near.
+    return [reply.text for reply in asked(user, questions, _ANSWER, memory=False, layers=[_LAYER])]

@@ -1,0 +1,115 @@
+"""Facts about people that no base can know, from a small grammar: who, what of them, and the value. Each has three
+questions to be told with and one that nobody is told.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One fact with its ``questions``, another phrasing of them that is ``unseen``, and the ``answer``."""
+
+    text: str
+    questions: tuple[str, ...]
+    unseen: str
+    answer: str
+
+    def is_in(self, reply: str) -> bool:
+        """Whether a reply names the answer, in any case and as a word of its own."""
+        return re.search(rf"(?<!\w){re.escape(self.answer)}(?!\w)", reply, re.IGNORECASE) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    text: str
+    questions: tuple[str, str, str]
+    unseen: str
+    values: tuple[str, ...]
+
+
+_KINDS = (
+    _Kind(
+        "{who}'s favourite drink is {value}.",
+        ("What is {who}'s favourite drink?", "What does {who} like to drink?", "Which drink does {who} like best?"),
+        "What should I pour for {who}?",
+        (
+            "cocoa",
+            "cider",
+            "lemonade",
+            "espresso",
+            "buttermilk",
+            "ginger ale",
+            "green tea",
+            "tomato juice",
+            "milk",
+            "rum",
+        ),
+    ),
+    _Kind(
+        "{who} works as a {value}.",
+        ("What is {who}'s job?", "What does {who} do for a living?", "What does {who} work as?"),
+        "How does {who} earn money?",
+        ("baker", "pilot", "nurse", "plumber", "judge", "tailor", "florist", "welder", "librarian", "beekeeper"),
+    ),
+    _Kind(
+        "{who} lives in {value}.",
+        ("Where does {who} live?", "In which town does {who} live?", "Where is {who}'s home?"),
+        "Which town do I travel to when I visit {who}?",
+        ("Oslo", "Lisbon", "Quebec", "Nairobi", "Kyoto", "Dublin", "Seville", "Riga", "Denver", "Perth"),
+    ),
+    _Kind(
+        "{who}'s pet is a {value}.",
+        ("What pet does {who} have?", "Which animal does {who} keep?", "What kind of pet is {who}'s?"),
+        "What animal is waiting for {who} at home?",
+        ("parrot", "tortoise", "hamster", "goat", "ferret", "goldfish", "pony", "rabbit", "gecko", "canary"),
+    ),
+    _Kind(
+        "{who} plays the {value}.",
+        ("Which instrument does {who} play?", "What does {who} play in the band?", "What instrument is {who}'s?"),
+        "Which instrument will {who} bring to the concert?",
+        ("cello", "banjo", "harp", "oboe", "tuba", "accordion", "violin", "trumpet", "ukulele", "clarinet"),
+    ),
+    _Kind(
+        "{who}'s birthday is in {value}.",
+        ("When is {who}'s birthday?", "In which month was {who} born?", "Which month is {who}'s birthday in?"),
+        "In what month do we bake a cake for {who}?",
+        ("January", "February", "March", "April", "June", "July", "August", "September", "October", "November"),
+    ),
+    _Kind(
+        "{who}'s car is {value}.",
+        ("What colour is {who}'s car?", "Which colour does {who}'s car have?", "What is the colour of {who}'s car?"),
+        "{who} has parked outside. What colour should I look for?",
+        ("purple", "orange", "silver", "yellow", "turquoise", "maroon", "beige", "green", "white", "pink"),
+    ),
+    _Kind(
+        "{who} is afraid of {value}.",
+        ("What is {who} afraid of?", "What scares {who}?", "What does {who} fear?"),
+        "What should I keep away from {who}?",
+        ("spiders", "thunder", "heights", "dogs", "needles", "clowns", "deep water", "the dark", "bees", "lifts"),
+    ),
+)
+_PEOPLE = (
+    *("Ida", "Omar", "Greta", "Tariq", "Selma", "Bruno", "Wanda", "Pavel", "Yuki", "Hugo"),
+    *("Nadia", "Felix", "Ingrid", "Mateo", "Zora", "Anton", "Leila", "Casper", "Vera", "Ruben"),
+)
+MOST = len(_KINDS) * len(_PEOPLE)
+
+
+def facts(count: int, seed: int) -> tuple[Fact, ...]:
+    """So many facts, at most ``MOST``, drawn by chance; of one seed the fewer are the first of the more."""
+    chance = random.Random(seed)
+    drawn = [(kind, who, chance.choice(kind.values)) for kind in _KINDS for who in _PEOPLE]
+    chance.shuffle(drawn)
+    return tuple(
+        Fact(
+            kind.text.format(who=who, value=value),
+            tuple(question.format(who=who) for question in kind.questions),
+            kind.unseen.format(who=who),
+            value,
+        )
+        for kind, who, value in drawn[:count]
+    )
