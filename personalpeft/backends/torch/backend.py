@@ -133,7 +133,7 @@ class TorchBackend:
         return tuple(scores)
 
     def session(self, spec: SessionSpec) -> Session:
-        return TorchSession(self._model, spec, self._bank.one_for_all(spec.below))
+        return TorchSession(self._model, spec, self._bank.one_for_all(spec.below), self._bank.below(spec.below))
 
     def advance(
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Term]], rates: Sequence[float]

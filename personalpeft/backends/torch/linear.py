@@ -67,27 +67,36 @@ class Bound(Protocol):
         ...
 
 
+class Training(Protocol):
+    """Adapters in training as one pass sees them: they take the base's product over, to give its gradient by hand."""
+
+    def product(self, frozen: FrozenLinear, group: int, block: int, x: Tensor) -> Tensor:
+        """The outputs of a group with all adapters added, through which a gradient passes."""
+        ...
+
+
 class Attachment:
     """What is bound to the model at this moment; all its projections look here."""
 
     def __init__(self) -> None:
-        self.bound: tuple[Bound, ...] = ()
+        self.bound: Bound | None = None
+        self.training: Training | None = None
 
     @contextmanager
-    def holding(self, *bound: Bound | None) -> Iterator[None]:
+    def holding(self, bound: Bound | None, training: Training | None = None) -> Iterator[None]:
         """Binds for one forward (and backward) pass."""
-        self.bound = tuple(b for b in bound if b is not None)
+        self.bound, self.training = bound, training
         try:
             yield
         finally:
-            self.bound = ()
+            self.bound = self.training = None
 
 
 class FrozenLinear(nn.Module):
     """A linear map whose weights are held in the order that the processor multiplies fastest in.
 
-    That is a third quicker for few rows, and it is the only copy: the gradient, which needs the weights as they were,
-    reads them back.
+    That is a third quicker for few rows, and it is the only copy as long as nobody trains: the gradient needs the
+    weights the other way round, and they are kept so from ``open_back`` to ``close_back``.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, reorder: bool) -> None:
@@ -95,6 +104,7 @@ class FrozenLinear(nn.Module):
         self._reordered = reorder
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if reorder else weight
         self._bias = bias
+        self._across: Tensor | None = None
 
     @property
     def weight(self) -> Tensor:
@@ -105,13 +115,33 @@ class FrozenLinear(nn.Module):
     def bias(self) -> Tensor | None:
         return self._bias
 
+    def open_back(self) -> None:
+        """Gets ready for many gradients."""
+        if self._reordered and self._across is None:
+            across = self._weight.to_dense().t().contiguous()
+            self._across = torch.ops.mkldnn._reorder_linear_weight(across, None)
+
+    def close_back(self) -> None:
+        """Frees what ``open_back`` took."""
+        self._across = None
+
     def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and x.requires_grad:
+            result: Tensor = _Multiply.apply(x, self)  # type: ignore[no-untyped-call]
+            return result
+        return self.multiply(x)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """The outputs, without a gradient."""
         if not self._reordered:
             return linear(x, self._weight, self._bias)
-        if torch.is_grad_enabled() and x.requires_grad:
-            result: Tensor = _Multiply.apply(x, self._weight, self._bias)  # type: ignore[no-untyped-call]
-            return result
         return _multiply(x, self._weight, self._bias)
+
+    def back(self, grad: Tensor) -> Tensor:
+        """The gradient to the inputs."""
+        if self._across is not None:
+            return _multiply(grad.contiguous(), self._across, None)
+        return grad @ self.weight
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -126,13 +156,13 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 class _Multiply(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.frozen = weight
-        return _multiply(x, weight, bias)
+    def forward(ctx: Any, x: Tensor, product: FrozenLinear) -> Tensor:
+        ctx.product = product
+        return product.multiply(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return grads[0] @ ctx.frozen.to_dense(), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.product.back(grads[0]), None
 
 
 class GroupedLinear:
@@ -160,11 +190,17 @@ class GroupedLinear:
         self._asked, self._said = (None, None) if last else (x, y)
         return y[..., begin:end]
 
+    def all_outputs(self, x: Tensor) -> Tensor:
+        """Those of every member at once."""
+        return self._compute(x)
+
     def _compute(self, x: Tensor) -> Tensor:
+        training = self._attachment.training
+        if training is not None:
+            return training.product(self.product, self._group, self._block, x)
         y: Tensor = self.product(x)
-        for bound in self._attachment.bound:
-            y = bound.add(self._group, self._block, x, y)
-        return y
+        bound = self._attachment.bound
+        return y if bound is None else bound.add(self._group, self._block, x, y)
 
 
 class Projection(nn.Module):
@@ -174,6 +210,14 @@ class Projection(nn.Module):
         super().__init__()
         self._whole = whole
         self._begin, self._end, self._last = begin, end, last
+
+    def shares_with(self, other: object) -> bool:
+        """Whether the two are computed together."""
+        return isinstance(other, Projection) and other._whole is self._whole
+
+    def together(self, x: Tensor) -> Tensor:
+        """The outputs of all that are computed together, side by side."""
+        return self._whole.all_outputs(x)
 
     def forward(self, x: Tensor) -> Tensor:
         return self._whole.outputs(x, self._begin, self._end, last=self._last)

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from personalpeft.backends.base import Continuation
+from personalpeft.backends.torch.gradients import stand_in, stretches_of
 from personalpeft.backends.torch.kernels import Kernels
 from personalpeft.backends.torch.kv import Pass, attend
-from personalpeft.backends.torch.linear import Bound, FrozenLinear, install
-from personalpeft.backends.torch.packing import pack
+from personalpeft.backends.torch.linear import Bound, FrozenLinear, Training, install
+from personalpeft.backends.torch.packing import Packed
 from personalpeft.backends.torch.threads import dismiss
 from personalpeft.bases.base import Base
 
@@ -48,10 +48,6 @@ def choose_device() -> Device:
         return Device(torch.device("cpu"), torch.bfloat16, f"bfloat16 on the processor, {threads} threads")
     reason = f"float32 on the processor, {threads} threads (it does not multiply bfloat16)"
     return Device(torch.device("cpu"), torch.float32, reason)
-
-
-# Norms that are x / rms(x) * weight; Gemma's, for one, are not.
-_RMS_NORMS = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"})
 
 
 class Model:
@@ -80,41 +76,71 @@ class Model:
         if reorder:
             head = self.module.get_output_embeddings()
             self.module.set_output_embeddings(FrozenLinear(head.weight.detach(), head.bias, reorder=True))
-        _speed_up_norms(self.module, kernels)
+        self.kernels = kernels
+        self._in_chains = stand_in(self.module, kernels)
         self._turn = threading.RLock()
+        self._sessions = 0
         self._sliding = _sliding_window(self.module.config)
 
     @contextmanager
-    def turn(self, *bound: Bound | None, more_to_come: bool = False) -> Iterator[None]:
+    def turn(
+        self, bound: Bound | None = None, *, training: Training | None = None, more_to_come: bool = False
+    ) -> Iterator[None]:
         """Waits for the device and binds adapters for one pass. Without ``more_to_come`` the threads that helped with it
         are dismissed.
         """
-        with self._turn, self.attachment.holding(*bound):
+        with self._turn, self.attachment.holding(bound, training):
             try:
                 yield
             finally:
                 if not more_to_come:
                     dismiss()
 
-    def logits(self, items: Sequence[Continuation]) -> list[Tensor]:
-        """For each continuation ``[n, vocabulary]`` float32: what predicts its n tokens. Needs the turn; follows the
-        gradient mode.
+    def hidden(self, packed: Packed) -> Tensor:
+        """``[reads, size]``: what the head makes the logits of, for each of the pack's reads in order. Needs the turn;
+        follows the gradient mode.
         """
-        packed = pack(items)
-        tokens = torch.from_numpy(packed.tokens)[None].to(self.where.device)
-        positions = torch.from_numpy(packed.positions)[None].to(self.where.device)
-        reads = torch.cat([torch.from_numpy(r) for r in packed.reads]).to(self.where.device)
+        device = self.where.device
+        seen: dict[str, Any]
+        if self._in_chains:
+            seen = {"stretches": stretches_of(packed)}
+        else:
+            seen = {"attention_mask": self._mask(torch.from_numpy(packed.visible), torch.from_numpy(packed.positions))}
         # The fused attention kernels are slow on the CPU when a mask and a gradient are asked for; plain products are not.
-        on_cpu = self.where.device.type == "cpu"
-        with sdpa_kernel(SDPBackend.MATH) if on_cpu else nullcontext():
-            output = self.module(
-                input_ids=tokens,
-                position_ids=positions,
-                attention_mask=self._mask(torch.from_numpy(packed.visible), torch.from_numpy(packed.positions)),
-                logits_to_keep=reads,
+        with sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext():
+            output = self.module.base_model(
+                input_ids=torch.from_numpy(packed.tokens)[None].to(device),
+                position_ids=torch.from_numpy(packed.positions)[None].to(device),
                 use_cache=False,
+                **seen,
             )
-        return list(output.logits[0].float().split([len(r) for r in packed.reads]))
+        states: Tensor = output.last_hidden_state[0]
+        return states[torch.cat([torch.from_numpy(r) for r in packed.reads]).to(device)]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[n, vocabulary]`` of hidden states ``[n, size]``, in the base's own format."""
+        logits: Tensor = self.module.get_output_embeddings()(hidden)
+        cap = getattr(self.module.config, "final_logit_softcapping", None)
+        return cap * torch.tanh(logits / cap) if cap else logits
+
+    def open_session(self) -> None:
+        """Gets ready for gradients, as long as any session is open."""
+        with self._turn:
+            self._sessions += 1
+            for product in self._all_products():
+                product.open_back()
+
+    def close_session(self) -> None:
+        """Ends what one ``open_session`` began."""
+        with self._turn:
+            self._sessions -= 1
+            if not self._sessions:
+                for product in self._all_products():
+                    product.close_back()
+
+    def _all_products(self) -> list[FrozenLinear]:
+        head = self.module.get_output_embeddings()
+        return [*self._products.values(), *([head] if isinstance(head, FrozenLinear) else [])]
 
     def step(
         self, tokens: Sequence[int], positions: Sequence[int], reads: Sequence[int], batch: Pass, bound: Bound | None
@@ -158,29 +184,6 @@ class Model:
             return additive(visible)
         near = positions[:, None] - positions[None, :] < self._sliding
         return {"full_attention": additive(visible), "sliding_attention": additive(visible & near)}
-
-
-class _FastNorm(nn.Module):
-    """A norm whose passes without a gradient go through the kernels."""
-
-    def __init__(self, inner: Any, kernels: Kernels) -> None:
-        super().__init__()
-        self.inner = inner
-        self._kernels = kernels
-        self._epsilon = float(inner.variance_epsilon)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
-            y: Tensor = self.inner(x)
-            return y
-        return self._kernels.norm(x.contiguous(), self.inner.weight, self._epsilon)
-
-
-def _speed_up_norms(module: nn.Module, kernels: Kernels) -> None:
-    for path, norm in list(module.named_modules()):
-        if type(norm).__name__ in _RMS_NORMS:
-            parent, _, name = path.rpartition(".")
-            setattr(module.get_submodule(parent), name, _FastNorm(norm, kernels))
 
 
 def _sliding_window(config: Any) -> int | None:

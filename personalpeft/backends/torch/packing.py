@@ -1,9 +1,9 @@
 """Many continuations as one sequence without padding and without reading any shared beginning twice.
 
-The continuations of a batch are laid into a trie: each distinct prefix is one node, computed once, however many
+The continuations of a group are laid into a trie: each distinct prefix is one node, computed once, however many
 continuations share it (a system prompt, a question with a chosen and a rejected answer). A node sees itself and its
 ancestors, and its position is its depth, so the model computes for each continuation just what it would compute for it
-alone.
+alone. Groups lie one after another and share nothing, so each can have adapters of its own.
 """
 
 from __future__ import annotations
@@ -18,42 +18,68 @@ from personalpeft.backends.base import Continuation
 
 
 @dataclass(frozen=True, slots=True)
+class Stretch:
+    """The nodes ``begin`` to ``end``, each the child of the one before, after the nodes ``ancestors`` from the root on."""
+
+    begin: int
+    end: int
+    ancestors: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Packed:
-    """``tokens`` and ``positions`` are ``[n]``; ``visible[i, j]`` says whether node i sees node j; ``reads[k]`` are the
-    nodes whose output predicts the completion of continuation k, one for each of its tokens.
+    """``tokens`` and ``positions`` are ``[n]``; every node is in one of ``stretches``; ``reads[k]`` are the nodes whose
+    output predicts the completion of continuation k, one for each of its tokens; ``ends`` is where each group ends.
     """
 
     tokens: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
-    visible: npt.NDArray[np.bool_]
+    stretches: tuple[Stretch, ...]
     reads: tuple[npt.NDArray[np.int64], ...]
+    ends: tuple[int, ...]
+
+    @property
+    def visible(self) -> npt.NDArray[np.bool_]:
+        """``[n, n]``: whether node i sees node j. The square of the pack, so only for who has no other way."""
+        seen = np.zeros((len(self.tokens), len(self.tokens)), dtype=np.bool_)
+        for stretch in self.stretches:
+            own = np.arange(stretch.begin, stretch.end)
+            seen[stretch.begin : stretch.end, list(stretch.ancestors)] = True
+            seen[stretch.begin : stretch.end, stretch.begin : stretch.end] = own[None, :] <= own[:, None]
+        return seen
 
 
-def pack(continuations: Sequence[Continuation]) -> Packed:
-    """Lays continuations into one trie. Each needs a prompt and a completion of at least one token."""
+def pack(*groups: Sequence[Continuation]) -> Packed:
+    """Lays each group of continuations into one trie. Each needs a prompt and a completion of at least one token."""
     tokens: list[int] = []
     positions: list[int] = []
-    parents: list[int] = []
-    children: dict[tuple[int, int], int] = {}
+    stretches: list[Stretch] = []
     reads = []
-    for item in continuations:
-        if not item.prompt or not item.completion:
-            raise ValueError("a continuation needs a prompt and a completion")
-        node, path = -1, []
-        # The last token of a completion predicts nothing that is asked for, so it is not read.
-        for depth, token in enumerate((*item.prompt, *item.completion[:-1])):
-            known = children.get((node, token))
-            if known is None:
-                known = children[node, token] = len(tokens)
-                tokens.append(token)
-                positions.append(depth)
-                parents.append(node)
-            node = known
-            path.append(node)
-        reads.append(np.array(path[len(item.prompt) - 1 :], dtype=np.int64))
-    visible = np.zeros((len(tokens), len(tokens)), dtype=np.bool_)
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            visible[node] = visible[parent]
-        visible[node, node] = True
-    return Packed(np.array(tokens, dtype=np.int64), np.array(positions, dtype=np.int64), visible, tuple(reads))
+    ends = []
+    for group in groups:
+        children: dict[tuple[int, int], int] = {}
+        for item in group:
+            if not item.prompt or not item.completion:
+                raise ValueError("a continuation needs a prompt and a completion")
+            node, path, begin = -1, [], len(tokens)
+            # The last token of a completion predicts nothing that is asked for, so it is not read.
+            for depth, token in enumerate((*item.prompt, *item.completion[:-1])):
+                known = children.get((node, token))
+                if known is None:
+                    known = children[node, token] = len(tokens)
+                    tokens.append(token)
+                    positions.append(depth)
+                node = known
+                path.append(node)
+            new = len(tokens) - begin
+            if new:
+                stretches.append(Stretch(begin, len(tokens), tuple(path[: len(path) - new])))
+            reads.append(np.array(path[len(item.prompt) - 1 :], dtype=np.int64))
+        ends.append(len(tokens))
+    return Packed(
+        np.array(tokens, dtype=np.int64),
+        np.array(positions, dtype=np.int64),
+        tuple(stretches),
+        tuple(reads),
+        tuple(ends),
+    )

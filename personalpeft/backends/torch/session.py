@@ -18,33 +18,52 @@ from torch import Tensor, nn
 
 from personalpeft.adapters.base import Pair
 from personalpeft.backends.base import Continuation, SessionSpec, Term
-from personalpeft.backends.torch.linear import Bound
+from personalpeft.backends.torch.gradients import likelihood
+from personalpeft.backends.torch.kernels import Kernels
+from personalpeft.backends.torch.linear import Bound, groups_of
 from personalpeft.backends.torch.model import Model
-from personalpeft.backends.torch.slots import bind_trained
-
-_CHUNK = 512
+from personalpeft.backends.torch.packing import pack
+from personalpeft.backends.torch.trained import Segment, Segments, Wide, gradients, segment
 
 
 @dataclass(frozen=True)
 class TensorOutputs:
-    """What the model gave for one continuation, from its logits ``[n, vocabulary]``."""
+    """What the model gave for one continuation, from its logits ``[n, vocabulary]``; log-probs are float32."""
 
     logits: Tensor
     tokens: Tensor
+    kernels: Kernels
 
     @cached_property
     def logp(self) -> Tensor:
-        return torch.log_softmax(self.logits, dim=-1)
+        return torch.log_softmax(self.logits, dim=-1, dtype=torch.float32)
 
     @cached_property
     def token_logp(self) -> Tensor:
-        picked = self.logits.gather(1, self.tokens[:, None])[:, 0]
-        return picked - torch.logsumexp(self.logits, dim=-1)
+        return likelihood(self.logits, self.tokens, self.kernels.training)
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What the stack below said of one continuation.
+
+    Kept are the hidden states that the head reads: a whole distribution is a hundred times as large, and comes out of
+    them the same whenever it is asked for.
+    """
+
+    token_logp: Tensor
+    hidden: Tensor
+    model: Model
+
+    @property
+    def logp(self) -> Tensor:
+        with torch.no_grad():
+            return torch.log_softmax(self.model.logits(self.hidden), dim=-1, dtype=torch.float32)
 
 
 @dataclass(frozen=True)
 class TokenOutputs:
-    """As much of the outputs as most terms need; a whole distribution is ten thousand times as large."""
+    """As much of a reference as most terms ask for."""
 
     token_logp: Tensor
 
@@ -55,61 +74,80 @@ class TokenOutputs:
 
 def read(model: Model, items: Sequence[Continuation]) -> list[TensorOutputs]:
     """The outputs of each continuation, in one pass. Needs the model's turn."""
-    device = model.where.device
+    return outputs_of(model, items, model.hidden(pack(items)))
+
+
+def outputs_of(model: Model, items: Sequence[Continuation], hidden: Tensor) -> list[TensorOutputs]:
+    """The outputs of each continuation, from the hidden states of all of them."""
+    logits = torch.split(model.logits(hidden), [len(item.completion) for item in items])
     return [
-        TensorOutputs(logits, torch.tensor(item.completion, device=device))
-        for item, logits in zip(items, model.logits(items), strict=True)
+        TensorOutputs(own, torch.tensor(item.completion, device=own.device), model.kernels)
+        for item, own in zip(items, logits, strict=True)
     ]
 
 
 class TorchSession:
     """AdamW (Loshchilov & Hutter 2019) on one layer's halves, kept in float32 over a base of any precision."""
 
-    def __init__(self, model: Model, spec: SessionSpec, below: Bound | None) -> None:
+    def __init__(self, model: Model, spec: SessionSpec, below: Bound | None, frozen: Sequence[Wide | None]) -> None:
         unknown = set(spec.targets) - set(model.base.architecture.projections)
         if unknown:
             raise ValueError(f"the base has no projection {sorted(unknown)}")
-        self._model, self._spec, self._below = model, spec, below
+        self._model, self._spec, self._below, self._frozen = model, spec, below, frozen
+        self._groups = groups_of(model.base.architecture)
         self._halves = _initial(model, spec)
         self._optimizer = torch.optim.AdamW(
-            self._halves.values(), lr=0.0, betas=(0.9, 0.95), weight_decay=spec.weight_decay
+            self._halves.values(),
+            lr=0.0,
+            betas=(0.9, 0.95),
+            weight_decay=spec.weight_decay,
+            fused=model.where.device.type in {"cpu", "cuda"},
         )
-        self._references: dict[Continuation, TensorOutputs | TokenOutputs] = {}
+        self._references: dict[Continuation, Reference] = {}
+        self._open = True
+        model.open_session()
 
     def refer(self, terms: Sequence[Term]) -> None:
-        """Reads what the stack below says of all that these terms will need, in one order and one grouping: what is
-        read together changes the last bits, and a session that resumes must see the same ones.
+        """Reads what the stack below says of all that these terms will need, one continuation at a time: what is read
+        together changes the last bits, and a session that resumes, or shares what it read, must see the same ones.
         """
-        wanted: dict[Continuation, bool] = {}
-        for term in terms:
-            for item in term.references:
-                wanted[item] = wanted.get(item, False) or term.whole
-        for chunk in chunks(list(wanted), _CHUNK):
-            with torch.inference_mode(), self._model.turn(self._below):
-                for item, said in zip(chunk, read(self._model, chunk), strict=True):
-                    self._references[item] = said if wanted[item] else TokenOutputs(said.token_logp)
+        for item in dict.fromkeys(item for term in terms for item in term.references):
+            if item in self._references:
+                continue
+            with torch.no_grad(), self._model.turn(self._below):
+                hidden = self._model.hidden(pack([item]))
+                (said,) = outputs_of(self._model, [item], hidden)
+                self._references[item] = Reference(said.token_logp, hidden, self._model)
 
     def step(self, terms: Sequence[Term], learning_rate: float) -> float:
         """One optimizer step on the sum of the terms' losses; returns that loss."""
-        items = list(dict.fromkeys(item for term in terms for item in term.continuations))
+        (loss,) = advance(self._model, [self], [terms], [learning_rate])
+        return loss
+
+    def segment(self, begin: int, end: int) -> Segment:
+        """The layer as it is now, over what lies below, for these tokens of a pass."""
+        return segment(
+            begin, end, self._halves, self._spec.scaling, self._frozen, self._groups, self._model.where.dtype
+        )
+
+    def loss(self, terms: Sequence[Term], outputs: Mapping[Continuation, TensorOutputs]) -> Tensor:
+        """The sum of the terms' losses."""
+        losses = []
+        for term in terms:
+            before = [self._references[item] for item in term.references]
+            references = before if term.whole else [TokenOutputs(reference.token_logp) for reference in before]
+            losses.append(term.loss([outputs[item] for item in term.continuations], references))
+        return torch.stack(losses).sum()
+
+    def learn(self, done: Segment, learning_rate: float) -> None:
+        """The optimizer's step, from what a pass left."""
+        for name, grad in gradients(done, self._halves, self._spec.scaling, self._groups).items():
+            self._halves[name].grad = grad
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        with self._model.turn(self._below, self._bound()), torch.enable_grad():
-            outputs = dict(zip(items, read(self._model, items), strict=True))
-            loss = torch.stack(
-                [
-                    term.loss(
-                        [outputs[item] for item in term.continuations],
-                        [self._references[item] for item in term.references],
-                    )
-                    for term in terms
-                ]
-            ).sum()
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(self._halves.values(), self._spec.clip)
-            self._optimizer.step()
-            self._optimizer.zero_grad(set_to_none=True)
-        return float(loss.detach())
+        nn.utils.clip_grad_norm_(self._halves.values(), self._spec.clip)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
 
     def pairs(self) -> Mapping[str, Pair]:
         """The layer as it is now, copied out."""
@@ -149,14 +187,30 @@ class TorchSession:
         """Frees the session's memory."""
         self._references.clear()
         self._optimizer.state.clear()
+        if self._open:
+            self._open = False
+            self._model.close_session()
 
-    def _bound(self) -> Bound:
-        dtype = self._model.where.dtype
-        halves = {name: half.to(dtype) for name, half in self._scaled().items()}
-        return bind_trained(halves, self._model.base.architecture)
 
-    def _scaled(self) -> dict[str, Tensor]:
-        return {n: half * self._spec.scaling if n.endswith(".B") else half for n, half in self._halves.items()}
+def advance(
+    model: Model, sessions: Sequence[TorchSession], terms: Sequence[Sequence[Term]], rates: Sequence[float]
+) -> tuple[float, ...]:
+    """One step of each; see ``Backend.advance``."""
+    items = [list(dict.fromkeys(i for term in own for i in term.continuations)) for own in terms]
+    packed = pack(*items)
+    begins = (0, *packed.ends)
+    segments = [s.segment(b, e) for s, b, e in zip(sessions, begins, packed.ends, strict=False)]
+    everything = [item for own in items for item in own]
+    with model.turn(training=Segments(segments, model.where.device)), torch.enable_grad():
+        outputs = iter(outputs_of(model, everything, model.hidden(packed)))
+        losses = [
+            session.loss(own, {item: next(outputs) for item in read})
+            for session, own, read in zip(sessions, terms, items, strict=True)
+        ]
+        torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+        for session, done, rate in zip(sessions, segments, rates, strict=True):
+            session.learn(done, rate)
+    return tuple(float(loss.detach()) for loss in losses)
 
 
 def _no_moments(half: Tensor) -> dict[str, Tensor]:

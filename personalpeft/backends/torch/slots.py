@@ -7,7 +7,7 @@ before that row has left, whatever becomes of its key; what is bound for trainin
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from personalpeft.adapters.base import Composed
 from personalpeft.adapters.compose import too_large
 from personalpeft.backends.torch.kernels.base import Kernels, Pointers, Shelf
 from personalpeft.backends.torch.linear import Bound, Group, groups_of
+from personalpeft.backends.torch.trained import Wide
 from personalpeft.types import Architecture
 
 # Slots are made for ranks of whole eights, so that a catalogue of mixed ranks does not make them anew each time.
@@ -78,27 +79,6 @@ class EachItsOwn:
         shelf = self._shelves[group]
         self._kernels.lora(x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1]), self._pointers, shelf, block)
         return y
-
-
-def bind_trained(halves: Mapping[str, Tensor], architecture: Architecture) -> OneForAll:
-    """A layer in training as a pass sees it: ``halves`` are ``<projection>.A`` ``[blocks, rank, inputs]`` and ``.B``
-    ``[blocks, outputs, rank]``, scaling inside.
-    """
-    groups = groups_of(architecture)
-    a: list[Sequence[Tensor] | None] = []
-    b: list[list[Sequence[Tensor | None]]] = []
-    for group in groups:
-        having = [halves[f"{name}.A"] for name in group.names if f"{name}.A" in halves]
-        a.append(torch.cat(having, dim=1).unbind(0) if having else None)
-        b.append(
-            [
-                halves[f"{name}.B"].transpose(1, 2).unbind(0)
-                if f"{name}.B" in halves
-                else (None,) * architecture.blocks
-                for name in group.names
-            ]
-        )
-    return OneForAll(a, b, groups)
 
 
 class SlotBank:
@@ -217,6 +197,23 @@ class SlotBank:
                 a.append(whole.reshape(blocks, -1, inputs).clone().unbind(0))
                 b.append([shelf.b[slot, :, :rank, begin:end].clone().unbind(0) for begin, end in group.sections])
         return OneForAll(a, b, self._groups)
+
+    def below(self, key: str | None) -> tuple[Wide | None, ...]:
+        """A copy of one stack for each group, as what is trained above it needs it. Raises ``KeyError``."""
+        if key is None:
+            return (None,) * len(self._groups)
+        with self._turn:
+            slot = self._slot_of[key]
+            rank = self._rank_of[slot]
+            found = []
+            for group, shelf in zip(self._groups, self._shelves, strict=True):
+                blocks, sections = self._architecture.blocks, len(group.names)
+                whole = shelf.a[slot].view(blocks, sections, shelf.capacity, group.inputs)[:, :, :rank]
+                b = torch.zeros((blocks, sections * rank, group.outputs), dtype=self._dtype, device=self._device)
+                for section, (begin, end) in enumerate(group.sections):
+                    b[:, section * rank : (section + 1) * rank, begin:end] = shelf.b[slot, :, :rank, begin:end]
+                found.append(Wide(whole.reshape(blocks, -1, group.inputs).clone(), b))
+        return tuple(found)
 
     def _free_if_unused(self, slot: int) -> None:
         if slot in self._forgotten and not self._uses[slot]:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from personalpeft.adapters.base import Matrix
+
+if TYPE_CHECKING:
+    from personalpeft.backends.torch.kernels.training import TrainingKernels
 
 # Tokens to a block of the key-value cache.
 BLOCK = 32
@@ -95,6 +98,11 @@ class Kernels(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def training(self) -> TrainingKernels | None:
+        """The operations of a training step; None where the framework's own serve."""
+        ...
 
     def lay(self, source: Matrix, place: Tensor, factor: float) -> bool:
         """Writes ``source * factor``, three-dimensional, to a place of the same shape in host memory, which may be

@@ -35,6 +35,7 @@ class TritonKernels(PlainKernels):
     """See ``Kernels``. What host memory is for, and what the framework does well on a GPU, is as in the plain version."""
 
     name = "triton"
+    training = None
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

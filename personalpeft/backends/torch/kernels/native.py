@@ -27,7 +27,7 @@ from personalpeft.backends.torch.kernels.base import Chunk, Places, Pointers, Sh
 _COMPILERS = ("c++", "g++", "clang++")
 # No -ffast-math: it would change how the whole process treats the smallest numbers.
 _OPTIONS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
-_SUFFIX = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+SUFFIX = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES = {
@@ -49,14 +49,18 @@ class NativeKernels:
     name = "native"
 
     def __init__(self, cache: Path, dtype: torch.dtype) -> None:
-        if dtype not in _SUFFIX:
+        if dtype not in SUFFIX:
             raise NoCompiler(f"there is none for {dtype}")
-        library = _library(cache)
+        # Not at the top: what is there is compiled by what is here.
+        from personalpeft.backends.torch.kernels.training import TrainingKernels
+
+        library = compiled(cache, "native.cpp")
+        self.training = TrainingKernels(cache, dtype)
         self._lora, self._remember, self._attend, self._norm, self._largest = (
-            _function(library, f"{name}_{_SUFFIX[dtype]}", signature) for name, signature in _SIGNATURES.items()
+            function(library, f"{name}_{SUFFIX[dtype]}", signature) for name, signature in _SIGNATURES.items()
         )
         self._lay = {
-            numpy: _function(library, f"lay_{numpy}_{_SUFFIX[dtype]}", (_P, _P, _P, _P, _F), ctypes.c_int32)
+            numpy: function(library, f"lay_{numpy}_{SUFFIX[dtype]}", (_P, _P, _P, _P, _F), ctypes.c_int32)
             for numpy in ("float16", "float32")
         }
         self._ends: dict[tuple[int, ...], Tensor] = {}
@@ -148,15 +152,17 @@ class NativeKernels:
         return found
 
 
-def _function(library: ctypes.CDLL, name: str, signature: tuple[Any, ...], result: Any = None) -> Any:
+def function(library: ctypes.CDLL, name: str, signature: tuple[Any, ...], result: Any = None) -> Any:
     function = library[name]
     function.argtypes, function.restype = signature, result
     return function
 
 
-def _library(cache: Path) -> ctypes.CDLL:
-    """The compiled operations, from the cache where they were built from this source for this machine before."""
-    source = resources.files(__package__).joinpath("native.cpp").read_bytes()
+def compiled(cache: Path, name: str) -> ctypes.CDLL:
+    """The operations of a source file beside this one, from the cache where they were built from it for this machine
+    before. Raises ``NoCompiler``.
+    """
+    source = resources.files(__package__).joinpath(name).read_bytes()
     about = f"{_OPTIONS}{platform.machine()}{_processor()}{torch.__version__}".encode()
     folder = cache / "kernels" / hashlib.sha256(source + about).hexdigest()[:16]
     place = folder / "native.so"

@@ -15,6 +15,7 @@ class PlainKernels:
     """See ``Kernels``."""
 
     name = "plain"
+    training = None
 
     def lay(self, source: Matrix, place: Tensor, factor: float) -> bool:
         with np.errstate(over="ignore", invalid="ignore"):
