@@ -19,7 +19,7 @@ from personalpeft.types import Architecture, Revision, Stack, StackEntry, canoni
 
 # To be raised with every change to the code that decides a revision's bytes: what an older one would have built, or has
 # half built, then passes for nothing else.
-BUILD_FORMAT = 2
+BUILD_FORMAT = 3
 FEWEST = 4
 _MOST_OLDER = 64
 
