@@ -28,6 +28,7 @@ from personalpeft.learning.learner import Learner
 from personalpeft.learning.recipe import recipes_for
 from personalpeft.learning.skills.coach import Coach
 from personalpeft.learning.skills.drill import drill_for
+from personalpeft.learning.voices import Voices
 from personalpeft.memory.base import Embedder
 from personalpeft.memory.embed import HashEmbedder, MiniLM
 from personalpeft.memory.items import Memory
@@ -74,6 +75,7 @@ class Runtime:
         self._turn = threading.RLock()
         self._base: Base | None = None
         self._engine: Engine | None = None
+        self._voices: Voices | None = None
         self._store = open_store(settings.home, now=clock.now, entropy=clock.entropy, read_only=read_only)
         embedder: Embedder = HashEmbedder() if backend == "fake" else MiniLM()
         self._memory = Memory(self._store.ledger, self._store.catalog, embedder)
@@ -165,6 +167,7 @@ class Runtime:
             stream.close()
         with self._turn:
             engine, self._engine = self._engine, None
+            self._voices = None
         # Not under the lock, which a load that is under way may need before the engine can end.
         if engine is not None:
             engine.close()
@@ -191,13 +194,27 @@ class Runtime:
         recipes = recipes_for(base.card.name, base.card.learning, base.architecture.projections)
         margins = margins_for(base.card.name, base.card.gate)
         observed = self._parts.observing == "learned"
-        return Learner(self._store, engine, recipes, margins, self._clock.now, self._clock.timer, observed)
+        clock = self._clock
+        return Learner(self._store, engine, recipes, margins, clock.now, clock.timer, self._voices_of(engine), observed)
+
+    def _voices_of(self, engine: Engine) -> Voices:
+        with self._turn:
+            if self._voices is None:
+                self._voices = Voices(engine)
+            return self._voices
 
     def _coach(self) -> Coach:
         learner, card = self._learner(), self.base().card
         drill = drill_for(card.name, card.practice)
         return Coach(
-            self._store, learner.engine, learner.recipes.skill, drill, learner.margins, learner.now, learner.timer
+            self._store,
+            learner.engine,
+            learner.recipes.skill,
+            drill,
+            learner.margins,
+            learner.now,
+            learner.timer,
+            learner.voices,
         )
 
     def _adapter(self, digest: str) -> Adapter:

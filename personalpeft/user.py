@@ -17,6 +17,7 @@ from personalpeft.errors import InvalidInput, NotFound
 from personalpeft.ids import check_layer_name, check_skill
 from personalpeft.learning.account import Account, accounts
 from personalpeft.learning.digest import Digest, digest
+from personalpeft.learning.order import Order, never, silent
 from personalpeft.learning.recipe import Start
 from personalpeft.learning.report import LearnReport
 from personalpeft.memory.base import Item
@@ -172,39 +173,42 @@ class User:
 
     def learn(
         self,
-        layer: str = "style",
+        layer: str | None = None,
         *,
         start: Start = "auto",
         seconds: float | None = None,
+        steps: int | None = None,
         dry_run: bool = False,
         accept: bool = False,
-        progress: Progress = lambda stage, done: None,
-        cancelled: Callable[[], bool] = lambda: False,
+        progress: Progress = silent,
+        cancelled: Callable[[], bool] = never,
+        paused: Callable[[], bool] = never,
     ) -> LearnReport:
         """Builds a candidate from what is new, has the gate judge it, and makes it live if the gate promotes it. A
-        refusal is a report, not an error.
+        refusal is a report, not an error. Without a ``layer`` it learns all that have something new, lowest first, and
+        returns the report of the first, with the others in its ``above``. Whatever stands over a layer that has changed
+        is judged again, and built anew where it no longer holds.
 
-        ``start="nothing"`` builds from all lessons anew. ``seconds`` is a budget for training: where it ends early, the
-        next learn goes on from there, as it does after a kill. ``dry_run`` only says what would be learned. ``accept``
-        makes the candidate live whatever the gate says of it, which is recorded; not one that could not be measured.
-        ``progress`` hears a stage and how much of it is done (0 to 1). Raises ``NothingToLearn``, ``Busy`` while
-        another learn of this user runs, ``Cancelled`` when ``cancelled`` says so.
+        ``start="nothing"`` builds from all lessons anew. ``seconds`` and ``steps`` are budgets for training: where one
+        ends it early, the next learn goes on from there, as it does after a kill. ``dry_run`` only says what would be
+        learned. ``accept`` makes the candidate live whatever the gate says of it, which is recorded; not one that could
+        not be measured. ``progress`` hears a stage and how much of it is done (0 to 1). ``cancelled`` and ``paused`` are
+        asked between steps. Raises ``NothingToLearn``, ``Busy`` while another learn of this user runs, ``Cancelled`` when
+        ``cancelled`` says so before anything was judged.
         """
-        check_layer_name(layer)
-        if start not in ("auto", "nothing"):
-            raise InvalidInput(f"A build cannot start from {start!a}.", hint="Give 'auto' or 'nothing'.")
-        if seconds is not None and not seconds > 0:
-            raise InvalidInput(f"A budget of {seconds} seconds is no budget.", hint="Give a number above 0.")
-        return self._parts.learner().learn(
-            self.id,
-            layer,
+        if layer is not None:
+            check_layer_name(layer)
+        order = Order(
             start=start,
             seconds=seconds,
+            steps=steps,
             dry_run=dry_run,
             accept=accept,
             progress=progress,
             cancelled=cancelled,
+            paused=paused,
         )
+        return self._parts.learner().learn(self.id, layer, order)
 
     def compare(
         self,

@@ -4,10 +4,12 @@ gathers the gate's evidence. What the base said is kept with a revision's scores
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from personalpeft.backends.base import Continuation
+from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.curriculum import continuation
 from personalpeft.learning.gate import Asked, Canaries, Evidence, OfBase
 from personalpeft.learning.generic import Canary, generic_questions, is_broken
@@ -15,6 +17,7 @@ from personalpeft.learning.lessons import Lesson
 from personalpeft.learning.lineage import Lineage
 from personalpeft.learning.report import Example
 from personalpeft.learning.training import stopped
+from personalpeft.learning.voices import Voices
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.types import Message, Sampling, Stack
 
@@ -38,46 +41,92 @@ class Paper:
     lineage: Lineage = field(default_factory=Lineage)
 
 
-def examine(
-    engine: Engine, user: str, live: Stack, candidate: Stack, paper: Paper, *, cancelled: Callable[[], bool]
-) -> tuple[Evidence, tuple[Example, ...]]:
-    """The evidence, and a few examples to show. Greedy throughout, so the same stacks give the same evidence. It waits
-    while people chat. Raises ``Cancelled``.
-    """
-    generic, bare, of_base = generic_questions(), Stack(live.base), paper.lineage.of_base
-    canaries = generic.canaries
-    shown = tuple({lesson.signal: lesson for lesson in (*paper.target, *paper.trained, *paper.retention)}.values())[
-        :_SHOWN
-    ]
-    # One batch for everything that is written: rows of all stacks run together.
-    asked: list[tuple[tuple[Message, ...], Sampling]] = [
-        ((Message("user", canary.question),), _CANARY) for canary in canaries
-    ]
-    asked += [(lesson.messages, _EXAMPLE) for lesson in shown]
-    questions = [(stack, messages, how) for stack in (live, candidate) for messages, how in asked]
-    ask_base = of_base.questions != generic.digest and live != bare
-    if ask_base:
-        questions += [(bare, messages, how) for messages, how in asked[: len(canaries)]]
-    requests = [Request(user, messages, stack, how, background=True) for stack, messages, how in questions]
-    replies = engine.texts(requests, cancelled=cancelled)
-    if cancelled():
-        raise stopped("before the verdict")
-    before, after = replies[: len(asked)], replies[len(asked) : 2 * len(asked)]
+@dataclass(frozen=True, slots=True)
+class Sitting:
+    """One candidate to be examined against what is live."""
 
+    user: str
+    live: Stack
+    candidate: Stack
+    paper: Paper
+
+    @property
+    def shown(self) -> tuple[Lesson, ...]:
+        """The lessons whose answers are written out, to be read."""
+        paper = self.paper
+        return tuple({lesson.key: lesson for lesson in (*paper.target, *paper.trained, *paper.retention)}.values())[
+            :_SHOWN
+        ]
+
+    @property
+    def asks_base(self) -> bool:
+        """Whether it is not known yet what the base has right."""
+        known = self.paper.lineage.of_base.questions == generic_questions().digest
+        return not known and self.live != Stack(self.live.base)
+
+    def requests(self) -> list[Request]:
+        """All that is asked in words: of what is live, of the candidate, and where need be of the base."""
+        asked: list[tuple[tuple[Message, ...], Sampling]] = [
+            ((Message("user", canary.question),), _CANARY) for canary in generic_questions().canaries
+        ]
+        general = len(asked)
+        asked += [(lesson.messages, _EXAMPLE) for lesson in self.shown]
+        questions = [(stack, each) for stack in (self.live, self.candidate) for each in asked]
+        if self.asks_base:
+            questions += [(Stack(self.live.base), each) for each in asked[:general]]
+        return [Request(self.user, messages, stack, how, background=True) for stack, (messages, how) in questions]
+
+
+Examined: TypeAlias = tuple[Evidence, tuple[Example, ...]]
+"""The evidence, and a few examples to show."""
+
+
+def examine(
+    engine: Engine, voices: Voices, sittings: Mapping[str, Sitting], *, cancelled: Callable[[], bool]
+) -> dict[str, Examined | PersonalPeftError]:
+    """Examines candidates of different users: all that they write is one batch, and rows of all stacks run together.
+    Greedy throughout, so the same stacks give the same evidence. It waits while people chat. What cannot be asked of one
+    user's stacks is that user's alone. Raises ``Cancelled``.
+    """
+    replies = voices.ask_all({user: sitting.requests() for user, sitting in sittings.items()}, cancelled=cancelled)
+    examined: dict[str, Examined | PersonalPeftError] = {}
+    for user, sitting in sittings.items():
+        said = replies[user]
+        if cancelled():
+            raise stopped("before the verdict")
+        try:
+            examined[user] = said if isinstance(said, PersonalPeftError) else _weighed(engine, sitting, said)
+        except PersonalPeftError as error:
+            examined[user] = error
+    return examined
+
+
+def likelihoods(engine: Engine, lessons: Sequence[Lesson], stack: Stack) -> dict[str, float]:
+    """The mean log-prob a token of what each lesson wants, by its key."""
+    items = [continuation(engine.backend, lesson.messages, lesson.wanted, _LONGEST) for lesson in lessons]
+    scores = engine.score(items, stack)
+    return {lesson.key: score.logp for lesson, score in zip(lessons, scores, strict=True)}
+
+
+def _weighed(engine: Engine, sitting: Sitting, replies: Sequence[str]) -> Examined:
+    generic, live, paper = generic_questions(), sitting.live, sitting.paper
+    canaries, of_base = generic.canaries, paper.lineage.of_base
+    asked = len(canaries) + len(sitting.shown)
+    before, after = replies[:asked], replies[asked : 2 * asked]
     right, still = _right(canaries, before), _right(canaries, after)
     broken_before = sum(is_broken(reply) for reply in before[: len(canaries)])
-    if live == bare:
+    if live == Stack(live.base):
         of_base = OfBase(generic.digest, tuple(sorted(right)), broken_before)
-    elif ask_base:
-        said = replies[2 * len(asked) :]
+    elif sitting.asks_base:
+        said = replies[2 * asked :]
         of_base = OfBase(generic.digest, tuple(sorted(_right(canaries, said))), sum(map(is_broken, said)))
-    compare = _Comparison(engine, live, candidate, paper.lineage)
-    pins = {lesson.signal: lesson for lesson in (*paper.target, *paper.retention)}
+    compare = _Comparison(engine, live, sitting.candidate, paper.lineage)
+    pins = {lesson.key: lesson for lesson in (*paper.target, *paper.retention)}
     scored = {asked.signal: asked for asked in compare(tuple(pins.values()), against_base=True)}
-    divergence = engine.score(paper.anchors, candidate, kl=True)
+    divergence = engine.score(paper.anchors, sitting.candidate, kl=True)
     evidence = Evidence(
-        target=tuple(scored[lesson.signal] for lesson in paper.target),
-        retention=tuple(scored[lesson.signal] for lesson in paper.retention),
+        target=tuple(scored[lesson.key] for lesson in paper.target),
+        retention=tuple(scored[lesson.key] for lesson in paper.retention),
         trained=compare(paper.trained, against_base=False),
         canaries=Canaries(
             asked=len(canaries),
@@ -94,7 +143,8 @@ def examine(
     )
     first = len(canaries)
     examples = tuple(
-        Example(lesson.messages[-1].content, before[first + i], after[first + i]) for i, lesson in enumerate(shown)
+        Example(lesson.messages[-1].content, before[first + i], after[first + i])
+        for i, lesson in enumerate(sitting.shown)
     )
     return evidence, examples
 
@@ -114,17 +164,17 @@ class _Comparison:
     lineage: Lineage
 
     def __call__(self, lessons: Sequence[Lesson], *, against_base: bool) -> tuple[Asked, ...]:
-        before, after = self._score(lessons, self.live), self._score(lessons, self.candidate)
+        before = likelihoods(self.engine, lessons, self.live)
+        after = likelihoods(self.engine, lessons, self.candidate)
         base, best = dict(self.lineage.base), self.lineage.best
         if against_base:
             bare = Stack(self.live.base)
-            new = [lesson for lesson in lessons if lesson.signal not in base]
-            base |= {s: before[s] for s in before if s not in base} if self.live == bare else self._score(new, bare)
+            new = [lesson for lesson in lessons if lesson.key not in base]
+            base |= (
+                {s: before[s] for s in before if s not in base}
+                if self.live == bare
+                else likelihoods(self.engine, new, bare)
+            )
         return tuple(
-            Asked(s, before[s], after[s], base.get(s), best.get(s)) for s in (lesson.signal for lesson in lessons)
+            Asked(s, before[s], after[s], base.get(s), best.get(s)) for s in (lesson.key for lesson in lessons)
         )
-
-    def _score(self, lessons: Sequence[Lesson], stack: Stack) -> dict[str, float]:
-        items = [continuation(self.engine.backend, lesson.messages, lesson.wanted, _LONGEST) for lesson in lessons]
-        scores = self.engine.score(items, stack)
-        return {lesson.signal: score.logp for lesson, score in zip(lessons, scores, strict=True)}

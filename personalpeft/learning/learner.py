@@ -1,46 +1,41 @@
-"""One learn, from new signals to a verdict: plan, train, make the candidate durable, examine, judge, publish, report.
+"""Who learns what, in which order: takes the leases, goes through each user's layers from the lowest up, and has what is to
+be built built together (``build.py``). A learn of one user is a learn of many with one of them.
 
-Invariants: one learn a user at a time, held by a lease that the system frees when the holder dies; the head moves in
-the same transaction that records the revision, after its file is durable and was read back through the strict reader; a
-refusal is an outcome, not an error.
+Invariants: one learn a user at a time, held by a lease that the system frees when the holder dies; a layer is planned
+when those below it are settled; a refusal is an outcome, not an error; what fails for one user fails for no other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from personalpeft.adapters.base import Adapter, Manifest
-from personalpeft.adapters.packed import in_half, pack
-from personalpeft.backends.base import SessionSpec
-from personalpeft.learning.anchors import LONGEST
-from personalpeft.learning.curriculum import continuation, schedule
-from personalpeft.learning.examination import Paper, examine
-from personalpeft.learning.gate import Judgement, Margins, accepted, judge
-from personalpeft.learning.generic import generic_questions
-from personalpeft.learning.lessons import lessons_for
-from personalpeft.learning.lineage import lineage_of
-from personalpeft.learning.plan import FEWEST, Plan, make_plan, trained_on
-from personalpeft.learning.probation import LEARNED, review, was_withdrawn
+from personalpeft.errors import InvalidInput, NothingToLearn, PersonalPeftError
+from personalpeft.ids import check_layer_name, check_user_id
+from personalpeft.learning.build import Builder, Job
+from personalpeft.learning.gate import Margins
+from personalpeft.learning.lessons import routings_of
+from personalpeft.learning.order import Order
+from personalpeft.learning.plan import FEWEST, Plan, make_plan, rank_of
+from personalpeft.learning.probation import review
 from personalpeft.learning.recipe import Recipes, Start
-from personalpeft.learning.report import NO_ROOM, Example, LearnReport, Source, said
-from personalpeft.learning.training import Desk, Trained, stopped, train
-from personalpeft.serving.engine import Engine, Request
+from personalpeft.learning.report import LearnReport
+from personalpeft.learning.standing import HOLDS_ON, Standing, judge_again, layers_of, on_something_old, was_tried
+from personalpeft.learning.voices import Voices
+from personalpeft.serving.engine import Engine
 from personalpeft.store.base import Store
-from personalpeft.types import Message, Revision, Sampling, StackEntry, Verdict
+from personalpeft.types import HeadMove, Revision, Verdict
 
-Progress: TypeAlias = Callable[[str, float], None]
-
-ACCEPTED = "accepted"
-"""The cause of a head's move that the user wanted although the gate refused."""
+Outcome: TypeAlias = LearnReport | PersonalPeftError
+_Course: TypeAlias = Generator[Job, LearnReport | None, LearnReport]
 
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """Learns for any user of one home on one base. ``now`` gives aware datetimes, ``timer`` seconds that never go back;
-    ``observed`` lets what an app saw count as weak ratings.
+    """Learns for the users of one home on one base. ``now`` gives aware datetimes, ``timer`` seconds that never go back;
+    ``observed`` lets what an app saw count as weak ratings; ``voices`` outlives a learn.
     """
 
     store: Store
@@ -49,256 +44,186 @@ class Learner:
     margins: Margins
     now: Callable[[], datetime]
     timer: Callable[[], float]
+    voices: Voices
     observed: bool = False
 
-    def learn(
-        self,
-        user: str,
-        layer: str,
-        *,
-        start: Start,
-        seconds: float | None,
-        dry_run: bool,
-        progress: Progress,
-        cancelled: Callable[[], bool],
-        accept: bool = False,
-    ) -> LearnReport:
+    def learn(self, user: str, layer: str | None, order: Order) -> LearnReport:
         """See ``User.learn``."""
-        began = self.timer()
-        with self.store.lease(f"learn-{user}"):
-            if not dry_run:
-                review(self.store, user, self.now)
-            backend = self.engine.backend
-            plan = make_plan(
-                self.store,
-                user,
-                layer,
-                self.recipes.of(layer),
-                backend.base.digest,
-                start,
-                architecture=backend.base.architecture,
-                count=lambda text: len(backend.encode(text)),
-                observed=self.observed,
-            )
-            if dry_run:
-                return self._report(plan, Verdict.ABSTAINED, _would(plan), began, dry_run=True)
-            if not plan.enough:
-                count = len(plan.fresh) + len(plan.questions)
-                reason = f"{count} of the {FEWEST} lessons that a first learn takes: three to learn, one to judge by"
-                report = self._report(plan, Verdict.ABSTAINED, reason, began)
-                self.store.catalog.add_report(user, report.as_json())
-                return report
-            return self._build(plan, began, seconds, progress, cancelled, accept)
+        outcome = self._outcomes([user], layer, order)[user]
+        if isinstance(outcome, PersonalPeftError):
+            raise outcome
+        return outcome
 
-    def _build(
-        self,
-        plan: Plan,
-        began: float,
-        seconds: float | None,
-        progress: Progress,
-        cancelled: Callable[[], bool],
-        accept: bool,
-    ) -> LearnReport:
-        progress("Reading", 0.0)
-        generic = self._generic(plan, cancelled)
-        # A session keeps what lies below for itself, so its slot is free for others while it trains.
-        with self.engine.resident(plan.below) as below:
-            session = self.engine.backend.session(_spec(self, plan, below))
+    def learn_many(self, users: Sequence[str], layer: str | None, order: Order) -> tuple[LearnReport, ...]:
+        """See ``Runtime.learn_many``."""
+        for user in users:
+            check_user_id(user)
+        if len(set(users)) != len(users):
+            raise InvalidInput("A user is named twice.", hint="Name each user once.")
+        outcomes = self._outcomes(users, layer, order)
+        return tuple(
+            self._failed(user, layer or "", outcome) if isinstance(outcome, PersonalPeftError) else outcome
+            for user, outcome in ((user, outcomes[user]) for user in users)
+        )
+
+    def _outcomes(self, users: Sequence[str], layer: str | None, order: Order) -> dict[str, Outcome]:
+        if layer is not None:
+            check_layer_name(layer)
+        builder = Builder(self.store, self.engine, self.voices, self.margins, self.now, self.timer, self.timer())
+        courses = {user: self._course(builder, user, layer, order) for user in users}
+        outcomes: dict[str, Outcome] = {}
+        jobs: dict[str, Job] = {}
+
+        def go_on(user: str, built: Outcome | None) -> None:
+            course = courses[user]
+            try:
+                jobs[user] = course.throw(built) if isinstance(built, PersonalPeftError) else course.send(built)
+            except StopIteration as end:
+                outcomes[user] = end.value
+            except PersonalPeftError as error:
+                outcomes[user] = error
+
         try:
-            trained = train(
-                session,
-                schedule(plan, self.engine.backend, generic),
-                plan.recipe,
-                plan.inputs,
-                self._desk(plan),
-                progress=lambda done: progress("Learning", done),
-                cancelled=cancelled,
-                out_of_time=lambda: seconds is not None and self.timer() - began > seconds,
-            )
-            pairs = session.pairs()
+            for user in users:
+                go_on(user, None)
+            while jobs:
+                # All users' next layers at once: what one pass over the base can do for many, it does.
+                together = dict(jobs)
+                jobs.clear()
+                for user, built in builder.build(together, order).items():
+                    go_on(user, built)
         finally:
-            session.close()
-        if not trained.complete:
-            reason = f"the time was up after step {trained.done} of {trained.steps}; the next learn goes on from there"
-            report = self._report(plan, Verdict.ABSTAINED, reason, began, steps=trained.done)
-            if trained.done > trained.resumed_at:
-                self.store.catalog.add_report(plan.user, report.as_json())
-            return report
+            for course in courses.values():
+                course.close()
+        return outcomes
 
-        progress("Judging", 0.0)
-        blob = pack(Adapter(_manifest(plan), in_half(pairs)))
-        digest = self.store.blobs.put(blob)
-        entry = StackEntry(plan.layer, f"{plan.layer}@{digest[:12]}", digest, self._weight(plan))
-        if entry in plan.live.entries:
-            return self._as_it_was(plan, entry, blob, trained, began)
-        candidate = plan.candidate(entry)
-        evidence, examples = examine(
-            self.engine, plan.user, plan.live, candidate, self._paper(plan, generic), cancelled=cancelled
-        )
-        judgement = judge(evidence, self.margins)
-        if judgement.verdict is Verdict.PROMOTED and was_withdrawn(self.store, plan.user, entry.revision):
-            judgement = Judgement(
-                Verdict.REFUSED, "it is the revision that was withdrawn, and no lesson has come since"
+    def _course(self, builder: Builder, user: str, layer: str | None, order: Order) -> _Course:
+        """One user's way through their layers: gives what is to be built and hears what became of it."""
+        reports: list[LearnReport] = []
+        nothing: NothingToLearn | None = None
+        with self.store.lease(f"learn-{user}"):
+            if not order.dry_run:
+                review(self.store, user, self.now)
+            for name, is_asked in self._layers(user, layer):
+                began = self.timer()
+                try:
+                    found = self._found(builder, user, name, began, order, is_asked=is_asked)
+                    report = (yield Job(found, began)) if isinstance(found, Plan) else found
+                except NothingToLearn as error:
+                    nothing = nothing or error
+                    if name == layer:
+                        break
+                    continue
+                except PersonalPeftError as error:
+                    # What was done below stays, and is told.
+                    if not reports:
+                        raise
+                    report = self._failed(user, name, error)
+                if report is not None:
+                    reports.append(report)
+                    if report.error or _is_unfinished(report):
+                        break
+        if not reports:
+            raise nothing or NothingToLearn(f"There is nothing to learn for {user}.")
+        return replace(reports[0], above=tuple(reports[1:]))
+
+    def _layers(self, user: str, layer: str | None) -> Sequence[tuple[str, bool]]:
+        """The layers to go through, lowest first, and whether they were asked for. Over one that is named, only what then
+        stands on something old is of interest.
+        """
+        routings = routings_of(self.store, user, observed=self.observed)
+        names = layers_of(self.store, user, routings)
+        if layer is None:
+            return [(name, True) for name in names]
+        return [(layer, True), *((name, False) for name in names if rank_of(name) > rank_of(layer))]
+
+    def _found(
+        self, builder: Builder, user: str, layer: str, began: float, order: Order, *, is_asked: bool
+    ) -> Plan | LearnReport | None:
+        """What is to be built for a layer, or what is to be said of it. Raises ``NothingToLearn`` where one that was asked
+        for has nothing new and stands on nothing old.
+        """
+        if not is_asked:
+            return self._again(builder, user, layer, began, order)
+        try:
+            plan = self._plan(user, layer, order.start)
+        except NothingToLearn:
+            again = self._again(builder, user, layer, began, order)
+            if again is None:
+                raise
+            return again
+        if order.dry_run:
+            return builder.report(Job(plan, began), Verdict.ABSTAINED, _would(plan), dry_run=True)
+        if not plan.enough:
+            count = len(plan.fresh) + len(plan.questions)
+            reason = f"{count} of the {FEWEST} lessons that a first learn takes: three to learn, one to judge by"
+            return builder.noted(builder.report(Job(plan, began), Verdict.ABSTAINED, reason))
+        return plan
+
+    def _again(self, builder: Builder, user: str, layer: str, began: float, order: Order) -> Plan | LearnReport | None:
+        """What becomes of a layer without a new lesson: None where it stands on nothing old, or nothing can be done."""
+        live = self.store.catalog.stack(user, self.engine.backend.base.digest)
+        head = on_something_old(self.store, user, live, layer)
+        if head is None:
+            return None
+        try:
+            plan = self._plan(user, layer, "nothing")
+        except NothingToLearn:
+            return None
+        if was_tried(self.store, plan):
+            return None
+        job = Job(plan, began)
+        if order.dry_run:
+            return builder.report(
+                job, Verdict.ABSTAINED, "what lies below has changed; would judge it again", dry_run=True
             )
-        if accept and judgement.verdict is not Verdict.PROMOTED:
-            judgement = accepted(judgement, evidence)
-        progress("Judging", 1.0)
-        if not judgement.live:
-            return self._publish(plan, entry, blob, judgement, evidence.as_json(), examples, trained, began)
-        # Held from before the head moves until after, so that the first reply of a new revision waits for nothing.
-        with self.engine.resident(candidate):
-            return self._publish(plan, entry, blob, judgement, evidence.as_json(), examples, trained, began)
+        standing = judge_again(self.store, self.engine, plan, head, self.margins)
+        if not standing.holds and "practice" not in head.recipe:
+            return replace(plan, because=str(standing))
+        return self._stays(builder, job, head, standing)
 
-    def _as_it_was(self, plan: Plan, entry: StackEntry, blob: bytes, trained: Trained, began: float) -> LearnReport:
-        """The same lessons made what is live already. That says nothing new of it, so what the gate said of it stays."""
-        known = self.store.catalog.revision(plan.user, entry.revision)
-        report = self._report(
-            plan,
-            Verdict.ABSTAINED,
-            "it came out as the revision that is live already",
-            began,
-            revision=entry.revision,
-            probation=known.probation,
-            steps=trained.steps,
-        )
-        # Recorded again all the same: what was held back for this build is pinned from now on.
-        again = replace(known, signals=plan.roles)
-        self.store.catalog.add_revision(again, blob, report.as_json(), promote=False, cause=LEARNED)
-        self.store.drop_session(plan.user, plan.layer)
+    def _stays(self, builder: Builder, job: Job, head: Revision, standing: Standing) -> LearnReport:
+        reason = str(standing)
+        if not standing.holds:
+            reason = f"{reason}; practise it again, which a build from lessons would undo"
+        report = builder.report(job, Verdict.ABSTAINED, reason, revision=head.id, probation=head.probation)
+        report = replace(report, sources=())
+        # With the revision's own judgement, so that it is not asked again until what lies below has changed again.
+        judged = replace(head, scores={**head.scores, HOLDS_ON: job.plan.below.digest})
+        where = HeadMove(head.user, head.layer, head.id, head.id, "judged again", self.now())
+        self.store.catalog.judge_again(judged, report.as_json(), move=where)
         return report
 
-    def _publish(
-        self,
-        plan: Plan,
-        entry: StackEntry,
-        blob: bytes,
-        judgement: Judgement,
-        scores: dict[str, Any],
-        examples: tuple[Example, ...],
-        trained: Trained,
-        began: float,
-    ) -> LearnReport:
-        report = self._report(
-            plan,
-            judgement.verdict,
-            judgement.reason,
-            began,
-            revision=entry.revision,
-            probation=judgement.probation,
-            accepted=judgement.accepted,
-            steps=trained.steps,
-            examples=examples,
-            scores=scores,
-        )
-        revision = Revision(
-            id=entry.revision,
-            user=plan.user,
-            layer=plan.layer,
-            digest=entry.digest,
-            base=plan.live.base,
-            parent=plan.parent.id if plan.parent else None,
-            below=plan.below.entries,
-            recipe=_built_by(plan),
-            inputs=plan.inputs,
-            signals=plan.roles,
-            scores=scores,
-            verdict=judgement.verdict,
-            reason=judgement.reason,
-            probation=judgement.probation,
-            at=report.at,
-            seconds=report.seconds,
-        )
-        self.store.catalog.add_revision(
-            revision,
-            blob,
-            report.as_json(),
-            promote=judgement.live,
-            cause=ACCEPTED if judgement.accepted else LEARNED,
-        )
-        self.store.drop_session(plan.user, plan.layer)
-        return report
-
-    def _generic(self, plan: Plan, cancelled: Callable[[], bool]) -> list[tuple[tuple[Message, ...], str]]:
-        """What the stack below says to generic questions."""
-        questions = [(Message("user", text),) for text in generic_questions().anchors]
-        sampling = Sampling(max_tokens=LONGEST)
-        requests = [Request(plan.user, messages, plan.below, sampling, background=True) for messages in questions]
-        replies = self.engine.texts(requests, cancelled=cancelled)
-        if cancelled():
-            raise stopped("before the first step")
-        return list(zip(questions, replies, strict=True))
-
-    def _paper(self, plan: Plan, generic: Sequence[tuple[tuple[Message, ...], str]]) -> Paper:
-        heads = [self.store.catalog.revision(plan.user, entry.revision) for entry in plan.live.entries]
-        lineage = lineage_of(heads, plan.layer)
-        target = tuple(lesson for lesson in plan.questions if lesson.signal not in lineage.counted)
-        older = [lesson for lesson in plan.questions if lesson.signal not in plan.pins]
-        for entry in plan.live.entries:
-            if entry.layer != plan.layer:
-                pinned = set(self.store.catalog.pinned(plan.user, entry.layer))
-                older += [lesson for lesson in lessons_for(plan.routings, entry.layer) if lesson.signal in pinned]
-        trained = () if plan.pins else plan.fresh[-8:]
+    def _plan(self, user: str, layer: str, start: Start) -> Plan:
         backend = self.engine.backend
-        kept = tuple(continuation(backend, messages, reply, LONGEST) for messages, reply in generic if reply)
-        return Paper(target, tuple(older), trained, kept, lineage)
-
-    def _weight(self, plan: Plan) -> float:
-        known = {layer.name: layer.weight for layer in self.store.catalog.layers(plan.user)}
-        return known.get(plan.layer, 1.0)
-
-    def _desk(self, plan: Plan) -> Desk:
-        return Desk(
-            load=lambda: self.store.load_session(plan.user, plan.layer),
-            save=lambda data: self.store.save_session(plan.user, plan.layer, data),
+        return make_plan(
+            self.store,
+            user,
+            layer,
+            self.recipes.of(layer),
+            backend.base.digest,
+            start,
+            architecture=backend.base.architecture,
+            count=lambda text: len(backend.encode(text)),
+            observed=self.observed,
         )
 
-    def _report(self, plan: Plan, verdict: Verdict, reason: str, began: float, **more: Any) -> LearnReport:
-        head = next((entry.revision for entry in plan.live.entries if entry.layer == plan.layer), None)
+    def _failed(self, user: str, layer: str, error: PersonalPeftError) -> LearnReport:
+        """The outcome of an error that is one user's, or one layer's, alone."""
         return LearnReport(
-            user=plan.user,
-            layer=plan.layer,
-            verdict=verdict,
-            reason=reason,
+            user=user,
+            layer=layer,
+            verdict=Verdict.ABSTAINED,
+            reason=f"{error.message} {error.hint}".strip(),
             at=self.now(),
-            seconds=round(self.timer() - began, 3),
-            before=head,
-            room=plan.room.as_json() if plan.room else {},
-            sources=tuple(_sources(self.store, plan, trained=more.get("revision") is not None)),
-            **more,
+            seconds=0.0,
+            error=type(error).__name__,
         )
 
 
-def _spec(learner: Learner, plan: Plan, below: str | None) -> SessionSpec:
-    recipe = plan.recipe
-    return SessionSpec(
-        rank=recipe.rank,
-        scaling=recipe.scaling,
-        targets=recipe.targets,
-        seed=recipe.seed,
-        below=below,
-        start=learner.engine.adapter(plan.parent.digest).pairs if plan.parent else None,
-        weight_decay=recipe.weight_decay,
-        clip=recipe.clip,
-    )
-
-
-def _built_by(plan: Plan) -> dict[str, Any]:
-    return {**plan.recipe.as_json(), "steps": plan.steps}
-
-
-def _manifest(plan: Plan) -> Manifest:
-    recipe = plan.recipe
-    return Manifest(
-        base=plan.live.base,
-        layer=plan.layer,
-        rank=recipe.rank,
-        scaling=recipe.scaling,
-        targets=recipe.targets,
-        recipe=_built_by(plan),
-        signals=plan.lessons_digest,
-        below=tuple(entry.digest for entry in plan.below.entries),
-        parent=plan.parent.digest if plan.parent else None,
-    )
+def _is_unfinished(report: LearnReport) -> bool:
+    """Whether its training goes on in a later learn. What lies above would then be built on what is about to change."""
+    return report.revision is None and report.steps > 0
 
 
 def _would(plan: Plan) -> str:
@@ -306,29 +231,3 @@ def _would(plan: Plan) -> str:
         return f"a first learn takes {FEWEST} lessons: three to learn, one to judge by"
     onto = f"on {plan.parent.id}" if plan.parent else "from nothing"
     return f"would train {plan.steps} steps {onto}, rank {plan.recipe.rank}"
-
-
-def _sources(store: Store, plan: Plan, *, trained: bool) -> Sequence[Source]:
-    learned = trained_on(store, plan.parent)
-    fresh = {lesson.signal for lesson in (*plan.fresh, *plan.disliked)} - learned
-    pins = set(plan.pins)
-    questions = {lesson.signal for lesson in plan.questions}
-    sources = []
-    for routing in plan.routings:
-        signal = routing.signal
-        if signal.id in fresh:
-            use = "learned" if trained else "to be learned"
-        elif signal.id in pins:
-            use = "held back to judge by" if trained else "to be held back, to judge by"
-        elif signal.id in questions:
-            use = "held back earlier"
-        elif signal.id in plan.left_out:
-            use = NO_ROOM
-        elif routing.layer == plan.layer:
-            use = "learned earlier"
-        else:
-            use = {"layer": f"for {routing.layer}", "kept": "only kept"}.get(
-                routing.place, f"acts at once ({routing.place})"
-            )
-        sources.append(Source(signal.id, str(signal.kind), said(signal), use, routing.why))
-    return sources

@@ -7,15 +7,16 @@ is not in ``inputs`` (ids, times, the machine's load) reaches the bytes of a rev
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from personalpeft.errors import NothingToLearn
+from personalpeft.learning.anchors import NO_MANNER, Manner, manner_of
 from personalpeft.learning.capacity import Room, fitting
 from personalpeft.learning.generic import generic_questions
-from personalpeft.learning.lessons import Lesson, Routing, dislikes_for, lessons_for, route
+from personalpeft.learning.lessons import Lesson, Routing, dislikes_for, lessons_for, routings_of
 from personalpeft.learning.recipe import Recipe, Start
 from personalpeft.store.base import Store
-from personalpeft.types import Architecture, Revision, Stack, StackEntry, canonical_digest
+from personalpeft.types import Architecture, Revision, SignalKind, Stack, StackEntry, canonical_digest
 
 # To be raised with every change to the code that decides a revision's bytes: what an older one would have built, or has
 # half built, then passes for nothing else.
@@ -28,7 +29,8 @@ _MOST_OLDER = 64
 class Plan:
     """``fresh`` lessons are new to the parent, ``older`` ones are replayed; ``questions`` are all that is pinned for
     this layer, of which ``pins`` are pinned by this build. ``disliked`` are replies to unlearn, ``left_out`` the signals
-    that the layer has no ``room`` for. ``live`` is the stack as it is, ``below`` the part of it under this layer.
+    that the layer has no ``room`` for. ``live`` is the stack as it is, ``below`` the part of it under this layer, in whose
+    ``manner`` short answers are said. ``because`` says in words why it is built where no new lesson is the reason.
     """
 
     user: str
@@ -45,11 +47,20 @@ class Plan:
     disliked: tuple[Lesson, ...] = ()
     left_out: frozenset[str] = frozenset()
     room: Room | None = None
+    because: str = ""
+    manner: Manner = NO_MANNER
 
     @property
     def enough(self) -> bool:
-        """A first build needs lessons to learn from and one to be judged by."""
-        return self.parent is not None or len(self.fresh) + len(self.questions) >= FEWEST
+        """A first build needs lessons to learn from and one to be judged by; a fact brings both."""
+        if self.parent is not None or self.because or any(lesson.probe for lesson in self.questions):
+            return True
+        return len(self.fresh) + len(self.questions) >= FEWEST
+
+    @property
+    def head(self) -> str | None:
+        """The layer's live revision."""
+        return next((entry.revision for entry in self.live.entries if entry.layer == self.layer), None)
 
     @property
     def steps(self) -> int:
@@ -79,6 +90,7 @@ class Plan:
                 "lessons": self.lessons_digest,
                 "recipe": self.recipe.as_json(),
                 "steps": self.steps,
+                "manner": asdict(self.manner),
                 "parent": self.parent.digest if self.parent else None,
                 "below": self.below.digest,
             }
@@ -87,8 +99,9 @@ class Plan:
     @property
     def roles(self) -> dict[str, str]:
         """Each signal of the build by its role."""
-        trained = {lesson.signal: "train" for lesson in (*self.older, *self.fresh, *self.disliked)}
-        return trained | {lesson.signal: "pinned" for lesson in self.questions}
+        pinned = {lesson.signal: "pinned" for lesson in self.questions}
+        # What is judged by a probe is trained on all the same.
+        return pinned | {lesson.signal: "train" for lesson in (*self.older, *self.fresh, *self.disliked)}
 
     def candidate(self, entry: StackEntry) -> Stack:
         """The live stack with this layer's entry in place."""
@@ -113,13 +126,15 @@ def make_plan(
     Raises ``NothingToLearn`` when no signal has come since the layer's last learn, unless the recipe asks to build from
     nothing; ``NotFound`` for an unknown user, ``BaseMismatch`` when the live stack is of another base.
     """
-    catalog, ledger = store.catalog, store.ledger
+    catalog = store.catalog
     live = catalog.stack(user, base)
-    routings = route(ledger.signals(user), lambda turn: ledger.turn(user, turn), observed=observed)
+    routings = routings_of(store, user, observed=observed)
     considered = catalog.considered(user, layer)
     pinned = _still_pinned(store, user, routings, set(catalog.pinned(user, layer)))
     disliked = tuple(lesson for lesson in dislikes_for(routings, layer) if lesson.signal not in pinned)
-    shown = lessons_for(routings, layer)
+    below = Stack(base, layers_below(live, layer))
+    manner = _manner_below(routings, below)
+    shown = [_dressed(lesson, manner) for lesson in lessons_for(routings, layer)]
     fit, room = fitting([each for each in shown if each.signal not in pinned], layer, recipe, architecture, count)
     left_out = frozenset(each.signal for each in shown) - pinned - {each.signal for each in fit}
     lessons = [each for each in shown if each.signal not in left_out]
@@ -128,12 +143,15 @@ def make_plan(
     if not lessons or (nothing_new and start != "nothing"):
         raise _nothing(routings, layer, learned_before=bool(lessons))
 
-    below = Stack(base, layers_below(live, layer))
     current = {lesson.signal for lesson in (*lessons, *disliked)}
     parent = _parent(store, user, layer, live, below, current) if start == "auto" else None
-    pins = _new_pins(lessons, new, pinned, recipe.held_out)
-    questions = [lesson for lesson in lessons if lesson.signal in pinned or lesson.signal in pins]
-    open_lessons = [lesson for lesson in lessons if lesson.signal not in pinned and lesson.signal not in pins]
+    # A lesson that brings a probe is judged by that, and all else that it says is learned.
+    unprobed, new_unprobed = ([each for each in some if each.kind is not SignalKind.FACT] for some in (lessons, new))
+    pins = _new_pins(unprobed, new_unprobed, pinned, recipe.held_out)
+    held = pinned | set(pins)
+    questions = [lesson for lesson in lessons if lesson.probe or lesson.signal in held]
+    open_lessons = [lesson for lesson in lessons if not lesson.probe and lesson.signal not in held]
+    probed = tuple(lesson.signal for lesson in new if lesson.probe)
     learned = trained_on(store, parent)
     if parent is not None:
         # A child has its parent's shape; only its numbers change.
@@ -147,13 +165,14 @@ def make_plan(
         fresh=tuple(lesson for lesson in open_lessons if lesson.signal not in learned),
         older=tuple(lesson for lesson in open_lessons if lesson.signal in learned)[-_MOST_OLDER:],
         questions=tuple(questions),
-        pins=pins,
+        pins=(*pins, *probed),
         parent=parent,
         live=live,
         below=below,
         disliked=disliked,
         left_out=left_out,
         room=room,
+        manner=manner,
     )
 
 
@@ -161,7 +180,20 @@ def layers_below(stack: Stack, layer: str) -> tuple[StackEntry, ...]:
     """The entries that a layer stands on: style lies under skills, skills under memory; a skill stands on the style
     alone.
     """
-    return tuple(entry for entry in stack.entries if _rank(entry.layer) < _rank(layer))
+    return tuple(entry for entry in stack.entries if rank_of(entry.layer) < rank_of(layer))
+
+
+def questions_of(store: Store, user: str, live: Stack, layer: str, routings: Sequence[Routing]) -> tuple[Lesson, ...]:
+    """What was held back to judge a layer: pinned lessons, and the probes of what its head learned."""
+    pinned = set(store.catalog.pinned(user, layer))
+    head = next((entry.revision for entry in live.entries if entry.layer == layer), None)
+    learned = trained_on(store, store.catalog.revision(user, head)) if head else set()
+    manner = _manner_below(routings, Stack(live.base, layers_below(live, layer)))
+    return tuple(
+        _dressed(lesson, manner)
+        for lesson in lessons_for(routings, layer)
+        if lesson.signal in pinned or (lesson.probe and lesson.signal in learned)
+    )
 
 
 def _nothing(routings: Sequence[Routing], layer: str, *, learned_before: bool) -> NothingToLearn:
@@ -196,6 +228,17 @@ def _still_pinned(store: Store, user: str, routings: Sequence[Routing], pinned: 
     return heirs
 
 
+def _manner_below(routings: Sequence[Routing], below: Stack) -> Manner:
+    """How the stack below answers, as far as it can be put on other words: what was asked of the style."""
+    if not any(entry.layer == "style" for entry in below.entries):
+        return NO_MANNER
+    return manner_of([lesson.wanted for lesson in lessons_for(routings, "style")])
+
+
+def _dressed(lesson: Lesson, manner: Manner) -> Lesson:
+    return replace(lesson, wanted=manner.dress(lesson.wanted)) if lesson.short else lesson
+
+
 def _new_pins(lessons: Sequence[Lesson], new: Sequence[Lesson], pinned: set[str], held_out: float) -> tuple[str, ...]:
     """The newest lessons become questions until the held-out share is reached; what was already seen never does."""
     missing = int(held_out * len(lessons)) - len(pinned & {lesson.signal for lesson in lessons})
@@ -223,7 +266,8 @@ def trained_on(store: Store, revision: Revision | None) -> set[str]:
     return trained
 
 
-def _rank(layer: str) -> int:
+def rank_of(layer: str) -> int:
+    """How high a layer lies: what has the same rank does not stand on one another."""
     return {"style": 0, "memory": 2}.get(layer, 1)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -44,7 +44,9 @@ class LearnReport:
     """The outcome of one ``learn``. ``revision`` is None where none was built; ``before`` is the head that it was
     judged against; ``room`` is how full a layer is that can be full (see capacity.py). ``accepted``: live although the
     gate said otherwise, since the user said so by name. ``event`` is "withdrawn" or "confirmed" where no learn but later
-    signals ended a probation; ``before`` is then what came back.
+    signals ended a probation; ``before`` is then what came back. ``error`` names what kept a user or a layer from
+    learning where that fails nobody else; nothing was recorded then, and ``layer`` is empty where none was reached.
+    ``above`` is what the same learn did in the layers over this one, lowest first; each is recorded by itself.
     """
 
     user: str
@@ -64,6 +66,8 @@ class LearnReport:
     room: Mapping[str, int] = field(default_factory=dict)
     accepted: bool = False
     event: Literal["learn", "withdrawn", "confirmed"] = "learn"
+    error: str = ""
+    above: tuple[LearnReport, ...] = ()
 
     @property
     def live(self) -> bool:
@@ -72,10 +76,12 @@ class LearnReport:
 
     def as_json(self) -> dict[str, Any]:
         """The report as plain data."""
-        return {**asdict(self), "verdict": str(self.verdict), "at": self.at.isoformat()}
+        own = asdict(replace(self, above=()))
+        above = [report.as_json() for report in self.above]
+        return {**own, "verdict": str(self.verdict), "at": self.at.isoformat(), "above": above}
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n\n".join("\n".join(_lines(report)) for report in (self, *self.above))
 
 
 def from_json(data: Mapping[str, Any]) -> LearnReport:
@@ -86,6 +92,7 @@ def from_json(data: Mapping[str, Any]) -> LearnReport:
         "at": datetime.fromisoformat(data["at"]),
         "sources": tuple(Source(**source) for source in data.get("sources", ())),
         "examples": tuple(Example(**example) for example in data.get("examples", ())),
+        "above": tuple(from_json(report) for report in data.get("above", ())),
     }
     return LearnReport(**{**known, **parts})
 
@@ -102,6 +109,9 @@ def said(signal: Signal) -> str:
 
 
 def _lines(report: LearnReport) -> list[str]:
+    if report.error:
+        where = f"{report.user} · {report.layer}" if report.layer else report.user
+        return [f"{where}: NOT LEARNED", *_wrapped(report.reason, "  ")]
     if report.dry_run:
         return [
             f"{report.user} · {report.layer}: a dry run, nothing was trained",

@@ -1,26 +1,40 @@
-"""Runs a session from its first step to its last, and can be stopped between any two: by the caller, by a time budget,
-or by a kill.
+"""Runs sessions from their first steps to their last, all of them in one pass a step, and can be stopped between any two:
+by the caller, by a budget, or by a kill.
 
-Invariant: however often a build is interrupted and resumed, it ends with the bytes that one uninterrupted run gives; a
-step that was saved is never done twice, and a saved session is only ever continued with the same inputs.
+Invariants:
+
+- However often a build is interrupted and resumed, and whoever is trained beside it, it ends with what one uninterrupted
+  run alone gives: to the byte where the backend's ``advance`` says so, else to its rounding.
+- Every step is saved, by a thread beside the next one, and no step begins before the one before the last is safe. So a
+  kill costs one step that was done, and the one that was running. What was saved is never done twice, and is only ever
+  continued with the same inputs.
+- Whose saving or step fails leaves the group; the others go on.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
 
+from personalpeft.adapters.base import Pair
 from personalpeft.adapters.safetensors_reader import read_tensors
 from personalpeft.backends.base import Session, Term
-from personalpeft.errors import AdapterError, Cancelled
+from personalpeft.errors import AdapterError, Cancelled, PersonalPeftError, ServingFailed
 from personalpeft.learning.recipe import Recipe
 
-SAVE_EVERY = 5
+log = logging.getLogger(__name__)
+
+# Seconds between two looks at a caller that has paused.
+_LOOK = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,52 +46,76 @@ class Desk:
 
 
 @dataclass(frozen=True, slots=True)
+class Course:
+    """One build's training, decided to its last step: ``open`` gives a session that has not begun."""
+
+    open: Callable[[], Session]
+    schedule: Sequence[Sequence[Term]]
+    recipe: Recipe
+    inputs: str
+    desk: Desk
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """What is asked between two steps: whether to stop, to pause, or that time is up. ``give_way`` waits, not for ever,
+    for those who should go first; ``steps`` is how many a session may make in this run.
+    """
+
+    progress: Callable[[float], None]
+    cancelled: Callable[[], bool]
+    paused: Callable[[], bool]
+    out_of_time: Callable[[], bool]
+    give_way: Callable[[], None]
+    steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Trained:
-    """How far training came: ``done`` of ``steps``, and the losses of the steps that this run made."""
+    """How far training came: ``done`` of ``steps``, the losses of the steps that this run made, and the layer as it is
+    then.
+    """
 
     done: int
     steps: int
     losses: tuple[float, ...]
     resumed_at: int
+    pairs: Mapping[str, Pair]
 
     @property
     def complete(self) -> bool:
         return self.done == self.steps
 
 
-def train(
-    session: Session,
-    schedule: Sequence[Sequence[Term]],
-    recipe: Recipe,
-    inputs: str,
-    desk: Desk,
-    *,
-    progress: Callable[[float], None],
-    cancelled: Callable[[], bool],
-    out_of_time: Callable[[], bool],
-) -> Trained:
-    """Trains to the end, or to where time runs out, but one step at least, so that runs of any budget get there in the
-    end; what was done is then on the desk. Raises ``Cancelled`` when the caller asks to stop.
+Advance = Callable[[Sequence[Session], Sequence[Sequence[Term]], Sequence[float]], Sequence[float]]
+"""``Backend.advance``: one step of several sessions."""
+
+
+def train(courses: Mapping[str, Course], advance: Advance, manners: Manners) -> dict[str, Trained | PersonalPeftError]:
+    """Trains each to its end, or to where a budget runs out, but one step at least, so that runs of any budget get there
+    in the end; what was done is then on the desk. Raises ``Cancelled`` when the caller asks to stop.
     """
-    first = _resume(session, inputs, desk)
-    session.refer([term for terms in schedule for term in terms])
-    losses: list[float] = []
-    saved = first
-    for step in range(first, len(schedule)):
-        stop = cancelled()
-        if stop or (step > first and out_of_time()):
-            if step > saved:
-                _save(session, inputs, step, desk)
-            if stop:
-                raise stopped(f"after step {step} of {len(schedule)}")
-            return Trained(step, len(schedule), tuple(losses), first)
-        losses.append(session.step(schedule[step], recipe.rate(step, len(schedule))))
-        # The last step too: a kill while the candidate is judged then costs no training.
-        if (step + 1) % SAVE_EVERY == 0 or step + 1 == len(schedule):
-            _save(session, inputs, step + 1, desk)
-            saved = step + 1
-        progress((step + 1) / len(schedule))
-    return Trained(len(schedule), len(schedule), tuple(losses), first)
+    outcomes: dict[str, Trained | PersonalPeftError] = {}
+    try:
+        _together(courses, advance, manners, outcomes)
+    except PersonalPeftError:
+        raise
+    except Exception:
+        if len(courses) == 1:
+            raise
+        log.exception("a step of several sessions failed; each goes on alone from what was saved")
+        # Nobody knows what a step that failed half-way has changed, so each begins again with a session of its own.
+        for name in [name for name in courses if name not in outcomes]:
+            try:
+                _together({name: courses[name]}, advance, manners, outcomes)
+            except Cancelled:
+                raise
+            except Exception as error:
+                log.exception("and this one failed alone")
+                failed = ServingFailed("The model failed while it learned.", hint="The log has the details.")
+                failed.__cause__ = error
+                outcomes[name] = failed
+    return outcomes
 
 
 def stopped(where: str) -> Cancelled:
@@ -85,10 +123,101 @@ def stopped(where: str) -> Cancelled:
     return Cancelled(f"Stopped {where}; nothing has changed.", hint="The next learn goes on from there.")
 
 
-def _save(session: Session, inputs: str, step: int, desk: Desk) -> None:
-    arrays = {name: np.atleast_1d(array) for name, array in session.state().items()}
-    about = {"inputs": inputs, "step": str(step), "digest": _digest(inputs, step, arrays)}
-    desk.save(safetensors.numpy.save(arrays, about))
+class _Run:
+    """One session on its way; ``step`` is the next that it makes."""
+
+    def __init__(self, course: Course, session: Session) -> None:
+        self.course = course
+        self.session = session
+        self.steps = len(course.schedule)
+        self.first = self.step = _resume(session, course.inputs, course.desk)
+        self.losses: list[float] = []
+        self._saving: Future[None] | None = None
+        session.refer([term for terms in course.schedule for term in terms])
+
+    @property
+    def rate(self) -> float:
+        return self.course.recipe.rate(self.step, self.steps)
+
+    def stepped(self, loss: float, scribe: ThreadPoolExecutor) -> None:
+        """Notes a step, and has it saved beside the next one once the one before it is. Raises what that raised."""
+        self.losses.append(loss)
+        self.step += 1
+        # Copied out here, since the next step changes it; turned into a file and written there.
+        state = self.session.state()
+        self.settle()
+        self._saving = scribe.submit(_save, self.course, self.step, state)
+
+    def settle(self) -> None:
+        """Returns when what was done is on the desk. Raises what saving it raised."""
+        if self._saving is not None:
+            self._saving.result()
+
+    def done(self) -> Trained:
+        self.settle()
+        return Trained(self.step, self.steps, tuple(self.losses), self.first, self.session.pairs())
+
+
+def _together(
+    courses: Mapping[str, Course], advance: Advance, manners: Manners, outcomes: dict[str, Trained | PersonalPeftError]
+) -> None:
+    with ExitStack() as sessions, ThreadPoolExecutor(1, "personalpeft-saving") as scribe:
+        runs: dict[str, _Run] = {}
+        for name, course in courses.items():
+            try:
+                runs[name] = _Run(course, sessions.enter_context(closing(course.open())))
+            except PersonalPeftError as error:
+                outcomes[name] = error
+        total = sum(run.steps for run in runs.values())
+        began = False
+        while True:
+            _wait(manners)
+            if manners.cancelled():
+                for name, run in runs.items():
+                    if name not in outcomes:
+                        run.settle()
+                raise stopped(f"after step {sum(run.step for run in runs.values())} of {total}")
+            spent = began and manners.out_of_time()
+            for name, run in runs.items():
+                over = manners.steps is not None and len(run.losses) >= manners.steps
+                if name not in outcomes and (run.step == run.steps or over or spent):
+                    outcomes[name] = _tried(run.done)
+            going = {name: run for name, run in runs.items() if name not in outcomes}
+            if not going:
+                return
+            losses = advance(
+                [run.session for run in going.values()],
+                [run.course.schedule[run.step] for run in going.values()],
+                [run.rate for run in going.values()],
+            )
+            began = True
+            for (name, run), loss in zip(going.items(), losses, strict=True):
+                try:
+                    run.stepped(loss, scribe)
+                except PersonalPeftError as error:
+                    outcomes[name] = error
+            manners.progress(sum(run.step for run in runs.values()) / total)
+
+
+def _tried(done: Callable[[], Trained]) -> Trained | PersonalPeftError:
+    try:
+        return done()
+    except PersonalPeftError as error:
+        return error
+
+
+def _wait(manners: Manners) -> None:
+    """Until nobody who goes first is there, and nobody pauses it; a caller who wants to stop does not wait."""
+    manners.give_way()
+    idle = threading.Event()
+    while manners.paused() and not manners.cancelled():
+        idle.wait(_LOOK)
+
+
+def _save(course: Course, step: int, state: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    arrays = {name: np.atleast_1d(array) for name, array in state.items()}
+    about = {"inputs": course.inputs, "step": str(step), "digest": _digest(course.inputs, step, arrays)}
+    course.desk.save(safetensors.numpy.save(arrays, about))
 
 
 def _resume(session: Session, inputs: str, desk: Desk) -> int:

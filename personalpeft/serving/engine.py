@@ -135,6 +135,12 @@ class Engine:
         with self.resident(stack):
             pass
 
+    def give_way(self, longest: float) -> None:
+        """Waits while people are answered or wait to be, at most so many seconds; background work does not count. Work
+        that takes turns with replies asks this first.
+        """
+        self._loop.give_way(longest)
+
     def metrics(self) -> Snapshot:
         """All that is counted and measured, as it is now; the names are in ``docs/serving.md``."""
         return self._loop.snapshot()

@@ -135,6 +135,11 @@ class Loop:
             self._slots.let_go(key)
             self._tell()
 
+    def give_way(self, longest: float) -> None:
+        """Waits while people wait or have rows, at most so many seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or not self._queue.people, longest)
+
     def snapshot(self) -> Snapshot:
         """All metrics as they are now."""
         occupancy = self._backend.occupancy()
@@ -367,7 +372,7 @@ class Loop:
             if ticket.key is not None:
                 self._slots.let_go(ticket.key)
             # Somebody who waits may begin now, even if nothing else is running.
-            self._news = True
+            self._tell()
 
     def _end(self, failed: ServingFailed | None) -> None:
         """The last act of the thread: nobody is left waiting, and nothing in a slot."""

@@ -62,6 +62,11 @@ class FairQueue(Generic[W]):
         """All who wait, in no order that means anything."""
         return itertools.chain(*self._people.values(), *self._background.values())
 
+    @property
+    def people(self) -> bool:
+        """Whether anybody waits or has a row, background work aside."""
+        return bool(self._people or self._running)
+
     def full(self, more: Sequence[W]) -> Full | None:
         """Why these cannot all be taken in; None when they can. Background work is always taken in: it waits longer."""
         people = Counter(each.user for each in more if not each.background)

@@ -13,16 +13,18 @@ from typing import Any
 
 from personalpeft.adapters.base import Adapter
 from personalpeft.adapters.packed import pack
-from personalpeft.backends.base import Continuation, SessionSpec
-from personalpeft.errors import Cancelled
+from personalpeft.backends.base import Continuation
+from personalpeft.errors import Cancelled, PersonalPeftError
 from personalpeft.learning.anchors import LONGEST
 from personalpeft.learning.curriculum import continuation
-from personalpeft.learning.examination import Paper, examine
+from personalpeft.learning.examination import Examined, Paper, Sitting, examine
 from personalpeft.learning.gate import Asked, Evidence, Judgement, Margins, judge
 from personalpeft.learning.generic import generic_questions
-from personalpeft.learning.lessons import Lesson, lessons_for, route
+from personalpeft.learning.lessons import Lesson, routings_of
 from personalpeft.learning.lineage import lineage_of
+from personalpeft.learning.plan import questions_of
 from personalpeft.learning.probation import LEARNED, review
+from personalpeft.learning.publishing import publish, session_spec
 from personalpeft.learning.recipe import Recipe
 from personalpeft.learning.report import Example, LearnReport
 from personalpeft.learning.skills.drill import Drill
@@ -35,6 +37,7 @@ from personalpeft.learning.skills.practice import (
     run_rounds,
 )
 from personalpeft.learning.skills.rollouts import STOPPED
+from personalpeft.learning.voices import Voices
 from personalpeft.plugins import Shaped, Verifying
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.store.base import Store
@@ -54,6 +57,7 @@ class Coach:
     margins: Margins
     now: Callable[[], datetime]
     timer: Callable[[], float]
+    voices: Voices
 
     def practise(
         self,
@@ -104,23 +108,13 @@ class Coach:
         recipe, parent = exercise.recipe, exercise.parent
         # A session keeps what lies below for itself, so its slot is free for others while it trains.
         with self.engine.resident(exercise.below) as below:
-            session = self.engine.backend.session(
-                SessionSpec(
-                    rank=recipe.rank,
-                    scaling=recipe.scaling,
-                    targets=recipe.targets,
-                    seed=recipe.seed,
-                    below=below,
-                    start=self.engine.adapter(parent.digest).pairs if parent else None,
-                    weight_decay=recipe.weight_decay,
-                    clip=recipe.clip,
-                )
-            )
+            start = self.engine.adapter(parent.digest).pairs if parent else None
+            session = self.engine.backend.session(session_spec(recipe, below, start))
         try:
             # The head with its own weight would not be what the session has, so it is tried with 1.
-            start = exercise.with_layer(parent.digest, 1.0) if parent else exercise.live
+            first = exercise.with_layer(parent.digest, 1.0) if parent else exercise.live
             diary = run_rounds(
-                self.engine, exercise, session, start=start, progress=progress, cancelled=cancelled, spent=spent
+                self.engine, exercise, session, start=first, progress=progress, cancelled=cancelled, spent=spent
             )
             return diary, adapter_of(exercise, session, _built_by(exercise, diary)) if diary.steps else None
         finally:
@@ -142,7 +136,7 @@ class Coach:
         with self.engine.lent(adapter) as digest:
             candidate = exercise.with_layer(digest, weight)
             paper = self._paper(exercise, heads, cancelled)
-            harm, _ = examine(self.engine, user, exercise.live, candidate, paper, cancelled=cancelled)
+            harm, _ = self._examined(Sitting(user, exercise.live, candidate, paper), cancelled)
             asked, tasks, examples = examined(self.engine, exercise, candidate, cancelled)
         own = set(self.store.catalog.pinned(user, layer))
         evidence = replace(
@@ -172,25 +166,22 @@ class Coach:
             at=report.at,
             seconds=report.seconds,
         )
-        if judgement.verdict is Verdict.PROMOTED:
-            # Held from before the head moves until after, so that the first reply of a new revision waits for nothing.
-            with self.engine.resident(candidate):
-                self._publish(revision, blob, report, promote=True)
-        else:
-            self._publish(revision, blob, report, promote=False)
+        publish(self.store, self.engine, revision, blob, report, candidate, cause=LEARNED)
         return report
 
-    def _publish(self, revision: Revision, blob: bytes, report: LearnReport, *, promote: bool) -> None:
-        self.store.catalog.add_revision(revision, blob, report.as_json(), promote=promote, cause=LEARNED)
+    def _examined(self, sitting: Sitting, cancelled: Callable[[], bool]) -> Examined:
+        examined = examine(self.engine, self.voices, {sitting.user: sitting}, cancelled=cancelled)[sitting.user]
+        if isinstance(examined, PersonalPeftError):
+            raise examined
+        return examined
 
     def _paper(self, exercise: Exercise, heads: Sequence[Revision], cancelled: Callable[[], bool]) -> Paper:
         """What a practice may not spoil: everything that was ever held back, of all layers, this one's too."""
-        user, ledger, catalog = exercise.user, self.store.ledger, self.store.catalog
-        routings = route(ledger.signals(user), lambda turn: ledger.turn(user, turn))
+        user = exercise.user
+        routings = routings_of(self.store, user)
         older: list[Lesson] = []
         for layer in {exercise.layer: None} | {entry.layer: None for entry in exercise.live.entries}:
-            pinned = set(catalog.pinned(user, layer))
-            older += [lesson for lesson in lessons_for(routings, layer) if lesson.signal in pinned]
+            older += questions_of(self.store, user, exercise.live, layer, routings)
         lineage = lineage_of(heads, exercise.layer)
         return Paper((), tuple(older), (), self._anchors(exercise, cancelled), lineage)
 
@@ -199,7 +190,7 @@ class Coach:
         questions = [(Message("user", text),) for text in generic_questions().anchors]
         how = Sampling(max_tokens=LONGEST)
         requests = [Request(exercise.user, asked, exercise.below, how, background=True) for asked in questions]
-        replies = self.engine.texts(requests, cancelled=cancelled)
+        replies = self.voices.ask(requests, cancelled=cancelled)
         if cancelled():
             raise Cancelled("Stopped before the verdict; nothing has changed.", hint=STOPPED)
         backend = self.engine.backend

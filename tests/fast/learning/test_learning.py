@@ -28,6 +28,7 @@ from runtime_makers import (
 
 from personalpeft import Busy, Cancelled, InvalidId, InvalidInput, NotFound, NothingToLearn, Runtime, User
 from personalpeft.learning.gate import Margins
+from personalpeft.learning.order import Order
 from personalpeft.types import Verdict
 
 many = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -314,15 +315,7 @@ def test_a_refused_candidate_leaves_the_head_and_can_be_made_live_by_name(fake_a
     learner = fake_ada._parts.learner()
     strict = replace(learner, margins=Margins(kl=-1.0))
     correct(fake_ada, 3, first=10)
-    report = strict.learn(
-        "ada",
-        "style",
-        start="auto",
-        seconds=None,
-        dry_run=False,
-        progress=lambda stage, done: None,
-        cancelled=lambda: False,
-    )
+    report = strict.learn("ada", "style", Order())
     assert report.verdict is Verdict.REFUSED
     assert "too far from the base" in report.reason
     assert (fake_ada.stack(), greedy(fake_ada)) == (head, said)

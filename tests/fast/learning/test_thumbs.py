@@ -98,7 +98,7 @@ def test_every_step_judges_thumbs_of_both_kinds_where_there_are_enough(
         seen.append([sum(isinstance(term, Thumbs) for term in terms) for terms in steps])
         return steps
 
-    monkeypatch.setattr("personalpeft.learning.learner.schedule", spied)
+    monkeypatch.setattr("personalpeft.learning.build.schedule", spied)
     with opened(home) as runtime:
         ada = runtime.user("ada")
         thumbs(ada, FEWEST_THUMBS, FEWEST_THUMBS - 1)

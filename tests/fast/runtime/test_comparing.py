@@ -60,7 +60,7 @@ def test_what_is_chosen_of_a_skill_is_a_lesson_of_that_skill(ada: User) -> None:
     choice = ada.compare("Write to the bank.", layer="skill.email").choose(1)
     assert ada.learn("skill.email", dry_run=True).sources[-1].signal == choice.signal
     with pytest.raises(NothingToLearn):
-        ada.learn()
+        ada.learn("style")
 
 
 def test_choosing_against_what_is_on_probation_again_and_again_withdraws_it(ada: User) -> None:

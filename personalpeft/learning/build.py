@@ -1,0 +1,348 @@
+"""From plans to verdicts: what lies below answers generic questions, sessions train, candidates become durable and are
+examined, judged and published. Each step is done for all users at once, and each user has a plan and an outcome alone.
+
+Invariants: the head moves in the same transaction that records the revision, after its file is durable and was read back
+through the strict reader; who leaves the group (by an error, or since time is up) changes nothing for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, TypeAlias, TypeVar
+
+from personalpeft.adapters.base import Adapter, Manifest
+from personalpeft.adapters.packed import in_half, pack
+from personalpeft.backends.base import Session
+from personalpeft.errors import PersonalPeftError
+from personalpeft.learning.anchors import LONGEST
+from personalpeft.learning.curriculum import continuation, schedule
+from personalpeft.learning.examination import Paper, Sitting, examine
+from personalpeft.learning.gate import Evidence, Judgement, Margins, accepted, judge
+from personalpeft.learning.generic import generic_questions
+from personalpeft.learning.lineage import lineage_of
+from personalpeft.learning.order import Order
+from personalpeft.learning.plan import Plan, questions_of, trained_on
+from personalpeft.learning.probation import LEARNED, was_withdrawn
+from personalpeft.learning.publishing import publish, session_spec
+from personalpeft.learning.report import NO_ROOM, Example, LearnReport, Source, said
+from personalpeft.learning.training import Course, Desk, Manners, Trained, stopped, train
+from personalpeft.learning.voices import Voices
+from personalpeft.serving.engine import Engine, Request
+from personalpeft.store.base import Store
+from personalpeft.types import Message, Revision, Sampling, Stack, StackEntry, Verdict
+
+ACCEPTED = "accepted"
+"""The cause of a head's move that the user wanted although the gate refused."""
+
+# How long people may keep a learn waiting, in seconds for each step: a server that is never idle still learns in the end.
+_PATIENCE = 5.0
+
+Outcome: TypeAlias = LearnReport | PersonalPeftError
+Generic: TypeAlias = Sequence[tuple[tuple[Message, ...], str]]
+"""Generic questions with what a stack says to them."""
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One plan on its way; ``began`` is when its learn did, on the timer."""
+
+    plan: Plan
+    began: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A layer that is trained, with its durable file."""
+
+    job: Job
+    generic: Generic
+    trained: Trained
+    blob: bytes
+    entry: StackEntry
+
+    @property
+    def plan(self) -> Plan:
+        return self.job.plan
+
+    @property
+    def stack(self) -> Stack:
+        """The live stack with it in place."""
+        return self.plan.candidate(self.entry)
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """Builds for one learn, which ``started`` then on the timer."""
+
+    store: Store
+    engine: Engine
+    voices: Voices
+    margins: Margins
+    now: Callable[[], datetime]
+    timer: Callable[[], float]
+    started: float
+
+    def build(self, jobs: Mapping[str, Job], order: Order) -> dict[str, Outcome]:
+        """What becomes of each user's plan."""
+        outcomes: dict[str, Outcome] = {}
+        try:
+            self._build(jobs, order, outcomes)
+        except PersonalPeftError as error:
+            # It stops all who are not done yet: the caller asked for it, or the engine was closed.
+            outcomes = {user: outcomes.get(user, error) for user in jobs}
+        return outcomes
+
+    def _build(self, jobs: Mapping[str, Job], order: Order, outcomes: dict[str, Outcome]) -> None:
+        together = f" for {len(jobs)}" if len(jobs) > 1 else ""
+
+        def progress(stage: str) -> Callable[[float], None]:
+            return lambda done: order.progress(f"{stage}{together}", done)
+
+        progress("Reading")(0.0)
+        generic = _good(self._generic(jobs, order), outcomes)
+        courses = _each(generic, lambda user, said: self._course(jobs[user].plan, said), outcomes)
+        trained = _good(
+            train(courses, self.engine.backend.advance, self._manners(order, progress("Learning"))), outcomes
+        )
+        for user in [user for user, each in trained.items() if not each.complete]:
+            outcomes[user] = self._unfinished(jobs[user], trained.pop(user), order)
+
+        progress("Judging")(0.0)
+        candidates = _each(trained, lambda user, each: self._candidate(jobs[user], generic[user], each), outcomes)
+        for user in [user for user, each in candidates.items() if each.entry in each.plan.live.entries]:
+            outcomes[user] = self._as_it_was(candidates.pop(user))
+        sittings = _each(candidates, lambda user, each: self._sitting(each), outcomes)
+        examined = _good(examine(self.engine, self.voices, sittings, cancelled=order.cancelled), outcomes)
+        progress("Judging")(1.0)
+        outcomes |= _each(examined, lambda user, each: self._published(candidates[user], *each, order), outcomes)
+
+    def report(self, job: Job, verdict: Verdict, reason: str, **more: Any) -> LearnReport:
+        """A report of a plan, which says what became of each signal; recorded by nobody yet."""
+        plan = job.plan
+        return LearnReport(
+            user=plan.user,
+            layer=plan.layer,
+            verdict=verdict,
+            reason=reason,
+            at=self.now(),
+            seconds=round(self.timer() - job.began, 3),
+            before=plan.head,
+            room=plan.room.as_json() if plan.room else {},
+            sources=tuple(_sources(self.store, plan, trained=more.get("revision") is not None)),
+            **more,
+        )
+
+    def noted(self, report: LearnReport) -> LearnReport:
+        """The report, once it is recorded."""
+        self.store.catalog.add_report(report.user, report.as_json())
+        return report
+
+    def _generic(self, jobs: Mapping[str, Job], order: Order) -> dict[str, Generic | PersonalPeftError]:
+        """What the stack below each layer says to generic questions."""
+        questions = [(Message("user", text),) for text in generic_questions().anchors]
+        how = Sampling(max_tokens=LONGEST)
+        requests = {
+            user: [Request(user, asked, job.plan.below, how, background=True) for asked in questions]
+            for user, job in jobs.items()
+        }
+        replies = self.voices.ask_all(requests, cancelled=order.cancelled)
+        if order.cancelled():
+            raise stopped("before the first step")
+        return {
+            user: said if isinstance(said, PersonalPeftError) else list(zip(questions, said, strict=True))
+            for user, said in replies.items()
+        }
+
+    def _course(self, plan: Plan, generic: Generic) -> Course:
+        store, engine = self.store, self.engine
+
+        def open_session() -> Session:
+            start = engine.adapter(plan.parent.digest).pairs if plan.parent else None
+            # A session keeps what lies below for itself, so its slot is free for others while it trains.
+            with engine.resident(plan.below) as below:
+                return engine.backend.session(session_spec(plan.recipe, below, start))
+
+        desk = Desk(
+            load=lambda: store.load_session(plan.user, plan.layer),
+            save=lambda data: store.save_session(plan.user, plan.layer, data),
+        )
+        return Course(open_session, schedule(plan, engine.backend, generic), plan.recipe, plan.inputs, desk)
+
+    def _manners(self, order: Order, progress: Callable[[float], None]) -> Manners:
+        return Manners(
+            progress=progress,
+            cancelled=order.cancelled,
+            paused=order.paused,
+            out_of_time=lambda: order.seconds is not None and self.timer() - self.started > order.seconds,
+            give_way=lambda: self.engine.give_way(_PATIENCE),
+            steps=order.steps,
+        )
+
+    def _unfinished(self, job: Job, trained: Trained, order: Order) -> LearnReport:
+        why = "the time was up" if order.steps is None or len(trained.losses) < order.steps else "it was to stop"
+        reason = f"{why} after step {trained.done} of {trained.steps}; the next learn goes on from there"
+        report = self.report(job, Verdict.ABSTAINED, reason, steps=trained.done)
+        return self.noted(report) if trained.losses else report
+
+    def _candidate(self, job: Job, generic: Generic, trained: Trained) -> Candidate:
+        plan = job.plan
+        blob = pack(Adapter(_manifest(plan), in_half(trained.pairs)))
+        digest = self.store.blobs.put(blob)
+        weights = {layer.name: layer.weight for layer in self.store.catalog.layers(plan.user)}
+        entry = StackEntry(plan.layer, f"{plan.layer}@{digest[:12]}", digest, weights.get(plan.layer, 1.0))
+        return Candidate(job, generic, trained, blob, entry)
+
+    def _as_it_was(self, candidate: Candidate) -> LearnReport:
+        """The same lessons made what is live already. That says nothing new of it, so what the gate said of it stays."""
+        plan, entry = candidate.plan, candidate.entry
+        known = self.store.catalog.revision(plan.user, entry.revision)
+        report = self.report(
+            candidate.job,
+            Verdict.ABSTAINED,
+            "it came out as the revision that is live already",
+            revision=entry.revision,
+            probation=known.probation,
+            steps=candidate.trained.steps,
+        )
+        # Recorded again all the same: what was held back for this build is pinned from now on.
+        again = replace(known, signals=plan.roles)
+        self.store.catalog.add_revision(again, candidate.blob, report.as_json(), promote=False, cause=LEARNED)
+        self.store.drop_session(plan.user, plan.layer)
+        return report
+
+    def _sitting(self, candidate: Candidate) -> Sitting:
+        plan, catalog, backend = candidate.plan, self.store.catalog, self.engine.backend
+        lineage = lineage_of([catalog.revision(plan.user, entry.revision) for entry in plan.live.entries], plan.layer)
+        counted = {key.partition("/")[0] for key in lineage.counted}
+        target = tuple(lesson for lesson in plan.questions if lesson.signal not in counted)
+        older = [lesson for lesson in plan.questions if lesson.signal not in plan.pins]
+        for entry in plan.live.entries:
+            if entry.layer != plan.layer:
+                older += questions_of(self.store, plan.user, plan.live, entry.layer, plan.routings)
+        trained = () if plan.pins else plan.fresh[-8:]
+        kept = tuple(continuation(backend, messages, reply, LONGEST) for messages, reply in candidate.generic if reply)
+        paper = Paper(target, tuple(older), trained, kept, lineage)
+        return Sitting(plan.user, plan.live, candidate.stack, paper)
+
+    def _judged(self, candidate: Candidate, evidence: Evidence, order: Order) -> Judgement:
+        plan, revision = candidate.plan, candidate.entry.revision
+        judgement = judge(evidence, self.margins)
+        if judgement.verdict is Verdict.PROMOTED and was_withdrawn(self.store, plan.user, revision):
+            reason = "it is the revision that was withdrawn, and no lesson has come since"
+            judgement = Judgement(Verdict.REFUSED, reason)
+        # Whoever accepts does so of what they asked for, not of what follows from it.
+        if order.accept and not plan.because and judgement.verdict is not Verdict.PROMOTED:
+            judgement = accepted(judgement, evidence)
+        return replace(judgement, reason=f"{plan.because}: {judgement.reason}") if plan.because else judgement
+
+    def _published(
+        self, candidate: Candidate, evidence: Evidence, examples: tuple[Example, ...], order: Order
+    ) -> LearnReport:
+        plan, entry, scores = candidate.plan, candidate.entry, evidence.as_json()
+        judgement = self._judged(candidate, evidence, order)
+        report = self.report(
+            candidate.job,
+            judgement.verdict,
+            judgement.reason,
+            revision=entry.revision,
+            probation=judgement.probation,
+            accepted=judgement.accepted,
+            steps=candidate.trained.steps,
+            examples=examples,
+            scores=scores,
+        )
+        revision = Revision(
+            id=entry.revision,
+            user=plan.user,
+            layer=plan.layer,
+            digest=entry.digest,
+            base=plan.live.base,
+            parent=plan.parent.id if plan.parent else None,
+            below=plan.below.entries,
+            recipe=_built_by(plan),
+            inputs=plan.inputs,
+            signals=plan.roles,
+            scores=scores,
+            verdict=judgement.verdict,
+            reason=judgement.reason,
+            probation=judgement.probation,
+            at=report.at,
+            seconds=report.seconds,
+        )
+        cause = ACCEPTED if judgement.accepted else LEARNED
+        publish(self.store, self.engine, revision, candidate.blob, report, candidate.stack, cause=cause)
+        self.store.drop_session(plan.user, plan.layer)
+        return report
+
+
+def _good(given: Mapping[str, T | PersonalPeftError], outcomes: dict[str, Outcome]) -> dict[str, T]:
+    """Those that came so far; an error is its user's outcome."""
+    good = {}
+    for user, each in given.items():
+        if isinstance(each, PersonalPeftError):
+            outcomes[user] = each
+        else:
+            good[user] = each
+    return good
+
+
+def _each(given: Mapping[str, T], make: Callable[[str, T], U], outcomes: dict[str, Outcome]) -> dict[str, U]:
+    """What is made of each; an error is its user's outcome."""
+
+    def tried(user: str, each: T) -> U | PersonalPeftError:
+        try:
+            return make(user, each)
+        except PersonalPeftError as error:
+            return error
+
+    return _good({user: tried(user, each) for user, each in given.items()}, outcomes)
+
+
+def _built_by(plan: Plan) -> dict[str, Any]:
+    return {**plan.recipe.as_json(), "steps": plan.steps}
+
+
+def _manifest(plan: Plan) -> Manifest:
+    recipe = plan.recipe
+    return Manifest(
+        base=plan.live.base,
+        layer=plan.layer,
+        rank=recipe.rank,
+        scaling=recipe.scaling,
+        targets=recipe.targets,
+        recipe=_built_by(plan),
+        signals=plan.lessons_digest,
+        below=tuple(entry.digest for entry in plan.below.entries),
+        parent=plan.parent.digest if plan.parent else None,
+    )
+
+
+def _sources(store: Store, plan: Plan, *, trained: bool) -> Sequence[Source]:
+    learned = trained_on(store, plan.parent)
+    fresh = {lesson.signal for lesson in (*plan.fresh, *plan.disliked)} - learned
+    pins = set(plan.pins)
+    questions = {lesson.signal for lesson in plan.questions}
+    sources = []
+    for routing in plan.routings:
+        signal = routing.signal
+        if signal.id in fresh:
+            use = "learned" if trained else "to be learned"
+        elif signal.id in pins:
+            use = "held back to judge by" if trained else "to be held back, to judge by"
+        elif signal.id in questions:
+            use = "held back earlier"
+        elif signal.id in plan.left_out:
+            use = NO_ROOM
+        elif routing.layer == plan.layer:
+            use = "learned earlier"
+        else:
+            use = {"layer": f"for {routing.layer}", "kept": "only kept"}.get(
+                routing.place, f"acts at once ({routing.place})"
+            )
+        sources.append(Source(signal.id, str(signal.kind), said(signal), use, routing.why))
+    return sources

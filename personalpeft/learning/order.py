@@ -1,0 +1,44 @@
+"""What a caller asks of a learn beside its layer: where to start, how much it may take, and how to talk to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias, get_args
+
+from personalpeft.errors import InvalidInput
+from personalpeft.learning.recipe import Start
+
+Progress: TypeAlias = Callable[[str, float], None]
+Asking: TypeAlias = Callable[[], bool]
+
+
+def silent(stage: str, done: float) -> None:
+    """Progress that nobody hears."""
+
+
+def never() -> bool:
+    """Of who does not stop and does not pause."""
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """See ``User.learn`` for what each means. Raises ``InvalidInput`` for a start or a budget that is none."""
+
+    start: Start = "auto"
+    seconds: float | None = None
+    steps: int | None = None
+    memory: float | None = None
+    dry_run: bool = False
+    accept: bool = False
+    progress: Progress = silent
+    cancelled: Asking = never
+    paused: Asking = never
+
+    def __post_init__(self) -> None:
+        if self.start not in get_args(Start):
+            raise InvalidInput(f"A build cannot start from {self.start!a}.", hint="Give 'auto' or 'nothing'.")
+        for budget, unit in ((self.seconds, "seconds"), (self.steps, "steps"), (self.memory, "MB")):
+            if budget is not None and not budget > 0:
+                raise InvalidInput(f"A budget of {budget} {unit} is no budget.", hint="Give a number above 0.")

@@ -1,0 +1,97 @@
+"""Which layers a learn goes through, and what becomes of one that stands on something old: built over a stack that has
+changed since, by a learn, a rollback or a weight.
+
+Such a layer is judged again in the whole stack as it is now: what it was asked when it was built is asked again. Where no
+more got worse than the gate's margin allows it stays, and is not asked again for the same stack below. Else it is built
+anew from nothing, and that build goes through the gate as any does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from personalpeft.errors import AdapterError, Damaged, NotFound
+from personalpeft.learning.examination import likelihoods
+from personalpeft.learning.gate import Asked, Margins
+from personalpeft.learning.lessons import Lesson, Routing
+from personalpeft.learning.plan import Plan, layers_below, rank_of, trained_on
+from personalpeft.serving.engine import Engine
+from personalpeft.store.base import Store
+from personalpeft.types import Revision, Stack, Verdict
+
+HOLDS_ON = "holds_on"
+"""In a revision's scores: the digest of the stack below on which it was last found to hold."""
+
+# What a memory is to say is made in the manner of what lies below it, so the questions of its build are no longer the ones.
+_MADE_ANEW = frozenset({"memory"})
+_MOST_ASKED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a layer stands on what has changed below it: ``held`` of ``asked`` answers are as good as when it was built."""
+
+    asked: int
+    held: int
+    holds: bool
+
+    def __str__(self) -> str:
+        if not self.asked:
+            return "what lies below has changed"
+        return f"what lies below has changed; {self.held} of {self.asked} answers still hold"
+
+
+def layers_of(store: Store, user: str, routings: Sequence[Routing]) -> tuple[str, ...]:
+    """All layers that have lessons or were built, lowest first; "style" where there is none."""
+    known = [layer.name for layer in store.catalog.layers(user)]
+    taught = [routing.layer for routing in routings if routing.layer is not None]
+    names = list(dict.fromkeys((*known, *taught))) or ["style"]
+    return tuple(sorted(names, key=rank_of))
+
+
+def on_something_old(store: Store, user: str, live: Stack, layer: str) -> Revision | None:
+    """The head of a layer that was built on another stack than now lies below, and was not found to hold on this one."""
+    entry = next((each for each in live.entries if each.layer == layer), None)
+    if entry is None:
+        return None
+    head = store.catalog.revision(user, entry.revision)
+    below = Stack(live.base, layers_below(live, layer)).digest
+    return None if below in (Stack(live.base, head.below).digest, head.scores.get(HOLDS_ON)) else head
+
+
+def was_tried(store: Store, plan: Plan) -> bool:
+    """Whether this very build was made already and is not to go live: building it again would say nothing new."""
+    built = store.catalog.revisions(plan.user, layer=plan.layer)
+    return any(each.inputs == plan.inputs and each.verdict is not Verdict.PROMOTED for each in built)
+
+
+def judge_again(store: Store, engine: Engine, plan: Plan, head: Revision, margins: Margins) -> Standing:
+    """Asks a layer that stands on something old again; ``plan`` is what would be built in its place."""
+    if plan.layer in _MADE_ANEW:
+        return Standing(0, 0, holds=False)
+    known = {s: said.get("after") for s, said in head.scores.get("pins", {}).items()}
+    lessons = [lesson for lesson in plan.questions if known.get(lesson.signal) is not None]
+    if not lessons:
+        trained = trained_on(store, head)
+        lessons = [lesson for lesson in plan.fresh if lesson.signal in trained][-_MOST_ASKED:]
+        try:
+            known = {**likelihoods(engine, lessons, _as_built(plan, head))}
+        except (AdapterError, Damaged, NotFound):
+            # What it stood on is gone, so nothing can be said of it.
+            return Standing(0, 0, holds=False)
+    return _compared(lessons, known, likelihoods(engine, lessons, plan.live), margins)
+
+
+def _compared(
+    lessons: Sequence[Lesson], were: dict[str, float | None], are: dict[str, float], margins: Margins
+) -> Standing:
+    asked = [Asked(lesson.signal, were[lesson.signal] or 0.0, are[lesson.signal]) for lesson in lessons]
+    lost = sum(each.lost for each in asked)
+    return Standing(len(asked), len(asked) - lost, holds=bool(asked) and lost <= margins.retention * len(asked))
+
+
+def _as_built(plan: Plan, head: Revision) -> Stack:
+    """The live stack with what lay below this layer when it was built."""
+    above = plan.live.entries[len(plan.below.entries) :]
+    return replace(plan.live, entries=(*head.below, *above))

@@ -1,0 +1,93 @@
+"""What stacks say to the generic questions that ship with the package: asked once a process, since every learn of every
+user on the same base would ask the same again.
+
+Invariants: what the bare base says belongs to nobody and serves all; what a user's own stack says is kept under their id
+and serves them alone. Only greedy answers to generic questions are kept, by the digest of the very stack that gave them,
+so an answer that is kept is the answer that would be given.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from personalpeft.errors import Cancelled, PersonalPeftError
+from personalpeft.learning.generic import generic_questions
+from personalpeft.serving.engine import Engine, Request
+from personalpeft.types import Message, Sampling
+
+_Key: TypeAlias = tuple[str, str, tuple[Message, ...], Sampling]
+
+# Of about fifty short answers a stack.
+_MOST = 1 << 13
+
+
+class Voices:
+    """Asks one engine in the background, for one user or for many at once. Safe to use from several threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        generic = generic_questions()
+        self._engine = engine
+        self._generic = {*generic.anchors, *(canary.question for canary in generic.canaries)}
+        self._known: OrderedDict[_Key, str] = OrderedDict()
+        self._turn = threading.Lock()
+
+    def ask(self, requests: Sequence[Request], *, cancelled: Callable[[], bool]) -> list[str]:
+        """Whole replies, in the order of the requests, which are one batch. Raises as ``Engine.texts``; where
+        ``cancelled`` says so, what there is of them, of which nothing is kept.
+        """
+        keys = [self._key(request) for request in requests]
+        with self._turn:
+            said = {key: self._known[key] for key in keys if key is not None and key in self._known}
+        asked: dict[_Key | int, Request] = {}
+        for index, (key, request) in enumerate(zip(keys, requests, strict=True)):
+            if key is None:
+                asked[index] = request
+            elif key not in said:
+                asked[key] = request
+        new = dict(zip(asked, self._engine.texts(list(asked.values()), cancelled=cancelled), strict=True))
+        if not cancelled():
+            with self._turn:
+                for name, text in new.items():
+                    if not isinstance(name, int):
+                        self._known[name] = text
+                for key in keys:
+                    if key is not None and key in self._known:
+                        self._known.move_to_end(key)
+                while len(self._known) > _MOST:
+                    self._known.popitem(last=False)
+        return [new[i] if key is None else said[key] if key in said else new[key] for i, key in enumerate(keys)]
+
+    def ask_all(
+        self, requests: Mapping[str, Sequence[Request]], *, cancelled: Callable[[], bool]
+    ) -> Mapping[str, list[str] | PersonalPeftError]:
+        """The replies to each user's requests, all of them in one batch; what one user's stack cannot answer fails that
+        user alone. Raises ``Cancelled`` where the engine is closed meanwhile.
+        """
+        try:
+            replies = iter(self.ask([each for own in requests.values() for each in own], cancelled=cancelled))
+            return {user: _some(replies, len(own)) for user, own in requests.items()}
+        except Cancelled:
+            raise
+        except PersonalPeftError as error:
+            if len(requests) == 1:
+                return dict.fromkeys(requests, error)
+        # Whose fault it was is seen when each asks alone.
+        alone: dict[str, list[str] | PersonalPeftError] = {}
+        for user, own in requests.items():
+            alone.update(self.ask_all({user: own}, cancelled=cancelled))
+        return alone
+
+    def _key(self, request: Request) -> _Key | None:
+        """What the reply is kept under; None for one that is not kept."""
+        how, messages = request.sampling, request.messages
+        if how.temperature or len(messages) != 1 or messages[0].content not in self._generic:
+            return None
+        bare = all(entry.weight == 0 for entry in request.stack.entries)
+        return "" if bare else request.user, "" if bare else request.stack.digest, messages, how
+
+
+def _some(replies: Iterator[str], count: int) -> list[str]:
+    return [next(replies) for _ in range(count)]
