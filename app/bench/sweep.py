@@ -87,12 +87,14 @@ class Point:
     """What one run gave. Of ten unseen questions so many answers are ``in_style``; of the general answers that were
     ``known`` before, so many are ``kept``; ``drafts`` of five unseen messages are marked as such after a second learn.
     ``kl`` is in nats a token from the base; ``held_back`` the mean log-prob a token of the edits that were held back from
-    the first learn; ``seconds`` those of the last learn. ``default`` names the default recipe that it is one step from.
+    the first learn; ``seconds`` those of the last learn. ``default`` names the whole default recipe that it is one step
+    from, ``defaults`` says its numbers.
     """
 
     key: str
     base: str
     default: str
+    defaults: dict[str, Value]
     number: str
     value: Value
     style: str
@@ -134,7 +136,6 @@ def bench_sweep(
     default = default_recipe(card)
     runs = {run.key: run for run in planned(card, {name: swept[name] for name in only or swept}, styles, seeds)}
     kept = Keep(keep, "sweep")
-    named = canonical_digest(default.as_json())[:16]
     with ExitStack() as stack:
         place: Place | None = None
 
@@ -146,7 +147,7 @@ def bench_sweep(
             if place is None:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 place = Place(card, folder, say)
-            return asdict(measured(run, place, base=base, default=named))
+            return asdict(measured(run, place, base=base))
 
         for key in kept.complete(runs, measure):
             found = kept.figures()[key]
@@ -256,11 +257,12 @@ class Place:
         return self._known
 
 
-def measured(run: Run, place: Place, *, base: str, default: str) -> Point:
+def measured(run: Run, place: Place, *, base: str) -> Point:
     """One run in a home of its own. A candidate of which nothing can be measured has nothing right."""
     style = next(style for style in STYLES if style.name == run.style)
     known = place.known()
-    before = replace(default_recipe(place.card), seed=run.recipe.seed)
+    default = default_recipe(place.card)
+    before = replace(default, seed=run.recipe.seed)
     place.copied(place.edited(style) if run.learns == 1 else place.learned(style, before), "run")
     with place.opened("run", run.recipe) as runtime:
         user = runtime.user(_USER)
@@ -271,7 +273,8 @@ def measured(run: Run, place: Place, *, base: str, default: str) -> Point:
     return Point(
         key=run.key,
         base=base,
-        default=default,
+        default=canonical_digest(default.as_json())[:16],
+        defaults={name: value_of(name, default, place.card) for name in SWEPT},
         number=run.number,
         value=run.value,
         style=run.style,
