@@ -71,7 +71,7 @@ def judge_again(store: Store, engine: Engine, plan: Plan, head: Revision, margin
     if plan.layer in _MADE_ANEW:
         return Standing(0, 0, holds=False)
     known = {s: said.get("after") for s, said in head.scores.get("pins", {}).items()}
-    lessons = [lesson for lesson in plan.questions if known.get(lesson.signal) is not None]
+    lessons = [lesson for lesson in plan.questions if known.get(lesson.key) is not None]
     if not lessons:
         trained = trained_on(store, head)
         lessons = [lesson for lesson in plan.fresh if lesson.signal in trained][-_MOST_ASKED:]
@@ -86,7 +86,7 @@ def judge_again(store: Store, engine: Engine, plan: Plan, head: Revision, margin
 def _compared(
     lessons: Sequence[Lesson], were: dict[str, float | None], are: dict[str, float], margins: Margins
 ) -> Standing:
-    asked = [Asked(lesson.signal, were[lesson.signal] or 0.0, are[lesson.signal]) for lesson in lessons]
+    asked = [Asked(lesson.key, were[lesson.key] or 0.0, are[lesson.key]) for lesson in lessons]
     lost = sum(each.lost for each in asked)
     return Standing(len(asked), len(asked) - lost, holds=bool(asked) and lost <= margins.retention * len(asked))
 
