@@ -13,7 +13,7 @@ STAMP := .venv/.installed
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint fast slow docs vllm-env clean
+.PHONY: help demo test lint fast slow docs plots vllm-env clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -40,6 +40,9 @@ slow: $(STAMP) ## Tests on the real base
 docs: $(STAMP) ## Write the pages that are made from the code
 	@$(BIN)/python -m personalpeft_app.reference > docs/commands.md.new && mv docs/commands.md.new docs/commands.md
 	@echo "docs/commands.md"
+
+plots: $(STAMP) ## Draw what bench sweep and bench capacity kept in docs/plots
+	@$(BIN)/python docs/plots/draw.py
 
 # vLLM pins its own torch and transformers, so it has an environment of its own. The three packages that are taken out do not match the
 # processor's torch, and vLLM imports them where they are.
