@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias, get_args
@@ -22,10 +22,12 @@ from personalpeft.bases.prepare import prepare
 from personalpeft.bases.shelf import all_cards, find_card
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import InvalidInput, NotFound, nearest
-from personalpeft.ids import check_user_id
+from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.learning.gate import margins_for
 from personalpeft.learning.learner import Learner
-from personalpeft.learning.recipe import recipes_for
+from personalpeft.learning.order import Order, never, silent
+from personalpeft.learning.recipe import Start, recipes_for
+from personalpeft.learning.report import LearnReport
 from personalpeft.learning.skills.coach import Coach
 from personalpeft.learning.skills.drill import drill_for
 from personalpeft.learning.voices import Voices
@@ -112,6 +114,41 @@ class Runtime:
         last; the next begins after the last id of this one. Raises ``InvalidInput``.
         """
         return self._store.catalog.users(after=after, limit=limit)
+
+    def learn_many(
+        self,
+        users: Sequence[str],
+        layer: str | None = None,
+        *,
+        start: Start = "auto",
+        seconds: float | None = None,
+        steps: int | None = None,
+        dry_run: bool = False,
+        accept: bool = False,
+        progress: Progress = silent,
+        cancelled: Callable[[], bool] = never,
+        paused: Callable[[], bool] = never,
+    ) -> tuple[LearnReport, ...]:
+        """As ``User.learn`` for each of these ids, all at once: their layers train in one pass over the shared base, and
+        each comes out as it would alone, to the rounding of the backend. One report for each, in the same order.
+
+        What one user cannot do (nothing new, another learn runs, unknown) is that user's report, with ``error`` the name
+        of what ``User.learn`` would have raised; so is being cancelled. Each budget is for each of them. Raises
+        ``InvalidId``, and ``InvalidInput`` where a user is named twice.
+        """
+        if layer is not None:
+            check_layer_name(layer)
+        order = Order(
+            start=start,
+            seconds=seconds,
+            steps=steps,
+            dry_run=dry_run,
+            accept=accept,
+            progress=progress,
+            cancelled=cancelled,
+            paused=paused,
+        )
+        return self._learner().learn_many(users, layer, order)
 
     def models(self) -> tuple[Card, ...]:
         """Every base that can be opened: those that ship, and the user's own in the home's ``models/``. Raises

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TypeAlias
 
 from personalpeft.errors import InvalidInput, NothingToLearn, PersonalPeftError
-from personalpeft.ids import check_layer_name, check_user_id
+from personalpeft.ids import check_user_id
 from personalpeft.learning.build import Builder, Job
 from personalpeft.learning.gate import Margins
 from personalpeft.learning.lessons import routings_of
@@ -67,8 +67,6 @@ class Learner:
         )
 
     def _outcomes(self, users: Sequence[str], layer: str | None, order: Order) -> dict[str, Outcome]:
-        if layer is not None:
-            check_layer_name(layer)
         builder = Builder(self.store, self.engine, self.voices, self.margins, self.now, self.timer, self.timer())
         courses = {user: self._course(builder, user, layer, order) for user in users}
         outcomes: dict[str, Outcome] = {}
