@@ -107,6 +107,12 @@ class Outputs(Protocol):
         """``[n, v]``: the whole log-distribution at each of them."""
         ...
 
+    def divergence(self, run: slice, reference: Outputs, reference_run: slice) -> Any:
+        """``[length of the runs]``: Kullback-Leibler (1951) of the distribution at each token of ``run`` from the
+        reference's at its token; that of the two ``logp``, in less time and memory. No gradient flows to the reference.
+        """
+        ...
+
 
 class Term(Protocol):
     """One summand of a training loss: what it reads of the candidate and of the stack below, and what it makes of the two."""

@@ -132,8 +132,8 @@ class Anchor:
 
     def loss(self, outputs: Sequence[Outputs], references: Sequence[Outputs]) -> Any:
         run = slice(self.first_said, self.first_said + self.length)
-        before = references[0].logp[self.first_kept : self.first_kept + self.length]
-        total, count = (before.exp() * (before - outputs[0].logp[run])).sum(), self.length
+        kept = slice(self.first_kept, self.first_kept + self.length)
+        total, count = outputs[0].divergence(run, references[0], kept).sum(), self.length
         if self.learn_rest:
             likelihood = outputs[0].token_logp
             total = total - likelihood.sum() + likelihood[run].sum()

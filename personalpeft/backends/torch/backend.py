@@ -27,7 +27,8 @@ from personalpeft.backends.torch.kernels import choose_kernels
 from personalpeft.backends.torch.kernels.base import BLOCK
 from personalpeft.backends.torch.kv import Pool, bytes_per_token
 from personalpeft.backends.torch.model import Device, Model, choose_device
-from personalpeft.backends.torch.session import TorchSession, chunks, read
+from personalpeft.backends.torch.outputs import References, chunks, read
+from personalpeft.backends.torch.session import Below, TorchSession, advance
 from personalpeft.backends.torch.slots import SlotBank, StagedStack
 from personalpeft.backends.torch.threads import dismiss
 from personalpeft.bases.base import Base
@@ -68,6 +69,7 @@ class TorchBackend:
         self.description = f"{where.reason}, {why}"
         self._text = Text(base)
         self._model = Model(base, where, kernels)
+        self._references = References(self._model)
         self._bank = SlotBank(
             base.architecture, slots=self.slots, dtype=where.dtype, device=where.device, kernels=kernels
         )
@@ -133,19 +135,24 @@ class TorchBackend:
         return tuple(scores)
 
     def session(self, spec: SessionSpec) -> Session:
-        return TorchSession(self._model, spec, self._bank.one_for_all(spec.below), self._bank.below(spec.below))
+        key = spec.below
+        below = Below(self._bank.number(key), self._bank.one_for_all(key), self._bank.below(key), self._references)
+        return TorchSession(self._model, spec, below)
 
     def advance(
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Term]], rates: Sequence[float]
     ) -> tuple[float, ...]:
-        return tuple(s.step(t, rate) for s, t, rate in zip(sessions, terms, rates, strict=True))
+        own = [session for session in sessions if isinstance(session, TorchSession)]
+        if len(own) < len(sessions) or len(set(own)) < len(own):
+            raise ValueError("these are not different sessions of this backend")
+        return advance(self._model, own, terms, rates)
 
     def fingerprint(self) -> str:
         return self._model.fingerprint()
 
     def close(self) -> None:
         """Lets go of the model; the memory goes with the last reference."""
-        del self._batch, self._bank, self._model
+        del self._batch, self._bank, self._references, self._model
 
 
 def _blocks(model: Model, rows: int) -> int:

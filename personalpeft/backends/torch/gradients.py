@@ -69,6 +69,15 @@ def likelihood(logits: Tensor, tokens: Tensor, training: TrainingKernels | None)
     return said
 
 
+def divergence(p: Tensor, q: Tensor, training: TrainingKernels | None) -> Tensor:
+    """The sum of ``p (log p - log q)`` for each row of two sets of logits, float32 ``[n]``; no gradient flows to ``p``."""
+    if training is None:
+        known, said = (torch.log_softmax(logits, dim=-1, dtype=torch.float32) for logits in (p.detach(), q))
+        return (known.exp() * (known - said)).sum(-1)
+    apart: Tensor = _Divergence.apply(p.detach(), q, training)  # type: ignore[no-untyped-call]
+    return apart
+
+
 class _Norm(nn.Module):
     def __init__(self, inner: Any, kernels: Kernels) -> None:
         super().__init__()
@@ -246,6 +255,7 @@ def _apart(whole: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
 class _Likelihood(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, tokens: Tensor, kernels: TrainingKernels) -> Tensor:
+        logits = logits.contiguous()
         totals = kernels.totals(logits)
         ctx.save_for_backward(logits, tokens, totals)
         ctx.kernels = kernels
@@ -255,3 +265,17 @@ class _Likelihood(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         logits, tokens, totals = ctx.saved_tensors
         return ctx.kernels.likelihood_backward(logits, totals, tokens, grads[0].float().contiguous()), None, None
+
+
+class _Divergence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, q: Tensor, kernels: TrainingKernels) -> Tensor:
+        p, q = p.contiguous(), q.contiguous()
+        known = p, kernels.totals(p), q, kernels.totals(q)
+        ctx.save_for_backward(*known)
+        ctx.kernels = kernels
+        return kernels.divergence(*known)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:
+        return None, ctx.kernels.divergence_backward(*ctx.saved_tensors, grads[0].float().contiguous()), None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -18,82 +17,36 @@ from torch import Tensor, nn
 
 from personalpeft.adapters.base import Pair
 from personalpeft.backends.base import Continuation, SessionSpec, Term
-from personalpeft.backends.torch.gradients import likelihood
-from personalpeft.backends.torch.kernels import Kernels
 from personalpeft.backends.torch.linear import Bound, groups_of
 from personalpeft.backends.torch.model import Model
+from personalpeft.backends.torch.outputs import Reference, References, TensorOutputs, TokenReference, outputs_of
 from personalpeft.backends.torch.packing import pack
 from personalpeft.backends.torch.trained import Segment, Segments, Wide, gradients, segment
 
+# Tokens of several sessions in one pass: more make no token quicker (docs/benchmarks.md) and take more memory.
+_PASS = 512
+
 
 @dataclass(frozen=True)
-class TensorOutputs:
-    """What the model gave for one continuation, from its logits ``[n, vocabulary]``; log-probs are float32."""
-
-    logits: Tensor
-    tokens: Tensor
-    kernels: Kernels
-
-    @cached_property
-    def logp(self) -> Tensor:
-        return torch.log_softmax(self.logits, dim=-1, dtype=torch.float32)
-
-    @cached_property
-    def token_logp(self) -> Tensor:
-        return likelihood(self.logits, self.tokens, self.kernels.training)
-
-
-@dataclass(frozen=True, eq=False)
-class Reference:
-    """What the stack below said of one continuation.
-
-    Kept are the hidden states that the head reads: a whole distribution is a hundred times as large, and comes out of
-    them the same whenever it is asked for.
+class Below:
+    """The frozen stack that a session stands on, as passes with and without a gradient need it; ``number`` tells it from
+    every other that was ever attached.
     """
 
-    token_logp: Tensor
-    hidden: Tensor
-    model: Model
-
-    @property
-    def logp(self) -> Tensor:
-        with torch.no_grad():
-            return torch.log_softmax(self.model.logits(self.hidden), dim=-1, dtype=torch.float32)
-
-
-@dataclass(frozen=True)
-class TokenOutputs:
-    """As much of a reference as most terms ask for."""
-
-    token_logp: Tensor
-
-    @property
-    def logp(self) -> Tensor:
-        raise LookupError("this term asked for the reference's tokens only")
-
-
-def read(model: Model, items: Sequence[Continuation]) -> list[TensorOutputs]:
-    """The outputs of each continuation, in one pass. Needs the model's turn."""
-    return outputs_of(model, items, model.hidden(pack(items)))
-
-
-def outputs_of(model: Model, items: Sequence[Continuation], hidden: Tensor) -> list[TensorOutputs]:
-    """The outputs of each continuation, from the hidden states of all of them."""
-    logits = torch.split(model.logits(hidden), [len(item.completion) for item in items])
-    return [
-        TensorOutputs(own, torch.tensor(item.completion, device=own.device), model.kernels)
-        for item, own in zip(items, logits, strict=True)
-    ]
+    number: int
+    bound: Bound | None
+    frozen: Sequence[Wide | None]
+    references: References
 
 
 class TorchSession:
     """AdamW (Loshchilov & Hutter 2019) on one layer's halves, kept in float32 over a base of any precision."""
 
-    def __init__(self, model: Model, spec: SessionSpec, below: Bound | None, frozen: Sequence[Wide | None]) -> None:
+    def __init__(self, model: Model, spec: SessionSpec, below: Below) -> None:
         unknown = set(spec.targets) - set(model.base.architecture.projections)
         if unknown:
             raise ValueError(f"the base has no projection {sorted(unknown)}")
-        self._model, self._spec, self._below, self._frozen = model, spec, below, frozen
+        self._model, self._spec, self._below = model, spec, below
         self._groups = groups_of(model.base.architecture)
         self._halves = _initial(model, spec)
         self._optimizer = torch.optim.AdamW(
@@ -108,16 +61,10 @@ class TorchSession:
         model.open_session()
 
     def refer(self, terms: Sequence[Term]) -> None:
-        """Reads what the stack below says of all that these terms will need, one continuation at a time: what is read
-        together changes the last bits, and a session that resumes, or shares what it read, must see the same ones.
-        """
-        for item in dict.fromkeys(item for term in terms for item in term.references):
-            if item in self._references:
-                continue
-            with torch.no_grad(), self._model.turn(self._below):
-                hidden = self._model.hidden(pack([item]))
-                (said,) = outputs_of(self._model, [item], hidden)
-                self._references[item] = Reference(said.token_logp, hidden, self._model)
+        """Reads what the stack below says of all that these terms will need, where no session has read it before."""
+        wanted = dict.fromkeys(item for term in terms for item in term.references)
+        missing = [item for item in wanted if item not in self._references]
+        self._references |= self._below.references.read(missing, self._below.number, self._below.bound)
 
     def step(self, terms: Sequence[Term], learning_rate: float) -> float:
         """One optimizer step on the sum of the terms' losses; returns that loss."""
@@ -127,7 +74,7 @@ class TorchSession:
     def segment(self, begin: int, end: int) -> Segment:
         """The layer as it is now, over what lies below, for these tokens of a pass."""
         return segment(
-            begin, end, self._halves, self._spec.scaling, self._frozen, self._groups, self._model.where.dtype
+            begin, end, self._halves, self._spec.scaling, self._below.frozen, self._groups, self._model.where.dtype
         )
 
     def loss(self, terms: Sequence[Term], outputs: Mapping[Continuation, TensorOutputs]) -> Tensor:
@@ -135,7 +82,7 @@ class TorchSession:
         losses = []
         for term in terms:
             before = [self._references[item] for item in term.references]
-            references = before if term.whole else [TokenOutputs(reference.token_logp) for reference in before]
+            references = before if term.whole else [TokenReference(reference) for reference in before]
             losses.append(term.loss([outputs[item] for item in term.continuations], references))
         return torch.stack(losses).sum()
 
@@ -195,41 +142,54 @@ class TorchSession:
 def advance(
     model: Model, sessions: Sequence[TorchSession], terms: Sequence[Sequence[Term]], rates: Sequence[float]
 ) -> tuple[float, ...]:
-    """One step of each; see ``Backend.advance``."""
-    items = [list(dict.fromkeys(i for term in own for i in term.continuations)) for own in terms]
-    packed = pack(*items)
-    begins = (0, *packed.ends)
-    segments = [s.segment(b, e) for s, b, e in zip(sessions, begins, packed.ends, strict=False)]
-    everything = [item for own in items for item in own]
+    """One step of each, a few sessions in each pass; see ``Backend.advance``."""
+    if not len(sessions) == len(terms) == len(rates):
+        raise ValueError("each session needs its terms and its rate")
+    losses: list[float] = []
+    asked = [list(dict.fromkeys(item for term in own for item in term.continuations)) for own in terms]
+    for some in _passes([len(pack(items).tokens) for items in asked], _PASS):
+        losses += _advance(model, sessions[some], terms[some], rates[some], asked[some])
+    return tuple(losses)
+
+
+def _advance(
+    model: Model,
+    sessions: Sequence[TorchSession],
+    terms: Sequence[Sequence[Term]],
+    rates: Sequence[float],
+    asked: Sequence[Sequence[Continuation]],
+) -> list[float]:
+    """One forward and one backward pass."""
+    packed = pack(*asked)
+    begins = (0, *packed.ends[:-1])
+    segments = [s.segment(b, e) for s, b, e in zip(sessions, begins, packed.ends, strict=True)]
     with model.turn(training=Segments(segments, model.where.device)), torch.enable_grad():
-        outputs = iter(outputs_of(model, everything, model.hidden(packed)))
+        outputs = iter(outputs_of(model, [item for items in asked for item in items], model.hidden(packed)))
         losses = [
-            session.loss(own, {item: next(outputs) for item in read})
-            for session, own, read in zip(sessions, terms, items, strict=True)
+            session.loss(own, {item: next(outputs) for item in items})
+            for session, own, items in zip(sessions, terms, asked, strict=True)
         ]
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
         for session, done, rate in zip(sessions, segments, rates, strict=True):
             session.learn(done, rate)
-    return tuple(float(loss.detach()) for loss in losses)
+        return [float(loss.detach()) for loss in losses]
+
+
+def _passes(sizes: Sequence[int], most: int) -> list[slice]:
+    """Neighbours together as long as they have no more than so many tokens; one that has more goes by itself."""
+    passes: list[slice] = []
+    first, total = 0, 0
+    for number, size in enumerate(sizes):
+        if number > first and total + size > most:
+            passes.append(slice(first, number))
+            first, total = number, 0
+        total += size
+    return [*passes, slice(first, len(sizes))] if sizes else []
 
 
 def _no_moments(half: Tensor) -> dict[str, Tensor]:
     """What AdamW begins with, under its own names."""
     return {"step": torch.zeros(()), "exp_avg": torch.zeros_like(half), "exp_avg_sq": torch.zeros_like(half)}
-
-
-def chunks(items: Sequence[Continuation], tokens: int) -> list[list[Continuation]]:
-    """Continuations in order, in groups of about so many tokens: attention over a pack costs the square of its length."""
-    groups: list[list[Continuation]] = []
-    size = tokens
-    for item in items:
-        length = len(item.prompt) + len(item.completion)
-        if size + length > tokens:
-            groups.append([])
-            size = 0
-        groups[-1].append(item)
-        size += length
-    return groups
 
 
 def _initial(model: Model, spec: SessionSpec) -> dict[str, Tensor]:

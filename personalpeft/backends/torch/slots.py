@@ -6,6 +6,7 @@ before that row has left, whatever becomes of its key; what is bound for trainin
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,6 +99,8 @@ class SlotBank:
         self._filling = threading.Lock()
         self._free = list(range(slots, 0, -1))
         self._slot_of: dict[str, int] = {}
+        self._number_of: dict[str, int] = {}
+        self._numbers = itertools.count(1)
         self._uses = [0] * (slots + 1)
         self._forgotten: set[int] = set()
         # The same numbers twice: reading them back from a device would wait for the step that runs there.
@@ -155,11 +158,13 @@ class SlotBank:
             self._ranks[slot] = self._rank_of[slot] = stack.rank
             with self._turn:
                 self._slot_of[key] = slot
+                self._number_of[key] = next(self._numbers)
 
     def drop(self, key: str) -> None:
         """Forgets a key; the slot is free once nothing points to it. A key without one is fine."""
         with self._turn:
             slot = self._slot_of.pop(key, None)
+            self._number_of.pop(key, None)
             if slot is not None:
                 self._forgotten.add(slot)
                 self._free_if_unused(slot)
@@ -197,6 +202,13 @@ class SlotBank:
                 a.append(whole.reshape(blocks, -1, inputs).clone().unbind(0))
                 b.append([shelf.b[slot, :, :rank, begin:end].clone().unbind(0) for begin, end in group.sections])
         return OneForAll(a, b, self._groups)
+
+    def number(self, key: str | None) -> int:
+        """What tells this stack from every other that was ever put here, even under the same key; 0 for the bare base.
+        Raises ``KeyError``.
+        """
+        with self._turn:
+            return 0 if key is None else self._number_of[key]
 
     def below(self, key: str | None) -> tuple[Wide | None, ...]:
         """A copy of one stack for each group, as what is trained above it needs it. Raises ``KeyError``."""

@@ -31,10 +31,12 @@ class Wide:
 
 @dataclass(eq=False, slots=True)
 class _Slice:
-    """One segment's part of one group: what is frozen comes first, so that ``own`` is where the trained rows begin."""
+    """One segment's part of one group, block by block: what is frozen comes first, so that ``own`` is where the trained
+    rows begin. The gradients, of those alone, are ``[blocks, rows, ...]``.
+    """
 
-    a: Tensor
-    b: Tensor
+    a: tuple[Tensor, ...]
+    b: tuple[Tensor, ...]
     own: int
     a_grad: Tensor
     b_grad: Tensor
@@ -73,7 +75,8 @@ def segment(
         a, b = torch.cat([part.a for part in parts], dim=1), torch.cat([part.b for part in parts], dim=1)
         rows = 0 if own is None else own.a.shape[1]
         first = a.shape[1] - rows
-        slices.append(_Slice(a, b, first, torch.empty_like(a[:, first:]), torch.empty_like(b[:, first:])))
+        a_grad, b_grad = torch.empty_like(a[:, first:]), torch.empty_like(b[:, first:])
+        slices.append(_Slice(a.unbind(0), b.unbind(0), first, a_grad, b_grad))
     return Segment(begin, end, slices)
 
 
@@ -133,8 +136,8 @@ class _Product(torch.autograd.Function):
         flat, out = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
         narrow = []
         for begin, end, part in slices:
-            narrow.append(flat[begin:end] @ part.a[block].t())
-            out[begin:end].addmm_(narrow[-1], part.b[block])
+            narrow.append(_rows(flat, begin, end) @ part.a[block].t())
+            _rows(out, begin, end).addmm_(narrow[-1], part.b[block])
         ctx.save_for_backward(flat, *narrow)
         ctx.about = frozen, slices, block
         return y
@@ -148,9 +151,16 @@ class _Product(torch.autograd.Function):
         # The first block's inputs are the embeddings, which nobody asks the gradient of.
         back = frozen.back(grad) if ctx.needs_input_grad[0] else None
         for (begin, end, part), h in zip(slices, narrow, strict=True):
-            slope = given[begin:end] @ part.b[block].t()
+            own, inputs = _rows(given, begin, end), _rows(flat, begin, end)
+            slope = own @ part.b[block].t()
             if back is not None:
-                back.view(-1, back.shape[-1])[begin:end].addmm_(slope, part.a[block])
-            torch.mm(slope[:, part.own :].t(), flat[begin:end], out=part.a_grad[block])
-            torch.mm(h[:, part.own :].t(), given[begin:end], out=part.b_grad[block])
+                _rows(back.view(-1, back.shape[-1]), begin, end).addmm_(slope, part.a[block])
+            if part.own:
+                slope, h = slope[:, part.own :], h[:, part.own :]
+            torch.mm(slope.t(), inputs, out=part.a_grad[block])
+            torch.mm(h.t(), own, out=part.b_grad[block])
         return back, None, None, None, None
+
+
+def _rows(of: Tensor, begin: int, end: int) -> Tensor:
+    return of if end - begin == len(of) else of[begin:end]

@@ -486,6 +486,43 @@ void likelihood_backward(const T* x, const float* total, const int64_t* tokens, 
     }
 }
 
+// How far each row's distribution q is from p: the sum of p (log p - log q) (Kullback & Leibler 1951).
+template <typename T>
+void divergence(const T* p, const float* p_total, const T* q, const float* q_total, float* out, int64_t rows,
+                int64_t size) {
+#pragma omp parallel for if (rows * size > WORTH_THREADS)
+    for (int64_t row = 0; row < rows; ++row) {
+        const T *from = p + row * size, *to = q + row * size;
+        const float from_total = p_total[row], to_total = q_total[row];
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = 0; i < size; ++i) {
+            float known = as_float(from[i]) - from_total;
+            known = known < 0 ? known : 0;
+            sum += exp_of_negative(known) * (known - (as_float(to[i]) - to_total));
+        }
+        out[row] = sum;
+    }
+}
+
+// The gradient of that to q's logits: slope * (q - p).
+template <typename T>
+void divergence_backward(const T* p, const float* p_total, const T* q, const float* q_total, const float* slope,
+                         T* out, int64_t rows, int64_t size) {
+#pragma omp parallel for if (rows * size > WORTH_THREADS)
+    for (int64_t row = 0; row < rows; ++row) {
+        const T *from = p + row * size, *to = q + row * size;
+        T* result = out + row * size;
+        const float from_total = p_total[row], to_total = q_total[row], factor = slope[row];
+#pragma omp simd
+        for (int64_t i = 0; i < size; ++i) {
+            const float known = as_float(from[i]) - from_total, said = as_float(to[i]) - to_total;
+            const float apart = exp_of_negative(said < 0 ? said : 0) - exp_of_negative(known < 0 ? known : 0);
+            store(factor * apart, result[i]);
+        }
+    }
+}
+
 }  // namespace
 
 #define EXPORT(SUFFIX, T)                                                                                              \
@@ -515,6 +552,14 @@ void likelihood_backward(const T* x, const float* total, const int64_t* tokens, 
     void likelihood_backward_##SUFFIX(const T* x, const float* total, const int64_t* tokens, const float* slope,       \
                                       T* out, int64_t rows, int64_t size) {                                            \
         likelihood_backward(x, total, tokens, slope, out, rows, size);                                                 \
+    }                                                                                                                  \
+    void divergence_##SUFFIX(const T* p, const float* p_total, const T* q, const float* q_total, float* out,           \
+                             int64_t rows, int64_t size) {                                                             \
+        divergence(p, p_total, q, q_total, out, rows, size);                                                           \
+    }                                                                                                                  \
+    void divergence_backward_##SUFFIX(const T* p, const float* p_total, const T* q, const float* q_total,              \
+                                      const float* slope, T* out, int64_t rows, int64_t size) {                        \
+        divergence_backward(p, p_total, q, q_total, slope, out, rows, size);                                           \
     }
 
 extern "C" {

@@ -25,6 +25,8 @@ _SIGNATURES = {
     "gate_backward": (_P, _P, _P, _I, _I),
     "totals": (_P, _P, _I, _I),
     "likelihood_backward": (_P, _P, _P, _P, _P, _I, _I),
+    "divergence": (_P, _P, _P, _P, _P, _I, _I),
+    "divergence_backward": (_P, _P, _P, _P, _P, _P, _I, _I),
 }
 # Floats to a padded head: the widest vectors that the compiled loops are written for.
 _LANES = 16
@@ -140,6 +142,18 @@ class TrainingKernels:
         """The gradient to the logits, where ``slope`` (float32 ``[n]``) is that of each row's log-prob of its token."""
         out = torch.empty_like(logits)
         self._call["likelihood_backward"](*_addresses(logits, totals, tokens, slope, out), *logits.shape)
+        return out
+
+    def divergence(self, p: Tensor, p_totals: Tensor, q: Tensor, q_totals: Tensor) -> Tensor:
+        """The sum of ``p (log p - log q)`` for each row of two sets of logits, float32 ``[n]``."""
+        out = torch.empty(len(p), dtype=torch.float32)
+        self._call["divergence"](*_addresses(p, p_totals, q, q_totals, out), *p.shape)
+        return out
+
+    def divergence_backward(self, p: Tensor, p_totals: Tensor, q: Tensor, q_totals: Tensor, slope: Tensor) -> Tensor:
+        """The gradient of ``divergence`` to the logits of ``q``."""
+        out = torch.empty_like(q)
+        self._call["divergence_backward"](*_addresses(p, p_totals, q, q_totals, slope, out), *q.shape)
         return out
 
 
