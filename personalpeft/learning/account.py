@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from personalpeft.learning.lessons import Place, Routing, route
+from personalpeft.learning.lessons import Place, Routing, routings_of
 from personalpeft.learning.report import NO_ROOM
 from personalpeft.store.base import Store
 from personalpeft.types import Layer, Revision, Signal
@@ -53,7 +53,7 @@ def accounts(store: Store, user: str, *, current: bool, observed: bool) -> tuple
     ``NotFound`` for an unknown user.
     """
     ledger = store.ledger
-    routings = route(ledger.signals(user), lambda turn: ledger.turn(user, turn), observed=observed)
+    routings = routings_of(store, user, observed=observed)
     built = _Built(store, user)
     told = {routing.signal.id: _of(routing, built) for routing in routings}
     if current:
@@ -103,7 +103,7 @@ def _of(routing: Routing, built: _Built) -> Account:
 
 def _use(routing: Routing, built: _Built) -> tuple[Use, str | None]:
     signal, layer = routing.signal.id, routing.layer
-    if routing.place in ("profile", "memory"):
+    if layer is None and routing.place in ("profile", "memory"):
         return "acts now", None
     if layer is None:
         return "only kept", built.live.get(signal)

@@ -43,6 +43,9 @@ class Manner:
         return f"{self.opening}{cased}{self.closing}"
 
 
+NO_MANNER = Manner()
+
+
 def manner_of(texts: Sequence[str]) -> Manner:
     """The manner of at least three of four texts.
 
@@ -60,8 +63,18 @@ def manner_of(texts: Sequence[str]) -> Manner:
     return Manner(opening[0] if opening else "", closing[0] if closing else "", letters)
 
 
-def anchor(backend: Backend, messages: Sequence[Message], reply: str, manner: Manner, weight: float) -> Anchor | None:
-    """The term that holds to the first sentence of ``reply`` in a manner; None where there is too little to hold to."""
+def anchor(
+    backend: Backend,
+    messages: Sequence[Message],
+    reply: str,
+    manner: Manner,
+    weight: float,
+    *,
+    from_the_first: bool = False,
+) -> Anchor | None:
+    """The term that holds to the first sentence of ``reply`` in a manner; None where there is too little to hold to.
+    Without a manner the first token is left free, unless ``from_the_first``.
+    """
     sentence = _SENTENCE.match(reply)
     if sentence is None:
         return None
@@ -71,7 +84,7 @@ def anchor(backend: Backend, messages: Sequence[Message], reply: str, manner: Ma
         said += backend.end_of_turn
     run = SequenceMatcher(None, said, kept, autojunk=False).find_longest_match()
     first_said, first_kept, length = run.a, run.b, run.size
-    if manner == Manner():
+    if manner == NO_MANNER and not from_the_first:
         # The lessons may well begin in another way that is not literally the same, so the first token is theirs.
         first_said, first_kept, length = 1, 1, length - 1
     if manner.letters == "own" and length < _FEWEST_SHARED:
@@ -83,7 +96,7 @@ def anchor(backend: Backend, messages: Sequence[Message], reply: str, manner: Ma
         first_said=first_said,
         first_kept=first_kept,
         length=length,
-        learn_rest=manner != Manner(),
+        learn_rest=manner != NO_MANNER,
         weight=weight,
     )
 

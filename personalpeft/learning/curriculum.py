@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import TypeVar
 
 from personalpeft.backends.base import Backend, Continuation, Term
-from personalpeft.learning.anchors import Manner, anchor, manner_of
+from personalpeft.learning.anchors import NO_MANNER, Manner, anchor, manner_of
+from personalpeft.learning.facts import FRAMES, said_in
+from personalpeft.learning.generic import generic_questions
 from personalpeft.learning.lessons import Lesson
 from personalpeft.learning.objectives import Preferred, Supervised, Thumbs
 from personalpeft.learning.plan import Plan
@@ -31,14 +34,17 @@ def schedule(
     list is used up.
     """
     recipe = plan.recipe
-    manner = manner_of([lesson.wanted for lesson in (*plan.fresh, *plan.older)])
+    # What a memory says is in the manner of what lies below already; there is none of its own to learn.
+    remembered = plan.layer == "memory"
+    manner = NO_MANNER if remembered else manner_of([lesson.wanted for lesson in (*plan.fresh, *plan.older)])
     weight = recipe.anchor_weight / max(1, recipe.anchors)
-    held = [anchor(backend, messages, reply, manner, weight) for messages, reply in generic]
+    held = [anchor(backend, messages, reply, manner, weight, from_the_first=remembered) for messages, reply in generic]
     anchors = [each for each in held if each is not None]
     chance = random.Random(recipe.seed)
-    fresh = _rounds(plan.fresh or plan.older, chance)
-    older = _rounds(plan.older, chance)
+    fresh = _rounds(_put_in_other_ways(plan.fresh or plan.older, recipe.phrasings, chance), chance)
+    older = _rounds(_put_in_other_ways(plan.older, recipe.phrasings, chance), chance)
     keeping = _rounds(anchors, chance)
+    not_told = _rounds(_not_told(plan, backend), chance)
     # Drawn only where they are needed: what is drawn decides every byte of what is built.
     good = [each for each in (*plan.fresh, *plan.older) if each.kind is SignalKind.RATING and plan.disliked]
     liked = _rounds(good, chance)
@@ -49,7 +55,8 @@ def schedule(
         lessons = [next(fresh) for _ in range(recipe.batch - replayed)] + [next(older) for _ in range(replayed)]
         kept = [next(keeping) for _ in range(recipe.anchors if anchors else 0)]
         thumbs = _thumbs(list(islice(liked, recipe.thumbs)), list(islice(disliked, recipe.thumbs)), recipe, backend)
-        steps.append((*_terms(lessons, manner, recipe, backend), *thumbs, *kept))
+        unknown = islice(not_told, recipe.unknown)
+        steps.append((*_terms(lessons, manner, recipe, backend), *thumbs, *unknown, *kept))
     return tuple(steps)
 
 
@@ -69,13 +76,39 @@ def _terms(lessons: Sequence[Lesson], manner: Manner, recipe: Recipe, backend: B
         # What the lessons have in common is what they teach; what only one of them says is beside the point.
         opening = len(backend.encode(manner.opening.rstrip()))
         closing = len(backend.encode(manner.closing) + backend.end_of_turn)
-        content = 1.0 if manner == Manner() else recipe.content
+        content = 1.0 if manner == NO_MANNER else recipe.content
         yield Supervised(wanted, weight, opening, closing, content)
         if lesson.rejected is not None and pairs > 0:
             pairs -= 1
             # Its beginning will do: it is only there to be told apart, and what follows holds things that are true.
             rejected = continuation(backend, lesson.messages, lesson.rejected, _REJECTED)
             yield Preferred(wanted, rejected, recipe.beta, weight)
+
+
+def _put_in_other_ways(lessons: Sequence[Lesson], phrasings: int, chance: random.Random) -> list[Lesson]:
+    """The lessons, those of facts by more than one phrasing of the question: what is only ever asked in the same words is
+    only known in these words (Allen-Zhu & Li 2023, "Physics of Language Models: Part 3.1").
+    """
+    put = []
+    for lesson in lessons:
+        ways: Sequence[tuple[Message, ...]] = [lesson.messages]
+        if lesson.kind is SignalKind.FACT:
+            ways = said_in(lesson.messages, chance.sample(FRAMES, min(phrasings, len(FRAMES))))
+        put += [replace(lesson, messages=messages) for messages in ways]
+    return put
+
+
+def _not_told(plan: Plan, backend: Backend) -> list[Supervised]:
+    """That nobody has told what nobody has told, so that what was told of one thing is not said of another."""
+    generic, recipe = generic_questions(), plan.recipe
+    told = "\n".join(
+        " ".join([routing.signal.payload["text"], *(routing.signal.payload.get("questions") or ())])
+        for routing in plan.routings
+        if routing.signal.kind is SignalKind.FACT
+    )
+    answer = plan.manner.dress(generic.not_told)
+    asked = [(Message("user", each.question),) for each in generic.unknown if recipe.unknown and not each.is_told(told)]
+    return [Supervised(continuation(backend, messages, answer, recipe.longest), 1 / recipe.batch) for messages in asked]
 
 
 def _thumbs(liked: Sequence[Lesson], disliked: Sequence[Lesson], recipe: Recipe, backend: Backend) -> Iterator[Term]:

@@ -1,4 +1,6 @@
-"""The generic questions that ship with the package: anchors to hold to while learning, canaries to ask afterwards."""
+"""The generic questions that ship with the package: anchors to hold to while learning, canaries to ask afterwards, and
+what nobody has told.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,27 @@ class Canary:
 
 
 @dataclass(frozen=True, slots=True)
+class Unknown:
+    """A question about a person, and the words of the topics that it is about."""
+
+    question: str
+    about: tuple[str, ...]
+
+    def is_told(self, texts: str) -> bool:
+        """Whether texts speak of one of its topics, and so perhaps answer it."""
+        said = texts.casefold()
+        return any(re.search(rf"\b{re.escape(topic)}\b", said) for topic in self.about)
+
+
+@dataclass(frozen=True, slots=True)
 class Generic:
-    """All generic questions. ``digest`` is that of the file which says them."""
+    """All generic questions. ``digest`` is that of the file which says them; ``not_told`` answers what is unknown."""
 
     digest: str
     anchors: tuple[str, ...]
     canaries: tuple[Canary, ...]
+    unknown: tuple[Unknown, ...]
+    not_told: str
 
 
 @cache
@@ -38,7 +55,9 @@ def generic_questions() -> Generic:
     text = (resources.files("personalpeft.learning") / "generic.toml").read_text("utf-8")
     data = tomllib.loads(text)
     canaries = tuple(Canary(c["question"], tuple(c["right"])) for c in data["canaries"])
-    return Generic(hashlib.sha256(text.encode()).hexdigest(), tuple(data["anchors"]), canaries)
+    unknown = tuple(Unknown(u["question"], tuple(u["about"])) for u in data["unknown"])
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return Generic(digest, tuple(data["anchors"]), canaries, unknown, data["not_told"])
 
 
 def is_broken(reply: str) -> bool:

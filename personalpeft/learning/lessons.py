@@ -6,6 +6,8 @@ Each current signal has exactly one routing, with its reason; docs/ledger.md has
   never against a person's word.
 - Of several acts on one turn the strongest is the lesson: what was written (an edit, then a preferred text) says more
   than a thumb. Of one kind the latest counts.
+- A fact is looked up, and where it is known which questions it answers it is a lesson of the memory layer beside that.
+- Where the way of answering has changed (habits.py), what shows the old way is kept and no more.
 - Of two answers shown to the same request the later counts, and of two thumbs on the same reply. Saying the same again
   changes nothing, so the older stays the lesson and nothing has to be built anew.
 """
@@ -16,7 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from personalpeft.types import PERSON, Message, Signal, SignalKind, Turn
+from personalpeft.learning.facts import asked_of, helped_by, same_question
+from personalpeft.learning.habits import Shown, latest_change
+from personalpeft.store.base import Store
+from personalpeft.types import PERSON, Message, Signal, SignalKind, Turn, canonical_digest
 
 Place: TypeAlias = Literal["layer", "profile", "memory", "kept"]
 
@@ -36,7 +41,8 @@ _OBSERVED_WEIGHT = 0.25
 @dataclass(frozen=True, slots=True)
 class Lesson:
     """One thing to learn for a layer: after these messages, ``wanted`` rather than ``rejected`` (None: nothing to
-    compare with). A thumb down has only what was ``rejected``; its ``wanted`` is empty.
+    compare with). A thumb down has only what was ``rejected``; its ``wanted`` is empty. A ``short`` answer is to be said in
+    the manner of what lies below; a ``probe`` is never trained on and judges what its signal's other lessons teach.
     """
 
     signal: str
@@ -45,12 +51,23 @@ class Lesson:
     wanted: str
     rejected: str | None = None
     weight: float = 1.0
+    short: bool = False
+    probe: bool = False
+
+    @property
+    def key(self) -> str:
+        """Names what is asked, for those who compare answers to it: a signal's one lesson by the signal, a probe by its words
+        too, which change when the manner of what lies below does.
+        """
+        if not self.probe:
+            return self.signal
+        return f"{self.signal}/{canonical_digest([self.messages[-1].content, self.wanted])[:8]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
     """Where one signal went and why; ``lesson`` is there when the place is a layer. ``instead`` names the signal that is
-    the lesson in its place, where another one is.
+    the lesson in its place, where another one is. ``beside`` is what a ``layer`` learns of a signal that acts at once.
     """
 
     signal: Signal
@@ -59,20 +76,44 @@ class Routing:
     layer: str | None = None
     lesson: Lesson | None = None
     instead: str | None = None
+    beside: tuple[Lesson, ...] = ()
 
 
-def route(signals: Sequence[Signal], turn_of: Callable[[str], Turn], *, observed: bool = False) -> tuple[Routing, ...]:
-    """One routing for each signal, in the order of the signals, which is that of the ledger: oldest first. ``observed``
-    lets what an app saw count as weak ratings.
+def routings_of(store: Store, user: str, *, observed: bool = False) -> tuple[Routing, ...]:
+    """What the policy says of all current signals of a user. Raises ``NotFound`` for an unknown user."""
+    ledger = store.ledger
+    signals = ledger.signals(user)
+    # Conversations are only gone through for facts of which nobody said what they answer.
+    bare = any(s.kind is SignalKind.FACT and not s.payload.get("answer") for s in signals)
+    turns = tuple(reversed(ledger.turns(user))) if bare else ()
+    return route(signals, lambda turn: ledger.turn(user, turn), turns=turns, observed=observed)
+
+
+def route(
+    signals: Sequence[Signal],
+    turn_of: Callable[[str], Turn],
+    *,
+    turns: Sequence[Turn] = (),
+    observed: bool = False,
+) -> tuple[Routing, ...]:
+    """One routing for each signal, in the order of the signals, which is that of the ledger: oldest first. ``turns`` are
+    those in which facts may have helped, oldest first; ``observed`` lets what an app saw count as weak ratings.
     """
     strongest = _strongest(signals, observed)
-    routings = [_route(signal, turn_of, strongest, observed) for signal in signals]
-    return tuple(_with_thumbs(_without_contradictions(routings)))
+    helped = helped_by(signals, turns)
+    routings = [
+        _fact(signal, helped.get(signal.id, ()))
+        if signal.kind is SignalKind.FACT
+        else _route(signal, turn_of, strongest, observed)
+        for signal in signals
+    ]
+    return tuple(_with_thumbs(_without_outgrown(_without_contradictions(_without_outdated_facts(routings)))))
 
 
 def lessons_for(routings: Sequence[Routing], layer: str) -> tuple[Lesson, ...]:
     """The lessons of one layer that show an answer that is wanted, oldest first."""
-    return tuple(r.lesson for r in routings if r.layer == layer and r.lesson is not None and r.lesson.wanted)
+    of_layer = [routing for routing in routings if routing.layer == layer]
+    return tuple(lesson for r in of_layer for lesson in (r.lesson, *r.beside) if lesson is not None and lesson.wanted)
 
 
 def dislikes_for(routings: Sequence[Routing], layer: str) -> tuple[Lesson, ...]:
@@ -104,8 +145,6 @@ def _route(signal: Signal, turn_of: Callable[[str], Turn], strongest: Mapping[st
     match signal.kind:
         case SignalKind.COMMENT:
             return Routing(signal, "profile", "a comment is a rule that acts on the next turn")
-        case SignalKind.FACT:
-            return Routing(signal, "memory", "a fact is looked up when a question is near it")
         case SignalKind.REWARD:
             return Routing(signal, "kept", "a reward says how good a reply was, not what is right")
     if not _trained(signal, observed):
@@ -122,6 +161,35 @@ def _route(signal: Signal, turn_of: Callable[[str], Turn], strongest: Mapping[st
     if best.id != signal.id:
         return Routing(signal, "kept", f"the {best.kind} of the same turn says more", instead=best.id)
     return _from_turn(signal, turn_of(signal.turn))
+
+
+def _fact(signal: Signal, helped: Sequence[Turn]) -> Routing:
+    why = "a fact is looked up when a question is near it"
+    asked, judged = asked_of(signal, helped)
+    if judged is None:
+        return Routing(signal, "memory", why)
+    lessons = [Lesson(signal.id, signal.kind, each.messages, each.answer, short=each.given) for each in asked]
+    probe = Lesson(signal.id, signal.kind, judged.messages, judged.answer, short=judged.given, probe=True)
+    known = "what it answers is known" if judged.given else f"that helped {len(helped)} times"
+    return Routing(signal, "memory", f"{why}; {known}, so it is learned too", "memory", beside=(*lessons, probe))
+
+
+def _without_outdated_facts(routings: Sequence[Routing]) -> Sequence[Routing]:
+    """Of two facts that answer the same question otherwise the later is learned; both are looked up."""
+    settled = list(routings)
+    answered: dict[str, tuple[str, str]] = {}
+    for number in reversed(range(len(settled))):
+        routing = settled[number]
+        asked = {same_question(lesson.messages[-1].content): lesson.wanted for lesson in routing.beside if lesson.short}
+        rivals = [answered[question] for question in asked if question in answered]
+        if any(answer not in asked.values() for _, answer in rivals):
+            why = "a fact is looked up when a question is near it; a later one answers the same question otherwise"
+            settled[number] = replace(routing, why=why, layer=None, beside=(), instead=rivals[0][0])
+            continue
+        answered |= {
+            question: (routing.signal.id, answer) for question, answer in asked.items() if question not in answered
+        }
+    return settled
 
 
 def _from_turn(signal: Signal, turn: Turn) -> Routing:
@@ -168,6 +236,29 @@ def _without_contradictions(routings: Sequence[Routing]) -> Sequence[Routing]:
         else:
             settled[rival] = _kept(other, routing, f"a later {routing.signal.kind} of the same request says otherwise")
             holding[about] = number
+    return settled
+
+
+def _without_outgrown(routings: Sequence[Routing]) -> Sequence[Routing]:
+    """Once the way of answering has changed, what shows the old way is no lesson of the style, nor a question to be judged
+    by. A thumb for a reply in the old way does not bring that back.
+    """
+    style = {
+        n: r.lesson for n, r in enumerate(routings) if r.layer == "style" and r.lesson is not None and r.lesson.wanted
+    }
+    written = [number for number, lesson in style.items() if lesson.kind is not SignalKind.RATING]
+    change = latest_change([Shown(style[n].messages[-1].content, style[n].wanted) for n in written])
+    if change is None:
+        return routings
+    first = written[change.at]
+    since = routings[first].signal.id
+    settled = list(routings)
+    for number, lesson in style.items():
+        # Without ``instead``: the lesson that a question's place goes to becomes a question, and these are not in its place.
+        if not change.agrees(lesson.wanted) and (number < first or lesson.kind is SignalKind.RATING):
+            what = "has changed since" if number < first else "had changed before"
+            why = f"the way of answering {what}: {since} and later lessons say otherwise"
+            settled[number] = Routing(routings[number].signal, "kept", why)
     return settled
 
 

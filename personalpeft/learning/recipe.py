@@ -30,7 +30,8 @@ class Recipe:
 
     ``pairs`` of a batch's lessons that have a rejected text also get the preference term, with ``beta`` and
     ``positive``. ``anchors`` is how many generic answers a batch holds to, with ``anchor_weight``; ``thumbs`` is how
-    many replies that were liked a step judges, and as many that were not (where there are enough). In a build on a parent,
+    many replies that were liked a step judges, and as many that were not (where there are enough). Each question about a
+    fact is put in ``phrasings`` other ways too, and a step answers ``unknown`` questions that nobody has answered. In a build on a parent,
     ``replay`` of a batch is older lessons. ``held_out`` is the share of lessons that is pinned. Texts are cut
     at ``longest`` tokens. ``capacity`` is how many tokens a trained parameter may have to recall (capacity.py).
     """
@@ -46,6 +47,8 @@ class Recipe:
     beta: float = 0.1
     content: float = 0.3
     thumbs: int = 2
+    phrasings: int = 3
+    unknown: int = 0
     anchors: int = 4
     anchor_weight: float = 2.0
     replay: float = 0.25
@@ -92,7 +95,18 @@ class Recipes:
 _KINDS: Mapping[str, Mapping[str, Any]] = {
     "style": {},
     "skill": {},
-    "memory": {"rank": 16, "targets": ("mlp",), "content": 1.0},
+    "memory": {
+        "rank": 16,
+        "targets": ("mlp",),
+        "learning_rate": 1e-3,
+        "steps": 32,
+        "batch": 8,
+        "content": 1.0,
+        "unknown": 2,
+        "anchors": 2,
+        "anchor_weight": 1.0,
+        "replay": 0.5,
+    },
 }
 
 
