@@ -11,6 +11,8 @@ bad last night became live (``learn_batches.py``), ``refused`` those of the cour
 
 from __future__ import annotations
 
+import random
+import re
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +21,8 @@ from typing import Any
 
 import personalpeft
 from personalpeft_app.bench.keep import Figures, Keep
+from personalpeft_app.bench.learn_batches import BAD, batches
+from personalpeft_app.bench.learn_batches import say as say_batch
 from personalpeft_app.bench.learn_course import (
     WAYS,
     Examinee,
@@ -26,15 +30,17 @@ from personalpeft_app.bench.learn_course import (
     Learned,
     Night,
     known_to_base,
+    learn,
     live_through,
 )
+from personalpeft_app.bench.learn_together import APART, TOGETHER, compared
 from personalpeft_app.bench.learn_trainer import generic_texts, plainly
-from personalpeft_app.bench.persons import Person
+from personalpeft_app.bench.persons import Person, people
 
 OURS = ("adapter", "both")
 TRAINER = "trainer"
-_FIGURES = ("recall", "locality", "retention", "overwrite")
-_MOMENTS = ("after_12_edits", "after_24_mixed", "after_the_change", "at_the_end")
+FIGURES = ("recall", "locality", "retention", "overwrite")
+MOMENTS = ("after_12_edits", "after_24_mixed", "after_the_change", "at_the_end")
 _STYLE_NIGHTS = (1, 2, 7)
 
 Progress = Callable[[str, float], None]
@@ -46,7 +52,8 @@ class LearnBench:
     """The object that ``--json`` prints. Each figure is by contestant: a share from 0 to 1, of ``counts`` questions;
     ``seconds_per_learn`` are medians by layer, ``tokens_per_second`` is written tokens while unseen questions were answered,
     ``locality_by_night`` how locality went with the layers alone. ``verdicts`` are those of all learns of the course, ``refused``
-    the reasons of those that left nothing live. ``ratios`` are how many times as long the others took.
+    the reasons of those that left nothing live. ``ratios`` are how many times as long the others took; ``together`` is what the last
+    of them is made of (``learn_together.py``), nothing where that was not run.
     """
 
     bench: str
@@ -63,6 +70,7 @@ class LearnBench:
     seconds_per_learn: Mapping[str, Mapping[str, float]]
     tokens_per_second: Shares
     ratios: Mapping[str, float | None]
+    together: Mapping[str, Mapping[str, Any]]
     counts: Mapping[str, Mapping[str, int]]
     locality_by_night: Sequence[float | None]
     verdicts: Mapping[str, int]
@@ -71,19 +79,26 @@ class LearnBench:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What to run: how many ``nights`` of whom, for how many of the first the plain loop runs too."""
+    """What to run: how many ``nights`` of whom, for how many of the first the plain loop runs too, and how many users learn
+    ``together`` against one after another.
+    """
 
     people: tuple[Person, ...]
     nights: int
     seed: int
     trainer_people: int
+    together: int
     base: str
     backend: str
 
     def key(self, person: Person) -> str:
         """What the figures of a person are kept under: all that decides them, but for the code."""
         plain = "-plain" if person in self.people[: self.trainer_people] else ""
-        return f"{person.name}-{self.base}-{self.nights}-{self.seed}{plain}"
+        return _file_name(f"{person.name}-{self.base}-{self.nights}-{self.seed}{plain}")
+
+    @property
+    def together_key(self) -> str:
+        return _file_name(f"together-{self.together}-{self.base}")
 
 
 def bench_learn(course: Course, keep: Keep, *, say: Callable[[str], None], progress: Progress) -> LearnBench:
@@ -96,11 +111,21 @@ def bench_learn(course: Course, keep: Keep, *, say: Callable[[str], None], progr
 
     for key in keep.complete(keys, measure):
         say(f"{keys[key].name}: done")
+    if course.together:
+        # Last, when nothing else of this process is left to run beside it.
+        for _ in keep.complete([course.together_key], lambda key: _together(course, progress)):
+            say(f"{course.together} users together: done")
     kept = keep.figures()
     missing = [person.name for key, person in keys.items() if key not in kept]
     if missing:
         say(f"not yet there: {', '.join(missing)}")
-    return _summed_up(course, {person.name: kept[key] for key, person in keys.items() if key in kept})
+    own = {person.name: kept[key] for key, person in keys.items() if key in kept}
+    return _summed_up(course, own, kept.get(course.together_key))
+
+
+def _together(course: Course, progress: Progress) -> Figures:
+    progress("Users who learn together", 0.0)
+    return compared(course.together, course.base, course.backend)
 
 
 def _measured(course: Course, person: Person, progress: Progress) -> Figures:
@@ -120,6 +145,9 @@ def _measured(course: Course, person: Person, progress: Progress) -> Figures:
             nights.append(live_through(user, person, number, course.seed))
             for examinee in examinees.values():
                 examinee.examine(person, number, course.nights, known)
+        batch = batches(BAD)[list(people()).index(person.name) % len(batches(BAD))]
+        say_batch(user, batch.acts(person, random.Random(f"{course.seed} {person.name}")))
+        accepted = any(report.live for report in learn(user))
         figures: dict[str, Any] = {way: examinee.figures for way, examinee in examinees.items()}
         seconds, tokens = dict(interviewer.seconds), dict(interviewer.tokens)
         times: tuple[float, ...] = ()
@@ -134,6 +162,7 @@ def _measured(course: Course, person: Person, progress: Progress) -> Figures:
         "figures": figures,
         "general": examinees["adapter"].general,
         "known": len(known),
+        "bad": {"batch": f"{batch.kind}: {batch.name}", "accepted": accepted},
         "learns": [[asdict(each) for each in night.learns] for night in nights],
         "plain_seconds": times,
         "tokens": tokens,
@@ -141,14 +170,14 @@ def _measured(course: Course, person: Person, progress: Progress) -> Figures:
     }
 
 
-def _summed_up(course: Course, kept: Mapping[str, Figures]) -> LearnBench:
+def _summed_up(course: Course, kept: Mapping[str, Figures], together: Figures | None) -> LearnBench:
     contestants = [*WAYS, *([TRAINER] if any(TRAINER in figures["figures"] for figures in kept.values()) else [])]
     tallies = {
         contestant: {
             figure: [
                 f["figures"][contestant][figure] for f in kept.values() if figure in f["figures"].get(contestant, {})
             ]
-            for figure in (*(f"adherence.{moment}" for moment in _MOMENTS), *_FIGURES)
+            for figure in (*(f"adherence.{moment}" for moment in MOMENTS), *FIGURES)
         }
         for contestant in contestants
     }
@@ -165,11 +194,11 @@ def _summed_up(course: Course, kept: Mapping[str, Figures]) -> LearnBench:
         nights=course.nights,
         seed=course.seed,
         adherence={
-            contestant: {moment: _share(tallies[contestant][f"adherence.{moment}"]) for moment in _MOMENTS}
+            contestant: {moment: _share(tallies[contestant][f"adherence.{moment}"]) for moment in MOMENTS}
             for contestant in contestants
         },
-        **{figure: shares(figure) for figure in _FIGURES},
-        bad_updates_accepted={},
+        **{figure: shares(figure) for figure in FIGURES},
+        bad_updates_accepted=dict.fromkeys(OURS, sum(f["bad"]["accepted"] for f in kept.values())),
         seconds_per_learn=_seconds_per_learn(learns, [f["plain_seconds"] for f in kept.values()]),
         tokens_per_second={
             contestant: _rate(
@@ -177,7 +206,11 @@ def _summed_up(course: Course, kept: Mapping[str, Figures]) -> LearnBench:
             )
             for contestant in contestants
         },
-        ratios={"learn_vs_trainer": _against_plain(learns, [f["plain_seconds"] for f in kept.values()])},
+        ratios={
+            "learn_vs_trainer": _against_plain(learns, [f["plain_seconds"] for f in kept.values()]),
+            "many_vs_sequential": together and round(together[APART]["seconds"] / together[TOGETHER]["seconds"], 3),
+        },
+        together={way: together[way] for way in (APART, TOGETHER)} if together else {},
         counts={c: {figure: sum(of for _, of in each) for figure, each in tallies[c].items()} for c in contestants},
         locality_by_night=[
             _share([f["general"][night] for f in kept.values()]) for night in range(course.nights if kept else 0)
@@ -221,6 +254,10 @@ def _against_plain(learns: Iterable[Sequence[Sequence[Learned]]], plain: Iterabl
 
 def _medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {layer: round(statistics.median(seconds), 2) for layer, seconds in sorted(times.items())}
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^\w.]+", "-", text)
 
 
 def _rate(pairs: Iterable[tuple[int, float]]) -> float | None:

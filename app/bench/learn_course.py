@@ -212,14 +212,12 @@ def live_through(user: User, person: Person, night: int, seed: int) -> Night:
 
 
 def learn(user: User) -> list[LearnReport]:
-    """A learn of every layer that has something new."""
-    reports = []
-    for layer in ("style", "memory"):
-        try:
-            reports.append(user.learn(layer))
-        except NothingToLearn:
-            continue
-    return reports
+    """A learn of all layers that have something new; nothing where none has."""
+    try:
+        report = user.learn()
+    except NothingToLearn:
+        return []
+    return [report, *report.above]
 
 
 def edits(user: User, pairs: Sequence[Example], habit: Habit) -> list[Example]:

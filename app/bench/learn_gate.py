@@ -1,0 +1,148 @@
+"""``bench gate``: does what is bad stay out, and what is good get in?
+
+Each batch of ``learn_batches.py`` is said and learned after the same past: twelve edits in a habit and five facts, each learned
+and live. The past is made once a run for each of three people, and its home copied for each batch.
+
+A batch is live where any learn of it left its revision live. A good one that was learned and is not live counts as refused,
+whether the gate refused or abstained; what learns nothing at all is not live. What a batch came to is kept at once.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import personalpeft
+from personalpeft_app.bench.keep import Figures, Keep
+from personalpeft_app.bench.learn_batches import BAD, GOOD, Batch, batches, say
+from personalpeft_app.bench.learn_course import edits, facts_of, learn, tell
+from personalpeft_app.bench.persons import Person, people, pools
+
+PASTS = ("bruno", "dmitri", "hana")
+_SAID_BEFORE = 12
+_FIRST_FACTS = 3
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What one batch came to: whether it is live, and layer, verdict and reason of each learn. ``seconds`` are those of the
+    learns together.
+    """
+
+    kind: str
+    name: str
+    person: str
+    live: bool
+    learns: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class GateBench:
+    """The object that ``--json`` prints."""
+
+    bench: str
+    base: str
+    bad: int
+    bad_accepted: int
+    good: int
+    good_refused: int
+    cases: tuple[Case, ...]
+
+
+def bench_gate(
+    bad: int,
+    good: int,
+    *,
+    base: str,
+    backend: str,
+    seed: int,
+    keep: Keep,
+    note: Callable[[str], None],
+    progress: Progress,
+) -> GateBench:
+    """Tries the first so many bad and good batches (of every kind, in turns), as far as they are not kept, and sums up all
+    that is kept of them.
+    """
+    chosen = {_key(each, base, seed): each for each in (*batches(BAD)[:bad], *batches(GOOD)[:good])}
+    # By its place among all, so that a batch has the same past whatever else is tried.
+    whose = {each: people()[PASTS[place % len(PASTS)]] for place, each in enumerate((*batches(BAD), *batches(GOOD)))}
+    order = list(chosen)
+    with ExitStack() as ends:
+        work = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="personalpeft-bench-")))
+        pasts: dict[str, Path] = {}
+
+        def measure(key: str) -> Figures:
+            batch = chosen[key]
+            person = whose[batch]
+            progress(f"{batch.kind}: {batch.name}", order.index(key) / len(order))
+            if person.name not in pasts:
+                pasts[person.name] = _past(person, work / person.name, base, backend)
+            return _tried(batch, person, pasts[person.name], work / "now", base, backend, seed)
+
+        for key in keep.complete(chosen, measure):
+            case = _case(keep.figures()[key])
+            note(f"{case.kind}, {case.name}: {'live' if case.live else 'not live'}; {'; '.join(case.learns)}")
+    kept = keep.figures()
+    cases = tuple(_case(kept[key]) for key in order if key in kept)
+    bad_cases = [case for case in cases if case.kind in BAD]
+    good_cases = [case for case in cases if case.kind in GOOD]
+    return GateBench(
+        bench="gate",
+        base=base,
+        bad=len(bad_cases),
+        bad_accepted=sum(case.live for case in bad_cases),
+        good=len(good_cases),
+        good_refused=sum(not case.live for case in good_cases),
+        cases=cases,
+    )
+
+
+def _past(person: Person, home: Path, base: str, backend: str) -> Path:
+    """A home in which the person has a live habit, and live facts where a base can learn them."""
+    with personalpeft.open(home, base, backend) as runtime:
+        user = runtime.user(person.name)
+        edits(user, pools().everyday[:_SAID_BEFORE], person.habit)
+        learn(user)
+        tell(user, facts_of(person, _FIRST_FACTS))
+        learn(user)
+    return home
+
+
+def _tried(
+    batch: Batch, person: Person, past: Path, home: Path, base: str, backend: str, seed: int
+) -> Mapping[str, object]:
+    shutil.copytree(past, home)
+    try:
+        with personalpeft.open(home, base, backend) as runtime:
+            user = runtime.user(person.name)
+            say(user, batch.acts(person, random.Random(f"{seed} {batch.kind} {batch.name}")))
+            reports = learn(user)
+    finally:
+        shutil.rmtree(home)
+    return {
+        "kind": batch.kind,
+        "name": batch.name,
+        "person": person.name,
+        "live": any(report.live for report in reports),
+        "learns": [f"{report.layer} {report.verdict}: {report.reason}" for report in reports],
+        "seconds": round(sum(report.seconds for report in reports), 2),
+    }
+
+
+def _case(figures: Figures) -> Case:
+    learns: Sequence[str] = figures["learns"]
+    own = {key: figures[key] for key in ("kind", "name", "person", "live", "seconds")}
+    return Case(**own, learns=tuple(learns))
+
+
+def _key(batch: Batch, base: str, seed: int) -> str:
+    return re.sub(r"[^\w.]+", "-", f"{batch.kind}-{batch.name}-{base}-{seed}")

@@ -1,0 +1,77 @@
+"""Some users who learn together, against the same users one after another.
+
+Each has been shown a dozen answers in a habit of their own, and each learns that for the first time. Either way is a process of
+its own (this module, run as a program) with a home of its own; the clock runs from the first learn to the last report, gate
+included, and the peak of memory is that of the whole process.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import personalpeft
+from personalpeft.errors import ServingFailed
+from personalpeft_app.bench.peak import peak_mb
+from personalpeft_app.bench.persons import people, pools
+
+_LESSONS = 12
+APART, TOGETHER = "apart", "together"
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """What one way took; ``peak_mb`` is None where the system does not say. ``verdicts`` are the users' own, in order."""
+
+    seconds: float
+    peak_mb: int | None
+    verdicts: tuple[str, ...]
+
+
+def compared(users: int, base: str, backend: str) -> Mapping[str, Any]:
+    """Both ways, the one after another first: ``Took`` as data. Raises ``ServingFailed`` where one of them ends early."""
+    return {way: _in_a_process(way, users, base, backend) for way in (APART, TOGETHER)}
+
+
+def learned(way: str, users: int, base: str, backend: str) -> Took:
+    """One way, in this process."""
+    everyday, known = pools().everyday, list(people().values())
+    with (
+        tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
+        personalpeft.open(home, base, backend) as runtime,
+    ):
+        names = [f"user-{number}" for number in range(users)]
+        for number, name in enumerate(names):
+            habit, first = known[number % len(known)].habit, number * 3
+            for prompt, answer in everyday[first : first + _LESSONS]:
+                runtime.user(name).teach(prompt, habit.apply(prompt, answer))
+        # Loading, and what a first pass makes ready, is no part of a learn.
+        runtime.user(names[0]).chat(everyday[0][0], temperature=0, max_tokens=2)
+        began = time.perf_counter()
+        reports = (
+            runtime.learn_many(names, "style")
+            if way == TOGETHER
+            else tuple(runtime.user(name).learn("style") for name in names)
+        )
+        seconds = time.perf_counter() - began
+    return Took(round(seconds, 2), peak_mb(), tuple(str(report.verdict) for report in reports))
+
+
+def _in_a_process(way: str, users: int, base: str, backend: str) -> Mapping[str, Any]:
+    command = [sys.executable, "-m", "personalpeft_app.bench.learn_together", way, str(users), base, backend]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode:
+        last = run.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        raise ServingFailed(f"Learning {way} ended early: {last[0]}", hint="Run it with fewer users.")
+    found: Mapping[str, Any] = json.loads(run.stdout)
+    return found
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(asdict(learned(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]))))

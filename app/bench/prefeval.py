@@ -1,0 +1,158 @@
+"""``bench prefeval``: does a base choose what keeps to a preference? PrefEval's multiple-choice questions, by likelihood.
+
+Each question has four options, of which the first keeps to the preference. An option counts as chosen where its mean
+log-prob a token is the highest of the four, as the assistant's next words after these messages (the base's own template and
+its card's system message around them):
+
+- ``without``: user: the question
+- ``said``: user: the preference; assistant: "I will keep that in mind."; user: the question
+- ``rule``: the rules block of our memory in the system message, with the preference as a comment gave it; user: the question
+
+Options are scored without an end of turn. The order in which options are listed plays no part, since none are listed. The data
+(amazon-science/PrefEval, CC BY-NC 4.0) is read from a folder that the caller names, and nothing of it is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import personalpeft
+from personalpeft.backends.base import Backend, Continuation
+from personalpeft.clock import SYSTEM
+from personalpeft.errors import InvalidInput
+from personalpeft.memory.embed import HashEmbedder
+from personalpeft.memory.items import Memory
+from personalpeft.store import open_store
+from personalpeft.store.base import Store
+from personalpeft.types import Message, SignalKind
+
+_OPTIONS = 4
+_HEARD = "I will keep that in mind."
+_BUDGET_SHARE = 8
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One question; the first option is the one that keeps to the preference."""
+
+    preference: str
+    question: str
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefEvalBench:
+    """The object that ``--json`` prints: by way and topic the share of questions for which the option that keeps to the preference
+    is the likeliest, and under "all" that of all questions together.
+    """
+
+    bench: str
+    base: str
+    asked: Mapping[str, int]
+    accuracy: Mapping[str, Mapping[str, float]]
+
+
+Way: TypeAlias = Callable[[Choice], Sequence[Message]]
+
+
+def bench_prefeval(folder: Path, *, base: str, backend: str, progress: Progress) -> PrefEvalBench:
+    """Scores all questions of all topics (the folder's ``.json`` files). Raises ``InvalidInput`` for other data."""
+    topics = _topics(folder)
+    with ExitStack() as ends:
+        home = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="personalpeft-bench-")))
+        runtime = ends.enter_context(personalpeft.open(home / "model", base, backend, progress=progress))
+        model = runtime.engine().backend
+        store = ends.enter_context(closing(open_store(home / "rules", now=SYSTEM.now, entropy=SYSTEM.entropy)))
+        ways: Mapping[str, Way] = {"without": _without, "said": _said, "rule": _Ruled(store, model)}
+        right = {
+            way: {
+                topic: _right(model, messages, choices, partial(progress, f"{topic}, {way}"))
+                for topic, choices in topics.items()
+            }
+            for way, messages in ways.items()
+        }
+    asked = {topic: len(choices) for topic, choices in topics.items()}
+    accuracy = {
+        way: {
+            **{topic: round(count / asked[topic], 3) for topic, count in counts.items()},
+            "all": round(sum(counts.values()) / sum(asked.values()), 3),
+        }
+        for way, counts in right.items()
+    }
+    return PrefEvalBench("prefeval", base, asked, accuracy)
+
+
+def _right(model: Backend, way: Way, choices: Sequence[Choice], progress: Callable[[float], None]) -> int:
+    """How often the first option is the likeliest."""
+    right = 0
+    for number, choice in enumerate(choices, 1):
+        prompt = model.render(way(choice))
+        scores = model.score([Continuation(prompt, model.encode(option)) for option in choice.options], None)
+        right += scores[0].logp > max(score.logp for score in scores[1:])
+        progress(number / len(choices))
+    return right
+
+
+def _without(choice: Choice) -> Sequence[Message]:
+    return (Message("user", choice.question),)
+
+
+def _said(choice: Choice) -> Sequence[Message]:
+    return (Message("user", choice.preference), Message("assistant", _HEARD), Message("user", choice.question))
+
+
+class _Ruled:
+    """The messages as our memory makes them for a user who said the preference as a comment: a user for each question."""
+
+    def __init__(self, store: Store, model: Backend) -> None:
+        self._store = store
+        # Rules act always, so no text is ever embedded.
+        self._memory = Memory(self._store.ledger, self._store.catalog, HashEmbedder())
+        self._model, self._users = model, 0
+
+    def __call__(self, choice: Choice) -> Sequence[Message]:
+        self._users += 1
+        user = f"asked-{self._users}"
+        self._store.catalog.ensure_user(user)
+        self._store.ledger.add_signal(user, SignalKind.COMMENT, {"text": choice.preference})
+        card = self._model.base.card
+        return self._memory.recall(
+            user,
+            (Message("user", choice.question),),
+            budget_tokens=card.context // _BUDGET_SHARE,
+            count=lambda text: len(self._model.encode(text)),
+            system=card.system,
+        ).messages
+
+
+def _topics(folder: Path) -> dict[str, tuple[Choice, ...]]:
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise InvalidInput(
+            f"{folder} has no .json file.", hint="Name the folder with PrefEval's multiple-choice topics."
+        )
+    return {file.stem: _choices(file) for file in files}
+
+
+def _choices(file: Path) -> tuple[Choice, ...]:
+    try:
+        choices = tuple(
+            Choice(str(each["preference"]), str(each["question"]), tuple(each["classification_task_options"]))
+            for each in json.loads(file.read_text("utf-8"))
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(
+            f"{file} is no topic of PrefEval's multiple choice.", hint="Leave other files out."
+        ) from error
+    if not choices or any(len(each.options) != _OPTIONS for each in choices):
+        raise InvalidInput(f"{file} has questions without {_OPTIONS} options.", hint="Leave other files out.")
+    return choices

@@ -1,0 +1,196 @@
+"""Measuring what is learned: the benchmarks of the commands ``bench learn``, ``bench gate`` and ``bench prefeval``."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from personalpeft_app.options import Common, Function, command
+from personalpeft_app.output import note, show, table
+from personalpeft_app.progress import Display
+
+_ALL = 40
+
+
+def _keep(function: Function) -> Function:
+    return click.option(
+        "--keep",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="FOLDER",
+        help="Where each part is kept at once: the same command goes on there, and several can share the work.",
+    )(function)
+
+
+def _seed(function: Function) -> Function:
+    return click.option("--seed", default=0, show_default=True, help="Decides who says what.")(function)
+
+
+@command(
+    "learn",
+    examples=(
+        "personalpeft bench learn --keep nights",
+        "personalpeft bench learn --people ada --nights 2 --trainer-people 0 --together 0",
+    ),
+)
+@click.option("--people", multiple=True, metavar="NAME", help="One of them; may be given more than once.")
+@click.option("--nights", type=click.IntRange(1, 8), default=8, show_default=True, help="How many, from the first.")
+@_seed
+@click.option(
+    "--trainer-people",
+    type=click.IntRange(0),
+    default=2,
+    show_default=True,
+    help="For how many of the people the plain PEFT loop runs too (torch alone).",
+)
+@click.option(
+    "--together",
+    type=click.IntRange(0),
+    default=8,
+    show_default=True,
+    help="How many users learn together, against one after another; 0 leaves that out (torch alone).",
+)
+@_keep
+def bench_learn(
+    common: Common,
+    people: tuple[str, ...],
+    nights: int,
+    seed: int,
+    trainer_people: int,
+    together: int,
+    keep: Path | None,
+) -> None:
+    """Twelve made-up people, eight nights of learning each.
+
+    Each has a habit that edits show, twenty facts, and changes of both. Shown are the shares of right answers on questions
+    that were never given, asked of the base, with rules and facts alone, with layers alone and with both. Takes about four
+    minutes a person, and the plain loop as much again.
+    """
+    from personalpeft_app.bench import learn
+    from personalpeft_app.bench.persons import chosen
+
+    backend = common.backend or "torch"
+    timed = backend == "torch"
+    course = learn.Course(
+        people=chosen(people),
+        nights=nights,
+        seed=seed,
+        trainer_people=trainer_people if timed else 0,
+        together=together if timed else 0,
+        base=common.base_name(),
+        backend=backend,
+    )
+    with _kept(keep) as folder, Display(common) as display:
+        found = learn.bench_learn(course, learn.Keep(folder, "learn"), say=_say(common, display), progress=display)
+    contestants = list(found.adherence)
+    rows = [
+        *(
+            (f"adherence {moment.replace('_', ' ')}", *(_percent(found.adherence[c][moment]) for c in contestants))
+            for moment in learn.MOMENTS
+        ),
+        *((figure, *(_percent(getattr(found, figure)[c]) for c in contestants)) for figure in learn.FIGURES),
+        ("tokens a second", *(_figure(found.tokens_per_second[c]) for c in contestants)),
+        *(
+            (
+                f"seconds a learn, {layer}",
+                *(_figure(found.seconds_per_learn.get(c, {}).get(layer)) for c in contestants),
+            )
+            for layer in ("style", "memory")
+        ),
+    ]
+    more = [
+        *(f"{name}: {_figure(figure)} times" for name, figure in found.ratios.items() if figure),
+        *(f"{way}: {took['seconds']:.1f} s, at most {took['peak_mb']} MB" for way, took in found.together.items()),
+        f"general answers kept by night: {', '.join(map(_percent, found.locality_by_night))}",
+        f"bad last nights that became live: {found.bad_updates_accepted['both']} of {len(found.people)}",
+        f"learns: {', '.join(f'{count} {verdict}' for verdict, count in found.verdicts.items())}",
+        *(f"  not live: {reason}" for reason in found.refused),
+    ]
+    heads = (f"{len(found.people)} PEOPLE", *(each.upper() for each in contestants))
+    show(common, found, "\n".join((table(heads, rows), "", *more)))
+
+
+@command(
+    "gate",
+    examples=("personalpeft bench gate --keep gate", "personalpeft bench gate --bad 4 --good 4 --json"),
+)
+@click.option("--bad", type=click.IntRange(0, _ALL), default=_ALL, show_default=True, help="How many bad batches.")
+@click.option("--good", type=click.IntRange(0, _ALL), default=_ALL, show_default=True, help="How many good ones.")
+@_seed
+@_keep
+def bench_gate(common: Common, bad: int, good: int, seed: int, keep: Path | None) -> None:
+    """Which bad updates become live, which good ones do not.
+
+    Forty bad batches (contradicting, garbage, flipped preferences, instructions to leak or to obey somebody else) and forty
+    good ones, each learned after the same past. Fewer are of every kind, too. Takes about half a minute a batch.
+    """
+    from personalpeft_app.bench import learn_gate
+
+    with _kept(keep) as folder, Display(common) as display:
+        found = learn_gate.bench_gate(
+            bad,
+            good,
+            base=common.base_name(),
+            backend=common.backend or "torch",
+            seed=seed,
+            keep=learn_gate.Keep(folder, "gate"),
+            note=_say(common, display),
+            progress=display,
+        )
+    rows = [
+        (case.kind, case.name, "live" if case.live else "no", f"{case.seconds:.1f}", "; ".join(case.learns))
+        for case in found.cases
+    ]
+    told = f"{found.bad_accepted} of {found.bad} bad ones became live, {found.good_refused} of {found.good} good ones did not"
+    show(common, found, f"{table(('KIND', 'BATCH', 'LIVE', 'S', 'WHY'), rows, flexible=(4,))}\n\n{told}")
+
+
+@command("prefeval", examples=("personalpeft bench prefeval --data prefeval",))
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="FOLDER",
+    required=True,
+    help="PrefEval's multiple-choice topics, a .json file each.",
+)
+def bench_prefeval(common: Common, data: Path) -> None:
+    """Does a base choose what keeps to a preference?
+
+    The share of PrefEval's questions for which the option that keeps to a preference is the likeliest of four: without the
+    preference, with it said before, and with it as a rule. Takes some minutes.
+    """
+    from personalpeft_app.bench import prefeval
+
+    with Display(common) as display:
+        found = prefeval.bench_prefeval(
+            data, base=common.base_name(), backend=common.backend or "torch", progress=display
+        )
+    ways = list(found.accuracy)
+    topics = [*found.asked, "all"]
+    rows = [(topic, *(_percent(found.accuracy[way][topic]) for way in ways)) for topic in topics]
+    show(common, found, table(("TOPIC", *(way.upper() for way in ways)), rows))
+
+
+@contextmanager
+def _kept(folder: Path | None) -> Iterator[Path]:
+    """The folder, or one for the moment."""
+    if folder is not None:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work:
+        yield Path(work)
+
+
+def _say(common: Common, display: Display) -> Callable[[str], None]:
+    return display.say if not common.json else lambda text: note(common, text)
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.0f} %"
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
