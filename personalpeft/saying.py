@@ -13,7 +13,7 @@ from personalpeft.errors import InvalidInput, PersonalPeftError
 from personalpeft.ids import check_skill, check_source
 from personalpeft.learning.lessons import SEEN
 from personalpeft.learning.probation import look_again
-from personalpeft.memory.items import check_text
+from personalpeft.memory.items import about_fact, check_text
 from personalpeft.parts import Parts
 from personalpeft.prompts import check_written
 from personalpeft.replies import Reply, turn_of
@@ -58,11 +58,7 @@ def teach(parts: Parts, user: str, prompt: str, answer: str, skill: str | None) 
 
 
 def remember(parts: Parts, user: str, text: str, questions: Sequence[str], answer: str | None) -> str:
-    payload: dict[str, Any] = {
-        "text": check_text(text, what="fact"),
-        "questions": [check_text(q, what="question") for q in questions],
-        "answer": None if answer is None else check_text(answer, what="answer"),
-    }
+    payload: dict[str, Any] = {"text": check_text(text, what="fact"), **about_fact(questions, answer)}
     return parts.store.ledger.add_signal(user, SignalKind.FACT, payload).id
 
 

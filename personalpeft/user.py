@@ -153,7 +153,8 @@ class User:
 
     def remember(self, text: str, *, questions: Sequence[str] = (), answer: str | None = None) -> str:
         """Keeps a fact, which is looked up from the next turn on; returns the signal's id. ``questions`` help to find
-        it, and with ``answer`` they make it ready to be learned. Raises ``InvalidInput``.
+        it, and with a short ``answer`` to them the next learn takes it into the ``memory`` layer. Without, it is learned once
+        looking it up has helped twice. Raises ``InvalidInput``.
         """
         return saying.remember(self._parts, self.id, text, questions, answer)
 
@@ -161,9 +162,14 @@ class User:
         """The rules and facts that act now, oldest first."""
         return self._parts.memory.items(self.id)
 
-    def edit_item(self, item_id: str, text: str) -> Item:
-        """Says a rule or fact anew. Raises ``NotFound``, ``InvalidInput``."""
-        return self._parts.memory.edit(self.id, item_id, text)
+    def edit_item(
+        self, item_id: str, text: str, *, questions: Sequence[str] | None = None, answer: str | None = None
+    ) -> Item:
+        """Says a rule or fact anew; the old one counts no more, neither when facts are looked up nor for the next learn. A
+        fact's questions go with the old text, unless a new ``answer`` to them is given. Raises ``NotFound``,
+        ``InvalidInput``.
+        """
+        return self._parts.memory.edit(self.id, item_id, text, questions=questions, answer=answer)
 
     def remove_item(self, item_id: str) -> None:
         """Switches a rule or fact off; the ledger keeps that it was there. Raises ``NotFound``."""

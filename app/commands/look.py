@@ -174,13 +174,23 @@ def memory_list(common: Common) -> None:
     _list(common)
 
 
-@command("edit", examples=('personalpeft memory edit s_01m7yhn42w "My dog is called Crumpet."',))
+@command(
+    "edit",
+    examples=(
+        'personalpeft memory edit s_01m7yhn42w "My dog is called Crumpet."',
+        'personalpeft memory edit s_01m7yhn42w "My dog is called Crumpet." --answer Crumpet',
+    ),
+)
 @click.argument("item")
 @click.argument("text")
-def memory_edit(common: Common, item: str, text: str) -> None:
+@click.option(
+    "--question", "questions", multiple=True, help="A question that the fact answers now; may be given again."
+)
+@click.option("--answer", help="The short answer, to the old questions where none is given.")
+def memory_edit(common: Common, item: str, text: str, questions: tuple[str, ...], answer: str | None) -> None:
     """Say a rule or fact anew. ITEM is its id or the beginning of it; prints the new id."""
     with opening.user(common, "change") as user:
-        new = user.edit_item(item, text)
+        new = user.edit_item(item, text, questions=questions or None, answer=answer)
     show(common, new, new.id)
 
 

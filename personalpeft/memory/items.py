@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -69,6 +69,17 @@ def check_text(text: object, *, what: str) -> str:
     return text
 
 
+def about_fact(questions: Sequence[str], answer: str | None) -> dict[str, Any]:
+    """What is kept of the questions that a fact answers, and of the answer. Raises ``InvalidInput`` as ``check_text`` does, and for
+    an answer without a question."""
+    if answer is not None and not questions:
+        raise InvalidInput("There is an answer and no question.", hint="Give the questions that it answers too.")
+    return {
+        "questions": [check_text(question, what="question") for question in questions],
+        "answer": None if answer is None else check_text(answer, what="answer"),
+    }
+
+
 class Memory:
     """What acts at once: the rules and facts of every user, read from the ledger.
 
@@ -84,13 +95,21 @@ class Memory:
         """The items that act now, oldest first. Raises ``NotFound`` for a user that is not there."""
         return tuple(_item(signal) for signal in self._current(user) if kind in (None, _KIND_OF[signal.kind]))
 
-    def edit(self, user: str, item_id: str, text: str) -> Item:
-        """Says an item anew: a new entry of the same kind that supersedes the old one. A fact's questions and answer were made for the old
-        text and go with it. Raises ``InvalidInput`` for a text that ``check_text`` refuses, ``NotFound`` for no item that acts now."""
-        text = check_text(text, what="text")
+    def edit(
+        self, user: str, item_id: str, text: str, *, questions: Sequence[str] | None = None, answer: str | None = None
+    ) -> Item:
+        """Says an item anew: a new entry of the same kind that supersedes the old one. A fact's questions and answer were made for the
+        old text and go with it; where a new answer to them is given and no other questions, these stay. Raises
+        ``InvalidInput`` for what ``check_text`` refuses and for questions to a rule, ``NotFound`` for no item that acts now."""
+        payload = {"text": check_text(text, what="text")}
         old = self._acting(user, item_id)
-        new = self._ledger.add_signal(user, old.kind, {"text": text}, turn=old.turn, supersedes=old.id)
-        return _item(new)
+        if old.kind is SignalKind.FACT:
+            if questions is None:
+                questions = old.payload.get("questions") or () if answer is not None else ()
+            payload |= about_fact(questions, answer)
+        elif questions or answer:
+            raise InvalidInput("A rule answers no questions.", hint="Say it anew without questions and answer.")
+        return _item(self._ledger.add_signal(user, old.kind, payload, turn=old.turn, supersedes=old.id))
 
     def remove(self, user: str, item_id: str) -> None:
         """Switches an item off; the history keeps it. Raises ``NotFound`` for no item that acts now."""

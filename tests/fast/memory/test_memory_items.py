@@ -44,6 +44,23 @@ def test_an_edited_fact_stops_acting_and_the_new_one_acts(home: Home) -> None:
     assert home.store.ledger.signal("ada", new.id).supersedes == old.id
 
 
+def test_an_edited_fact_with_another_answer_is_found_by_the_questions_that_it_had(home: Home) -> None:
+    old = home.fact("ada", "My dog is called Biscuit.", questions=["Who barks at night?"])
+    new = home.memory.edit("ada", old.id, "My dog is called Rex.", answer="Rex")
+
+    assert home.ask("ada", "Who barks at night?").used == (new.id,)
+    payload = home.store.ledger.signal("ada", new.id).payload
+    assert (payload["questions"], payload["answer"]) == (["Who barks at night?"], "Rex")
+
+
+def test_a_rule_has_no_answer_and_an_answer_needs_a_question(home: Home) -> None:
+    rule, fact = home.rule("ada", "Be brief."), home.fact("ada", "I live in Ghent.")
+    for item in (rule, fact):
+        with pytest.raises(InvalidInput):
+            home.memory.edit("ada", item.id, "Anything else.", answer="Rex")
+    assert {item.id for item in home.memory.items("ada")} == {rule.id, fact.id}
+
+
 def test_an_edited_rule_stays_with_its_turn(home: Home) -> None:
     old = home.rule("ada", "Be brief.")
     new = home.memory.edit("ada", old.id, "  Be very brief.\n")
