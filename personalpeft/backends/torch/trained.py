@@ -106,7 +106,8 @@ def gradients(
             if part is None or f"{name}.A" not in halves:
                 continue
             rows = slice(row, row + halves[f"{name}.A"].shape[1])
-            found[f"{name}.A"] = part.a_grad[:, rows].float()
+            # Contiguous, since the fused optimizer takes that for granted.
+            found[f"{name}.A"] = part.a_grad[:, rows].float().contiguous()
             # Scaled after it is widened: what is lost to rounding is lost once.
             found[f"{name}.B"] = part.b_grad[:, rows, begin:end].transpose(1, 2).float().contiguous() * scaling
             row = rows.stop

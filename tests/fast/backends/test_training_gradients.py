@@ -1,0 +1,232 @@
+"""A training step computes what the model's own code computes under autograd, on every kind of model, in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from backend_makers import after, attach, bytes_of, composed, lessons, spec, torch_backend, train
+from torch import Tensor
+
+from personalpeft.adapters.base import Composed, Pair
+from personalpeft.backends.base import Backend, Continuation, Session, Term
+from personalpeft.bases.base import Base
+from personalpeft.learning.objectives import Anchor, Supervised
+
+# How far a half's gradient may be from autograd's, as a part of it (Frobenius norm). Over bfloat16 both round at every
+# operation, in other places; random weights as large as these make the most of it.
+CLOSE = {torch.float32: 1e-4, torch.bfloat16: 0.15}
+SCALING = 4.0
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Outputs as anybody would write them down."""
+
+    logp: Tensor
+    tokens: Tensor
+
+    @property
+    def token_logp(self) -> Tensor:
+        return self.logp.gather(1, self.tokens[:, None])[:, 0]
+
+    def divergence(self, run: slice, reference: Any, reference_run: slice) -> Tensor:
+        before = reference.logp[reference_run].detach()
+        return (before.exp() * (before - self.logp[run])).sum(-1)
+
+
+def terms_of(backend: Backend) -> list[Term]:
+    """Each kind of term, over shared and over separate beginnings, some longer than a sliding window."""
+    said = after(backend, "what is this? " * 5, "It is a thing that one knows.")
+    kept = after(backend, "what is this? " * 5, "It is a thing.")
+    return [*lessons(backend, 2)[0], *lessons(backend, 2)[1], Anchor(said, kept, 1, 1, 6, True)]
+
+
+def parent(backend: Backend, seed: int, rank: int = 2) -> dict[str, Pair]:
+    return {name: shares[0].pair for name, shares in composed(backend, seed, rank=rank, size=0.05).shares.items()}
+
+
+def gradients(backend: Backend, terms: Sequence[Term], **changes: Any) -> dict[str, Tensor]:
+    """What one step made of AdamW's first moment, which begins at nothing: a tenth of the gradient."""
+    session = backend.session(spec(backend, scaling=SCALING, clip=1e9, **changes))
+    session.refer(terms)
+    session.step(terms, 0.0)
+    found = {
+        name.removesuffix(".exp_avg"): torch.from_numpy(array * 10)
+        for name, array in session.state().items()
+        if name.endswith(".exp_avg")
+    }
+    session.close()
+    return found
+
+
+def plain_gradients(
+    base: Base, terms: Sequence[Term], own: Mapping[str, Pair], below: Composed | None, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Each continuation by itself through transformers' own model, float32 all the way, with hooks that add the layers."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(base.folder, dtype=dtype, attn_implementation="eager").float().eval()
+    halves: dict[str, Tensor] = {}
+    for name, pair in own.items():
+        halves[f"{name}.A"] = torch.from_numpy(np.array(pair.a)).requires_grad_(True)
+        halves[f"{name}.B"] = torch.from_numpy(np.array(pair.b)).requires_grad_(True)
+
+    def said(item: Continuation, layers: bool) -> Plain:
+        with ExitStack() as hooks:
+            for block in range(base.architecture.blocks):
+                for name in base.architecture.projections:
+                    adapters = [
+                        (torch.from_numpy(s.pair.a[block]), torch.from_numpy(s.pair.b[block]) * s.factor)
+                        for s in (below.shares.get(name, ()) if below else ())
+                    ]
+                    if layers and f"{name}.A" in halves:
+                        adapters.append((halves[f"{name}.A"][block], halves[f"{name}.B"][block] * SCALING))
+                    module = model.get_submodule(f"{base.architecture.block_path}.{block}.{name}")
+                    hook = module.register_forward_hook(
+                        lambda _, x, y, adapters=adapters: y + sum(x[0] @ a.T @ b.T for a, b in adapters)
+                    )
+                    hooks.callback(hook.remove)
+            tokens = torch.tensor([[*item.prompt, *item.completion]])
+            logits = model(tokens).logits[0, len(item.prompt) - 1 : -1]
+        return Plain(torch.log_softmax(logits.float(), -1), tokens[0, len(item.prompt) :])
+
+    loss = sum(
+        term.loss([said(i, True) for i in term.continuations], [said(i, False) for i in term.references])
+        for term in terms
+    )
+    names = sorted(halves)
+    return dict(zip(names, torch.autograd.grad(loss, [halves[n] for n in names]), strict=True))
+
+
+def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], part: float) -> None:
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert float((found[name] - expected[name]).norm()) <= part * float(expected[name].norm()) > 0, name
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["plain", "native"])
+@pytest.mark.parametrize("below", [False, True], ids=["above the base", "above a stack"])
+def test_the_gradients_are_those_of_autograd(base: Base, native: bool, below: bool, shared_cache: Path) -> None:
+    backend = torch_backend(base, slots=1, rows=1, **({"cache": shared_cache} if native else {}))
+    stack = composed(backend, 9, rank=3, size=0.05)
+    if below:
+        attach(backend, "below", stack)
+    start = parent(backend, 8)
+    found = gradients(backend, terms_of(backend), start=start, below="below" if below else None)
+    expected = plain_gradients(base, terms_of(backend), start, stack if below else None, torch.float32)
+    assert_close(found, expected, CLOSE[torch.float32])
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="no bfloat16 here")
+@pytest.mark.parametrize("native", [False, True], ids=["plain", "native"])
+def test_over_bfloat16_the_gradients_are_as_near_as_its_rounding_allows(
+    base: Base, native: bool, shared_cache: Path
+) -> None:
+    from personalpeft.backends.torch.backend import TorchBackend
+    from personalpeft.backends.torch.model import Device
+
+    where = Device(torch.device("cpu"), torch.bfloat16, "for tests")
+    backend = TorchBackend(base, slots=1, rows=1, where=where, cache=shared_cache if native else None)
+    start = parent(backend, 8)
+    found = gradients(backend, terms_of(backend), start=start)
+    expected = plain_gradients(base, terms_of(backend), start, None, torch.bfloat16)
+    assert_close(found, expected, CLOSE[torch.bfloat16])
+
+
+def test_some_projections_can_be_left_alone(torch_tiny: Backend, tiny_base: Base) -> None:
+    targets = ("self_attn.v_proj", "mlp.up_proj", "mlp.down_proj")
+    start = {name: pair for name, pair in parent(torch_tiny, 8).items() if name in targets}
+    found = gradients(torch_tiny, terms_of(torch_tiny), start=start, targets=targets)
+    assert_close(found, plain_gradients(tiny_base, terms_of(torch_tiny), start, None, torch.float32), 1e-4)
+
+
+USERS: list[dict[str, Any]] = [
+    {"seed": 1},
+    {"seed": 2, "below": "one"},
+    {"seed": 3, "rank": 3, "below": "two"},
+    {"seed": 4, "targets": ("mlp.down_proj",)},
+]
+
+
+def own_lessons(backend: Backend, user: int) -> list[list[Term]]:
+    """Steps that differ from user to user, but for a question that all of them are asked."""
+    shared = after(backend, "who are you?", "A thing.")
+    return [
+        [
+            *terms,
+            Supervised(after(backend, f"I am {user}", "Hello " * (user + 1))),
+            Anchor(shared, shared, 1, 1, 4, True),
+        ]
+        for terms in lessons(backend, 4)
+    ]
+
+
+def alone(backend: Backend, user: int) -> Session:
+    session = backend.session(spec(backend, **USERS[user]))
+    train(session, own_lessons(backend, user), rate=1e-3 * (user + 1))
+    return session
+
+
+def together(backend: Backend, users: Sequence[int]) -> list[Session]:
+    sessions = [backend.session(spec(backend, **USERS[user])) for user in users]
+    steps = [own_lessons(backend, user) for user in users]
+    for session, own in zip(sessions, steps, strict=True):
+        session.refer([term for terms in own for term in terms])
+    for number in range(4):
+        losses = backend.advance(sessions, [own[number] for own in steps], [1e-3 * (user + 1) for user in users])
+        assert len(losses) == len(users)
+    return sessions
+
+
+def test_what_a_session_becomes_in_company_is_what_it_becomes_alone(torch_tiny: Backend) -> None:
+    for name, seed in (("one", 1), ("two", 2)):
+        attach(torch_tiny, name, composed(torch_tiny, seed, rank=seed + 1, size=0.1))
+    try:
+        for users in ((0, 1, 2, 3), (3, 1)):
+            for user, session in zip(users, together(torch_tiny, users), strict=True):
+                expected = alone(torch_tiny, user).pairs()
+                for name, pair in session.pairs().items():
+                    for half, other in ((pair.a, expected[name].a), (pair.b, expected[name].b)):
+                        assert np.abs(half - other).max() <= 1e-5, (user, name)
+    finally:
+        torch_tiny.detach("one")
+        torch_tiny.detach("two")
+
+
+def test_any_number_of_tokens_goes_in_passes_that_change_nothing(
+    torch_tiny: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once = [session.pairs() for session in together(torch_tiny, (0, 3, 0))]
+    monkeypatch.setattr("personalpeft.backends.torch.session._PASS", 100)
+    in_passes = [session.pairs() for session in together(torch_tiny, (0, 3, 0))]
+    for one, other in zip(at_once, in_passes, strict=True):
+        assert all(np.abs(one[name].b - other[name].b).max() <= 1e-5 for name in one)
+
+
+def test_the_same_company_gives_the_same_bytes(torch_tiny: Backend) -> None:
+    first, second = ([bytes_of(session) for session in together(torch_tiny, (0, 3))] for _ in range(2))
+    assert first == second
+
+
+def test_what_another_session_has_read_below_changes_no_byte(torch_tiny: Backend) -> None:
+    expected = bytes_of(alone(torch_tiny, 0))
+    other = torch_tiny.session(spec(torch_tiny, seed=9))
+    other.refer([term for terms in own_lessons(torch_tiny, 2) for term in terms])
+    assert bytes_of(alone(torch_tiny, 0)) == expected
+    other.close()
+
+
+def test_sessions_that_do_not_match_their_terms_are_refused(torch_tiny: Backend) -> None:
+    session = torch_tiny.session(spec(torch_tiny))
+    terms = lessons(torch_tiny, 1)[0]
+    session.refer(terms)
+    for sessions, own, rates in (([session], [terms], []), ([session, session], [terms, terms], [0.1, 0.1])):
+        with pytest.raises(ValueError, match=r"session"):
+            torch_tiny.advance(sessions, own, rates)
