@@ -6,7 +6,7 @@
 | 2 | 12 acts of mixed kinds | unseen questions |
 | 3 to 6 | five facts each, with three questions and the answer | unseen phrasings: after 3 and 4 of these five, after 6 of all twenty |
 | 7 | 12 edits: in the new habit where it changes, else in the old | unseen questions, where it changes |
-| 8 | five facts anew; what they were before is removed | unseen questions, phrasings of what changed and of what 3 and 4 taught |
+| 8 | five facts anew, with their new answers | unseen questions, phrasings of what changed and of what 3 and 4 taught |
 
 After each night the general questions are asked too. Who says that a habit has changed also says the comment anew.
 
@@ -205,7 +205,7 @@ def live_through(user: User, person: Person, night: int, seed: int) -> Night:
                 user.edit_item(rule.id, person.later_comment)
             examples = edits(user, prompts[2 * _EDITS : 3 * _EDITS], person.later or person.habit)
         case 8:
-            examples = _told_anew(user, [fact for fact in person.facts if fact.later])
+            examples = _told_anew(user, person.facts)
         case _:
             examples = tell(user, facts_of(person, night))
     return Night(tuple(examples), tuple(_learned(user, report) for report in learn(user)))
@@ -238,12 +238,12 @@ def tell(user: User, facts: Iterable[Fact]) -> list[Example]:
 
 
 def _told_anew(user: User, facts: Iterable[Fact]) -> list[Example]:
-    facts = list(facts)
-    examples = tell(user, [fact.later for fact in facts if fact.later])
-    outdated = {fact.text for fact in facts}
-    for item in user.items():
-        if item.text in outdated:
-            user.remove_item(item.id)
+    """Says facts anew, with the answers that their questions have now; gives these."""
+    items = {item.text: item.id for item in user.items()}
+    examples = []
+    for old, new in ((fact, fact.later) for fact in facts if fact.later):
+        user.edit_item(items[old.text], new.text, answer=new.answer)
+        examples += [(question, new.answer) for question in new.questions]
     return examples
 
 
