@@ -103,8 +103,8 @@ def bench_capacity(
 
     for key in kept.complete(runs, measure):
         load = kept.figures()[key]
-        recalled, general = f"{load['recalled']}/{load['facts']}", f"{load['kept']}/{load['known']}"
-        say(f"  {recalled} recalled, {general} kept, {load['seconds']:.0f} s")
+        recalled, right = f"{load['recalled']}/{load['facts']}", f"{load['kept']}/{load['known']}"
+        say(f"  {recalled} recalled, {right} kept, {load['seconds']:.0f} s")
     loads = tuple(Load(**figures) for key, figures in kept.figures().items() if key in runs)
     return CapacityBench("capacity", base, rank, loads)
 

@@ -178,6 +178,21 @@ def test_a_file_of_something_else_is_not_written_over(tmp_path: Path) -> None:
     assert (tmp_path / "some.jsonl").read_text() == "dear diary\n"
 
 
+def test_a_memory_is_asked_what_nobody_told_and_its_room_is_counted(
+    place: Place, tmp_path: Path, quick: str, shared_cache: Path
+) -> None:
+    keep = tmp_path / "keep"
+    asked = ("bench", "capacity", "--keep", str(keep), "--base", quick, "--facts", "5", "--rank", "1", "--seeds", "1")
+    result = place.run(*asked, backend="torch", PERSONALPEFT_CACHE=str(shared_cache))
+    assert result.exit_code == 0, result.output
+    told = json.loads(place.run(*asked, "--json", backend="torch").stdout)
+    (load,) = told["loads"]
+    assert (told["bench"], load["facts"], load["rank"], load["seed"]) == ("capacity", 5, 1, 0)
+    assert 0 < load["tokens"] / load["parameters"] < 1
+    assert [path.name for path in keep.iterdir()] == ["capacity.jsonl"]
+    assert not place.home.exists()
+
+
 @given(count=st.integers(1, MOST), seed=st.integers(0, 5))
 def test_facts_are_told_apart_and_fewer_are_the_first_of_more(count: int, seed: int) -> None:
     told = facts(count, seed)
