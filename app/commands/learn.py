@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from personalpeft.errors import Cancelled
 from personalpeft.types import Scope
 from personalpeft_app import opening
 from personalpeft_app.interrupt import interruptible
@@ -14,19 +17,24 @@ from personalpeft_app.output import note, show
 from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
-    from personalpeft import LearnReport, User
+    from personalpeft import LearnReport, Runtime, User
 
 BASE = "base"
 
 
-def study(common: Common, user: User, display: Display, layer: str = "style", **asked: Any) -> LearnReport:
+def study(common: Common, user: User, display: Display, layer: str | None = None, **asked: Any) -> LearnReport:
     """Learns with a bar on stderr. The first Ctrl-C stops after the step that is running and keeps what was done."""
+    with _studying(display) as cancelled:
+        return user.learn(layer, progress=display, cancelled=cancelled, **asked)
 
+
+@contextmanager
+def _studying(display: Display) -> Iterator[Callable[[], bool]]:
     def stopping() -> None:
         display.say("Stopping after this step; Ctrl-C again stops at once.")
 
     with interruptible(stopping) as cancelled, display:
-        return user.learn(layer, progress=display, cancelled=cancelled, **asked)
+        yield cancelled
 
 
 @command(
@@ -36,28 +44,59 @@ def study(common: Common, user: User, display: Display, layer: str = "style", **
         "personalpeft learn",
         "personalpeft learn --layer skill.email --seconds 60",
         "personalpeft learn --from-nothing --accept",
+        "personalpeft learn --user ada --also bo --also cy",
+        "personalpeft learn --all --json",
     ),
 )
-@click.option("--layer", default="style", show_default=True, help="What to learn: style or skill.NAME.")
+@click.option("--layer", help="What to learn: style, memory or skill.NAME.  [default: all that has something new]")
+@click.option("--also", multiple=True, metavar="ID", help="Somebody who learns in the same go; can be repeated.")
+@click.option("--all", "everybody", is_flag=True, help="All users of this home learn in one go.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be learned.")
 @click.option("--seconds", type=float, help="Stop training after so long; the next learn goes on from there.")
+@click.option("--steps", type=int, help="Stop training after so many steps; the next learn goes on from there.")
 @click.option("--from-nothing", is_flag=True, help="Build from all lessons anew, not on what is live.")
 @click.option("--accept", is_flag=True, help="Make the result live although it may be refused; that is recorded.")
-def learn(common: Common, layer: str, dry_run: bool, seconds: float | None, from_nothing: bool, accept: bool) -> None:
+def learn(
+    common: Common, layer: str | None, also: tuple[str, ...], everybody: bool, from_nothing: bool, **asked: Any
+) -> None:
     """Learn from the feedback that is new.
 
-    The result is judged, and made live if it is better. Prints a report.
+    Goes through all layers, or the one that is named. The result is judged, and made live if it is better; what was built
+    on a layer that has changed is judged again. Prints a report.
     A result that is not better is refused, which is no error: nothing changes then. Ctrl-C stops after the
     running step and keeps what was done for the next learn.
+    With --also or --all several users learn in one go, which is quicker than one after another. What one of them cannot
+    do is said in their report and fails nobody else; --json then prints a list.
     """
     from personalpeft.ids import check_layer_name
 
-    check_layer_name(layer)
+    if layer is not None:
+        check_layer_name(layer)
     display = Display(common)
-    with opening.user(common, "change", display) as user:
-        start = "nothing" if from_nothing else "auto"
-        report = study(common, user, display, layer, start=start, seconds=seconds, dry_run=dry_run, accept=accept)
-    show(common, report.as_json(), str(report))
+    asked["start"] = "nothing" if from_nothing else "auto"
+    if not (also or everybody):
+        with opening.user(common, "change", display) as user:
+            report = study(common, user, display, layer, **asked)
+        show(common, report.as_json(), str(report))
+        return
+    with opening.opened(common, "change", display) as runtime, _studying(display) as cancelled:
+        users = _everybody(runtime) if everybody else list(dict.fromkeys((common.user_id(), *also)))
+        reports = runtime.learn_many(users, layer, progress=display, cancelled=cancelled, **asked)
+        was_stopped = cancelled()
+    # Of everybody in a home, those who have nothing new are many and of no interest.
+    told = [report for report in reports if not (everybody and report.error == "NothingToLearn")]
+    show(common, [report.as_json() for report in told], "\n\n".join(map(str, told)))
+    if everybody and not told:
+        note(common, "Nobody has anything new to learn.")
+    if was_stopped:
+        raise Cancelled("Stopped; what is reported as learned stays.", hint="The next learn goes on from there.")
+
+
+def _everybody(runtime: Runtime) -> list[str]:
+    users: list[str] = []
+    while page := runtime.users(after=users[-1] if users else None):
+        users += [user.id for user in page]
+    return users
 
 
 @command(

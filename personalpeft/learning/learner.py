@@ -7,6 +7,7 @@ when those below it are settled; a refusal is an outcome, not an error; what fai
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -15,6 +16,7 @@ from typing import TypeAlias
 from personalpeft.errors import InvalidInput, NothingToLearn, PersonalPeftError
 from personalpeft.ids import check_user_id
 from personalpeft.learning.build import Builder, Job
+from personalpeft.learning.examination import Scoping
 from personalpeft.learning.gate import Margins
 from personalpeft.learning.lessons import routings_of
 from personalpeft.learning.order import Order
@@ -27,6 +29,9 @@ from personalpeft.learning.voices import Voices
 from personalpeft.serving.engine import Engine
 from personalpeft.store.base import Store
 from personalpeft.types import HeadMove, Revision, Verdict
+
+TOGETHER = 8
+"""So many users' layers are built at once: more in a pass make none quicker, and each holds memory of its own."""
 
 Outcome: TypeAlias = LearnReport | PersonalPeftError
 _Course: TypeAlias = Generator[Job, LearnReport | None, LearnReport]
@@ -45,6 +50,7 @@ class Learner:
     now: Callable[[], datetime]
     timer: Callable[[], float]
     voices: Voices
+    scoping: Scoping
     observed: bool = False
 
     def learn(self, user: str, layer: str | None, order: Order) -> LearnReport:
@@ -67,8 +73,10 @@ class Learner:
         )
 
     def _outcomes(self, users: Sequence[str], layer: str | None, order: Order) -> dict[str, Outcome]:
-        builder = Builder(self.store, self.engine, self.voices, self.margins, self.now, self.timer, self.timer())
-        courses = {user: self._course(builder, user, layer, order) for user in users}
+        builder = Builder(
+            self.store, self.engine, self.voices, self.scoping, self.margins, self.now, self.timer, self.timer()
+        )
+        courses: dict[str, _Course] = {}
         outcomes: dict[str, Outcome] = {}
         jobs: dict[str, Job] = {}
 
@@ -81,11 +89,14 @@ class Learner:
             except PersonalPeftError as error:
                 outcomes[user] = error
 
+        coming = deque(users)
         try:
-            for user in users:
-                go_on(user, None)
-            while jobs:
-                # All users' next layers at once: what one pass over the base can do for many, it does.
+            while coming or jobs:
+                # Somebody new begins as soon as somebody is done, so that a home of many users is gone through in full passes.
+                while coming and len(jobs) < TOGETHER:
+                    user = coming.popleft()
+                    courses[user] = self._course(builder, user, layer, order)
+                    go_on(user, None)
                 together = dict(jobs)
                 jobs.clear()
                 for user, built in builder.build(together, order).items():

@@ -53,6 +53,8 @@ _LOOK_ALIKE = "\u0430da"  # Its first letter is Cyrillic.
         (["learn", "--seconds", "0"], 2, "no budget"),
         (["learn", "--seconds", "nan"], 2, "no budget"),
         (["learn", "--user", "adda"], 3, "Did you mean 'ada'?"),
+        (["learn", "--steps", "0"], 2, "no budget"),
+        (["learn", "--also", "Bo!"], 2, "Bo!"),
         (["rollback", "stil"], 3, "Did you mean 'style'?"),
         (["rollback", "style", "--to", "style@nope"], 3, "Did you mean 'style@"),
         (["weigh", "style", "3"], 2, "between -2 and 2"),

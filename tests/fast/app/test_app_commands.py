@@ -194,6 +194,30 @@ def test_a_learn_is_reported_shown_weighed_and_taken_back(taught: Place) -> None
     assert taught.run(*ask).stdout == after
 
 
+def test_several_users_learn_in_one_go_and_what_one_cannot_do_is_said_in_their_report(taught: Place) -> None:
+    for number in range(5):
+        assert taught.run("teach", f"question {number}", f"Ahoy {number}", "--user", "bob").exit_code == 0
+    assert taught.run("ask", "hi", "-q", "--user", "cy").exit_code == 0
+    together = taught.run("learn", "--also", "bob", "--also", "cy", "--json")
+    assert together.exit_code == 0
+    reports = json.loads(together.stdout)
+    assert [(each["user"], each["verdict"], each["error"]) for each in reports] == [
+        ("ada", "promoted", ""),
+        ("bob", "promoted", ""),
+        ("cy", "abstained", "NothingToLearn"),
+    ]
+    assert "cy: NOT LEARNED" in taught.run("learn", "--also", "cy").stdout
+
+
+def test_all_users_of_a_home_learn_in_one_go_and_those_with_nothing_new_are_not_listed(taught: Place) -> None:
+    assert taught.run("ask", "hi", "-q", "--user", "cy").exit_code == 0
+    (report,) = json.loads(taught.run("learn", "--all", "--json").stdout)
+    assert (report["user"], report["verdict"]) == ("ada", "promoted")
+    again = taught.run("learn", "--all")
+    assert (again.exit_code, again.stdout) == (0, "")
+    assert "Nobody has anything new" in again.stderr
+
+
 def test_an_adapter_goes_out_and_comes_in(learned: Place, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     assert learned.run("export", str(folder)).stdout == f"{folder}\n"
