@@ -232,7 +232,8 @@ class Runtime:
         margins = margins_for(base.card.name, base.card.gate)
         observed = self._parts.observing == "learned"
         clock = self._clock
-        return Learner(self._store, engine, recipes, margins, clock.now, clock.timer, self._voices_of(engine), observed)
+        voices, scoping = self._voices_of(engine), self._parts.scopes
+        return Learner(self._store, engine, recipes, margins, clock.now, clock.timer, voices, scoping, observed)
 
     def _voices_of(self, engine: Engine) -> Voices:
         with self._turn:
@@ -252,6 +253,7 @@ class Runtime:
             learner.now,
             learner.timer,
             learner.voices,
+            learner.scoping,
         )
 
     def _adapter(self, digest: str) -> Adapter:

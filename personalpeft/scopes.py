@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from personalpeft.learning.generic import generic_questions
 from personalpeft.memory.items import Memory
 from personalpeft.memory.nearness import Region, calibrated
 from personalpeft.store.base import Store
-from personalpeft.types import Layer, Message, Signal, SignalKind, Stack
+from personalpeft.types import Layer, Message, Signal, SignalKind, Stack, usual_scope
 
 _MOST_KEPT = 256
 
@@ -42,6 +42,30 @@ class Scopes:
         entries = tuple(entry for entry in stack.entries if self._attached(user, layers[entry.layer], messages))
         return replace(stack, entries=entries)
 
+    def answering(
+        self, user: str, stack: Stack, questions: Sequence[str], built_from: Mapping[str, Collection[str]]
+    ) -> tuple[Stack, ...]:
+        """The part of a stack that each of some questions would be answered with. ``built_from`` has, by layer, the signals
+        of a revision in the stack that is in no catalog yet.
+        """
+        scopes = {layer.name: layer.scope for layer in self._store.catalog.layers(user)}
+        far: dict[str, set[str]] = {}
+        for entry in stack.entries:
+            scope = scopes.get(entry.layer) or usual_scope(entry.layer)
+            if scope == "near":
+                signals = built_from.get(entry.layer)
+                region = self._region(user, entry.revision) if signals is None else self._calibrated(user, signals)
+                far[entry.layer] = {q for q in questions if region is not None and not self._is_near(region, q)}
+            elif scope == "never":
+                far[entry.layer] = set(questions)
+        return tuple(
+            replace(stack, entries=tuple(e for e in stack.entries if question not in far.get(e.layer, ())))
+            for question in questions
+        )
+
+    def _is_near(self, region: Region, question: str) -> bool:
+        return self._memory.closeness(region, [Message("user", question)]) >= region.least
+
     def _attached(self, user: str, layer: Layer, messages: Sequence[Message]) -> bool:
         if layer.scope != "near" or layer.head is None:
             return layer.scope != "never"
@@ -53,15 +77,15 @@ class Scopes:
             if (user, head) in self._regions:
                 self._regions.move_to_end((user, head))
                 return self._regions[user, head]
-        region = self._calibrated(user, head)
+        region = self._calibrated(user, self._built_from(user, head))
         with self._turn:
             self._regions[user, head] = region
             if len(self._regions) > _MOST_KEPT:
                 self._regions.popitem(last=False)
         return region
 
-    def _calibrated(self, user: str, head: str) -> Region | None:
-        built_from = set(self._built_from(user, head))
+    def _calibrated(self, user: str, signals: Iterable[str]) -> Region | None:
+        built_from = set(signals)
         said = self._store.ledger.signals(user, current=False) if built_from else ()
         asked = {signal.id: self._asked(signal) for signal in said if signal.id in built_from}
         asked = {signal: texts for signal, texts in asked.items() if texts}

@@ -18,6 +18,13 @@ Json: TypeAlias = Mapping[str, Any]
 Role: TypeAlias = Literal["system", "user", "assistant"]
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled"]
 Scope: TypeAlias = Literal["always", "near", "never"]
+
+
+def usual_scope(layer: str) -> Scope:
+    """Of a layer of which nobody said anything: a style is for everything, what else is learned is about something."""
+    return "always" if layer == "style" else "near"
+
+
 """When a live layer is attached: to every request, to those that are near its own lessons, to none."""
 
 APP = "app"

@@ -53,6 +53,9 @@ alpha = 8.0
 steps = 12
 batch = 2
 learning_rate = 0.01
+
+[learning.memory]
+capacity = 1.0
 """
 
 

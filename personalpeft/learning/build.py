@@ -18,7 +18,7 @@ from personalpeft.backends.base import Session
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.anchors import LONGEST
 from personalpeft.learning.curriculum import continuation, schedule
-from personalpeft.learning.examination import Paper, Sitting, examine
+from personalpeft.learning.examination import Paper, Scoping, Sitting, examine, sitting
 from personalpeft.learning.gate import Evidence, Judgement, Margins, accepted, judge
 from personalpeft.learning.generic import generic_questions
 from personalpeft.learning.lineage import lineage_of
@@ -82,6 +82,7 @@ class Builder:
     store: Store
     engine: Engine
     voices: Voices
+    scoping: Scoping
     margins: Margins
     now: Callable[[], datetime]
     timer: Callable[[], float]
@@ -227,7 +228,8 @@ class Builder:
         trained = () if plan.pins else plan.fresh[-8:]
         kept = tuple(continuation(backend, messages, reply, LONGEST) for messages, reply in candidate.generic if reply)
         paper = Paper(target, tuple(older), trained, kept, lineage)
-        return Sitting(plan.user, plan.live, candidate.stack, paper)
+        signals = {*plan.roles, *trained_on(self.store, plan.parent)}
+        return sitting(self.scoping, plan.user, plan.live, candidate.stack, paper, {plan.layer: signals})
 
     def _judged(self, candidate: Candidate, evidence: Evidence, order: Order) -> Judgement:
         plan, revision = candidate.plan, candidate.entry.revision

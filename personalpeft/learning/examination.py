@@ -4,9 +4,9 @@ gathers the gate's evidence. What the base said is kept with a revision's scores
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from personalpeft.backends.base import Continuation
 from personalpeft.errors import PersonalPeftError
@@ -41,14 +41,31 @@ class Paper:
     lineage: Lineage = field(default_factory=Lineage)
 
 
+class Scoping(Protocol):
+    """Says which layers a question is answered with."""
+
+    def answering(
+        self, user: str, stack: Stack, questions: Sequence[str], built_from: Mapping[str, Collection[str]]
+    ) -> tuple[Stack, ...]:
+        """The part of a stack that each question would be answered with. ``built_from`` has, by layer, the signals of a
+        revision in the stack that is in no catalog yet.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Sitting:
-    """One candidate to be examined against what is live."""
+    """One candidate to be examined against what is live. What a layer was built for is asked with all of a stack; the
+    general questions as a person would have them answered, with ``general_live`` and ``general_candidate``, one stack
+    for each: a layer that is for one subject alone is not there for another.
+    """
 
     user: str
     live: Stack
     candidate: Stack
     paper: Paper
+    general_live: tuple[Stack, ...]
+    general_candidate: tuple[Stack, ...]
 
     @property
     def shown(self) -> tuple[Lesson, ...]:
@@ -66,15 +83,29 @@ class Sitting:
 
     def requests(self) -> list[Request]:
         """All that is asked in words: of what is live, of the candidate, and where need be of the base."""
-        asked: list[tuple[tuple[Message, ...], Sampling]] = [
-            ((Message("user", canary.question),), _CANARY) for canary in generic_questions().canaries
-        ]
-        general = len(asked)
-        asked += [(lesson.messages, _EXAMPLE) for lesson in self.shown]
-        questions = [(stack, each) for stack in (self.live, self.candidate) for each in asked]
+        canaries = [(Message("user", canary.question),) for canary in generic_questions().canaries]
+        asked: list[tuple[Stack, tuple[Message, ...], Sampling]] = []
+        for stack, general in ((self.live, self.general_live), (self.candidate, self.general_candidate)):
+            asked += [(attached, messages, _CANARY) for attached, messages in zip(general, canaries, strict=True)]
+            asked += [(stack, lesson.messages, _EXAMPLE) for lesson in self.shown]
         if self.asks_base:
-            questions += [(Stack(self.live.base), each) for each in asked[:general]]
-        return [Request(self.user, messages, stack, how, background=True) for stack, (messages, how) in questions]
+            asked += [(Stack(self.live.base), messages, _CANARY) for messages in canaries]
+        return [Request(self.user, messages, stack, how, background=True) for stack, messages, how in asked]
+
+
+def sitting(
+    scoping: Scoping, user: str, live: Stack, candidate: Stack, paper: Paper, built_from: Mapping[str, Collection[str]]
+) -> Sitting:
+    """The sitting of a candidate; ``built_from`` as for ``Scoping``."""
+    questions = [canary.question for canary in generic_questions().canaries]
+    return Sitting(
+        user,
+        live,
+        candidate,
+        paper,
+        scoping.answering(user, live, questions, {}),
+        scoping.answering(user, candidate, questions, built_from),
+    )
 
 
 Examined: TypeAlias = tuple[Evidence, tuple[Example, ...]]

@@ -141,7 +141,7 @@ def make_plan(
     new = [lesson for lesson in lessons if lesson.signal not in considered]
     nothing_new = not new and all(lesson.signal in considered for lesson in disliked)
     if not lessons or (nothing_new and start != "nothing"):
-        raise _nothing(routings, layer, learned_before=bool(lessons))
+        raise _nothing(routings, layer, learned_before=bool(lessons), left_out=len(left_out))
 
     current = {lesson.signal for lesson in (*lessons, *disliked)}
     parent = _parent(store, user, layer, live, below, current) if start == "auto" else None
@@ -196,7 +196,12 @@ def questions_of(store: Store, user: str, live: Stack, layer: str, routings: Seq
     )
 
 
-def _nothing(routings: Sequence[Routing], layer: str, *, learned_before: bool) -> NothingToLearn:
+def _nothing(routings: Sequence[Routing], layer: str, *, learned_before: bool, left_out: int) -> NothingToLearn:
+    if left_out and not learned_before:
+        return NothingToLearn(
+            f"Nothing to learn for {layer}: it has no room for any of the {left_out} signals that are meant for it.",
+            hint="A larger rank or capacity in the base's card makes room; facts are looked up all the same.",
+        )
     if learned_before:
         return NothingToLearn(
             f"Nothing new for {layer}: no lesson has come since the last learn.",

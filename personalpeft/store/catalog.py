@@ -23,7 +23,7 @@ from personalpeft.store.base import Build, UserSummary
 from personalpeft.store.blobs import FileBlobs
 from personalpeft.store.database import Database, Row, row, rows
 from personalpeft.store.lookup import known_id, known_layer, known_user
-from personalpeft.types import HeadMove, Json, Layer, Revision, Scope, Stack, StackEntry, Verdict
+from personalpeft.types import HeadMove, Json, Layer, Revision, Scope, Stack, StackEntry, Verdict, usual_scope
 
 _SUMMARY = """
 select u.id, u.since,
@@ -94,7 +94,7 @@ class SqliteCatalog:
             known_user(db, user)
             found = rows(db, _LAYERS, user)
         return tuple(
-            Layer(each["name"], position, each["head"], each["weight"], each.get("scope") or _scope_of(each["name"]))
+            Layer(each["name"], position, each["head"], each["weight"], each.get("scope") or usual_scope(each["name"]))
             for position, each in enumerate(found)
         )
 
@@ -288,11 +288,6 @@ class SqliteCatalog:
                     "insert or replace into vector (user, embedder, signal, data) values (?, ?, ?, ?)",
                     [user, embedder, known_id(db, "signal", user, signal), vector.astype("<f4").tobytes()],
                 )
-
-
-def _scope_of(layer: str) -> Scope:
-    """Of a layer of which nobody said anything: a style is for everything, what else is learned is about something."""
-    return "always" if layer == "style" else "near"
 
 
 def _check_base(revision: str, built_on: str, base: str) -> None:

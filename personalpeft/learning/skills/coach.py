@@ -17,12 +17,12 @@ from personalpeft.backends.base import Continuation
 from personalpeft.errors import Cancelled, PersonalPeftError
 from personalpeft.learning.anchors import LONGEST
 from personalpeft.learning.curriculum import continuation
-from personalpeft.learning.examination import Examined, Paper, Sitting, examine
+from personalpeft.learning.examination import Examined, Paper, Scoping, Sitting, examine, sitting
 from personalpeft.learning.gate import Asked, Evidence, Judgement, Margins, judge
 from personalpeft.learning.generic import generic_questions
 from personalpeft.learning.lessons import Lesson, routings_of
 from personalpeft.learning.lineage import lineage_of
-from personalpeft.learning.plan import questions_of
+from personalpeft.learning.plan import questions_of, trained_on
 from personalpeft.learning.probation import LEARNED, review
 from personalpeft.learning.publishing import publish, session_spec
 from personalpeft.learning.recipe import Recipe
@@ -58,6 +58,7 @@ class Coach:
     now: Callable[[], datetime]
     timer: Callable[[], float]
     voices: Voices
+    scoping: Scoping
 
     def practise(
         self,
@@ -136,7 +137,8 @@ class Coach:
         with self.engine.lent(adapter) as digest:
             candidate = exercise.with_layer(digest, weight)
             paper = self._paper(exercise, heads, cancelled)
-            harm, _ = self._examined(Sitting(user, exercise.live, candidate, paper), cancelled)
+            known = {layer: self._learned_from(exercise)}
+            harm, _ = self._examined(sitting(self.scoping, user, exercise.live, candidate, paper, known), cancelled)
             asked, tasks, examples = examined(self.engine, exercise, candidate, cancelled)
         own = set(self.store.catalog.pinned(user, layer))
         evidence = replace(
@@ -168,6 +170,11 @@ class Coach:
         )
         publish(self.store, self.engine, revision, blob, report, candidate, cause=LEARNED)
         return report
+
+    def _learned_from(self, exercise: Exercise) -> set[str]:
+        """The demonstrations that the skill was learned from before it was practised."""
+        pinned = self.store.catalog.pinned(exercise.user, exercise.layer)
+        return {*pinned, *trained_on(self.store, exercise.parent)}
 
     def _examined(self, sitting: Sitting, cancelled: Callable[[], bool]) -> Examined:
         examined = examine(self.engine, self.voices, {sitting.user: sitting}, cancelled=cancelled)[sitting.user]
@@ -227,7 +234,8 @@ class Coach:
 
 
 def _built_by(exercise: Exercise, diary: Diary) -> dict[str, Any]:
-    return {**exercise.recipe.as_json(), "steps": diary.steps, "practice": {**exercise.about, "rounds": diary.rounds}}
+    practised = {**exercise.about, "rounds": exercise.rounds_before + diary.rounds}
+    return {**exercise.recipe.as_json(), "steps": diary.steps, "practice": practised}
 
 
 def _held_to_half(asked: Asked) -> Asked:

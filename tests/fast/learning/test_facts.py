@@ -1,0 +1,157 @@
+"""Which facts are learned, by which questions, and what judges them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from personalpeft.learning.facts import FRAMES, HELPED, as_sentence, helped_by, said_in
+from personalpeft.learning.generic import generic_questions
+from personalpeft.learning.lessons import Routing, lessons_for, route
+from personalpeft.types import Message, Sampling, Signal, SignalKind, Stack, Turn, Usage
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+QUESTIONS = ("What is my dog called?", "What is my dog's name?", "How do I call my dog?")
+
+
+def signal(number: int, kind: SignalKind, payload: dict[str, Any], *, turn: str | None = None) -> Signal:
+    return Signal(f"s{number}", "ada", kind, START + timedelta(minutes=number), payload, turn=turn, source="person")
+
+
+def fact(
+    number: int = 1,
+    text: str = "My dog is called Biscuit.",
+    *,
+    questions: Sequence[str] = QUESTIONS,
+    answer: str | None = "Biscuit",
+) -> Signal:
+    return signal(number, SignalKind.FACT, {"text": text, "questions": list(questions), "answer": answer})
+
+
+def turn(number: int, question: str, reply: str, *, used: Sequence[str] = ("s1",)) -> Turn:
+    return Turn(
+        id=f"t{number}",
+        user="ada",
+        at=START + timedelta(minutes=number),
+        messages=(Message("user", question),),
+        reply=reply,
+        stack=Stack("base"),
+        sampling=Sampling(),
+        usage=Usage(1, 1),
+        finish_reason="stop",
+        used=tuple(used),
+    )
+
+
+def routed(signals: Sequence[Signal], turns: Sequence[Turn] = ()) -> dict[str, Routing]:
+    found = {each.id: each for each in turns}
+    return {r.signal.id: r for r in route(signals, found.__getitem__, turns=turns)}
+
+
+def test_a_fact_of_which_nobody_knows_what_it_answers_is_only_looked_up() -> None:
+    routing = routed([fact(questions=(), answer=None)])["s1"]
+
+    assert (routing.place, routing.layer, routing.beside) == ("memory", None, ())
+
+
+def test_a_fact_with_questions_and_an_answer_is_looked_up_and_learned() -> None:
+    routing = routed([fact()])["s1"]
+
+    assert (routing.place, routing.layer) == ("memory", "memory")
+    lessons = lessons_for([routing], "memory")
+    assert {lesson.wanted for lesson in lessons} == {"Biscuit."}
+    assert [lesson.messages[-1].content for lesson in lessons if not lesson.probe] == list(QUESTIONS)
+
+
+@given(st.lists(st.sampled_from([*QUESTIONS, "Who barks?", "Whom do I walk at night?"]), min_size=1, unique=True))
+def test_every_fact_that_is_learned_is_judged_by_a_question_that_is_not(questions: list[str]) -> None:
+    lessons = lessons_for([routed([fact(questions=questions)])["s1"]], "memory")
+    taught = {way for lesson in lessons if not lesson.probe for way in said_in(lesson.messages, FRAMES)}
+    probes = [lesson for lesson in lessons if lesson.probe]
+
+    assert len(probes) == 1
+    assert probes[0].messages not in taught
+    assert taught
+
+
+def test_of_two_facts_that_answer_the_same_question_the_later_is_learned_and_both_are_looked_up() -> None:
+    later = fact(2, "My dog is called Rex.", questions=["what is my dog called"], answer="Rex")
+    routings = routed([fact(), later])
+
+    assert {r.place for r in routings.values()} == {"memory"}
+    assert (routings["s1"].layer, routings["s1"].instead) == (None, "s2")
+    assert {lesson.wanted for lesson in lessons_for(tuple(routings.values()), "memory")} == {"Rex."}
+
+
+def test_a_fact_said_twice_is_no_contradiction() -> None:
+    assert all(r.layer == "memory" for r in routed([fact(), fact(2)]).values())
+
+
+def helpful(count: int) -> list[Turn]:
+    return [turn(n, f"{QUESTIONS[n % 3]} ({n})", "Your dog is called Biscuit.") for n in range(count)]
+
+
+LAST = turn(90, "Thanks, what else?", "Nothing.", used=())
+
+
+def test_a_fact_that_helped_repeatedly_is_learned_as_the_model_said_it_with_the_fact_in_its_prompt() -> None:
+    turns = [*helpful(HELPED), LAST]
+    routing = routed([fact(questions=(), answer=None)], turns)["s1"]
+
+    lessons = lessons_for([routing], "memory")
+    assert {lesson.wanted for lesson in lessons} == {"Your dog is called Biscuit."}
+    assert [lesson.messages for lesson in lessons if not lesson.probe] == [each.messages for each in turns[:-1]]
+
+
+def test_once_is_not_repeatedly() -> None:
+    assert routed([fact(questions=(), answer=None)], [*helpful(HELPED - 1), LAST])["s1"].layer is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "helps"),
+    [
+        (SignalKind.RATING, {"value": 1}, True),
+        (SignalKind.RATING, {"value": -1}, False),
+        (SignalKind.EDIT, {"text": "Biscuit!"}, False),
+        (SignalKind.COMMENT, {"text": "Be brief."}, False),
+        (SignalKind.REWARD, {"value": -0.5}, False),
+    ],
+)
+def test_what_was_said_of_a_reply_decides_whether_its_fact_helped(
+    kind: SignalKind, payload: dict[str, Any], helps: bool
+) -> None:
+    said = signal(5, kind, payload, turn="t0")
+    assert bool(helped_by([fact(), said], [*helpful(1), LAST])) is helps
+
+
+def test_the_newest_reply_helped_only_if_somebody_said_so() -> None:
+    liked = signal(5, SignalKind.RATING, {"value": 1}, turn="t0")
+    assert not helped_by([fact()], helpful(1))
+    assert helped_by([fact(), liked], helpful(1))
+
+
+def test_a_reply_that_says_nothing_of_the_fact_was_not_helped_by_it() -> None:
+    assert not helped_by([fact()], [turn(0, "What is my dog called?", "I cannot say."), LAST])
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"), [("walnuts", "Walnuts."), ("43", "43."), ("Really?", "Really?"), ("ärztin", "Ärztin.")]
+)
+def test_a_short_answer_is_said_as_a_sentence(answer: str, sentence: str) -> None:
+    assert as_sentence(answer) == sentence
+
+
+def test_i_stays_a_capital_wherever_a_question_is_put() -> None:
+    asked = [way[-1].content for way in said_in([Message("user", "I like what?")], FRAMES)]
+    assert not [question for question in asked if " i like" in question]
+
+
+def test_what_a_person_told_is_not_among_what_nobody_told() -> None:
+    (cat,) = [each for each in generic_questions().unknown if "cat" in each.about]
+    assert cat.is_told("My cat is called Momo.")
+    assert not cat.is_told("My category is lightweight.")

@@ -1,0 +1,124 @@
+"""The memory layer, by what a user sees of it, on the tiny base and on the fake backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from runtime_makers import ask, correct, opened, pinned, quick_card, style, trained_on
+
+from personalpeft import NothingToLearn, Runtime, User
+from personalpeft.types import Verdict
+
+FACTS = {"dog": "Biscuit", "cat": "Momo", "horse": "Hector"}
+
+
+@pytest.fixture(params=["fake", "torch"])
+def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runtime]:
+    if request.param == "torch":
+        request.getfixturevalue("tiny_base")
+    base = "fake" if request.param == "fake" else quick_card(tmp_path)
+    with opened(tmp_path / "home", base) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def ada(runtime: Runtime) -> User:
+    return runtime.user("ada")
+
+
+def tell(ada: User, animal: str, name: str) -> str:
+    questions = [f"What is my {animal} called?", f"What is my {animal}'s name?"]
+    return ada.remember(f"My {animal} is called {name}.", questions=questions, answer=name)
+
+
+def test_one_fact_is_enough_to_learn_from_and_all_that_was_said_of_it_is_learned(ada: User) -> None:
+    fact = tell(ada, "dog", "Biscuit")
+    report = ada.learn("memory", accept=True)
+
+    assert report.revision is not None
+    assert trained_on(ada) == {fact}
+    assert pinned(ada) == set()
+    assert report.scores["target"]["asked"] == 1
+
+
+def test_a_fact_acts_at_once_and_says_in_its_account_whether_it_was_learned(ada: User) -> None:
+    tell(ada, "dog", "Biscuit")
+    before = ada.lessons()[0]
+    ada.learn("memory", accept=True)
+    after = ada.lessons()[0]
+
+    assert (before.place, before.layer, before.use) == ("memory", "memory", "to be learned")
+    assert (after.place, after.use) == ("memory", "learned")
+    assert ask(ada, "What is my dog called?").text is not None
+    assert ada.turns(1)[0].used == (after.signal.id,)
+
+
+def test_facts_told_later_are_learned_on_top_and_the_earlier_ones_are_asked_again(ada: User) -> None:
+    tell(ada, "dog", "Biscuit")
+    first = ada.learn("memory", accept=True)
+    tell(ada, "cat", "Momo")
+    second = ada.learn("memory", accept=True)
+
+    assert ada.revisions("memory")[-1].parent == first.revision
+    assert second.scores["target"]["asked"] == second.scores["retention"]["asked"] == 1
+
+
+def test_a_fact_that_changed_is_built_without_its_old_value(ada: User) -> None:
+    old = tell(ada, "dog", "Biscuit")
+    kept = tell(ada, "cat", "Momo")
+    ada.learn("memory", accept=True)
+    new = ada.edit_item(old, "My dog is called Rex.", answer="Rex")
+    ada.learn("memory", accept=True)
+
+    newest = ada.revisions("memory")[-1]
+    assert newest.parent is None
+    assert set(newest.signals) == {new.id, kept}
+
+
+def test_a_fact_that_was_taken_back_can_be_unlearned(ada: User) -> None:
+    gone = tell(ada, "dog", "Biscuit")
+    tell(ada, "cat", "Momo")
+    ada.learn("memory", accept=True)
+    ada.remove_item(gone)
+    ada.learn("memory", start="nothing", accept=True)
+
+    assert gone not in ada.revisions("memory")[-1].signals
+
+
+def test_a_memory_is_said_in_the_manner_of_the_style_below_it(ada: User) -> None:
+    correct(ada)
+    ada.learn("style", accept=True)
+    tell(ada, "dog", "Biscuit")
+    report = ada.learn("memory", dry_run=False, accept=True)
+
+    revision = ada.revisions("memory")[-1]
+    assert [entry.layer for entry in revision.below] == ["style"]
+    assert report.revision == revision.id
+    assert style("Biscuit.") in _wanted(ada)
+
+
+def _wanted(ada: User) -> set[str]:
+    from personalpeft.learning.lessons import routings_of
+    from personalpeft.learning.plan import questions_of
+
+    store = ada._parts.store
+    return {q.wanted for q in questions_of(store, ada.id, ada.stack(), "memory", routings_of(store, ada.id))}
+
+
+def test_where_nothing_is_known_to_be_learned_of_facts_it_is_said(ada: User) -> None:
+    ada.remember("My dog is called Biscuit.")
+    with pytest.raises(NothingToLearn):
+        ada.learn("memory")
+
+
+def test_a_memory_is_for_what_is_near_to_it_and_general_questions_are_judged_so(ada: User) -> None:
+    for animal, name in FACTS.items():
+        tell(ada, animal, name)
+    report = ada.learn("memory", accept=True)
+
+    assert {layer.name: layer.scope for layer in ada.layers()}["memory"] == "near"
+    canaries = report.scores["canaries"]
+    assert canaries["still_right"] == canaries["right_before"]
+    assert report.verdict is not Verdict.ABSTAINED
