@@ -10,9 +10,10 @@ from personalpeft.adapters.peft_folder import export_peft, export_stack_peft, im
 from personalpeft.bases.base import Base
 from personalpeft.clock import Clock
 from personalpeft.learning.plan import layers_below
+from personalpeft.learning.publishing import given
 from personalpeft.serving.engine import Engine
 from personalpeft.store.base import Store
-from personalpeft.types import Revision, Stack, StackEntry, Verdict, canonical_digest
+from personalpeft.types import Revision, Stack, StackEntry
 
 
 def write_folder(engine: Engine, entries: Sequence[StackEntry], folder: Path, *, whole: bool) -> Path:
@@ -36,22 +37,15 @@ def take_folder(store: Store, base: Base, clock: Clock, user: str, live: Stack, 
     manifest = adapter.manifest
     # A learn on top of it has to know its shape, which a foreign recipe does not say in our words.
     shape = {"rank": manifest.rank, "alpha": manifest.scaling * manifest.rank, "targets": list(manifest.targets)}
-    revision = Revision(
-        id=f"{layer}@{digest[:12]}",
-        user=user,
-        layer=layer,
-        digest=digest,
-        base=base.digest,
-        parent=None,
-        below=layers_below(live, layer),
-        recipe={**manifest.recipe, **shape},
-        inputs=canonical_digest({"imported": digest}),
-        signals={},
-        scores={},
-        verdict=Verdict.PROMOTED,
+    revision = given(
+        user,
+        layer,
+        digest,
+        base.digest,
+        {**manifest.recipe, **shape},
         reason="imported by name, not judged",
-        probation=False,
         at=clock.now(),
+        below=layers_below(live, layer),
         seconds=clock.timer() - began,
     )
     store.catalog.add_revision(revision, blob, {"imported": revision.id}, promote=True, cause="import")

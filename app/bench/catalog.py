@@ -29,9 +29,10 @@ from personalpeft.adapters.base import Adapter, Manifest, Pair
 from personalpeft.adapters.packed import pack
 from personalpeft.backends.fake import fake_base
 from personalpeft.bases.base import Base
+from personalpeft.learning.publishing import given
 from personalpeft.store import open_store
 from personalpeft.store.base import Build, Store
-from personalpeft.types import Revision, StackEntry, Verdict, canonical_digest
+from personalpeft.types import StackEntry, canonical_digest
 from personalpeft_app.bench.peak import peak_mb
 
 _BATCH = 2000
@@ -166,24 +167,9 @@ def _packed(base: Base, layer: str, number: int) -> tuple[bytes, str]:
 
 
 def _build(base: Base, user: str, layer: str, blob: bytes, digest: str, below: tuple[StackEntry, ...]) -> Build:
-    revision = Revision(
-        id=f"{layer}@{digest[:12]}",
-        user=user,
-        layer=layer,
-        digest=digest,
-        base=base.digest,
-        parent=None,
-        below=below,
-        recipe={"rank": 1, "alpha": 1.0, "targets": list(base.card.targets)},
-        inputs=canonical_digest([digest]),
-        signals={},
-        scores={},
-        verdict=Verdict.PROMOTED,
-        reason="made up for a benchmark",
-        probation=False,
-        at=datetime(2026, 1, 1, tzinfo=UTC),
-        seconds=0.0,
-    )
+    recipe = {"rank": 1, "alpha": 1.0, "targets": list(base.card.targets)}
+    at, reason = datetime(2026, 1, 1, tzinfo=UTC), "made up for a benchmark"
+    revision = given(user, layer, digest, base.digest, recipe, reason=reason, at=at, below=below)
     return Build(revision, blob, {"imported": revision.id})
 
 

@@ -22,11 +22,12 @@ from personalpeft.adapters.compose import compose
 from personalpeft.adapters.packed import in_half, pack
 from personalpeft.backends.base import Staged
 from personalpeft.bases.base import Base
+from personalpeft.learning.publishing import given
 from personalpeft.serving.engine import Engine
 from personalpeft.settings import Serving
 from personalpeft.store import open_store
 from personalpeft.store.base import Build, Store
-from personalpeft.types import Message, Revision, Stack, Verdict, canonical_digest
+from personalpeft.types import Message, Stack, canonical_digest
 
 RANK = 8
 _LAYER = "style"
@@ -104,24 +105,8 @@ def build(base: Base, user: str, seed: int) -> Build:
     adapter = _adapter(base, seed)
     blob = pack(adapter)
     digest = hashlib.sha256(blob).hexdigest()
-    revision = Revision(
-        id=f"{_LAYER}@{digest[:12]}",
-        user=user,
-        layer=_LAYER,
-        digest=digest,
-        base=base.digest,
-        parent=None,
-        below=(),
-        recipe=adapter.manifest.recipe,
-        inputs=canonical_digest([digest]),
-        signals={},
-        scores={},
-        verdict=Verdict.PROMOTED,
-        reason="made up for a benchmark",
-        probation=False,
-        at=datetime.now(UTC),
-        seconds=0.0,
-    )
+    recipe, reason = adapter.manifest.recipe, "made up for a benchmark"
+    revision = given(user, _LAYER, digest, base.digest, recipe, reason=reason, at=datetime.now(UTC))
     return Build(revision, blob, {"imported": revision.id})
 
 
