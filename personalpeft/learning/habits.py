@@ -7,8 +7,8 @@ of this holds:
 
 - Of the older at least three of four agree, of the newer all, or all but one; the newest four do.
 - It is no accident: were the lessons in an order drawn by chance, so clean a cut would come in at most one of 250.
-- The requests do not explain it. Where those that are answered in the new way look alike and unlike the others ("Write a
-  message to …"), they are another kind of request with a manner of its own, which takes nothing back.
+- The requests do not explain it. Where those that are answered in the new way are unlike the others ("Write a message to
+  …" after questions), they are another kind of request with a manner of its own, which takes nothing back.
 
 Invariants: two ways that alternate, or are mixed without a cut, are no change. What was found in some lessons is found in
 them and any that come after, until a change that is later still; so going back to an old way is a change too.
@@ -118,24 +118,21 @@ def _cut(older: int, had: int, newer: int, have: int) -> bool:
 
 
 def _another_kind(seen: Sequence[Shown], change: Change) -> bool:
-    """Whether the requests themselves tell which way they are answered: of either way, most have their like among those
-    that are answered in the same.
+    """Whether most requests that are answered in the new way are less like any of the others than three of four of those
+    are like one another.
     """
-    ways = [change.agrees(each.answer) for each in seen]
-    looks = [_look(each.request) for each in seen]
-    told: dict[bool, list[bool]] = {True: [], False: []}
-    for number, look in enumerate(looks):
-        others = [other for other in range(len(looks)) if other != number]
-        like = max(others, key=lambda other: _likeness(look, looks[other]))
-        told[ways[number]].append(ways[like] is ways[number])
-    return all(sum(own) >= _MOST * len(own) for own in told.values())
+    looks = {way: [_look(each.request) for each in seen if change.agrees(each.answer) is way] for way in (True, False)}
+    old, new = looks[False], looks[True]
+    among = sorted(_nearest(look, [*old[:n], *old[n + 1 :]]) for n, look in enumerate(old))
+    usual = among[int((1 - _MOST) * len(among))]
+    return sum(_nearest(look, old) < usual for look in new) >= _MOST * len(new)
+
+
+def _nearest(look: frozenset[str], others: Sequence[frozenset[str]]) -> float:
+    return max((len(look & other) / sqrt(len(look) * len(other)) for other in others), default=0.0)
 
 
 def _look(request: str) -> frozenset[str]:
     """Every three letters in a row: no list of words, so it serves any language."""
     text = f"  {request[:_LOOK].casefold()} "
     return frozenset(text[i : i + 3] for i in range(len(text) - 2))
-
-
-def _likeness(one: frozenset[str], other: frozenset[str]) -> float:
-    return len(one & other) / sqrt(len(one) * len(other))
