@@ -14,6 +14,7 @@ import click
 
 from personalpeft_app.bench.facts import MOST
 from personalpeft_app.commands.bench_learning import bench_gate, bench_learn, bench_prefeval
+from personalpeft_app.commands.bench_skill import bench_skill
 from personalpeft_app.options import Common, Function, Group, command, common_options
 from personalpeft_app.output import note, show, table
 from personalpeft_app.progress import Display
@@ -356,7 +357,7 @@ def _say(common: Common) -> Callable[[str], None]:
 bench.add_section(
     "Benchmarks",
     (
-        *(bench_style, bench_learn, bench_gate, bench_prefeval, bench_sweep, bench_capacity),
+        *(bench_style, bench_learn, bench_gate, bench_prefeval, bench_skill, bench_sweep, bench_capacity),
         *(bench_catalog, bench_serve, bench_attach, bench_publish, bench_wave),
     ),
 )

@@ -13,28 +13,31 @@ from personalpeft.errors import CardError, nearest
 from personalpeft.types import Json
 
 # What has to be above 0 for a practice to be one; everything else may be 0.
-_LEAST = {"rounds": 1, "per_round": 1, "group": 2, "pool": 1, "held_back": 1, "longest": 1}
+_LEAST = {"rounds": 1, "per_round": 1, "group": 2, "pool": 1, "held_back": 1, "longest": 1, "repeats": 1, "batch": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """Of ``rounds``, each with ``group`` replies to ``per_round`` tasks and one step, the first ``imitate`` learn what
-    passed at ``imitation_rate``; the others follow the policy gradient at ``learning_rate``, held to what lies below with
-    ``kl``. ``pool`` tasks are there to be tried, ``held_back`` others to judge by. Replies are sampled at ``temperature``
-    (1: what is learned from is what the model says) and end at ``longest`` tokens.
+    """Of ``rounds``, each with ``group`` replies to ``per_round`` tasks, the first ``imitate`` learn what has passed so far,
+    in ``repeats`` steps of ``batch`` replies at ``imitation_rate``; the others make one step along the policy gradient at
+    ``learning_rate``, held to what lies below with ``kl``. ``pool`` tasks are there to be tried, ``held_back`` others to
+    judge by. Replies are sampled at ``temperature`` (1: what is learned from is what the model says) and end at ``longest``
+    tokens.
     """
 
-    rounds: int = 40
-    imitate: int = 8
+    rounds: int = 36
+    imitate: int = 12
+    repeats: int = 4
+    batch: int = 8
     per_round: int = 8
     group: int = 5
-    pool: int = 64
-    held_back: int = 24
+    pool: int = 128
+    held_back: int = 48
     temperature: float = 1.0
     longest: int = 48
     kl: float = 0.01
-    imitation_rate: float = 2e-4
-    learning_rate: float = 5e-5
+    imitation_rate: float = 5e-4
+    learning_rate: float = 2e-4
     seed: int = 0
 
 

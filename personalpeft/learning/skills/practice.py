@@ -1,8 +1,9 @@
 """One practice, from tasks to a verdict: try, verify, train a step on what was tried, and again; then the gate.
 
 Each round samples groups of replies from the layer as it is, so each step of the policy gradient is on-policy: no reply
-is older than the step that learns from it. The first rounds imitate what passed (rejection sampling), the others follow
-the gradient of the rewards.
+is older than the step that learns from it. The first rounds imitate what has passed so far (rejection sampling), the
+others follow the gradient of the rewards. A practice whose head was itself practised on the same tasks counts on from
+there, so that many short ones come as far as a long one.
 
 Invariants: of all tasks that there are, a quarter is only ever judged by: which, follows from what they ask, so that none
 of them is practised at any time. Nothing is kept of a practice that did not come to its end: no file, no row. What it
@@ -18,7 +19,7 @@ from typing import Any
 
 from personalpeft.adapters.base import Adapter, Manifest
 from personalpeft.adapters.packed import in_half
-from personalpeft.backends.base import Session, Term
+from personalpeft.backends.base import Continuation, Session, Term
 from personalpeft.errors import Cancelled, InvalidInput
 from personalpeft.learning.gate import Asked
 from personalpeft.learning.objectives import Supervised
@@ -50,6 +51,13 @@ class Exercise:
     parent: Revision | None
     pool: tuple[Task, ...]
     held_back: tuple[Task, ...]
+
+    @property
+    def rounds_before(self) -> int:
+        """How many rounds the parent was practised on such tasks since it was last shown any."""
+        before = self.parent.recipe.get("practice", {}) if self.parent else {}
+        same = all(before.get(key) == self.about[key] for key in ("verifier", "family"))
+        return int(before["rounds"]) if before and same else 0
 
     @property
     def about(self) -> dict[str, Any]:
@@ -152,8 +160,8 @@ def make_exercise(
     # Others in the next practice, which has another parent.
     seed = seed_from("tasks", drill.seed, layer, head.digest if head else None)
     drawn = verifier.tasks(seed, 4 * max(drill.pool, drill.held_back))
-    held_back = tuple(task for task in drawn if _for_judging(task))[: drill.held_back]
-    pool = tuple(task for task in drawn if not _for_judging(task))[: drill.pool]
+    held_back = tuple(task for task in drawn if for_judging(task))[: drill.held_back]
+    pool = tuple(task for task in drawn if not for_judging(task))[: drill.pool]
     if not held_back or not pool:
         raise InvalidInput(
             f"{verifier.name} has too few different tasks: {len(held_back)} to judge by and {len(pool)} others.",
@@ -177,6 +185,7 @@ def run_rounds(
     """
     drill, diary = exercise.drill, Diary()
     chance = random.Random(seed_from("choice", drill.seed, exercise.tasks_digest))
+    passed: dict[Continuation, None] = {}
     solved_too = exercise.shaping is not None and exercise.shaping.mastered
     while diary.rounds < drill.rounds and not (diary.rounds and spent() >= 1):
         if cancelled():
@@ -190,10 +199,15 @@ def run_rounds(
                 groups = _try(engine, exercise, exercise.with_layer(digest, 1.0), tasks, seed, cancelled)
         else:
             groups = _try(engine, exercise, start, tasks, seed, cancelled)
-        imitating = diary.rounds < drill.imitate
+        imitating = exercise.rounds_before + diary.rounds < drill.imitate
         diary.note(groups)
-        terms = imitation(groups) if imitating else policy(groups, exercise.shaping, drill)
-        if terms:
+        if imitating:
+            passed |= {r.said: None for group in groups for r in group.rollouts if r.attempt.passed}
+            steps = imitation(tuple(passed), drill, chance)
+        else:
+            terms = policy(groups, exercise.shaping, drill)
+            steps = (terms,) if terms else ()
+        for terms in steps:
             session.refer(terms)
             session.step(terms, drill.imitation_rate if imitating else drill.learning_rate)
             diary.stepped()
@@ -201,10 +215,15 @@ def run_rounds(
     return diary
 
 
-def imitation(groups: Sequence[Group]) -> tuple[Term, ...]:
-    """Rejection sampling: each different reply that passed is an answer to give again."""
-    right = {rollout.said: None for group in groups for rollout in group.rollouts if rollout.attempt.passed}
-    return tuple(Supervised(said, 1 / len(right)) for said in right)
+def imitation(passed: Sequence[Continuation], drill: Drill, chance: random.Random) -> tuple[tuple[Term, ...], ...]:
+    """Rejection sampling: the steps of one round. Each different reply that has passed so far, in whichever round, is an
+    answer to give again: what was once right stays right, so that it need not come from the model as it is.
+    """
+    if not passed:
+        return ()
+    size = min(drill.batch, len(passed))
+    drawn = [chance.sample(passed, size) for _ in range(drill.repeats)]
+    return tuple(tuple(Supervised(said, 1 / size) for said in batch) for batch in drawn)
 
 
 def policy(groups: Sequence[Group], shaping: Shaped | None, drill: Drill) -> tuple[Term, ...]:
@@ -275,14 +294,16 @@ def adapter_of(exercise: Exercise, session: Session, recipe: Mapping[str, Any]) 
     return Adapter(manifest, in_half(session.pairs()))
 
 
+def for_judging(task: Task) -> bool:
+    """Whether a task is only there to judge by: a quarter of all there are is, by what they ask, whoever sets them and in
+    whichever practice.
+    """
+    return seed_from("judged by", task.prompt) % 4 == 0
+
+
 def _try(
     engine: Engine, exercise: Exercise, stack: Stack, tasks: Sequence[Task], seed: int, cancelled: Callable[[], bool]
 ) -> tuple[Group, ...]:
     drill = exercise.drill
     how = Sampling(drill.temperature, 1.0, drill.longest, seed)
     return attempt(engine, exercise.user, stack, tasks, exercise.verifier, how, each=drill.group, cancelled=cancelled)
-
-
-def _for_judging(task: Task) -> bool:
-    """A quarter of all tasks there are, by what they ask: whoever sets them, and in whichever practice."""
-    return seed_from("judged by", task.prompt) % 4 == 0

@@ -64,7 +64,8 @@ def attempt(
     """``each`` replies to each task. Every reply has a seed of its own, made from that of ``how``, its task and its
     number, so that it depends on nothing beside it. Raises ``Cancelled``, ``PluginError``, ``PromptTooLong``.
     """
-    asked = [(task, number) for task in tasks for number in range(each)]
+    # The first reply of every task before any second one: what was read of its prompt by then need not be read again.
+    asked = [(task, number) for number in range(each) for task in tasks]
     requests = [
         Request(
             user,
@@ -95,7 +96,7 @@ def attempt(
         completion = (*said, *(engine.backend.end_of_turn if whole else ()))
         item = Continuation(engine.tokens(request), completion)
         rollouts.append(Rollout(text, item, len(said) / how.max_tokens, verifier.verify(task, text)))
-    return tuple(Group(task, tuple(rollouts[i * each : (i + 1) * each])) for i, task in enumerate(tasks))
+    return tuple(Group(task, tuple(rollouts[i :: len(tasks)])) for i, task in enumerate(tasks))
 
 
 def seed_from(*parts: object) -> int:

@@ -44,8 +44,8 @@ def curves(report: LearnReport) -> tuple[list[float], list[float]]:
 
 
 def test_lengths_fall_once_a_task_is_mastered_and_it_stays_mastered(ada: User) -> None:
-    plain = ada.practice("yes", verifier=SayYes())
-    report = ada.practice("yes", verifier=SayYes(), shaping="t2t")
+    plain = ada.practice("yes", verifier=SayYes(), rounds=48)
+    report = ada.practice("yes", verifier=SayYes(), shaping="t2t", rounds=48)
     passed, lengths = curves(report)
     assert min(passed[:3]) > 0.8, "the task was not mastered to begin with"
     first, last = fmean(lengths[:3]), fmean(lengths[-3:])

@@ -120,6 +120,28 @@ def test_practice_goes_on_from_what_was_taught_and_a_learn_goes_on_from_practice
     assert {revision.id: revision.parent for revision in ada.revisions()}[latest or ""] == practised
 
 
+def practised(user: User, family: str = "") -> int:
+    """How many rounds the revision that a short practice made counts."""
+    made = user.practice("email", verifier=Judge(half), family=family, **SOON).revision
+    assert made
+    user.rollback("skill.email", made)
+    (revision,) = (each for each in user.revisions() if each.id == made)
+    rounds: int = revision.recipe["practice"]["rounds"]
+    return rounds
+
+
+def test_short_practices_of_the_same_tasks_count_on_and_new_demonstrations_begin_anew(ada: User) -> None:
+    taught(ada)
+    assert [practised(ada) for _ in range(2)] == [3, 6]
+    assert practised(ada, "others") == 3
+    for number in range(10, 14):
+        ada.teach(f"Task {number}.", f"Answer {number}", skill="email")
+    learned = ada.learn("skill.email").revision
+    assert learned
+    ada.rollback("skill.email", learned)
+    assert practised(ada) == 3
+
+
 def test_what_was_held_back_in_any_layer_counts_as_older_answers(ada: User) -> None:
     correct(ada, 6)
     ada.learn()

@@ -10,8 +10,10 @@ from backend_makers import after, spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from personalpeft.backends.base import Backend
+from personalpeft.backends.base import Backend, Continuation
+from personalpeft.learning.skills.drill import Drill
 from personalpeft.learning.skills.policy import PolicyGradient
+from personalpeft.learning.skills.practice import imitation
 from personalpeft.learning.skills.rewards import LEAST_SPREAD, advantages
 from personalpeft.learning.skills.tasks import Standing, choose
 from personalpeft.plugins import Task
@@ -144,3 +146,15 @@ def test_held_firmly_to_what_lies_below_it_moves_less(torch_tiny: Backend) -> No
         likelihoods.append(-session.step([Supervised(said)], 0.0))
         session.close()
     assert likelihoods[0] > likelihoods[1]
+
+
+@given(count=st.integers(0, 30), batch=st.integers(1, 9), repeats=st.integers(1, 5))
+def test_imitation_draws_from_all_that_has_passed_and_weighs_it_alike(count: int, batch: int, repeats: int) -> None:
+    passed = [Continuation((1,), (number,)) for number in range(count)]
+    steps = imitation(passed, Drill(batch=batch, repeats=repeats), random.Random(0))
+    assert len(steps) == (repeats if passed else 0)
+    for step in steps:
+        said = [term.continuations[0] for term in step]
+        assert len(said) == len(set(said)) == min(batch, count)
+        assert set(said) <= set(passed)
+        assert sum(term.weight for term in step) == pytest.approx(1)  # type: ignore[attr-defined]

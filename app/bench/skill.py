@@ -1,0 +1,163 @@
+"""``bench skill``: does a skill that was shown thirty times answer tasks it never saw, and does practice add to that? One
+made-up person on one family of reasoning-gym, through the public surface alone.
+
+The same unseen tasks are asked four times, greedily and as people ask, so that a skill whose scope does not cover a task
+answers it without its layer: before anything, after the demonstrations, after rejection sampling, after the policy
+gradient. No demonstration and nothing to practise on is among them.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import personalpeft
+from personalpeft import LearnReport, User
+from personalpeft.learning.skills.drill import drill_for
+from personalpeft.learning.skills.practice import for_judging
+from personalpeft.learning.skills.rollouts import PASSED
+from personalpeft.plugins import Task
+from personalpeft.verifiers.reasoning_gym import ReasoningGym
+
+FAMILY = "word_sequence_reversal,min_words=3,max_words=4"
+DEMONSTRATIONS = 30
+_USER, _SKILL, _AT_ONCE = "bench", "tasks", 16
+_Z = 1.96
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """``passed`` of ``asked`` unseen tasks, a share with its 95 per cent interval (Wilson 1927), and for how many of them
+    the skill's layer was attached.
+    """
+
+    passed: int
+    asked: int
+    rate: float
+    least: float
+    most: float
+    attached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What one way of learning came to: the pass rate of what is live after it, what the gate said, its seconds, and the
+    steps that it made.
+    """
+
+    name: str
+    unseen: Rate
+    verdict: str
+    reason: str
+    seconds: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class SkillBench:
+    """The object that ``--json`` prints. ``points_shown`` and ``points_practised`` are points of a hundred of the pass
+    rate: of the demonstrations over the base, and of practice over the demonstrations.
+    """
+
+    bench: str
+    base: str
+    family: str
+    demonstrations: int
+    before: Rate
+    stages: tuple[Stage, ...]
+    points_shown: float
+    points_practised: float
+
+
+def bench_skill(
+    family: str, *, base: str, backend: str, unseen: int, rounds: int | None, say: Callable[[str], None]
+) -> SkillBench:
+    """Thirty demonstrations, then both halves of practice; ``rounds`` for each of these, by default those of the base's
+    drill. Raises ``InvalidInput`` for a family that has too few tasks.
+    """
+    gym = ReasoningGym(family)
+    shown, asked = _drawn(gym, unseen)
+    with tempfile.TemporaryDirectory() as home, personalpeft.open(home, base, backend) as runtime:
+        user = runtime.user(_USER)
+        runtime.engine()
+        card = runtime.base().card
+        drill = drill_for(card.name, card.practice)
+        imitate = drill.imitate if rounds is None else rounds
+        follow = drill.rounds - drill.imitate if rounds is None else rounds
+
+        def rate() -> Rate:
+            say(f"asking {len(asked)} unseen tasks")
+            return _rate(user, gym, asked, drill.longest)
+
+        def stage(name: str, learn: Callable[[], LearnReport]) -> Stage:
+            began = time.perf_counter()
+            report = learn()
+            seconds = time.perf_counter() - began
+            verdict = str(report.verdict) + (" (on probation)" if report.probation else "")
+            say(f"{name}: {verdict}, {report.reason}")
+            found = Stage(name, rate(), verdict, report.reason, round(seconds, 1), report.steps)
+            say(f"{name}: {found.unseen.passed} of {found.unseen.asked}")
+            return found
+
+        def practise(rounds: int) -> Callable[[], LearnReport]:
+            return lambda: user.practice(_SKILL, verifier="reasoning-gym", family=family, rounds=rounds)
+
+        before = rate()
+        say(f"base: {before.passed} of {before.asked}")
+        for task in shown:
+            user.teach(task.prompt, str(task.about["answer"]), skill=_SKILL)
+        stages = (
+            stage("demonstrations", lambda: user.learn(f"skill.{_SKILL}")),
+            stage("rejection sampling", practise(imitate)),
+            stage("policy gradient", practise(follow)),
+        )
+    rates = [before.rate, *(each.unseen.rate for each in stages)]
+    return SkillBench(
+        bench="skill",
+        base=base,
+        family=family,
+        demonstrations=len(shown),
+        before=before,
+        stages=stages,
+        points_shown=round(100 * (rates[1] - rates[0]), 1),
+        points_practised=round(100 * (rates[3] - rates[1]), 1),
+    )
+
+
+def _drawn(gym: ReasoningGym, unseen: int) -> tuple[Sequence[Task], Sequence[Task]]:
+    """The demonstrations, and as many other tasks as are asked: of those that a practice only ever judges by, so that none
+    is tried.
+    """
+    drawn = list({task.prompt: task for task in gym.tasks(1, 8 * (unseen + DEMONSTRATIONS))}.values())
+    asked = [task for task in drawn if for_judging(task)][:unseen]
+    shown = [task for task in drawn if not for_judging(task)][:DEMONSTRATIONS]
+    if len(asked) < unseen or len(shown) < DEMONSTRATIONS:
+        raise personalpeft.InvalidInput(
+            f"This family has too few different tasks: {len(drawn)}.", hint="Choose settings that give more."
+        )
+    return shown, asked
+
+
+def _rate(user: User, gym: ReasoningGym, tasks: Sequence[Task], longest: int) -> Rate:
+    def ask(task: Task) -> tuple[bool, bool]:
+        reply = user.chat(task.prompt, temperature=0, max_tokens=longest)
+        return gym.verify(task, reply.text) >= PASSED, bool(reply.stack.entries)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = list(pool.map(ask, tasks))
+    passed = sum(right for right, _ in answers)
+    least, most = interval(passed, len(tasks))
+    attached = sum(attached for _, attached in answers)
+    return Rate(passed, len(tasks), round(passed / len(tasks), 3), round(least, 3), round(most, 3), attached)
+
+
+def interval(passed: int, asked: int) -> tuple[float, float]:
+    """Where the pass rate may well be: 95 per cent, by Wilson's score."""
+    share, spread = passed / asked, _Z**2 / asked
+    middle = (share + spread / 2) / (1 + spread)
+    reach = _Z / (1 + spread) * math.sqrt(share * (1 - share) / asked + spread / (4 * asked))
+    return max(0.0, middle - reach), min(1.0, middle + reach)
