@@ -81,8 +81,9 @@ def test_the_learning_page_has_the_numbers_of_the_drill() -> None:
     drill = Drill()
     for said in (
         f"{drill.rounds} rounds of {drill.per_round} tasks with {drill.group} replies",
-        f"of which {drill.imitate} imitate at {drill.imitation_rate:.0e}".replace("e-04", "e-4"),
-        f"learn at {drill.learning_rate:.0e}".replace("e-05", "e-5"),
+        f"of which {drill.imitate} imitate at {drill.imitation_rate:.0e}".replace("e-0", "e-"),
+        f"in {drill.repeats} steps\nof {drill.batch} replies each",
+        f"learn at {drill.learning_rate:.0e}".replace("e-0", "e-"),
         f"temperature {drill.temperature:g}, replies of up to {drill.longest} tokens",
         f"{drill.pool} tasks to try and {drill.held_back} to judge by",
         f"weight {drill.kl:g}",
