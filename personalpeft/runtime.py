@@ -123,6 +123,7 @@ class Runtime:
         start: Start = "auto",
         seconds: float | None = None,
         steps: int | None = None,
+        memory: float | None = None,
         dry_run: bool = False,
         accept: bool = False,
         progress: Progress = silent,
@@ -133,8 +134,9 @@ class Runtime:
         each comes out as it would alone, to the rounding of the backend. One report for each, in the same order.
 
         What one user cannot do (nothing new, another learn runs, unknown) is that user's report, with ``error`` the name
-        of what ``User.learn`` would have raised; so is being cancelled. Each budget is for each of them. Raises
-        ``InvalidId``, and ``InvalidInput`` where a user is named twice.
+        of what ``User.learn`` would have raised; so is being cancelled. ``seconds`` and ``memory`` are for all of them
+        together, ``steps`` for each layer; where memory is short, fewer train at once. Raises ``InvalidId``, and
+        ``InvalidInput`` where a user is named twice.
         """
         if layer is not None:
             check_layer_name(layer)
@@ -142,6 +144,7 @@ class Runtime:
             start=start,
             seconds=seconds,
             steps=steps,
+            memory=memory,
             dry_run=dry_run,
             accept=accept,
             progress=progress,

@@ -184,6 +184,7 @@ class User:
         start: Start = "auto",
         seconds: float | None = None,
         steps: int | None = None,
+        memory: float | None = None,
         dry_run: bool = False,
         accept: bool = False,
         progress: Progress = silent,
@@ -196,9 +197,10 @@ class User:
         is judged again, and built anew where it no longer holds.
 
         ``start="nothing"`` builds from all lessons anew. ``seconds`` and ``steps`` are budgets for training: where one
-        ends it early, the next learn goes on from there, as it does after a kill. ``dry_run`` only says what would be
-        learned. ``accept`` makes the candidate live whatever the gate says of it, which is recorded; not one that could
-        not be measured. ``progress`` hears a stage and how much of it is done (0 to 1). ``cancelled`` and ``paused`` are
+        ends it early, the next learn goes on from there, as it does after a kill. ``memory`` is how many MB training may
+        take beside the base (40 bytes for each parameter that is trained); what needs more is not built. ``dry_run`` only
+        says what would be learned. ``accept`` makes the candidate live whatever the gate says of it, which is recorded;
+        not one that could not be measured. ``progress`` hears a stage and how much of it is done (0 to 1). ``cancelled`` and ``paused`` are
         asked between steps. Raises ``NothingToLearn``, ``Busy`` while another learn of this user runs, ``Cancelled`` when
         ``cancelled`` says so before anything was judged.
         """
@@ -208,6 +210,7 @@ class User:
             start=start,
             seconds=seconds,
             steps=steps,
+            memory=memory,
             dry_run=dry_run,
             accept=accept,
             progress=progress,

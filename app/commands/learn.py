@@ -54,6 +54,7 @@ def _studying(display: Display) -> Iterator[Callable[[], bool]]:
 @click.option("--dry-run", is_flag=True, help="Only say what would be learned.")
 @click.option("--seconds", type=float, help="Stop training after so long; the next learn goes on from there.")
 @click.option("--steps", type=int, help="Stop training after so many steps; the next learn goes on from there.")
+@click.option("--memory", type=float, metavar="MB", help="Train in at most so much memory beside the base.")
 @click.option("--from-nothing", is_flag=True, help="Build from all lessons anew, not on what is live.")
 @click.option("--accept", is_flag=True, help="Make the result live although it may be refused; that is recorded.")
 def learn(

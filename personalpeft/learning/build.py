@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from math import inf
 from typing import Any, TypeAlias, TypeVar
 
 from personalpeft.adapters.base import Adapter, Manifest
@@ -17,7 +18,8 @@ from personalpeft.adapters.packed import in_half, pack
 from personalpeft.backends.base import Session
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.anchors import LONGEST
-from personalpeft.learning.curriculum import continuation, schedule
+from personalpeft.learning.capacity import megabytes
+from personalpeft.learning.curriculum import schedule
 from personalpeft.learning.examination import Paper, Scoping, Sitting, examine, sitting
 from personalpeft.learning.gate import Evidence, Judgement, Margins, accepted, judge
 from personalpeft.learning.generic import generic_questions
@@ -28,7 +30,7 @@ from personalpeft.learning.probation import LEARNED, was_withdrawn
 from personalpeft.learning.publishing import publish, session_spec
 from personalpeft.learning.report import NO_ROOM, Example, LearnReport, Source, said
 from personalpeft.learning.training import Course, Desk, Manners, Trained, stopped, train
-from personalpeft.learning.voices import Voices
+from personalpeft.learning.voices import Said, Voices
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.store.base import Store
 from personalpeft.types import Message, Revision, Sampling, Stack, StackEntry, Verdict
@@ -40,8 +42,6 @@ ACCEPTED = "accepted"
 _PATIENCE = 5.0
 
 Outcome: TypeAlias = LearnReport | PersonalPeftError
-Generic: TypeAlias = Sequence[tuple[tuple[Message, ...], str]]
-"""Generic questions with what a stack says to them."""
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -60,7 +60,7 @@ class Candidate:
     """A layer that is trained, with its durable file."""
 
     job: Job
-    generic: Generic
+    generic: Said
     trained: Trained
     blob: bytes
     entry: StackEntry
@@ -89,14 +89,33 @@ class Builder:
     started: float
 
     def build(self, jobs: Mapping[str, Job], order: Order) -> dict[str, Outcome]:
-        """What becomes of each user's plan."""
+        """What becomes of each user's plan. Where memory is short, fewer are built at once, and one after another."""
         outcomes: dict[str, Outcome] = {}
-        try:
-            self._build(jobs, order, outcomes)
-        except PersonalPeftError as error:
-            # It stops all who are not done yet: the caller asked for it, or the engine was closed.
-            outcomes = {user: outcomes.get(user, error) for user in jobs}
+        for some in self._groups(jobs, order, outcomes):
+            try:
+                self._build(some, order, outcomes)
+            except PersonalPeftError as error:
+                # It stops all who are not done yet: the caller asked for it, or the engine was closed.
+                outcomes.update({user: error for user in some if user not in outcomes})
         return outcomes
+
+    def _groups(
+        self, jobs: Mapping[str, Job], order: Order, outcomes: dict[str, Outcome]
+    ) -> Sequence[Mapping[str, Job]]:
+        """Those whose sessions fit into memory together; whose own does not is told so."""
+        most, groups, size = order.memory or inf, list[dict[str, Job]](), inf
+        for user, job in jobs.items():
+            need = megabytes(job.plan.recipe, self.engine.backend.base.architecture)
+            if need > most:
+                reason = f"to train it takes about {need:,.0f} MB, and {most:,g} are allowed"
+                outcomes[user] = self.report(job, Verdict.ABSTAINED, reason)
+                continue
+            if size + need > most or not groups:
+                groups.append({})
+                size = 0.0
+            groups[-1][user] = job
+            size += need
+        return groups
 
     def _build(self, jobs: Mapping[str, Job], order: Order, outcomes: dict[str, Outcome]) -> None:
         together = f" for {len(jobs)}" if len(jobs) > 1 else ""
@@ -143,7 +162,7 @@ class Builder:
         self.store.catalog.add_report(report.user, report.as_json())
         return report
 
-    def _generic(self, jobs: Mapping[str, Job], order: Order) -> dict[str, Generic | PersonalPeftError]:
+    def _generic(self, jobs: Mapping[str, Job], order: Order) -> dict[str, Said | PersonalPeftError]:
         """What the stack below each layer says to generic questions."""
         questions = [(Message("user", text),) for text in generic_questions().anchors]
         how = Sampling(max_tokens=LONGEST)
@@ -159,7 +178,7 @@ class Builder:
             for user, said in replies.items()
         }
 
-    def _course(self, plan: Plan, generic: Generic) -> Course:
+    def _course(self, plan: Plan, generic: Said) -> Course:
         store, engine = self.store, self.engine
 
         def open_session() -> Session:
@@ -190,7 +209,7 @@ class Builder:
         report = self.report(job, Verdict.ABSTAINED, reason, steps=trained.done)
         return self.noted(report) if trained.losses else report
 
-    def _candidate(self, job: Job, generic: Generic, trained: Trained) -> Candidate:
+    def _candidate(self, job: Job, generic: Said, trained: Trained) -> Candidate:
         plan = job.plan
         blob = pack(Adapter(_manifest(plan), in_half(trained.pairs)))
         digest = self.store.blobs.put(blob)
@@ -217,17 +236,24 @@ class Builder:
         return report
 
     def _sitting(self, candidate: Candidate) -> Sitting:
-        plan, catalog, backend = candidate.plan, self.store.catalog, self.engine.backend
+        plan, catalog = candidate.plan, self.store.catalog
         lineage = lineage_of([catalog.revision(plan.user, entry.revision) for entry in plan.live.entries], plan.layer)
         counted = {key.partition("/")[0] for key in lineage.counted}
         target = tuple(lesson for lesson in plan.questions if lesson.signal not in counted)
-        older = [lesson for lesson in plan.questions if lesson.signal not in plan.pins]
-        for entry in plan.live.entries:
-            if entry.layer != plan.layer:
-                older += questions_of(self.store, plan.user, plan.live, entry.layer, plan.routings)
+        older = tuple(lesson for lesson in plan.questions if lesson.signal not in plan.pins)
+        others = [entry.layer for entry in plan.live.entries if entry.layer != plan.layer]
+        theirs = tuple(
+            lesson
+            for layer in others
+            for lesson in questions_of(self.store, plan.user, plan.live, layer, plan.routings)
+        )
         trained = () if plan.pins else plan.fresh[-8:]
-        kept = tuple(continuation(backend, messages, reply, LONGEST) for messages, reply in candidate.generic if reply)
-        paper = Paper(target, tuple(older), trained, kept, lineage)
+        # How far it is from the base is asked of the base's own words: those of a style below are far from it by themselves.
+        bare = Stack(plan.live.base)
+        said = (
+            self.voices.generic(plan.user, bare, cancelled=lambda: False) if plan.below != bare else candidate.generic
+        )
+        paper = Paper(target, older, theirs, trained, said, lineage)
         signals = {*plan.roles, *trained_on(self.store, plan.parent)}
         return sitting(self.scoping, plan.user, plan.live, candidate.stack, paper, {plan.layer: signals})
 

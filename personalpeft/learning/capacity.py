@@ -21,6 +21,10 @@ from personalpeft.types import Architecture
 
 ADVISED = 1e-3
 
+# Of a parameter that is trained, in float32: itself, its gradient and two moments while a step is made, and, of the last
+# three that go on, a copy that is being saved and the file that is made of it.
+_BYTES = 4 * (4 + 3 + 3)
+
 
 @dataclass(frozen=True, slots=True)
 class Room:
@@ -43,6 +47,11 @@ def parameters(recipe: Recipe, architecture: Architecture) -> int:
     """What a layer of this recipe trains: an A of rank x inputs and a B of outputs x rank for each projection and block."""
     sizes = sum(sum(architecture.projections[target]) for target in recipe.targets)
     return recipe.rank * sizes * architecture.blocks
+
+
+def megabytes(recipe: Recipe, architecture: Architecture) -> float:
+    """About how much memory one training session takes, beside the base and the pass, which all sessions share."""
+    return parameters(recipe, architecture) * _BYTES / 1e6
 
 
 def fitting(

@@ -23,7 +23,8 @@ from personalpeft.types import Revision, Stack, Verdict
 HOLDS_ON = "holds_on"
 """In a revision's scores: the digest of the stack below on which it was last found to hold."""
 
-# What a memory is to say is made in the manner of what lies below it, so the questions of its build are no longer the ones.
+# What a memory is to say is made in the manner of what lies below it: where that has changed, no question is the one that
+# was asked, and all of it is to be said anew.
 _MADE_ANEW = frozenset({"memory"})
 _MOST_ASKED = 8
 
@@ -68,10 +69,10 @@ def was_tried(store: Store, plan: Plan) -> bool:
 
 def judge_again(store: Store, engine: Engine, plan: Plan, head: Revision, margins: Margins) -> Standing:
     """Asks a layer that stands on something old again; ``plan`` is what would be built in its place."""
-    if plan.layer in _MADE_ANEW:
-        return Standing(0, 0, holds=False)
     known = {s: said.get("after") for s, said in head.scores.get("pins", {}).items()}
     lessons = [lesson for lesson in plan.questions if known.get(lesson.key) is not None]
+    if not lessons and plan.layer in _MADE_ANEW:
+        return Standing(0, 0, holds=False)
     if not lessons:
         trained = trained_on(store, head)
         lessons = [lesson for lesson in plan.fresh if lesson.signal in trained][-_MOST_ASKED:]

@@ -15,6 +15,7 @@ from runtime_makers import ask, correct, greedy, nothing_changes, opened, quick_
 
 from personalpeft import InvalidId, InvalidInput, NothingToLearn, Runtime
 from personalpeft.errors import HomeError
+from personalpeft.learning.learner import TOGETHER
 from personalpeft.types import Verdict
 
 PEOPLE = ("ada", "bo", "cy")
@@ -232,3 +233,42 @@ def test_what_the_bare_base_says_is_asked_once_for_all_and_what_a_stack_says_onl
         request for request in asked if not request.stack.entries and "question" not in request.messages[0].content
     ]
     assert ask(runtime.user("cy")).text
+
+
+def test_where_memory_is_short_fewer_train_at_once_and_nobody_comes_out_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = []
+    for memory in (None, 0.03):
+        with opened(tmp_path / f"{memory}") as runtime:
+            say(runtime, ((5, 0), (6, 0), (7, 0)))
+            backend, at_once = type(runtime.engine().backend), set[int]()
+            advance = backend.advance
+
+            def noted(self: Any, sessions: Any, *more: Any, at_once: set[int] = at_once, advance: Any = advance) -> Any:
+                at_once.add(len(sessions))
+                return advance(self, sessions, *more)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(backend, "advance", noted)
+                assert [report.live for report in runtime.learn_many(PEOPLE, memory=memory)] == [True, True, True]
+            ended.append((at_once, stacks(runtime)))
+    assert (max(ended[0][0]), max(ended[1][0])) == (3, 1)
+    assert ended[0][1] == ended[1][1]
+
+
+def test_what_does_not_fit_into_memory_alone_is_not_built_and_told_how_much_it_takes(
+    runtime: Runtime, home: Path
+) -> None:
+    say(runtime, ((5, 0), (5, 0), (5, 0)))
+    with nothing_changes(home):
+        report = runtime.user("ada").learn(memory=0.001)
+    assert (report.verdict, report.revision) == (Verdict.ABSTAINED, None)
+    assert "MB, and 0.001 are allowed" in report.reason
+
+
+def test_many_more_users_than_train_at_once_all_learn(runtime: Runtime) -> None:
+    people = [f"user-{number}" for number in range(TOGETHER + 3)]
+    for number, user in enumerate(people):
+        correct(runtime.user(user), 5, first=10 * number)
+    assert all(report.live for report in runtime.learn_many(people))
