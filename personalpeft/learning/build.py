@@ -249,11 +249,10 @@ class Builder:
         )
         trained = () if plan.pins else plan.fresh[-8:]
         # How far it is from the base is asked of the base's own words: those of a style below are far from it by themselves.
-        bare = Stack(plan.live.base)
-        said = (
-            self.voices.generic(plan.user, bare, cancelled=lambda: False) if plan.below != bare else candidate.generic
-        )
-        paper = Paper(target, older, theirs, trained, said, lineage)
+        bare, of_base = Stack(plan.live.base), candidate.generic
+        if plan.below != bare:
+            of_base = self.voices.generic(plan.user, bare, cancelled=lambda: False)
+        paper = Paper(target, older, theirs, trained, of_base, lineage)
         signals = {*plan.roles, *trained_on(self.store, plan.parent)}
         return sitting(self.scoping, plan.user, plan.live, candidate.stack, paper, {plan.layer: signals})
 

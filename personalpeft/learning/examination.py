@@ -4,12 +4,13 @@ gathers the gate's evidence. What the base said is kept with a revision's scores
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from personalpeft.backends.base import Continuation
 from personalpeft.errors import PersonalPeftError
+from personalpeft.learning.anchors import LONGEST
 from personalpeft.learning.curriculum import continuation
 from personalpeft.learning.gate import Asked, Canaries, Evidence, OfBase
 from personalpeft.learning.generic import Canary, generic_questions, is_broken
@@ -17,7 +18,7 @@ from personalpeft.learning.lessons import Lesson
 from personalpeft.learning.lineage import Lineage
 from personalpeft.learning.report import Example
 from personalpeft.learning.training import stopped
-from personalpeft.learning.voices import Voices
+from personalpeft.learning.voices import Said, Voices
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.types import Message, Sampling, Stack
 
@@ -29,15 +30,16 @@ _LONGEST = 256
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """What is asked: ``target`` are the layer's pins that have not counted in the lineage, ``retention`` all that was
-    pinned before this build, in all layers, ``trained`` stands in where there is no target, ``anchors`` are what the
-    base said to generic questions.
+    """What is asked: ``target`` are the layer's pins that have not counted in the lineage, ``retention`` those that were
+    pinned before this build, ``others`` those of all other layers, ``trained`` stands in where there is no target,
+    ``anchors`` are what the bare base said to generic questions.
     """
 
     target: tuple[Lesson, ...]
     retention: tuple[Lesson, ...]
+    others: tuple[Lesson, ...]
     trained: tuple[Lesson, ...]
-    anchors: tuple[Continuation, ...]
+    anchors: Said
     lineage: Lineage = field(default_factory=Lineage)
 
 
@@ -55,17 +57,17 @@ class Scoping(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sitting:
-    """One candidate to be examined against what is live. What a layer was built for is asked with all of a stack; the
-    general questions as a person would have them answered, with ``general_live`` and ``general_candidate``, one stack
-    for each: a layer that is for one subject alone is not there for another.
+    """One candidate to be examined against what is live. What the layer was built for is asked with all of a stack;
+    everything else as a person would have it answered, since a layer that is for one subject alone is not there for
+    another: ``live_for`` and ``candidate_for`` have what answers each of these questions.
     """
 
     user: str
     live: Stack
     candidate: Stack
     paper: Paper
-    general_live: tuple[Stack, ...]
-    general_candidate: tuple[Stack, ...]
+    live_for: Mapping[str, Stack]
+    candidate_for: Mapping[str, Stack]
 
     @property
     def shown(self) -> tuple[Lesson, ...]:
@@ -83,13 +85,13 @@ class Sitting:
 
     def requests(self) -> list[Request]:
         """All that is asked in words: of what is live, of the candidate, and where need be of the base."""
-        canaries = [(Message("user", canary.question),) for canary in generic_questions().canaries]
+        canaries = [canary.question for canary in generic_questions().canaries]
         asked: list[tuple[Stack, tuple[Message, ...], Sampling]] = []
-        for stack, general in ((self.live, self.general_live), (self.candidate, self.general_candidate)):
-            asked += [(attached, messages, _CANARY) for attached, messages in zip(general, canaries, strict=True)]
+        for stack, answering in ((self.live, self.live_for), (self.candidate, self.candidate_for)):
+            asked += [(answering[question], (Message("user", question),), _CANARY) for question in canaries]
             asked += [(stack, lesson.messages, _EXAMPLE) for lesson in self.shown]
         if self.asks_base:
-            asked += [(Stack(self.live.base), messages, _CANARY) for messages in canaries]
+            asked += [(Stack(self.live.base), (Message("user", question),), _CANARY) for question in canaries]
         return [Request(self.user, messages, stack, how, background=True) for stack, messages, how in asked]
 
 
@@ -97,14 +99,20 @@ def sitting(
     scoping: Scoping, user: str, live: Stack, candidate: Stack, paper: Paper, built_from: Mapping[str, Collection[str]]
 ) -> Sitting:
     """The sitting of a candidate; ``built_from`` as for ``Scoping``."""
-    questions = [canary.question for canary in generic_questions().canaries]
+    questions = [
+        *(canary.question for canary in generic_questions().canaries),
+        *(messages[-1].content for messages, _ in paper.anchors),
+        *(lesson.messages[-1].content for lesson in paper.others),
+    ]
+    live_for = scoping.answering(user, live, questions, {})
+    candidate_for = scoping.answering(user, candidate, questions, built_from)
     return Sitting(
         user,
         live,
         candidate,
         paper,
-        scoping.answering(user, live, questions, {}),
-        scoping.answering(user, candidate, questions, built_from),
+        dict(zip(questions, live_for, strict=True)),
+        dict(zip(questions, candidate_for, strict=True)),
     )
 
 
@@ -151,13 +159,16 @@ def _weighed(engine: Engine, sitting: Sitting, replies: Sequence[str]) -> Examin
     elif sitting.asks_base:
         said = replies[2 * asked :]
         of_base = OfBase(generic.digest, tuple(sorted(_right(canaries, said))), sum(map(is_broken, said)))
-    compare = _Comparison(engine, live, sitting.candidate, paper.lineage)
+    compare = _Comparison(engine, sitting)
     pins = {lesson.key: lesson for lesson in (*paper.target, *paper.retention)}
     scored = {asked.signal: asked for asked in compare(tuple(pins.values()), against_base=True)}
-    divergence = engine.score(paper.anchors, sitting.candidate, kl=True)
+    divergence = list(_divergence(engine, sitting))
     evidence = Evidence(
         target=tuple(scored[lesson.key] for lesson in paper.target),
-        retention=tuple(scored[lesson.key] for lesson in paper.retention),
+        retention=(
+            *(scored[lesson.key] for lesson in paper.retention),
+            *compare(paper.others, against_base=True, as_answered=True),
+        ),
         trained=compare(paper.trained, against_base=False),
         canaries=Canaries(
             asked=len(canaries),
@@ -168,7 +179,7 @@ def _weighed(engine: Engine, sitting: Sitting, replies: Sequence[str]) -> Examin
             broken_before=broken_before,
             broken=sum(is_broken(reply) for reply in after[: len(canaries)]),
         ),
-        kl=sum(s.kl or 0.0 for s in divergence) / max(1, len(divergence)),
+        kl=sum(divergence) / max(1, len(divergence)),
         stake=paper.lineage.stake,
         counted=paper.lineage.counted,
     )
@@ -178,6 +189,17 @@ def _weighed(engine: Engine, sitting: Sitting, replies: Sequence[str]) -> Examin
         for i, lesson in enumerate(sitting.shown)
     )
     return evidence, examples
+
+
+def _divergence(engine: Engine, sitting: Sitting) -> Iterator[float]:
+    """How far the candidate is from the base on each of the generic questions, in nats a token."""
+    groups: dict[Stack, list[Continuation]] = {}
+    for messages, reply in sitting.paper.anchors:
+        if reply:
+            said = continuation(engine.backend, messages, reply, LONGEST)
+            groups.setdefault(sitting.candidate_for[messages[-1].content], []).append(said)
+    for stack, said_on in groups.items():
+        yield from (score.kl or 0.0 for score in engine.score(said_on, stack, kl=True))
 
 
 def _right(canaries: Sequence[Canary], replies: Sequence[str]) -> set[int]:
@@ -190,22 +212,29 @@ class _Comparison:
     """Scores lessons under the live stack and the candidate, and under the base where it is not known what that says."""
 
     engine: Engine
-    live: Stack
-    candidate: Stack
-    lineage: Lineage
+    sitting: Sitting
 
-    def __call__(self, lessons: Sequence[Lesson], *, against_base: bool) -> tuple[Asked, ...]:
-        before = likelihoods(self.engine, lessons, self.live)
-        after = likelihoods(self.engine, lessons, self.candidate)
-        base, best = dict(self.lineage.base), self.lineage.best
+    def __call__(
+        self, lessons: Sequence[Lesson], *, against_base: bool, as_answered: bool = False
+    ) -> tuple[Asked, ...]:
+        """``as_answered`` asks as a person would be answered, rather than with all of a stack."""
+        sitting, lineage = self.sitting, self.sitting.paper.lineage
+        before = self._under(sitting.live, sitting.live_for if as_answered else {}, lessons)
+        after = self._under(sitting.candidate, sitting.candidate_for if as_answered else {}, lessons)
+        base = dict(lineage.base)
         if against_base:
-            bare = Stack(self.live.base)
+            bare = Stack(sitting.live.base)
             new = [lesson for lesson in lessons if lesson.key not in base]
-            base |= (
-                {s: before[s] for s in before if s not in base}
-                if self.live == bare
-                else likelihoods(self.engine, new, bare)
-            )
+            found = before if sitting.live == bare else self._under(bare, {}, new)
+            base |= {key: likelihood for key, likelihood in found.items() if key not in base}
         return tuple(
-            Asked(s, before[s], after[s], base.get(s), best.get(s)) for s in (lesson.key for lesson in lessons)
+            Asked(s, before[s], after[s], base.get(s), lineage.best.get(s)) for s in (each.key for each in lessons)
         )
+
+    def _under(self, stack: Stack, answering: Mapping[str, Stack], lessons: Sequence[Lesson]) -> dict[str, float]:
+        groups: dict[Stack, list[Lesson]] = {}
+        for lesson in lessons:
+            groups.setdefault(answering.get(lesson.messages[-1].content, stack), []).append(lesson)
+        return {
+            key: found for each, some in groups.items() for key, found in likelihoods(self.engine, some, each).items()
+        }

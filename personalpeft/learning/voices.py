@@ -14,9 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from personalpeft.errors import Cancelled, PersonalPeftError
+from personalpeft.learning.anchors import LONGEST
 from personalpeft.learning.generic import generic_questions
 from personalpeft.serving.engine import Engine, Request
-from personalpeft.types import Message, Sampling
+from personalpeft.types import Message, Sampling, Stack
+
+Said: TypeAlias = Sequence[tuple[tuple[Message, ...], str]]
+"""Generic questions with what a stack says to them."""
 
 _Key: TypeAlias = tuple[str, str, tuple[Message, ...], Sampling]
 
@@ -33,6 +37,13 @@ class Voices:
         self._generic = {*generic.anchors, *(canary.question for canary in generic.canaries)}
         self._known: OrderedDict[_Key, str] = OrderedDict()
         self._turn = threading.Lock()
+
+    def generic(self, user: str, stack: Stack, *, cancelled: Callable[[], bool]) -> Said:
+        """What a stack says to the questions that anchors are made of. Raises as ``ask``."""
+        questions = [(Message("user", text),) for text in generic_questions().anchors]
+        how = Sampling(max_tokens=LONGEST)
+        requests = [Request(user, messages, stack, how, background=True) for messages in questions]
+        return list(zip(questions, self.ask(requests, cancelled=cancelled), strict=True))
 
     def ask(self, requests: Sequence[Request], *, cancelled: Callable[[], bool]) -> list[str]:
         """Whole replies, in the order of the requests, which are one batch. Raises as ``Engine.texts``; where
