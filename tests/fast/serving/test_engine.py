@@ -454,3 +454,36 @@ def test_what_is_lent_answers_under_the_digest_of_its_own_bytes_and_is_known_no_
     assert digest not in shelf.asked
     with pytest.raises(KeyError):
         engine.adapter(digest)
+
+
+# Work beside replies
+
+
+def test_who_gives_way_goes_on_when_the_last_person_is_answered_and_not_before(slow: Engine, stepped: Stepped) -> None:
+    reader, gone_on = ask(slow, request((1,))), threading.Event()
+    running(slow, 1)
+
+    def give_way() -> None:
+        slow.give_way(PATIENCE)
+        gone_on.set()
+
+    waits = threading.Thread(target=give_way)
+    waits.start()
+    assert not gone_on.wait(0.05)
+    stepped.run()
+    reader.end()
+    assert gone_on.wait(PATIENCE)
+    waits.join()
+
+
+def test_who_gives_way_does_not_do_so_for_ever_nor_for_background_work(slow: Engine, stepped: Stepped) -> None:
+    slow.give_way(PATIENCE)
+    working = ask(slow, request((1,), background=True))
+    running(slow, 1)
+    slow.give_way(PATIENCE)
+    talking = ask(slow, request((1,), user="bo"))
+    wait_until(lambda: slow.metrics()["num_requests_waiting"] + slow.metrics()["num_requests_running"] == 2)
+    slow.give_way(0.01)
+    stepped.run()
+    assert working.text
+    assert talking.text
