@@ -14,8 +14,8 @@ from runtime_makers import QUICK_CARD
 
 import personalpeft
 from personalpeft.bases.base import Base
-from personalpeft.errors import InvalidInput
-from personalpeft_app.bench import learn_course
+from personalpeft.errors import InvalidInput, ServingFailed
+from personalpeft_app.bench import learn_course, learn_together, learn_trainer
 from personalpeft_app.bench.keep import Keep
 from personalpeft_app.bench.learn import Course, LearnBench, bench_learn
 from personalpeft_app.bench.learn_batches import BAD, GOOD, batches, say
@@ -103,16 +103,31 @@ def test_an_examinee_is_right_where_the_words_are_said_and_retention_is_of_what_
     assert examinee.figures["overwrite"] == (2, 10)
 
 
-def test_the_plain_loop_and_users_together_are_timed(tmp_path: Path, tiny_base: Base) -> None:
+def test_the_plain_loop_learns_beside_and_is_timed(
+    tmp_path: Path, tiny_base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in ((learn_course, "LONG"), (learn_trainer, "LONG"), (learn_course, "GENERAL")):
+        monkeypatch.setattr(module, name, 4)
     card = tmp_path / "quick.toml"
     card.write_text(QUICK_CARD, "utf-8")
-    course = Course(chosen(["bruno"]), 1, 0, 1, 2, str(card), "torch")
+    course = Course(chosen(["bruno"]), 1, 0, 1, 0, str(card), "torch")
     found = bench_learn(course, Keep(tmp_path, "learn"), say=lambda text: None, progress=lambda stage, done: None)
     assert set(found.adherence) == {*_WAYS, "trainer"}
     assert found.seconds_per_learn["trainer"]["style"] > 0
-    assert all(ratio is not None and ratio > 0 for ratio in found.ratios.values())
-    assert set(found.ratios) == {"learn_vs_trainer", "many_vs_sequential"}
-    assert {way: len(took["verdicts"]) for way, took in found.together.items()} == {"apart": 2, "together": 2}
+    assert found.tokens_per_second["trainer"]
+    assert found.ratios["learn_vs_trainer"] is not None
+    assert found.ratios["learn_vs_trainer"] > 0
+
+
+def test_users_together_are_timed_against_the_same_one_after_another() -> None:
+    took = learn_together.compared(2, "any", "fake")
+    assert {way: each["verdicts"] for way, each in took.items()} == {
+        "apart": ["promoted", "promoted"],
+        "together": ["promoted", "promoted"],
+    }
+    assert all(each["seconds"] > 0 for each in took.values())
+    with pytest.raises(ServingFailed, match="ended early"):
+        learn_together.compared(2, "no-such-base", "torch")
 
 
 def test_there_are_forty_bad_and_forty_good_batches_ten_of_each_kind() -> None:
