@@ -41,7 +41,7 @@ from personalpeft.serving.engine import Engine
 from personalpeft.settings import Observing, Serving, Settings
 from personalpeft.store import open_store
 from personalpeft.store.base import Collected, Problem, UserSummary
-from personalpeft.types import Stack
+from personalpeft.types import Message, Stack
 from personalpeft.user import User
 
 Progress: TypeAlias = Callable[[str, float], None]
@@ -236,7 +236,11 @@ class Runtime:
         observed = self._parts.observing == "learned"
         clock = self._clock
         voices, scoping = self._voices_of(engine), self._parts.scopes
-        return Learner(self._store, engine, recipes, margins, clock.now, clock.timer, voices, scoping, observed)
+
+        def heard(user: str, fact: str, messages: Sequence[Message]) -> tuple[Message, ...]:
+            return self._memory.heard_with(user, fact, messages, system=base.card.system)
+
+        return Learner(self._store, engine, recipes, margins, clock.now, clock.timer, voices, scoping, heard, observed)
 
     def _voices_of(self, engine: Engine) -> Voices:
         with self._turn:

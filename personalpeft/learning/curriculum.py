@@ -15,7 +15,7 @@ from personalpeft.learning.anchors import NO_MANNER, Manner, anchor, manner_of
 from personalpeft.learning.facts import FRAMES, said_in
 from personalpeft.learning.generic import generic_questions
 from personalpeft.learning.lessons import Lesson
-from personalpeft.learning.objectives import Preferred, Supervised, Thumbs
+from personalpeft.learning.objectives import Distilled, Preferred, Supervised, Thumbs
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.recipe import Recipe
 from personalpeft.types import Message, SignalKind
@@ -73,6 +73,9 @@ def _terms(lessons: Sequence[Lesson], manner: Manner, recipe: Recipe, backend: B
     for lesson in lessons:
         weight = lesson.weight / len(lessons)
         wanted = continuation(backend, lesson.messages, lesson.wanted, recipe.longest)
+        if lesson.heard is not None:
+            yield Distilled(wanted, continuation(backend, lesson.heard, lesson.wanted, recipe.longest), weight)
+            continue
         # What the lessons have in common is what they teach; what only one of them says is beside the point.
         opening = len(backend.encode(manner.opening.rstrip()))
         closing = len(backend.encode(manner.closing) + backend.end_of_turn)

@@ -25,6 +25,7 @@ from personalpeft.types import Json, Verdict
 TIE = 0.02
 ENOUGH = 20.0
 WIN, LOSS = 1.5, 0.5
+WORSE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,14 @@ class Asked:
     def lost(self) -> bool:
         # Said the other way round, so that a score that is not a number is a loss.
         return not self.after >= self.before - TIE
+
+    @property
+    def worse(self) -> bool:
+        """Whether an older question lost more than a tenth of what it had gained over the base. What was learned by heart
+        moves by more than a tie with every learn, and is known by heart all the same.
+        """
+        gained = 0.0 if self.base is None else self.before - self.base
+        return not self.after >= self.before - max(TIE, WORSE * gained)
 
     @property
     def undone(self) -> bool:
@@ -169,7 +178,7 @@ class Evidence:
         decided = {asked.signal for asked in self._counting() if asked.won or asked.lost}
         return {
             "target": _summary(self.target),
-            "retention": _summary(self.retention),
+            "retention": _summary(self.retention, older=True),
             "trained": _summary(self.trained),
             "canaries": {**asdict(self.canaries), "base_right": self.canaries.base_right, "kl": _figure(self.kl)},
             # Not to so many places: a stake can be small, and 0 would have no way back.
@@ -240,7 +249,7 @@ def _harm(evidence: Evidence, margins: Margins) -> str:
     if general.broken > min(general.broken_before, general.base.broken) + margins.canaries:
         return f"{general.broken} of {general.asked} general answers are empty or go round in circles"
     allowed = margins.retention * len(evidence.retention)
-    lost = sum(asked.lost for asked in evidence.retention)
+    lost = sum(asked.worse for asked in evidence.retention)
     if lost > allowed:
         return f"{lost} of {len(evidence.retention)} older answers got worse"
     undone = sum(asked.undone for asked in evidence.retention)
@@ -251,13 +260,13 @@ def _harm(evidence: Evidence, margins: Margins) -> str:
     return ""
 
 
-def _summary(asked: Sequence[Asked]) -> dict[str, Any]:
+def _summary(asked: Sequence[Asked], *, older: bool = False) -> dict[str, Any]:
     if not asked:
         return {"asked": 0}
     return {
         "asked": len(asked),
         "won": sum(a.won for a in asked),
-        "lost": sum(a.lost for a in asked),
+        "lost": sum(a.worse if older else a.lost for a in asked),
         "before": _figure(sum(a.before for a in asked) / len(asked)),
         "after": _figure(sum(a.after for a in asked) / len(asked)),
     }

@@ -28,11 +28,12 @@ from personalpeft.learning.standing import HOLDS_ON, Standing, judge_again, laye
 from personalpeft.learning.voices import Voices
 from personalpeft.serving.engine import Engine
 from personalpeft.store.base import Store
-from personalpeft.types import HeadMove, Revision, Verdict
+from personalpeft.types import HeadMove, Message, Revision, Verdict
 
 TOGETHER = 8
 """So many users' layers are built at once: more in a pass make none quicker, and each holds memory of its own."""
 
+Heard: TypeAlias = Callable[[str, str, Sequence[Message]], tuple[Message, ...]]
 Outcome: TypeAlias = LearnReport | PersonalPeftError
 _Course: TypeAlias = Generator[Job, LearnReport | None, LearnReport]
 
@@ -40,7 +41,8 @@ _Course: TypeAlias = Generator[Job, LearnReport | None, LearnReport]
 @dataclass(frozen=True, slots=True)
 class Learner:
     """Learns for the users of one home on one base. ``now`` gives aware datetimes, ``timer`` seconds that never go back;
-    ``observed`` lets what an app saw count as weak ratings; ``voices`` outlives a learn.
+    ``heard`` says how a user's messages are heard with one of their facts in the prompt; ``observed`` lets what an app saw
+    count as weak ratings; ``voices`` outlives a learn.
     """
 
     store: Store
@@ -51,6 +53,7 @@ class Learner:
     timer: Callable[[], float]
     voices: Voices
     scoping: Scoping
+    heard: Heard
     observed: bool = False
 
     def learn(self, user: str, layer: str | None, order: Order) -> LearnReport:
@@ -214,6 +217,7 @@ class Learner:
             start,
             architecture=backend.base.architecture,
             count=lambda text: len(backend.encode(text)),
+            heard=lambda fact, messages: self.heard(user, fact, messages),
             observed=self.observed,
         )
 

@@ -42,7 +42,8 @@ _OBSERVED_WEIGHT = 0.25
 class Lesson:
     """One thing to learn for a layer: after these messages, ``wanted`` rather than ``rejected`` (None: nothing to
     compare with). A thumb down has only what was ``rejected``; its ``wanted`` is empty. A ``short`` answer is to be said in
-    the manner of what lies below; a ``probe`` is never trained on and judges what its signal's other lessons teach.
+    the manner of what lies below; a ``probe`` is never trained on and judges what its signal's other lessons teach. Where
+    the model gave the wanted answer itself, ``heard`` is what it heard then: the messages with more before them.
     """
 
     signal: str
@@ -53,6 +54,7 @@ class Lesson:
     weight: float = 1.0
     short: bool = False
     probe: bool = False
+    heard: tuple[Message, ...] | None = None
 
     @property
     def key(self) -> str:

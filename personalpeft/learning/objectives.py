@@ -104,6 +104,31 @@ class Thumbs:
 
 
 @dataclass(frozen=True, slots=True)
+class Distilled:
+    """Says without something in the prompt what the stack below says with it: KL over the whole vocabulary, from what
+    ``taught`` gives to ``learned``, which has the same completion after the shorter prompt; the mean over its tokens (Snell
+    et al. 2022, "Learning by Distilling Context", section 2).
+    """
+
+    learned: Continuation
+    taught: Continuation
+    weight: float = 1.0
+    whole: bool = True
+
+    @property
+    def continuations(self) -> Sequence[Continuation]:
+        return (self.learned,)
+
+    @property
+    def references(self) -> Sequence[Continuation]:
+        return (self.taught,)
+
+    def loss(self, outputs: Sequence[Outputs], references: Sequence[Outputs]) -> Any:
+        taught = references[0].logp
+        return self.weight * (taught.exp() * (taught - outputs[0].logp)).sum() / len(self.learned.completion)
+
+
+@dataclass(frozen=True, slots=True)
 class Anchor:
     """Keeps to what the stack below says: KL over the whole vocabulary on a run of tokens that ``said`` and ``kept``
     share.

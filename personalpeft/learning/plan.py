@@ -16,7 +16,7 @@ from personalpeft.learning.generic import generic_questions
 from personalpeft.learning.lessons import Lesson, Routing, dislikes_for, lessons_for, routings_of
 from personalpeft.learning.recipe import Recipe, Start
 from personalpeft.store.base import Store
-from personalpeft.types import Architecture, Revision, SignalKind, Stack, StackEntry, canonical_digest
+from personalpeft.types import Architecture, Message, Revision, SignalKind, Stack, StackEntry, canonical_digest
 
 # To be raised with every change to the code that decides a revision's bytes: what an older one would have built, or has
 # half built, then passes for nothing else.
@@ -119,9 +119,11 @@ def make_plan(
     *,
     architecture: Architecture,
     count: Callable[[str], int],
+    heard: Callable[[str, Sequence[Message]], tuple[Message, ...]],
     observed: bool = False,
 ) -> Plan:
-    """Reads the ledger and decides. ``count`` says how many tokens a text has; ``observed`` is as for ``route``.
+    """Reads the ledger and decides. ``count`` says how many tokens a text has, ``heard`` how messages are heard with a
+    fact in the prompt; ``observed`` is as for ``route``.
 
     Raises ``NothingToLearn`` when no signal has come since the layer's last learn, unless the recipe asks to build from
     nothing; ``NotFound`` for an unknown user, ``BaseMismatch`` when the live stack is of another base.
@@ -152,6 +154,7 @@ def make_plan(
     questions = [lesson for lesson in lessons if lesson.probe or lesson.signal in held]
     open_lessons = [lesson for lesson in lessons if not lesson.probe and lesson.signal not in held]
     probed = tuple(lesson.signal for lesson in new if lesson.probe)
+    open_lessons = [_with_teacher(lesson, heard) for lesson in open_lessons]
     learned = trained_on(store, parent)
     if parent is not None:
         # A child has its parent's shape; only its numbers change.
@@ -244,6 +247,13 @@ def _dressed(lesson: Lesson, manner: Manner) -> Lesson:
     return replace(lesson, wanted=manner.dress(lesson.wanted)) if lesson.short else lesson
 
 
+def _with_teacher(lesson: Lesson, heard: Callable[[str, Sequence[Message]], tuple[Message, ...]]) -> Lesson:
+    """A lesson that the model taught itself, when a fact was in its prompt, with what it heard then."""
+    if lesson.kind is not SignalKind.FACT or lesson.short or lesson.probe:
+        return lesson
+    return replace(lesson, heard=heard(lesson.signal, lesson.messages))
+
+
 def _new_pins(lessons: Sequence[Lesson], new: Sequence[Lesson], pinned: set[str], held_out: float) -> tuple[str, ...]:
     """The newest lessons become questions until the held-out share is reached; what was already seen never does."""
     missing = int(held_out * len(lessons)) - len(pinned & {lesson.signal for lesson in lessons})
@@ -278,4 +288,5 @@ def rank_of(layer: str) -> int:
 
 def _content(lesson: Lesson) -> list[object]:
     spoken = [[m.role, m.content] for m in lesson.messages]
-    return [lesson.kind, spoken, lesson.wanted, lesson.rejected, lesson.weight]
+    taught = [[m.role, m.content] for m in lesson.heard] if lesson.heard else []
+    return [lesson.kind, spoken, lesson.wanted, lesson.rejected, lesson.weight, *taught]

@@ -157,6 +157,14 @@ class Memory:
         used = tuple(signal.id for signal in (*kept, *found))
         return Recall(_with_system_text(messages, _block(kept, found), system), used)
 
+    def heard_with(
+        self, user: str, item_id: str, messages: Sequence[Message], *, system: str | None = None
+    ) -> tuple[Message, ...]:
+        """The messages as they are heard with one item looked up, as ``recall`` puts it. Raises ``NotFound``."""
+        item = self._acting(user, item_id)
+        is_rule = item.kind is SignalKind.COMMENT
+        return _with_system_text(messages, _block([item] if is_rule else [], [] if is_rule else [item]), system)
+
     def closeness(self, region: Region, messages: Sequence[Message]) -> float:
         """The cosine of what is asked with what is nearest to it in a region; -1 where nothing is asked."""
         asked = _asked(messages)

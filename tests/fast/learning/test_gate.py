@@ -246,3 +246,18 @@ def test_a_card_with_a_margin_that_makes_no_sense_is_told_so(wrong: dict[str, An
         margins_for("mine", wrong)
     assert hint in raised.value.hint
     assert "mine" in raised.value.message
+
+
+@given(st.floats(-8, -0.1), st.floats(0, 6))
+def test_an_older_answer_got_worse_when_a_tenth_of_what_it_had_gained_is_gone(base: float, gained: float) -> None:
+    before = base + gained
+    a_little, too_much = max(TIE, 0.1 * gained) * 0.9, max(TIE, 0.1 * gained) * 1.1
+
+    assert not Asked("s", before, before - a_little, base).worse
+    assert Asked("s", before, before - too_much, base).worse
+    assert Asked("s", before, float("nan"), base).worse
+
+
+def test_an_answer_that_nobody_asked_the_base_for_is_worse_by_any_more_than_a_tie() -> None:
+    assert Asked("s", -0.1, -0.1 - 2 * TIE).worse
+    assert not Asked("s", -0.1, -0.1 - TIE / 2).worse
