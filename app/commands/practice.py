@@ -38,7 +38,7 @@ def practice(
 
     Teach it some answers and learn them first, so that it gets some right by itself. The result is judged on tasks that
     it never tries, and made live if it is better. Prints a report.
-    A result that is not better is refused, which is no error. Ctrl-C stops and keeps nothing.
+    A result that is not better is refused, which is no error. After Ctrl-C the same practice goes on from there.
     """
     display = Display(common)
 

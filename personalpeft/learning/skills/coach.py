@@ -1,25 +1,22 @@
 """Has a skill practised for a user of a home, judged by the gate and published: what practice is to a learn's ``Learner``.
 
-Invariants: a practice holds the same lease as a learn, so that one build of a user runs at a time; nothing is written
-before the candidate is complete, and then its file comes first and all rows in one transaction.
+Invariants: a practice holds the same lease as a learn, so that one build of a user runs at a time; until the candidate is
+complete nothing is written but the page that a practice which was stopped goes on from, and then its file comes first and
+all rows in one transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from personalpeft.adapters.base import Adapter
 from personalpeft.adapters.packed import pack
-from personalpeft.backends.base import Continuation
 from personalpeft.errors import Cancelled, PersonalPeftError
-from personalpeft.learning.anchors import LONGEST
-from personalpeft.learning.curriculum import continuation
 from personalpeft.learning.examination import Examined, Paper, Scoping, Sitting, examine, sitting
 from personalpeft.learning.gate import Asked, Evidence, Judgement, Margins, judge
-from personalpeft.learning.generic import generic_questions
 from personalpeft.learning.lessons import Lesson, routings_of
 from personalpeft.learning.lineage import lineage_of
 from personalpeft.learning.plan import questions_of, trained_on
@@ -27,9 +24,9 @@ from personalpeft.learning.probation import LEARNED, review
 from personalpeft.learning.publishing import publish, session_spec
 from personalpeft.learning.recipe import Recipe
 from personalpeft.learning.report import Example, LearnReport
+from personalpeft.learning.skills.diary import Diary
 from personalpeft.learning.skills.drill import Drill
 from personalpeft.learning.skills.practice import (
-    Diary,
     Exercise,
     adapter_of,
     examined,
@@ -37,11 +34,12 @@ from personalpeft.learning.skills.practice import (
     run_rounds,
 )
 from personalpeft.learning.skills.rollouts import STOPPED
-from personalpeft.learning.voices import Voices
+from personalpeft.learning.training import Desk
+from personalpeft.learning.voices import Said, Voices
 from personalpeft.plugins import Shaped, Verifying
-from personalpeft.serving.engine import Engine, Request
+from personalpeft.serving.engine import Engine
 from personalpeft.store.base import Store
-from personalpeft.types import Message, Revision, Sampling, Verdict
+from personalpeft.types import Revision, Stack, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +88,13 @@ class Coach:
             if adapter is None:
                 report = self._report(exercise, diary, Judgement(Verdict.ABSTAINED, _why_nothing(diary)), began)
                 self.store.catalog.add_report(user, report.as_json())
+                self.store.drop_session(user, layer)
                 return report
             progress("Judging", 0.0)
             try:
-                return self._judged(exercise, heads, diary, adapter, began, progress, cancelled)
+                report = self._judged(exercise, heads, diary, adapter, began, progress, cancelled)
+                self.store.drop_session(user, layer)
+                return report
             except Cancelled as error:
                 # What is shared with a learn says that the next one goes on from there.
                 raise Cancelled(error.message, hint=STOPPED) from error
@@ -114,8 +115,19 @@ class Coach:
         try:
             # The head with its own weight would not be what the session has, so it is tried with 1.
             first = exercise.with_layer(parent.digest, 1.0) if parent else exercise.live
+            user, layer = exercise.user, exercise.layer
             diary = run_rounds(
-                self.engine, exercise, session, start=first, progress=progress, cancelled=cancelled, spent=spent
+                self.engine,
+                exercise,
+                session,
+                start=first,
+                desk=Desk(
+                    load=lambda: self.store.load_session(user, layer),
+                    save=lambda page: self.store.save_session(user, layer, page),
+                ),
+                progress=progress,
+                cancelled=cancelled,
+                spent=spent,
             )
             return diary, adapter_of(exercise, session, _built_by(exercise, diary)) if diary.steps else None
         finally:
@@ -184,28 +196,27 @@ class Coach:
 
     def _paper(self, exercise: Exercise, heads: Sequence[Revision], cancelled: Callable[[], bool]) -> Paper:
         """What a practice may not spoil: everything that was ever held back, of all layers, this one's too."""
-        user = exercise.user
-        routings = routings_of(self.store, user)
-        older: list[Lesson] = []
-        for layer in {exercise.layer: None} | {entry.layer: None for entry in exercise.live.entries}:
-            older += questions_of(self.store, user, exercise.live, layer, routings)
-        lineage = lineage_of(heads, exercise.layer)
-        return Paper((), tuple(older), (), self._anchors(exercise, cancelled), lineage)
+        routings = routings_of(self.store, exercise.user)
 
-    def _anchors(self, exercise: Exercise, cancelled: Callable[[], bool]) -> tuple[Continuation, ...]:
-        """What the stack below says to generic questions."""
-        questions = [(Message("user", text),) for text in generic_questions().anchors]
-        how = Sampling(max_tokens=LONGEST)
-        requests = [Request(exercise.user, asked, exercise.below, how, background=True) for asked in questions]
-        replies = self.voices.ask(requests, cancelled=cancelled)
+        def held_back(layers: Iterable[str]) -> tuple[Lesson, ...]:
+            found = (questions_of(self.store, exercise.user, exercise.live, layer, routings) for layer in layers)
+            return tuple(lesson for some in found for lesson in some)
+
+        return Paper(
+            target=(),
+            retention=held_back([exercise.layer]),
+            others=held_back(entry.layer for entry in exercise.live.entries if entry.layer != exercise.layer),
+            trained=(),
+            anchors=self._anchors(exercise, cancelled),
+            lineage=lineage_of(heads, exercise.layer),
+        )
+
+    def _anchors(self, exercise: Exercise, cancelled: Callable[[], bool]) -> Said:
+        """What the bare base says to generic questions."""
+        said = self.voices.generic(exercise.user, Stack(exercise.live.base), cancelled=cancelled)
         if cancelled():
             raise Cancelled("Stopped before the verdict; nothing has changed.", hint=STOPPED)
-        backend = self.engine.backend
-        return tuple(
-            continuation(backend, asked, reply, LONGEST)
-            for asked, reply in zip(questions, replies, strict=True)
-            if reply
-        )
+        return said
 
     def _report(
         self,

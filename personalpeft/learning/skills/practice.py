@@ -6,15 +6,15 @@ others follow the gradient of the rewards. A practice whose head was itself prac
 there, so that many short ones come as far as a long one.
 
 Invariants: of all tasks that there are, a quarter is only ever judged by: which, follows from what they ask, so that none
-of them is practised at any time. Nothing is kept of a practice that did not come to its end: no file, no row. What it
-publishes goes the way of a learn: durable file, gate, one transaction.
+of them is practised at any time. What is known after a round decides the next one, so a practice that was stopped between
+two goes on to the same bytes. What it publishes goes the way of a learn: durable file, gate, one transaction.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from personalpeft.adapters.base import Adapter, Manifest
@@ -23,14 +23,16 @@ from personalpeft.backends.base import Continuation, Session, Term
 from personalpeft.errors import Cancelled, InvalidInput
 from personalpeft.learning.gate import Asked
 from personalpeft.learning.objectives import Supervised
-from personalpeft.learning.plan import layers_below
+from personalpeft.learning.plan import BUILD_FORMAT, layers_below
 from personalpeft.learning.recipe import Recipe
 from personalpeft.learning.report import Example
+from personalpeft.learning.skills.diary import Diary, read_page, write_page
 from personalpeft.learning.skills.drill import Drill
 from personalpeft.learning.skills.policy import PolicyGradient
 from personalpeft.learning.skills.rewards import advantages
 from personalpeft.learning.skills.rollouts import STOPPED, Group, attempt, seed_from
-from personalpeft.learning.skills.tasks import UNSEEN, Standing, choose
+from personalpeft.learning.skills.tasks import choose
+from personalpeft.learning.training import Desk
 from personalpeft.plugins import RIGHT, Shaped, Task, Verifying
 from personalpeft.serving.engine import Engine
 from personalpeft.types import Revision, Sampling, Stack, StackEntry, canonical_digest
@@ -69,13 +71,14 @@ class Exercise:
             "shaping": self.shaping.name if self.shaping else None,
         }
 
-    def inputs(self, rounds: int) -> str:
-        """Names everything that a build of so many rounds depends on."""
+    def inputs(self, rounds: int | None = None) -> str:
+        """Names everything that a build of so many rounds depends on; without them, what each round depends on."""
         return canonical_digest(
             {
+                "format": BUILD_FORMAT,
                 "base": self.live.base,
                 "layer": self.layer,
-                "practice": self.about,
+                "practice": {**self.about, "rounds": self.rounds_before},
                 "tasks": self.tasks_digest,
                 "recipe": self.recipe.as_json(),
                 "rounds": rounds,
@@ -95,46 +98,6 @@ class Exercise:
         rest = [each for each in self.live.entries if each.layer != self.layer]
         under = len(self.below.entries)
         return replace(self.live, entries=(*rest[:under], entry, *rest[under:]))
-
-
-@dataclass(slots=True)
-class Diary:
-    """What happened, round by round; its owner is the practice that runs."""
-
-    standings: dict[str, Standing] = field(default_factory=dict)
-    rounds: int = 0
-    steps: int = 0
-    replies: int = 0
-    pass_rates: list[float] = field(default_factory=list)
-    lengths: list[float] = field(default_factory=list)
-
-    def note(self, groups: Sequence[Group]) -> None:
-        """Adds one round."""
-        for group in groups:
-            known = self.standings.get(group.task.id, UNSEEN)
-            self.standings[group.task.id] = known.after(group.passed, len(group.rollouts) - group.passed)
-        tried = [rollout for group in groups for rollout in group.rollouts]
-        self.rounds += 1
-        self.replies += len(tried)
-        self.pass_rates.append(round(sum(r.attempt.passed for r in tried) / len(tried), 4))
-        self.lengths.append(round(sum(r.length for r in tried) / len(tried), 4))
-
-    def stepped(self) -> None:
-        """Adds a step, after which the model is another."""
-        self.steps += 1
-        self.standings = {name: standing.faded() for name, standing in self.standings.items()}
-
-    def as_json(self) -> dict[str, Any]:
-        """For the report: how many, and the curves of pass rate and length (a share of the longest) by round."""
-        states = [standing.state for standing in self.standings.values()]
-        return {
-            "rounds": self.rounds,
-            "steps": self.steps,
-            "replies": self.replies,
-            "tasks": {state: states.count(state) for state in ("open", "solved", "hopeless")},
-            "pass_rate": self.pass_rates,
-            "length": self.lengths,
-        }
 
 
 def make_exercise(
@@ -176,20 +139,22 @@ def run_rounds(
     session: Session,
     *,
     start: Stack,
+    desk: Desk,
     progress: Callable[[float], None],
     cancelled: Callable[[], bool],
     spent: Callable[[], float],
 ) -> Diary:
     """Tries and trains until the rounds are done, the time is (``spent`` reaches 1), or no task has anything more to
-    teach. ``start`` answers until there is a first step. Raises ``Cancelled``.
+    teach. ``start`` answers until there is a first step. After each round all is on the ``desk``, and what lies there of the
+    same practice is gone on from. Raises ``Cancelled``.
     """
-    drill, diary = exercise.drill, Diary()
-    chance = random.Random(seed_from("choice", drill.seed, exercise.tasks_digest))
-    passed: dict[Continuation, None] = {}
+    drill, inputs = exercise.drill, exercise.inputs()
+    diary = read_page(desk.load(), session, inputs)
     solved_too = exercise.shaping is not None and exercise.shaping.mastered
     while diary.rounds < drill.rounds and not (diary.rounds and spent() >= 1):
         if cancelled():
             raise Cancelled(f"Stopped after round {diary.rounds}; nothing has changed.", hint=STOPPED)
+        chance = random.Random(seed_from("choice", drill.seed, exercise.tasks_digest, diary.rounds))
         tasks = choose(exercise.pool, diary.standings, drill.per_round, chance, solved_too=solved_too)
         if not tasks:
             break
@@ -202,8 +167,7 @@ def run_rounds(
         imitating = exercise.rounds_before + diary.rounds < drill.imitate
         diary.note(groups)
         if imitating:
-            passed |= {r.said: None for group in groups for r in group.rollouts if r.attempt.passed}
-            steps = imitation(tuple(passed), drill, chance)
+            steps = imitation(tuple(diary.passed), drill, chance)
         else:
             terms = policy(groups, exercise.shaping, drill)
             steps = (terms,) if terms else ()
@@ -211,6 +175,7 @@ def run_rounds(
             session.refer(terms)
             session.step(terms, drill.imitation_rate if imitating else drill.learning_rate)
             diary.stepped()
+        desk.save(write_page(diary, session, inputs))
         progress(min(1.0, max(diary.rounds / drill.rounds, spent())))
     return diary
 

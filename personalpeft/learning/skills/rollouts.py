@@ -14,7 +14,7 @@ from personalpeft.types import Message, Sampling, Stack
 
 # A reply that is as right as this has passed.
 PASSED = 0.99
-STOPPED = "What was practised is not kept; give a number of seconds to stop in good order."
+STOPPED = "The next practice of these tasks goes on from the last whole round."
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,24 +222,53 @@ def test_time_that_is_up_ends_the_rounds_and_what_was_practised_is_judged(ada: U
     assert report.revision
 
 
-def test_a_practice_that_is_stopped_has_not_happened(ada: User, home: Path) -> None:
-    taught(ada)
-    for looks in (0, 1, 2, 40):
-        seen = iter(range(looks))
-        with nothing_changes(home), pytest.raises(Cancelled) as stopped:
-            ada.practice("email", verifier=Judge(half), rounds=2, cancelled=lambda: next(seen, None) is None)  # noqa: B023
-        assert "is not kept" in stopped.value.hint
+def test_a_practice_that_is_stopped_goes_on_from_the_last_whole_round_to_the_same_revision(
+    tmp_path: Path, tiny_base: object
+) -> None:
+    revisions = []
+    for name, stops in (("one", ()), ("two", (0, 1, 2, 90))):
+        with opened(tmp_path / name, quick_card(tmp_path)) as runtime:
+            ada = runtime.user("ada")
+            judge = Judge(half)
+            for looks in stops:
+                seen = iter(range(looks))
+                with pytest.raises(Cancelled) as stopped:
+                    ada.practice("email", verifier=judge, **SOON, cancelled=lambda: next(seen, None) is None)  # noqa: B023
+                assert "goes on" in stopped.value.hint
+                assert (ada.revisions(), ada.reports(), ada.stack().entries) == ((), (), ())
+            judge.tried.clear()
+            report = ada.practice("email", verifier=judge, **SOON)
+            revisions.append((report.revision, report.scores))
+            assert len(report.scores["practice"]["pass_rate"]) == report.scores["practice"]["rounds"] == 3
+            assert list((tmp_path / name / "sessions").rglob("*.session")) == []
+    assert revisions[0] == revisions[1]
+    assert revisions[0][0] is not None
 
 
-def test_a_verifier_that_fails_in_the_middle_changes_nothing_and_is_named(ada: User, home: Path) -> None:
+def test_a_practice_of_other_tasks_does_not_go_on_from_one_that_was_stopped(ada: User, home: Path) -> None:
     def fails(reply: str) -> bool:
         if len(judge.tried) > 50:
             raise RuntimeError("no more paper")
         return half(reply)
 
     judge = Judge(fails)
-    with nothing_changes(home), pytest.raises(PluginError, match=r"Judge could not judge .*no more paper"):
-        ada.practice("email", verifier=judge)
+    with pytest.raises(PluginError, match=r"Judge could not judge .*no more paper"):
+        ada.practice("email", verifier=judge, **SOON)
+    (page,) = (home / "sessions").rglob("*.session")
+    kept = page.read_bytes()
+    others = ada.practice("email", verifier=Judge(half), family="others", **SOON)
+    assert others.scores["practice"]["replies"] == 120
+    page.parent.mkdir(exist_ok=True)
+    page.write_bytes(kept[:-1])
+    assert ada.practice("email", verifier=Judge(half), **SOON).scores["practice"]["replies"] == 120
+
+
+def test_a_verifier_that_fails_changes_nothing_and_is_named(ada: User, home: Path) -> None:
+    def fails(reply: str) -> bool:
+        raise RuntimeError("no paper")
+
+    with nothing_changes(home), pytest.raises(PluginError, match=r"Judge could not judge .*no paper"):
+        ada.practice("email", verifier=Judge(fails))
 
 
 @pytest.mark.parametrize(
