@@ -23,8 +23,8 @@ from personalpeft.backends.torch.outputs import Reference, References, TensorOut
 from personalpeft.backends.torch.packing import pack
 from personalpeft.backends.torch.trained import Segment, Segments, Wide, gradients, segment
 
-# Tokens of several sessions in one pass: more make no token quicker (docs/benchmarks.md) and take more memory.
-_PASS = 512
+# Tokens of several sessions in one pass: more make a token little quicker and take more memory (docs/learning.md).
+_PASS = 256
 
 
 @dataclass(frozen=True)
