@@ -70,16 +70,19 @@ def anchor(
     manner: Manner,
     weight: float,
     *,
+    below: Manner = NO_MANNER,
     from_the_first: bool = False,
 ) -> Anchor | None:
-    """The term that holds to the first sentence of ``reply`` in a manner; None where there is too little to hold to.
-    Without a manner the first token is left free, unless ``from_the_first``.
+    """The term that holds to the first sentence of ``reply`` in a manner; None where there is too little to hold to. The
+    reply is in the manner of what lies ``below``, whose opening is no sentence of its own. Without a manner the first
+    token is left free, unless ``from_the_first``.
     """
-    sentence = _SENTENCE.match(reply)
+    sentence = _SENTENCE.match(reply, len(below.opening) if reply.startswith(below.opening) else 0)
     if sentence is None:
         return None
-    kept = backend.encode(sentence[0])
-    said = backend.encode(manner.dress(sentence[0]))
+    text = reply[: sentence.end()]
+    kept = backend.encode(text)
+    said = backend.encode(manner.dress(text))
     if manner.closing:
         said += backend.end_of_turn
     run = SequenceMatcher(None, said, kept, autojunk=False).find_longest_match()

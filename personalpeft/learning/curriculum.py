@@ -38,7 +38,10 @@ def schedule(
     remembered = plan.layer == "memory"
     manner = NO_MANNER if remembered else manner_of([lesson.wanted for lesson in (*plan.fresh, *plan.older)])
     weight = recipe.anchor_weight / max(1, recipe.anchors)
-    held = [anchor(backend, messages, reply, manner, weight, from_the_first=remembered) for messages, reply in generic]
+    held = [
+        anchor(backend, messages, reply, manner, weight, below=plan.manner, from_the_first=remembered)
+        for messages, reply in generic
+    ]
     anchors = [each for each in held if each is not None]
     chance = random.Random(recipe.seed)
     fresh = _rounds(_put_in_other_ways(plan.fresh or plan.older, recipe.phrasings, chance), chance)

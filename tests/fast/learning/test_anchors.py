@@ -1,0 +1,46 @@
+"""What a candidate is held to: what lies below, as far as it says something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from personalpeft.backends import load_backend
+from personalpeft.backends.base import Backend
+from personalpeft.backends.fake import fake_base
+from personalpeft.learning.anchors import NO_MANNER, Manner, anchor, manner_of
+from personalpeft.types import Message
+
+QUESTION = [Message("user", "What is the capital of Canada?")]
+PIRATE = Manner("Ahoy! ", " Arrr!")
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    backend = load_backend("fake", fake_base(), slots=1, rows=1, cache=None)
+    yield backend
+    backend.close()
+
+
+def test_the_manner_of_what_lies_below_is_no_sentence_of_its_own(backend: Backend) -> None:
+    """Held to "Ahoy!" alone, a memory was free to say anything after it."""
+    reply = "Ahoy! The capital is Ottawa. It is cold. Arrr!"
+    held = anchor(backend, QUESTION, reply, NO_MANNER, 1.0, below=PIRATE, from_the_first=True)
+
+    assert held is not None
+    assert backend.decode(held.kept.completion) == "Ahoy! The capital is Ottawa."
+    assert (held.first_kept, held.length) == (0, len(held.kept.completion))
+
+
+def test_a_reply_that_is_not_in_that_manner_is_held_by_its_first_sentence(backend: Backend) -> None:
+    held = anchor(backend, QUESTION, "The capital is Ottawa. It is cold.", NO_MANNER, 1.0, below=PIRATE)
+
+    assert held is not None
+    assert backend.decode(held.kept.completion) == "The capital is Ottawa."
+
+
+def test_the_manner_is_what_most_texts_share() -> None:
+    texts = [f"Ahoy! The {n}th is {n}. Arrr!" for n in range(4)]
+    assert manner_of([*texts, "Something else."]) == PIRATE
+    assert manner_of([]) == NO_MANNER
