@@ -107,7 +107,7 @@ def bench_learn(course: Course, keep: Keep, *, say: Callable[[str], None], progr
 
     def measure(key: str) -> Figures:
         place = list(keys).index(key)
-        return _measured(course, keys[key], lambda stage, done: progress(stage, (place + done) / len(keys)))
+        return _measured(course, keys[key], say, lambda stage, done: progress(stage, (place + done) / len(keys)))
 
     for key in keep.complete(keys, measure):
         say(f"{keys[key].name}: done")
@@ -128,7 +128,7 @@ def _together(course: Course, progress: Progress) -> Figures:
     return compared(course.together, course.base, course.backend)
 
 
-def _measured(course: Course, person: Person, progress: Progress) -> Figures:
+def _measured(course: Course, person: Person, say: Callable[[str], None], progress: Progress) -> Figures:
     """One person's course."""
     with (
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
@@ -143,8 +143,10 @@ def _measured(course: Course, person: Person, progress: Progress) -> Figures:
         for number in range(1, course.nights + 1):
             progress(f"{person.name}, night {number}", (number - 1) / course.nights)
             nights.append(live_through(user, person, number, course.seed))
+            before = set(examinees["adapter"].figures)
             for examinee in examinees.values():
                 examinee.examine(person, number, course.nights, known)
+            say(_told(person, number, nights[-1], examinees["adapter"], before))
         batch = batches(BAD)[list(people()).index(person.name) % len(batches(BAD))]
         say_batch(user, batch.acts(person, random.Random(f"{course.seed} {person.name}")))
         accepted = any(report.live for report in learn(user))
@@ -168,6 +170,14 @@ def _measured(course: Course, person: Person, progress: Progress) -> Figures:
         "tokens": tokens,
         "seconds": seconds,
     }
+
+
+def _told(person: Person, number: int, night: Night, asked: Examinee, before: set[str]) -> str:
+    """A night in a line: what was learned, what of it is new with the layers alone, how many general answers are right."""
+    learns = "; ".join(f"{each.layer} {each.verdict} in {each.seconds:.0f} s" for each in night.learns) or "nothing"
+    new = {figure: tally for figure, tally in asked.figures.items() if figure not in before}
+    figures = {**new, "general": asked.general[-1]}
+    return f"{person.name}, night {number}: {learns}; {', '.join(f'{f} {n}/{of}' for f, (n, of) in figures.items())}"
 
 
 def _summed_up(course: Course, kept: Mapping[str, Figures], together: Figures | None) -> LearnBench:
