@@ -264,8 +264,8 @@ class User:
         ``verifier`` and ``shaping`` are names of plugins or objects (``personalpeft.plugins``); ``family`` says which of
         a verifier's tasks. It goes on from the skill's head: teach and learn first where the base can do nothing of it.
         ``rounds`` or ``seconds`` of trying end it sooner, and what was practised until then is judged. Stopped otherwise, it
-        goes on from the last whole round when the same tasks are practised again. Raises ``NotFound`` for an unknown plugin, ``PluginError``, ``InvalidInput``, ``Busy``
-        while another learn of this user runs, ``Cancelled``.
+        goes on from the last whole round when the same tasks are practised again. Raises ``NotFound`` for an unknown
+        plugin, ``PluginError``, ``InvalidInput``, ``Busy`` while another learn of this user runs, ``Cancelled``.
         """
         check_skill(skill)
         if rounds is not None and not rounds >= 1:

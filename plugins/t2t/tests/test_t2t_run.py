@@ -47,7 +47,7 @@ def test_lengths_fall_once_a_task_is_mastered_and_it_stays_mastered(ada: User) -
     plain = ada.practice("yes", verifier=SayYes(), rounds=48)
     report = ada.practice("yes", verifier=SayYes(), shaping="t2t", rounds=48)
     passed, lengths = curves(report)
-    assert min(passed[:3]) > 0.8, "the task was not mastered to begin with"
+    assert fmean(passed[:3]) > 0.8, "the task was not mastered to begin with"
     first, last = fmean(lengths[:3]), fmean(lengths[-3:])
     assert last < first / 2
     assert fmean(passed[-5:]) > 0.8
