@@ -47,7 +47,7 @@ class Recipe:
     beta: float = 0.1
     content: float = 0.3
     thumbs: int = 2
-    phrasings: int = 3
+    phrasings: int = 5
     unknown: int = 0
     anchors: int = 4
     anchor_weight: float = 2.0
@@ -109,7 +109,7 @@ _KINDS: Mapping[str, Mapping[str, Any]] = {
         "rank": 16,
         "targets": ("mlp",),
         "learning_rate": 1e-3,
-        "steps": 32,
+        "steps": 42,
         "batch": 8,
         "content": 1.0,
         "unknown": 1,
