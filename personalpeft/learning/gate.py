@@ -77,6 +77,11 @@ class Asked:
     best: float | None = None
 
     @property
+    def change(self) -> float:
+        """How much likelier it became, in nats a token; at most one either way, so that no answer outweighs all others."""
+        return max(-1.0, min(1.0, self.after - self.before)) if not math.isnan(self.after - self.before) else -1.0
+
+    @property
     def won(self) -> bool:
         return self.after - self.before > TIE
 
@@ -216,11 +221,15 @@ def judge(evidence: Evidence, margins: Margins) -> Judgement:
     won, lost = sum(a.won for a in judged_by), sum(a.lost for a in judged_by)
     if won == lost == 0:
         return Judgement(Verdict.ABSTAINED, "no difference could be measured on what was held back")
+    gained = sum(a.change for a in judged_by) / len(judged_by)
     what = f"{won} of {len(judged_by)} answers {'held back' if judged_by is evidence.target else 'just learned'} got better"
     if lost:
         what += f", {lost} got worse"
-    if won <= lost:
-        return Judgement(Verdict.REFUSED, what)
+    if won < lost or not gained > 0:
+        # Few answers that got a little better do not make up for one that got far worse.
+        return Judgement(Verdict.REFUSED, what if won <= lost else f"{what}, by more than the others gained")
+    if won == lost and gained <= TIE:
+        return Judgement(Verdict.ABSTAINED, f"{what}, by as little")
     general = evidence.canaries
     if general.right_before:
         what += f"; {general.still_right} of {general.right_before} general answers stayed right"
@@ -250,7 +259,8 @@ def _harm(evidence: Evidence, margins: Margins) -> str:
         return f"{general.broken} of {general.asked} general answers are empty or go round in circles"
     allowed = margins.retention * len(evidence.retention)
     lost = sum(asked.worse for asked in evidence.retention)
-    if lost > allowed:
+    # One alone may be chance, as long as it is not undone.
+    if lost > max(1, allowed):
         return f"{lost} of {len(evidence.retention)} older answers got worse"
     undone = sum(asked.undone for asked in evidence.retention)
     if undone > allowed:

@@ -90,7 +90,7 @@ def test_nothing_harmful_is_ever_promoted(seen: Evidence) -> None:
         or general.broken - general.broken_before > MARGINS.canaries
         or general.broken - general.base.broken > MARGINS.canaries
         or sum(a.undone for a in seen.retention) > MARGINS.retention * len(seen.retention)
-        or sum(not a.after >= a.before - TIE for a in seen.retention) > MARGINS.retention * len(seen.retention)
+        or sum(a.worse for a in seen.retention) > max(1, MARGINS.retention * len(seen.retention))
         or not seen.kl <= MARGINS.kl
     )
     if harm:
@@ -101,7 +101,8 @@ def test_nothing_harmful_is_ever_promoted(seen: Evidence) -> None:
 def test_what_is_promoted_did_more_good_than_harm(seen: Evidence) -> None:
     if judge(seen, MARGINS).verdict is Verdict.PROMOTED:
         by = getattr(seen, judged_by(seen))
-        assert sum(a.won for a in by) > sum(a.lost for a in by)
+        assert sum(a.won for a in by) >= sum(a.lost for a in by)
+        assert sum(a.change for a in by) > 0
 
 
 @given(seen=evidences(), data=st.data())
@@ -154,6 +155,17 @@ def test_thin_evidence_goes_live_on_probation(wins: int, probation: bool) -> Non
         ({"right_before": 0, "still_right": 0}, Verdict.PROMOTED, "3 of 3 answers held back got better; on probation"),
         ({"target": answers(won=2, lost=1)}, Verdict.PROMOTED, "2 of 3 answers held back got better, 1 got worse"),
         ({"target": answers(won=1, lost=1)}, Verdict.REFUSED, "1 of 2 answers held back got better, 1 got worse"),
+        (
+            {"target": (Asked("a", -2.0, -1.0), Asked("b", -2.0, -2.1))},
+            Verdict.PROMOTED,
+            "1 of 2 answers held back got",
+        ),
+        ({"target": (Asked("a", -2.0, -1.9), Asked("b", -2.0, -2.09))}, Verdict.ABSTAINED, "1 got worse, by as little"),
+        (
+            {"target": (*(Asked(each, -2.0, -1.9) for each in "ab"), Asked("c", -2.0, -4.0))},
+            Verdict.REFUSED,
+            "2 of 3 answers held back got better, 1 got worse, by more than the others gained",
+        ),
         ({"target": answers(lost=2)}, Verdict.REFUSED, "0 of 2 answers held back got better, 2 got worse"),
         ({"target": answers(same=3)}, Verdict.ABSTAINED, "no difference could be measured"),
         ({"target": ()}, Verdict.ABSTAINED, "no difference could be measured"),
@@ -168,6 +180,8 @@ def test_thin_evidence_goes_live_on_probation(wins: int, probation: bool) -> Non
         ({"broken": 3}, Verdict.REFUSED, "3 of 6 general answers are empty or go round in circles"),
         ({"broken": 2, "broken_before": 1}, Verdict.PROMOTED, "on probation"),
         ({"retention": answers(same=9, lost=1)}, Verdict.PROMOTED, "3 of 3"),
+        ({"retention": answers(same=4, lost=1)}, Verdict.PROMOTED, "3 of 3"),
+        ({"retention": answers(same=4, undone=1)}, Verdict.REFUSED, "1 of 5 older answers have lost more than half"),
         ({"retention": answers(same=8, lost=2)}, Verdict.REFUSED, "2 of 10 older answers got worse"),
         ({"kl": 2.5}, Verdict.REFUSED, "too far from the base on general questions (KL 2.50 nats a token, at most 2)"),
         ({"kl": math.nan}, Verdict.REFUSED, "too far from the base"),
