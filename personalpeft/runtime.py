@@ -41,6 +41,7 @@ from personalpeft.serving.engine import Engine
 from personalpeft.settings import Observing, Serving, Settings
 from personalpeft.store import open_store
 from personalpeft.store.base import Collected, Problem, UserSummary
+from personalpeft.store.tokens import Tokens
 from personalpeft.types import Message, Stack
 from personalpeft.user import User
 
@@ -71,7 +72,7 @@ class Runtime:
         self.settings = settings
         self._card = find_card(base, cards=[settings.home / "models"]) if backend != "fake" else None
         self._backend = backend
-        self._serving = serving
+        self.serving = serving
         self._clock = clock
         self._progress = progress
         self._turn = threading.RLock()
@@ -81,6 +82,7 @@ class Runtime:
         self._store = open_store(settings.home, now=clock.now, entropy=clock.entropy, read_only=read_only)
         embedder: Embedder = HashEmbedder() if backend == "fake" else MiniLM()
         self._memory = Memory(self._store.ledger, self._store.catalog, embedder)
+        self._tokens = Tokens(self._store.home, now=clock.now, entropy=clock.entropy, lease=self._store.lease)
         self._parts = Parts(
             self._store,
             self._memory,
@@ -159,6 +161,11 @@ class Runtime:
         """
         return all_cards([self.settings.home / "models"])
 
+    @property
+    def tokens(self) -> Tokens:
+        """Who may ask a server of this home."""
+        return self._tokens
+
     def verify(self) -> tuple[Problem, ...]:
         """Derives every digest in the home again; an empty answer means that all is as it should be."""
         return self._store.verify()
@@ -191,11 +198,11 @@ class Runtime:
                 backend = load_backend(
                     self._backend,
                     base,
-                    slots=self._serving.slots,
-                    rows=self._serving.rows,
+                    slots=self.serving.slots,
+                    rows=self.serving.rows,
                     cache=self.settings.cache,
                 )
-                self._engine = Engine(backend, self._adapter, self._serving, self._clock)
+                self._engine = Engine(backend, self._adapter, self.serving, self._clock)
                 self._progress("Loading the model", 1.0)
             return self._engine
 

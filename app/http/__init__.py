@@ -1,0 +1,1 @@
+"""The HTTP face: one Flask app over one open runtime; see ``server``."""

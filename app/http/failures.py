@@ -1,0 +1,124 @@
+"""From what went wrong to a status and a body, in the form that the asked route's clients read.
+
+Invariants: the status of an error of ours is the one in ``personalpeft.errors.OUTCOMES``; a body holds no prompt, no reply and
+no path of this machine; a bug says nothing of itself to the caller, and everything to the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from flask import Flask, Response, jsonify, request
+from werkzeug.exceptions import HTTPException
+
+from personalpeft.errors import (
+    AdapterError,
+    CardError,
+    Damaged,
+    HomeError,
+    MissingPackage,
+    PersonalPeftError,
+    PluginError,
+    WeightsError,
+    outcome,
+)
+
+log = logging.getLogger("personalpeft.http")
+
+# Their messages name files of this machine, which help whoever runs the server and are no business of its callers.
+_TOLD_TO_THE_LOG = (AdapterError, CardError, Damaged, HomeError, MissingPackage, PluginError, WeightsError)
+# Names of OpenAI and Anthropic for the statuses that we use; anything else is the last of each.
+_OPENAI = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class Unsupported(HTTPException):
+    """A request asks for something that this route does not do; ``param`` names it."""
+
+    code = 400
+
+    def __init__(self, description: str, param: str | None = None) -> None:
+        super().__init__(description)
+        self.param = param
+
+
+class UnknownModel(HTTPException):
+    """No model of that name."""
+
+    code = 404
+
+
+def handle(app: Flask, places: Iterable[Path]) -> None:
+    """Has the app answer every error. ``places`` are the folders whose paths no body may hold."""
+    hidden = [str(place) for place in places]
+
+    def ours(error: PersonalPeftError) -> Response:
+        return answer(*told(error, hidden), error)
+
+    def of_http(error: HTTPException) -> Response:
+        response = answer(error.code or 500, error.description or error.name, "", error)
+        for name, value in error.get_headers():
+            if name not in ("Content-Type", "Content-Length"):
+                response.headers.setdefault(name, value)
+        return response
+
+    def bug(error: Exception) -> Response:
+        log.error("a bug in %s", request.url_rule or "no route", exc_info=error)
+        return answer(500, "This is a bug in personalpeft; its log has the details.", "", error)
+
+    app.register_error_handler(PersonalPeftError, ours)
+    app.register_error_handler(HTTPException, of_http)
+    app.register_error_handler(Exception, bug)
+
+
+def told(error: PersonalPeftError, hidden: Iterable[str] = ()) -> tuple[int, str, str]:
+    """Status, message and hint of an error of ours, as a caller may hear it."""
+    status = outcome(error).http_status
+    if isinstance(error, _TOLD_TO_THE_LOG):
+        log.error("%s: %s %s", type(error).__name__, error.message, error.hint)
+        said = (type(error).__doc__ or "").partition("\n")[0].partition(";")[0].partition("The message")[0].strip()
+        return status, said, "The server's log has the details."
+    message, hint = error.message, error.hint
+    for path in hidden:
+        message, hint = message.replace(path, "of this server"), hint.replace(path, "of this server")
+    return status, message, hint
+
+
+def answer(status: int, message: str, hint: str, error: Exception) -> Response:
+    """The response that says so."""
+    response = jsonify(body(status, message, hint, error, request.path))
+    response.status_code = status
+    if status == 401:
+        response.headers["WWW-Authenticate"] = 'Bearer realm="personalpeft"'
+    again = getattr(error, "retry_after", None)
+    if again is not None:
+        response.headers["Retry-After"] = str(math.ceil(again))
+    return response
+
+
+def body(status: int, message: str, hint: str, error: Exception, path: str) -> dict[str, Any]:
+    """An error as the clients of that path read it."""
+    kind = "Bug" if status == 500 and not isinstance(error, PersonalPeftError) else type(error).__name__
+    if path.startswith("/v1/messages"):
+        usual = "invalid_request_error" if status < 500 else "api_error"
+        text = f"{message} {hint}".strip()
+        return {"type": "error", "error": {"type": _ANTHROPIC.get(status, usual), "message": text, "kind": kind}}
+    if path.startswith("/v1/"):
+        usual = "invalid_request_error" if status < 500 else "server_error"
+        code = "model_not_found" if isinstance(error, UnknownModel) else kind
+        param = getattr(error, "param", None)
+        text = f"{message} {hint}".strip()
+        return {"error": {"message": text, "type": _OPENAI.get(status, usual), "param": param, "code": code}}
+    return {"error": {"kind": kind, "message": message, "hint": hint}}

@@ -1,0 +1,105 @@
+"""Who is calling, and what they may do: the checks that every request passes before anything of it is read.
+
+A blueprint gets all of this by being registered with the app of ``server.make_app``: Host, Origin, size and token are checked
+before its views run, and it opens no route without a token. In a view it asks:
+
+    user = acting_for(user_id)       # the id, checked; 403 unless the caller is that user or administration
+    administration()                 # 403 unless the caller is administration
+    caller().user                    # whose token it is; None: administration
+
+Invariants: a name in ``Host`` that we do not answer to is refused, so that no foreign page can reach us through its own
+name (DNS rebinding; an address is no name); a page of another origin is refused even with a token; nothing but the paths in
+``OPEN`` is answered without one. What a refusal says is the same whether a user exists or not.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from flask import Flask, g, request
+from werkzeug.exceptions import BadRequest, Forbidden, Unauthorized
+
+from personalpeft.ids import check_user_id
+from personalpeft.store.tokens import Tokens
+
+OPEN = frozenset({"/healthz"})
+_HOST = re.compile(r"(\[(?P<address>[0-9a-fA-F:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(:[0-9]{1,5})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who holds the token of this request. ``user`` None is administration, which may act for everybody."""
+
+    token: str
+    user: str | None
+
+    @property
+    def is_administration(self) -> bool:
+        return self.user is None
+
+    def may_act_for(self, user: str) -> bool:
+        """Whether this caller may see and change what is that user's."""
+        return self.user is None or self.user == user
+
+
+def caller() -> Caller:
+    """Who is calling. Only inside a request that was let in."""
+    found: Caller = g.caller
+    return found
+
+
+def acting_for(user: str) -> str:
+    """The id itself, if it is one and the caller may act for that user. Raises ``InvalidId``, ``Forbidden``."""
+    check_user_id(user)
+    if not caller().may_act_for(user):
+        raise Forbidden("This token is another user's.")
+    return user
+
+
+def administration() -> None:
+    """Raises ``Forbidden`` for a token of one user."""
+    if not caller().is_administration:
+        raise Forbidden("This needs a token of administration.")
+
+
+def guard(app: Flask, tokens: Tokens, names: Collection[str] = ()) -> None:
+    """Has every request of the app checked. ``names`` are the host names that we answer to besides localhost and addresses."""
+    known = {name.lower() for name in names} | {"localhost"}
+
+    def let_in() -> None:
+        host = request.headers.get("Host", "")
+        if not _is_ours(host, known):
+            raise BadRequest("This host name is not one that the server answers to.")
+        origin = request.headers.get("Origin")
+        if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
+            raise Forbidden("Pages of another origin may not ask this server.")
+        if request.path in OPEN:
+            return
+        token = tokens.holder(_secret())
+        if token is None:
+            raise Unauthorized("A valid token is needed: Authorization: Bearer <token>, or X-Api-Key: <token>.")
+        g.caller = Caller(token.id, token.user)
+
+    app.before_request(let_in)
+
+
+def _is_ours(host: str, names: Collection[str]) -> bool:
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return False
+    name = found["address"] or found["name"]
+    if name.lower() in names:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _secret() -> str:
+    kind, _, secret = request.headers.get("Authorization", "").partition(" ")
+    return secret.strip() if kind.lower() == "bearer" else request.headers.get("X-Api-Key", "").strip()

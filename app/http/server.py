@@ -1,0 +1,117 @@
+"""The Flask app over one open runtime, and the server that runs it.
+
+Invariants: a route reaches a user's model only through the runtime's public surface; every route but those in
+``security.OPEN`` needs a token; more requests at once than there are places for are refused at once, so that a thread is
+always left for ``/healthz``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Sequence
+
+from flask import Blueprint, Flask, Response, g, jsonify, request
+from werkzeug.exceptions import TooManyRequests
+
+from personalpeft import Runtime
+from personalpeft_app.http import bodies, failures, security
+
+access = logging.getLogger("personalpeft.access")
+
+# Seconds after which a request that found no place is worth repeating.
+_AGAIN = 1
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+
+
+class Places:
+    """How many requests may be worked on at once, and how many are."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._taken = 0
+        self._turn = threading.Lock()
+
+    @property
+    def taken(self) -> int:
+        return self._taken
+
+    def take(self) -> bool:
+        """Takes one; False where none is left."""
+        with self._turn:
+            if self._taken >= self.count:
+                return False
+            self._taken += 1
+            return True
+
+    def give_back(self) -> None:
+        with self._turn:
+            self._taken -= 1
+
+
+def make_app(
+    runtime: Runtime,
+    *,
+    owner: str | None = None,
+    names: Collection[str] = (),
+    places: Places | None = None,
+    more: Sequence[Blueprint] = (),
+) -> Flask:
+    """The app over an open runtime, which stays the caller's to close.
+
+    ``owner`` is whose model administration means where a request names none; ``names`` are the host names that it answers to
+    besides localhost and addresses; ``more`` are further blueprints, which get the checks of ``security``.
+    """
+    app = Flask("personalpeft", static_folder=None)
+    app.config.update(MAX_CONTENT_LENGTH=bodies.LARGEST, MAX_FORM_MEMORY_SIZE=bodies.LARGEST)
+    app.url_map.strict_slashes = False
+    app.extensions["personalpeft"] = runtime
+    security.guard(app, runtime.tokens, names)
+    failures.handle(app, (runtime.settings.home, runtime.settings.cache))
+
+    @app.get("/healthz")
+    def healthz() -> Response:
+        return jsonify({"status": "ok"})
+
+    _admit(app, places or Places(rows(runtime)))
+    for blueprint in more:
+        app.register_blueprint(blueprint)
+    return app
+
+
+def rows(runtime: Runtime) -> int:
+    """How many replies may be written or wait at once: a request beyond that is refused by the engine too."""
+    return runtime.serving.rows + runtime.serving.waiting
+
+
+def _admit(app: Flask, places: Places) -> None:
+    """Counts what is being worked on, refuses what is too much, and logs each request without what was said in it."""
+
+    def take() -> None:
+        g.begun = time.monotonic()
+        if request.path in security.OPEN:
+            return
+        if not places.take():
+            raise TooManyRequests("More is asked at once than this server takes.", retry_after=_AGAIN)  # type: ignore[arg-type]
+        g.place = True
+
+    def note(response: Response) -> Response:
+        # The rule, not the path: ids of people and what stands behind a question mark are nobody's business.
+        method, rule = request.method, request.url_rule or "no route"
+        begun, place = g.get("begun"), g.get("place", False)
+
+        def over() -> None:
+            if place:
+                places.give_back()
+            took = 0.0 if begun is None else time.monotonic() - begun
+            access.info("%s %s %d %.0f ms", method, rule, response.status_code, 1000 * took)
+
+        # When the last byte is out, not when the first is: a stream keeps its place until then.
+        response.call_on_close(over)
+        for name, value in _HEADERS.items():
+            response.headers.setdefault(name, value)
+        return response
+
+    app.before_request(take)
+    app.after_request(note)

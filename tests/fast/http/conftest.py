@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from flask import Flask
+from http_makers import Caller, administration, of_user
+
+import personalpeft
+from personalpeft import Runtime
+from personalpeft_app.http.server import make_app
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Iterator[Runtime]:
+    with personalpeft.open(tmp_path / "home", backend="fake") as opened:
+        yield opened
+
+
+@pytest.fixture
+def app(runtime: Runtime) -> Flask:
+    return make_app(runtime, owner="ada")
+
+
+@pytest.fixture
+def admin(runtime: Runtime, app: Flask) -> Caller:
+    return administration(runtime, app)
+
+
+@pytest.fixture
+def ada(runtime: Runtime, app: Flask) -> Caller:
+    return of_user(runtime, app)

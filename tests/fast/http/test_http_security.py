@@ -1,0 +1,203 @@
+"""Nobody gets in who may not, and a refusal says nothing of who is there."""
+
+from __future__ import annotations
+
+import json
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from flask import Blueprint, Flask, jsonify
+from http_makers import Caller
+
+import personalpeft
+from personalpeft import HomeError, NotFound, Runtime
+from personalpeft_app.http import bodies, security
+from personalpeft_app.http.server import Places, make_app
+
+
+def _probe() -> Blueprint:
+    blueprint = Blueprint("probe", __name__)
+
+    @blueprint.get("/probe/<user>")
+    def of_one(user: str) -> object:
+        return jsonify(user=security.acting_for(user), caller=security.caller().user)
+
+    @blueprint.get("/probe")
+    def everybody() -> object:
+        security.administration()
+        return jsonify(ok=True)
+
+    @blueprint.post("/probe")
+    def body() -> object:
+        return jsonify(bodies.read_object())
+
+    @blueprint.get("/bug")
+    def bug() -> object:
+        raise RuntimeError("a secret of the inside")
+
+    return blueprint
+
+
+@pytest.fixture
+def app(runtime: Runtime) -> Flask:
+    return make_app(runtime, more=[_probe()])
+
+
+def test_every_route_but_healthz_needs_a_token(app: Flask, admin: Caller) -> None:
+    nobody = replace(admin, secret=None)
+    for rule in app.url_map.iter_rules():
+        path = rule.rule.replace("<user>", "ada")
+        for method in rule.methods or ():
+            got = nobody.ask(method, path).status_code
+            assert got == (200 if rule.rule == "/healthz" else 401) or (method == "OPTIONS" and got == 200), path
+    assert nobody.get("/there/is/no/such/route").status_code == 401
+    assert replace(admin, secret="pp_wrong").get("/probe").status_code == 401
+
+
+def test_a_token_is_taken_in_either_header(admin: Caller) -> None:
+    assert admin.get("/probe").status_code == 200
+    assert replace(admin, secret=None).get("/probe", headers={"X-Api-Key": admin.secret}).status_code == 200
+
+
+def test_a_users_token_is_good_for_that_user_alone(ada: Caller, admin: Caller) -> None:
+    assert ada.get("/probe/ada").json == {"user": "ada", "caller": "ada"}
+    # Whether there is a user bob or not.
+    assert ada.get("/probe/bob").status_code == 403
+    assert ada.get("/probe").status_code == 403
+    assert admin.get("/probe/bob").status_code == 200
+    assert admin.get("/probe/BOB").status_code == 400
+
+
+def test_a_revoked_token_is_refused_from_the_next_request_on(runtime: Runtime, ada: Caller) -> None:
+    assert ada.get("/probe/ada").status_code == 200
+    (token,) = runtime.tokens.known()
+    runtime.tokens.revoke(token.id[:4])
+    assert ada.get("/probe/ada").status_code == 401
+    with pytest.raises(NotFound):
+        runtime.tokens.revoke(token.id)
+
+
+def test_a_host_that_is_not_ours_is_refused(runtime: Runtime, admin: Caller) -> None:
+    for host in ("evil.example", "localhost.evil.example", "", "127.0.0.1.evil.example:80", "[::1].evil.example"):
+        assert admin.get("/probe", headers={"Host": host}).status_code == 400, host
+        assert admin.get("/healthz", headers={"Host": host}).status_code == 400, host
+    for host in ("localhost", "LOCALHOST:80", "[::1]:80", "192.168.1.2:80", "127.0.0.1"):
+        assert admin.get("/probe", headers={"Host": host}).status_code == 200, host
+    named = replace(admin, app=make_app(runtime, names=["models.home"], more=[_probe()]))
+    assert named.get("/probe", headers={"Host": "models.home:80"}).status_code == 200
+
+
+def test_a_page_of_another_origin_is_refused(admin: Caller) -> None:
+    for origin in ("https://evil.example", "null", "http://127.0.0.1:9999", "http://localhost:8080"):
+        assert admin.get("/probe", headers={"Origin": origin}).status_code == 403, origin
+    assert admin.get("/probe", headers={"Origin": "http://127.0.0.1:8080"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b'{"a": NaN}',
+        b'{"a": Infinity}',
+        b'{"a": 1e999}',
+        b"[1]",
+        b"{",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"a": ' + b"9" * 5000 + b"}",
+    ],
+    ids=range(8),
+)
+def test_json_that_is_none_is_refused_without_repeating_it(admin: Caller, sent: bytes) -> None:
+    got = admin.ask("POST", "/probe", data=sent, content_type="application/json")
+    assert got.status_code == 400
+    assert len(got.data) < 300
+
+
+def test_what_is_not_json_is_refused_by_its_type(admin: Caller) -> None:
+    assert admin.ask("POST", "/probe", data=b"{}", content_type="text/plain").status_code == 415
+
+
+def test_a_body_that_is_too_large_is_refused(admin: Caller) -> None:
+    assert admin.post("/probe", {"a": "x" * bodies.LARGEST}).status_code == 413
+
+
+def test_a_bug_says_nothing_of_itself(admin: Caller, caplog: pytest.LogCaptureFixture) -> None:
+    got = admin.get("/bug")
+    assert got.status_code == 500
+    assert b"secret" not in got.data
+    assert "a secret of the inside" in caplog.text
+
+
+def test_more_than_there_are_places_for_is_refused_and_healthz_is_not(runtime: Runtime, admin: Caller) -> None:
+    places = Places(1)
+    full = replace(admin, app=make_app(runtime, places=places, more=[_probe()]))
+    assert places.take()
+    got = full.get("/probe")
+    assert got.status_code == 429
+    assert int(got.headers["Retry-After"]) >= 1
+    assert full.get("/healthz").status_code == 200
+    places.give_back()
+    assert [full.get("/probe").status_code for _ in range(3)] == [200] * 3
+    assert places.taken == 0
+
+
+def test_the_access_log_names_no_user_and_no_content(admin: Caller, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "personalpeft.access"):
+        admin.get("/probe/ada?q=private").close()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("GET /probe/<user> 200 ")
+    assert "ada" not in line
+    assert "private" not in line
+
+
+def test_the_secrets_can_be_read_by_their_owner_alone(runtime: Runtime) -> None:
+    tokens = runtime.tokens
+    assert tokens.ensure_first()
+    assert not tokens.ensure_first()
+    tokens.make("ada")
+    for path in (tokens.first, tokens.first.with_name("tokens.json")):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    secret = tokens.make(None)[1]
+    assert secret not in tokens.first.with_name("tokens.json").read_text()
+    assert tokens.holder(secret) is not None
+    tokens.first.chmod(0o644)
+    with pytest.raises(HomeError):
+        tokens.holder(secret)
+
+
+def test_two_processes_agree_on_the_first_secret(runtime: Runtime) -> None:
+    with personalpeft.open(runtime.settings.home, backend="fake") as other:
+        assert [other.tokens.ensure_first(), runtime.tokens.ensure_first()] == [True, False]
+        secret = runtime.tokens.first.read_text().strip()
+        assert runtime.tokens.holder(secret) == other.tokens.holder(secret)
+        made = other.tokens.make("bob")[1]
+        holder = runtime.tokens.holder(made)
+        assert holder is not None
+        assert holder.user == "bob"
+
+
+def test_no_error_names_a_path_of_this_machine(
+    runtime: Runtime, admin: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = make_app(runtime, more=[_broken(str(runtime.settings.home))])
+    got = replace(admin, app=app)
+    for path in ("/home", "/busy"):
+        answer = got.get(path)
+        assert answer.status_code in (507, 423)
+        assert str(tmp_path) not in json.dumps(answer.json)
+
+
+def _broken(home: str) -> Blueprint:
+    blueprint = Blueprint("broken", __name__)
+
+    @blueprint.get("/home")
+    def full() -> object:
+        raise HomeError(f"The disk that holds {home} is full.", hint=f"Free some space at {home}.")
+
+    @blueprint.get("/busy")
+    def busy() -> object:
+        raise personalpeft.Busy(f"The home {home} is held by another process.", hint=f"Wait for {home}.")
+
+    return blueprint
