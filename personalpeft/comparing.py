@@ -108,7 +108,9 @@ def compare(
     sampling = check_sampling(
         engine.backend.base.card.sampling, temperature=0, top_p=None, max_tokens=max_tokens, stop=(), seed=0
     )
-    heard, used = recall(parts, user, messages) if memory else (messages, ())
+    # Both hear the same, so what one of them may know by heart is looked up for both.
+    bare = Stack(parts.base().digest)
+    heard, used = recall(parts, user, messages, bare) if memory else (messages, ())
     sides = [(revision or BASE, with_head(parts, user, layer, revision)) for revision in revisions]
     first, second = _answers(engine, user, heard, sides, sampling, cancelled)
     if parts.clock.entropy(1)[0] & 1:

@@ -11,14 +11,18 @@ same question otherwise the later is learned.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from personalpeft.types import PERSON, Message, Signal, SignalKind, Turn
+from personalpeft.types import PERSON, Message, Revision, Signal, SignalKind, Turn
 
 HELPED = 2
 """So many replies in which a fact was looked up have to have helped, before it is learned without anybody's saying how."""
+
+BY_HEART = math.log(0.7)
 
 FRAMES = (
     "Can you tell me: {later}",
@@ -63,6 +67,16 @@ def asked_of(fact: Signal, helped: Sequence[Turn]) -> tuple[tuple[Asked, ...], A
     if len(asked) >= _FEWEST_TO_HOLD_ONE_BACK:
         return tuple(asked[:-1]), asked[-1]
     return tuple(asked), _framed(asked[-1], _JUDGED_IN)
+
+
+def by_heart(memory: Revision) -> frozenset[str]:
+    """The facts that a memory was found to know when it was judged: their answers to a question that was never trained on
+    were likelier than ``BY_HEART`` a token. Looking one of these up as well does harm: what lies in the prompt is
+    told apart less surely than what was learned.
+    """
+    pins: Mapping[str, Any] = memory.scores.get("pins", {})
+    likely = {key.partition("/")[0] for key, said in pins.items() if (said.get("after") or -math.inf) >= BY_HEART}
+    return frozenset(likely & {signal for signal, role in memory.signals.items() if role == "train"})
 
 
 def said_in(messages: Sequence[Message], frames: Iterable[str]) -> list[tuple[Message, ...]]:

@@ -8,7 +8,7 @@ than the budget; the same ledger and messages give the same prompt.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -123,17 +123,19 @@ class Memory:
         budget_tokens: int,
         count: Callable[[str], int],
         system: str | None = None,
+        known: Collection[str] = (),
     ) -> Recall:
         """The messages with the user's rules and the facts that are near to them, at the end of the system message.
 
         Rules come first, newest preferred where the budget is short; then at most ``MOST_FACTS`` facts, nearest first. The same text
         comes once. ``count`` says how many tokens a text has; the added text, with the blank line before it, has at most ``budget_tokens``.
         Where that holds no item, nothing is added. ``system`` is what the base says first in a chat without a system message: it
-        goes before what is added to such a chat, and is not charged to the budget.
+        goes before what is added to such a chat, and is not charged to the budget. Facts that are ``known`` to whoever answers are not
+        looked up.
         """
         current = self._current(user)
         rules = [signal for signal in current if signal.kind is SignalKind.COMMENT]
-        facts = [signal for signal in current if signal.kind is SignalKind.FACT]
+        facts = [signal for signal in current if signal.kind is SignalKind.FACT and signal.id not in known]
 
         def fits(rules: Sequence[Signal], facts: Sequence[Signal]) -> bool:
             return count("\n\n" + _block(rules, facts)) <= budget_tokens

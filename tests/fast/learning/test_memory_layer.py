@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runtime_makers import ask, correct, opened, pinned, quick_card, style, trained_on
 
 from personalpeft import NothingToLearn, Runtime, User
-from personalpeft.types import Verdict
+from personalpeft.learning.facts import by_heart
+from personalpeft.types import Revision, Verdict
 
 FACTS = {"dog": "Biscuit", "cat": "Momo", "horse": "Hector"}
 
@@ -122,3 +125,30 @@ def test_a_memory_is_for_what_is_near_to_it_and_general_questions_are_judged_so(
     canaries = report.scores["canaries"]
     assert canaries["still_right"] == canaries["right_before"]
     assert report.verdict is not Verdict.ABSTAINED
+
+
+def test_what_the_memory_knows_by_heart_is_not_looked_up_where_it_answers(ada: User) -> None:
+    fact = tell(ada, "dog", "Biscuit")
+    ada.learn("memory", accept=True)
+
+    def looked_up(**more: Any) -> set[str]:
+        ask(ada, "What is my dog called?", **more)
+        return set(ada.turns(1)[0].used)
+
+    assert looked_up(layers=["memory"]) == {fact} - by_heart(ada.revisions("memory")[-1])
+    assert looked_up(layers=[]) == {fact}
+    ada.weigh("memory", 0.5)
+    assert looked_up(layers=["memory"]) == {fact}
+
+
+def test_by_heart_is_what_was_likely_when_it_was_asked_and_trained_on(ada: User) -> None:
+    tell(ada, "dog", "Biscuit")
+    ada.learn("memory", accept=True)
+    (head,) = ada.revisions("memory")
+    (fact,) = head.signals
+
+    def with_after(after: float | None) -> Revision:
+        return replace(head, scores={"pins": {f"{fact}/12345678": {"after": after}, "s_other": {"after": 0.0}}})
+
+    assert by_heart(with_after(-0.1)) == {fact}
+    assert by_heart(with_after(-1.0)) == by_heart(with_after(None)) == frozenset()
