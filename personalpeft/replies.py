@@ -35,8 +35,16 @@ class Stream(Iterator[str]):
     cancelled turn.
     """
 
-    def __init__(self, pieces: Replies, stack: Stack, prompt_tokens: int, record: Callable[[Reply], Reply]) -> None:
+    def __init__(
+        self,
+        pieces: Replies,
+        stack: Stack,
+        prompt_tokens: int,
+        record: Callable[[Reply], Reply],
+        mark: Callable[[], None] = lambda: None,
+    ) -> None:
         self._pieces = pieces
+        self._mark = mark
         self._turn = threading.RLock()
         self._stack = stack
         self._prompt_tokens = prompt_tokens
@@ -76,6 +84,7 @@ class Stream(Iterator[str]):
         try:
             for piece in self._pieces:
                 begun = True
+                self._mark()
                 text.append(piece.text)
                 written += len(piece.tokens)
                 finish = piece.finish or finish

@@ -42,6 +42,7 @@ from personalpeft.settings import Observing, Serving, Settings
 from personalpeft.store import open_store
 from personalpeft.store.base import Collected, Problem, UserSummary
 from personalpeft.store.tokens import Tokens
+from personalpeft.store.upkeep import Upkeep
 from personalpeft.types import Message, Stack
 from personalpeft.user import User
 
@@ -166,6 +167,11 @@ class Runtime:
         """Who may ask a server of this home."""
         return self._tokens
 
+    @property
+    def upkeep(self) -> Upkeep:
+        """What a program that looks after this home at its own times needs of it, as the daemon does."""
+        return self._store.upkeep
+
     def verify(self) -> tuple[Problem, ...]:
         """Derives every digest in the home again; an empty answer means that all is as it should be."""
         return self._store.verify()
@@ -220,6 +226,8 @@ class Runtime:
             engine.close()
             engine.backend.close()
         self._store.close()
+        # A program that opens many homes, one after another, would keep them all to its end.
+        atexit.unregister(self.close)
 
     def __enter__(self) -> Self:
         return self

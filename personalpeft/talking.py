@@ -13,6 +13,7 @@ from personalpeft.types import Message, Sampling
 
 # What memory may add to a prompt, as a share of the base's context.
 _MEMORY_SHARE = 8
+_MARK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,24 @@ def begin(parts: Parts, user: str, asked: Asked, cancelled: Callable[[], bool] |
         )
         return replace(reply, turn_id=turn.id)
 
-    stream = Stream(engine.replies([request], cancelled=cancelled), stack, prompt_tokens, record)
+    stream = Stream(engine.replies([request], cancelled=cancelled), stack, prompt_tokens, record, _marked(parts))
     parts.streams.add(stream)
     return stream
+
+
+def _marked(parts: Parts) -> Callable[[], None]:
+    """Notes that a person is being answered, for other processes on the same home: at once, and once a second at most."""
+    upkeep, timer = parts.store.upkeep, parts.clock.timer
+    upkeep.serving()
+    last = timer()
+
+    def mark() -> None:
+        nonlocal last
+        if timer() - last >= _MARK_SECONDS:
+            last = timer()
+            upkeep.serving()
+
+    return mark
 
 
 def recall(parts: Parts, user: str, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], tuple[str, ...]]:

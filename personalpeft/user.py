@@ -18,6 +18,8 @@ from personalpeft.ids import check_layer_name, check_skill
 from personalpeft.learning.account import Account, accounts
 from personalpeft.learning.digest import Digest, digest
 from personalpeft.learning.order import Order, never, silent
+from personalpeft.learning.pending import Pending, pending
+from personalpeft.learning.probation import look_again
 from personalpeft.learning.recipe import Start
 from personalpeft.learning.report import LearnReport
 from personalpeft.memory.base import Item
@@ -219,6 +221,12 @@ class User:
         )
         return self._parts.learner().learn(self.id, layer, order)
 
+    def review(self) -> tuple[LearnReport, ...]:
+        """Ends the probations that what was said until now decides; each end is a report. That happens by itself with feedback
+        and with a learn, unless somebody else was just learning. Raises ``Busy`` while a learn of this user runs.
+        """
+        return look_again(self._parts.store, self.id, self._parts.clock.now)
+
     def compare(
         self,
         prompt: Prompt,
@@ -359,6 +367,12 @@ class User:
         """
         observed = self._parts.observing == "learned"
         return accounts(self._parts.store, self.id, current=current, observed=observed)
+
+    def pending(self) -> Pending:
+        """What the next learn would have to go by, from the ledger alone, so that an app can choose its moment: no model is
+        loaded for it.
+        """
+        return pending(self._parts.store, self.id, observed=self._parts.observing == "learned")
 
     def why(self, reply: Reply | Turn | str) -> Why:
         """Why a reply was as it was: the revisions that answered, the signals that each was built from, the rules and

@@ -1,7 +1,8 @@
 """The one owner of the home folder: the ledger of what was said, the catalog of what was built from it, and the blobs.
 
 Layout of a home: ``personalpeft.db`` (SQLite), ``blobs/<2 hex>/<64 hex>`` (packed adapters by SHA-256),
-``sessions/<user>/<layer>.session`` (training state, disposable), ``write.lock`` and ``write.holder``, ``locks/``, ``models/``
+``sessions/<user>/<layer>.session`` (training state, disposable), ``notes/`` (what upkeep did),
+``write.lock`` and ``write.holder``, ``locks/``, ``models/``
 (the user's own cards). Mode 0700.
 
 Invariants:
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,9 @@ from personalpeft.types import (
     Turn,
     Usage,
 )
+
+if TYPE_CHECKING:
+    from personalpeft.store.upkeep import Upkeep
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +268,9 @@ class Store(Protocol):
 
     @property
     def blobs(self) -> Blobs: ...
+
+    @property
+    def upkeep(self) -> Upkeep: ...
 
     def lease(self, name: str) -> AbstractContextManager[None]:
         """Holds a name (``learn-ada``) against every other process and thread, without waiting: ``Busy`` names the

@@ -42,7 +42,7 @@ class FileBlobs:
             digests = [self._write(data) for data in blobs]
             # Also where a blob lay there before: whoever wrote it may have been killed between the renaming and this.
             for folder in sorted({self._place(digest).parent for digest in digests}):
-                _sync_folder(folder)
+                sync_folder(folder)
         return digests
 
     def _write(self, data: bytes) -> str:
@@ -51,7 +51,7 @@ class FileBlobs:
         for folder in (self._root, place.parent):
             if not folder.is_dir():
                 folder.mkdir(mode=0o700)
-                _sync_folder(folder.parent)
+                sync_folder(folder.parent)
         if _holds(place, digest):
             # It is wanted again: as young as one that was written just now, so that it is not collected on its way to a row.
             os.utime(place)
@@ -120,7 +120,8 @@ def replace_file(place: Path, data: bytes) -> None:
         part.unlink(missing_ok=True)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Has the names in a folder on the disk."""
     if os.name != "posix":
         return  # There, a folder cannot be opened, and a rename is journalled by the file system.
     handle = os.open(folder, os.O_RDONLY)

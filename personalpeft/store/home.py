@@ -26,13 +26,14 @@ from personalpeft.store.database import Database
 from personalpeft.store.ledger import SqliteLedger
 from personalpeft.store.locks import Leases, Lock
 from personalpeft.store.sqlite import JOURNAL_MODE
+from personalpeft.store.upkeep import Upkeep
 from personalpeft.store.verify import verify
 
 DATABASE = "personalpeft.db"
 
 _JOURNALS = frozenset(DATABASE + suffix for suffix in ("-wal", "-shm", "-journal"))
 # What may lie in a home before its database does: locks of the process that is just making it, and cards put there beforehand.
-_BEFOREHAND = frozenset({"write.lock", "write.holder", "locks", "models"})
+_BEFOREHAND = frozenset({"write.lock", "write.holder", "locks", "models", "config.toml"})
 
 
 class OpenHome:
@@ -48,6 +49,7 @@ class OpenHome:
         self._blobs = FileBlobs(home, database)
         self._ledger = SqliteLedger(database, now=now, entropy=entropy)
         self._catalog = SqliteCatalog(database, self._blobs, now=now)
+        self._upkeep = Upkeep(home, database, self._blobs, self._leases, now=now)
 
     @property
     def home(self) -> Path:
@@ -68,6 +70,11 @@ class OpenHome:
     def blobs(self) -> FileBlobs:
         """The files of what was built."""
         return self._blobs
+
+    @property
+    def upkeep(self) -> Upkeep:
+        """What looking after the home at one's own times takes."""
+        return self._upkeep
 
     def lease(self, name: str) -> AbstractContextManager[None]:
         """Holds a name against every other process and thread, without waiting. Raises ``Busy`` naming the holder."""

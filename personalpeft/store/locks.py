@@ -118,6 +118,10 @@ class Leases:
         with Lock(folder / f"{name}.lock", home=self._home, what=f"The lease {name!r}", now=self._now).held(0):
             yield
 
+    def holder(self, name: str) -> Holder | None:
+        """Who holds the name now, as far as can be told from beside; None: nobody."""
+        return _read_holder(self._home / "locks" / f"{name}.holder")
+
 
 def _command() -> str:
     """The program and, where it looks like one, its subcommand. No further arguments: they may be somebody's private text."""
