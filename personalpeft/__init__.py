@@ -36,6 +36,7 @@ from personalpeft.errors import (
     PluginError,
     PromptTooLong,
     ServingFailed,
+    QueueFull,
     WeightsError,
 )
 
@@ -74,6 +75,7 @@ __all__ = [
     "PromptTooLong",
     "Reply",
     "Runtime",
+    "QueueFull",
     "Serving",
     "ServingFailed",
     "Stream",

@@ -57,8 +57,8 @@ class BaseMismatch(PersonalPeftError, ValueError):
 
 
 class Busy(PersonalPeftError, TimeoutError):
-    """Somebody else holds what this needs (the writer's lock, a learn), or more wait for a reply than may. The message says
-    which; ``retry_after`` is in how many seconds it is worth trying again, where that can be known.
+    """Somebody else holds what this needs (the writer's lock, a learn). The message says which; ``retry_after`` is in how
+    many seconds it is worth trying again, where that can be known.
     """
 
     def __init__(self, message: str, *, hint: str = "", retry_after: float | None = None) -> None:
@@ -68,6 +68,10 @@ class Busy(PersonalPeftError, TimeoutError):
 
 class DeadlineExceeded(PersonalPeftError, TimeoutError):
     """The reply was not complete in the time that it was given. What came until then is kept as a cancelled turn."""
+
+
+class QueueFull(Busy):
+    """More wait for a reply than may: all users' together, or one user's share."""
 
 
 class ServingFailed(PersonalPeftError, RuntimeError):
@@ -121,6 +125,7 @@ OUTCOMES: dict[type[PersonalPeftError], Outcome] = {
     WeightsError: Outcome(9, 503),
     MissingPackage: Outcome(10, 501),
     DeadlineExceeded: Outcome(11, 504),
+    QueueFull: Outcome(6, 429),
     ServingFailed: Outcome(12, 503),
     PluginError: Outcome(13, 502),
     Cancelled: Outcome(130, 499),

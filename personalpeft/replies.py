@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from personalpeft.backends.base import Piece
 from personalpeft.errors import InvalidInput, NotFound
 from personalpeft.learning.plan import trained_on
 from personalpeft.learning.report import excerpt, said
@@ -15,16 +16,31 @@ from personalpeft.serving.calls import Replies
 from personalpeft.store.base import Store
 from personalpeft.types import FinishReason, Revision, Signal, Stack, Turn, Usage
 
+# Tokens before one that its text is read with: alone, some tokenizers give it without its space.
+_BEFORE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token of a reply: its text, and how likely it was (nats, at temperature 1)."""
+
+    text: str
+    logprob: float
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer. ``turn_id`` is what feedback names it by; ``stack`` is exactly what produced it."""
+    """One answer. ``turn_id`` is what feedback names it by; ``stack`` is exactly what produced it. ``stop`` is the stop
+    string that ended it, empty where none did; ``logprobs`` are there where they were asked for.
+    """
 
     text: str
     turn_id: str
     stack: Stack
     usage: Usage
     finish_reason: FinishReason
+    stop: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -32,7 +48,7 @@ class Reply:
 
 class Stream(Iterator[str]):
     """A reply in the making: iterate for pieces of text, then read ``reply``. Closing it early keeps what came as a
-    cancelled turn.
+    cancelled turn. ``stack`` answers; ``prompt_tokens`` is what the model reads first, rules and facts included.
     """
 
     def __init__(
@@ -42,13 +58,17 @@ class Stream(Iterator[str]):
         prompt_tokens: int,
         record: Callable[[Reply], Reply],
         mark: Callable[[], None] = lambda: None,
+        decode: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         self._pieces = pieces
         self._mark = mark
         self._turn = threading.RLock()
-        self._stack = stack
-        self._prompt_tokens = prompt_tokens
+        self.stack = stack
+        self.prompt_tokens = prompt_tokens
         self._record = record
+        self._decode = decode
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
         self._reply: Reply | None = None
         self._text = self._run()
 
@@ -58,6 +78,17 @@ class Stream(Iterator[str]):
     def __next__(self) -> str:
         with self._turn:
             return next(self._text)
+
+    def begin(self) -> None:
+        """Asks now, and not only with the first piece, so that several replies are written side by side. Raises what the
+        first piece would.
+        """
+        self._pieces.begin()
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Of the tokens so far, where they were asked for."""
+        return tuple(self._logprobs)
 
     def close(self) -> None:
         """Stops writing, frees the row and keeps what came. From another thread than the reader's it waits until that has
@@ -81,6 +112,7 @@ class Stream(Iterator[str]):
         written = 0
         begun = False
         finish: FinishReason = "cancelled"
+        stop = ""
         try:
             for piece in self._pieces:
                 begun = True
@@ -88,6 +120,9 @@ class Stream(Iterator[str]):
                 text.append(piece.text)
                 written += len(piece.tokens)
                 finish = piece.finish or finish
+                stop = piece.stop
+                if self._decode is not None:
+                    self._note(piece, self._decode)
                 if piece.text:
                     yield piece.text
         finally:
@@ -95,8 +130,16 @@ class Stream(Iterator[str]):
             # Also when the reader went away in the middle: what a person has seen is in the ledger. What could not begin
             # was no reply.
             if begun:
-                reply = Reply("".join(text), "", self._stack, Usage(self._prompt_tokens, written), finish)
+                usage = Usage(self.prompt_tokens, written)
+                reply = Reply("".join(text), "", self.stack, usage, finish, stop, tuple(self._logprobs))
                 self._reply = self._record(reply)
+
+    def _note(self, piece: Piece, decode: Callable[[Sequence[int]], str]) -> None:
+        for token, logprob in zip(piece.tokens, piece.logprobs, strict=False):
+            before = self._tokens[-_BEFORE:]
+            self._tokens.append(token)
+            text = decode([*before, token])[len(decode(before)) :] if before else decode([token])
+            self._logprobs.append(TokenLogprob(text, logprob))
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,12 @@ from personalpeft.learning.report import LearnReport
 from personalpeft.learning.skills.coach import Coach
 from personalpeft.learning.skills.drill import drill_for
 from personalpeft.learning.voices import Voices
-from personalpeft.memory.base import Embedder
+from personalpeft.memory.base import Embedder, Embedding
 from personalpeft.memory.embed import HashEmbedder, MiniLM
 from personalpeft.memory.items import Memory
 from personalpeft.parts import Parts
 from personalpeft.plugins import Plugins
+from personalpeft.prompts import check_written
 from personalpeft.scopes import Scopes
 from personalpeft.serving.engine import Engine
 from personalpeft.settings import Observing, Serving, Settings
@@ -163,6 +164,16 @@ class Runtime:
         return all_cards([self.settings.home / "models"])
 
     @property
+    def embed(self, texts: Sequence[str]) -> Embedding:
+        """What the model that facts are looked up with makes of texts: vectors whose dot product is the cosine of their
+        meanings. It reads the beginning of a long one. Raises ``InvalidInput``, ``MissingPackage``.
+        """
+        if isinstance(texts, str) or not texts:
+            raise InvalidInput("There are no texts.", hint="Give a list of texts.")
+        said = [check_written(text, what="text") for text in texts]
+        embedder = self._memory.embedder
+        return Embedding(embedder.name, embedder.embed(said), sum(embedder.tokens(text) for text in said))
+
     def tokens(self) -> Tokens:
         """Who may ask a server of this home."""
         return self._tokens

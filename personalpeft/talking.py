@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from personalpeft.learning.facts import by_heart
 from personalpeft.parts import Parts
 from personalpeft.replies import Reply, Stream
 from personalpeft.serving.engine import Request
-from personalpeft.stacks import live, only
-from personalpeft.types import Message, Sampling
+from personalpeft.stacks import live, only, with_head
+from personalpeft.types import Message, Sampling, Stack
 
 # What memory may add to a prompt, as a share of the base's context.
 _MEMORY_SHARE = 8
@@ -18,25 +19,29 @@ _MARK_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was asked, checked: ``layers`` are the only ones to attach, None those whose scope covers the request."""
+    """What was asked, checked: ``layers`` are the only ones to attach, None those whose scope covers the request;
+    ``revision`` stands for its layer's head.
+    """
 
     messages: tuple[Message, ...]
     sampling: Sampling
     memory: bool
     layers: Sequence[str] | None
     timeout: float | None
+    revision: str | None = None
+    template: bool = True
+    logprobs: bool = False
 
 
 def begin(parts: Parts, user: str, asked: Asked, cancelled: Callable[[], bool] | None) -> Stream:
     """As ``User.stream``."""
     engine = parts.engine()
     # Before anything else is made of the request: its turn, its reply and the prompt caches all name this stack.
-    layers = asked.layers
-    stack = (
-        parts.scopes.narrowed(user, live(parts, user), asked.messages) if layers is None else only(parts, user, layers)
+    stack = _stack(parts, user, asked)
+    heard, used = recall(parts, user, asked.messages, stack) if asked.memory else (asked.messages, ())
+    request = Request(
+        user, heard, stack, asked.sampling, asked.timeout, template=asked.template, logprobs=asked.logprobs
     )
-    heard, used = recall(parts, user, asked.messages) if asked.memory else (asked.messages, ())
-    request = Request(user, heard, stack, asked.sampling, asked.timeout)
     prompt_tokens = len(engine.tokens(request))
 
     def record(reply: Reply) -> Reply:
@@ -52,7 +57,10 @@ def begin(parts: Parts, user: str, asked: Asked, cancelled: Callable[[], bool] |
         )
         return replace(reply, turn_id=turn.id)
 
-    stream = Stream(engine.replies([request], cancelled=cancelled), stack, prompt_tokens, record, _marked(parts))
+    decode = engine.backend.decode if asked.logprobs else None
+    stream = Stream(
+        engine.replies([request], cancelled=cancelled), stack, prompt_tokens, record, _marked(parts), decode
+    )
     parts.streams.add(stream)
     return stream
 
@@ -72,8 +80,28 @@ def _marked(parts: Parts) -> Callable[[], None]:
     return mark
 
 
-def recall(parts: Parts, user: str, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """The messages as the model hears them, with the rules and facts that apply, and the ids of those."""
+def _stack(parts: Parts, user: str, asked: Asked) -> Stack:
+    """What answers: the layers that were named, or those whose scope covers the request; a revision that was named stands
+    in its layer's place, whatever the layer's scope.
+    """
+    if asked.layers is not None:
+        return only(parts, user, asked.layers)
+    if asked.revision is None:
+        return parts.scopes.narrowed(user, live(parts, user), asked.messages)
+    revision = parts.store.catalog.revision(user, asked.revision)
+    stack = with_head(parts, user, revision.layer, revision.id)
+    near = parts.scopes.narrowed(user, stack, asked.messages).entries
+    return replace(stack, entries=tuple(e for e in stack.entries if e in near or e.layer == revision.layer))
+
+
+def recall(
+    parts: Parts, user: str, messages: tuple[Message, ...], stack: Stack
+) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+    """The messages as the model hears them, with the rules and facts that apply, and the ids of those. What the memory in
+    the stack knows by heart is not looked up.
+    """
+    memory = next((entry for entry in stack.entries if entry.layer == "memory" and entry.weight == 1), None)
+    known = by_heart(parts.store.catalog.revision(user, memory.revision)) if memory else frozenset[str]()
     backend = parts.engine().backend
     recalled = parts.memory.recall(
         user,
@@ -81,5 +109,6 @@ def recall(parts: Parts, user: str, messages: tuple[Message, ...]) -> tuple[tupl
         budget_tokens=backend.base.card.context // _MEMORY_SHARE,
         count=lambda text: len(backend.encode(text)),
         system=backend.base.card.system,
+        known=known,
     )
     return recalled.messages, recalled.used

@@ -74,20 +74,26 @@ class User:
         memory: bool = True,
         layers: Sequence[str] | None = None,
         timeout: float | None = None,
+        revision: str | None = None,
+        template: bool = True,
+        logprobs: bool = False,
         cancelled: Callable[[], bool] | None = None,
     ) -> Stream:
         """As ``chat``, in pieces: iterate over the text, then read ``.reply``. A stream that is closed early is kept as
-        a cancelled turn. ``Busy``, ``DeadlineExceeded`` and ``ServingFailed`` are raised by the piece that they keep away;
+        a cancelled turn. ``QueueFull``, ``DeadlineExceeded`` and ``ServingFailed`` are raised by the piece that they keep away;
         the time begins with the first that is asked for.
         """
         messages, timeout = check_prompt(prompt), check_timeout(timeout)
         default = self._parts.engine().backend.base.card.sampling
+        if revision is not None and layers is not None:
+            raise InvalidInput("There are layers and a revision.", hint="Give one of the two.")
+        if not template and not isinstance(prompt, str):
+            raise InvalidInput("Without the template there are no messages.", hint="Give the prompt as one string.")
         sampling = check_sampling(
             default, temperature=temperature, top_p=top_p, max_tokens=max_tokens, stop=stop, seed=seed
         )
-        return talking.begin(
-            self._parts, self.id, talking.Asked(messages, sampling, memory, layers, timeout), cancelled
-        )
+        asked = talking.Asked(messages, sampling, memory and template, layers, timeout, revision, template, logprobs)
+        return talking.begin(self._parts, self.id, asked, cancelled)
 
     @_asked_as(stream)
     def chat(self, prompt: Prompt, **asked: Any) -> Reply:
@@ -95,10 +101,12 @@ class User:
 
         What is not given comes from the base's card. ``temperature=0`` is greedy; the same stack, prompt and seed give
         the same text. ``memory=False`` leaves rules and facts out; ``layers`` names the only layers to attach, whatever
-        their scope, ``[]`` none: the bare base. ``timeout`` is how many seconds the reply may take; ``cancelled`` is
+        their scope, ``[]`` none: the bare base. ``revision`` is one that stands for its layer's head, by its id or the
+        beginning of it. Without ``template`` a string is read as it is, without rules and facts, and continued. With ``logprobs``
+        the reply says how likely each token was. ``timeout`` is how many seconds the reply may take; ``cancelled`` is
         asked between steps, by another thread, and must be quick. Raises ``InvalidInput`` for an empty prompt or a
-        number out of range, ``PromptTooLong`` saying by how many tokens, ``NotFound`` for an unknown layer,
-        ``BaseMismatch`` when the live stack was built on another base, ``Busy`` with ``retry_after`` when too many wait,
+        number out of range, ``PromptTooLong`` saying by how many tokens, ``NotFound`` for an unknown layer or revision,
+        ``BaseMismatch`` when the live stack was built on another base, ``QueueFull`` with ``retry_after`` when too many wait,
         ``DeadlineExceeded`` when time is up (what came until then is kept as a cancelled turn), ``ServingFailed``.
         """
         stream = self.stream(prompt, **asked)

@@ -45,7 +45,7 @@ class Piece:
     """What one step added to one row: the tokens picked, and the text that became certain with them.
 
     ``finish`` is set on a row's last piece, whose text may be empty. ``logprobs`` (nats, at temperature 1) has one
-    number for each token where the row asked for them.
+    number for each token where the row asked for them. ``stop`` is the stop string that ended the row, where one did.
     """
 
     row: int
@@ -53,6 +53,7 @@ class Piece:
     tokens: Tokens
     finish: FinishReason | None = None
     logprobs: tuple[float, ...] = ()
+    stop: str = ""
 
 
 @dataclass(frozen=True, slots=True)

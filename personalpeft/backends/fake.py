@@ -214,7 +214,7 @@ class FakeBackend:
         if not finish and live.said >= live.row.sampling.max_tokens:
             finish, text = "length", text + live.stops.finish()
         known = _logprobs(live.row.tokens, live.reply[: live.said], live.stack)[-1:] if live.row.logprobs else ()
-        return Piece(number, text, (token,), finish, known)
+        return Piece(number, text, (token,), finish, known, live.stops.met)
 
     def _reply(self, row: Row, stack: _Stack | None) -> tuple[int, ...]:
         """Four words by the prompt and the seed; two more by the stack."""

@@ -14,15 +14,15 @@ class StopStrings:
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(s for s in stop if s)
         self._pending = ""
-        self.met = False
+        self.met = ""
 
     def push(self, text: str) -> str:
-        """What of the text so far is certain to belong to the reply; sets ``met`` once a stop string was met."""
+        """What of the text so far is certain to belong to the reply; ``met`` is the stop string that was met, once one was."""
         self._pending += text
-        cuts = [at for at in (self._pending.find(s) for s in self._stop) if at >= 0]
+        cuts = [(at, s) for at, s in ((self._pending.find(s), s) for s in self._stop) if at >= 0]
         if cuts:
-            self.met = True
-            ready, self._pending = self._pending[: min(cuts)], ""
+            at, self.met = min(cuts)
+            ready, self._pending = self._pending[:at], ""
             return ready
         held = max((_overlap(self._pending, s) for s in self._stop), default=0)
         ready, self._pending = self._pending[: len(self._pending) - held], self._pending[len(self._pending) - held :]

@@ -84,6 +84,11 @@ class TextStream:
     @property
     def stopped(self) -> bool:
         """Whether a stop string was met."""
+        return bool(self._stop.met)
+
+    @property
+    def stop(self) -> str:
+        """The one that was; empty where none was."""
         return self._stop.met
 
     def push(self, token: int) -> str:

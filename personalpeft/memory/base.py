@@ -40,6 +40,15 @@ class Recall:
     used: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Texts as a model of meaning sees them: ``[texts, size]`` float32, each row of length 1; ``tokens`` were read for it."""
+
+    model: str
+    vectors: Vectors
+    tokens: int
+
+
 class Embedder(Protocol):
     """Turns texts into unit vectors, so that a dot product is the cosine of their meanings."""
 
@@ -57,4 +66,8 @@ class Embedder(Protocol):
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """``[len(texts), size]`` float32, each row of length 1."""
+        ...
+
+    def tokens(self, text: str) -> int:
+        """How many tokens of a text are read."""
         ...

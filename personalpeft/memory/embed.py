@@ -49,13 +49,21 @@ class MiniLM:
         """``[len(texts), 384]`` float32, each row of length 1. Raises ``MissingPackage``."""
         if not texts:
             return np.zeros((0, 384), dtype=np.float32)
+        model = self._loaded()
+        # One text at a time: a batch is padded, and padding moves the last bits of every vector in it.
+        found = [model.encode(text, normalize_embeddings=True, show_progress_bar=False) for text in texts]
+        dismiss()
+        return np.stack(found).astype(np.float32)
+
+    def tokens(self, text: str) -> int:
+        """How many tokens of a text are read, the two that frame it included. Raises ``MissingPackage``."""
+        return len(self._loaded().tokenize([text])["input_ids"][0])
+
+    def _loaded(self) -> SentenceTransformer:
         with self._loading:
             if self._model is None:
                 self._model = _load()
-        # One text at a time: a batch is padded, and padding moves the last bits of every vector in it.
-        found = [self._model.encode(text, normalize_embeddings=True, show_progress_bar=False) for text in texts]
-        dismiss()
-        return np.stack(found).astype(np.float32)
+            return self._model
 
 
 class HashEmbedder:
@@ -81,6 +89,10 @@ class HashEmbedder:
                 row += self._direction(word)
             row /= np.linalg.norm(row)
         return rows
+
+    def tokens(self, text: str) -> int:
+        """Its words."""
+        return len(re.findall(r"\w+", text))
 
     def _direction(self, word: str) -> Vectors:
         seed = int.from_bytes(hashlib.sha256(word.encode("utf-8", "replace")).digest()[:8])

@@ -23,7 +23,8 @@ class Request:
     """Messages of one user as the base will read them, for a stack, with how to pick tokens.
 
     ``timeout`` is how many seconds the whole reply may take, from when its first piece is asked for; None: as long as
-    it takes. ``background`` work is never refused for want of room and never served before a person.
+    it takes. ``background`` work is never refused for want of room and never served before a person. Without ``template``
+    the text of the one message is read as it is, and continued. With ``logprobs`` pieces carry the log-prob of each token.
     """
 
     user: str
@@ -32,6 +33,8 @@ class Request:
     sampling: Sampling
     timeout: float | None = None
     background: bool = False
+    template: bool = True
+    logprobs: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -51,7 +54,7 @@ class Call:
 @dataclass(eq=False, slots=True)
 class Ticket:
     """One request on its way. Times are on the engine's clock. ``number`` is that of its row in the batch, None while it
-    waits.
+    waits. What is ``checked`` is scored again once it has ended.
     """
 
     call: Call
@@ -61,6 +64,7 @@ class Ticket:
     background: bool
     asked: float
     deadline: float | None
+    checked: bool = False
     number: int | None = None
     admitted: float = 0.0
     last_token: float | None = None
@@ -103,6 +107,11 @@ class Replies(Iterator[Piece]):
             self._open -= 1
             self._over = self._over or self._open == 0
         return said
+
+    def begin(self) -> None:
+        """Asks now, and not only with the first piece. Raises what that piece would. Beginning twice is fine."""
+        if self._call is None and not self._over:
+            self._begun()
 
     def close(self) -> None:
         """Ends what is still being written. Closing twice is fine."""

@@ -63,7 +63,11 @@ class Engine:
 
     def tokens(self, request: Request) -> Tokens:
         """The prompt as tokens. Raises ``PromptTooLong`` where prompt and reply do not fit the base's context."""
-        tokens = self.backend.render(request.messages)
+        tokens = (
+            self.backend.render(request.messages)
+            if request.template
+            else self.backend.encode("".join(message.content for message in request.messages))
+        )
         context = min(self.backend.base.card.context, self.backend.longest)
         over = len(tokens) + request.sampling.max_tokens - context
         if over > 0:
@@ -81,7 +85,7 @@ class Engine:
         """Pieces of all replies as they come, whatever their stacks; there may be more than the batch has rows.
 
         Everything begins with the first piece that is asked for, which raises ``PromptTooLong``, ``BaseMismatch``, or
-        ``Busy`` with ``retry_after`` where the queue or the user's share of it is full; then nothing of it is served.
+        ``QueueFull`` with ``retry_after`` where the queue or the user's share of it is full; then nothing of it is served.
         Later pieces raise ``DeadlineExceeded``, ``ServingFailed``, or what loading the stack raised. ``cancelled`` is
         asked between steps by the engine's thread, so it must be quick; closing the iterator does the same. What ends
         early by either has a last piece that says so.
@@ -155,9 +159,10 @@ class Engine:
         call = Call(cancelled)
         now = self._loop.now()
         for index, (request, (tokens, key)) in enumerate(zip(requests, prompts, strict=True)):
-            row = Row(tokens, key, request.sampling, request.user, logprobs=self._loop.sampled())
+            checked = self._loop.sampled()
+            row = Row(tokens, key, request.sampling, request.user, logprobs=request.logprobs or checked)
             deadline = None if request.timeout is None else now + request.timeout
-            call.tickets.append(Ticket(call, index, row, request.stack, request.background, now, deadline))
+            call.tickets.append(Ticket(call, index, row, request.stack, request.background, now, deadline, checked))
         self._loop.submit(call)
         return call
 

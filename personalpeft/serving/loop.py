@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from personalpeft.adapters.base import Adapter
 from personalpeft.backends.base import Backend, Continuation, Piece
 from personalpeft.clock import Clock
-from personalpeft.errors import Busy, DeadlineExceeded, ServingFailed
+from personalpeft.errors import DeadlineExceeded, QueueFull, ServingFailed
 from personalpeft.serving.calls import Call, Ticket
 from personalpeft.serving.loader import Loader
 from personalpeft.serving.metrics import Metrics, Snapshot
@@ -95,7 +95,7 @@ class Loop:
         return self._check.sampled()
 
     def submit(self, call: Call) -> None:
-        """Puts all requests of a call into the queue, or none. Raises ``Busy`` with a hint when to try again, and
+        """Puts all requests of a call into the queue, or none. Raises ``QueueFull`` with a hint when to try again, and
         ``ServingFailed`` when the loop has ended.
         """
         with self._changed:
@@ -178,10 +178,10 @@ class Loop:
         self._news = True
         self._changed.notify_all()
 
-    def _busy(self, full: Full, asked: int) -> Busy:
+    def _busy(self, full: Full, asked: int) -> QueueFull:
         wait = max(1, math.ceil(full.over * self._reply_seconds / self._backend.rows))
         possible = asked <= full.bound
-        return Busy(
+        return QueueFull(
             f"{full.bound} requests {'of one user ' if full.own else ''}may wait, and {full.over} more would.",
             hint=f"Try again in {wait} s." if possible else "Ask for fewer at once.",
             retry_after=float(wait) if possible else None,
@@ -221,6 +221,7 @@ class Loop:
             self._end(failed)
 
     def _has_work(self) -> bool:
+                self._let_go_of_what_is_kept()
         """Waits for something to do; False when it is time to end."""
         with self._changed:
             if not (self._news or self._running or self._ended or (self._check and not self._queue)):
@@ -329,7 +330,7 @@ class Loop:
             else:
                 self._metrics.observe("time_per_output_token_seconds", (now - ticket.last_token) / count, count)
             ticket.last_token = now
-        if ticket.row.logprobs:
+        if ticket.checked:
             ticket.tokens += piece.tokens
             ticket.logprobs += piece.logprobs[:count]
         if piece.finish is not None:

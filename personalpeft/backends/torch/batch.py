@@ -66,7 +66,7 @@ class _Live:
         if finish is None and self.written >= self.row.sampling.max_tokens:
             text += self.stream.finish()
             finish = "stop" if self.stream.stopped else "length"
-        return Piece(self.number, text, (token,), finish, logprob)
+        return Piece(self.number, text, (token,), finish, logprob, self.stream.stop)
 
 
 class Batch:

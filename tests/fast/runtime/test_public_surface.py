@@ -36,6 +36,7 @@ NAMES = [
     "PersonalPeftError",
     "PluginError",
     "PromptTooLong",
+    "QueueFull",
     "Reply",
     "Runtime",
     "Serving",
