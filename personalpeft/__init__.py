@@ -35,8 +35,8 @@ from personalpeft.errors import (
     PersonalPeftError,
     PluginError,
     PromptTooLong,
-    ServingFailed,
     QueueFull,
+    ServingFailed,
     WeightsError,
 )
 
@@ -73,9 +73,9 @@ __all__ = [
     "PersonalPeftError",
     "PluginError",
     "PromptTooLong",
+    "QueueFull",
     "Reply",
     "Runtime",
-    "QueueFull",
     "Serving",
     "ServingFailed",
     "Stream",

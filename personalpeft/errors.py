@@ -66,12 +66,12 @@ class Busy(PersonalPeftError, TimeoutError):
         self.retry_after = retry_after
 
 
-class DeadlineExceeded(PersonalPeftError, TimeoutError):
-    """The reply was not complete in the time that it was given. What came until then is kept as a cancelled turn."""
-
-
 class QueueFull(Busy):
     """More wait for a reply than may: all users' together, or one user's share."""
+
+
+class DeadlineExceeded(PersonalPeftError, TimeoutError):
+    """The reply was not complete in the time that it was given. What came until then is kept as a cancelled turn."""
 
 
 class ServingFailed(PersonalPeftError, RuntimeError):
@@ -120,12 +120,12 @@ OUTCOMES: dict[type[PersonalPeftError], Outcome] = {
     NothingToLearn: Outcome(4, 409),
     BaseMismatch: Outcome(5, 409),
     Busy: Outcome(6, 423),
+    QueueFull: Outcome(6, 429),
     HomeError: Outcome(7, 507),
     Damaged: Outcome(8, 500),
     WeightsError: Outcome(9, 503),
     MissingPackage: Outcome(10, 501),
     DeadlineExceeded: Outcome(11, 504),
-    QueueFull: Outcome(6, 429),
     ServingFailed: Outcome(12, 503),
     PluginError: Outcome(13, 502),
     Cancelled: Outcome(130, 499),

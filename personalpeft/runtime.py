@@ -163,7 +163,6 @@ class Runtime:
         """
         return all_cards([self.settings.home / "models"])
 
-    @property
     def embed(self, texts: Sequence[str]) -> Embedding:
         """What the model that facts are looked up with makes of texts: vectors whose dot product is the cosine of their
         meanings. It reads the beginning of a long one. Raises ``InvalidInput``, ``MissingPackage``.
@@ -174,6 +173,7 @@ class Runtime:
         embedder = self._memory.embedder
         return Embedding(embedder.name, embedder.embed(said), sum(embedder.tokens(text) for text in said))
 
+    @property
     def tokens(self) -> Tokens:
         """Who may ask a server of this home."""
         return self._tokens

@@ -73,10 +73,10 @@ class User:
         seed: int = 0,
         memory: bool = True,
         layers: Sequence[str] | None = None,
-        timeout: float | None = None,
         revision: str | None = None,
         template: bool = True,
         logprobs: bool = False,
+        timeout: float | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Stream:
         """As ``chat``, in pieces: iterate over the text, then read ``.reply``. A stream that is closed early is kept as
@@ -84,11 +84,11 @@ class User:
         the time begins with the first that is asked for.
         """
         messages, timeout = check_prompt(prompt), check_timeout(timeout)
-        default = self._parts.engine().backend.base.card.sampling
         if revision is not None and layers is not None:
             raise InvalidInput("There are layers and a revision.", hint="Give one of the two.")
         if not template and not isinstance(prompt, str):
             raise InvalidInput("Without the template there are no messages.", hint="Give the prompt as one string.")
+        default = self._parts.engine().backend.base.card.sampling
         sampling = check_sampling(
             default, temperature=temperature, top_p=top_p, max_tokens=max_tokens, stop=stop, seed=seed
         )

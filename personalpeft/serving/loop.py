@@ -208,6 +208,7 @@ class Loop:
         try:
             while self._has_work():
                 self._drop()
+                self._let_go_of_what_is_kept()
                 claims = self._give_slots()
                 self._admit(claims)
                 if self._running:
@@ -221,7 +222,6 @@ class Loop:
             self._end(failed)
 
     def _has_work(self) -> bool:
-                self._let_go_of_what_is_kept()
         """Waits for something to do; False when it is time to end."""
         with self._changed:
             if not (self._news or self._running or self._ended or (self._check and not self._queue)):
