@@ -125,8 +125,7 @@ def _sweep(number: str, points: Sequence[Point]) -> Figure:
         panel.set_ylim(*limits)
     axes[0].legend(loc="lower right", handlelength=1.2)
     title = _TITLES.get(number, number.replace("_", " "))
-    seeds = len({point["seed"] for point in mine})
-    figure.supxlabel(f"{title}  (dots: {seeds} seeds, line: their median; shaded: the default)", fontsize=9)
+    figure.supxlabel(f"{title}  (a dot is one seed, the line their median; shaded: the default)", fontsize=9)
     return figure
 
 
