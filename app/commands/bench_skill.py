@@ -36,7 +36,7 @@ def bench_skill(common: Common, family: str | None, unseen: int, rounds: int | N
     """Thirty demonstrations of a skill, then practice.
 
     The share of unseen tasks that is answered right by the base, after the demonstrations, after rejection sampling and
-    after the policy gradient, each time the same tasks. Needs the package reasoning-gym. Takes about ten minutes.
+    after the policy gradient, each time the same tasks. Needs the package reasoning-gym. Takes some minutes.
     """
     from personalpeft_app.bench import skill
 
