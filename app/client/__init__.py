@@ -1,0 +1,18 @@
+"""A client for the server's own API, with the methods, values and errors of the library.
+
+    from personalpeft_app.client import connect
+
+    ada = connect("http://127.0.0.1:8080", token).user("ada")
+    reply = ada.chat("How do I boil an egg?")
+    ada.feedback(reply, edit="Eight minutes in boiling water, then cold water.")
+    print(ada.learn())
+
+What a method promises is said by ``personalpeft.User``; what a server cannot do (pause a learn, take a verifier that is an object,
+write into a folder of yours) is not there. Besides the library's errors a call raises ``NotAllowed`` and ``Unreachable``.
+Nothing but the standard library is used to talk; no redirect is followed, so the token goes nowhere else.
+"""
+
+from personalpeft_app.client.line import NotAllowed, Unreachable
+from personalpeft_app.client.remote import Client, Comparison, RemoteStream, RemoteUser, connect
+
+__all__ = ["Client", "Comparison", "NotAllowed", "RemoteStream", "RemoteUser", "Unreachable", "connect"]

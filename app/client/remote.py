@@ -1,0 +1,401 @@
+"""``personalpeft.User`` over a line: the same methods, and the same values and errors come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, Literal, Self
+
+from personalpeft.comparing import Choice
+from personalpeft.errors import InvalidInput, NotFound, PersonalPeftError
+from personalpeft.ids import check_user_id
+from personalpeft.learning.account import Account
+from personalpeft.learning.digest import Digest
+from personalpeft.learning.pending import Pending
+from personalpeft.learning.recipe import Start
+from personalpeft.learning.report import LearnReport, excerpt
+from personalpeft.memory.base import Item
+from personalpeft.prompts import Prompt, check_prompt
+from personalpeft.replies import Reply, Why
+from personalpeft.store.base import UserSummary
+from personalpeft.types import PERSON, HeadMove, Layer, Revision, Scope, Signal, Stack, Turn
+from personalpeft_app.client.line import Line, Unreachable, error_of
+from personalpeft_app.http.own import operations as do
+from personalpeft_app.http.own import values as v
+
+Progress = Callable[[str, float], None]
+Asking = Callable[[], bool]
+
+_PAGE = 1000
+
+
+def connect(url: str, token: str, *, timeout: float = 600.0) -> Client:
+    """A client of the server at ``http://HOST:PORT``. Asks nothing yet. ``timeout`` is how many seconds a silence may last. Raises
+    ``InvalidInput`` for an address or token that cannot be one.
+    """
+    return Client(Line(url, token, timeout))
+
+
+class Client:
+    """A server; made by ``connect``. Safe to use from several threads."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    def user(self, user_id: str, *, create: bool = True) -> RemoteUser:
+        """As ``Runtime.user``."""
+        check_user_id(user_id)
+        self._line.call(do.MAKE_USER if create else do.SUMMARY, user=user_id)
+        return RemoteUser(user_id, self._line)
+
+    def users(self, *, after: str | None = None, limit: int = 100) -> tuple[UserSummary, ...]:
+        """As ``Runtime.users``; needs a token of administration."""
+        page: v.Page[UserSummary] = self._line.call(do.USERS, None, v.PageQuery(after, limit))
+        return page.items
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two answers, of which the server alone knows whose they are until ``choose`` is called."""
+
+    prompt: str
+    answers: tuple[v.BlindAnswer, ...]
+    same: bool
+    keep: Callable[[int | str], Choice] = field(repr=False, compare=False)
+
+    def choose(self, which: int | str) -> Choice:
+        """As ``personalpeft.Comparison.choose``; ``NotFound`` when the server no longer remembers it."""
+        return self.keep(which)
+
+    def as_json(self) -> dict[str, object]:
+        """The comparison as plain data."""
+        answers = [{"number": each.number, "name": each.name, "text": each.text} for each in self.answers]
+        return {"prompt": self.prompt, "answers": answers, "same": self.same}
+
+    def __str__(self) -> str:
+        lines = [f"> {excerpt(self.prompt, 80)}"]
+        for answer in self.answers:
+            lines += [
+                "",
+                f"{answer.number} ({answer.name})",
+                *(f"  {line}" for line in answer.text.splitlines() or [""]),
+            ]
+        return "\n".join(lines)
+
+
+class RemoteStream(Iterator[str]):
+    """As ``personalpeft.Stream``: iterate for pieces of text, then read ``reply``."""
+
+    def __init__(self, line: Line, user: str, body: v.ChatBody, cancelled: Asking | None) -> None:
+        self._line, self._user = line, user
+        self._cancelled = cancelled
+        self._events = line.events(do.STREAM, body, user=user)
+        self._name = ""
+        self._reply: Reply | None = None
+        self._stopped = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        for event in self._events:
+            match event:
+                case v.Begun(name):
+                    self._name = name
+                case v.Piece(text):
+                    if not self._stopped:
+                        self._look()
+                        return text
+                case v.Ended(reply):
+                    self._reply = reply
+            self._look()
+        if self._reply is None and not self._stopped:
+            raise Unreachable(
+                "The server went away in the middle of a reply.", hint="What came is kept as a cancelled turn."
+            )
+        raise StopIteration
+
+    def close(self) -> None:
+        """Stops writing and keeps what came as a cancelled turn; ``reply`` is there afterwards."""
+        if self._reply is None and not self._stopped:
+            self._stop()
+            for _ in self:
+                pass
+        self._events.close()
+
+    @property
+    def reply(self) -> Reply:
+        """The whole reply. Raises ``NotFound`` while it is still being written."""
+        if self._reply is None:
+            raise NotFound("The reply is not finished.", hint="Iterate over the stream to its end first.")
+        return self._reply
+
+    def _look(self) -> None:
+        if self._cancelled is not None and not self._stopped and self._cancelled():
+            self._stop()
+
+    def _stop(self) -> None:
+        self._stopped = True
+        if self._name:
+            self._line.call(do.STOP, user=self._user, stream=self._name)
+
+
+class RemoteUser:
+    """One user of a server; made by ``Client.user``. Each method as the one of its name of ``personalpeft.User``."""
+
+    def __init__(self, user_id: str, line: Line) -> None:
+        self.id = user_id
+        self._line = line
+
+    def __repr__(self) -> str:
+        return f"RemoteUser({self.id!r})"
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        seed: int = 0,
+        memory: bool = True,
+        layers: Sequence[str] | None = None,
+        revision: str | None = None,
+        template: bool = True,
+        logprobs: bool = False,
+        timeout: float | None = None,
+        cancelled: Asking | None = None,
+    ) -> RemoteStream:
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        named = None if layers is None else tuple(layers)
+        body = v.ChatBody(
+            prompt=_asked(prompt),
+            temperature=temperature,
+            top_p=top_p,
+            max_tokens=max_tokens,
+            stop=stops,
+            seed=seed,
+            memory=memory,
+            layers=named,
+            revision=revision,
+            template=template,
+            logprobs=logprobs,
+            timeout=timeout,
+        )
+        return RemoteStream(self._line, self.id, body, cancelled)
+
+    def chat(self, prompt: Prompt, **asked: Any) -> Reply:
+        stream = self.stream(prompt, **asked)
+        for _ in stream:
+            pass
+        return stream.reply
+
+    def feedback(
+        self,
+        reply: Reply | Turn | str,
+        *,
+        rating: Literal[1, -1] | None = None,
+        edit: str | None = None,
+        prefer: str | None = None,
+        comment: str | None = None,
+        reward: float | None = None,
+        source: str = PERSON,
+    ) -> str:
+        body = v.FeedbackBody(rating, edit, prefer, comment, reward, source)
+        said: v.Said = self._call(do.FEEDBACK, body, turn=_turn(reply))
+        return said.signal
+
+    def observe(self, reply: Reply | Turn | str, seen: str) -> str | None:
+        told: v.Observed = self._call(do.OBSERVE, {"seen": seen}, turn=_turn(reply))
+        return told.signal
+
+    def teach(self, prompt: str, answer: str, *, skill: str | None = None) -> str:
+        said: v.Said = self._call(do.TEACH, v.TeachBody(prompt, answer, skill))
+        return said.signal
+
+    def remember(self, text: str, *, questions: Sequence[str] = (), answer: str | None = None) -> str:
+        said: v.Said = self._call(do.REMEMBER, v.RememberBody(text, tuple(questions), answer))
+        return said.signal
+
+    def items(self) -> tuple[Item, ...]:
+        return self._all(do.ITEMS, v.PageQuery(limit=_PAGE))
+
+    def edit_item(
+        self, item_id: str, text: str, *, questions: Sequence[str] | None = None, answer: str | None = None
+    ) -> Item:
+        asked = None if questions is None else tuple(questions)
+        item: Item = self._call(do.EDIT_ITEM, v.EditItemBody(text, asked, answer), item=item_id)
+        return item
+
+    def remove_item(self, item_id: str) -> None:
+        self._call(do.REMOVE_ITEM, item=item_id)
+
+    def learn(
+        self,
+        layer: str | None = None,
+        *,
+        start: Start = "auto",
+        seconds: float | None = None,
+        steps: int | None = None,
+        memory: float | None = None,
+        dry_run: bool = False,
+        accept: bool = False,
+        progress: Progress = lambda stage, done: None,
+        cancelled: Asking = lambda: False,
+    ) -> LearnReport:
+        """As ``User.learn``; it runs in the server. Whoever leaves this call in the middle stops it there."""
+        body = v.LearnBody(layer, start, seconds, steps, memory, dry_run, accept)
+        return self._wait(self._call(do.LEARN, body), progress, cancelled)
+
+    def practice(
+        self,
+        skill: str,
+        *,
+        verifier: str,
+        family: str = "",
+        shaping: str | None = None,
+        rounds: int | None = None,
+        seconds: float | None = None,
+        progress: Progress = lambda stage, done: None,
+        cancelled: Asking = lambda: False,
+    ) -> LearnReport:
+        """As ``User.practice``, with plugins by name; it runs in the server."""
+        body = v.PracticeBody(skill, verifier, family, shaping, rounds, seconds)
+        return self._wait(self._call(do.PRACTICE, body), progress, cancelled)
+
+    def pending(self) -> Pending:
+        pending: Pending = self._call(do.PENDING)
+        return pending
+
+    def review(self) -> tuple[LearnReport, ...]:
+        reports: tuple[LearnReport, ...] = self._call(do.REVIEW)
+        return reports
+
+    def compare(
+        self,
+        prompt: Prompt,
+        a: str = "live",
+        b: str = "previous",
+        *,
+        layer: str = "style",
+        max_tokens: int | None = None,
+        memory: bool = True,
+    ) -> Comparison:
+        body = v.CompareBody(_asked(prompt), a, b, layer, max_tokens, memory)
+        found: v.BlindComparison = self._call(do.COMPARE, body)
+
+        def keep(which: int | str) -> Choice:
+            choice: Choice = self._call(do.CHOOSE, {"which": which}, comparison=found.id)
+            return choice
+
+        return Comparison(found.prompt, found.answers, found.same, keep)
+
+    def rollback(self, layer: str, to: str | Literal["previous"] | None = "previous") -> HeadMove:
+        move: HeadMove = self._call(do.ROLLBACK, v.RollbackBody(to), layer=layer)
+        return move
+
+    def weigh(self, layer: str, weight: float) -> None:
+        self._call(do.WEIGH, v.WeightBody(weight), layer=layer)
+
+    def scope(self, layer: str, scope: Scope) -> None:
+        self._call(do.SCOPE, v.ScopeBody(scope), layer=layer)
+
+    def stack(self) -> Stack:
+        stack: Stack = self._call(do.STACK)
+        return stack
+
+    def layers(self) -> tuple[Layer, ...]:
+        return self._all(do.LAYERS, v.PageQuery(limit=_PAGE))
+
+    def revisions(self, layer: str | None = None) -> tuple[Revision, ...]:
+        return self._all(do.REVISIONS, v.LayerQuery(layer, limit=_PAGE))
+
+    def history(self, layer: str | None = None) -> tuple[HeadMove, ...]:
+        return self._all(do.HISTORY, v.LayerQuery(layer, limit=_PAGE))
+
+    def reports(self) -> tuple[Mapping[str, Any], ...]:
+        return self._all(do.REPORTS, v.PageQuery(limit=_PAGE))
+
+    def digest(self, since: datetime | timedelta = timedelta(days=1)) -> Digest:
+        query = (
+            v.DigestQuery(seconds=since.total_seconds()) if isinstance(since, timedelta) else v.DigestQuery(since=since)
+        )
+        digest: Digest = self._line.call(do.DIGEST, None, query, user=self.id)
+        return digest
+
+    def turns(self, limit: int | None = None) -> tuple[Turn, ...]:
+        return self._all(do.TURNS, v.PageQuery(limit=_PAGE), most=limit)
+
+    def turn(self, reply: Reply | Turn | str) -> Turn:
+        turn: Turn = self._call(do.TURN, turn=_turn(reply))
+        return turn
+
+    def signals(self, *, current: bool = True) -> tuple[Signal, ...]:
+        return self._all(do.SIGNALS, v.CurrentQuery(current, limit=_PAGE))
+
+    def lessons(self, *, current: bool = True) -> tuple[Account, ...]:
+        return self._all(do.LESSONS, v.CurrentQuery(current, limit=_PAGE))
+
+    def why(self, reply: Reply | Turn | str) -> Why:
+        why: Why = self._call(do.WHY, turn=_turn(reply))
+        return why
+
+    def summary(self) -> UserSummary:
+        summary: UserSummary = self._call(do.SUMMARY)
+        return summary
+
+    def _call(self, operation: do.Operation, body: Any = None, /, **path: str) -> Any:
+        return self._line.call(operation, body, None, user=self.id, **path)
+
+    def _all(self, operation: do.Operation, query: Any, *, most: int | None = None) -> tuple[Any, ...]:
+        """Every page, one after another, or the first ``most``."""
+        found: tuple[Any, ...] = ()
+        while most is None or len(found) < most or most < 0:
+            # A number below 0 goes to the server, which says what is wrong with it.
+            size = query.limit if most is None else min(query.limit, most - len(found))
+            page: v.Page[Any] = self._line.call(operation, None, replace(query, limit=size), user=self.id)
+            found += page.items
+            if page.next is None:
+                break
+            query = replace(query, after=page.next)
+        return found
+
+    def _wait(self, job: v.Job, progress: Progress, cancelled: Asking) -> LearnReport:
+        stopping = False
+        events = self._line.events(do.FOLLOW, user=self.id, job=job.id)
+        try:
+            for event in events:
+                if event is not None and event != job:
+                    job = event
+                    if job.stage and not job.over:
+                        progress(job.stage, job.progress)
+                if not job.over and not stopping and cancelled():
+                    stopping = True
+                    self._call(do.CANCEL, job=job.id)
+        except BaseException:
+            with suppress(PersonalPeftError):
+                self._call(do.CANCEL, job=job.id)
+            raise
+        finally:
+            events.close()
+        if job.report is not None:
+            return job.report
+        if job.error is not None:
+            raise error_of(job.error)
+        raise Unreachable("The server went away in the middle of a learn.", hint="The next one goes on from there.")
+
+
+def _asked(prompt: Prompt) -> Any:
+    """A prompt as it is sent. Raises ``InvalidInput`` for what is none."""
+    return prompt if isinstance(prompt, str) else check_prompt(prompt)
+
+
+def _turn(reply: Reply | Turn | str) -> str:
+    if isinstance(reply, Reply | Turn):
+        return reply.turn_id if isinstance(reply, Reply) else reply.id
+    if not isinstance(reply, str):
+        raise InvalidInput(f"{type(reply).__name__} is no reply.", hint="Give a reply, a turn, or the id of one.")
+    return reply

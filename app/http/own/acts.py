@@ -1,0 +1,314 @@
+"""What each operation does, in the words of the library: one function of its name for every line of the table.
+
+Nothing is decided here. A function gets the user, what stands in the path and the query, and the body, all checked, and gives a
+value back; a function of an operation with events gives them one after another, and None where it has nothing to say yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from personalpeft import Runtime, User
+from personalpeft.comparing import Choice
+from personalpeft.errors import InvalidInput, NotFound
+from personalpeft.learning.account import Account
+from personalpeft.learning.digest import Digest
+from personalpeft.learning.pending import Pending
+from personalpeft.learning.report import LearnReport
+from personalpeft.memory.base import Item
+from personalpeft.replies import Reply, Why
+from personalpeft.store.base import UserSummary
+from personalpeft.types import HeadMove, Json, Layer, Revision, Signal, Stack, Turn
+from personalpeft_app.http.own import values as v
+from personalpeft_app.http.own.desk import Desk
+from personalpeft_app.http.own.jobs import Asking, Jobs, Progress
+from personalpeft_app.http.own.operations import OPERATIONS
+
+# How long a stream of events may be silent, in seconds: a proxy or a client would take a longer silence for the end, and a reader who has
+# gone is found out by writing.
+PATIENCE = 1.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request, let in and checked. ``person`` is None where the path names nobody."""
+
+    runtime: Runtime
+    jobs: Jobs
+    desk: Desk
+    person: User | None
+    path: Mapping[str, str]
+    query: Any
+    body: Any
+
+    @property
+    def user(self) -> User:
+        """Whose model it is about."""
+        assert self.person is not None  # noqa: S101 - the table says that the path names one.
+        return self.person
+
+
+def users(call: Call) -> v.Page[UserSummary]:
+    limit = call.query.limit
+    found = call.runtime.users(after=call.query.after, limit=limit)
+    return v.Page(found, found[-1].id if len(found) == limit else None)
+
+
+def make_user(call: Call) -> UserSummary:
+    return call.user.summary()
+
+
+def summary(call: Call) -> UserSummary:
+    return call.user.summary()
+
+
+def chat(call: Call) -> Reply:
+    return call.user.chat(call.body.prompt, **_asked(call.body))
+
+
+def stream(call: Call) -> Iterator[v.Begun | v.Piece | v.Ended]:
+    with call.desk.stream(call.user.id) as (name, stop):
+        reply = call.user.stream(call.body.prompt, cancelled=stop.is_set, **_asked(call.body))
+        try:
+            # The first piece is asked for before anything is answered: what keeps it away is then an answer of its own, with a status.
+            first = next(reply, None)
+            yield v.Begun(name)
+            if first is not None:
+                yield v.Piece(first)
+            for piece in reply:
+                yield v.Piece(piece)
+            yield v.Ended(reply.reply)
+        finally:
+            reply.close()
+
+
+def stop(call: Call) -> v.Stopped:
+    return v.Stopped(call.desk.stop(call.user.id, call.path["stream"]))
+
+
+def turns(call: Call) -> v.Page[Turn]:
+    return _page(call.user.turns(), call.query, _id)
+
+
+def turn(call: Call) -> Turn:
+    return call.user.turn(call.path["turn"])
+
+
+def why(call: Call) -> Why:
+    return call.user.why(call.path["turn"])
+
+
+def feedback(call: Call) -> v.Said:
+    said = call.body
+    return v.Said(
+        call.user.feedback(
+            call.path["turn"],
+            rating=said.rating,
+            edit=said.edit,
+            prefer=said.prefer,
+            comment=said.comment,
+            reward=said.reward,
+            source=said.source,
+        )
+    )
+
+
+def observe(call: Call) -> v.Observed:
+    return v.Observed(call.user.observe(call.path["turn"], call.body.seen))
+
+
+def teach(call: Call) -> v.Said:
+    return v.Said(call.user.teach(call.body.prompt, call.body.answer, skill=call.body.skill))
+
+
+def remember(call: Call) -> v.Said:
+    return v.Said(call.user.remember(call.body.text, questions=call.body.questions, answer=call.body.answer))
+
+
+def signals(call: Call) -> v.Page[Signal]:
+    return _page(call.user.signals(current=call.query.current), call.query, _id)
+
+
+def lessons(call: Call) -> v.Page[Account]:
+    return _page(call.user.lessons(current=call.query.current), call.query, lambda account: account.signal.id)
+
+
+def items(call: Call) -> v.Page[Item]:
+    return _page(call.user.items(), call.query, _id)
+
+
+def edit_item(call: Call) -> Item:
+    body = call.body
+    return call.user.edit_item(call.path["item"], body.text, questions=body.questions, answer=body.answer)
+
+
+def remove_item(call: Call) -> None:
+    call.user.remove_item(call.path["item"])
+
+
+def learn(call: Call) -> v.Job:
+    user, body = call.user, call.body
+
+    def work(progress: Progress, cancelled: Asking) -> LearnReport:
+        return user.learn(
+            body.layer,
+            start=body.start,
+            seconds=body.seconds,
+            steps=body.steps,
+            memory=body.memory,
+            dry_run=body.dry_run,
+            accept=body.accept,
+            progress=progress,
+            cancelled=cancelled,
+        )
+
+    return call.jobs.begin(user.id, "learn", work)
+
+
+def practice(call: Call) -> v.Job:
+    user, body = call.user, call.body
+
+    def work(progress: Progress, cancelled: Asking) -> LearnReport:
+        return user.practice(
+            body.skill,
+            verifier=body.verifier,
+            family=body.family,
+            shaping=body.shaping,
+            rounds=body.rounds,
+            seconds=body.seconds,
+            progress=progress,
+            cancelled=cancelled,
+        )
+
+    return call.jobs.begin(user.id, "practice", work)
+
+
+def jobs(call: Call) -> v.Page[v.Job]:
+    return _page(call.jobs.of(call.user.id), call.query, _id)
+
+
+def job(call: Call) -> v.Job:
+    return call.jobs.get(call.user.id, call.path["job"])
+
+
+def follow(call: Call) -> Iterator[v.Job | None]:
+    return call.jobs.watch(call.user.id, call.path["job"], PATIENCE)
+
+
+def cancel(call: Call) -> v.Job:
+    return call.jobs.cancel(call.user.id, call.path["job"])
+
+
+def pending(call: Call) -> Pending:
+    return call.user.pending()
+
+
+def review(call: Call) -> tuple[LearnReport, ...]:
+    return call.user.review()
+
+
+def stack(call: Call) -> Stack:
+    return call.user.stack()
+
+
+def layers(call: Call) -> v.Page[Layer]:
+    return _page(call.user.layers(), call.query, lambda layer: layer.name)
+
+
+def weigh(call: Call) -> Layer:
+    call.user.weigh(call.path["layer"], call.body.weight)
+    return _layer(call)
+
+
+def scope(call: Call) -> Layer:
+    call.user.scope(call.path["layer"], call.body.scope)
+    return _layer(call)
+
+
+def rollback(call: Call) -> HeadMove:
+    return call.user.rollback(call.path["layer"], call.body.to)
+
+
+def revisions(call: Call) -> v.Page[Revision]:
+    return _page(call.user.revisions(call.query.layer), call.query, _id)
+
+
+def history(call: Call) -> v.Page[HeadMove]:
+    return _page_by_number(call.user.history(call.query.layer), call.query)
+
+
+def reports(call: Call) -> v.Page[Json]:
+    return _page_by_number(call.user.reports(), call.query)
+
+
+def digest(call: Call) -> Digest:
+    since, seconds = call.query.since, call.query.seconds
+    if since is not None and seconds is not None:
+        raise InvalidInput("Both since and seconds are given.", hint="Give one of them.")
+    return call.user.digest(since if since is not None else timedelta(seconds=seconds or 24 * 3600))
+
+
+def compare(call: Call) -> v.BlindComparison:
+    body = call.body
+    found = call.user.compare(
+        body.prompt, body.a, body.b, layer=body.layer, max_tokens=body.max_tokens, memory=body.memory
+    )
+    answers = tuple(v.BlindAnswer(number, each.name, each.text) for number, each in enumerate(found.answers, 1))
+    return v.BlindComparison(call.desk.keep(call.user.id, found), found.prompt, answers, found.same)
+
+
+def choose(call: Call) -> Choice:
+    return call.desk.comparison(call.user.id, call.path["comparison"]).choose(call.body.which)
+
+
+ACTS: Mapping[str, Callable[[Call], Any]] = {each.name: globals()[each.name] for each in OPERATIONS}
+
+
+def _asked(body: v.ChatBody) -> dict[str, Any]:
+    return {
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "max_tokens": body.max_tokens,
+        "stop": body.stop,
+        "seed": body.seed,
+        "memory": body.memory,
+        "layers": body.layers,
+        "revision": body.revision,
+        "template": body.template,
+        "logprobs": body.logprobs,
+        "timeout": body.timeout,
+    }
+
+
+def _layer(call: Call) -> Layer:
+    return next(layer for layer in call.user.layers() if layer.name == call.path["layer"])
+
+
+def _id(value: Any) -> str:
+    return str(value.id)
+
+
+def _page(found: Sequence[T], query: Any, key: Callable[[T], str]) -> v.Page[T]:
+    """A page of what has ids, after the one of that id. Raises ``NotFound`` where that has gone in between."""
+    begin = 0
+    if query.after is not None:
+        begin = next((number for number, each in enumerate(found, 1) if key(each) == query.after), 0)
+        if not begin:
+            raise NotFound("There is nothing of the id that after names.", hint="Begin again with the first page.")
+    page = tuple(found[begin : begin + query.limit])
+    return v.Page(page, key(page[-1]) if begin + len(page) < len(found) else None)
+
+
+def _page_by_number(found: Sequence[T], query: Any) -> v.Page[T]:
+    """A page of what only grows and has no ids: ``after`` is how many came before."""
+    if query.after is not None and not (query.after.isdecimal() and query.after.isascii()):
+        raise InvalidInput("after is not the next of a page.", hint="Begin again with the first page.")
+    begin = int(query.after or 0)
+    page = tuple(found[begin : begin + query.limit])
+    ends = begin + len(page)
+    return v.Page(page, str(ends) if ends < len(found) else None)

@@ -1,0 +1,235 @@
+"""The table: every operation of our own API, what it takes, what it answers, and which errors it can end in.
+
+Routes, the OpenAPI document, docs/api.md and the client are made from it, so an operation that is not here does not exist, and
+none of them can say something else than another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from personalpeft.comparing import Choice
+from personalpeft.errors import (
+    BaseMismatch,
+    Busy,
+    Cancelled,
+    Damaged,
+    DeadlineExceeded,
+    HomeError,
+    InvalidInput,
+    MissingPackage,
+    NotFound,
+    PersonalPeftError,
+    PromptTooLong,
+    QueueFull,
+    ServingFailed,
+    WeightsError,
+)
+from personalpeft.learning.account import Account
+from personalpeft.learning.digest import Digest
+from personalpeft.learning.pending import Pending
+from personalpeft.learning.report import LearnReport
+from personalpeft.memory.base import Item
+from personalpeft.replies import Reply, Why
+from personalpeft.store.base import UserSummary
+from personalpeft.types import HeadMove, Json, Layer, Revision, Signal, Stack, Turn
+from personalpeft_app.http.own import values as v
+
+PREFIX = "/api/v1"
+
+Method: TypeAlias = Literal["GET", "POST", "PUT", "DELETE"]
+Errors: TypeAlias = tuple[type[PersonalPeftError], ...]
+
+ANY: Errors = (InvalidInput, NotFound, Busy, HomeError, Damaged)
+SERVING: Errors = (*ANY, BaseMismatch, ServingFailed, WeightsError, MissingPackage)
+TALKING: Errors = (*SERVING, PromptTooLong, QueueFull, DeadlineExceeded, Cancelled)
+
+PARAMETERS: Mapping[str, tuple[Any, str]] = {
+    "user": (v.UserId, "Whose."),
+    "turn": (v.TurnId, 'The id of a turn, the beginning of one, or "last".'),
+    "layer": (v.LayerName, "style, memory or skill.<name>."),
+    "item": (v.ItemId, "The id of a rule or fact, or the beginning of one."),
+    "job": (v.OwnId, "The id of a learn or practice."),
+    "stream": (v.OwnId, "The name that the first event of a streamed reply gave."),
+    "comparison": (v.OwnId, "The id of a comparison."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One line of the table.
+
+    ``name`` is the function that does it (``acts``) and the operationId. ``answer`` is the type of the answer, None for none;
+    ``paged`` answers a page of them; ``events`` answers server-sent events, by name, in place of one value. ``makes_user``: the
+    user is made on first use, as the library does. ``everybody``: only for who may act for all users.
+    """
+
+    name: str
+    method: Method
+    path: str
+    section: str
+    text: str
+    answer: Any = None
+    body: type | None = None
+    query: type = v.Nothing
+    status: int = 200
+    paged: bool = False
+    events: Mapping[str, type] = field(default_factory=dict)
+    makes_user: bool = False
+    everybody: bool = False
+    errors: Errors = ANY
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names in the path."""
+        return tuple(re.findall(r"{(\w+)}", self.path))
+
+
+_USER, _TURN, _LAYER = "/users/{user}", "/users/{user}/turns/{turn}", "/users/{user}/layers/{layer}"
+
+USERS = Operation(
+    "users", "GET", "/users", "Users", "A page of all users, by id.",
+    UserSummary, query=v.PageQuery, paged=True, everybody=True,
+)  # fmt: skip
+MAKE_USER = Operation(
+    "make_user", "PUT", _USER, "Users", "Makes a user where there is none yet; says since when, and how much there is.",
+    UserSummary, makes_user=True,
+)  # fmt: skip
+SUMMARY = Operation("summary", "GET", _USER, "Users", "Since when, and how much there is of a user.", UserSummary)
+
+CHAT = Operation(
+    "chat", "POST", f"{_USER}/chat", "Talk", "Answers a question with the user's live stack and keeps the turn.",
+    Reply, v.ChatBody, makes_user=True, errors=TALKING,
+)  # fmt: skip
+STREAM = Operation(
+    "stream", "POST", f"{_USER}/chat/stream", "Talk",
+    "As chat, in pieces. What goes wrong after the first piece is an event too; a client that goes away stops the reply, and what "
+    "came is kept as a cancelled turn.",
+    body=v.ChatBody, makes_user=True, errors=TALKING,
+    events={"begun": v.Begun, "piece": v.Piece, "ended": v.Ended, "error": v.Refusal},
+)  # fmt: skip
+STOP = Operation(
+    "stop", "DELETE", f"{_USER}/streams/{{stream}}", "Talk",
+    "Stops a streamed reply. The stream then ends with the turn as far as it came, so that feedback can follow.", v.Stopped,
+)  # fmt: skip
+
+TURNS = Operation(
+    "turns", "GET", f"{_USER}/turns", "Turns", "The conversation so far, newest first.", Turn, query=v.PageQuery, paged=True,
+)  # fmt: skip
+TURN = Operation("turn", "GET", _TURN, "Turns", "One turn.", Turn)
+WHY = Operation(
+    "why", "GET", f"{_TURN}/why", "Turns",
+    "Why a reply was as it was: the revisions that answered, the signals behind them, the rules and facts in the prompt.", Why,
+)  # fmt: skip
+
+FEEDBACK = Operation(
+    "feedback", "POST", f"{_TURN}/feedback", "Say", "Says one thing about a reply; it is durable when this answers.",
+    v.Said, v.FeedbackBody, status=201,
+)  # fmt: skip
+OBSERVE = Operation(
+    "observe", "POST", f"{_TURN}/observe", "Say", "Tells what the app saw; kept only where the server was opened so.",
+    v.Observed, v.ObserveBody,
+)  # fmt: skip
+TEACH = Operation(
+    "teach", "POST", f"{_USER}/teach", "Say", "Shows the answer that is wanted to a prompt.",
+    v.Said, v.TeachBody, status=201, makes_user=True,
+)  # fmt: skip
+REMEMBER = Operation(
+    "remember", "POST", f"{_USER}/remember", "Say", "Keeps a fact, which is looked up from the next turn on.",
+    v.Said, v.RememberBody, status=201, makes_user=True,
+)  # fmt: skip
+SIGNALS = Operation(
+    "signals", "GET", f"{_USER}/signals", "Say", "What was said, oldest first.", Signal, query=v.CurrentQuery, paged=True,
+)  # fmt: skip
+LESSONS = Operation(
+    "lessons", "GET", f"{_USER}/lessons", "Say", "Where each signal went and why, oldest first.",
+    Account, query=v.CurrentQuery, paged=True,
+)  # fmt: skip
+ITEMS = Operation(
+    "items", "GET", f"{_USER}/items", "Say", "The rules and facts that act now, oldest first.", Item, query=v.PageQuery, paged=True,
+)  # fmt: skip
+EDIT_ITEM = Operation(
+    "edit_item", "PUT", f"{_USER}/items/{{item}}", "Say", "Says a rule or fact anew; answers the one that acts now.",
+    Item, v.EditItemBody,
+)  # fmt: skip
+REMOVE_ITEM = Operation(
+    "remove_item", "DELETE", f"{_USER}/items/{{item}}", "Say", "Switches a rule or fact off.", status=204,
+)  # fmt: skip
+
+LEARN = Operation(
+    "learn", "POST", f"{_USER}/learns", "Learn",
+    "Begins a learn and answers at once; it goes on in the server. One build of a user at a time.",
+    v.Job, v.LearnBody, status=202,
+)  # fmt: skip
+PRACTICE = Operation(
+    "practice", "POST", f"{_USER}/practices", "Learn", "Begins a practice, likewise.", v.Job, v.PracticeBody, status=202,
+)  # fmt: skip
+JOBS = Operation(
+    "jobs", "GET", f"{_USER}/jobs", "Learn", "The learns and practices that the server remembers, newest first.",
+    v.Job, query=v.PageQuery, paged=True,
+)  # fmt: skip
+JOB = Operation("job", "GET", f"{_USER}/jobs/{{job}}", "Learn", "How far one is; in the end its report.", v.Job)
+FOLLOW = Operation(
+    "follow", "GET", f"{_USER}/jobs/{{job}}/events", "Learn",
+    "Each change of a job as it comes, beginning with how it is now; ends with the job.", events={"job": v.Job},
+)  # fmt: skip
+CANCEL = Operation(
+    "cancel", "DELETE", f"{_USER}/jobs/{{job}}", "Learn",
+    "Stops a job after the running step; what was done is kept, and the next one goes on from there.", v.Job,
+)  # fmt: skip
+
+PENDING = Operation(
+    "pending", "GET", f"{_USER}/pending", "Learn", "What the next learn would have to go by.", Pending,
+)  # fmt: skip
+REVIEW = Operation(
+    "review", "POST", f"{_USER}/review", "Learn", "Ends the probations that what was said until now decides; each end is a report.",
+    tuple[LearnReport, ...],
+)  # fmt: skip
+
+STACK = Operation(
+    "stack", "GET", f"{_USER}/stack", "Stack", "All that is live, lowest first.", Stack, errors=(*ANY, BaseMismatch, WeightsError),
+)  # fmt: skip
+LAYERS = Operation(
+    "layers", "GET", f"{_USER}/layers", "Stack", "Every layer with its head, weight and scope, lowest first.",
+    Layer, query=v.PageQuery, paged=True,
+)  # fmt: skip
+WEIGH = Operation(
+    "weigh", "PUT", f"{_LAYER}/weight", "Stack", "How strongly a layer is added from now on.", Layer, v.WeightBody,
+)  # fmt: skip
+SCOPE = Operation(
+    "scope", "PUT", f"{_LAYER}/scope", "Stack", "When a layer is attached from now on.", Layer, v.ScopeBody,
+)  # fmt: skip
+ROLLBACK = Operation(
+    "rollback", "POST", f"{_LAYER}/rollback", "Stack", "Makes another revision of a layer live.",
+    HeadMove, v.RollbackBody, errors=SERVING,
+)  # fmt: skip
+REVISIONS = Operation(
+    "revisions", "GET", f"{_USER}/revisions", "Stack", "Everything that was built, oldest first, refused revisions too.",
+    Revision, query=v.LayerQuery, paged=True,
+)  # fmt: skip
+HISTORY = Operation(
+    "history", "GET", f"{_USER}/history", "Stack", "Every time that a head moved, and why; oldest first.",
+    HeadMove, query=v.LayerQuery, paged=True,
+)  # fmt: skip
+REPORTS = Operation(
+    "reports", "GET", f"{_USER}/reports", "Stack", "What every learn said as it was recorded, oldest first.",
+    Json, query=v.PageQuery, paged=True,
+)  # fmt: skip
+DIGEST = Operation(
+    "digest", "GET", f"{_USER}/digest", "Stack", "What learning did in a while: signals, learns, moves, what is live.",
+    Digest, query=v.DigestQuery,
+)  # fmt: skip
+
+COMPARE = Operation(
+    "compare", "POST", f"{_USER}/comparisons", "Compare", "Has two revisions answer the same question, blind.",
+    v.BlindComparison, v.CompareBody, status=201, errors=TALKING,
+)  # fmt: skip
+CHOOSE = Operation(
+    "choose", "POST", f"{_USER}/comparisons/{{comparison}}/choice", "Compare",
+    "Says which answer is better; that is kept as a preference, and whose they were is told.", Choice, v.ChooseBody, status=201,
+)  # fmt: skip
+
+OPERATIONS: tuple[Operation, ...] = tuple(each for each in list(globals().values()) if isinstance(each, Operation))

@@ -1,0 +1,401 @@
+"""What is promised of a user holds over the server as in the library: the same calls, values and errors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from werkzeug.serving import make_server
+
+import personalpeft
+from personalpeft import (
+    Busy,
+    Cancelled,
+    InvalidId,
+    InvalidInput,
+    NotFound,
+    NothingToLearn,
+    PersonalPeftError,
+    PromptTooLong,
+    Runtime,
+    User,
+)
+from personalpeft.types import SignalKind
+from personalpeft_app.client import Client, NotAllowed, RemoteUser, Unreachable, connect
+from personalpeft_app.http.own.routes import OwnApi
+from personalpeft_app.http.server import make_app
+from personalpeft_app.output import as_data
+
+
+@contextmanager
+def served(runtime: Runtime) -> Iterator[str]:
+    """The address of a server over the runtime."""
+    api = OwnApi(runtime)
+    server = make_server("127.0.0.1", 0, make_app(runtime, more=[api.blueprint]), threaded=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        api.close()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def address(runtime: Runtime) -> Iterator[str]:
+    with served(runtime) as address:
+        yield address
+
+
+@pytest.fixture
+def client(runtime: Runtime, address: str) -> Client:
+    runtime.tokens.ensure_first()
+    return connect(address, runtime.tokens.first.read_text().strip())
+
+
+@pytest.fixture(params=["library", "client"])
+def opened(request: pytest.FixtureRequest, runtime: Runtime) -> Runtime | Client:
+    return runtime if request.param == "library" else request.getfixturevalue("client")
+
+
+@pytest.fixture
+def ada(opened: Any) -> Any:
+    return opened.user("ada")
+
+
+@pytest.fixture
+def own(runtime: Runtime) -> User:
+    """The same user, asked in the library: whatever was said or learned over the server is here."""
+    return runtime.user("ada")
+
+
+def correct(user: Any, count: int = 5) -> None:
+    for number in range(count):
+        user.feedback(user.chat(f"question {number}", temperature=0), edit=f"Ahoy! Answer {number}. Arrr!")
+
+
+def test_a_user_is_made_on_first_use_unless_asked_not_to(opened: Any) -> None:
+    with pytest.raises(NotFound, match="bob"):
+        opened.user("bob", create=False)
+    bob = opened.user("bob")
+    assert bob.summary().id == "bob"
+    assert [user.id for user in opened.users()] == ["bob"]
+    with pytest.raises(InvalidId):
+        opened.user("../bob")
+
+
+def test_users_come_in_pages(opened: Any) -> None:
+    for name in ("a", "b", "c"):
+        opened.user(name)
+    assert [user.id for user in opened.users(limit=2)] == ["a", "b"]
+    assert [user.id for user in opened.users(after="b", limit=2)] == ["c"]
+
+
+def test_a_reply_names_its_turn_its_stack_and_what_it_took(ada: Any, own: User) -> None:
+    reply = ada.chat("How do I boil an egg?", temperature=0, max_tokens=5)
+    turn = own.turn(reply.turn_id)
+    assert (reply.text, reply.stack, reply.usage, reply.finish_reason) == (
+        turn.reply,
+        turn.stack,
+        turn.usage,
+        turn.finish_reason,
+    )
+    assert reply.stack.digest == turn.stack.digest
+    assert ada.turn("last") == ada.turn(reply) == turn
+    assert ada.turns() == own.turns()
+
+
+def test_messages_are_a_prompt_too(ada: Any) -> None:
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello."}]
+    reply = ada.chat(messages, temperature=0)
+    assert [message.role for message in ada.turn(reply).messages] == ["system", "user"]
+
+
+def test_the_pieces_of_a_stream_are_its_reply(ada: Any) -> None:
+    stream = ada.stream("Tell me about ducks and geese and swans.", temperature=0)
+    first = next(stream)
+    with pytest.raises(NotFound):
+        stream.reply  # noqa: B018
+    assert first + "".join(stream) == stream.reply.text
+    assert ada.turns()[0].id == stream.reply.turn_id
+
+
+def test_a_stream_that_is_closed_is_kept_as_a_cancelled_turn(ada: Any) -> None:
+    stream = ada.stream("Tell me about ducks and geese and swans.", temperature=0)
+    next(stream)
+    stream.close()
+    assert ada.turns()[0].id == stream.reply.turn_id
+    assert ada.turns()[0].finish_reason == stream.reply.finish_reason
+
+
+def test_who_says_that_a_reply_may_stop_gets_what_came(ada: Any) -> None:
+    reply = ada.chat("Tell me about ducks.", cancelled=lambda: True)
+    assert ada.turn(reply).reply == reply.text
+
+
+SAID: list[dict[str, Any]] = [
+    {"rating": 1},
+    {"rating": -1},
+    {"edit": "Eight minutes."},
+    {"prefer": "Nine minutes."},
+    {"comment": "Use metric units."},
+    {"reward": 0.7},
+    {"rating": 1, "source": "judge"},
+]
+
+
+@pytest.mark.parametrize("said", SAID, ids=lambda said: "-".join(said))
+def test_what_is_said_of_a_reply_is_kept(ada: Any, own: User, said: dict[str, Any]) -> None:
+    reply = ada.chat("How do I boil an egg?")
+    signal = ada.feedback(reply, **said)
+    assert [each.id for each in own.signals()] == [signal]
+    assert ada.signals() == own.signals()
+    assert ada.lessons() == own.lessons()
+
+
+def test_what_was_superseded_is_shown_where_asked_for(ada: Any, own: User) -> None:
+    reply = ada.chat("Hello")
+    ada.feedback(reply, rating=1)
+    ada.feedback(reply, rating=-1)
+    assert [signal.payload["value"] for signal in ada.signals()] == [-1]
+    assert ada.signals(current=False) == own.signals(current=False)
+    assert [account.use for account in ada.lessons(current=False)] == [
+        account.use for account in own.lessons(current=False)
+    ]
+
+
+def test_facts_and_rules_are_kept_edited_and_removed(ada: Any, own: User) -> None:
+    fact = ada.remember("My dog is called Biscuit.", questions=["What is my dog called?"], answer="Biscuit")
+    assert [item.id for item in ada.items()] == [fact]
+    item = ada.edit_item(fact, "My dog is called Crumpet.", answer="Crumpet")
+    assert ada.items() == own.items() == (item,)
+    ada.remove_item(item.id)
+    assert ada.items() == ()
+    with pytest.raises(NotFound):
+        ada.remove_item(item.id)
+
+
+def test_a_skill_is_taught(ada: Any, own: User) -> None:
+    ada.teach("Write to Bo.", "Dear Bo", skill="email")
+    assert own.signals()[0].kind == SignalKind.DEMONSTRATION
+    assert ada.lessons()[0].layer == "skill.email"
+
+
+def test_what_the_app_saw_is_kept_only_where_it_may_be(ada: Any) -> None:
+    reply = ada.chat("Hello")
+    assert ada.observe(reply, "copied") is None
+    with pytest.raises(InvalidInput):
+        ada.observe(reply, "frowned")
+
+
+def test_a_learn_reports_and_changes_what_answers_and_can_be_taken_back(ada: Any, own: User) -> None:
+    before = ada.chat("Hello", temperature=0).text
+    correct(ada)
+    heard: list[tuple[str, float]] = []
+    report = ada.learn(progress=lambda stage, done: heard.append((stage, done)))
+    assert report.live
+    assert as_data(report) == {**ada.reports()[-1], "above": []}
+    assert all(stage and 0 <= done <= 1 for stage, done in heard)
+    assert heard
+    assert "undo: personalpeft rollback style" in str(report)
+    after = ada.chat("Hello", temperature=0)
+    assert after.text != before
+    assert ada.why(after) == own.why(after.turn_id)
+    assert str(ada.why(after)) == str(own.why(after.turn_id))
+    assert ada.stack() == own.stack() == after.stack
+    assert ada.layers() == own.layers()
+    assert ada.revisions() == ada.revisions("style") == own.revisions()
+    move = ada.rollback("style")
+    assert ada.history()[-1] == move == own.history()[-1]
+    assert ada.chat("Hello", temperature=0).text == before
+    assert ada.rollback("style", to=report.revision).after == report.revision
+    assert ada.rollback("style", to=None).after is None
+    digest = ada.digest(timedelta(hours=1))
+    assert [each.revision for each in digest.reports] == [report.revision]
+    assert digest.live == {"style": None}
+
+
+def test_a_dry_run_says_what_would_be_learned(ada: Any) -> None:
+    correct(ada)
+    report = ada.learn("style", dry_run=True)
+    assert report.dry_run
+    assert report.sources
+    assert ada.revisions() == ()
+
+
+def test_what_is_pending_is_told_and_probations_are_reviewed(ada: Any, own: User) -> None:
+    correct(ada)
+    assert ada.pending() == own.pending()
+    assert ada.pending().news
+    ada.learn()
+    assert ada.pending() == own.pending()
+    assert ada.review() == ()
+
+
+def test_a_chat_can_be_asked_closely(ada: Any) -> None:
+    reply = ada.chat("Hello", temperature=0, logprobs=True)
+    assert "".join(token.text for token in reply.logprobs) == reply.text
+    assert ada.chat("Once upon a time", template=False, temperature=0).text
+    with pytest.raises(NotFound):
+        ada.chat("Hello", revision="style@000000000000")
+
+
+def test_a_learn_with_nothing_new_says_so(ada: Any) -> None:
+    with pytest.raises(NothingToLearn) as caught:
+        ada.learn()
+    assert caught.value.hint
+
+
+def test_a_learn_that_is_cancelled_says_so(ada: Any) -> None:
+    correct(ada)
+    with pytest.raises(Cancelled):
+        ada.learn(cancelled=lambda: True)
+
+
+def test_a_layer_is_weighed_and_scoped(ada: Any) -> None:
+    correct(ada)
+    ada.learn()
+    ada.weigh("style", 0.5)
+    ada.scope("style", "near")
+    assert [(layer.weight, layer.scope) for layer in ada.layers()] == [(0.5, "near")]
+    with pytest.raises(InvalidInput):
+        ada.weigh("style", 3)
+    with pytest.raises(InvalidInput):
+        ada.scope("style", "sometimes")
+    with pytest.raises(NotFound):
+        ada.weigh("memory", 1)
+
+
+def test_a_comparison_is_blind_and_a_choice_is_kept(ada: Any, own: User) -> None:
+    correct(ada)
+    ada.learn()
+    comparison = ada.compare("How do I boil an egg?")
+    head = own.stack().entries[0].revision
+    assert head not in str(comparison) + str(comparison.as_json())
+    assert not comparison.same
+    choice = comparison.choose(comparison.answers[0].name)
+    assert {choice.chosen, choice.other} == {head, "base"}
+    signal = own.signals()[-1]
+    assert (signal.id, signal.turn) == (choice.signal, choice.turn)
+    assert signal.payload["text"] == comparison.answers[0].text
+    with pytest.raises(InvalidInput):
+        comparison.choose(3)
+
+
+def test_a_skill_is_practised(ada: Any) -> None:
+    report = ada.practice("sums", verifier="sums", rounds=1)
+    assert report.layer == "skill.sums"
+    with pytest.raises(NotFound):
+        ada.practice("sums", verifier="no-such-plugin")
+
+
+WRONG: dict[str, tuple[type[PersonalPeftError], Any]] = {
+    "an empty prompt": (InvalidInput, lambda user: user.chat("")),
+    "a prompt that is no text": (InvalidInput, lambda user: user.chat(5)),
+    "a prompt of spaces": (InvalidInput, lambda user: user.chat("   ")),
+    "half a character": (InvalidInput, lambda user: user.chat("\ud800")),
+    "a reply's role last": (InvalidInput, lambda user: user.chat([{"role": "assistant", "content": "Hi"}])),
+    "too hot": (InvalidInput, lambda user: user.chat("Hello", temperature=11)),
+    "no number": (InvalidInput, lambda user: user.chat("Hello", temperature=float("nan"))),
+    "no tokens": (InvalidInput, lambda user: user.chat("Hello", max_tokens=0)),
+    "a negative seed": (InvalidInput, lambda user: user.chat("Hello", seed=-1)),
+    "an empty stop": (InvalidInput, lambda user: user.chat("Hello", stop=[""])),
+    "a layer that is not there": (NotFound, lambda user: user.chat("Hello", layers=["memory"])),
+    "too long": (PromptTooLong, lambda user: user.chat("word " * 15_000)),
+    "no time": (InvalidInput, lambda user: user.chat("Hello", timeout=0)),
+    "a rating of 3": (InvalidInput, lambda user: user.feedback(user.chat("Hello"), rating=3)),
+    "a rating that is true": (InvalidInput, lambda user: user.feedback(user.chat("Hello"), rating=True)),
+    "two things at once": (InvalidInput, lambda user: user.feedback(user.chat("Hello"), rating=1, reward=1)),
+    "nothing": (InvalidInput, lambda user: user.feedback(user.chat("Hello"))),
+    "an unknown turn": (NotFound, lambda user: user.feedback("t_0000", rating=1)),
+    "no turn yet": (NotFound, lambda user: user.why("last")),
+    "a turn that is none": (NotFound, lambda user: user.turn("../../etc")),
+    "an item that is none": (NotFound, lambda user: user.edit_item("no item", "Text")),
+    "a skill with a slash": (InvalidInput, lambda user: user.teach("A", "B", skill="a/b")),
+    "an answer without a question": (InvalidInput, lambda user: user.remember("A", answer="B")),
+    "a layer that cannot be": (InvalidId, lambda user: user.learn("no layer")),
+    "an odd start": (InvalidInput, lambda user: user.learn(start="somewhere")),
+    "no budget": (InvalidInput, lambda user: user.learn(seconds=0)),
+    "nothing to roll back": (NotFound, lambda user: user.rollback("style")),
+    "nothing to compare": (NotFound, lambda user: user.compare("Hello")),
+    "a future": (InvalidInput, lambda user: user.digest(timedelta(days=-1))),
+    "less than no turns": (InvalidInput, lambda user: user.turns(-1)),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_is_the_same_error_with_a_hint_and_keeps_nothing(ada: Any, own: User, wrong: str) -> None:
+    kind, call = WRONG[wrong]
+    with pytest.raises(kind) as caught:
+        call(ada)
+    assert type(caught.value) is kind
+    assert caught.value.hint
+    assert own.signals() == own.revisions() == own.reports() == ()
+
+
+# Of the client alone
+
+
+def test_the_client_has_the_methods_of_a_user_with_their_parameters() -> None:
+    import inspect
+
+    missing = {"export", "forget", "import_peft"}
+    public = {name for name in dir(User) if not name.startswith("_")}
+    assert public - missing == {name for name in dir(RemoteUser) if not name.startswith("_")}
+    for name in public - missing:
+        own, remote = (inspect.signature(getattr(kind, name)) for kind in (User, RemoteUser))
+        if name != "chat":
+            assert set(own.parameters) - {"paused"} - ({"cancelled"} if name == "compare" else set()) == set(
+                remote.parameters
+            )
+
+
+def test_a_second_learn_of_a_user_is_busy(runtime: Runtime, client: Client) -> None:
+    ada = client.user("ada")
+    correct(ada)
+    caught: list[Exception] = []
+
+    def again(stage: str, done: float) -> None:
+        try:
+            ada.learn()
+        except Busy as error:
+            caught.append(error)
+
+    ada.learn(progress=again)
+    assert caught
+
+
+def test_a_token_that_is_not_known_or_another_users_is_not_allowed(runtime: Runtime, address: str) -> None:
+    with pytest.raises(NotAllowed):
+        connect(address, "pp_nobody").user("ada")
+    ada = connect(address, runtime.tokens.make("ada")[1])
+    assert ada.user("ada").summary().id == "ada"
+    with pytest.raises(NotAllowed):
+        ada.user("bob")
+    with pytest.raises(NotAllowed):
+        ada.users()
+
+
+def test_no_server_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(Unreachable):
+        connect("http://127.0.0.1:9", "pp_x", timeout=5).user("ada")
+    for address in ("127.0.0.1:80", "ftp://host", "http://host/path", "http://host:port"):
+        with pytest.raises(InvalidInput):
+            connect(address, "pp_x")
+
+
+def test_the_client_loads_neither_flask_nor_a_model() -> None:
+    import subprocess
+    import sys
+
+    code = "import personalpeft_app.client, sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"flask", "werkzeug", "torch", "transformers", "sqlite3"} & set(loaded)
+    assert personalpeft.__name__ in loaded
