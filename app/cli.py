@@ -19,6 +19,7 @@ from personalpeft_app.commands.practice import practice
 from personalpeft_app.commands.report import report
 from personalpeft_app.commands.say import feedback, remember, teach
 from personalpeft_app.commands.talk import ask
+from personalpeft_app.commands.tui import tui
 from personalpeft_app.failures import STOPPED, USAGE, reported, tell
 from personalpeft_app.options import Common, Group, common_options
 
@@ -77,7 +78,7 @@ def cli() -> None:
     """
 
 
-cli.add_section("Talk", (ask, chat, demo))
+cli.add_section("Talk", (ask, chat, tui, demo))
 cli.add_section("Feedback", (feedback, compare, teach, remember))
 cli.add_section("Learn", (learn, practice, rollback, weigh, scope))
 cli.add_section("Look", (stack, revisions, report, turns, lessons, why, memory, users, models))

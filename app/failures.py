@@ -63,12 +63,18 @@ def tell(message: str, hint: str, *, kind: str, code: int, as_data: bool) -> int
     return code
 
 
-def _report_bug(bug: Exception, common: Common) -> int:
+def bug_error(bug: Exception, common: Common) -> PersonalPeftError:
+    """A mistake of our own as an error that can be shown; its details are in a file that the hint names."""
     what = " ".join(str(bug).split())[:300]
     message = f"This is a bug in personalpeft: {type(bug).__name__}{': ' + what if what else ''}"
     log = _write_log(bug, common)
     where = f"The details are in {log}; please report it with that file." if log else "Please report it."
-    return tell(message, where, kind="Bug", code=BUG, as_data=common.json)
+    return PersonalPeftError(message, hint=where)
+
+
+def _report_bug(bug: Exception, common: Common) -> int:
+    error = bug_error(bug, common)
+    return tell(error.message, error.hint, kind="Bug", code=BUG, as_data=common.json)
 
 
 def _write_log(bug: Exception, common: Common) -> Path | None:

@@ -5,7 +5,7 @@ Invariant: only a command that has something to keep makes a home or a user; and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -14,14 +14,19 @@ from personalpeft_app.output import note
 from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
-    from personalpeft import Runtime, User
+    from personalpeft import Runtime, Serving, User
     from personalpeft.types import HeadMove
 
 Mode: TypeAlias = Literal["read", "change", "make"]
 
 
 @contextmanager
-def opened(common: Common, mode: Mode, display: Display | None = None) -> Iterator[Runtime]:
+def opened(
+    common: Common,
+    mode: Mode,
+    display: Callable[[str, float], None] | None = None,
+    serving: Serving | None = None,
+) -> Iterator[Runtime]:
     """The runtime: "read" changes nothing, "change" needs a home that is there, "make" makes one."""
     import personalpeft
     from personalpeft.store.home import DATABASE
@@ -35,6 +40,7 @@ def opened(common: Common, mode: Mode, display: Display | None = None) -> Iterat
         progress=display or (lambda stage, done: None),
         # A home that is not there is looked at without writing: that says what is wrong with it and makes none.
         read_only=mode == "read" or (mode == "change" and not there),
+        serving=serving,
     ) as runtime:
         yield runtime
 

@@ -1,0 +1,41 @@
+"""The chat that fills the terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from personalpeft.errors import PersonalPeftError
+from personalpeft_app import opening
+from personalpeft_app.failures import bug_error
+from personalpeft_app.options import Common, command
+from personalpeft_app.output import printable
+
+
+@command("tui", examples=("personalpeft tui", "personalpeft tui --user ada"))
+def tui(common: Common) -> None:
+    """Talk, with the whole terminal.
+
+    Conversations, thumbs, edits in place, what was learned and why, all by keyboard or mouse. F1 lists the keys.
+
+    The model is loaded behind the prompt; what you ask meanwhile waits for it.
+    """
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)) or os.environ.get("TERM") == "dumb":
+        raise click.UsageError("This needs a terminal that can be drawn on. Elsewhere: personalpeft chat")
+    from personalpeft_app.tui.app import Tui
+    from personalpeft_app.tui.work import Desk, Job
+
+    loading = Job()
+
+    def bug(error: Exception) -> PersonalPeftError:
+        return bug_error(error, common)
+
+    with opening.opened(common, "make", loading.progress) as runtime:
+        app = Tui(Desk(runtime, runtime.user(common.user_id())), loading, bug)
+        app.run()
+    for text in app.unsent:
+        click.echo(f"Not sent: {printable(text)}", err=True)
+    if app.broken is not None:
+        raise app.broken

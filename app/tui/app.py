@@ -1,0 +1,630 @@
+"""The terminal chat. It owns what is on the screen: which conversation is shown, which reply is selected or edited, what is
+learned. Everything else is a value, a thread or a widget.
+
+Invariants: a text that a person typed stands where they can see it until the ledger has it; nothing that takes time runs
+in the screen's own thread; what goes wrong becomes a message.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.app import App, ComposeResult, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Static
+
+from personalpeft.errors import Cancelled, NothingToLearn, PersonalPeftError
+from personalpeft_app.output import printable
+from personalpeft_app.tui import theme, views
+from personalpeft_app.tui.composer import Composer, Mode
+from personalpeft_app.tui.conversations import conversations
+from personalpeft_app.tui.panel import Panel, Revisions, Weight
+from personalpeft_app.tui.screens import Comparing, Reading, keys_help
+from personalpeft_app.tui.sidebar import Conversations
+from personalpeft_app.tui.speaking import Speaking
+from personalpeft_app.tui.talk import Exchange, Talk
+from personalpeft_app.tui.threads import Bug, Threads
+from personalpeft_app.tui.transcript import ExchangeView, ReplyEditor, Transcript
+from personalpeft_app.tui.work import Desk, Job, Standing, Written, told
+
+if TYPE_CHECKING:
+    from personalpeft import LearnReport, User, Why
+    from personalpeft.comparing import Choice, Comparison
+    from personalpeft.types import HeadMove
+
+# How often the screen looks at what is going on, in seconds: often enough to read along, seldom enough for a slow line.
+_LOOK = 1 / 12
+# How many of the newest turns are gone through for conversations.
+_REMEMBERED = 2000
+_HINTS = "[@click=app.keys]F1 help[/]  [@click=app.command_palette]^P commands[/]"
+
+
+class Tui(App[None]):
+    """One user's model in a terminal. ``loading`` hears how far the loading of the model is; ``bug`` makes an error that can
+    be shown of one that should not be.
+    """
+
+    CSS_PATH = "look.tcss"
+    TITLE = "personalpeft"
+    ENABLE_COMMAND_PALETTE = True
+    COMMAND_PALETTE_DISPLAY = "^P"
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]]] = [(0, "-narrow"), (100, "-wide"), (132, "-widest")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("f1", "keys", "All keys"),
+        Binding("f2", "conversations", "Conversations"),
+        Binding("f3", "model", "Your model"),
+        Binding("f4", "remember", "Tell a fact"),
+        Binding("ctrl+n", "new", "A new conversation"),
+        Binding("ctrl+r", "retry", "Ask again"),
+        Binding("ctrl+l", "learn", "Learn"),
+        Binding("escape", "stop", "Stop"),
+        Binding("ctrl+c", "interrupt", "Stop", show=False),
+    ]
+
+    def __init__(self, desk: Desk, loading: Job, bug: Bug) -> None:
+        no_colour = bool(os.environ.get("NO_COLOR"))
+        # Without this Textual would still send greys, which are colours to a terminal.
+        super().__init__(ansi_color=True if no_colour else None)
+        self.register_theme(theme.DARK)
+        self.register_theme(theme.LIGHT)
+        self.theme = theme.DARK.name
+        self.animation_level = "none"
+        self.unsent: list[str] = []
+        self.broken: Exception | None = None
+        self._desk = desk
+        self._user: User = desk.user
+        self._threads = Threads(self, bug)
+        self._speaking = Speaking(desk, self._threads, self)
+        self._standing = Standing()
+        self._loading: Job | None = loading
+        self._learning: Job | None = None
+        self._comparing: Job | None = None
+        self._at = self._speaking.begin()
+        self._selected: dict[str, int] = {}
+        # What is typed into a reply's editor, by turn, also while the editor is closed.
+        self._edits: dict[str, str] = {}
+        self._editing: str | None = None
+        self._withdrawn: tuple[HeadMove, ...] | None = None
+        self._due = False
+
+    # What is there
+
+    def compose(self) -> ComposeResult:
+        with Horizontal(id="main"):
+            yield Conversations()
+            with Vertical(id="middle"):
+                yield Transcript()
+                yield Composer()
+            yield Panel()
+        with Horizontal(id="footer"):
+            yield Static(id="status", markup=False)
+            yield Static(_HINTS, id="hints")
+
+    def on_mount(self) -> None:
+        wide = self.size.width
+        self.query_one(Conversations).display = wide >= 132
+        self.query_one(Panel).display = wide >= 100
+        composer = self.query_one(Composer)
+        composer.turn(self._at, "ask")
+        composer.focus()
+        self.set_interval(_LOOK, self._tick)
+        self._show()
+        # Not before the prompt is on the screen: what is loaded takes the processor, and the lock of the interpreter with it.
+        self.call_after_refresh(self._begin)
+
+    def _begin(self) -> None:
+        # The history first: it is there in a moment, and loading the model may take long.
+        self._threads.do(
+            lambda: conversations(self._user.turns(_REMEMBERED), self._user.signals()), self._remembered, self._wrong
+        )
+        self._look()
+        self._threads.do(self._desk.load, self._loaded, self._not_loaded)
+
+    def _remembered(self, talks: tuple[Talk, ...]) -> None:
+        self._speaking.remember(talks)
+        self._list()
+
+    def _loaded(self, _: object) -> None:
+        self._loading = None
+        self._look()
+        self._show()
+
+    def _not_loaded(self, error: PersonalPeftError) -> None:
+        self._loaded(None)
+        self._wrong(error)
+
+    def _look(self) -> None:
+        self._threads.do(self._desk.look, self._stands, self._wrong)
+
+    async def _stands(self, standing: Standing) -> None:
+        for move in () if self._withdrawn is None else standing.withdrawn[len(self._withdrawn) :]:
+            back = move.after or "the bare base"
+            self._note(f"{move.layer}: {move.before} was live on probation and is no longer; {back} answers again.")
+        self._standing, self._withdrawn = standing, standing.withdrawn
+        await self.query_one(Panel).show(standing)
+        self._foot()
+
+    @property
+    def _talk(self) -> Talk:
+        return self._speaking.talks[self._at]
+
+    @property
+    def _exchange(self) -> Exchange | None:
+        """The selected one: the last where nobody chose another."""
+        talk, chosen = self._talk, self._selected.get(self._at)
+        return talk[chosen] if chosen is not None and talk.has(chosen) else talk.last
+
+    # Showing it
+
+    def _tick(self) -> None:
+        self._speaking.look()
+        if self._loading or self._learning or self._comparing:
+            self._foot()
+
+    def _show(self) -> None:
+        """Has the conversation drawn, once for all that changes until then."""
+        if not self._due:
+            self._due = True
+            self.call_next(self._draw)
+
+    async def _draw(self) -> None:
+        self._due = False
+        if not self.is_running:
+            return
+        talk, selected = self._talk, self._exchange
+        editing = next((each for each in talk.exchanges if each.turn and each.turn == self._editing), None)
+        drafts = {editing.number: self._edits.get(editing.turn or "", editing.text)} if editing else {}
+        await self.query_one(Transcript).show(
+            talk, selected=selected.number if selected else None, loaded=self._loading is None, drafts=drafts
+        )
+        self._list()
+        self._foot()
+
+    def _list(self) -> None:
+        self.query_one(Conversations).show(self._speaking.talks.values(), self._at)
+
+    def _foot(self) -> None:
+        loading = (self._loading.stage or "Loading the model", self._loading.done) if self._loading else None
+        going = self._learning or self._comparing
+        now = (going.stage, going.done) if going else None
+        self.query_one("#status", Static).update(views.status(self._user.id, self._standing, loading, now))
+
+    def _note(self, text: str) -> None:
+        self.notify(printable(text), markup=False, timeout=4)
+
+    def _wrong(self, error: PersonalPeftError) -> None:
+        if not isinstance(error, Cancelled):
+            self.notify(
+                printable(error.hint), title=printable(error.message), severity="error", markup=False, timeout=10
+            )
+
+    def _handle_exception(self, error: Exception) -> None:
+        # A mistake in the screen's own thread: whoever called says so in a line, and a test sees it as it is.
+        if self.is_headless:
+            super()._handle_exception(error)
+        else:
+            self.broken = self.broken or error
+            self.exit()
+
+    # What Speaking says
+
+    def talk_changed(self, key: str) -> None:
+        if key == self._at:
+            self._show()
+        else:
+            self._list()
+
+    def talk_written(self, key: str, written: Written) -> None:
+        if written.left_out:
+            self._note("The conversation is too long for the base; its beginning is left out from here on.")
+        if key != self._at:
+            self._note(f"There is a reply in: {self._speaking.talks[key].title[:40]}")
+        if self._standing.stack is None:
+            self._look()
+
+    def talk_failed(self, error: PersonalPeftError) -> None:
+        self._wrong(error)
+
+    def talk_given_back(self, key: str, text: str) -> bool:
+        return self.query_one(Composer).give_back(key, text)
+
+    # Writing
+
+    def on_composer_sent(self, event: Composer.Sent) -> None:
+        composer, key = self.query_one(Composer), self._at
+        if event.mode == "ask":
+            composer.taken(key, "ask")
+            self._selected.pop(key, None)
+            self._speaking.ask(key, event.text)
+            return
+        # The text stands until the ledger has it.
+        exchange = self._exchange
+        if event.mode == "remember":
+            work = partial(self._user.remember, event.text)
+            then = partial(self._kept, key, "remember", "Remembered; it is looked up from the next question on.")
+            self._threads.do(work, lambda _: then(), self._wrong)
+        elif exchange is not None and exchange.turn is not None:
+            turn, comments = exchange.turn, exchange.comments + 1
+
+            def commented(_: object) -> None:
+                self._speaking.said(key, turn, comments=comments)
+                self._kept(key, "comment", "Kept; it is a rule from the next question on.")
+
+            self._threads.do(partial(self._user.feedback, turn, comment=event.text), commented, self._wrong)
+
+    def _kept(self, key: str, mode: Mode, note: str) -> None:
+        composer = self.query_one(Composer)
+        composer.taken(key, mode)
+        if composer.mode == mode:
+            composer.turn(self._at, "ask")
+        self._note(note)
+        self._look()
+
+    def action_write(self) -> None:
+        self.query_one(Composer).focus()
+
+    def action_remember(self) -> None:
+        self._type("remember")
+
+    def action_comment(self) -> None:
+        if self._answered() is not None:
+            self._type("comment")
+
+    def _type(self, mode: Mode) -> None:
+        composer = self.query_one(Composer)
+        composer.turn(self._at, mode)
+        composer.focus()
+
+    def action_stop(self) -> None:
+        """Stops what is being written here; where nothing is, it leads back to where one types."""
+        composer = self.query_one(Composer)
+        if composer.has_focus and composer.mode != "ask":
+            composer.turn(self._at, "ask")
+        elif self._speaking.stop(self._at):
+            pass
+        elif self._comparing is not None:
+            self._comparing.stop()
+        else:
+            composer.focus()
+
+    def action_interrupt(self) -> None:
+        if self.screen.get_selected_text():
+            self.screen.action_copy_text()
+        elif not self._speaking.stop(self._at):
+            self._note("Ctrl+Q leaves.")
+
+    async def action_quit(self) -> None:
+        self.unsent = [*self.query_one(Composer).unsent(), *(text.strip() for text in self._edits.values())]
+        self._speaking.stop_all()
+        for job in (self._learning, self._comparing):
+            if job is not None:
+                job.stop()
+        self.exit()
+
+    # Conversations
+
+    def action_new(self) -> None:
+        self._go_to(self._speaking.begin())
+
+    def action_conversations(self) -> None:
+        found = self.query_one(Conversations)
+        found.display = not (found.display and found.has_focus)
+        if found.display:
+            if self.screen.has_class("-narrow"):
+                self.query_one(Panel).display = False
+            found.focus()
+        else:
+            self.action_write()
+
+    def on_conversations_picked(self, event: Conversations.Picked) -> None:
+        self._go_to(event.key)
+
+    def _go_to(self, key: str) -> None:
+        self._at = key
+        if self.screen.has_class("-narrow"):
+            self.query_one(Conversations).display = False
+        self.query_one(Composer).turn(key, "ask")
+        self._show()
+        self.action_write()
+
+    # Replies
+
+    def action_read(self) -> None:
+        if self._talk.exchanges:
+            self.query_one(Transcript).focus()
+
+    def action_select(self, steps: int) -> None:
+        talk, now = self._talk, self._exchange
+        if now is None:
+            return
+        at = talk.exchanges.index(now) + steps
+        if at >= len(talk.exchanges):
+            self.action_write()
+        elif at >= 0:
+            self._select(talk.exchanges[at].number)
+
+    def on_exchange_view_picked(self, event: ExchangeView.Picked) -> None:
+        self._select(event.number)
+
+    def _select(self, number: int) -> None:
+        self._selected[self._at] = number
+        transcript = self.query_one(Transcript)
+        view = transcript.view(number)
+        if view is not None:
+            transcript.scroll_to_widget(view, animate=False)
+        self._show()
+        self._explain()
+
+    def _answered(self) -> str | None:
+        """The turn of the selected reply; where there is none, a message says so."""
+        exchange = self._exchange
+        if exchange is None or exchange.turn is None:
+            self._note("There is no reply to say that of." if exchange is None else "That reply is not finished.")
+            return None
+        return exchange.turn
+
+    def action_good(self) -> None:
+        self._rate(1)
+
+    def action_bad(self) -> None:
+        self._rate(-1)
+
+    def _rate(self, rating: int) -> None:
+        turn, key = self._answered(), self._at
+        if turn is not None:
+
+            def rated(_: object) -> None:
+                self._speaking.said(key, turn, rating=rating)
+                self._look()
+
+            self._threads.do(partial(self._user.feedback, turn, rating=rating), rated, self._wrong)
+
+    def action_retry(self) -> None:
+        exchange = self._exchange
+        if exchange is None or not exchange.over:
+            self._note("There is nothing to ask again.")
+        elif exchange != self._talk.last:
+            self._note("Only the last question can be asked again.")
+        else:
+            self._speaking.again(self._at, exchange.number)
+
+    def action_take_back(self) -> None:
+        exchange = self._exchange
+        if exchange is not None and exchange.status == "failed":
+            if self.query_one(Composer).give_back(self._at, exchange.asked):
+                self._speaking.take_back(self._at, exchange.number)
+                self.action_write()
+            else:
+                self._note("Send or clear what you have typed first.")
+
+    def action_copy_reply(self) -> None:
+        exchange = self._exchange
+        if exchange is not None and exchange.text:
+            self.copy_to_clipboard(exchange.text)
+            self._note("Copied.")
+
+    def action_edit_reply(self) -> None:
+        exchange = self._exchange
+        if exchange is not None and exchange.status == "failed":
+            self.action_take_back()
+            return
+        turn = self._answered()
+        if turn is not None:
+            self._leave_edit()
+            self._editing = turn
+            self._show()
+
+    def action_leave_edit(self) -> None:
+        self._leave_edit()
+        self._show()
+        self.action_read()
+
+    def _leave_edit(self) -> None:
+        """Closes the editor; what was typed is there again when it is opened."""
+        for editor in self.query(ReplyEditor):
+            if self._editing is not None:
+                self._edits[self._editing] = editor.text
+        self._editing = None
+
+    def action_keep_edit(self) -> None:
+        turn, key = self._editing, self._at
+        editor = next(iter(self.query(ReplyEditor)), None)
+        if turn is None or editor is None:
+            return
+        text = editor.text
+
+        def kept(_: object) -> None:
+            self._edits.pop(turn, None)
+            if self._editing == turn:
+                self._editing = None
+                self.action_read()
+            self._speaking.said(key, turn, edited=text)
+            self._note("Kept: that is how it should have been.")
+            self._look()
+
+        self._threads.do(partial(self._user.feedback, turn, edit=text), kept, self._wrong)
+
+    def action_why(self) -> None:
+        if self._answered() is not None:
+            self._open("why")
+            self._explain()
+
+    def _explain(self) -> None:
+        panel, exchange = self.query_one(Panel), self._exchange
+        if not panel.display or panel.tab != "why":
+            return
+        if exchange is None or exchange.turn is None:
+            panel.explain(None)
+        else:
+            turn = exchange.turn
+            self._threads.do(lambda: self._user.why(turn), self._explained, self._wrong)
+
+    def _explained(self, account: Why) -> None:
+        self.query_one(Panel).explain(account)
+
+    # The model
+
+    def action_model(self) -> None:
+        panel = self.query_one(Panel)
+        if panel.display and panel.has_pseudo_class("focus-within"):
+            panel.display = False
+            self.action_write()
+        else:
+            self._open(panel.tab)
+            self._explain()
+            panel.query_one("Tabs").focus()
+
+    def _open(self, tab: str) -> None:
+        panel = self.query_one(Panel)
+        panel.display = True
+        panel.turn_to(tab)
+        if self.screen.has_class("-narrow"):
+            self.query_one(Conversations).display = False
+
+    def on_tabbed_content_tab_activated(self) -> None:
+        self._explain()
+
+    def on_weight_turned(self, event: Weight.Turned) -> None:
+        self._threads.do(
+            partial(self._user.weigh, event.layer, event.weight), lambda _: self._look(), self._wrong_and_look
+        )
+
+    def _wrong_and_look(self, error: PersonalPeftError) -> None:
+        self._wrong(error)
+        self._look()
+
+    def on_revisions_wanted(self, event: Revisions.Wanted) -> None:
+        if event.compare:
+            self._compare(event.layer, event.revision or "base")
+        else:
+            self._threads.do(partial(self._user.rollback, event.layer, event.revision), self._moved, self._wrong)
+
+    def _moved(self, move: HeadMove) -> None:
+        self._note(f"{move.layer}: {move.before or 'the bare base'} → {move.after or 'the bare base'}")
+        self._look()
+
+    def action_roll_back(self) -> None:
+        """Undoes the last change of the highest layer that has changed."""
+        layers = [layer.name for layer in self._standing.layers]
+        if not layers:
+            self._note("Nothing was learned yet; there is nothing to take back.")
+        else:
+            self._threads.do(partial(self._user.rollback, layers[-1]), self._moved, self._wrong)
+
+    def action_compare(self) -> None:
+        layers = self._standing.layers
+        self._compare(layers[0].name if layers else "style", "previous")
+
+    def _compare(self, layer: str, revision: str) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            self._note("Ask something first: two revisions are compared on the selected question.")
+            return
+        if self._comparing is not None:
+            self._note("A comparison is under way; Esc stops it.")
+            return
+        live = next((each.head for each in self._standing.layers if each.name == layer), None) or "base"
+        job = self._comparing = Job()
+        job.progress("Both are answering", 0.0)
+        told_then = self._talk.messages(exchange.number)
+        other = "previous" if revision == live else revision
+        self._threads.do(partial(self._desk.compare, told_then, other, layer, job), self._compared, self._not_compared)
+
+    def _not_compared(self, error: PersonalPeftError) -> None:
+        self._comparing = None
+        self._foot()
+        self._wrong(error)
+
+    def _compared(self, comparison: Comparison) -> None:
+        self._comparing = None
+        self._foot()
+        if comparison.same:
+            self._note("Both say the same; there is nothing to choose.")
+            return
+
+        def choose(number: int) -> None:
+            def chosen(choice: Choice) -> None:
+                if screen.is_attached:
+                    screen.tell(choice)
+                self._look()
+
+            def not_chosen(error: PersonalPeftError) -> None:
+                screen.try_again()
+                self._wrong(error)
+
+            self._threads.do(partial(comparison.choose, number), chosen, not_chosen)
+
+        screen = Comparing(comparison, choose)
+        self.push_screen(screen)
+
+    def action_learn(self) -> None:
+        if self._learning is not None:
+            self._learning.stop()
+            self._note("Learning stops after this step; the next learn goes on from there.")
+            return
+        job = self._learning = Job()
+        job.progress("Learning", 0.0)
+        self._foot()
+        self._threads.do(partial(self._desk.learn, job), self._learned, self._not_learned)
+
+    def _learned(self, report: LearnReport) -> None:
+        self._learning = None
+        self._look()
+        self._note(f"{report.layer}: {report.verdict}. {report.reason}")
+        self._open("report")
+
+    def _not_learned(self, error: PersonalPeftError) -> None:
+        self._learning = None
+        self._foot()
+        if isinstance(error, NothingToLearn):
+            self._note(told(error))
+        else:
+            self._wrong(error)
+
+    def action_report(self) -> None:
+        report = self._standing.report
+        if report is None:
+            self._note("There is no report yet.")
+        else:
+            self.push_screen(Reading("The last report", Content(printable(str(report)))))
+
+    # Everything else
+
+    def action_keys(self) -> None:
+        self.push_screen(keys_help())
+
+    def action_colours(self) -> None:
+        self.theme = theme.LIGHT.name if self.theme == theme.DARK.name else theme.DARK.name
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """What the palette lists."""
+        commands: tuple[tuple[str, str, Callable[[], object]], ...] = (
+            ("Learn, or stop learning", "From everything that is new (^L)", self.action_learn),
+            ("Good", "The selected reply was good (+)", self.action_good),
+            ("Not good", "The selected reply was not good (-)", self.action_bad),
+            ("Edit the reply", "Say how it should have been (e)", self.action_edit_reply),
+            ("Comment", "A rule to follow from now on (c)", self.action_comment),
+            ("Remember a fact", "About you, for all conversations (F4)", self.action_remember),
+            ("Ask again", "Another reply to the last question (^R)", self.action_retry),
+            ("Copy the reply", "To the clipboard of this terminal (y)", self.action_copy_reply),
+            ("Stop", "The reply that is being written (Esc)", self.action_stop),
+            ("New conversation", "The others stay (^N)", self.action_new),
+            ("Conversations", "Go to another one (F2)", self.action_conversations),
+            ("Why", "What the selected reply was made of (w)", self.action_why),
+            ("Stack", "Layers and their weights (F3)", partial(self._open, "stack")),
+            ("Built", "Every revision, and what it gained", partial(self._open, "revisions")),
+            ("Report", "All that the last learn said", self.action_report),
+            ("Roll back", "Undo the last change of the highest layer", self.action_roll_back),
+            ("Compare blind", "The selected question, with and without the last change", self.action_compare),
+            ("Light or dark", "The colours", self.action_colours),
+            ("Keys", "All of them (F1)", self.action_keys),
+            ("Quit", "Leave (^Q)", self.action_quit),
+        )
+        for title, about, call in commands:
+            yield SystemCommand(title, about, call)

@@ -1,0 +1,61 @@
+"""Every key, once: the help on F1 and docs/tui.md are made of this table."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Key(NamedTuple):
+    """What to press, and what that does."""
+
+    press: str
+    does: str
+
+
+KEYS: dict[str, tuple[Key, ...]] = {
+    "Everywhere": (
+        Key("F1", "this list"),
+        Key("Ctrl+P", "all commands, by name"),
+        Key("F2", "the conversations"),
+        Key("F3", "your model: stack, built, report, why"),
+        Key("F4", "tell a fact about you"),
+        Key("Ctrl+N", "a new conversation"),
+        Key("Ctrl+R", "ask for the last reply again"),
+        Key("Ctrl+L", "learn from what is new; again: stop"),
+        Key("Esc", "stop the reply; else go where you type"),
+        Key("Tab", "from one part of the screen to the next"),
+        Key("Ctrl+Q", "leave"),
+    ),
+    "Where you type": (
+        Key("Enter", "send"),
+        Key("Ctrl+J", "a new line"),
+        Key("Ctrl+↑", "to the replies; ↑ too, with nothing typed"),
+        Key("Ctrl+C", "copy what is selected; else stop the reply"),
+    ),
+    "On a reply": (
+        Key("↑ ↓", "another reply"),
+        Key("+ -", "it was good, it was not"),
+        Key("e", "edit it in its place"),
+        Key("c", "comment: a rule to follow from now on"),
+        Key("r", "ask for it again"),
+        Key("y", "copy it"),
+        Key("w", "why it was so"),
+        Key("Enter", "back to where you type"),
+    ),
+    "While you edit a reply": (
+        Key("Ctrl+S", "keep it: that is how it should have been"),
+        Key("Esc", "leave it; what you typed stays there"),
+    ),
+    "In the stack": (
+        Key("← →", "turn a layer's weight"),
+        Key("1, 0", "as it was learned, without it"),
+    ),
+    "In what was built": (
+        Key("Enter", "make it live"),
+        Key("b", "compare it blind with what is live"),
+    ),
+    "In a comparison": (
+        Key("1, 2", "that answer is better"),
+        Key("n, Esc", "neither"),
+    ),
+}

@@ -1,0 +1,117 @@
+"""What comes over the conversation: a text to read, and two answers to choose between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Button, Static
+
+from personalpeft_app.output import printable
+from personalpeft_app.tui.keys import KEYS
+
+if TYPE_CHECKING:
+    from personalpeft.comparing import Choice, Comparison
+
+
+class Reading(ModalScreen[None]):
+    """A text with a title; any of the usual keys closes it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,f1,enter", "dismiss", "Close")]
+
+    def __init__(self, title: str, text: Content) -> None:
+        super().__init__()
+        self._title = title
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="sheet") as sheet:
+            sheet.border_title = self._title
+            sheet.border_subtitle = "esc closes"
+            yield Static(self._text, markup=False)
+
+
+def keys_help() -> Reading:
+    """The help on F1."""
+    widest = max(len(key.press) for keys in KEYS.values() for key in keys)
+    parts: list[tuple[str, str]] = []
+    for where, keys in KEYS.items():
+        parts.append((f"{where}\n", "bold"))
+        for key in keys:
+            parts += [(f"  {key.press:<{widest}}  ", "$primary"), (f"{key.does}\n", "")]
+        parts.append(("\n", ""))
+    return Reading("Keys", Content.assemble(*parts[:-1]))
+
+
+class Comparing(ModalScreen[None]):
+    """Two answers, in an order drawn by chance. Whose they are is said once one of them was chosen."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("1", "choose(1)", "The first"),
+        Binding("2", "choose(2)", "The second"),
+        Binding("n,escape", "leave", "Neither"),
+        Binding("enter", "close_when_told", "Close", show=False),
+    ]
+
+    def __init__(self, comparison: Comparison, choose: Callable[[int], None]) -> None:
+        super().__init__()
+        self._comparison = comparison
+        self._choose = choose
+        self._asked = False
+        self._told = False
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="sheet") as sheet:
+            sheet.border_title = "Which is better?"
+            yield Static(Content.assemble(("› ", "bold $primary"), (printable(self._comparison.prompt), "bold")))
+            with Horizontal(id="answers"):
+                for number, answer in enumerate(self._comparison.answers, 1):
+                    with VerticalScroll(classes="answer", id=f"answer-{number}") as box:
+                        box.border_title = str(number)
+                        yield Static(Content(printable(answer.text)), markup=False)
+            with Horizontal(id="choices"):
+                yield Button("1 is better", id="choose-1", compact=True)
+                yield Button("2 is better", id="choose-2", compact=True)
+                yield Button("n  neither", id="leave", compact=True)
+            yield Static(id="told", markup=False)
+
+    def on_mount(self) -> None:
+        self.query_one("#told").display = False
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        {"choose-1": lambda: self.action_choose(1), "choose-2": lambda: self.action_choose(2)}.get(
+            event.button.id or "", self.action_leave
+        )()
+
+    def action_choose(self, number: int) -> None:
+        if not self._asked:
+            self._asked = True
+            self._choose(number)
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
+
+    def action_close_when_told(self) -> None:
+        if self._told:
+            self.dismiss(None)
+
+    def tell(self, choice: Choice) -> None:
+        """The choice is kept; now it may be said whose the answers are."""
+        self._told = True
+        for number, answer in enumerate(self._comparison.answers, 1):
+            box = self.query_one(f"#answer-{number}")
+            box.border_title = f"{number}: {answer.revision}"
+            box.set_class(answer.revision == choice.chosen, "-chosen")
+        self.query_one("#choices").display = False
+        told = self.query_one("#told", Static)
+        told.update(f"You chose {choice.chosen} rather than {choice.other}. That is kept. Esc closes.")
+        told.display = True
+
+    def try_again(self) -> None:
+        """The choice could not be kept."""
+        self._asked = False

@@ -1,0 +1,127 @@
+"""A conversation as a value. Every change gives a new one; nothing here knows a screen, a thread or a ledger.
+
+Invariant: at most one exchange of a conversation is being written, since each is told what came before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Literal, TypeAlias
+
+from personalpeft.types import Message
+
+Status: TypeAlias = Literal["waiting", "writing", "done", "stopped", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A question and what became of it. ``number`` names it within its conversation; ``turn`` is None until the ledger has
+    it, ``problem`` is there where it failed, ``rating`` 0 where nobody said anything.
+    """
+
+    number: int
+    asked: str
+    reply: str = ""
+    status: Status = "waiting"
+    turn: str | None = None
+    stack: str = ""
+    rating: int = 0
+    edited: str | None = None
+    comments: int = 0
+    problem: str = ""
+
+    @property
+    def text(self) -> str:
+        """The reply as it counts from now on."""
+        return self.reply if self.edited is None else self.edited
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more comes by itself."""
+        return self.status in ("done", "stopped", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """One conversation, named by ``key``. ``at`` is when it was last spoken in, None before the ledger has any of it."""
+
+    key: str
+    exchanges: tuple[Exchange, ...] = ()
+    system: tuple[Message, ...] = ()
+    at: datetime | None = None
+
+    @property
+    def title(self) -> str:
+        """The first question, on one line."""
+        return " ".join(self.exchanges[0].asked.split()) if self.exchanges else "A new conversation"
+
+    @property
+    def last(self) -> Exchange | None:
+        """The newest exchange."""
+        return self.exchanges[-1] if self.exchanges else None
+
+    def __getitem__(self, number: int) -> Exchange:
+        return next(each for each in self.exchanges if each.number == number)
+
+    def has(self, number: int) -> bool:
+        """Whether there is an exchange of that number."""
+        return any(each.number == number for each in self.exchanges)
+
+    def ask(self, text: str) -> Talk:
+        """With one more question, which waits."""
+        number = max((each.number for each in self.exchanges), default=-1) + 1
+        return replace(self, exchanges=(*self.exchanges, Exchange(number, text)))
+
+    def without(self, number: int) -> Talk:
+        """As if that had never been asked."""
+        return replace(self, exchanges=tuple(each for each in self.exchanges if each.number != number))
+
+    def change(self, number: int, **changes: object) -> Talk:
+        """With something else about one exchange; as it is where that has gone meanwhile."""
+        return self._each(lambda each: each.number == number, lambda each: replace(each, **changes))  # type: ignore[arg-type]
+
+    def change_turn(self, turn: str, **changes: object) -> Talk:
+        """As ``change``, of the exchange that the ledger knows by that id."""
+        return self._each(lambda each: each.turn == turn, lambda each: replace(each, **changes))  # type: ignore[arg-type]
+
+    def put(self, exchange: Exchange) -> Talk:
+        """With an exchange in the place of the one of its number."""
+        return self._each(lambda each: each.number == exchange.number, lambda each: exchange)
+
+    def again(self, number: int) -> Talk:
+        """With the question of an exchange waiting anew, in its place and with nothing said about it."""
+        return self._each(lambda each: each.number == number, lambda each: Exchange(each.number, each.asked))
+
+    def next(self) -> Exchange | None:
+        """The exchange to write now: the first that waits, unless one is being written."""
+        if any(each.status == "writing" for each in self.exchanges):
+            return None
+        return next((each for each in self.exchanges if each.status == "waiting"), None)
+
+    def unfinished(self) -> Exchange | None:
+        """The first exchange of which more is to come."""
+        return next((each for each in self.exchanges if not each.over), None)
+
+    def messages(self, number: int) -> list[dict[str, str]]:
+        """What the model is told for an exchange: what was said before it, with edited replies as they were edited and
+        without what nothing was answered to, and its question.
+        """
+        told = [{"role": message.role, "content": message.content} for message in self.system]
+        for each in self.exchanges:
+            if each.number == number:
+                return [*told, {"role": "user", "content": each.asked}]
+            if each.turn is not None and each.text.strip():
+                told += [{"role": "user", "content": each.asked}, {"role": "assistant", "content": each.text}]
+        raise KeyError(number)
+
+    def _each(self, which: Callable[[Exchange], bool], change: Callable[[Exchange], Exchange]) -> Talk:
+        return replace(self, exchanges=tuple(change(each) if which(each) else each for each in self.exchanges))
+
+
+def shorter(messages: list[dict[str, str]]) -> list[dict[str, str]] | None:
+    """The messages without the oldest question and reply; None where there is but the last question."""
+    system = [each for each in messages if each["role"] == "system"]
+    rest = messages[len(system) :]
+    return [*system, *rest[2:]] if len(rest) >= 3 else None

@@ -1,0 +1,181 @@
+"""What the screen says, as styled text made of values. Everything that a person or a model wrote goes in as text and never
+as markup, with its control characters shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from textual.content import Content
+
+from personalpeft.learning.report import excerpt, said
+from personalpeft.types import Verdict
+from personalpeft_app.output import moment, printable
+from personalpeft_app.tui.talk import Exchange
+from personalpeft_app.tui.work import Standing
+
+if TYPE_CHECKING:
+    from personalpeft import LearnReport, Why
+    from personalpeft.types import Layer, Revision
+
+_MARKS = {Verdict.PROMOTED: ("●", "$success"), Verdict.REFUSED: ("○", "$error"), Verdict.ABSTAINED: ("◌", "$warning")}
+DIM = "$secondary"
+
+
+def bar(part: float, width: int) -> str:
+    """A bar over a part (0 to 1) of a width in cells, to half a cell."""
+    halves = round(max(0.0, min(1.0, part)) * width * 2)
+    return "━" * (halves // 2) + "╸" * (halves % 2)
+
+
+def asked(exchange: Exchange) -> Content:
+    """The question."""
+    return Content.assemble((printable(exchange.asked), "bold"))
+
+
+def reply(exchange: Exchange, *, loaded: bool) -> Content:
+    """The reply, or why there is none yet."""
+    match exchange.status:
+        case "waiting":
+            why = "waits until the reply before it is there" if loaded else "waits for the model, which is being loaded"
+            return Content.assemble((why + " …", f"italic {DIM}"))
+        case "writing" if not exchange.reply:
+            why = "…" if loaded else "waits for the model, which is being loaded …"
+            return Content.assemble((why, f"italic {DIM}"))
+        case "writing":
+            return Content.assemble(printable(exchange.reply), ("▌", "$primary"))
+        case "failed":
+            return Content.assemble(("✗ ", "bold $error"), (printable(exchange.problem), "$error"))
+    text = printable(exchange.text)
+    return Content.assemble(text) if text.strip() else Content.assemble(("(nothing)", f"italic {DIM}"))
+
+
+def marks(exchange: Exchange) -> Content:
+    """What was said about a reply; empty where nothing was."""
+    parts: list[tuple[str, str]] = []
+    if exchange.status == "stopped":
+        parts.append(("■ stopped", DIM))
+    if exchange.rating:
+        parts.append(("▲ good", "$success") if exchange.rating > 0 else ("▼ not good", "$error"))
+    if exchange.edited is not None:
+        parts.append(("✎ edited", "$accent"))
+    if exchange.comments:
+        parts.append((f"¶ {_count(exchange.comments, 'comment')}", "$accent"))
+    return Content("   ").join(Content.assemble(part) for part in parts)
+
+
+def status(
+    user: str, standing: Standing, loading: tuple[str, float] | None, learning: tuple[str, float] | None
+) -> Content:
+    """The footer's left: who answers, what is loaded or learned now and how far that is, and what there is to learn."""
+    stack = (
+        "…" if standing.stack is None else standing.stack[:8] if any(each.head for each in standing.layers) else "base"
+    )
+    parts = [Content.assemble((user, "bold"), (f"@{stack}", "$primary"))]
+    if standing.problem:
+        parts.append(Content.assemble(("the stack cannot answer", "bold $error")))
+    if loading is not None:
+        parts.append(_going(*loading))
+    if learning is not None:
+        parts.append(_going(*learning))
+    elif standing.fresh:
+        parts.append(Content.assemble((f"{standing.fresh} to learn", "$accent")))
+    return Content("  ").join(parts)
+
+
+def _going(stage: str, done: float) -> Content:
+    filled = bar(done, 8)
+    return Content.assemble(
+        (printable(stage), "$accent"), " ", (filled, "$accent"), ("·" * (8 - len(filled)), DIM), f" {done:4.0%}"
+    )
+
+
+def layer(each: Layer, width: int) -> Content:
+    """A layer's name and what is live in it."""
+    live = (each.head or "the bare base").partition("@")
+    name = live[2] or live[0]
+    room = max(1, width - len(each.name) - len(each.scope) - len(name) - 2)
+    return Content.assemble((each.name, "bold"), (f" {each.scope}", DIM), " " * room, (name, "$primary"))
+
+
+def gain(revision: Revision) -> float | None:
+    """How much likelier the answers held back became with it, in nats a token; None where that was not measured."""
+    target = revision.scores.get("target") or {}
+    if not target.get("asked") or target.get("before") is None or target.get("after") is None:
+        return None
+    return float(target["after"]) - float(target["before"])
+
+
+def revision(each: Revision, *, live: bool, largest: float, width: int) -> Content:
+    """Two lines of the list: verdict, id and time; a bar of what it gained, as a part of the ``largest`` gain."""
+    mark, colour = _MARKS[each.verdict]
+    won = gain(each)
+    head = each.id.rpartition("@")[2]
+    word = "live" if live else f"{each.verdict}"
+    first = [(f"{mark} ", colour), (f"{each.layer} ", "bold" if live else ""), (head, ""), (f"  {word}", colour)]
+    if won is None:
+        second: list[tuple[str, str]] = [("  not measured", DIM)]
+    else:
+        figure = f" {won:+.2f}"
+        filled = bar(abs(won) / largest if largest else 0.0, width - 3 - len(figure) - 13)
+        second = [("  ", ""), (filled or "╸", colour), (figure, "" if won > 0 else "$error")]
+    last = ("  on probation", "$warning") if each.probation else (f"  {moment(each.at)[5:]}", DIM)
+    return Content.assemble(*first, "\n", *second, last)
+
+
+def revisions_in_order(revisions: Sequence[Revision], layers: Iterable[Layer]) -> list[tuple[str, Revision | None]]:
+    """The rows of the list: each layer's revisions, newest first, and then None for the bare base."""
+    rows: list[tuple[str, Revision | None]] = []
+    for each in layers:
+        rows += [(each.name, found) for found in reversed(revisions) if found.layer == each.name]
+        rows.append((each.name, None))
+    return rows
+
+
+def report(last: LearnReport | None) -> Content:
+    """The last report, short enough for the side panel."""
+    if last is None:
+        return Content.assemble(("No learn yet. Correct a few replies, then press ^L.", DIM))
+    word = last.event if last.event != "learn" else str(last.verdict)
+    mark, colour = _MARKS[last.verdict]
+    parts: list[tuple[str, str]] = [
+        (f"{mark} {last.layer}: {word}", f"bold {colour}"),
+        (", on probation" if last.probation else ", accepted by you" if last.accepted else "", "$warning"),
+        (f"\n{moment(last.at)} · {last.steps} steps · {last.seconds:.0f} s\n", DIM),
+        (f"\n{printable(last.reason)}\n", ""),
+    ]
+    for use in dict.fromkeys(source.use for source in last.sources):
+        these = [source for source in last.sources if source.use == use]
+        parts.append((f"\n{use}: {len(these)}\n", "bold"))
+        parts += [(f"  {printable(excerpt(source.text, 34))}\n", "") for source in these[:4]]
+        if len(these) > 4:
+            parts.append((f"  … and {len(these) - 4} more\n", DIM))
+    for example in last.examples[:2]:
+        parts += [
+            (f"\n› {printable(excerpt(example.prompt, 34))}\n", "bold"),
+            (f"before  {printable(excerpt(example.before, 90))}\n", DIM),
+            (f"after   {printable(excerpt(example.after, 90))}\n", "$success"),
+        ]
+    return Content.assemble(*parts)
+
+
+def why(account: Why | None) -> Content:
+    """Why the selected reply was as it was."""
+    if account is None:
+        return Content.assemble(("Select a reply that is in the ledger.", DIM))
+    parts: list[tuple[str, str]] = [(f"{printable(excerpt(account.turn.reply, 70))}\n", f"italic {DIM}")]
+    if not account.parts and not account.items:
+        parts.append(("\nThe bare base answered, with nothing of yours.", ""))
+    for part in account.parts:
+        mark, colour = _MARKS[part.revision.verdict]
+        parts += [(f"\n{mark} {part.revision.id}", f"bold {colour}"), (f"  × {part.weight:g}\n", DIM)]
+        parts += [(f"  {s.kind}: {printable(excerpt(said(s), 50))}\n", "") for s in part.signals]
+    if account.items:
+        parts.append(("\nIn the prompt\n", "bold"))
+        parts += [(f"  {s.kind}: {printable(excerpt(said(s), 50))}\n", "") for s in account.items]
+    return Content.assemble(*parts)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

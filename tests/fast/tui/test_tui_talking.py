@@ -1,0 +1,222 @@
+"""Asking, stopping, asking again, and several conversations."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from tui_makers import Gate, Seat, sit_down
+
+from personalpeft import Runtime
+from personalpeft.errors import Busy, InvalidInput
+from personalpeft_app.tui.composer import Composer
+
+
+def test_a_question_is_answered_and_kept(runtime: Runtime) -> None:
+    async def play(seat: Seat) -> None:
+        await seat.ask("Hello there")
+        (turn,) = runtime.user("ada").turns()
+        assert turn.messages[-1].content == "Hello there"
+        await seat.sees(turn.reply)
+        assert "› Hello there" in seat.screen
+        assert seat.app.query_one(Composer).text == ""
+
+    sit_down(runtime, play)
+
+
+def test_a_conversation_is_kept_in_mind(runtime: Runtime) -> None:
+    async def play(seat: Seat) -> None:
+        await seat.ask("one")
+        await seat.ask("two")
+        second, first = runtime.user("ada").turns()
+        assert [each.content for each in second.messages] == ["one", first.reply, "two"]
+
+    sit_down(runtime, play)
+
+
+def test_several_lines_are_one_question(runtime: Runtime) -> None:
+    async def play(seat: Seat) -> None:
+        await seat.type("one")
+        await seat.press("ctrl+j")
+        await seat.ask("two")
+        (turn,) = runtime.user("ada").turns()
+        assert turn.messages[-1].content == "one\ntwo"
+
+    sit_down(runtime, play)
+
+
+def test_what_is_asked_while_the_model_loads_waits_and_says_so(runtime: Runtime) -> None:
+    there = threading.Event()
+
+    async def play(seat: Seat) -> None:
+        await seat.type("early")
+        await seat.press("enter")
+        await seat.sees("waits for the model")
+        assert not runtime.user("ada").turns()
+        there.set()
+        await seat.until(lambda: runtime.user("ada").turns(), "the reply")
+
+    sit_down(runtime, play, load=lambda: there.wait(20) and None)
+
+
+def test_a_question_that_is_stopped_while_the_model_loads_is_back_where_it_was_typed(runtime: Runtime) -> None:
+    there = threading.Event()
+
+    async def play(seat: Seat) -> None:
+        await seat.type("early")
+        await seat.press("enter")
+        await seat.sees("waits for the model")
+        await seat.press("escape")
+        await seat.until(lambda: seat.app.query_one(Composer).text == "early", "the question's return")
+        there.set()
+
+    sit_down(runtime, play, load=lambda: there.wait(20) and None)
+    assert not runtime.user("ada").turns()
+
+
+def test_stopping_takes_one_step_and_keeps_what_came(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play(seat: Seat) -> None:
+        gate = Gate(monkeypatch)
+        await seat.type("long")
+        await seat.press("enter")
+        gate.let(2)
+        await seat.until(lambda: gate.steps == 2, "two steps")
+        await seat.press("escape")
+        gate.let(20)
+        await seat.until(lambda: runtime.user("ada").turns(), "the end")
+        (turn,) = runtime.user("ada").turns()
+        assert turn.finish_reason == "cancelled"
+        assert turn.usage.completion_tokens <= 3
+        await seat.sees("stopped")
+
+    sit_down(runtime, play)
+
+
+def test_a_typed_text_survives_an_error(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play(seat: Seat) -> None:
+        def busy(*args: object, **asked: object) -> None:
+            raise Busy("Too many wait.", hint="Try again in a moment.")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(seat.app._user), "stream", busy)
+            await seat.type("important words")
+            await seat.press("enter")
+            await seat.hears("Too many wait.")
+        assert "Try again in a moment." in seat.said
+        assert seat.app.query_one(Composer).text == "important words"
+        await seat.press("enter")
+        await seat.until(lambda: runtime.user("ada").turns(), "the reply")
+
+    sit_down(runtime, play)
+
+
+def test_a_question_that_fails_while_one_types_another_stays_and_can_be_tried_again(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(seat: Seat) -> None:
+        typed = threading.Event()
+
+        def late(*args: object, **asked: object) -> None:
+            assert typed.wait(20)
+            raise Busy("Too many wait.", hint="Try again in a moment.")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(seat.app._user), "stream", late)
+            await seat.type("first")
+            await seat.press("enter")
+            await seat.type("second")
+            typed.set()
+            await seat.sees("✗ Too many wait.")
+        assert seat.app.query_one(Composer).text == "second"
+        await seat.press("ctrl+r")
+        await seat.until(lambda: runtime.user("ada").turns(), "the reply")
+        assert runtime.user("ada").turns()[0].messages[-1].content == "first"
+
+    sit_down(runtime, play)
+
+
+def test_a_reply_that_is_asked_for_again_takes_the_place_of_the_old_one(runtime: Runtime) -> None:
+    async def play(seat: Seat) -> None:
+        await seat.ask("one")
+        await seat.press("ctrl+r")
+        await seat.until(lambda: len(runtime.user("ada").turns()) == 2, "another reply")
+        new, old = runtime.user("ada").turns()
+        assert new.messages == old.messages
+        await seat.until(lambda: not seat.app._speaking.busy)
+        assert seat.screen.count("› one") == 1
+
+    sit_down(runtime, play)
+
+
+def test_conversations_are_apart_and_come_back_from_the_ledger(runtime: Runtime) -> None:
+    async def first(seat: Seat) -> None:
+        await seat.ask("about cats")
+        await seat.press("ctrl+n")
+        await seat.ask("about dogs")
+        assert len(runtime.user("ada").turns()[0].messages) == 1
+        assert "about cats" not in seat.screen
+
+    async def second(seat: Seat) -> None:
+        await seat.press("f2")
+        await seat.sees("about cats")
+        assert "about dogs" in seat.screen
+        await seat.press("down", "down", "enter")
+        await seat.sees("› about cats")
+        await seat.ask("and more of them")
+        assert len(runtime.user("ada").turns()[0].messages) == 3
+
+    sit_down(runtime, first)
+    sit_down(runtime, second)
+
+
+def test_what_was_typed_in_a_conversation_is_there_when_one_comes_back(runtime: Runtime) -> None:
+    async def play(seat: Seat) -> None:
+        await seat.ask("one")
+        await seat.type("half a thought")
+        await seat.press("ctrl+n")
+        assert seat.app.query_one(Composer).text == ""
+        await seat.press("f2", "down", "enter")
+        assert seat.app.query_one(Composer).text == "half a thought"
+
+    app = sit_down(runtime, play)
+    assert app.unsent == ["half a thought"]
+
+
+def test_a_mistake_in_a_thread_is_a_message_and_loses_nothing(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(seat: Seat) -> None:
+        def broken(*args: object, **asked: object) -> None:
+            raise ZeroDivisionError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(seat.app._user), "stream", broken)
+            await seat.type("words")
+            await seat.press("enter")
+            await seat.hears("bug: ZeroDivisionError()")
+        assert seat.app.query_one(Composer).text == "words"
+        seat.app.clear_notifications()
+
+    sit_down(runtime, play)
+
+
+def test_control_characters_of_a_reply_are_shown_and_not_sent(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(seat: Seat) -> None:
+        await seat.ask("[bold]not markup[/] $x")
+        assert "› [bold]not markup[/] $x" in seat.screen
+
+    sit_down(runtime, play)
+
+
+def test_an_invalid_edit_says_so_and_keeps_the_editor(runtime: Runtime) -> None:
+    assert issubclass(InvalidInput, ValueError)
+
+    async def play(seat: Seat) -> None:
+        await seat.ask("one")
+        await seat.press("up", "e", "ctrl+s")
+        await seat.hears("That is the reply as it is.")
+        assert "keep it so" in seat.screen
+
+    sit_down(runtime, play)

@@ -1,0 +1,126 @@
+"""Ways to run the terminal chat without a terminal, to press its keys and to read its screen."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+from textual.pilot import Pilot
+
+from personalpeft import Runtime
+from personalpeft.backends.fake import FakeBackend
+from personalpeft.errors import PersonalPeftError
+from personalpeft_app.tui.app import Tui
+from personalpeft_app.tui.work import Desk, Job
+
+
+class Bug(PersonalPeftError):
+    """What no test should come to see."""
+
+
+def _bug(error: Exception) -> PersonalPeftError:
+    return Bug(f"bug: {error!r}")
+
+
+@dataclass
+class Seat:
+    """Somebody in front of the screen."""
+
+    app: Tui
+    pilot: Pilot[None]
+
+    @property
+    def screen(self) -> str:
+        """All that the screen shows, line by line."""
+        return "\n".join(strip.text.rstrip() for strip in self.app.screen._compositor.render_strips())
+
+    @property
+    def said(self) -> str:
+        """All messages that are shown."""
+        return "\n".join(f"{each.title} {each.message}" for each in self.app._notifications)
+
+    async def type(self, text: str) -> None:
+        await self.pilot.press(*("space" if each == " " else each for each in text))
+
+    async def press(self, *keys: str) -> None:
+        for key in keys:
+            await self.pilot.press(key)
+        await self.pilot.pause()
+
+    async def until(self, happened: Callable[[], object], what: str = "", seconds: float = 20) -> None:
+        """Waits for what threads do."""
+        end = time.monotonic() + seconds
+        while not happened():
+            assert time.monotonic() < end, f"{what or 'it'} did not happen; the screen:\n{self.screen}\n{self.said}"
+            await self.pilot.pause(0.02)
+
+    async def sees(self, text: str) -> None:
+        await self.until(lambda: text in self.screen, f"{text!r} on the screen")
+
+    async def hears(self, text: str) -> None:
+        await self.until(lambda: text in self.said, f"the message {text!r}")
+
+    async def ask(self, text: str) -> None:
+        """Asks, and waits for the whole reply."""
+        before = len(self.app._desk.user.turns())
+        await self.type(text)
+        await self.press("enter")
+        await self.until(lambda: len(self.app._desk.user.turns()) > before, "a reply")
+        await self.until(lambda: not self.app._speaking.busy, "the end of the reply")
+        await self.pilot.pause()
+
+
+def sit_down(
+    runtime: Runtime,
+    play: Callable[[Seat], Awaitable[None]],
+    size: tuple[int, int] = (80, 24),
+    load: Callable[[], None] | None = None,
+) -> Tui:
+    """Opens ada's chat at a size in cells, does what ``play`` does, and closes it. ``load`` is called instead of loading."""
+    desk = Desk(runtime, runtime.user("ada"))
+    if load is not None:
+        plain = desk._runtime.engine
+
+        class _Loading:
+            def engine(self) -> object:
+                load()
+                return plain()
+
+        desk._runtime = _Loading()  # type: ignore[assignment]
+    app = Tui(desk, Job(), _bug)
+
+    async def run() -> None:
+        async with app.run_test(size=size, notifications=True) as pilot:
+            seat = Seat(app, pilot)
+            if load is None:
+                await seat.until(lambda: app._loading is None, "loading")
+            await play(seat)
+            assert "bug:" not in seat.said
+            await app.action_quit()
+
+    asyncio.run(run())
+    return app
+
+
+class Gate:
+    """Holds back the steps of the fake model until it is opened, and counts them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, steps: int = 0) -> None:
+        self._free = threading.Semaphore(steps)
+        self.steps = 0
+        plain = FakeBackend.step
+
+        def step(backend: FakeBackend) -> object:
+            assert self._free.acquire(timeout=20)
+            self.steps += 1
+            return plain(backend)
+
+        monkeypatch.setattr(FakeBackend, "step", step)
+
+    def let(self, steps: int = 1) -> None:
+        for _ in range(steps):
+            self._free.release()
