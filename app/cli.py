@@ -18,6 +18,7 @@ from personalpeft_app.commands.move import export, import_
 from personalpeft_app.commands.practice import practice
 from personalpeft_app.commands.report import report
 from personalpeft_app.commands.say import feedback, remember, teach
+from personalpeft_app.commands.serve import serve, token
 from personalpeft_app.commands.talk import ask
 from personalpeft_app.commands.tui import tui
 from personalpeft_app.failures import STOPPED, USAGE, reported, tell
@@ -83,6 +84,7 @@ cli.add_section("Feedback", (feedback, compare, teach, remember))
 cli.add_section("Learn", (learn, practice, rollback, weigh, scope))
 cli.add_section("Look", (stack, revisions, report, turns, lessons, why, memory, users, models))
 cli.add_section("Move", (export, import_))
+cli.add_section("Serve", (serve, token))
 cli.add_section("Care", (doctor, verify, gc, path, bench, completion))
 
 

@@ -163,6 +163,11 @@ class Runtime:
         """
         return all_cards([self.settings.home / "models"])
 
+    @property
+    def embedder(self) -> str:
+        """The name of the model that facts are looked up with."""
+        return self._memory.embedder.name
+
     def embed(self, texts: Sequence[str]) -> Embedding:
         """What the model that facts are looked up with makes of texts: vectors whose dot product is the cosine of their
         meanings. It reads the beginning of a long one. Raises ``InvalidInput``, ``MissingPackage``.

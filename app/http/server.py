@@ -13,10 +13,11 @@ import time
 from collections.abc import Collection, Sequence
 
 from flask import Blueprint, Flask, Response, g, jsonify, request
-from werkzeug.exceptions import TooManyRequests
+from werkzeug.exceptions import ServiceUnavailable, TooManyRequests
 
 from personalpeft import Runtime
-from personalpeft_app.http import bodies, failures, security
+from personalpeft_app.http import bodies, failures, openai_chat, openai_rest, security
+from personalpeft_app.http.models import Models
 
 access = logging.getLogger("personalpeft.access")
 
@@ -26,15 +27,17 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "R
 
 
 class Places:
-    """How many requests may be worked on at once, and how many are."""
+    """How many requests may be worked on at once, and how many are. Once ``stopping`` is set there are none left."""
 
     def __init__(self, count: int) -> None:
         self.count = count
+        self.stopping = threading.Event()
         self._taken = 0
         self._turn = threading.Lock()
 
     @property
     def taken(self) -> int:
+        """How many are taken now."""
         return self._taken
 
     def take(self) -> bool:
@@ -46,6 +49,7 @@ class Places:
             return True
 
     def give_back(self) -> None:
+        """Ends a ``take``."""
         with self._turn:
             self._taken -= 1
 
@@ -61,28 +65,34 @@ def make_app(
     """The app over an open runtime, which stays the caller's to close.
 
     ``owner`` is whose model administration means where a request names none; ``names`` are the host names that it answers to
-    besides localhost and addresses; ``more`` are further blueprints, which get the checks of ``security``.
+    besides localhost and addresses; ``places`` how many requests it works on at once (else as many as the engine serves and
+    lets wait); ``more`` are further blueprints, which get the checks of ``security``.
     """
     app = Flask("personalpeft", static_folder=None)
     app.config.update(MAX_CONTENT_LENGTH=bodies.LARGEST, MAX_FORM_MEMORY_SIZE=bodies.LARGEST)
     app.url_map.strict_slashes = False
+    app.json.sort_keys = False  # type: ignore[attr-defined]
     app.extensions["personalpeft"] = runtime
     security.guard(app, runtime.tokens, names)
     failures.handle(app, (runtime.settings.home, runtime.settings.cache))
 
-    @app.get("/healthz")
-    def healthz() -> Response:
-        return jsonify({"status": "ok"})
+    places = places or places_for(runtime)
 
-    _admit(app, places or Places(rows(runtime)))
-    for blueprint in more:
+    @app.get("/healthz")
+    def healthz() -> tuple[Response, int]:
+        stopping = places.stopping.is_set()
+        return jsonify({"status": "stopping" if stopping else "ok"}), 503 if stopping else 200
+
+    _admit(app, places)
+    models = Models(runtime, owner)
+    for blueprint in (openai_chat.blueprint(models), openai_rest.blueprint(runtime, models), *more):
         app.register_blueprint(blueprint)
     return app
 
 
-def rows(runtime: Runtime) -> int:
-    """How many replies may be written or wait at once: a request beyond that is refused by the engine too."""
-    return runtime.serving.rows + runtime.serving.waiting
+def places_for(runtime: Runtime) -> Places:
+    """As many as may be answered or wait at once: what is beyond that the engine would refuse too."""
+    return Places(runtime.serving.rows + runtime.serving.waiting)
 
 
 def _admit(app: Flask, places: Places) -> None:
@@ -92,8 +102,10 @@ def _admit(app: Flask, places: Places) -> None:
         g.begun = time.monotonic()
         if request.path in security.OPEN:
             return
+        if places.stopping.is_set():
+            raise ServiceUnavailable("The server is stopping.", retry_after=_AGAIN)
         if not places.take():
-            raise TooManyRequests("More is asked at once than this server takes.", retry_after=_AGAIN)  # type: ignore[arg-type]
+            raise TooManyRequests("More is asked at once than this server takes.", retry_after=_AGAIN)
         g.place = True
 
     def note(response: Response) -> Response:

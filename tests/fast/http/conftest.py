@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from flask import Flask
-from http_makers import Caller, administration, of_user
+from http_makers import Caller, Served, administration, of_user, served
 
 import personalpeft
 from personalpeft import Runtime
@@ -31,3 +31,9 @@ def admin(runtime: Runtime, app: Flask) -> Caller:
 @pytest.fixture
 def ada(runtime: Runtime, app: Flask) -> Caller:
     return of_user(runtime, app)
+
+
+@pytest.fixture
+def site(runtime: Runtime) -> Iterator[Served]:
+    with served(runtime) as made:
+        yield made

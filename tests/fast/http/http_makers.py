@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from flask import Flask
 from werkzeug.test import TestResponse
 
 from personalpeft import Runtime
+from personalpeft.backends.fake import FakeBackend
+from personalpeft_app.http.running import Server
+from personalpeft_app.http.server import Places, make_app, places_for
 
 
 @dataclass(frozen=True)
@@ -38,3 +46,58 @@ def administration(runtime: Runtime, app: Flask) -> Caller:
 
 def of_user(runtime: Runtime, app: Flask, user: str = "ada") -> Caller:
     return Caller(app, runtime.tokens.make(user)[1])
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server on a socket of this machine, and the secrets that it takes."""
+
+    runtime: Runtime
+    url: str
+    secret: str
+    places: Places
+    server: Server
+
+    def of(self, user: str) -> str:
+        return self.runtime.tokens.make(user)[1]
+
+    @property
+    def running(self) -> float:
+        return self.runtime.engine().metrics()["num_requests_running"]
+
+
+@contextmanager
+def served(runtime: Runtime, **more: Any) -> Iterator[Served]:
+    """The app on a free port, in a thread of this process."""
+    runtime.tokens.ensure_first()
+    places = places_for(runtime)
+    server = Server(make_app(runtime, owner="ada", places=places, **more), places, host="127.0.0.1", port=0)
+    thread = threading.Thread(target=lambda: server.run(grace=5, close=runtime.close))
+    thread.start()
+    secret = runtime.tokens.first.read_text().strip()
+    try:
+        yield Served(runtime, f"http://127.0.0.1:{server.port}", secret, places, server)
+    finally:
+        server.stop()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def wait_for(happened: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+class Slow:
+    """Has the fake model take so long for a step, or wait for a word."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+        step = FakeBackend.step
+
+        def slowly(backend: FakeBackend) -> object:
+            time.sleep(seconds)
+            return step(backend)
+
+        monkeypatch.setattr(FakeBackend, "step", slowly)

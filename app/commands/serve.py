@@ -1,0 +1,189 @@
+"""The HTTP face, and the tokens that it asks for."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import sys
+
+import click
+
+from personalpeft.errors import InvalidInput, NotFound
+from personalpeft_app import opening
+from personalpeft_app.options import Common, Group, command, common_options
+from personalpeft_app.output import note, show, table
+from personalpeft_app.progress import Display
+
+_LOOPBACK = "127.0.0.1"
+_EVERYWHERE = "0.0.0.0"
+
+
+@command(
+    "serve",
+    examples=(
+        "personalpeft serve",
+        "personalpeft serve --port 8080 --json",
+        "personalpeft serve --public --name models.home",
+    ),
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free.")
+@click.option("--host", metavar="ADDRESS", help=f"Where to listen.  [default: {_LOOPBACK}, with --public everywhere]")
+@click.option("--public", is_flag=True, help="Let other machines ask too. Needs a token that was made before.")
+@click.option("--name", "names", multiple=True, metavar="HOST", help="A host name to answer to; may be given again.")
+@click.option("--rows", type=click.IntRange(1, 256), default=16, show_default=True, help="Replies written at once.")
+@click.option("--waiting", type=click.IntRange(1, 512), default=48, show_default=True, help="Requests that may wait.")
+@click.option("--grace", type=click.FloatRange(0, 3600), default=30, show_default=True, help="Seconds to end in.")
+def serve(
+    common: Common,
+    port: int,
+    host: str | None,
+    public: bool,
+    names: tuple[str, ...],
+    rows: int,
+    waiting: int,
+    grace: float,
+) -> None:
+    """Answer over HTTP.
+
+    As OpenAI and Anthropic do under /v1, in our own words under /api/v1. Prints the address.
+
+    Every request but /healthz needs a token. The first is made at the first start, in the file 'token' of the home.
+
+    Ctrl-C and SIGTERM let what is being written end.
+    """
+    from personalpeft import Serving
+    from personalpeft_app.http.own.routes import OwnApi
+    from personalpeft_app.http.running import Server, stopping_on_signals
+    from personalpeft_app.http.server import make_app, places_for
+
+    address = host or (_EVERYWHERE if public else _LOOPBACK)
+    if not public and not _is_loopback(address):
+        raise InvalidInput(f"Other machines could reach {address}.", hint="Say --public if they shall.")
+    serving = Serving(rows=rows, waiting=waiting)
+    display = Display(common)
+    with opening.opened(common, "make", display, serving) as runtime:
+        if public and not runtime.tokens.first.exists():
+            raise NotFound(
+                "There is no token yet, so nothing is served to other machines.",
+                hint="Run: personalpeft token first",
+            )
+        made = runtime.tokens.ensure_first()
+        with display:
+            runtime.engine()
+        own = OwnApi(runtime)
+        places = places_for(runtime)
+        app = make_app(runtime, owner=common.user_id(), names=names, places=places, more=[own.blueprint])
+        server = Server(app, places, host=address, port=port)
+        _log(common)
+        url = f"http://{f'[{address}]' if ':' in address else address}:{server.port}"
+        show(common, {"url": url, "token_file": runtime.tokens.first, "token_made": made}, url)
+        sys.stdout.flush()
+        note(common, f"The token {'was made and ' if made else ''}lies in {runtime.tokens.first}. Ctrl-C stops.")
+
+        def close() -> None:
+            own.close()
+            runtime.close()
+
+        with stopping_on_signals(server.stop):
+            server.run(grace=grace, close=close)
+    note(common, "Stopped.")
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return address == "localhost" or ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def _log(common: Common) -> None:
+    """The access log and what went wrong, on stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
+    for name, level in (
+        ("personalpeft", logging.WARNING if common.quiet else logging.INFO),
+        ("waitress", logging.ERROR),
+    ):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.setLevel(level)
+        logger.propagate = False
+
+
+@click.group(
+    "token",
+    cls=Group,
+    invoke_without_command=True,
+    examples=(
+        "personalpeft token",
+        "personalpeft token make --user ada",
+        "personalpeft token make --administration",
+        "personalpeft token revoke 5f0c",
+    ),
+)
+@common_options
+@click.pass_context
+def token(ctx: click.Context) -> None:
+    """List, make or revoke what lets somebody ask.
+
+    Without a command it lists them.
+    """
+    if ctx.invoked_subcommand is None:
+        _list(ctx.ensure_object(Common))
+
+
+@command("list", examples=("personalpeft token list", "personalpeft token list --json"))
+def token_list(common: Common) -> None:
+    """List the tokens by their ids, oldest first."""
+    _list(common)
+
+
+@command(
+    "first",
+    examples=("personalpeft token first", 'curl -H "Authorization: Bearer $(cat $(personalpeft token first))" ...'),
+)
+def token_first(common: Common) -> None:
+    """Print where the first token of administration lies.
+
+    Makes it where there is none.
+    """
+    with opening.opened(common, "make") as runtime:
+        made = runtime.tokens.ensure_first()
+        where = runtime.tokens.first
+    show(common, {"token_file": where, "token_made": made}, str(where))
+
+
+@command("make", examples=("personalpeft token make --user ada", "personalpeft token make --administration --json"))
+@click.option("--administration", is_flag=True, help="One that may do everything for everybody.")
+def token_make(common: Common, administration: bool) -> None:
+    """Make a token of one user and print it.
+
+    It is shown this once; only a digest of it is kept. Its holder may see and change what is that user's, and nothing else.
+    """
+    with opening.opened(common, "make") as runtime:
+        made, secret = runtime.tokens.make(None if administration else common.user_id())
+    show(common, {"id": made.id, "user": made.user, "token": secret}, secret)
+    note(common, f"Its id is {made.id}: {made.user or 'administration'}.")
+
+
+@command("revoke", examples=("personalpeft token revoke 5f0c",))
+@click.argument("token_id", metavar="ID")
+def token_revoke(common: Common, token_id: str) -> None:
+    """End a token. ID is its id or the beginning of it. A running server refuses it from the next request on."""
+    with opening.opened(common, "change") as runtime:
+        ended = runtime.tokens.revoke(token_id)
+    show(common, ended, "")
+    note(common, f"{ended.id} is nobody's now.")
+
+
+token.add_section("Commands", (token_list, token_first, token_make, token_revoke))
+
+
+def _list(common: Common) -> None:
+    with opening.opened(common, "read") as runtime:
+        known, first = runtime.tokens.known(), runtime.tokens.first
+        there = first.exists()
+    rows = [(each.id, each.user or "administration", each.at) for each in known]
+    data = {"tokens": known, "token_file": first if there else None}
+    show(common, data, table(("TOKEN", "WHOSE", "SINCE"), rows))
+    note(common, f"The first, of administration, {'lies in' if there else 'is made at the first start, in'} {first}.")

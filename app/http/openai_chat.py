@@ -1,0 +1,203 @@
+"""``/v1/chat/completions`` and ``/v1/completions``, as OpenAI's clients speak them.
+
+A chat goes through the base's chat template, with the user's rules and facts; a completion is read as it is and continued.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from flask import Blueprint, Response, jsonify
+
+from personalpeft import Reply
+from personalpeft.replies import TokenLogprob
+from personalpeft_app.http import asking, bodies
+from personalpeft_app.http.asking import Asked
+from personalpeft_app.http.bodies import Body
+from personalpeft_app.http.failures import Unsupported
+from personalpeft_app.http.models import Models
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_SAMPLING = ("temperature", "top_p", "max_tokens", "stop", "seed", "n", "stream", "stream_options", "model")
+# They say who asks or how to bill, cache or route it, and change no reply.
+IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier", "parallel_tool_calls")
+_NEUTRAL = {"frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}}
+_CHAT_NEUTRAL = {
+    **_NEUTRAL,
+    "top_logprobs": 0,
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+    "store": False,
+    "tool_choice": "auto",
+}
+_COMPLETION_NEUTRAL = {**_NEUTRAL, "echo": False, "best_of": 1, "suffix": ""}
+_MOST_REPLIES = 16
+# What OpenAI writes of a completion where nobody says how much.
+_COMPLETION_TOKENS = 16
+
+
+def blueprint(models: Models) -> Blueprint:
+    """The two routes."""
+    made = Blueprint("openai_chat", __name__)
+
+    @made.post("/v1/chat/completions")
+    def chat() -> Response:
+        body = bodies.read_object()
+        asking.no_tools(body, "tools", "functions")
+        known = (*_SAMPLING, "messages", "max_completion_tokens", "logprobs")
+        ignored = (*IGNORED, "tools", "functions")
+        bodies.only(body, known=known, ignored=ignored, neutral=_CHAT_NEUTRAL)
+        length = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+        how = asking.sampling(body, length=length)
+        said = asking.messages(body.get("messages"), "messages", ("text",), _ROLES)
+        how["logprobs"] = bodies.flag(body, "logprobs")
+        return _answer(models, body, [said], how, _Chat())
+
+    @made.post("/v1/completions")
+    def completion() -> Response:
+        body = bodies.read_object()
+        known = (*_SAMPLING, "prompt", "logprobs")
+        bodies.only(body, known=known, ignored=IGNORED, neutral=_COMPLETION_NEUTRAL)
+        how = asking.sampling(body)
+        how["max_tokens"] = how["max_tokens"] or _COMPLETION_TOKENS
+        # How likely others would have been is not known, so only the written tokens' own can be told.
+        how["logprobs"] = bodies.whole(body, "logprobs", least=0, most=0) is not None
+        prompts = bodies.texts(body, "prompt", most=_MOST_REPLIES, longest=100_000)
+        if not prompts:
+            raise Unsupported("prompt is missing.", "prompt")
+        return _answer(models, body, prompts, {**how, "template": False}, _Completion())
+
+    return made
+
+
+class _Chat:
+    """How a chat names its parts."""
+
+    prefix, whole, piece = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def choice(self, reply: Reply, logprobs: bool) -> dict[str, Any]:
+        message = {"role": "assistant", "content": reply.text, "refusal": None}
+        return {"message": message, "logprobs": self.logprobs(reply.logprobs, 0) if logprobs else None}
+
+    def opening(self) -> dict[str, Any] | None:
+        return {"delta": {"role": "assistant", "content": ""}}
+
+    def delta(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text} if text else {}}
+
+    def logprobs(self, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+        return {
+            "content": [
+                {"token": t.text, "logprob": t.logprob, "bytes": list(t.text.encode()), "top_logprobs": []}
+                for t in tokens
+            ],
+            "refusal": None,
+        }
+
+
+class _Completion:
+    """How a completion names its parts."""
+
+    prefix, whole, piece = "cmpl", "text_completion", "text_completion"
+
+    def choice(self, reply: Reply, logprobs: bool) -> dict[str, Any]:
+        return {"text": reply.text, "logprobs": self.logprobs(reply.logprobs, 0) if logprobs else None}
+
+    def opening(self) -> dict[str, Any] | None:
+        return None
+
+    def delta(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def logprobs(self, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+        offsets = []
+        for token in tokens:
+            offsets.append(offset)
+            offset += len(token.text)
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": None,
+            "text_offset": offsets,
+        }
+
+
+def _answer(
+    models: Models, body: Body, prompts: Sequence[Any], how: dict[str, Any], form: _Chat | _Completion
+) -> Response:
+    count = bodies.whole(body, "n", least=1, most=_MOST_REPLIES) or 1
+    if count * len(prompts) > _MOST_REPLIES:
+        raise Unsupported(f"n: at most {_MOST_REPLIES} replies can be asked for at once.", "n")
+    stream = bodies.flag(body, "stream")
+    usage = _wants_usage(body, stream)
+    model = models.named(asking.model_name(body))
+    asked = Asked(model, [prompt for prompt in prompts for _ in range(count)], **how)
+    head = {"id": f"{form.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model.name}
+    if stream:
+        events = _events(asked, {**head, "object": form.piece}, form, how["logprobs"], usage)
+        return asking.sent(asked, events, lambda error: asking.event(asking.fault_of(error)))
+    replies = asked.replies()
+    choices = [
+        {"index": n, **form.choice(reply, how["logprobs"]), "finish_reason": reply.finish_reason}
+        for n, reply in enumerate(replies)
+    ]
+    told = [asking.about(model, reply) for reply in replies]
+    said = {**head, "object": form.whole, "choices": choices, "usage": _usage(replies)}
+    response = jsonify({**said, "personalpeft": {**told[0], "turns": [each["turn"] for each in told]}})
+    response.headers.update(asking.headers(model, replies[0].stack.digest, replies[0].turn_id))
+    return response
+
+
+def _events(
+    asked: Asked, head: dict[str, Any], form: _Chat | _Completion, logprobs: bool, usage: bool
+) -> Iterator[str]:
+    def chunk(number: int, choice: dict[str, Any], finish: str | None = None, **more: Any) -> str:
+        made = {**head, "choices": [{"index": number, **choice, "finish_reason": finish}], **more}
+        return asking.event({**made, "usage": None} if usage else made)
+
+    replies = []
+    for number, stream in enumerate(asked.streams):
+        told = written = 0
+        begun = False
+
+        def new(text: str) -> dict[str, Any]:
+            nonlocal told, written
+            if not logprobs:
+                return form.delta(text)
+            tokens = stream.logprobs[told:]  # noqa: B023 - called in this round alone
+            said = form.logprobs(tokens, written)
+            told += len(tokens)
+            written += sum(len(token.text) for token in tokens)
+            return {**form.delta(text), "logprobs": said}
+
+        for piece in stream:
+            if not begun and (opening := form.opening()):
+                yield chunk(number, opening)
+            begun = True
+            yield chunk(number, new(piece))
+        reply = asking.whole(stream)
+        replies.append(reply)
+        yield chunk(number, new(""), reply.finish_reason, personalpeft=asking.about(asked.model, reply))
+    if usage:
+        yield asking.event({**head, "choices": [], "usage": _usage(replies)})
+    yield asking.event("[DONE]")
+
+
+def _wants_usage(body: Body, stream: bool) -> bool:
+    options = body.get("stream_options")
+    if options is None:
+        return False
+    if not stream or not isinstance(options, dict):
+        raise Unsupported("stream_options goes with stream.", "stream_options")
+    # Nothing is hidden from who might measure lengths of a stream that only they read.
+    bodies.only(options, known=("include_usage",), ignored=("include_obfuscation",))
+    return bodies.flag(options, "include_usage")
+
+
+def _usage(replies: Sequence[Reply]) -> dict[str, int]:
+    read = sum(reply.usage.prompt_tokens for reply in replies)
+    written = sum(reply.usage.completion_tokens for reply in replies)
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}

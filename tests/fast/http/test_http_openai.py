@@ -1,0 +1,237 @@
+"""OpenAI's own client finds what it knows, and what cannot be done is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import openai
+import pytest
+from http_makers import Caller, Served
+
+from personalpeft import Runtime
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture
+def client(site: Served) -> Iterator[openai.OpenAI]:
+    site.runtime.user("ada")
+    with openai.OpenAI(base_url=f"{site.url}/v1", api_key=site.secret, max_retries=0) as made:
+        yield made
+
+
+def test_a_chat_is_answered_as_the_library_answers_and_feedback_can_follow(site: Served, client: openai.OpenAI) -> None:
+    raw = client.chat.completions.with_raw_response.create(model="ada", messages=HELLO, temperature=0)
+    got = raw.parse()
+    ada = site.runtime.user("ada")
+    expected = ada.chat("Hello", temperature=0)
+    assert got.choices[0].message.content == expected.text
+    assert got.choices[0].finish_reason == "stop"
+    assert got.usage.total_tokens == expected.usage.prompt_tokens + expected.usage.completion_tokens
+    about = got.model_extra["personalpeft"]
+    assert about["stack"] == expected.stack.digest == raw.headers["X-PersonalPeft-Stack"]
+    assert about["turn"] == raw.headers["X-PersonalPeft-Turn"]
+    assert ada.feedback(about["turn"], rating=1)
+
+
+def test_a_stream_is_the_same_reply_in_pieces(site: Served, client: openai.OpenAI) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            model="ada", messages=HELLO, temperature=0, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    ada = site.runtime.user("ada")
+    expected = ada.chat("Hello", temperature=0)
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == expected.text
+    assert len([piece for piece in pieces if piece]) == 4
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].usage.completion_tokens == expected.usage.completion_tokens
+    assert ada.turn(chunks[-2].model_extra["personalpeft"]["turn"]).reply == expected.text
+
+
+def test_stop_seed_and_length_are_heeded(site: Served, client: openai.OpenAI) -> None:
+    def ask(**more: object) -> openai.types.chat.ChatCompletion:
+        return client.chat.completions.create(model="ada", messages=HELLO, **more)
+
+    whole = ask(temperature=0).choices[0].message.content
+    words = whole.split()
+    assert ask(temperature=0, stop=[words[2]]).choices[0].message.content.split() == words[:2]
+    short = ask(temperature=0, max_completion_tokens=1).choices[0]
+    assert (short.message.content, short.finish_reason) == (words[0], "length")
+    assert ask(temperature=1, seed=7).choices[0].message == ask(temperature=1, seed=7).choices[0].message
+    # Without a seed it is drawn: 6 replies of 12^4 are not all one.
+    assert len({ask(temperature=1).choices[0].message.content for _ in range(6)}) > 1
+
+
+def test_several_replies_come_with_an_index_each(site: Served, client: openai.OpenAI) -> None:
+    asked = {"model": "ada", "messages": HELLO, "temperature": 1, "seed": 3, "n": 4}
+    got = client.chat.completions.create(**asked)
+    texts = [choice.message.content for choice in got.choices]
+    ada = site.runtime.user("ada")
+    assert texts == [ada.chat("Hello", temperature=1, seed=3 + n).text for n in range(4)]
+    assert len(set(got.model_extra["personalpeft"]["turns"])) == 4
+    pieces: dict[int, str] = {}
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            pieces[choice.index] = pieces.get(choice.index, "") + (choice.delta.content or "")
+    assert [pieces[n] for n in range(4)] == texts
+
+
+def test_logprobs_name_each_token(client: openai.OpenAI) -> None:
+    asked = {"model": "ada", "messages": HELLO, "temperature": 0, "logprobs": True}
+    choice = client.chat.completions.create(**asked).choices[0]
+    tokens = choice.logprobs.content
+    assert "".join(token.token for token in tokens) == choice.message.content
+    streamed = [
+        token.logprob
+        for chunk in client.chat.completions.create(**asked, stream=True)
+        for part in chunk.choices
+        for token in (part.logprobs.content if part.logprobs else [])
+    ]
+    assert streamed == [token.logprob for token in tokens]
+
+
+def test_a_completion_reads_the_text_as_it_is(site: Served, client: openai.OpenAI) -> None:
+    got = client.completions.create(model="ada", prompt=["Once upon", "a time"], temperature=0, logprobs=0)
+    assert [choice.index for choice in got.choices] == [0, 1]
+    assert got.usage.prompt_tokens == len("Once upona time")
+    assert "".join(got.choices[0].logprobs.tokens) == got.choices[0].text
+    pieces = client.completions.create(model="ada", prompt="Once upon", temperature=0, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in pieces) == got.choices[0].text
+    assert site.runtime.user("ada").turns()[0].messages[0].content == "Once upon"
+
+
+def test_models_are_the_base_the_users_and_their_revisions(site: Served, client: openai.OpenAI) -> None:
+    ada = site.runtime.user("ada")
+    before = ada.chat("Hello", temperature=0).text
+    for n in range(5):
+        ada.feedback(ada.chat(f"question {n}"), edit=f"the answer to question {n}")
+    first = ada.learn().revision
+    names = [model.id for model in client.models.list()]
+    assert names == ["fake", site.runtime.embedder, "ada", f"ada@{first}"]
+    assert client.models.retrieve(f"ada@{first}").id == f"ada@{first}"
+
+    def ask(model: str) -> str | None:
+        return client.chat.completions.create(model=model, messages=HELLO, temperature=0).choices[0].message.content
+
+    assert ask("ada") == ask(f"ada@{first}") != before
+    ada.rollback("style")
+    assert ask("ada") == ask("fake") == before
+    assert ask(f"ada@{first}") != before
+
+
+def test_what_is_not_there_is_a_model_not_found(site: Served) -> None:
+    site.runtime.user("bob")
+    said = {}
+    with openai.OpenAI(base_url=f"{site.url}/v1", api_key=site.of("ada"), max_retries=0) as ada:
+        for model in ("nobody", "ada@style@0123456789ab", "NOT AN ID", "bob@", "bob"):
+            with pytest.raises(openai.NotFoundError) as refused:
+                ada.chat.completions.create(model=model, messages=HELLO)
+            assert refused.value.code == "model_not_found"
+            said[model] = str(refused.value)
+        assert [each.id for each in ada.models.list()] == ["fake", site.runtime.embedder, "ada"]
+    # Somebody else is as good as nobody.
+    assert said["bob"].replace("bob", "nobody") == said["nobody"]
+
+
+def test_texts_become_vectors_in_both_encodings(site: Served, client: openai.OpenAI) -> None:
+    texts = ["the dog barks", "a dog barks"]
+    name = site.runtime.embedder
+    expected = site.runtime.embed(texts).vectors
+    as_base64 = client.embeddings.create(model=name, input=texts)
+    as_floats = client.embeddings.create(model=name, input=texts, encoding_format="float")
+    for got in (as_base64, as_floats):
+        assert np.allclose([each.embedding for each in got.data], expected)
+        assert got.usage.prompt_tokens == 6
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model="ada", input=texts)
+
+
+def test_a_wrong_token_is_an_authentication_error(site: Served) -> None:
+    with (
+        openai.OpenAI(base_url=f"{site.url}/v1", api_key="wrong", max_retries=0) as nobody,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        nobody.models.list()
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", [TOOL]),
+        ("frequency_penalty", 0.5),
+        ("logit_bias", {"50256": -100}),
+        ("top_logprobs", 3),
+        ("response_format", {"type": "json_object"}),
+        ("nonsense", 1),
+        ("store", True),
+        ("n", 0),
+        ("n", 17),
+        ("n", True),
+        ("temperature", 3),
+        ("temperature", "hot"),
+        ("top_p", 0),
+        ("max_tokens", 0),
+        ("max_tokens", 1.5),
+        ("seed", -1),
+        ("stop", [""]),
+        ("stop", ["x"] * 17),
+        ("stream", "yes"),
+        ("stream_options", {"include_usage": True}),
+        ("logprobs", 1),
+        ("messages", []),
+        ("messages", [{"role": "tool", "content": "x"}]),
+        ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]),
+        ("messages", None),
+        ("model", None),
+        ("model", 5),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(admin: Caller, runtime: Runtime, field: str, value: object) -> None:
+    runtime.user("ada")
+    body = {"model": "ada", "messages": HELLO, field: value}
+    got = admin.post("/v1/chat/completions", body)
+    assert got.status_code == 400
+    error = got.json["error"]
+    assert error["param"].partition("[")[0] == field
+    assert error["type"] == "invalid_request_error"
+    assert runtime.user("ada").turns() == ()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("frequency_penalty", 0),
+        ("presence_penalty", 0.0),
+        ("response_format", {"type": "text"}),
+        ("tools", []),
+        ("tools", None),
+        ("user", "somebody"),
+        ("logit_bias", None),
+        ("n", 1),
+    ],
+)
+def test_what_changes_nothing_is_taken(admin: Caller, runtime: Runtime, field: str, value: object) -> None:
+    runtime.user("ada")
+    assert admin.post("/v1/chat/completions", {"model": "ada", "messages": HELLO, field: value}).status_code == 200
+
+
+def test_no_refusal_repeats_what_was_sent(admin: Caller, runtime: Runtime) -> None:
+    runtime.user("ada")
+    secret = "my darling secret"
+    for body in (
+        {"model": "ada", "messages": [{"role": "user", "content": secret * 300}]},
+        {"model": "ada", "messages": [{"role": "user", "content": secret}, {"role": "assistant", "content": secret}]},
+        {"model": secret, "messages": HELLO},
+        {"model": "ada", "messages": HELLO, "stop": [secret, 5]},
+        {"model": "ada", "messages": [{"role": secret, "content": secret}]},
+    ):
+        got = admin.post("/v1/chat/completions", body)
+        assert got.status_code in (400, 404)
+        assert secret not in got.text
