@@ -12,6 +12,7 @@ from personalpeft_app.commands.bench import bench
 from personalpeft_app.commands.care import completion, demo, doctor, gc, path, verify
 from personalpeft_app.commands.chat import chat
 from personalpeft_app.commands.compare import compare
+from personalpeft_app.commands.daemon import daemon
 from personalpeft_app.commands.learn import learn, rollback, scope, weigh
 from personalpeft_app.commands.look import lessons, memory, models, revisions, stack, turns, users, why
 from personalpeft_app.commands.move import export, import_
@@ -81,7 +82,7 @@ def cli() -> None:
 
 cli.add_section("Talk", (ask, chat, tui, demo))
 cli.add_section("Feedback", (feedback, compare, teach, remember))
-cli.add_section("Learn", (learn, practice, rollback, weigh, scope))
+cli.add_section("Learn", (learn, daemon, practice, rollback, weigh, scope))
 cli.add_section("Look", (stack, revisions, report, turns, lessons, why, memory, users, models))
 cli.add_section("Move", (export, import_))
 cli.add_section("Serve", (serve, token))

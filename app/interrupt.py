@@ -1,4 +1,6 @@
-"""Ctrl-C as a wish that the work can hear: the first asks it to stop where nothing is lost, the second stops it at once."""
+"""Ctrl-C, or another signal, as a wish that the work can hear: the first asks it to stop where nothing is lost, the second
+stops it at once.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +11,29 @@ from types import FrameType
 
 
 @contextmanager
-def interruptible(asked: Callable[[], None] = lambda: None) -> Iterator[Callable[[], bool]]:
-    """Gives the question whether Ctrl-C was pressed; ``asked`` is called at the first press, and the second raises
-    ``KeyboardInterrupt``.
+def interruptible(
+    asked: Callable[[], None] = lambda: None, number: signal.Signals = signal.SIGINT
+) -> Iterator[Callable[[], bool]]:
+    """Gives the question whether Ctrl-C was pressed (or the signal ``number`` came); ``asked`` is called at the first, and the
+    second raises ``KeyboardInterrupt``.
 
     Where interrupts are ignored (a job in the background of a shell), they stay ignored.
     """
     pressed = False
 
-    def press(number: int, frame: FrameType | None) -> None:
+    def press(came: int, frame: FrameType | None) -> None:
         nonlocal pressed
         if pressed:
             raise KeyboardInterrupt
         pressed = True
         asked()
 
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(number)
     if before is signal.SIG_IGN:
         yield lambda: False
         return
-    signal.signal(signal.SIGINT, press)
+    signal.signal(number, press)
     try:
         yield lambda: pressed
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)

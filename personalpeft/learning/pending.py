@@ -37,7 +37,7 @@ class News:
 class Pending:
     """``news`` are the reasons to learn now. ``too_few`` says of layers that were never built how many of the lessons that
     a first learn takes they have. ``learned`` is when a learn last said something, ``seconds`` how long the last ones that
-    built something took, for each lesson (None: there was none).
+    built something took on average (None: there was none).
     """
 
     user: str
@@ -123,6 +123,5 @@ def _was_tried(store: Store, user: str, layer: Layer, below: str) -> bool:
 
 
 def _seconds(reports: Sequence[Mapping[str, Any]]) -> float | None:
-    built = [report for report in reports if report["revision"] and report["steps"]][-_LAST_LEARNS:]
-    lessons = sum(sum(source["use"] == "learned" for source in report.get("sources", ())) for report in built)
-    return sum(report["seconds"] for report in built) / max(1, lessons) if built else None
+    built = [report["seconds"] for report in reports if report["revision"] and report["steps"]][-_LAST_LEARNS:]
+    return sum(built) / len(built) if built else None

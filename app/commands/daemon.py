@@ -1,0 +1,249 @@
+"""Learning by itself, when there is something to learn and the moment is right."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from contextlib import AbstractContextManager
+from signal import SIGTERM
+from typing import TYPE_CHECKING
+
+import click
+
+from personalpeft.errors import Busy, PersonalPeftError
+from personalpeft_app import opening
+from personalpeft_app.interrupt import interruptible
+from personalpeft_app.options import Common, Group, command, common_options
+from personalpeft_app.output import as_json, note, printable, show, table
+
+if TYPE_CHECKING:
+    from personalpeft import Runtime
+    from personalpeft_app.daemon.deciding import Chore, Coming, Learn
+    from personalpeft_app.daemon.journal import Line
+
+_LOOK = 5.0
+_SHOWN = 12
+
+
+@click.group(
+    "daemon",
+    cls=Group,
+    no_args_is_help=True,
+    examples=(
+        "personalpeft daemon run",
+        "personalpeft daemon status",
+        "personalpeft daemon once --json",
+        "personalpeft daemon install --print > ~/.config/systemd/user/personalpeft.service",
+    ),
+)
+@common_options
+def daemon() -> None:
+    """Learn when the moment is right.
+
+    Looks after a home: everybody who has something new learns while nobody needs the machine, one after another, within
+    a budget. Makes copies, takes away what nothing needs, sums up the night in the morning. It is set in config.toml in the
+    home.
+    """
+
+
+@command("run", examples=("personalpeft daemon run", "personalpeft daemon run --json >> daemon.log"))
+def run(common: Common) -> None:
+    """Look after the home until stopped.
+
+    Prints a line for each thing that it did. Ctrl-C or SIGTERM ends it between two steps; what was done is kept. Where
+    another daemon looks after the same home, it waits until that one has ended.
+    """
+    from personalpeft_app.daemon.keeper import Keeper
+    from personalpeft_app.daemon.probes import go_last
+    from personalpeft_app.daemon.settings import read
+    from personalpeft_app.daemon.ticking import Ticking
+
+    stopping = threading.Event()
+    with (
+        interruptible(stopping.set),
+        interruptible(stopping.set, SIGTERM),
+        opening.opened(common, "make") as runtime,
+    ):
+        settings = read(runtime.settings.home)
+        lease = _our_turn(common, runtime, stopping)
+        if lease is None:
+            return
+        with lease:
+            go_last()
+            keeper = Keeper(
+                runtime,
+                lambda: _learning(common),
+                tell=lambda line: _tell(common, line),
+                stopping=stopping.is_set,
+            )
+            said = ""
+
+            def work() -> None:
+                nonlocal said
+                try:
+                    keeper.round()
+                    said = ""
+                except PersonalPeftError as error:
+                    # The home itself: a full disk, a folder that went away. It may come back, so it is only said.
+                    if error.message != said:
+                        said = error.message
+                        click.echo(f"error: {printable(error.message)}\nhint: {printable(error.hint)}", err=True)
+
+            note(common, f"Looking after {runtime.settings.home}; Ctrl-C ends it.")
+            Ticking(work, settings.every).run(stopping)
+    note(common, "Ended.")
+
+
+@command("once", examples=("personalpeft daemon once", "personalpeft daemon once --json"))
+def once(common: Common) -> None:
+    """Do what is due now, and end.
+
+    For a scheduler of your own. What hinders a learn (people who ask, a battery, heat) hinders this one too.
+    Ctrl-C or SIGTERM ends it between two steps.
+    """
+    from personalpeft_app.daemon.journal import TASK
+    from personalpeft_app.daemon.keeper import Keeper
+    from personalpeft_app.daemon.settings import read
+
+    done: list[Line] = []
+    stopping = threading.Event()
+    with (
+        interruptible(stopping.set),
+        interruptible(stopping.set, SIGTERM),
+        opening.opened(common, "change") as runtime,
+    ):
+        read(runtime.settings.home)
+        with runtime.upkeep.only(TASK):
+            keeper = Keeper(runtime, lambda: _learning(common), tell=done.append, stopping=stopping.is_set)
+            decision = keeper.round()
+    show(common, {"did": done, "next": decision.coming}, "\n".join(map(_line, done)))
+    if not done:
+        note(common, "Nothing was due.")
+    _note_next(common, decision.coming)
+
+
+@command("status", examples=("personalpeft daemon status", "personalpeft daemon status --json"))
+def status(common: Common) -> None:
+    """Say what was done, and what comes next and why.
+
+    Also from beside a daemon that runs. Changes nothing.
+    """
+    from personalpeft_app.daemon.journal import TASK
+    from personalpeft_app.daemon.keeper import Keeper
+
+    with opening.opened(common, "read") as runtime:
+        keeper = Keeper(runtime, lambda: _learning(common))
+        decision, holder = keeper.outlook(), runtime.upkeep.holder(TASK)
+        begun, spent, lines = keeper.journal.begun, keeper.spent, keeper.journal.lines
+    now = f"{', '.join(begun)} learns" if begun and holder else _act(decision.act)
+    data = {
+        "running": holder,
+        "learning": list(begun) if holder else [],
+        "due": decision.act,
+        "next": decision.coming,
+        "spent_today": round(spent, 1),
+        "did": lines,
+    }
+    text = [
+        f"daemon   {holder or 'not running'}",
+        f"now      {now}",
+        f"today    {spent / 60:.1f} minutes of learning",
+    ]
+    coming = table(("NEXT", "WHEN", "WHY"), [_next(each) for each in decision.coming], flexible=(2,))
+    text += ["", coming] if coming else []
+    text += ["", *map(_line, lines[-_SHOWN:])] if lines else []
+    show(common, data, "\n".join(text))
+
+
+@command(
+    "install",
+    examples=(
+        "personalpeft daemon install --print > ~/.config/systemd/user/personalpeft.service",
+        "personalpeft daemon install --print --as launchd > ~/Library/LaunchAgents/personalpeft.plist",
+    ),
+)
+@click.option("--print", "printed", is_flag=True, help="Print the file; it says where it belongs.")
+@click.option(
+    "--as",
+    "system",
+    type=click.Choice(["systemd", "launchd"]),
+    help="Whose file.  [default: launchd on macOS, else systemd]",
+)
+def install(common: Common, printed: bool, system: str | None) -> None:
+    """Print what starts the daemon with your session.
+
+    A systemd user unit or a launchd agent, with the home and the base as they are now. Changes nothing by itself: save what
+    it prints where its first lines say.
+    """
+    from personalpeft.settings import CACHE
+    from personalpeft_app.daemon import units
+
+    if not printed:
+        raise click.UsageError("It only prints the file: add --print, and save it where its first lines say.")
+    home, cache = common.places()
+    words = [sys.executable, "-m", "personalpeft_app", "--home", str(home), "--base", common.base_name()]
+    words += ["--backend", common.backend] if common.backend else []
+    environment = {CACHE: str(cache)} if os.environ.get(CACHE) else {}
+    system = system or ("launchd" if sys.platform == "darwin" else "systemd")
+    make = units.launchd if system == "launchd" else units.systemd
+    text = make([*words, "daemon", "run"], environment)
+    show(common, {"as": system, "file": text}, text.rstrip("\n"))
+
+
+daemon.add_section("Run", (run, once))
+daemon.add_section("Look", (status, install))
+
+
+def _learning(common: Common) -> AbstractContextManager[Runtime]:
+    return opening.opened(common, "change")
+
+
+def _our_turn(common: Common, runtime: Runtime, stopping: threading.Event) -> AbstractContextManager[None] | None:
+    """The lease of the home, held, once whoever had it has let go; None where this process is to end first."""
+    from contextlib import ExitStack
+
+    from personalpeft_app.daemon.journal import TASK
+
+    said = False
+    while not stopping.is_set():
+        held = ExitStack()
+        try:
+            held.enter_context(runtime.upkeep.only(TASK))
+        except Busy as error:
+            if not said:
+                said = True
+                note(common, f"Another daemon looks after this home, so this one waits. {error.message}")
+            stopping.wait(_LOOK)
+            continue
+        return held
+    return None
+
+
+def _tell(common: Common, line: Line) -> None:
+    click.echo(as_json(line, indent=None) if common.json else printable(_line(line)))
+
+
+def _line(line: Line) -> str:
+    whom = f" {line.user}" if line.user else ""
+    took = f" ({line.seconds:g} s)" if line.seconds >= 1 else ""
+    return f"{line.at}  {line.what}{whom}: {line.said}{took}"
+
+
+def _act(act: Learn | Chore | None) -> str:
+    from personalpeft_app.daemon.deciding import Learn
+
+    if act is None:
+        return "nothing is due"
+    return f"{act.user} is to learn: {act.because}" if isinstance(act, Learn) else f"{act.kind} is due: {act.because}"
+
+
+def _next(coming: Coming) -> tuple[str, str, str]:
+    when = coming.at.astimezone().strftime("%Y-%m-%d %H:%M") if coming.at else "when it can"
+    return str(coming.what), when, coming.because
+
+
+def _note_next(common: Common, coming: tuple[Coming, ...]) -> None:
+    if coming:
+        what, when, why = _next(coming[0])
+        note(common, f"Next: {what}, {when} ({why}).")

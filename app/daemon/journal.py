@@ -1,0 +1,118 @@
+"""What the daemon remembers beside the ledger: what it did, what it was just doing, and what it tried in vain.
+
+Invariants: its size is bounded whatever happens; without it nothing is learned twice that a report has considered, since that
+is in the ledger; what cannot be read is as if it were not there. No words of a person are in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import Any, Self
+
+from personalpeft_app.daemon.deciding import Kind
+
+TASK = "daemon"
+"""The name of its lease and of its note."""
+
+MOST_KILLS = 5
+"""A learn that so often was cut off with the process is not tried again until something new has come."""
+
+_FORMAT = 1
+_LINES = 200
+_DAYS = 8
+_USERS = 500
+_KEYS = 200
+_LONGEST = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One thing that was done: when, what, to whom (empty: the home), what came of it, and the seconds that it took."""
+
+    at: str
+    what: str
+    user: str
+    said: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A learn that runs, or was cut off: the ``keys`` of its reasons, and how often it was begun for them."""
+
+    keys: tuple[str, ...]
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """``begun`` are, by user, learns of which no end was written down; ``tried`` the reasons that
+    led to nothing the ledger tells; ``spent`` are the seconds of learning by local day;
+    ``chores`` the moment for which each was last done.
+    """
+
+    begun: Mapping[str, Begun] = field(default_factory=dict)
+    tried: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    spent: Mapping[str, float] = field(default_factory=dict)
+    chores: Mapping[Kind, str] = field(default_factory=dict)
+    lines: tuple[Line, ...] = ()
+
+    def said(self, at: datetime, what: str, said: str, *, user: str = "", seconds: float = 0.0) -> Self:
+        """With one line more."""
+        line = Line(at.isoformat(timespec="seconds"), what, user, said[:_LONGEST], round(seconds, 1))
+        return replace(self, lines=(*self.lines, line)[-_LINES:])
+
+    def trying(self, user: str, keys: tuple[str, ...]) -> Self:
+        """With a learn begun; counted on where the same one was cut off."""
+        before = self.begun.get(user)
+        times = before.times + 1 if before is not None and before.keys == keys[:_KEYS] else 1
+        begun = {**self.begun, user: Begun(keys[:_KEYS], times)}
+        return replace(self, begun=dict(list(begun.items())[-_USERS:]))
+
+    def ended(self, user: str) -> Self:
+        """With that user's learn at its end, whatever came of it."""
+        return replace(self, begun={name: each for name, each in self.begun.items() if name != user})
+
+    def in_vain(self, user: str, keys: tuple[str, ...]) -> Self:
+        """With reasons that are not to lead to another learn, in place of that user's former ones."""
+        tried = {name: known for name, known in self.tried.items() if name != user}
+        if keys:
+            tried[user] = keys[-_KEYS:]
+        return replace(self, tried=dict(list(tried.items())[-_USERS:]))
+
+    def used(self, day: str, seconds: float) -> Self:
+        """With seconds of learning on a day."""
+        spent = {**self.spent, day: self.spent.get(day, 0.0) + max(0.0, seconds)}
+        # By when they were first used, not by date, which a clock can set wrong.
+        return replace(self, spent={name: spent[name] for name in list(spent)[-_DAYS:]})
+
+    def did(self, kind: Kind, key: str) -> Self:
+        """With a chore done for a moment."""
+        return replace(self, chores={**self.chores, kind: key})
+
+    def as_text(self) -> str:
+        """What ``from_text`` reads."""
+        return json.dumps({"format": _FORMAT, **asdict(self)}, ensure_ascii=False)
+
+
+def from_text(text: str | None) -> Journal:
+    """The journal of a note; an empty one where there is none, or one that cannot be read."""
+    try:
+        data: dict[str, Any] = json.loads(text or "null")
+        if data["format"] != _FORMAT:
+            return Journal()
+        return Journal(
+            {
+                str(user): Begun(tuple(map(str, begun["keys"])), int(begun["times"]))
+                for user, begun in data["begun"].items()
+            },
+            {str(user): tuple(map(str, keys)) for user, keys in data["tried"].items()},
+            {str(day): float(seconds) for day, seconds in data["spent"].items()},
+            {Kind(kind): str(key) for kind, key in data["chores"].items()},
+            tuple(Line(**line) for line in data["lines"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Journal()
