@@ -48,6 +48,10 @@ class NotFound(PersonalPeftError, LookupError):
     """No user, turn, signal, layer, revision or base of that name; the hint names the nearest."""
 
 
+class Forgotten(NotFound):
+    """What bears this id was forgotten at its user's wish; the message says when."""
+
+
 class NothingToLearn(PersonalPeftError, LookupError):
     """``learn`` was called and no signal has come since the last time."""
 
@@ -117,6 +121,7 @@ OUTCOMES: dict[type[PersonalPeftError], Outcome] = {
     CardError: Outcome(2, 400),
     AdapterError: Outcome(2, 422),
     NotFound: Outcome(3, 404),
+    Forgotten: Outcome(3, 410),
     NothingToLearn: Outcome(4, 409),
     BaseMismatch: Outcome(5, 409),
     Busy: Outcome(6, 423),

@@ -23,7 +23,8 @@ from personalpeft.types import Stack
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Base, engine and learner are made when first asked for, since a model takes a while to load; ``warm`` brings a
-    stack into its slot where one is loaded. ``streams`` are those that somebody still holds.
+    stack into its slot where one is loaded, and ``forget`` lets go of all that is kept in memory for a user. ``streams`` are
+    those that somebody still holds.
     """
 
     store: Store
@@ -36,5 +37,6 @@ class Parts:
     learner: Callable[[], Learner]
     coach: Callable[[], Coach]
     plugins: Plugins
+    forget: Callable[[str], None]
     streams: WeakSet[Stream] = field(default_factory=WeakSet)
     observing: Observing = "off"

@@ -96,6 +96,7 @@ class Runtime:
             self._learner,
             self._coach,
             Plugins(settings.plugins),
+            self._forget,
             WeakSet(),
             observing,
         )
@@ -259,6 +260,16 @@ class Runtime:
             engine = self._engine
         if engine is not None:
             engine.warm(stack)
+
+    def _forget(self, user: str) -> None:
+        """Lets go of what is kept in memory for a user, so that nothing more comes of it."""
+        with self._turn:
+            engine, voices = self._engine, self._voices
+        self._parts.scopes.forget(user)
+        if voices is not None:
+            voices.forget(user)
+        if engine is not None:
+            engine.forget()
 
     def _learner(self) -> Learner:
         engine, base = self.engine(), self.base()

@@ -63,6 +63,12 @@ class Scopes:
             for question in questions
         )
 
+    def forget(self, user: str) -> None:
+        """Lets go of what is known of a user's lessons; it is worked out again when it is asked for."""
+        with self._turn:
+            for key in [key for key in self._regions if key[0] == user]:
+                del self._regions[key]
+
     def _is_near(self, region: Region, question: str) -> bool:
         return self._memory.closeness(region, [Message("user", question)]) >= region.least
 

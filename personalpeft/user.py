@@ -11,9 +11,10 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
 
-from personalpeft import comparing, saying, stacks, talking
+from personalpeft import comparing, forgetting, saying, stacks, talking
 from personalpeft.comparing import Comparison
 from personalpeft.errors import InvalidInput, NotFound
+from personalpeft.forgetting import ForgetReport
 from personalpeft.ids import check_layer_name, check_skill
 from personalpeft.learning.account import Account, accounts
 from personalpeft.learning.digest import Digest, digest
@@ -325,6 +326,31 @@ class User:
         ``InvalidInput``.
         """
         self._parts.store.catalog.set_scope(self.id, layer, scope)
+
+    def forget(
+        self,
+        item: Reply | Turn | str,
+        *,
+        rebuild: bool = True,
+        dry_run: bool = False,
+        progress: Progress = silent,
+        cancelled: Callable[[], bool] = never,
+    ) -> ForgetReport:
+        """Destroys something that was said, for good: a turn, or a piece of feedback, a fact or a rule by its id. Not switched
+        off, as ``remove_item`` does, but gone: its words, every revision that saw them, what was reported of it, and
+        what was answered with it in view. Then the layers that lost their live revision are built again from what is
+        left, and judged as in any learn; until that is done, or where it is refused, they are as they were before the
+        item. ``docs/privacy.md`` says what goes with what.
+
+        ``dry_run`` only says what would go. Without ``rebuild`` the next learn builds what is missing. ``progress`` hears a
+        stage and how much of it is done (0 to 1). Once anything is destroyed nothing brings it back: ``cancelled`` then
+        only stops the building, as a kill does. Raises ``NotFound``, ``Forgotten`` for what was forgotten already,
+        ``InvalidInput``, ``Busy`` while a learn of this user runs, ``Cancelled`` before anything was destroyed, ``HomeError``.
+        """
+        wanted = item if isinstance(item, str) and item != "last" else self.turn(item).id
+        return forgetting.forget(
+            self._parts, self.id, wanted, rebuild=rebuild, dry_run=dry_run, progress=progress, cancelled=cancelled
+        )
 
     # Looking at it
 

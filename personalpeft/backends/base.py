@@ -190,7 +190,7 @@ class Session(Protocol):
 class Backend(Protocol):
     """One base, loaded, and one batch.
 
-    ``admit``, ``step``, ``leave`` and ``detach`` belong to one thread, the one that runs the batch. Everything else may
+    ``admit``, ``step``, ``leave``, ``forget`` and ``detach`` belong to one thread, the one that runs the batch. Everything else may
     be called from any thread beside it: ``stage`` and ``attach`` never wait for a step; ``score`` and sessions take
     turns with steps.
     """
@@ -270,6 +270,10 @@ class Backend(Protocol):
 
     def leave(self, number: int) -> Piece | None:
         """Takes a row out before its end and frees what it held at once; its last piece, or None if it had ended."""
+        ...
+
+    def forget(self) -> None:
+        """Overwrites what is kept of rows that have left."""
         ...
 
     def occupancy(self) -> Occupancy:

@@ -169,6 +169,9 @@ class FakeBackend:
             live = self._live.pop(number, None)
         return None if live is None else Piece(number, live.stops.finish(), (), "cancelled")
 
+    def forget(self) -> None:
+        """Keeps nothing of rows that have left."""
+
     def occupancy(self) -> Occupancy:
         with self._turn:
             used = sum(len(live.row.tokens) - live.unread + live.said for live in self._live.values())

@@ -91,6 +91,12 @@ class Voices:
             alone.update(self.ask_all({user: own}, cancelled=cancelled))
         return alone
 
+    def forget(self, user: str) -> None:
+        """Lets go of what a user's stacks have said."""
+        with self._turn:
+            for key in [key for key in self._known if key[0] == user]:
+                del self._known[key]
+
     def _key(self, request: Request) -> _Key | None:
         """What the reply is kept under; None for one that is not kept."""
         how, messages = request.sampling, request.messages

@@ -145,6 +145,12 @@ class Engine:
         """
         self._loop.give_way(longest)
 
+    def forget(self) -> None:
+        """Lets go of all that is kept for later, whoever's it is: stacks that nobody uses now, in slots and in host memory, and
+        the keys and values of prompts that were read. What is in use goes as soon as its last reply has ended.
+        """
+        self._loop.forget()
+
     def metrics(self) -> Snapshot:
         """All that is counted and measured, as it is now; the names are in ``docs/serving.md``."""
         return self._loop.snapshot()

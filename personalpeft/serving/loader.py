@@ -38,7 +38,8 @@ class Loader:
         self._metrics = metrics
         self._timer = timer
         self._done = done
-        self._loads: SimpleQueue[tuple[str, Stack] | None] = SimpleQueue()
+        # An empty key asks for the host memory to be cleared, None for the end.
+        self._loads: SimpleQueue[tuple[str, Stack | None] | None] = SimpleQueue()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="personalpeft-loader", daemon=True)
 
@@ -55,6 +56,10 @@ class Loader:
         """Has a stack brought into the slot that is free for it."""
         self._loads.put((key, stack))
 
+    def forget(self) -> None:
+        """Has the host memory cleared, after the loads that were asked for."""
+        self._loads.put(("", None))
+
     def close(self) -> None:
         """Ends the thread after the load that it is at; further ones are dropped."""
         self._closing = True
@@ -64,6 +69,9 @@ class Loader:
     def _run(self) -> None:
         while (load := self._loads.get()) is not None and not self._closing:
             key, stack = load
+            if stack is None:
+                self._host.clear()
+                continue
             began = self._timer()
             try:
                 self._backend.attach(key, self._staged(key, stack))

@@ -77,6 +77,9 @@ class Loop:
         self._slots = Slots(backend.slots)
         self._holders: list[_Holder] = []
         self._failed: dict[str, Exception] = {}
+        # Keys that are to leave their slots as soon as nobody uses them, and who waits for that to have begun.
+        self._leaving: set[str] = set()
+        self._forgetting: list[threading.Event] = []
         self._news = False
         self._started = False
         self._ended: ServingFailed | None = None
@@ -139,6 +142,16 @@ class Loop:
         """Waits while people wait or have rows, at most so many seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or not self._queue.people, longest)
+
+    def forget(self) -> None:
+        """See ``Engine.forget``."""
+        begun = threading.Event()
+        with self._changed:
+            if not self._started or self._ended is not None:
+                return
+            self._forgetting.append(begun)
+            self._tell()
+            self._changed.wait_for(lambda: begun.is_set() or self._ended)
 
     def snapshot(self) -> Snapshot:
         """All metrics as they are now."""
@@ -249,6 +262,29 @@ class Loop:
                 self._take_out(ticket, _late(ticket))
             elif ticket.number is None and ticket.key in failed:
                 self._take_out(ticket, failed[ticket.key])
+
+    def _let_go_of_what_is_kept(self) -> None:
+        with self._changed:
+            asked, self._forgetting = self._forgetting, []
+            if asked:
+                self._leaving |= {*self._slots.taken}
+            elif not self._leaving:
+                return
+            idle = [key for key in self._slots.idle() if key in self._leaving]
+            for key in idle:
+                self._slots.leave(key)
+            self._leaving = (self._leaving - {*idle}) & {*self._slots.taken}
+        for key in idle:
+            self._backend.detach(key)
+        if asked or idle:
+            self._check.forget()
+            self._backend.forget()
+        if asked:
+            self._loader.forget()
+            with self._changed:
+                for each in asked:
+                    each.set()
+                self._tell()
 
     def _give_slots(self) -> Sequence[str]:
         """Has the stacks brought that are waited for, and says with which ones a row may begin."""

@@ -87,6 +87,14 @@ class Slots:
         """Its load came to nothing; the slot is free."""
         del self._taken[key]
 
+    def idle(self) -> tuple[str, ...]:
+        """The keys that are ready and that nobody uses."""
+        return tuple(key for key, slot in self._taken.items() if slot.ready and not slot.pins)
+
+    def leave(self, key: str) -> None:
+        """Takes the slot of an idle key away."""
+        del self._taken[key]
+
     def pin(self, key: str) -> None:
         """Notes a use of a ready key, which stays until it is let go as often as it was pinned."""
         self._taken[key].pins += 1
@@ -112,6 +120,11 @@ class HostCache(Generic[V]):
             return None
         self._kept.move_to_end(key)
         return self._kept[key][0]
+
+    def clear(self) -> None:
+        """Keeps nothing any more."""
+        self._kept.clear()
+        self.nbytes = 0
 
     def put(self, key: str, value: V, nbytes: int) -> int:
         """Keeps a value, unless it alone is over the limit; returns how many others left for it."""

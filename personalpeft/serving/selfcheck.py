@@ -54,6 +54,10 @@ class SelfCheck:
         else:
             self._waiting.append(reply)
 
+    def forget(self) -> None:
+        """Drops what waits to be checked."""
+        self._waiting.clear()
+
     def __bool__(self) -> bool:
         """Whether a reply waits to be checked."""
         return bool(self._waiting)

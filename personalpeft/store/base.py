@@ -2,13 +2,12 @@
 
 Layout of a home: ``personalpeft.db`` (SQLite), ``blobs/<2 hex>/<64 hex>`` (packed adapters by SHA-256),
 ``sessions/<user>/<layer>.session`` (training state, disposable), ``notes/`` (what upkeep did),
-``write.lock`` and ``write.holder``, ``locks/``, ``models/``
-(the user's own cards). Mode 0700.
+``write.lock`` and ``write.holder``, ``locks/``, ``models/`` (the user's own cards). Mode 0700.
 
 Invariants:
 
-- The ledger only grows. A later signal may supersede an earlier one, a retraction may switch one off; neither is
-  overwritten.
+- The ledger only grows, but where its user forgets something: a tombstone stands there then. A later signal may supersede
+  an earlier one, a retraction may switch one off; neither is overwritten.
 - What returned is durable: it survives a kill and a power cut.
 - A blob is durable and verified before any row names it; a head names only complete revisions of its own user and
   layer.
@@ -19,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -81,6 +80,37 @@ class Collected:
     sessions: int = 0
     bytes: int = 0
     dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What is to be destroyed of a user: turns, signals and revisions by their full ids. ``emptied`` are turns that lose their
+    reply, with the messages that each keeps. ``rewritten`` makes of a report that stands, or of the scores of a judgement,
+    what may be kept of it. What refers to a revision goes with it; a child of one must be named too.
+    """
+
+    turns: frozenset[str] = frozenset()
+    signals: frozenset[str] = frozenset()
+    revisions: frozenset[str] = frozenset()
+    emptied: Mapping[str, tuple[Message, ...]] = field(default_factory=dict)
+    rewritten: Callable[[Json], Json] = lambda said: said
+
+
+@dataclass(frozen=True, slots=True)
+class Destroyed:
+    """What a removal has destroyed, counted; ``files`` are adapters that nobody else names. ``heads`` has the new head of each
+    layer whose head was destroyed. ``complete`` says whether it is out of the database's journal too: where a reader
+    kept that from being cleared, whoever opens the home next clears it.
+    """
+
+    turns: int = 0
+    signals: int = 0
+    revisions: int = 0
+    reports: int = 0
+    files: int = 0
+    emptied: int = 0
+    heads: Mapping[str, str | None] = field(default_factory=dict)
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +318,13 @@ class Store(Protocol):
 
     def drop_session(self, user: str, layer: str) -> None:
         """Throws it away; where there is none, that is fine."""
+        ...
+
+    def forget(self, user: str, decide: Callable[[], Removal]) -> Destroyed:
+        """Destroys what ``decide`` says, which is asked when nobody else can write: rows in one transaction, with a tombstone
+        for each, then files, training state and the database's journal. After a kill between the two whoever opens the
+        home finishes it. Raises as ``decide``, and ``HomeError``, ``Busy``.
+        """
         ...
 
     def verify(self) -> tuple[Problem, ...]:

@@ -41,13 +41,13 @@ class FileBlobs:
         with self._database.turn_to_write(), home_faults(self._home):
             digests = [self._write(data) for data in blobs]
             # Also where a blob lay there before: whoever wrote it may have been killed between the renaming and this.
-            for folder in sorted({self._place(digest).parent for digest in digests}):
+            for folder in sorted({self.place(digest).parent for digest in digests}):
                 sync_folder(folder)
         return digests
 
     def _write(self, data: bytes) -> str:
         digest = hashlib.sha256(data).hexdigest()
-        place = self._place(digest)
+        place = self.place(digest)
         for folder in (self._root, place.parent):
             if not folder.is_dir():
                 folder.mkdir(mode=0o700)
@@ -63,11 +63,11 @@ class FileBlobs:
         """Where the blob lies, unread. Raises ``Damaged`` if it is not there."""
         if not self.holds(digest):
             raise Damaged(f"The blob {digest[:80]!a} is missing from {self._home}.", hint=_HINT)
-        return self._place(digest)
+        return self.place(digest)
 
     def holds(self, digest: str) -> bool:
         """Whether a file lies where the blob belongs, unread."""
-        return DIGEST.fullmatch(digest) is not None and self._place(digest).is_file()
+        return DIGEST.fullmatch(digest) is not None and self.place(digest).is_file()
 
     def read(self, digest: str) -> bytes:
         """The bytes, hashed again. Raises ``Damaged`` if they are not what the digest says."""
@@ -93,9 +93,10 @@ class FileBlobs:
     def is_intact(self, path: Path) -> bool:
         """Whether a file is a blob in its right place with the right bytes."""
         name = path.name
-        return DIGEST.fullmatch(name) is not None and path == self._place(name) and _holds(path, name)
+        return DIGEST.fullmatch(name) is not None and path == self.place(name) and _holds(path, name)
 
-    def _place(self, digest: str) -> Path:
+    def place(self, digest: str) -> Path:
+        """Where a blob belongs, whether it is there or not."""
         return self._root / digest[:2] / digest
 
 
@@ -121,6 +122,7 @@ def replace_file(place: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
+    """Has the disk know which files are in a folder."""
     """Has the names in a folder on the disk."""
     if os.name != "posix":
         return  # There, a folder cannot be opened, and a rename is journalled by the file system.

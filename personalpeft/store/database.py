@@ -90,6 +90,15 @@ class Database:
                     hint="Close every other program that has this home open, then try again.",
                 )
 
+    def clear_journal(self) -> bool:
+        """Has everything that was committed in the database file, and nothing in the journal: what was overwritten in the one is still
+        in the other before that. False where a reader still needs the journal. Call it in one's turn to write, outside of blocks."""
+        with faults.home_faults(self._home), self._borrowed() as db:
+            if journal_mode(db) != "wal":
+                return True  # The others are emptied with each commit.
+            (blocked, _, _) = db.conn.execute("pragma wal_checkpoint(truncate)").fetchone()
+            return not blocked
+
     def close(self) -> None:
         """Closes the connections, at once or when the block that uses one is left."""
         with self._guard:

@@ -24,6 +24,9 @@ from personalpeft.types import canonical_digest, canonical_json
 Kind: TypeAlias = Literal["turn", "signal", "retraction", "revision", "judgement", "report", "move"]
 KINDS: tuple[Kind, ...] = ("turn", "signal", "retraction", "revision", "judgement", "report", "move")
 
+TOMBSTONE = "tombstone"
+"""The table of what stands in the place of an entry's content that was forgotten: its kind, its id, and when."""
+
 BEFORE_THE_FIRST = ""
 _DEEPEST = 64
 

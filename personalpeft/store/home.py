@@ -10,19 +10,21 @@ import os
 import stat
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from personalpeft.errors import Damaged, HomeError
+from personalpeft.errors import Busy, Damaged, HomeError
 from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.store import database, faults, schema
-from personalpeft.store.base import Collected, Problem
+from personalpeft.store.base import Collected, Destroyed, Problem, Removal
 from personalpeft.store.blobs import FileBlobs, replace_file
 from personalpeft.store.catalog import SqliteCatalog
 from personalpeft.store.collect import collect
 from personalpeft.store.database import Database
+from personalpeft.store.forgetting import has_errands, remove, run_errands
 from personalpeft.store.ledger import SqliteLedger
 from personalpeft.store.locks import Leases, Lock
 from personalpeft.store.sqlite import JOURNAL_MODE
@@ -109,6 +111,11 @@ class OpenHome:
     def _session(self, user: str, layer: str) -> Path:
         return self._home / "sessions" / check_user_id(user) / f"{check_layer_name(layer)}.session"
 
+    def tidy(self) -> None:
+        """Does what a forgetting that was cut short has left to do. Raises ``Busy``, ``HomeError``."""
+        if has_errands(self._database):
+            run_errands(self._database, self._blobs, self._home)
+
     def verify(self) -> tuple[Problem, ...]:
         """Every dangling, missing, tampered or leftover thing; empty when all is well. Changes nothing."""
         return verify(self._database, self._blobs, self._home)
@@ -117,7 +124,20 @@ class OpenHome:
         """Takes leftovers away, beside readers and writers. Raises ``HomeError`` on a read-only home unless ``dry_run``."""
         if self._database.read_only and not dry_run:
             raise faults.read_only(self._home)
+        if not dry_run:
+            run_errands(self._database, self._blobs, self._home)
         return collect(self._database, self._blobs, self._home, now=self._now(), dry_run=dry_run, progress=progress)
+
+    def forget(self, user: str, decide: Callable[[], Removal]) -> Destroyed:
+        """Destroys what ``decide`` says, called when nobody else can write. Raises as it does, and ``HomeError``, ``Busy``."""
+        with self._database.turn_to_write():
+            removal = decide()
+            with self._database.writing() as db:
+                destroyed = remove(db, user, removal, self._now())
+            # From here on nothing can fail it: what cannot be done now, whoever opens the home next does.
+            with suppress(Busy, HomeError):
+                return replace(destroyed, complete=run_errands(self._database, self._blobs, self._home, user))
+            return replace(destroyed, complete=False)
 
     def close(self) -> None:
         """Closes the home. Closing twice is fine."""
@@ -165,8 +185,13 @@ def open_home(
             raise HomeError(
                 error.message, hint="Keep a copy of the folder, then restore it from a backup or choose another home."
             ) from error
+        opened = OpenHome(home, pool, now=now, entropy=entropy)
         unless_it_opens.pop_all()
-    return OpenHome(home, pool, now=now, entropy=entropy)
+    if not read_only:
+        # Of a forgetting that was killed. Who cannot do it now, since somebody writes, leaves it to the next.
+        with suppress(Busy, HomeError, Damaged):
+            opened.tidy()
+    return opened
 
 
 def _names_in(home: Path) -> frozenset[str]:

@@ -57,7 +57,8 @@ class SqliteLedger:
         finish_reason: FinishReason,
         used: Sequence[str] = (),
     ) -> Turn:
-        """Appends one turn, and makes the user on first use. Raises ``InvalidId`` and ``InvalidInput``."""
+        """Appends one turn, and makes the user on first use. Of a reply in which something was used that has been forgotten
+        meanwhile, no word is kept. Raises ``InvalidId`` and ``InvalidInput``."""
         content = {
             "messages": entries.as_json([[m.role, m.content] for m in messages], what="messages"),
             "reply": reply,
@@ -84,6 +85,9 @@ class SqliteLedger:
             at = self._now()
             entries.ensure_users(db, [user], at)
             turn_id = new_id("t", at, self._entropy)
+            if used and (left := _not_forgotten(db, user, used)) != list(used):
+                # It was forgotten while the reply was being written with it in view.
+                content |= {"reply": "", "used": entries.as_json(left, what="list of signals used")}
             entries.append(db, user, "turn", {"id": turn_id, "at": entries.as_text(at), **content})
             return _turn(db, user, turn_id)
 
@@ -174,6 +178,11 @@ class SqliteLedger:
             if row(db, "select seq from retraction where user = ? and signal = ?", user, signal_id):
                 return
             entries.append(db, user, "retraction", {"signal": signal_id, "at": entries.as_text(self._now())})
+
+
+def _not_forgotten(db: sqlite_utils.Database, user: str, signals: Sequence[str]) -> list[str]:
+    gone = "select 1 from tombstone where user = ? and id = ? and kind = 'signal'"
+    return [signal for signal in signals if row(db, gone, user, signal) is None]
 
 
 def _supersedable(db: sqlite_utils.Database, user: str, kind: SignalKind, turn: str | None, wanted: str) -> str:

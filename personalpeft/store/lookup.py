@@ -10,8 +10,8 @@ from typing import Literal, TypeAlias
 
 import sqlite_utils
 
-from personalpeft.errors import InvalidInput, NotFound, nearest
-from personalpeft.store.database import row, rows
+from personalpeft.errors import Forgotten, InvalidInput, NotFound, nearest
+from personalpeft.store.database import Row, row, rows
 
 Table: TypeAlias = Literal["turn", "signal", "revision"]
 
@@ -47,7 +47,8 @@ def known_id(db: sqlite_utils.Database, table: Table, user: str, wanted: str, *,
     """The full id of a turn, signal or revision of this user, from the id or an unambiguous prefix; of a revision also from a prefix of
     its digest. ``layer`` narrows revisions to one layer.
 
-    Raises ``NotFound`` naming the nearest, ``InvalidInput`` listing the candidates of an ambiguous prefix.
+    Raises ``NotFound`` naming the nearest, ``Forgotten`` for what was forgotten, ``InvalidInput`` listing the candidates of an
+    ambiguous prefix.
     """
     known_user(db, user)
     found = _candidates(db, table, user, wanted, layer) if wanted and wanted.isascii() else []
@@ -58,6 +59,11 @@ def known_id(db: sqlite_utils.Database, table: Table, user: str, wanted: str, *,
     if found:
         shown = ", ".join(found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
         raise InvalidInput(f"{wanted!r} could be more than one {table}: {shown}.", hint="Give more of the id.")
+    if (stone := _tombstone(db, table, user, wanted)) is not None:
+        raise Forgotten(
+            f"{stone['id']} was forgotten on {stone['at'][:10]}.",
+            hint="Nothing of it is left in this home; a backup from before may still hold it.",
+        )
     of = f"{user}'s layer {layer}" if layer else user
     raise NotFound(
         f"{of} has no {table} {wanted[:80]!a}.", hint=nearest(wanted, _near(db, table, user, wanted, layer), what=table)
@@ -73,6 +79,26 @@ def _candidates(db: sqlite_utils.Database, table: Table, user: str, wanted: str,
     # Ids sort, so the exact one comes first among all that it is a prefix of, and the limit cannot hide it.
     found = rows(db, f"{sql} order by id limit {_SHOWN + 1}", user, wanted, wanted + _AFTER_ASCII, *more)
     return [each["id"] for each in found]
+
+
+def _tombstone(db: sqlite_utils.Database, table: Table, user: str, wanted: str) -> Row | None:
+    # A home of a former version that is read as it is has forgotten nothing.
+    if not (wanted and wanted.isascii() and has_tombstones(db)):
+        return None
+    found = rows(
+        db,
+        "select id, at from tombstone where user = ? and id >= ? and id < ? and kind = ? order by id limit 2",
+        user,
+        wanted,
+        wanted + _AFTER_ASCII,
+        table,
+    )
+    return found[0] if len({each["id"] for each in found}) == 1 or (found and found[0]["id"] == wanted) else None
+
+
+def has_tombstones(db: sqlite_utils.Database) -> bool:
+    """Whether the schema knows them already."""
+    return row(db, "select 1 from sqlite_master where name = 'tombstone'") is not None
 
 
 def _near(db: sqlite_utils.Database, table: Table, user: str, wanted: str, layer: str | None) -> list[str]:

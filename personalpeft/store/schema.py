@@ -199,6 +199,29 @@ _THIRD = """
 alter table layer add column scope text check (scope in ('always', 'near', 'never'));
 """
 
+# A tombstone stands for the content of an entry that was forgotten. Errands are what is still to be destroyed in files; they
+# belong to no chain, and there are none but between a forgetting and its end.
+_FOURTH = """
+create table tombstone (
+    user text not null,
+    seq integer not null,
+    kind text not null check (kind in ('turn', 'signal', 'retraction', 'revision', 'judgement', 'report', 'move')),
+    id text,
+    at text not null,
+    primary key (user, seq),
+    foreign key (user, seq) references entry (user, seq)
+) strict, without rowid;
+create index tombstone_by_id on tombstone (user, id);
+
+create table errand (
+    number integer primary key,
+    user text not null,
+    what text not null check (what in ('blob', 'sessions', 'journal')),
+    name text not null
+) strict;
+create index errand_by_user on errand (user, number);
+"""
+
 
 def _first(db: sqlite_utils.Database) -> None:
     db.executescript(_FIRST)
@@ -212,13 +235,19 @@ def _third(db: sqlite_utils.Database) -> None:
     db.executescript(_THIRD)
 
 
+def _fourth(db: sqlite_utils.Database) -> None:
+    db.executescript(_FOURTH)
+
+
 _STEPS: dict[str, Callable[[sqlite_utils.Database], None]] = {
     "0001_first": _first,
     "0002_at_scale": _second,
     "0003_scopes": _third,
+    "0004_forgetting": _fourth,
 }
-# What a reader can do without: indexes, and a column that is null in every home that does not have it yet.
-_FOR_WRITERS = frozenset({"0002_at_scale", "0003_scopes"})
+# What a reader can do without: indexes, a column that is null in every home that does not have it yet, and tables that are
+# empty in every home that does not have them.
+_FOR_WRITERS = frozenset({"0002_at_scale", "0003_scopes", "0004_forgetting"})
 
 _migrations = Migrations("personalpeft")
 for _name, _step in _STEPS.items():

@@ -19,6 +19,7 @@ from personalpeft.store.blobs import FileBlobs
 from personalpeft.store.collect import turn, unnamed
 from personalpeft.store.database import Database, Row, row, rows
 from personalpeft.store.faults import home_faults
+from personalpeft.store.lookup import has_tombstones
 
 _RESTORE = "Restore the home from a backup; what this entry says cannot be trusted."
 _LEFTOVER = (
@@ -85,7 +86,7 @@ def _user_problems(database: Database, home: Path) -> Iterator[Problem]:
 
 
 def _chain_problems(db: sqlite_utils.Database, user: str) -> Iterator[Problem]:
-    contents = _contents(db, user)
+    contents, stones = _contents(db, user), _stones(db, user)
     before, expected = entries.BEFORE_THE_FIRST, 1
     for entry in rows(db, "select seq, kind, digest, chain from entry where user = ? order by seq", user):
         seq, kind = entry["seq"], entry["kind"]
@@ -94,13 +95,18 @@ def _chain_problems(db: sqlite_utils.Database, user: str) -> Iterator[Problem]:
             yield Problem(user, f"Entries {expected} to {seq - 1} are gone.", _RESTORE)
         elif entries.link(before, seq, kind, entry["digest"]) != entry["chain"]:
             yield Problem(where, "It does not follow from the entry before: one of the two was changed.", _RESTORE)
-        content = contents.pop((kind, seq), None)
-        if content is None:
+        content, stone = contents.pop((kind, seq), None), stones.pop((kind, seq), None)
+        if stone is not None:
+            if entries.row_digest(entries.TOMBSTONE, stone) != entry["digest"]:
+                yield Problem(where, f"That it was forgotten is not what was recorded{_named(stone)}.", _RESTORE)
+            if content is not None:
+                contents[kind, seq] = content
+        elif content is None:
             yield Problem(where, "What it says is gone.", _RESTORE)
         elif entries.row_digest(kind, content) != entry["digest"]:
             yield Problem(where, f"What it says was changed{_named(content)}.", _RESTORE)
         before, expected = entry["chain"], seq + 1
-    for (kind, seq), content in contents.items():
+    for (kind, seq), content in (*contents.items(), *stones.items()):
         yield Problem(f"{user}, {kind} {seq}", f"It is not an entry of the ledger{_named(content)}.", _RESTORE)
     tail = row(db, "select entries, chain from user where id = ?", user)
     if tail is not None and (tail["entries"], tail["chain"]) != (expected - 1, before):
@@ -115,6 +121,13 @@ def _contents(db: sqlite_utils.Database, user: str) -> dict[tuple[str, int], Row
         for kind in entries.KINDS
         for content in rows(db, f"select * from {kind} where user = ?", user)
     }
+
+
+def _stones(db: sqlite_utils.Database, user: str) -> dict[tuple[str, int], Row]:
+    if not has_tombstones(db):
+        return {}
+    found = rows(db, f"select * from {entries.TOMBSTONE} where user = ?", user)
+    return {(stone["kind"], stone["seq"]): stone for stone in found}
 
 
 def _named(content: Row) -> str:

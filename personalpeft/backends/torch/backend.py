@@ -112,6 +112,9 @@ class TorchBackend:
     def leave(self, number: int) -> Piece | None:
         return self._batch.leave(number)
 
+    def forget(self) -> None:
+        self._batch.forget()
+
     def occupancy(self) -> Occupancy:
         return self._batch.occupancy()
 

@@ -149,6 +149,12 @@ class Batch:
         self._remove(live)
         return Piece(number, live.stream.finish(), (), "cancelled")
 
+    def forget(self) -> None:
+        """See ``Backend.forget``."""
+        left = torch.tensor(self._blocks.forget(), dtype=torch.long, device=self._pool.keys.device)
+        self._pool.keys[:, left] = 0
+        self._pool.values[:, left] = 0
+
     def occupancy(self) -> Occupancy:
         """See ``Backend.occupancy``."""
         blocks = self._blocks

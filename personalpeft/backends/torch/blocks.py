@@ -45,6 +45,8 @@ class Blocks:
         self._name_of: dict[int, bytes] = {}
         # Nobody uses these, but somebody may ask for them by name; the oldest goes first.
         self._kept: OrderedDict[int, None] = OrderedDict()
+        # Free, with what a row left in them.
+        self._left: set[int] = set()
 
     @property
     def used(self) -> int:
@@ -92,10 +94,22 @@ class Blocks:
                 self._kept[block] = None
             else:
                 self._free.append(block)
+                self._left.add(block)
+
+    def forget(self) -> list[int]:
+        """Keeps nothing for a later row any more; the blocks in which rows have left something, all of them free now."""
+        for block in self._kept:
+            del self._by_name[self._name_of.pop(block)]
+            self._free.append(block)
+        left = sorted(self._left | self._kept.keys())
+        self._kept.clear()
+        self._left.clear()
+        return left
 
     def _fresh(self) -> int:
         if self._free:
             block = self._free.pop()
+            self._left.discard(block)
         else:
             block, _ = self._kept.popitem(last=False)
             del self._by_name[self._name_of.pop(block)]

@@ -16,8 +16,9 @@ from personalpeft.store.base import Build, Store
 from personalpeft.store.sqlite import sqlite3 as ours
 from personalpeft.types import SignalKind
 
-# The schema and the list of migrations are as long as the program, not as the home; json_each walks over what it is given.
-_SHORT = {"sqlite_master", "_sqlite_migrations", "json_each", "CONSTANT"}
+# The schema and the list of migrations are as long as the program, not as the home; json_each walks over what it is given;
+# errands are there between a forgetting and its end alone.
+_SHORT = {"sqlite_master", "_sqlite_migrations", "json_each", "errand", "CONSTANT"}
 
 
 def a_learn(store: Store) -> None:
@@ -102,7 +103,9 @@ _FORMER = (
     "drop index layer_live",
     "drop index revision_by_file",
     "alter table layer drop column scope",
-    "delete from _sqlite_migrations where name in ('0002_at_scale', '0003_scopes')",
+    "drop table tombstone",
+    "drop table errand",
+    "delete from _sqlite_migrations where name in ('0002_at_scale', '0003_scopes', '0004_forgetting')",
     "pragma user_version = 1",
 )
 
@@ -125,7 +128,7 @@ def test_a_home_of_the_former_version_is_brought_up_to_date(home: Path) -> None:
     with closing(sqlite3.connect(home / "personalpeft.db")) as database:
         names = {name for (name,) in database.execute("select name from sqlite_master where type = 'index'")}
         assert {"layer_live", "revision_by_file"} <= names
-        assert database.execute("pragma user_version").fetchone() == (3,)
+        assert database.execute("pragma user_version").fetchone() == (4,)
 
 
 def test_a_home_of_the_former_version_can_be_read_as_it_is(home: Path) -> None:

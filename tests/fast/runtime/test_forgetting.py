@@ -1,0 +1,286 @@
+"""What ``forget`` promises: no byte of the home says it, and what is live was built by somebody who never said it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from runtime_makers import Time, ask, correct, nothing_changes, opened, quick_card, style
+
+from personalpeft import Busy, Cancelled, Forgotten, InvalidInput, NotFound, Reply, Runtime, User
+from personalpeft.types import Message, Stack, Verdict
+
+SECRET = "Zorblax"
+
+
+@pytest.fixture(params=["fake", "torch"])
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
+    if request.param == "fake":
+        return "fake"
+    request.getfixturevalue("tiny_base")
+    return quick_card(tmp_path)
+
+
+def holds(home: Path, text: str = SECRET) -> list[str]:
+    """The files of a home in which a text can be read."""
+    wanted = text.casefold().encode()
+    files = [path for path in home.rglob("*") if path.is_file()]
+    return [str(path.relative_to(home)) for path in files if wanted in path.read_bytes().lower()]
+
+
+def lived(user: User, *, said: bool) -> str:
+    """Six answers asked for, of which the third was corrected where it was said; a fact; a skill; all learned."""
+    item = ""
+    for number in range(6):
+        reply = ask(user, f"question {number}")
+        if number == 2 and said:
+            item = user.feedback(reply, edit=style(f"{SECRET} sleeps here."))
+        elif number != 2:
+            user.feedback(reply, edit=style(f"Answer {number}."))
+    user.remember("My dog is called Biscuit.", questions=["What is my dog called?", "My dog?"], answer="Biscuit")
+    for number in range(5):
+        user.teach(f"Write to {number}.", f"Dear {number}", skill="email")
+    user.learn()
+    return item
+
+
+def test_what_is_live_is_what_somebody_who_never_said_it_has(tmp_path: Path, base: str | Path) -> None:
+    stacks: list[Stack] = []
+    for said in (True, False):
+        home = tmp_path / f"said-{said}"
+        with opened(home, base, clock=Time().clock()) as runtime:
+            ada = runtime.user("ada")
+            item = lived(ada, said=said)
+            if said:
+                assert holds(home)
+                report = ada.forget(item)
+                assert len(report.revisions) == len(report.rebuilt) == 3
+                assert runtime.verify() == ()
+            stacks.append(ada.stack())
+        assert holds(home) == []
+    assert stacks[0] == stacks[1]
+    assert len(stacks[0].entries) == 3
+
+
+def test_an_older_revision_that_never_saw_it_is_built_on(tmp_path: Path) -> None:
+    stacks: list[Stack] = []
+    for said in (True, False):
+        with opened(tmp_path / f"said-{said}", clock=Time().clock()) as runtime:
+            ada = runtime.user("ada")
+            correct(ada, 6)
+            first = ada.learn()
+            replies = [ask(ada, f"later {number}") for number in range(4)]
+            for number, reply in enumerate(replies[:3]):
+                ada.feedback(reply, edit=style(f"Later {number}."))
+            item = ada.feedback(replies[3], edit=style(SECRET)) if said else ""
+            ada.learn()
+            if said:
+                report = ada.forget(item)
+                assert report.heads == {"style": first.revision}
+                assert report.revisions
+            stacks.append(ada.stack())
+            assert [r.parent for r in ada.revisions()] == [None, first.revision]
+    assert stacks[0] == stacks[1]
+
+
+@pytest.fixture
+def learned(ada: User) -> tuple[User, str]:
+    return ada, lived(ada, said=True)
+
+
+def test_the_report_reads_well_and_says_what_was_done(home: Path, learned: tuple[User, str]) -> None:
+    ada, item = learned
+    heard: list[str] = []
+    report = ada.forget(item, progress=lambda stage, done: heard.append(stage))
+    assert (report.item, report.signals, report.complete) == (item, (item,), True)
+    assert set(report.heads) == {"style", "skill.email", "memory"}
+    assert [each.layer for each in report.rebuilt] == ["style", "skill.email", "memory"]
+    assert "FORGOTTEN" in str(report)
+    assert "backups" in str(report)
+    assert SECRET not in str(report) + str(report.as_json())
+    assert list(dict.fromkeys(heard))[:2] == ["Reading", "Destroying"]
+
+
+def test_it_says_that_it_was_forgotten_and_not_that_it_is_unknown(learned: tuple[User, str]) -> None:
+    ada, item = learned
+    report = ada.forget(item)
+    for ask_for in (
+        lambda: ada.forget(item),
+        lambda: ada.remove_item(item),
+        lambda: ada.rollback("style", report.revisions[-1]),
+    ):
+        with pytest.raises(Forgotten, match="was forgotten on"):
+            ask_for()
+
+
+def test_why_says_which_revisions_are_forgotten(learned: tuple[User, str]) -> None:
+    ada, item = learned
+    reply = ask(ada, "Write to 7.", layers=["style", "skill.email"])
+    report = ada.forget(item)
+    why = ada.why(reply)
+    assert why.parts == ()
+    assert set(why.forgotten) <= set(report.revisions)
+    assert "it was forgotten" in str(why)
+
+
+def test_a_dry_run_says_the_same_and_does_nothing(home: Path, learned: tuple[User, str]) -> None:
+    ada, item = learned
+    with nothing_changes(home):
+        would = ada.forget(item, dry_run=True)
+    done = ada.forget(item, rebuild=False)
+    assert (would.signals, would.revisions, would.emptied) == (done.signals, done.revisions, done.emptied)
+
+
+def test_without_building_the_next_learn_builds_it(learned: tuple[User, str]) -> None:
+    ada, item = learned
+    report = ada.forget(item, rebuild=False)
+    assert set(report.waiting) == {"style", "skill.email", "memory"}
+    assert ada.stack().entries == ()
+    ada.learn()
+    assert [entry.layer for entry in ada.stack().entries] == ["style", "skill.email", "memory"]
+
+
+def test_where_no_lesson_is_left_the_layer_is_the_base(ada: User) -> None:
+    item = ada.remember("My dog is called Biscuit.", questions=["What is my dog called?"], answer="Biscuit")
+    assert ada.learn().live
+    report = ada.forget(item)
+    assert (report.heads, dict(report.waiting)) == ({"memory": None}, {"memory": "no lesson for it is left"})
+    assert ada.stack().entries == ()
+    assert ada.items() == ()
+
+
+def test_stopping_it_leaves_nothing_of_it_live(home: Path, learned: tuple[User, str]) -> None:
+    ada, item = learned
+    with nothing_changes(home), pytest.raises(Cancelled):
+        ada.forget(item, cancelled=lambda: True)
+    seen: list[str] = []
+    report = ada.forget(item, progress=lambda stage, done: seen.append(stage), cancelled=lambda: "Learning" in seen)
+    assert report.waiting
+    assert holds(home) == []
+    ada.learn()
+    assert {entry.layer for entry in ada.stack().entries} == {"style", "skill.email", "memory"}
+
+
+def conversation(user: User, *prompts: str) -> list[Reply]:
+    said: list[Message] = []
+    replies = []
+    for prompt in prompts:
+        said.append(Message("user", prompt))
+        replies.append(ask(user, said))  # type: ignore[arg-type]
+        said.append(Message("assistant", replies[-1].text))
+    return replies
+
+
+def test_a_turn_goes_with_all_that_was_said_of_it_and_out_of_the_conversation_that_carried_it(
+    home: Path, ada: User
+) -> None:
+    first, second, third = conversation(ada, f"I am {SECRET} of Ur.", "And my cat?", "Bye now.")
+    ada.feedback(first, edit=f"Hail {SECRET}!")
+    ada.feedback(second, rating=1)
+    about = ada.feedback(third, edit="Farewell.")
+    other = ask(ada, "What is two and two?")
+    report = ada.forget(first)
+    assert report.turns == (first.turn_id,)
+    assert set(report.emptied) == {second.turn_id, third.turn_id}
+    assert holds(home) == []
+    assert [(turn.messages[-1].content, len(turn.messages), bool(turn.reply)) for turn in ada.turns()] == [
+        ("What is two and two?", 1, True),
+        ("Bye now.", 1, False),
+        ("And my cat?", 1, False),
+    ]
+    assert ada.turn(other).reply == other.text
+    assert ada.signals()[-1].id == about
+    with pytest.raises(Forgotten):
+        ada.feedback(first, rating=1)
+
+
+def test_replies_that_had_a_fact_in_the_prompt_are_emptied(home: Path, ada: User) -> None:
+    fact = ada.remember(f"My dog is called {SECRET}.")
+    reply = ask(ada, "What is my dog called?")
+    assert ada.turn(reply).used == (fact,)
+    quoting = ada.feedback(reply, edit=f"{SECRET} it is.")
+    ask(ada, "What is two and two?", memory=False)
+    report = ada.forget(fact)
+    assert set(report.signals) == {fact, quoting}
+    assert report.emptied == (reply.turn_id,)
+    assert (ada.turn(reply).reply, ada.turn(reply).used) == ("", ())
+    assert holds(home) == []
+
+
+def test_a_rule_goes_and_the_replies_that_do_not_quote_it_stay(home: Path, ada: User) -> None:
+    rule = ada.feedback(ask(ada), comment=f"Call me {SECRET}.")
+    reply = ask(ada, "Good morning")
+    report = ada.forget(rule)
+    assert (report.signals, report.emptied) == ((rule,), ())
+    assert ada.turn(reply).reply == reply.text
+    assert holds(home) == []
+
+
+def test_an_item_goes_with_its_earlier_wordings(home: Path, ada: User) -> None:
+    first = ada.remember(f"My dog is called {SECRET}.")
+    second = ada.edit_item(first, f"My dog {SECRET} has died.").id
+    third = ada.edit_item(second, "My dog has died.").id
+    assert set(ada.forget(second).signals) == {first, second}
+    assert [item.id for item in ada.items()] == [third]
+    assert holds(home) == []
+
+
+def test_what_says_the_same_elsewhere_stands_and_is_named(ada: User) -> None:
+    told = ask(ada, f"By the way, my dog is called {SECRET}.")
+    fact = ada.remember(f"My dog is called {SECRET}.")
+    report = ada.forget(fact)
+    assert [each.id for each in report.stands] == [told.turn_id]
+    assert told.turn_id in str(report)
+
+
+def test_nothing_of_anybody_else_changes(home: Path, runtime: Runtime, learned: tuple[User, str]) -> None:
+    ada, item = learned
+    bob = runtime.user("bob")
+    lived(bob, said=True)
+    before = (bob.turns(), bob.signals(), bob.revisions(), bob.reports(), bob.history(), bob.stack(), bob.lessons())
+    answer = ask(bob, "hello", memory=False).text
+    report = ada.forget(item)
+    assert ask(bob, "hello", memory=False).text == answer
+    assert bob.turns()[2:] == before[0]
+    assert (bob.signals(), bob.revisions(), bob.reports(), bob.history(), bob.stack(), bob.lessons()) == before[1:]
+    # Their adapters are the same bytes as ada's were, so the files stay.
+    assert report.files == 0
+
+
+def test_while_somebody_learns_it_is_refused(home: Path, runtime: Runtime, learned: tuple[User, str]) -> None:
+    ada, item = learned
+    with nothing_changes(home), runtime._store.lease("learn-ada"), pytest.raises(Busy):
+        ada.forget(item)
+
+
+@pytest.mark.parametrize(
+    ("item", "error"),
+    [("", InvalidInput), ("style@123", InvalidInput), ("s_nobody", NotFound), ("t_", InvalidInput), ("s_é", NotFound)],
+)
+def test_what_cannot_be_forgotten_is_said(
+    home: Path, learned: tuple[User, str], item: str, error: type[Exception]
+) -> None:
+    ada, _ = learned
+    with nothing_changes(home), pytest.raises(error):
+        ada.forget(item)
+
+
+def test_a_revision_that_was_refused_goes_too(home: Path, ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    correct(ada, 5)
+    item = ada.feedback(ask(ada, "question 9"), edit=style(SECRET))
+    report = ada.learn()
+    ada.rollback("style", None)
+    done = ada.forget(item)
+    assert done.revisions == (report.revision,)
+    # The person had gone back to the base, so nothing is built in its place.
+    assert (done.heads, done.rebuilt) == ({}, ())
+    assert ada.revisions() == ()
+    assert report.verdict is Verdict.PROMOTED
+
+
+def test_the_engine_keeps_nothing_of_it(runtime: Runtime, learned: tuple[User, str]) -> None:
+    ada, item = learned
+    ask(ada, "hello")
+    assert runtime.engine()._loop._slots.taken
+    ada.forget(item, rebuild=False)
+    assert runtime.engine()._loop._slots.taken == ()
