@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 from personalpeft.comparing import Choice
 from personalpeft.errors import InvalidInput, NotFound, PersonalPeftError
+from personalpeft.forgetting import ForgetReport
 from personalpeft.ids import check_user_id
 from personalpeft.learning.account import Account
 from personalpeft.learning.digest import Digest
@@ -248,7 +249,7 @@ class RemoteUser:
     ) -> LearnReport:
         """As ``User.learn``; it runs in the server. Whoever leaves this call in the middle stops it there."""
         body = v.LearnBody(layer, start, seconds, steps, memory, dry_run, accept)
-        return self._wait(self._call(do.LEARN, body), progress, cancelled)
+        return self._learned(self._call(do.LEARN, body), progress, cancelled)
 
     def practice(
         self,
@@ -264,7 +265,22 @@ class RemoteUser:
     ) -> LearnReport:
         """As ``User.practice``, with plugins by name; it runs in the server."""
         body = v.PracticeBody(skill, verifier, family, shaping, rounds, seconds)
-        return self._wait(self._call(do.PRACTICE, body), progress, cancelled)
+        return self._learned(self._call(do.PRACTICE, body), progress, cancelled)
+
+    def forget(
+        self,
+        item: Reply | Turn | str,
+        *,
+        rebuild: bool = True,
+        dry_run: bool = False,
+        progress: Progress = lambda stage, done: None,
+        cancelled: Asking = lambda: False,
+    ) -> ForgetReport:
+        """As ``User.forget``; it runs in the server."""
+        job = self._wait(self._call(do.FORGET, v.ForgetBody(_turn(item), rebuild, dry_run)), progress, cancelled)
+        if job.forgotten is None:
+            raise _broken_off("a forgetting")
+        return job.forgotten
 
     def pending(self) -> Pending:
         pending: Pending = self._call(do.PENDING)
@@ -363,7 +379,14 @@ class RemoteUser:
             query = replace(query, after=page.next)
         return found
 
-    def _wait(self, job: v.Job, progress: Progress, cancelled: Asking) -> LearnReport:
+    def _learned(self, job: v.Job, progress: Progress, cancelled: Asking) -> LearnReport:
+        job = self._wait(job, progress, cancelled)
+        if job.report is None:
+            raise _broken_off("a learn")
+        return job.report
+
+    def _wait(self, job: v.Job, progress: Progress, cancelled: Asking) -> v.Job:
+        """The job as it is when it is over. Raises the error that it ended in."""
         stopping = False
         events = self._line.events(do.FOLLOW, user=self.id, job=job.id)
         try:
@@ -381,11 +404,13 @@ class RemoteUser:
             raise
         finally:
             events.close()
-        if job.report is not None:
-            return job.report
         if job.error is not None:
             raise error_of(job.error)
-        raise Unreachable("The server went away in the middle of a learn.", hint="The next one goes on from there.")
+        return job
+
+
+def _broken_off(what: str) -> Unreachable:
+    return Unreachable(f"The server went away in the middle of {what}.", hint="The next learn goes on from there.")
 
 
 def _asked(prompt: Prompt) -> Any:

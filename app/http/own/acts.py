@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from personalpeft import Runtime, User
 from personalpeft.comparing import Choice
 from personalpeft.errors import InvalidInput, NotFound
+from personalpeft.forgetting import ForgetReport
 from personalpeft.learning.account import Account
 from personalpeft.learning.digest import Digest
 from personalpeft.learning.pending import Pending
@@ -186,6 +187,22 @@ def practice(call: Call) -> v.Job:
         )
 
     return call.jobs.begin(user.id, "practice", work)
+
+
+def forget(call: Call) -> v.Job:
+    user, body = call.user, call.body
+
+    def work(progress: Progress, cancelled: Asking) -> ForgetReport:
+        report = user.forget(
+            body.item, rebuild=body.rebuild, dry_run=body.dry_run, progress=progress, cancelled=cancelled
+        )
+        if not body.dry_run:
+            # What this server remembers of its own may hold the words too.
+            call.jobs.forget(user.id)
+            call.desk.forget(user.id)
+        return report
+
+    return call.jobs.begin(user.id, "forget", work)
 
 
 def jobs(call: Call) -> v.Page[v.Job]:

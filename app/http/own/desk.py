@@ -70,5 +70,11 @@ class Desk:
             )
         return found
 
+    def forget(self, user: str) -> None:
+        """Lets go of all comparisons of a user: they repeat what was said."""
+        with self._turn:
+            for key in [key for key in self._comparisons if key[0] == user]:
+                del self._comparisons[key]
+
     def _id(self, prefix: str) -> str:
         return new_id(prefix, self._clock.now(), self._clock.entropy)

@@ -1,4 +1,4 @@
-"""Learns and practices that a server runs: each in a thread of its own, watched by any number of readers.
+"""Learns, practices and forgettings that a server runs: each in a thread of its own, watched by any number of readers.
 
 Invariants: a user has at most one that runs; a job that is over never changes; at most so many are kept, of which the oldest that
 are over go first; nobody sees another user's. A job lives as long as the process: what it learned is in the ledger, and a learn
@@ -16,9 +16,10 @@ from typing import Literal, TypeAlias
 
 from personalpeft.clock import Clock
 from personalpeft.errors import Busy, Cancelled, NotFound, PersonalPeftError
+from personalpeft.forgetting import ForgetReport
 from personalpeft.ids import new_id
 from personalpeft.learning.report import LearnReport
-from personalpeft_app.http.own.values import Fault, Job
+from personalpeft_app.http.own.values import Fault, Job, JobKind
 
 BUG = Fault("Bug", "This is a bug in personalpeft; its log has the details.")
 
@@ -27,7 +28,7 @@ MOST_RUNNING = 8
 
 Progress: TypeAlias = Callable[[str, float], None]
 Asking: TypeAlias = Callable[[], bool]
-Work: TypeAlias = Callable[[Progress, Asking], LearnReport]
+Work: TypeAlias = Callable[[Progress, Asking], LearnReport | ForgetReport]
 
 _log = logging.getLogger("personalpeft.http")
 
@@ -50,7 +51,7 @@ class Jobs:
         self._entries: dict[str, _Entry] = {}
         self._closed = False
 
-    def begin(self, user: str, kind: Literal["learn", "practice"], work: Work) -> Job:
+    def begin(self, user: str, kind: JobKind, work: Work) -> Job:
         """Begins it and gives it back as it is now. Raises ``Busy`` while another of this user runs, or too many do."""
         with self._changed:
             running = [entry.job for entry in self._entries.values() if not entry.job.over]
@@ -92,6 +93,14 @@ class Jobs:
             entry = self._entry(user, job_id)
         return self._watched(entry, patience)
 
+    def forget(self, user: str) -> None:
+        """Lets go of all of a user's that are over: their reports repeat what was said."""
+        with self._changed:
+            for job_id in [
+                job_id for job_id, entry in self._entries.items() if entry.job.user == user and entry.job.over
+            ]:
+                del self._entries[job_id]
+
     def close(self, patience: float = 30.0) -> None:
         """Asks all to stop, and waits for them so long."""
         with self._changed:
@@ -122,20 +131,26 @@ class Jobs:
                 self._change(entry, replace(entry.job, stage=stage, progress=round(min(max(done, 0.0), 1.0), 3)))
 
         report: LearnReport | None = None
+        forgotten: ForgetReport | None = None
         error: Fault | None = None
         state: Literal["done", "failed", "cancelled"] = "done"
         try:
-            report = work(heard, entry.stop.is_set)
+            came = work(heard, entry.stop.is_set)
+            if isinstance(came, ForgetReport):
+                forgotten = came
+            else:
+                report = came
         except PersonalPeftError as reason:
             error = self._told(reason)
             state = "cancelled" if isinstance(reason, Cancelled) else "failed"
         except Exception as bug:  # noqa: BLE001 - a thread has nobody above it: whatever it was, the reader has to hear of it.
             # Without the bug's own words, which may be somebody's.
-            _log.error("a learn failed: %s\n%s", type(bug).__name__, "".join(traceback.format_tb(bug.__traceback__)))
+            _log.error("a job failed: %s\n%s", type(bug).__name__, "".join(traceback.format_tb(bug.__traceback__)))
             error, state = BUG, "failed"
         with self._changed:
             ended = self._clock.now()
-            self._change(entry, replace(entry.job, state=state, ended=ended, report=report, error=error))
+            over = replace(entry.job, state=state, ended=ended, report=report, forgotten=forgotten, error=error)
+            self._change(entry, over)
 
     def _change(self, entry: _Entry, job: Job) -> None:
         if job != entry.job:

@@ -18,6 +18,7 @@ from personalpeft.errors import (
     Cancelled,
     Damaged,
     DeadlineExceeded,
+    Forgotten,
     HomeError,
     InvalidInput,
     MissingPackage,
@@ -43,7 +44,7 @@ PREFIX = "/api/v1"
 Method: TypeAlias = Literal["GET", "POST", "PUT", "DELETE"]
 Errors: TypeAlias = tuple[type[PersonalPeftError], ...]
 
-ANY: Errors = (InvalidInput, NotFound, Busy, HomeError, Damaged)
+ANY: Errors = (InvalidInput, NotFound, Forgotten, Busy, HomeError, Damaged)
 SERVING: Errors = (*ANY, BaseMismatch, ServingFailed, WeightsError, MissingPackage)
 TALKING: Errors = (*SERVING, PromptTooLong, QueueFull, DeadlineExceeded, Cancelled)
 
@@ -52,7 +53,7 @@ PARAMETERS: Mapping[str, tuple[Any, str]] = {
     "turn": (v.TurnId, 'The id of a turn, the beginning of one, or "last".'),
     "layer": (v.LayerName, "style, memory or skill.<name>."),
     "item": (v.ItemId, "The id of a rule or fact, or the beginning of one."),
-    "job": (v.OwnId, "The id of a learn or practice."),
+    "job": (v.OwnId, "The id of a learn, a practice or a forgetting."),
     "stream": (v.OwnId, "The name that the first event of a streamed reply gave."),
     "comparison": (v.OwnId, "The id of a comparison."),
 }
@@ -167,11 +168,16 @@ LEARN = Operation(
 PRACTICE = Operation(
     "practice", "POST", f"{_USER}/practices", "Learn", "Begins a practice, likewise.", v.Job, v.PracticeBody, status=202,
 )  # fmt: skip
+FORGET = Operation(
+    "forget", "POST", f"{_USER}/forgets", "Learn",
+    "Begins to destroy something that was said, with all that came of it, for good; then what lost its revision is built anew.",
+    v.Job, v.ForgetBody, status=202,
+)  # fmt: skip
 JOBS = Operation(
-    "jobs", "GET", f"{_USER}/jobs", "Learn", "The learns and practices that the server remembers, newest first.",
+    "jobs", "GET", f"{_USER}/jobs", "Learn", "The jobs that the server remembers, newest first.",
     v.Job, query=v.PageQuery, paged=True,
 )  # fmt: skip
-JOB = Operation("job", "GET", f"{_USER}/jobs/{{job}}", "Learn", "How far one is; in the end its report.", v.Job)
+JOB = Operation("job", "GET", f"{_USER}/jobs/{{job}}", "Learn", "How far a job is; in the end its report.", v.Job)
 FOLLOW = Operation(
     "follow", "GET", f"{_USER}/jobs/{{job}}/events", "Learn",
     "Each change of a job as it comes, beginning with how it is now; ends with the job.", events={"job": v.Job},

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 
 from personalpeft.errors import InvalidId, NotFound
+from personalpeft.forgetting import ForgetReport
 from personalpeft.ids import LAYER_NAME, SKILL_NAME, SOURCE, USER_ID
 from personalpeft.learning.recipe import Start
 from personalpeft.learning.report import LearnReport
@@ -35,6 +36,7 @@ Short: TypeAlias = Annotated[str, Text(LONGEST_TEXT, 1)]
 Prompt: TypeAlias = Written | Annotated[tuple[Message, ...], Many(1000, 1)]
 Seconds: TypeAlias = Annotated[float, Range(above=0, most=1e9)]
 Count: TypeAlias = Annotated[int, Range(1, 1_000_000)]
+JobKind: TypeAlias = Literal["learn", "practice", "forget"]
 PageSize: TypeAlias = Annotated[int, Range(1, 1000)]
 Cursor: TypeAlias = Annotated[str, Text(128, 1, "[a-z0-9@._-]+")]
 
@@ -129,6 +131,15 @@ class PracticeBody:
     shaping: PluginName | None = None
     rounds: Count | None = None
     seconds: Seconds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetBody:
+    """What to forget: the id of a turn, a signal, a rule or a fact, the beginning of one, or "last"; see ``User.forget``."""
+
+    item: ItemId
+    rebuild: bool = True
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,19 +278,20 @@ class BlindComparison:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A learn or a practice that the server runs: how far it is, and in the end its report or why there is none. ``progress`` is
-    how much of the ``stage`` is done, 0 to 1.
+    """A learn, a practice or a forgetting that the server runs: how far it is, and in the end its report (``forgotten`` of a
+    forgetting) or why there is none. ``progress`` is how much of the ``stage`` is done, 0 to 1.
     """
 
     id: str
     user: str
-    kind: Literal["learn", "practice"]
+    kind: JobKind
     state: Literal["running", "stopping", "done", "failed", "cancelled"]
     stage: str
     progress: float
     begun: datetime
     ended: datetime | None = None
     report: LearnReport | None = None
+    forgotten: ForgetReport | None = None
     error: Fault | None = None
 
     @property

@@ -16,6 +16,7 @@ import personalpeft
 from personalpeft import (
     Busy,
     Cancelled,
+    Forgotten,
     InvalidId,
     InvalidInput,
     NotFound,
@@ -259,6 +260,25 @@ def test_a_learn_that_is_cancelled_says_so(ada: Any) -> None:
         ada.learn(cancelled=lambda: True)
 
 
+def test_what_is_forgotten_is_gone_with_what_was_built_from_it(ada: Any, own: User) -> None:
+    correct(ada, 6)
+    ada.learn()
+    (revision,) = ada.revisions()
+    signal = next(signal for signal, role in revision.signals.items() if role == "train")
+    would = ada.forget(signal, dry_run=True)
+    assert (would.signals, would.revisions, would.dry_run) == ((signal,), (revision.id,), True)
+    assert ada.stack().entries
+    report = ada.forget(signal, rebuild=False)
+    assert (report.signals, report.revisions) == ((signal,), (revision.id,))
+    assert signal in str(report)
+    assert signal not in [each.id for each in own.signals()]
+    assert own.stack().entries == ()
+    with pytest.raises(Forgotten):
+        ada.forget(signal)
+    with pytest.raises(NotFound):
+        ada.forget("s_0000")
+
+
 def test_a_layer_is_weighed_and_scoped(ada: Any) -> None:
     correct(ada)
     ada.learn()
@@ -346,7 +366,7 @@ def test_what_is_wrong_is_the_same_error_with_a_hint_and_keeps_nothing(ada: Any,
 def test_the_client_has_the_methods_of_a_user_with_their_parameters() -> None:
     import inspect
 
-    missing = {"export", "forget", "import_peft"}
+    missing = {"export", "import_peft"}
     public = {name for name in dir(User) if not name.startswith("_")}
     assert public - missing == {name for name in dir(RemoteUser) if not name.startswith("_")}
     for name in public - missing:
