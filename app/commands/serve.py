@@ -53,8 +53,9 @@ def serve(
     """
     from personalpeft import Serving
     from personalpeft_app.http.own.routes import OwnApi
+    from personalpeft_app.http.places import places_for
     from personalpeft_app.http.running import Server, stopping_on_signals
-    from personalpeft_app.http.server import make_app, places_for
+    from personalpeft_app.http.server import make_app
 
     address = host or (_EVERYWHERE if public else _LOOPBACK)
     if not public and not _is_loopback(address):

@@ -15,7 +15,7 @@ from typing import Any
 
 from flask import Response, request
 
-from personalpeft import PersonalPeftError, Reply, ServingFailed, Stream
+from personalpeft import Reply, ServingFailed, Stream
 from personalpeft_app.http import bodies, failures
 from personalpeft_app.http.bodies import Body
 from personalpeft_app.http.failures import Unsupported
@@ -144,20 +144,23 @@ def headers(model: Model, stack: str, turn: str = "") -> dict[str, str]:
     return {**said, "X-PersonalPeft-Turn": turn} if turn else said
 
 
-def sent(asked: Asked, events: Iterator[str], fault: Callable[[PersonalPeftError], str]) -> Response:
-    """A response of server-sent events. The first is made here: what keeps it away is an error like any other."""
+def sent(asked: Asked, events: Iterator[str], fault: Callable[[dict[str, Any]], str]) -> Response:
+    """A response of server-sent events. The first is made here: what keeps it away is an error like any other; ``fault`` is
+    the event that tells of one that comes later.
+    """
     try:
         first = next(events, "")
     except BaseException:
         asked.close()
         raise
 
+    say = failures.teller()
+
     def written() -> Iterator[str]:
         try:
             yield from chain([first], events)
-        except PersonalPeftError as error:
-            # Its status has gone out already; who reads has to hear that this is no end.
-            yield fault(error)
+        except Exception as error:  # noqa: BLE001 - its status has gone out already; who reads has to hear that this is no end
+            yield fault(say(error))
         finally:
             asked.close()
 
@@ -172,9 +175,3 @@ def event(value: Any, name: str = "") -> str:
     """One server-sent event."""
     data = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     return f"event: {name}\ndata: {data}\n\n" if name else f"data: {data}\n\n"
-
-
-def fault_of(error: PersonalPeftError) -> dict[str, Any]:
-    """An error in the middle of a stream, as the clients of this route read it."""
-    status, message, hint = failures.told(error)
-    return failures.body(status, message, hint, error, request.path)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from flask import Flask, Response, jsonify, request
+from flask import Flask, Response, current_app, jsonify, request
 from werkzeug.exceptions import HTTPException
 
 from personalpeft.errors import (
@@ -28,6 +28,7 @@ from personalpeft.errors import (
 )
 
 log = logging.getLogger("personalpeft.http")
+_HIDDEN = "personalpeft.hidden"
 
 # Their messages name files of this machine, which help whoever runs the server and are no business of its callers.
 _TOLD_TO_THE_LOG = (AdapterError, CardError, Damaged, HomeError, MissingPackage, PluginError, WeightsError)
@@ -62,7 +63,7 @@ class UnknownModel(HTTPException):
 
 def handle(app: Flask, places: Iterable[Path]) -> None:
     """Has the app answer every error. ``places`` are the folders whose paths no body may hold."""
-    hidden = [str(place) for place in places]
+    hidden = app.extensions[_HIDDEN] = [str(place) for place in places]
 
     def ours(error: PersonalPeftError) -> Response:
         return answer(*told(error, hidden), error)
@@ -75,12 +76,28 @@ def handle(app: Flask, places: Iterable[Path]) -> None:
         return response
 
     def bug(error: Exception) -> Response:
-        log.error("a bug in %s", request.url_rule or "no route", exc_info=error)
-        return answer(500, "This is a bug in personalpeft; its log has the details.", "", error)
+        return answer(*_told_of_bug(error, str(request.url_rule or "no route")), error)
 
     app.register_error_handler(PersonalPeftError, ours)
     app.register_error_handler(HTTPException, of_http)
     app.register_error_handler(Exception, bug)
+
+
+def teller() -> Callable[[Exception], dict[str, Any]]:
+    """What makes a body of an error after this request's answer has begun, when Flask no longer knows of it."""
+    path, rule, hidden = request.path, str(request.url_rule), current_app.extensions[_HIDDEN]
+
+    def say(error: Exception) -> dict[str, Any]:
+        ours = isinstance(error, PersonalPeftError)
+        status, message, hint = told(error, hidden) if ours else _told_of_bug(error, rule)
+        return body(status, message, hint, error, path)
+
+    return say
+
+
+def _told_of_bug(error: Exception, rule: str) -> tuple[int, str, str]:
+    log.error("a bug in %s", rule, exc_info=error)
+    return 500, "This is a bug in personalpeft; its log has the details.", ""
 
 
 def told(error: PersonalPeftError, hidden: Iterable[str] = ()) -> tuple[int, str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from personalpeft import Runtime, User
 from personalpeft.errors import InvalidId, NotFound
-from personalpeft.ids import check_user_id
+from personalpeft.ids import USER_ID, check_user_id
 from personalpeft_app.http.failures import UnknownModel
 from personalpeft_app.http.security import caller
 
@@ -92,5 +92,5 @@ class Models:
 
 
 def _nothing(name: str) -> str:
-    shown = name if name.isascii() and name.isprintable() and len(name) <= 64 else "of that name"
+    shown = name if USER_ID.fullmatch(name) else "of that name"
     return f"There is no model {shown} here. GET /v1/models lists those that there are."

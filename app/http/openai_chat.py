@@ -23,7 +23,16 @@ from personalpeft_app.http.models import Models
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _SAMPLING = ("temperature", "top_p", "max_tokens", "stop", "seed", "n", "stream", "stream_options", "model")
 # They say who asks or how to bill, cache or route it, and change no reply.
-IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier", "parallel_tool_calls")
+IGNORED = (
+    "user",
+    "metadata",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "service_tier",
+    "parallel_tool_calls",
+)
 _NEUTRAL = {"frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}}
 _CHAT_NEUTRAL = {
     **_NEUTRAL,
@@ -138,7 +147,7 @@ def _answer(
     head = {"id": f"{form.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model.name}
     if stream:
         events = _events(asked, {**head, "object": form.piece}, form, how["logprobs"], usage)
-        return asking.sent(asked, events, lambda error: asking.event(asking.fault_of(error)))
+        return asking.sent(asked, events, asking.event)
     replies = asked.replies()
     choices = [
         {"index": n, **form.choice(reply, how["logprobs"]), "finish_reason": reply.finish_reason}

@@ -20,7 +20,7 @@ from waitress.server import create_server
 from waitress.task import ThreadedTaskDispatcher
 
 from personalpeft.errors import InvalidInput
-from personalpeft_app.http.server import Places
+from personalpeft_app.http.places import Places
 
 # Threads besides those of the places: for /healthz, and for saying no to what finds no place.
 _SPARE = 4

@@ -8,7 +8,6 @@ always left for ``/healthz``.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Collection, Sequence
 
@@ -16,42 +15,24 @@ from flask import Blueprint, Flask, Response, g, jsonify, request
 from werkzeug.exceptions import ServiceUnavailable, TooManyRequests
 
 from personalpeft import Runtime
-from personalpeft_app.http import bodies, failures, openai_chat, openai_rest, security
+from personalpeft_app.http import (
+    anthropic_messages,
+    bodies,
+    failures,
+    metrics,
+    openai_chat,
+    openai_responses,
+    openai_rest,
+    security,
+)
 from personalpeft_app.http.models import Models
+from personalpeft_app.http.places import Places, places_for
 
 access = logging.getLogger("personalpeft.access")
 
 # Seconds after which a request that found no place is worth repeating.
 _AGAIN = 1
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-
-
-class Places:
-    """How many requests may be worked on at once, and how many are. Once ``stopping`` is set there are none left."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.stopping = threading.Event()
-        self._taken = 0
-        self._turn = threading.Lock()
-
-    @property
-    def taken(self) -> int:
-        """How many are taken now."""
-        return self._taken
-
-    def take(self) -> bool:
-        """Takes one; False where none is left."""
-        with self._turn:
-            if self._taken >= self.count:
-                return False
-            self._taken += 1
-            return True
-
-    def give_back(self) -> None:
-        """Ends a ``take``."""
-        with self._turn:
-            self._taken -= 1
 
 
 def make_app(
@@ -85,14 +66,16 @@ def make_app(
 
     _admit(app, places)
     models = Models(runtime, owner)
-    for blueprint in (openai_chat.blueprint(models), openai_rest.blueprint(runtime, models), *more):
+    for blueprint in (
+        openai_chat.blueprint(models),
+        openai_responses.blueprint(models),
+        openai_rest.blueprint(runtime, models),
+        anthropic_messages.blueprint(models),
+        metrics.blueprint(runtime, places),
+        *more,
+    ):
         app.register_blueprint(blueprint)
     return app
-
-
-def places_for(runtime: Runtime) -> Places:
-    """As many as may be answered or wait at once: what is beyond that the engine would refuse too."""
-    return Places(runtime.serving.rows + runtime.serving.waiting)
 
 
 def _admit(app: Flask, places: Places) -> None:

@@ -15,8 +15,9 @@ from werkzeug.test import TestResponse
 
 from personalpeft import Runtime
 from personalpeft.backends.fake import FakeBackend
+from personalpeft_app.http.places import Places, places_for
 from personalpeft_app.http.running import Server
-from personalpeft_app.http.server import Places, make_app, places_for
+from personalpeft_app.http.server import make_app
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,12 @@ class Served:
 
 
 @contextmanager
-def served(runtime: Runtime, **more: Any) -> Iterator[Served]:
+def served(runtime: Runtime, *, grace: float = 5, **more: Any) -> Iterator[Served]:
     """The app on a free port, in a thread of this process."""
     runtime.tokens.ensure_first()
     places = places_for(runtime)
     server = Server(make_app(runtime, owner="ada", places=places, **more), places, host="127.0.0.1", port=0)
-    thread = threading.Thread(target=lambda: server.run(grace=5, close=runtime.close))
+    thread = threading.Thread(target=lambda: server.run(grace=grace, close=runtime.close))
     thread.start()
     secret = runtime.tokens.first.read_text().strip()
     try:

@@ -14,7 +14,8 @@ from http_makers import Caller
 import personalpeft
 from personalpeft import HomeError, NotFound, Runtime
 from personalpeft_app.http import bodies, security
-from personalpeft_app.http.server import Places, make_app
+from personalpeft_app.http.places import Places
+from personalpeft_app.http.server import make_app
 
 
 def _probe() -> Blueprint:

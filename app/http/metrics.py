@@ -1,0 +1,69 @@
+"""``/metrics`` in the text format of Prometheus: what serving counts and measures, under the names of ``docs/serving.md``.
+
+Names after the prefix are vLLM's where they mean the same. No label names a user, a prompt or a reply: there is none but
+``le``, and the version of what serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import version
+
+from flask import Blueprint, Response
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from personalpeft import Runtime
+from personalpeft.serving.metrics import COUNTERS, GAUGES, HISTOGRAMS
+from personalpeft_app.http.places import Places
+from personalpeft_app.http.security import administration
+
+_PREFIX = "personalpeft:"
+
+
+def blueprint(runtime: Runtime, places: Places) -> Blueprint:
+    """The route, for administration: what everybody together does is nobody's own business."""
+    made = Blueprint("metrics", __name__)
+    registry = CollectorRegistry()
+    registry.register(_Serving(runtime, places))
+
+    @made.get("/metrics")
+    def metrics() -> Response:
+        administration()
+        return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
+
+    return made
+
+
+class _Serving(Collector):
+    """Reads the engine's numbers when asked for them."""
+
+    def __init__(self, runtime: Runtime, places: Places) -> None:
+        self._runtime = runtime
+        self._places = places
+
+    def describe(self) -> list[Metric]:
+        # Else registering would collect, and load the model for it.
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield InfoMetricFamily(_PREFIX + "build", "what serves", {"version": version("personalpeft")})
+        yield GaugeMetricFamily(
+            _PREFIX + "http_requests_running", "requests that are being answered", self._places.taken
+        )
+        yield GaugeMetricFamily(_PREFIX + "http_requests_most", "requests that may be", self._places.count)
+        now = self._runtime.engine().metrics()
+        for name, meaning in COUNTERS.items():
+            yield CounterMetricFamily(_PREFIX + name.removesuffix("_total"), meaning, now[name])
+        for name, meaning in GAUGES.items():
+            yield GaugeMetricFamily(_PREFIX + name, meaning, now[name])
+        for name, meaning in HISTOGRAMS.items():
+            found = now.histograms[name]
+            below, buckets = 0, []
+            for bound, count in zip((*map(str, found.bounds), "+Inf"), found.counts, strict=True):
+                below += count
+                buckets.append((bound, float(below)))
+            yield HistogramMetricFamily(_PREFIX + name, meaning, buckets, found.total)

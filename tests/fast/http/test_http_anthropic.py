@@ -1,0 +1,108 @@
+"""Anthropic's own client finds what it knows, and what cannot be done is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+from http_makers import Caller, Served
+
+from personalpeft import Runtime
+
+HELLO = [{"role": "user", "content": "Hello"}]
+# The client has no word for it any more.
+GREEDY: dict[str, Any] = {"extra_body": {"temperature": 0}}
+
+
+@pytest.fixture
+def client(site: Served) -> Iterator[anthropic.Anthropic]:
+    site.runtime.user("ada")
+    with anthropic.Anthropic(base_url=site.url, api_key=site.secret, max_retries=0) as made:
+        yield made
+
+
+def test_a_message_is_answered_as_the_library_answers_and_feedback_can_follow(
+    site: Served, client: anthropic.Anthropic
+) -> None:
+    got = client.messages.create(
+        model="ada", max_tokens=50, messages=HELLO, system=[{"type": "text", "text": "Be brief."}], **GREEDY
+    )
+    ada = site.runtime.user("ada")
+    expected = ada.chat([{"role": "system", "content": "Be brief."}, *HELLO], temperature=0, max_tokens=50)
+    assert got.content[0].text == expected.text
+    assert (got.stop_reason, got.stop_sequence) == ("end_turn", None)
+    assert (got.usage.input_tokens, got.usage.output_tokens) == (
+        expected.usage.prompt_tokens,
+        expected.usage.completion_tokens,
+    )
+    assert ada.feedback(got.model_extra["personalpeft"]["turn"], rating=-1)
+
+
+def test_a_stream_is_the_same_reply_in_pieces(site: Served, client: anthropic.Anthropic) -> None:
+    with client.messages.stream(model="ada", max_tokens=50, messages=HELLO, **GREEDY) as stream:
+        pieces = list(stream.text_stream)
+        final = stream.get_final_message()
+    expected = site.runtime.user("ada").chat("Hello", temperature=0, max_tokens=50)
+    assert "".join(pieces) == final.content[0].text == expected.text
+    assert len(pieces) == 4
+    assert final.usage.input_tokens == expected.usage.prompt_tokens
+    assert final.stop_reason == "end_turn"
+
+
+def test_a_stop_sequence_is_named(site: Served, client: anthropic.Anthropic) -> None:
+    words = site.runtime.user("ada").chat("Hello", temperature=0).text.split()
+    asked = {"model": "ada", "messages": HELLO, **GREEDY}
+    got = client.messages.create(**asked, max_tokens=50, stop_sequences=["never", words[2]])
+    assert (got.stop_reason, got.stop_sequence) == ("stop_sequence", words[2])
+    assert got.content[0].text.split() == words[:2]
+    assert client.messages.create(**asked, max_tokens=1).stop_reason == "max_tokens"
+    with client.messages.stream(**asked, max_tokens=50, stop_sequences=[words[1]]) as stream:
+        assert stream.get_final_message().stop_sequence == words[1]
+
+
+def test_tokens_are_counted_as_they_would_be_read_and_nothing_is_asked(
+    site: Served, client: anthropic.Anthropic
+) -> None:
+    ada = site.runtime.user("ada")
+    counted = client.messages.count_tokens(model="ada", messages=HELLO, system="Be brief.").input_tokens
+    assert ada.turns() == ()
+    got = client.messages.create(model="ada", max_tokens=5, messages=HELLO, system="Be brief.")
+    assert got.usage.input_tokens == counted
+
+
+def test_errors_are_of_the_kinds_that_the_client_knows(site: Served, client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.create(model="nobody", max_tokens=5, messages=HELLO)
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        client.messages.create(model="ada", max_tokens=5000, messages=HELLO)
+    assert refused.value.body["error"]["type"] == "invalid_request_error"
+    with (
+        anthropic.Anthropic(base_url=site.url, api_key="wrong", max_retries=0) as nobody,
+        pytest.raises(anthropic.AuthenticationError),
+    ):
+        nobody.messages.create(model="ada", max_tokens=5, messages=HELLO)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", [{"name": "f", "input_schema": {"type": "object"}}]),
+        ("top_k", 5),
+        ("thinking", {"type": "enabled", "budget_tokens": 1024}),
+        ("temperature", 1.5),
+        ("max_tokens", None),
+        ("seed", 1),
+        ("messages", [{"role": "system", "content": "x"}]),
+        ("messages", [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]}]),
+        ("system", 5),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(admin: Caller, runtime: Runtime, field: str, value: object) -> None:
+    runtime.user("ada")
+    got = admin.post("/v1/messages", {"model": "ada", "max_tokens": 5, "messages": HELLO, field: value})
+    assert got.status_code == 400
+    assert got.json["type"] == "error"
+    assert field in got.json["error"]["message"]
+    assert runtime.user("ada").turns() == ()
