@@ -1,0 +1,67 @@
+"""The commands that serve: a token is made and never shown unasked, and nobody outside gets in by default."""
+
+from __future__ import annotations
+
+import json
+import signal
+import stat
+import urllib.request
+
+import pytest
+from app_makers import Place, ended
+
+
+def test_a_server_makes_its_token_says_where_it_lies_and_stops_on_a_signal(place: Place) -> None:
+    server = place.spawn("serve", "--port", "0", "--json")
+    assert server.stdout is not None
+    said = json.loads(_first_json(server.stdout))
+    token = place.home / "token"
+    assert said == {"url": said["url"], "token_file": str(token), "token_made": True}
+    secret = token.read_text().strip()
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    asked = urllib.request.Request(f"{said['url']}/v1/models", headers={"Authorization": f"Bearer {secret}"})
+    with urllib.request.urlopen(asked) as answer:
+        assert answer.status == 200
+    server.send_signal(signal.SIGTERM)
+    out, errors = ended(server)
+    assert server.returncode == 0
+    assert "GET /v1/models 200" in errors
+    assert secret not in out + errors + json.dumps(said)
+
+
+def _first_json(stream: object) -> str:
+    text = ""
+    while True:
+        text += stream.readline().decode()  # type: ignore[attr-defined]
+        if text.rstrip().endswith("}"):
+            return text
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "hint"),
+    [
+        (("--public",), 3, "personalpeft token first"),
+        (("--host", "0.0.0.0"), 2, "--public"),
+        (("--host", "192.0.2.1"), 2, "--public"),
+    ],
+)
+def test_other_machines_are_let_in_by_name_alone(place: Place, args: tuple[str, ...], code: int, hint: str) -> None:
+    result = place.run("serve", "--port", "0", *args)
+    assert result.exit_code == code
+    assert hint in result.stderr
+    assert not (place.home / "token").exists()
+
+
+def test_tokens_are_made_listed_and_revoked(place: Place) -> None:
+    secret = place.run("token", "make", "--user", "ada").stdout.strip()
+    everything = place.run("token", "make", "--administration").stdout.strip()
+    listed = place.run("token", "--json")
+    tokens = json.loads(listed.stdout)["tokens"]
+    assert [token["user"] for token in tokens] == ["ada", None]
+    assert secret not in listed.output
+    assert everything not in listed.output
+    assert place.run("token", "revoke", tokens[0]["id"][:6]).exit_code == 0
+    assert len(json.loads(place.run("token", "list", "--json").stdout)["tokens"]) == 1
+    assert place.run("token", "revoke", "zzzz").exit_code == 3
+    where = place.run("token", "first").stdout.strip()
+    assert where == str(place.home / "token")

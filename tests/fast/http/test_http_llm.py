@@ -1,0 +1,36 @@
+"""The program ``llm``, which knows nothing of us, talks to a person's model through an entry in its own configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from http_makers import Served
+
+
+def test_llm_asks_a_persons_model_with_and_without_streaming(site: Served, tmp_path: Path) -> None:
+    ada = site.runtime.user("ada")
+    folder = tmp_path / "llm"
+    folder.mkdir()
+    entry = {"model_id": "mine", "model_name": "ada", "api_base": f"{site.url}/v1", "api_key_name": "personalpeft"}
+    # What is JSON is YAML too.
+    (folder / "extra-openai-models.yaml").write_text(json.dumps([entry]))
+    (folder / "keys.json").write_text(json.dumps({"personalpeft": site.of("ada")}))
+    environment = {**os.environ, "LLM_USER_PATH": str(folder), "LLM_LOAD_PLUGINS": ""}
+
+    def llm(*args: str) -> str:
+        program = [sys.executable, "-m", "llm", "-m", "mine", "Hello", "-o", "temperature", "0", *args]
+        done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    expected = ada.chat("Hello", temperature=0).text
+    assert llm() == expected
+    assert llm("--no-stream") == expected
+    brief = ada.chat(
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}], temperature=0
+    ).text
+    assert llm("-s", "Be brief.") == brief
