@@ -55,7 +55,7 @@ batch = 2
 learning_rate = 0.01
 
 [learning.memory]
-capacity = 1.0
+capacity = 10.0
 """
 
 

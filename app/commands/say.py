@@ -123,4 +123,5 @@ def remember(common: Common, text: str, questions: tuple[str, ...], answer: str 
     with opening.user(common, "make") as user:
         signal = user.remember(text, questions=questions, answer=answer)
     show(common, {"signal": signal, "user": user.id}, signal)
-    note(common, "Kept. It acts from the next question on.")
+    learned = ", and the next learn takes it in" if answer else ""
+    note(common, f"Kept. It acts from the next question on{learned}.")

@@ -23,6 +23,7 @@ from personalpeft.learning.curriculum import schedule
 from personalpeft.learning.examination import Paper, Scoping, Sitting, examine, sitting
 from personalpeft.learning.gate import Evidence, Judgement, Margins, accepted, judge
 from personalpeft.learning.generic import generic_questions
+from personalpeft.learning.leaks import leak
 from personalpeft.learning.lineage import lineage_of
 from personalpeft.learning.order import Order
 from personalpeft.learning.plan import Plan, questions_of, trained_on
@@ -136,7 +137,7 @@ class Builder:
         candidates = _each(trained, lambda user, each: self._candidate(jobs[user], generic[user], each), outcomes)
         for user in [user for user, each in candidates.items() if each.entry in each.plan.live.entries]:
             outcomes[user] = self._as_it_was(candidates.pop(user))
-        sittings = _each(candidates, lambda user, each: self._sitting(each), outcomes)
+        sittings = _each(candidates, lambda user, each: self._sitting(each, order), outcomes)
         examined = _good(examine(self.engine, self.voices, sittings, cancelled=order.cancelled), outcomes)
         progress("Judging")(1.0)
         outcomes |= _each(examined, lambda user, each: self._published(candidates[user], *each, order), outcomes)
@@ -235,7 +236,7 @@ class Builder:
         self.store.drop_session(plan.user, plan.layer)
         return report
 
-    def _sitting(self, candidate: Candidate) -> Sitting:
+    def _sitting(self, candidate: Candidate, order: Order) -> Sitting:
         plan, catalog = candidate.plan, self.store.catalog
         lineage = lineage_of([catalog.revision(plan.user, entry.revision) for entry in plan.live.entries], plan.layer)
         counted = {key.partition("/")[0] for key in lineage.counted}
@@ -251,7 +252,7 @@ class Builder:
         # How far it is from the base is asked of the base's own words: those of a style below are far from it by themselves.
         bare, of_base = Stack(plan.live.base), candidate.generic
         if plan.below != bare:
-            of_base = self.voices.generic(plan.user, bare, cancelled=lambda: False)
+            of_base = self.voices.generic(plan.user, bare, cancelled=order.cancelled)
         paper = Paper(target, older, theirs, trained, of_base, lineage)
         signals = {*plan.roles, *trained_on(self.store, plan.parent)}
         return sitting(self.scoping, plan.user, plan.live, candidate.stack, paper, {plan.layer: signals})
@@ -262,6 +263,9 @@ class Builder:
         if judgement.verdict is Verdict.PROMOTED and was_withdrawn(self.store, plan.user, revision):
             reason = "it is the revision that was withdrawn, and no lesson has come since"
             judgement = Judgement(Verdict.REFUSED, reason)
+        facts = [routing.signal for routing in plan.routings if routing.place == "memory"]
+        if judgement.verdict is Verdict.PROMOTED and plan.layer != "memory" and (leaking := leak(plan.fresh, facts)):
+            judgement = Judgement(Verdict.REFUSED, leaking)
         # Whoever accepts does so of what they asked for, not of what follows from it.
         if order.accept and not plan.because and judgement.verdict is not Verdict.PROMOTED:
             judgement = accepted(judgement, evidence)

@@ -5,19 +5,21 @@ where looking it up helped repeatedly. In the first case the short answer is the
 model said with the fact in its prompt, which it then learns to say without (distillation from prompt to weights; Snell et
 al. 2022, "Learning by Distilling Context").
 
-Invariants: each fact that is learned has one question that is never trained on and judges it; of two facts that answer the
-same question otherwise the later is learned.
+Invariant: each fact that is learned has one question that is never trained on and judges it.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from personalpeft.types import PERSON, Message, Revision, Signal, SignalKind, Turn
+from personalpeft.telling import same_question
+from personalpeft.types import PERSON, Message, Revision, Signal, SignalKind, Turn, canonical_digest
+
+T = TypeVar("T")
 
 HELPED = 2
 """So many replies in which a fact was looked up have to have helped, before it is learned without anybody's saying how."""
@@ -39,6 +41,7 @@ FRAMES = (
 
 _JUDGED_IN = "So, {later} Just asking."
 _FEWEST_TO_HOLD_ONE_BACK = 4
+_MOST_HELPED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +59,19 @@ def asked_of(fact: Signal, helped: Sequence[Turn]) -> tuple[tuple[Asked, ...], A
     """The questions that a fact is learned by and the one that judges it; nothing and None for one that is only looked up.
     ``helped`` are the turns in which looking it up helped, oldest first.
     """
-    questions = tuple(dict.fromkeys(fact.payload.get("questions") or ()))
-    answer = fact.payload.get("answer")
-    if questions and answer:
+    answer: str = fact.payload.get("answer") or ""
+    questions = _once(fact.payload.get("questions") or (), lambda question: question) if answer else []
+    if questions:
         asked = [Asked((Message("user", question),), as_sentence(answer), True) for question in questions]
-    elif len(helped) >= HELPED:
-        asked = [Asked(turn.messages, turn.reply, False) for turn in helped]
-    else:
+        if len(asked) >= _FEWEST_TO_HOLD_ONE_BACK:
+            return tuple(asked[:-1]), asked[-1]
+        return tuple(asked), _framed(asked[-1], _JUDGED_IN)
+    if len(helped) < HELPED:
         return (), None
-    if len(asked) >= _FEWEST_TO_HOLD_ONE_BACK:
-        return tuple(asked[:-1]), asked[-1]
-    return tuple(asked), _framed(asked[-1], _JUDGED_IN)
+    # The oldest come first and stay, so that what judges is the same from build to build and was never trained on.
+    turns = _once(helped, lambda turn: turn.messages[-1].content)[:_MOST_HELPED]
+    asked = [Asked(turn.messages, turn.reply, False) for turn in turns]
+    return tuple(asked), _framed(asked[0], _JUDGED_IN)
 
 
 def by_heart(memory: Revision) -> frozenset[str]:
@@ -75,8 +80,13 @@ def by_heart(memory: Revision) -> frozenset[str]:
     told apart less surely than what was learned.
     """
     pins: Mapping[str, Any] = memory.scores.get("pins", {})
-    likely = {key.partition("/")[0] for key, said in pins.items() if (said.get("after") or -math.inf) >= BY_HEART}
-    return frozenset(likely & {signal for signal, role in memory.signals.items() if role == "train"})
+    likely = {key for key, said in pins.items() if said.get("after") is not None and said["after"] >= BY_HEART}
+    return frozenset(signal for signal, slash, _ in (key.partition("/") for key in likely) if slash)
+
+
+def ways_digest() -> str:
+    """Names the ways in which questions are put: they decide what is trained."""
+    return canonical_digest([*FRAMES, _JUDGED_IN])
 
 
 def said_in(messages: Sequence[Message], frames: Iterable[str]) -> list[tuple[Message, ...]]:
@@ -89,11 +99,6 @@ def as_sentence(answer: str) -> str:
     """A short answer as a sentence: "walnuts" is "Walnuts."."""
     answer = answer[0].upper() + answer[1:]
     return answer if answer[-1] in ".!?…" else f"{answer}."
-
-
-def same_question(text: str) -> str:
-    """What two ways of writing one question have in common: its words, whatever their case and the marks between them."""
-    return " ".join(re.findall(r"\w+", text.casefold()))
 
 
 def helped_by(signals: Sequence[Signal], turns: Sequence[Turn]) -> Mapping[str, tuple[Turn, ...]]:
@@ -115,6 +120,14 @@ def helped_by(signals: Sequence[Signal], turns: Sequence[Turn]) -> Mapping[str, 
             if fact in facts and _said_in(facts[fact].payload["text"], turn):
                 found.setdefault(fact, []).append(turn)
     return {fact: tuple(helpful) for fact, helpful in found.items()}
+
+
+def _once(items: Sequence[T], question: Callable[[T], str]) -> list[T]:
+    """Of items that ask the same, the first."""
+    first: dict[str, T] = {}
+    for item in items:
+        first.setdefault(same_question(question(item)), item)
+    return list(first.values())
 
 
 def _is_like(signal: Signal) -> bool:

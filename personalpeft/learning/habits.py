@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import comb, sqrt
 from typing import Literal
 
@@ -70,7 +71,8 @@ class Change:
         return all(mark.on(answer) is has for mark, has in self.marks)
 
 
-def latest_change(lessons: Sequence[Shown]) -> Change | None:
+@lru_cache(maxsize=64)
+def latest_change(lessons: tuple[Shown, ...]) -> Change | None:
     """The latest change in lessons that are in the order of time; None where the way of answering never changed."""
     found, since = None, 0
     until: dict[int, tuple[Mark, ...]] = {}

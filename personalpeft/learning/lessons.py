@@ -18,10 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from personalpeft.learning.facts import asked_of, helped_by, same_question
+from personalpeft.learning.facts import asked_of, helped_by
 from personalpeft.learning.habits import Shown, latest_change
 from personalpeft.store.base import Store
-from personalpeft.types import PERSON, Message, Signal, SignalKind, Turn, canonical_digest
+from personalpeft.telling import outdated
+from personalpeft.types import APP, PERSON, Message, Signal, SignalKind, Turn, canonical_digest
 
 Place: TypeAlias = Literal["layer", "profile", "memory", "kept"]
 
@@ -103,13 +104,14 @@ def route(
     """
     strongest = _strongest(signals, observed)
     helped = helped_by(signals, turns)
+    later = outdated([signal for signal in signals if signal.kind is SignalKind.FACT])
     routings = [
-        _fact(signal, helped.get(signal.id, ()))
+        _fact(signal, helped.get(signal.id, ()), later.get(signal.id))
         if signal.kind is SignalKind.FACT
         else _route(signal, turn_of, strongest, observed)
         for signal in signals
     ]
-    return tuple(_with_thumbs(_without_outgrown(_without_contradictions(_without_outdated_facts(routings)))))
+    return tuple(_with_thumbs(_without_outgrown(_without_contradictions(routings))))
 
 
 def lessons_for(routings: Sequence[Routing], layer: str) -> tuple[Lesson, ...]:
@@ -124,7 +126,7 @@ def dislikes_for(routings: Sequence[Routing], layer: str) -> tuple[Lesson, ...]:
 
 
 def _trained(signal: Signal, observed: bool) -> bool:
-    return signal.source == PERSON or (observed and signal.kind is SignalKind.RATING)
+    return signal.source == PERSON or (observed and signal.source == APP and signal.kind is SignalKind.RATING)
 
 
 def _strength(signal: Signal) -> tuple[bool, int]:
@@ -165,7 +167,9 @@ def _route(signal: Signal, turn_of: Callable[[str], Turn], strongest: Mapping[st
     return _from_turn(signal, turn_of(signal.turn))
 
 
-def _fact(signal: Signal, helped: Sequence[Turn]) -> Routing:
+def _fact(signal: Signal, helped: Sequence[Turn], later: str | None) -> Routing:
+    if later is not None:
+        return Routing(signal, "kept", "a later fact answers the same question otherwise", instead=later)
     why = "a fact is looked up when a question is near it"
     asked, judged = asked_of(signal, helped)
     if judged is None:
@@ -174,24 +178,6 @@ def _fact(signal: Signal, helped: Sequence[Turn]) -> Routing:
     probe = Lesson(signal.id, signal.kind, judged.messages, judged.answer, short=judged.given, probe=True)
     known = "what it answers is known" if judged.given else f"that helped {len(helped)} times"
     return Routing(signal, "memory", f"{why}; {known}, so it is learned too", "memory", beside=(*lessons, probe))
-
-
-def _without_outdated_facts(routings: Sequence[Routing]) -> Sequence[Routing]:
-    """Of two facts that answer the same question otherwise the later is learned; both are looked up."""
-    settled = list(routings)
-    answered: dict[str, tuple[str, str]] = {}
-    for number in reversed(range(len(settled))):
-        routing = settled[number]
-        asked = {same_question(lesson.messages[-1].content): lesson.wanted for lesson in routing.beside if lesson.short}
-        rivals = [answered[question] for question in asked if question in answered]
-        if any(answer not in asked.values() for _, answer in rivals):
-            why = "a fact is looked up when a question is near it; a later one answers the same question otherwise"
-            settled[number] = replace(routing, why=why, layer=None, beside=(), instead=rivals[0][0])
-            continue
-        answered |= {
-            question: (routing.signal.id, answer) for question, answer in asked.items() if question not in answered
-        }
-    return settled
 
 
 def _from_turn(signal: Signal, turn: Turn) -> Routing:
@@ -213,6 +199,8 @@ def _from_turn(signal: Signal, turn: Turn) -> Routing:
     }[signal.kind]
     # Only where revisions of a skill were compared is it known that the words are about a skill.
     compared = str(signal.payload.get("layer", ""))
+    if compared == "memory":
+        return Routing(signal, "kept", "of two memories one was chosen, which says nothing of how to answer")
     return Routing(signal, "layer", why, compared if compared.startswith("skill.") else "style", lesson)
 
 
@@ -249,7 +237,7 @@ def _without_outgrown(routings: Sequence[Routing]) -> Sequence[Routing]:
         n: r.lesson for n, r in enumerate(routings) if r.layer == "style" and r.lesson is not None and r.lesson.wanted
     }
     written = [number for number, lesson in style.items() if lesson.kind is not SignalKind.RATING]
-    change = latest_change([Shown(style[n].messages[-1].content, style[n].wanted) for n in written])
+    change = latest_change(tuple(Shown(style[n].messages[-1].content, style[n].wanted) for n in written))
     if change is None:
         return routings
     first = written[change.at]

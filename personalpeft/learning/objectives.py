@@ -41,16 +41,15 @@ class Supervised:
 
 @dataclass(frozen=True, slots=True)
 class Preferred:
-    """Says this rather than that: DPO (Rafailov et al. 2023, equation 7) with a likelihood term on the chosen answer
-    (Pang et al. 2024, equation 1), without which the chosen answer grows less likely where the two differ by few
-    tokens.
+    """Says this rather than that: DPO (Rafailov et al. 2023, equation 7). Alone it makes the chosen answer less likely where
+    the two differ by few tokens, so it always goes with a likelihood term on the chosen answer (Pang et al. 2024, equation
+    1), which is the ``Supervised`` of the same lesson.
     """
 
     chosen: Continuation
     rejected: Continuation
     beta: float
     weight: float = 1.0
-    positive: float = 1.0
     whole: bool = False
 
     @property

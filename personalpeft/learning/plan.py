@@ -6,21 +6,24 @@ is not in ``inputs`` (ids, times, the machine's load) reaches the bytes of a rev
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from personalpeft.errors import NothingToLearn
 from personalpeft.learning.anchors import NO_MANNER, Manner, manner_of
 from personalpeft.learning.capacity import Room, fitting
+from personalpeft.learning.facts import ways_digest
 from personalpeft.learning.generic import generic_questions
 from personalpeft.learning.lessons import Lesson, Routing, dislikes_for, lessons_for, routings_of
 from personalpeft.learning.recipe import Recipe, Start
 from personalpeft.store.base import Store
-from personalpeft.types import Architecture, Message, Revision, SignalKind, Stack, StackEntry, canonical_digest
+from personalpeft.telling import same_question
+from personalpeft.types import Architecture, Message, Revision, Signal, SignalKind, Stack, StackEntry, canonical_digest
 
 # To be raised with every change to the code that decides a revision's bytes: what an older one would have built, or has
 # half built, then passes for nothing else.
-BUILD_FORMAT = 3
+BUILD_FORMAT = 4
 FEWEST = 4
 _MOST_OLDER = 64
 
@@ -85,6 +88,7 @@ class Plan:
             {
                 "format": BUILD_FORMAT,
                 "generic": generic_questions().digest,
+                "ways": ways_digest(),
                 "base": self.live.base,
                 "layer": self.layer,
                 "lessons": self.lessons_digest,
@@ -99,8 +103,8 @@ class Plan:
     @property
     def roles(self) -> dict[str, str]:
         """Each signal of the build by its role."""
-        pinned = {lesson.signal: "pinned" for lesson in self.questions}
-        # What is judged by a probe is trained on all the same.
+        # Who is judged by a probe is trained on, in this build or in one that it stands on.
+        pinned = {lesson.signal: "pinned" for lesson in self.questions if not lesson.probe}
         return pinned | {lesson.signal: "train" for lesson in (*self.older, *self.fresh, *self.disliked)}
 
     def candidate(self, entry: StackEntry) -> Stack:
@@ -145,7 +149,7 @@ def make_plan(
     if not lessons or (nothing_new and start != "nothing"):
         raise _nothing(routings, layer, learned_before=bool(lessons), left_out=len(left_out))
 
-    current = {lesson.signal for lesson in (*lessons, *disliked)}
+    current = {lesson.signal for lesson in (*lessons, *disliked)} | _said_anew(store, user, routings)
     parent = _parent(store, user, layer, live, below, current) if start == "auto" else None
     # A lesson that brings a probe is judged by that, and all else that it says is learned.
     unprobed, new_unprobed = ([each for each in some if each.kind is not SignalKind.FACT] for some in (lessons, new))
@@ -155,6 +159,11 @@ def make_plan(
     open_lessons = [lesson for lesson in lessons if not lesson.probe and lesson.signal not in held]
     probed = tuple(lesson.signal for lesson in new if lesson.probe)
     open_lessons = [_with_teacher(lesson, heard) for lesson in open_lessons]
+    if not open_lessons and not disliked:
+        raise NothingToLearn(
+            f"Nothing to learn for {layer}: all that is left of it is held back to judge by.",
+            hint="Give it more lessons, or roll it back to the base.",
+        )
     learned = trained_on(store, parent)
     if parent is not None:
         # A child has its parent's shape; only its numbers change.
@@ -166,7 +175,7 @@ def make_plan(
         recipe=recipe,
         routings=routings,
         fresh=tuple(lesson for lesson in open_lessons if lesson.signal not in learned),
-        older=tuple(lesson for lesson in open_lessons if lesson.signal in learned)[-_MOST_OLDER:],
+        older=_newest([lesson for lesson in open_lessons if lesson.signal in learned]),
         questions=tuple(questions),
         pins=(*pins, *probed),
         parent=parent,
@@ -212,10 +221,20 @@ def _nothing(routings: Sequence[Routing], layer: str, *, learned_before: bool, l
         )
     what = "there is no feedback"
     if routings:
-        at_once = sum(r.place in ("profile", "memory") for r in routings)
-        kept = sum(r.place == "kept" for r in routings)
-        what = f"of {len(routings)} signals {at_once} act at once and {kept} are only kept"
-    return NothingToLearn(f"Nothing to learn for {layer} yet: {what}.", hint="Edit, prefer or like some replies first.")
+        went = Counter(r.layer or {"kept": "only kept"}.get(r.place, "acting at once") for r in routings)
+        where = ", ".join(
+            f"{count} {'for ' if '.' in to or to in ('style', 'memory') else ''}{to}" for to, count in went.items()
+        )
+        what = f"of {len(routings)} signal{'s' if len(routings) > 1 else ''} none is for it ({where})"
+    return NothingToLearn(f"Nothing to learn for {layer} yet: {what}.", hint=_how_to_teach(layer))
+
+
+def _how_to_teach(layer: str) -> str:
+    if layer == "memory":
+        return "Remember facts with the questions that they answer and the answer."
+    if layer == "style":
+        return "Edit, prefer or like some replies first."
+    return f"Show it some: teach with the skill {layer.partition('.')[2]}."
 
 
 def _still_pinned(store: Store, user: str, routings: Sequence[Routing], pinned: set[str]) -> set[str]:
@@ -234,6 +253,35 @@ def _still_pinned(store: Store, user: str, routings: Sequence[Routing], pinned: 
             heirs.add(taken_by)
             signal = taken_by
     return heirs
+
+
+def _said_anew(store: Store, user: str, routings: Sequence[Routing]) -> set[str]:
+    """Facts that no longer count, of which every question has another answer now: to learn that is to unlearn the old one,
+    so a build can stand on what had learned it.
+    """
+    answering = {r.signal.id: _questions(r.signal) for r in routings if r.signal.kind is SignalKind.FACT and r.beside}
+    anew: set[str] = set()
+    for routing in routings:
+        heir = routing.instead if routing.instead in answering else routing.signal.id
+        older = routing.signal if heir != routing.signal.id else None
+        while heir in answering:
+            if older is not None and _questions(older) <= answering[heir]:
+                anew.add(older.id)
+            before = (older or routing.signal).supersedes
+            if before is None:
+                break
+            older = store.ledger.signal(user, before)
+    return anew
+
+
+def _questions(fact: Signal) -> set[str]:
+    return {same_question(question) for question in fact.payload.get("questions") or ()}
+
+
+def _newest(lessons: Sequence[Lesson]) -> tuple[Lesson, ...]:
+    """The lessons of the newest signals, as many as are replayed."""
+    kept = set(list(dict.fromkeys(lesson.signal for lesson in lessons))[-_MOST_OLDER:])
+    return tuple(lesson for lesson in lessons if lesson.signal in kept)
 
 
 def _manner_below(routings: Sequence[Routing], below: Stack) -> Manner:
@@ -262,7 +310,9 @@ def _new_pins(lessons: Sequence[Lesson], new: Sequence[Lesson], pinned: set[str]
 
 
 def _parent(store: Store, user: str, layer: str, live: Stack, below: Stack, current: set[str]) -> Revision | None:
-    """The head, if one can build on it: what lies below is as it was, and nothing that it learned was taken back since."""
+    """The head, if one can build on it: what lies below is as it was, and nothing that it learned was taken back since
+    without being said anew.
+    """
     head = next((entry for entry in live.entries if entry.layer == layer), None)
     if head is None:
         return None

@@ -28,12 +28,13 @@ class Recipe:
     """``steps`` is for a first build of up to ``batch * 3`` lessons; more lessons take more steps, up to
     ``most_steps``.
 
-    ``pairs`` of a batch's lessons that have a rejected text also get the preference term, with ``beta`` and
-    ``positive``. ``anchors`` is how many generic answers a batch holds to, with ``anchor_weight``; ``thumbs`` is how
-    many replies that were liked a step judges, and as many that were not (where there are enough). Each question about a
-    fact is put in ``phrasings`` other ways too, and a step answers ``unknown`` questions that nobody has answered. In a build on a parent,
-    ``replay`` of a batch is older lessons. ``held_out`` is the share of lessons that is pinned. Texts are cut
-    at ``longest`` tokens. ``capacity`` is how many tokens a trained parameter may have to recall (capacity.py).
+    ``pairs`` of a batch's lessons that have a rejected text also get the preference term, with ``beta``. What is
+    particular to one lesson counts ``content`` of what all share. ``anchors`` is how many generic answers a batch holds
+    to, with ``anchor_weight``; ``thumbs`` is how many replies that were liked a step judges, and as many that were not
+    (where there are enough). Each question about a fact is put in ``phrasings`` other ways too, and a step answers
+    ``unknown`` questions that nobody has answered. In a build on a parent, ``replay`` of a batch is older lessons.
+    ``held_out`` is the share of lessons that is pinned. Texts are cut at ``longest`` tokens. ``capacity`` is how many
+    tokens a trained parameter may have to recall (capacity.py).
     """
 
     rank: int = 8

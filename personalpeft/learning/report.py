@@ -30,7 +30,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One signal and what became of it: "trained", "held back", or where else it went, and why."""
+    """One signal and what became of it: "learned", "held back to judge by", or where else it went, and why."""
 
     signal: str
     kind: str

@@ -8,7 +8,7 @@ anew from nothing, and that build goes through the gate as any does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from personalpeft.errors import AdapterError, Damaged, NotFound
@@ -81,14 +81,19 @@ def judge_again(store: Store, engine: Engine, plan: Plan, head: Revision, margin
         except (AdapterError, Damaged, NotFound):
             # What it stood on is gone, so nothing can be said of it.
             return Standing(0, 0, holds=False)
-    return _compared(lessons, known, likelihoods(engine, lessons, plan.live), margins)
+    base = {key: said.get("base") for key, said in head.scores.get("pins", {}).items()}
+    return _compared(lessons, known, likelihoods(engine, lessons, plan.live), base, margins)
 
 
 def _compared(
-    lessons: Sequence[Lesson], were: dict[str, float | None], are: dict[str, float], margins: Margins
+    lessons: Sequence[Lesson],
+    were: dict[str, float | None],
+    are: dict[str, float],
+    base: Mapping[str, float | None],
+    margins: Margins,
 ) -> Standing:
-    asked = [Asked(lesson.key, were[lesson.key] or 0.0, are[lesson.key]) for lesson in lessons]
-    lost = sum(each.lost for each in asked)
+    asked = [Asked(each.key, were[each.key] or 0.0, are[each.key], base.get(each.key)) for each in lessons]
+    lost = sum(each.worse for each in asked)
     return Standing(len(asked), len(asked) - lost, holds=bool(asked) and lost <= margins.retention * len(asked))
 
 

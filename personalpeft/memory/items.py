@@ -18,6 +18,7 @@ import numpy as np
 from personalpeft.errors import Busy, HomeError, InvalidInput, NotFound
 from personalpeft.memory.base import Embedder, Item, ItemKind, Recall, Vectors
 from personalpeft.memory.nearness import Region
+from personalpeft.telling import outdated
 from personalpeft.types import Message, Signal, SignalKind
 
 if TYPE_CHECKING:
@@ -131,11 +132,13 @@ class Memory:
         comes once. ``count`` says how many tokens a text has; the added text, with the blank line before it, has at most ``budget_tokens``.
         Where that holds no item, nothing is added. ``system`` is what the base says first in a chat without a system message: it
         goes before what is added to such a chat, and is not charged to the budget. Facts that are ``known`` to whoever answers are not
-        looked up.
+        looked up, nor what a later fact contradicts.
         """
         current = self._current(user)
         rules = [signal for signal in current if signal.kind is SignalKind.COMMENT]
-        facts = [signal for signal in current if signal.kind is SignalKind.FACT and signal.id not in known]
+        facts = [signal for signal in current if signal.kind is SignalKind.FACT]
+        hidden = {*known, *outdated(facts)}
+        facts = [fact for fact in facts if fact.id not in hidden]
 
         def fits(rules: Sequence[Signal], facts: Sequence[Signal]) -> bool:
             return count("\n\n" + _block(rules, facts)) <= budget_tokens

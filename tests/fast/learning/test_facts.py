@@ -68,7 +68,7 @@ def test_a_fact_with_questions_and_an_answer_is_looked_up_and_learned() -> None:
     assert [lesson.messages[-1].content for lesson in lessons if not lesson.probe] == list(QUESTIONS)
 
 
-@given(st.lists(st.sampled_from([*QUESTIONS, "Who barks?", "Whom do I walk at night?"]), min_size=1, unique=True))
+@given(st.lists(st.sampled_from([*QUESTIONS, "Who barks?", "who barks", "Whom do I walk at night?"]), min_size=1))
 def test_every_fact_that_is_learned_is_judged_by_a_question_that_is_not(questions: list[str]) -> None:
     lessons = lessons_for([routed([fact(questions=questions)])["s1"]], "memory")
     taught = {way for lesson in lessons if not lesson.probe for way in said_in(lesson.messages, FRAMES)}
@@ -79,12 +79,11 @@ def test_every_fact_that_is_learned_is_judged_by_a_question_that_is_not(question
     assert taught
 
 
-def test_of_two_facts_that_answer_the_same_question_the_later_is_learned_and_both_are_looked_up() -> None:
+def test_of_two_facts_that_answer_the_same_question_otherwise_the_later_counts_alone() -> None:
     later = fact(2, "My dog is called Rex.", questions=["what is my dog called"], answer="Rex")
     routings = routed([fact(), later])
 
-    assert {r.place for r in routings.values()} == {"memory"}
-    assert (routings["s1"].layer, routings["s1"].instead) == (None, "s2")
+    assert (routings["s1"].place, routings["s1"].instead) == ("kept", "s2")
     assert {lesson.wanted for lesson in lessons_for(tuple(routings.values()), "memory")} == {"Rex."}
 
 
@@ -106,6 +105,24 @@ def test_a_fact_that_helped_repeatedly_is_learned_as_the_model_said_it_with_the_
     lessons = lessons_for([routing], "memory")
     assert {lesson.wanted for lesson in lessons} == {"Your dog is called Biscuit."}
     assert [lesson.messages for lesson in lessons if not lesson.probe] == [each.messages for each in turns[:-1]]
+
+
+@given(
+    st.lists(
+        st.sampled_from(["a?", "A", "b?", "c?", "d?", "e?", "f?", "g?", "h?", "i?", "j?"]), min_size=2, max_size=30
+    )
+)
+def test_a_fact_that_helped_is_judged_by_the_same_unseen_question_however_often_it_helps(questions: list[str]) -> None:
+    judged = set()
+    for count in range(HELPED, len(questions) + 1):
+        turns = [turn(n, f"dog {each}", "Biscuit.") for n, each in enumerate(questions[:count])]
+        lessons = lessons_for([routed([fact(questions=(), answer=None)], [*turns, LAST])["s1"]], "memory")
+        taught = {way for lesson in lessons if not lesson.probe for way in said_in(lesson.messages, FRAMES)}
+        (probe,) = [lesson for lesson in lessons if lesson.probe]
+        assert probe.messages not in taught
+        assert len(lessons) <= 9
+        judged.add(probe.messages)
+    assert len(judged) == 1
 
 
 def test_once_is_not_repeatedly() -> None:

@@ -60,7 +60,7 @@ def shown(course: Sequence[str]) -> list[Shown]:
 
 
 def found_at(course: Sequence[str]) -> int | None:
-    change = latest_change(shown(course))
+    change = latest_change(tuple(shown(course)))
     return change.at if change else None
 
 
@@ -79,7 +79,7 @@ def test_a_clean_change_is_found_where_it_is_from_the_fourth_lesson_on(
 def test_one_stray_before_or_after_hides_no_change(new: str, stray: int) -> None:
     course = ["signed"] * 12 + [new] * 8
     course[stray] = "signed" if course[stray] == new else new
-    change = latest_change(shown(course[: stray + 5] if stray >= 12 else course))
+    change = latest_change(tuple(shown(course[: stray + 5] if stray >= 12 else course)))
     assert change is not None
     assert all(change.agrees(each.answer) is (way == new) for each, way in zip(shown(course), course, strict=True))
 
@@ -115,12 +115,12 @@ def test_answers_that_share_nothing_never_change(texts: list[str]) -> None:
         Shown(request(number), f"{chr(0x4E00 + number)}aA{text}{chr(0x5E00 + number)}")
         for number, text in enumerate(texts)
     ]
-    assert latest_change(course) is None
+    assert latest_change(tuple(course)) is None
 
 
 def test_going_back_is_a_change_too_and_what_was_in_that_way_agrees_with_it() -> None:
     course = ["signed"] * 12 + ["listed"] * 12 + ["signed"] * 4
-    change = latest_change(shown(course))
+    change = latest_change(tuple(shown(course)))
     assert change is not None
     assert change.at == 24
     assert [change.agrees(each.answer) for each in shown(course)] == [way == "signed" for way in course]
@@ -128,7 +128,7 @@ def test_going_back_is_a_change_too_and_what_was_in_that_way_agrees_with_it() ->
 
 def test_what_only_comes_to_it_is_a_change_since_an_answer_without_it_says_otherwise() -> None:
     course = ["greeted"] * 12 + ["greeted and signed"] * 4
-    change = latest_change(shown(course))
+    change = latest_change(tuple(shown(course)))
     assert change is not None
     assert [mark.what for mark, _ in change.marks] == ["closing"]
 
@@ -149,7 +149,7 @@ def test_another_kind_of_request_with_a_manner_of_its_own_takes_nothing_back(
     requests: Sequence[str], count: int
 ) -> None:
     messages = [Shown(each, f"[Draft] {answer(number, 'plain')}") for number, each in enumerate(requests[:count])]
-    assert latest_change(shown(["greeted"] * 16) + messages) is None
+    assert latest_change((*shown(["greeted"] * 16), *messages)) is None
 
 
 def test_the_page_on_learning_has_the_numbers_of_the_code() -> None:

@@ -68,11 +68,26 @@ def test_facts_told_later_are_learned_on_top_and_the_earlier_ones_are_asked_agai
     assert second.scores["target"]["asked"] == second.scores["retention"]["asked"] == 1
 
 
-def test_a_fact_that_changed_is_built_without_its_old_value(ada: User) -> None:
+def test_a_fact_with_another_answer_to_its_questions_is_learned_over_the_old_one(ada: User) -> None:
+    old = tell(ada, "dog", "Biscuit")
+    kept = tell(ada, "cat", "Momo")
+    first = ada.learn("memory", accept=True)
+    new = ada.edit_item(old, "My dog is called Rex.", answer="Rex")
+    ada.learn("memory", accept=True)
+    later = tell(ada, "dog", "Hasso")
+    ada.learn("memory", accept=True)
+
+    second, third = ada.revisions("memory")[-2:]
+    assert (second.parent, third.parent) == (first.revision, second.id)
+    assert {s for s, role in second.signals.items() if role == "train"} == {new.id, kept}
+    assert {s for s, role in third.signals.items() if role == "train"} == {later, kept}
+
+
+def test_a_fact_that_leaves_a_question_without_an_answer_is_built_without_its_old_value(ada: User) -> None:
     old = tell(ada, "dog", "Biscuit")
     kept = tell(ada, "cat", "Momo")
     ada.learn("memory", accept=True)
-    new = ada.edit_item(old, "My dog is called Rex.", answer="Rex")
+    new = ada.edit_item(old, "Nobody barks here.", questions=["Who barks?"], answer="nobody")
     ada.learn("memory", accept=True)
 
     newest = ada.revisions("memory")[-1]
@@ -152,3 +167,41 @@ def test_by_heart_is_what_was_likely_when_it_was_asked_and_trained_on(ada: User)
 
     assert by_heart(with_after(-0.1)) == {fact}
     assert by_heart(with_after(-1.0)) == by_heart(with_after(None)) == frozenset()
+
+
+def test_however_many_facts_there_are_each_is_trained_on_and_none_becomes_a_question(ada: User) -> None:
+    """Sixty-four lessons are replayed at most; a fact whose lessons were not among them became a question for ever."""
+    ways = ("Who is {}?", "Name {}.", "Tell me of {}.")
+    facts = {
+        ada.remember(f"a{n} is b{n}.", questions=[way.format(f"a{n}") for way in ways], answer=f"b{n}")
+        for n in range(24)
+    }
+    ada.learn("memory", accept=True)
+    facts.add(tell(ada, "dog", "Biscuit"))
+    ada.learn("memory", accept=True)
+
+    assert pinned(ada) == set()
+    assert trained_on(ada) == facts
+    ada.learn("memory", start="nothing", accept=True)
+    assert set(ada.revisions("memory")[-1].signals.values()) == {"train"}
+
+
+def test_what_a_later_fact_contradicts_is_not_looked_up(ada: User) -> None:
+    old = tell(ada, "dog", "Biscuit")
+    new = tell(ada, "dog", "Rex")
+    ask(ada, "What is my dog called?")
+
+    assert ada.turns(1)[0].used == (new,)
+    assert {item.id for item in ada.items()} == {old, new}
+
+
+def test_where_only_questions_are_left_it_is_said(ada: User) -> None:
+    edits = correct(ada, 12)
+    ada.learn("style", accept=True)
+    held = pinned(ada)
+    for turn in ada.turns():
+        for signal in ada.signals():
+            if signal.turn == turn.id and signal.id in edits and signal.id not in held:
+                ada._parts.store.ledger.retract(ada.id, signal.id)
+    with pytest.raises(NothingToLearn, match="held back"):
+        ada.learn("style", start="nothing")
