@@ -8,7 +8,7 @@ in the screen's own thread; what goes wrong becomes a message.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -19,24 +19,25 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static
 
-from personalpeft.errors import Cancelled, NothingToLearn, PersonalPeftError
+from personalpeft.errors import Cancelled, PersonalPeftError
 from personalpeft_app.output import printable
 from personalpeft_app.tui import theme, views
 from personalpeft_app.tui.composer import Composer, Mode
 from personalpeft_app.tui.conversations import conversations
+from personalpeft_app.tui.keys import COMMANDS
 from personalpeft_app.tui.panel import Panel, Revisions, Weight
 from personalpeft_app.tui.screens import Comparing, Reading, keys_help
 from personalpeft_app.tui.sidebar import Conversations
 from personalpeft_app.tui.speaking import Speaking
+from personalpeft_app.tui.studying import Studying
 from personalpeft_app.tui.talk import Exchange, Talk
 from personalpeft_app.tui.threads import Bug, Threads
 from personalpeft_app.tui.transcript import ExchangeView, ReplyEditor, Transcript
-from personalpeft_app.tui.work import Desk, Job, Standing, Written, told
+from personalpeft_app.tui.work import Desk, Job, Standing, Written
 
 if TYPE_CHECKING:
-    from personalpeft import LearnReport, User, Why
-    from personalpeft.comparing import Choice, Comparison
-    from personalpeft.types import HeadMove
+    from personalpeft import LearnReport, User
+    from personalpeft.comparing import Comparison
 
 # How often the screen looks at what is going on, in seconds: often enough to read along, seldom enough for a slow line.
 _LOOK = 1 / 12
@@ -81,16 +82,12 @@ class Tui(App[None]):
         self._user: User = desk.user
         self._threads = Threads(self, bug)
         self._speaking = Speaking(desk, self._threads, self)
-        self._standing = Standing()
-        self._loading: Job | None = loading
-        self._learning: Job | None = None
-        self._comparing: Job | None = None
+        self._studying = Studying(desk, self._threads, self, loading)
         self._at = self._speaking.begin()
         self._selected: dict[str, int] = {}
         # What is typed into a reply's editor, by turn, also while the editor is closed.
         self._edits: dict[str, str] = {}
         self._editing: str | None = None
-        self._withdrawn: tuple[HeadMove, ...] | None = None
         self._due = False
 
     # What is there
@@ -123,32 +120,12 @@ class Tui(App[None]):
         self._threads.do(
             lambda: conversations(self._user.turns(_REMEMBERED), self._user.signals()), self._remembered, self._wrong
         )
-        self._look()
-        self._threads.do(self._desk.load, self._loaded, self._not_loaded)
+        self._studying.look()
+        self._studying.load()
 
     def _remembered(self, talks: tuple[Talk, ...]) -> None:
         self._speaking.remember(talks)
         self._list()
-
-    def _loaded(self, _: object) -> None:
-        self._loading = None
-        self._look()
-        self._show()
-
-    def _not_loaded(self, error: PersonalPeftError) -> None:
-        self._loaded(None)
-        self._wrong(error)
-
-    def _look(self) -> None:
-        self._threads.do(self._desk.look, self._stands, self._wrong)
-
-    async def _stands(self, standing: Standing) -> None:
-        for move in () if self._withdrawn is None else standing.withdrawn[len(self._withdrawn) :]:
-            back = move.after or "the bare base"
-            self._note(f"{move.layer}: {move.before} was live on probation and is no longer; {back} answers again.")
-        self._standing, self._withdrawn = standing, standing.withdrawn
-        await self.query_one(Panel).show(standing)
-        self._foot()
 
     @property
     def _talk(self) -> Talk:
@@ -164,7 +141,7 @@ class Tui(App[None]):
 
     def _tick(self) -> None:
         self._speaking.look()
-        if self._loading or self._learning or self._comparing:
+        if self._studying.jobs:
             self._foot()
 
     def _show(self) -> None:
@@ -181,7 +158,7 @@ class Tui(App[None]):
         editing = next((each for each in talk.exchanges if each.turn and each.turn == self._editing), None)
         drafts = {editing.number: self._edits.get(editing.turn or "", editing.text)} if editing else {}
         await self.query_one(Transcript).show(
-            talk, selected=selected.number if selected else None, loaded=self._loading is None, drafts=drafts
+            talk, selected=selected.number if selected else None, loaded=self._studying.loading is None, drafts=drafts
         )
         self._list()
         self._foot()
@@ -190,10 +167,8 @@ class Tui(App[None]):
         self.query_one(Conversations).show(self._speaking.talks.values(), self._at)
 
     def _foot(self) -> None:
-        loading = (self._loading.stage or "Loading the model", self._loading.done) if self._loading else None
-        going = self._learning or self._comparing
-        now = (going.stage, going.done) if going else None
-        self.query_one("#status", Static).update(views.status(self._user.id, self._standing, loading, now))
+        going = [(job.stage or "Loading the model", job.done) for job in self._studying.jobs]
+        self.query_one("#status", Static).update(views.status(self._user.id, self._studying.standing, going))
 
     def _note(self, text: str) -> None:
         self.notify(printable(text), markup=False, timeout=4)
@@ -225,14 +200,40 @@ class Tui(App[None]):
             self._note("The conversation is too long for the base; its beginning is left out from here on.")
         if key != self._at:
             self._note(f"There is a reply in: {self._speaking.talks[key].title[:40]}")
-        if self._standing.stack is None:
-            self._look()
+        if self._studying.standing.stack is None:
+            self._studying.look()
 
     def talk_failed(self, error: PersonalPeftError) -> None:
         self._wrong(error)
 
     def talk_given_back(self, key: str, text: str) -> bool:
         return self.query_one(Composer).give_back(key, text)
+
+    # What Studying says
+
+    def model_stands(self, standing: Standing) -> None:
+        self.call_next(self.query_one(Panel).show, standing)
+        self._foot()
+
+    def model_loaded(self) -> None:
+        self._show()
+
+    def model_learned(self, report: LearnReport) -> None:
+        self._note(f"{report.layer}: {report.verdict}. {report.reason}")
+        self.action_open("report")
+
+    def model_compared(self, comparison: Comparison) -> None:
+        def choose(number: int) -> None:
+            self._studying.choose(comparison, number, screen.tell, screen.try_again)
+
+        screen = Comparing(comparison, choose)
+        self.push_screen(screen)
+
+    def model_said(self, text: str) -> None:
+        self._note(text)
+
+    def model_wrong(self, error: PersonalPeftError) -> None:
+        self._wrong(error)
 
     # Writing
 
@@ -264,7 +265,7 @@ class Tui(App[None]):
         if composer.mode == mode:
             composer.turn(self._at, "ask")
         self._note(note)
-        self._look()
+        self._studying.look()
 
     def action_write(self) -> None:
         self.query_one(Composer).focus()
@@ -288,8 +289,8 @@ class Tui(App[None]):
             composer.turn(self._at, "ask")
         elif self._speaking.stop(self._at):
             pass
-        elif self._comparing is not None:
-            self._comparing.stop()
+        elif self._studying.comparing is not None:
+            self._studying.comparing.stop()
         else:
             composer.focus()
 
@@ -302,9 +303,8 @@ class Tui(App[None]):
     async def action_quit(self) -> None:
         self.unsent = [*self.query_one(Composer).unsent(), *(text.strip() for text in self._edits.values())]
         self._speaking.stop_all()
-        for job in (self._learning, self._comparing):
-            if job is not None:
-                job.stop()
+        for job in self._studying.jobs:
+            job.stop()
         self.exit()
 
     # Conversations
@@ -327,8 +327,7 @@ class Tui(App[None]):
 
     def _go_to(self, key: str) -> None:
         self._at = key
-        if self.screen.has_class("-narrow"):
-            self.query_one(Conversations).display = False
+        self.query_one(Conversations).display = self.screen.has_class("-widest")
         self.query_one(Composer).turn(key, "ask")
         self._show()
         self.action_write()
@@ -381,7 +380,7 @@ class Tui(App[None]):
 
             def rated(_: object) -> None:
                 self._speaking.said(key, turn, rating=rating)
-                self._look()
+                self._studying.look()
 
             self._threads.do(partial(self._user.feedback, turn, rating=rating), rated, self._wrong)
 
@@ -446,13 +445,13 @@ class Tui(App[None]):
                 self.action_read()
             self._speaking.said(key, turn, edited=text)
             self._note("Kept: that is how it should have been.")
-            self._look()
+            self._studying.look()
 
         self._threads.do(partial(self._user.feedback, turn, edit=text), kept, self._wrong)
 
     def action_why(self) -> None:
         if self._answered() is not None:
-            self._open("why")
+            self.action_open("why")
             self._explain()
 
     def _explain(self) -> None:
@@ -462,11 +461,7 @@ class Tui(App[None]):
         if exchange is None or exchange.turn is None:
             panel.explain(None)
         else:
-            turn = exchange.turn
-            self._threads.do(lambda: self._user.why(turn), self._explained, self._wrong)
-
-    def _explained(self, account: Why) -> None:
-        self.query_one(Panel).explain(account)
+            self._studying.explain(exchange.turn, panel.explain)
 
     # The model
 
@@ -476,11 +471,12 @@ class Tui(App[None]):
             panel.display = False
             self.action_write()
         else:
-            self._open(panel.tab)
+            self.action_open(panel.tab)
             self._explain()
             panel.query_one("Tabs").focus()
 
-    def _open(self, tab: str) -> None:
+    def action_open(self, tab: str) -> None:
+        """Shows a tab of the side panel."""
         panel = self.query_one(Panel)
         panel.display = True
         panel.turn_to(tab)
@@ -491,104 +487,37 @@ class Tui(App[None]):
         self._explain()
 
     def on_weight_turned(self, event: Weight.Turned) -> None:
-        self._threads.do(
-            partial(self._user.weigh, event.layer, event.weight), lambda _: self._look(), self._wrong_and_look
-        )
-
-    def _wrong_and_look(self, error: PersonalPeftError) -> None:
-        self._wrong(error)
-        self._look()
+        self._studying.weigh(event.layer, event.weight)
 
     def on_revisions_wanted(self, event: Revisions.Wanted) -> None:
         if event.compare:
             self._compare(event.layer, event.revision or "base")
         else:
-            self._threads.do(partial(self._user.rollback, event.layer, event.revision), self._moved, self._wrong)
-
-    def _moved(self, move: HeadMove) -> None:
-        self._note(f"{move.layer}: {move.before or 'the bare base'} → {move.after or 'the bare base'}")
-        self._look()
+            self._studying.roll_back(event.layer, event.revision)
 
     def action_roll_back(self) -> None:
         """Undoes the last change of the highest layer that has changed."""
-        layers = [layer.name for layer in self._standing.layers]
-        if not layers:
-            self._note("Nothing was learned yet; there is nothing to take back.")
+        layers = [layer.name for layer in self._studying.standing.layers]
+        if layers:
+            self._studying.roll_back(layers[-1], "previous")
         else:
-            self._threads.do(partial(self._user.rollback, layers[-1]), self._moved, self._wrong)
+            self._note("Nothing was learned yet; there is nothing to take back.")
 
     def action_compare(self) -> None:
-        layers = self._standing.layers
-        self._compare(layers[0].name if layers else "style", "previous")
+        self._compare(None, None)
 
-    def _compare(self, layer: str, revision: str) -> None:
+    def _compare(self, layer: str | None, revision: str | None) -> None:
         exchange = self._exchange
         if exchange is None:
             self._note("Ask something first: two revisions are compared on the selected question.")
-            return
-        if self._comparing is not None:
-            self._note("A comparison is under way; Esc stops it.")
-            return
-        live = next((each.head for each in self._standing.layers if each.name == layer), None) or "base"
-        job = self._comparing = Job()
-        job.progress("Both are answering", 0.0)
-        told_then = self._talk.messages(exchange.number)
-        other = "previous" if revision == live else revision
-        self._threads.do(partial(self._desk.compare, told_then, other, layer, job), self._compared, self._not_compared)
-
-    def _not_compared(self, error: PersonalPeftError) -> None:
-        self._comparing = None
-        self._foot()
-        self._wrong(error)
-
-    def _compared(self, comparison: Comparison) -> None:
-        self._comparing = None
-        self._foot()
-        if comparison.same:
-            self._note("Both say the same; there is nothing to choose.")
-            return
-
-        def choose(number: int) -> None:
-            def chosen(choice: Choice) -> None:
-                if screen.is_attached:
-                    screen.tell(choice)
-                self._look()
-
-            def not_chosen(error: PersonalPeftError) -> None:
-                screen.try_again()
-                self._wrong(error)
-
-            self._threads.do(partial(comparison.choose, number), chosen, not_chosen)
-
-        screen = Comparing(comparison, choose)
-        self.push_screen(screen)
+        else:
+            self._studying.compare(self._talk.messages(exchange.number), layer, revision)
 
     def action_learn(self) -> None:
-        if self._learning is not None:
-            self._learning.stop()
-            self._note("Learning stops after this step; the next learn goes on from there.")
-            return
-        job = self._learning = Job()
-        job.progress("Learning", 0.0)
-        self._foot()
-        self._threads.do(partial(self._desk.learn, job), self._learned, self._not_learned)
-
-    def _learned(self, report: LearnReport) -> None:
-        self._learning = None
-        self._look()
-        self._note(f"{report.layer}: {report.verdict}. {report.reason}")
-        self._open("report")
-
-    def _not_learned(self, error: PersonalPeftError) -> None:
-        self._learning = None
-        self._foot()
-        if isinstance(error, NothingToLearn):
-            self._note(told(error))
-        else:
-            self._wrong(error)
+        self._studying.learn()
 
     def action_report(self) -> None:
-        report = self._standing.report
+        report = self._studying.standing.report
         if report is None:
             self._note("There is no report yet.")
         else:
@@ -604,27 +533,5 @@ class Tui(App[None]):
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """What the palette lists."""
-        commands: tuple[tuple[str, str, Callable[[], object]], ...] = (
-            ("Learn, or stop learning", "From everything that is new (^L)", self.action_learn),
-            ("Good", "The selected reply was good (+)", self.action_good),
-            ("Not good", "The selected reply was not good (-)", self.action_bad),
-            ("Edit the reply", "Say how it should have been (e)", self.action_edit_reply),
-            ("Comment", "A rule to follow from now on (c)", self.action_comment),
-            ("Remember a fact", "About you, for all conversations (F4)", self.action_remember),
-            ("Ask again", "Another reply to the last question (^R)", self.action_retry),
-            ("Copy the reply", "To the clipboard of this terminal (y)", self.action_copy_reply),
-            ("Stop", "The reply that is being written (Esc)", self.action_stop),
-            ("New conversation", "The others stay (^N)", self.action_new),
-            ("Conversations", "Go to another one (F2)", self.action_conversations),
-            ("Why", "What the selected reply was made of (w)", self.action_why),
-            ("Stack", "Layers and their weights (F3)", partial(self._open, "stack")),
-            ("Built", "Every revision, and what it gained", partial(self._open, "revisions")),
-            ("Report", "All that the last learn said", self.action_report),
-            ("Roll back", "Undo the last change of the highest layer", self.action_roll_back),
-            ("Compare blind", "The selected question, with and without the last change", self.action_compare),
-            ("Light or dark", "The colours", self.action_colours),
-            ("Keys", "All of them (F1)", self.action_keys),
-            ("Quit", "Leave (^Q)", self.action_quit),
-        )
-        for title, about, call in commands:
-            yield SystemCommand(title, about, call)
+        for title, about, action in COMMANDS:
+            yield SystemCommand(title, about, partial(self.run_action, action))

@@ -1,4 +1,4 @@
-"""Every key, once: the help on F1 and docs/tui.md are made of this table."""
+"""Every key and every command, once: the help on F1, docs/tui.md and the palette are made of these tables."""
 
 from __future__ import annotations
 
@@ -59,3 +59,27 @@ KEYS: dict[str, tuple[Key, ...]] = {
         Key("n, Esc", "neither"),
     ),
 }
+
+# What the palette lists: name, what it does, and the action.
+COMMANDS = (
+    ("Learn, or stop learning", "From everything that is new (^L)", "learn"),
+    ("Good", "The selected reply was good (+)", "good"),
+    ("Not good", "The selected reply was not good (-)", "bad"),
+    ("Edit the reply", "Say how it should have been (e)", "edit_reply"),
+    ("Comment", "A rule to follow from now on (c)", "comment"),
+    ("Remember a fact", "About you, for all conversations (F4)", "remember"),
+    ("Ask again", "Another reply to the last question (^R)", "retry"),
+    ("Copy the reply", "To the clipboard of this terminal (y)", "copy_reply"),
+    ("Stop", "The reply that is being written (Esc)", "stop"),
+    ("New conversation", "The others stay (^N)", "new"),
+    ("Conversations", "Go to another one (F2)", "conversations"),
+    ("Why", "What the selected reply was made of (w)", "why"),
+    ("Stack", "Layers and their weights (F3)", "open('stack')"),
+    ("Built", "Every revision, and what it gained", "open('revisions')"),
+    ("Report", "All that the last learn said", "report"),
+    ("Roll back", "Undo the last change of the highest layer", "roll_back"),
+    ("Compare blind", "The selected question, with and without the last change", "compare"),
+    ("Light or dark", "The colours", "colours"),
+    ("Keys", "All of them (F1)", "keys"),
+    ("Quit", "Leave (^Q)", "quit"),
+)

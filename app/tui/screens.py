@@ -58,6 +58,9 @@ class Comparing(ModalScreen[None]):
         Binding("enter", "close_when_told", "Close", show=False),
     ]
 
+    # Neither answer may look as if it were chosen already.
+    AUTO_FOCUS = ""
+
     def __init__(self, comparison: Comparison, choose: Callable[[int], None]) -> None:
         super().__init__()
         self._comparison = comparison
@@ -103,6 +106,8 @@ class Comparing(ModalScreen[None]):
     def tell(self, choice: Choice) -> None:
         """The choice is kept; now it may be said whose the answers are."""
         self._told = True
+        if not self.is_attached:
+            return
         for number, answer in enumerate(self._comparison.answers, 1):
             box = self.query_one(f"#answer-{number}")
             box.border_title = f"{number}: {answer.revision}"

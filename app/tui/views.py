@@ -65,21 +65,16 @@ def marks(exchange: Exchange) -> Content:
     return Content("   ").join(Content.assemble(part) for part in parts)
 
 
-def status(
-    user: str, standing: Standing, loading: tuple[str, float] | None, learning: tuple[str, float] | None
-) -> Content:
-    """The footer's left: who answers, what is loaded or learned now and how far that is, and what there is to learn."""
+def status(user: str, standing: Standing, going: Sequence[tuple[str, float]]) -> Content:
+    """The footer's left: who answers, what goes on now and how far it is, and how much there is to learn."""
     stack = (
         "…" if standing.stack is None else standing.stack[:8] if any(each.head for each in standing.layers) else "base"
     )
     parts = [Content.assemble((user, "bold"), (f"@{stack}", "$primary"))]
     if standing.problem:
         parts.append(Content.assemble(("the stack cannot answer", "bold $error")))
-    if loading is not None:
-        parts.append(_going(*loading))
-    if learning is not None:
-        parts.append(_going(*learning))
-    elif standing.fresh:
+    parts += [_going(*each) for each in going]
+    if standing.fresh and not going:
         parts.append(Content.assemble((f"{standing.fresh} to learn", "$accent")))
     return Content("  ").join(parts)
 

@@ -8,7 +8,8 @@ import pytest
 from tui_makers import Gate, Seat, sit_down
 
 from personalpeft import Runtime
-from personalpeft.errors import Busy, InvalidInput
+from personalpeft.backends.fake import FakeBackend
+from personalpeft.errors import Busy
 from personalpeft_app.tui.composer import Composer
 
 
@@ -195,28 +196,17 @@ def test_a_mistake_in_a_thread_is_a_message_and_loses_nothing(
             await seat.press("enter")
             await seat.hears("bug: ZeroDivisionError()")
         assert seat.app.query_one(Composer).text == "words"
-        seat.app.clear_notifications()
 
-    sit_down(runtime, play)
+    sit_down(runtime, play, bugs=True)
 
 
-def test_control_characters_of_a_reply_are_shown_and_not_sent(
-    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_anybody_wrote_is_text_and_never_markup(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     async def play(seat: Seat) -> None:
         await seat.ask("[bold]not markup[/] $x")
         assert "› [bold]not markup[/] $x" in seat.screen
+        await seat.press("f2")
+        await seat.sees("[bold]not markup")
+        assert "\\x1b]0;title\\x07[red]" in seat.screen
 
-    sit_down(runtime, play)
-
-
-def test_an_invalid_edit_says_so_and_keeps_the_editor(runtime: Runtime) -> None:
-    assert issubclass(InvalidInput, ValueError)
-
-    async def play(seat: Seat) -> None:
-        await seat.ask("one")
-        await seat.press("up", "e", "ctrl+s")
-        await seat.hears("That is the reply as it is.")
-        assert "keep it so" in seat.screen
-
+    monkeypatch.setattr(FakeBackend, "decode", lambda self, tokens: "\x1b]0;title\x07[red]")
     sit_down(runtime, play)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from textual.pilot import Pilot
@@ -32,6 +33,7 @@ class Seat:
 
     app: Tui
     pilot: Pilot[None]
+    heard: list[str]
 
     @property
     def screen(self) -> str:
@@ -40,8 +42,8 @@ class Seat:
 
     @property
     def said(self) -> str:
-        """All messages that are shown."""
-        return "\n".join(f"{each.title} {each.message}" for each in self.app._notifications)
+        """All messages so far."""
+        return "\n".join(self.heard)
 
     async def type(self, text: str) -> None:
         await self.pilot.press(*("space" if each == " " else each for each in text))
@@ -79,8 +81,11 @@ def sit_down(
     play: Callable[[Seat], Awaitable[None]],
     size: tuple[int, int] = (80, 24),
     load: Callable[[], None] | None = None,
+    bugs: bool = False,
 ) -> Tui:
-    """Opens ada's chat at a size in cells, does what ``play`` does, and closes it. ``load`` is called instead of loading."""
+    """Opens ada's chat at a size in cells, does what ``play`` does, and closes it. ``load`` is called before loading; ``bugs``
+    says that the play is about one.
+    """
     desk = Desk(runtime, runtime.user("ada"))
     if load is not None:
         plain = desk._runtime.engine
@@ -92,14 +97,22 @@ def sit_down(
 
         desk._runtime = _Loading()  # type: ignore[assignment]
     app = Tui(desk, Job(), _bug)
+    heard: list[str] = []
+    notify = app.notify
+
+    def overheard(message: str, *, title: str = "", **how: Any) -> None:
+        heard.append(f"{title} {message}")
+        notify(message, title=title, **how)
+
+    app.notify = overheard  # type: ignore[method-assign]
 
     async def run() -> None:
         async with app.run_test(size=size, notifications=True) as pilot:
-            seat = Seat(app, pilot)
+            seat = Seat(app, pilot, heard)
             if load is None:
-                await seat.until(lambda: app._loading is None, "loading")
+                await seat.until(lambda: app._studying.loading is None, "loading")
             await play(seat)
-            assert "bug:" not in seat.said
+            assert bugs or "bug:" not in seat.said
             await app.action_quit()
 
     asyncio.run(run())

@@ -1,0 +1,171 @@
+"""What is known of the model, and what changes it: learning, comparing, rolling back, turning weights.
+
+Invariant: at most one learn and one comparison go on at a time, and ``standing`` is looked at again after each change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from personalpeft.errors import NothingToLearn, PersonalPeftError
+from personalpeft_app.tui.threads import Threads
+from personalpeft_app.tui.work import Desk, Job, Standing, told
+
+if TYPE_CHECKING:
+    from personalpeft import LearnReport, Why
+    from personalpeft.comparing import Choice, Comparison
+    from personalpeft.types import HeadMove
+
+
+class Listener(Protocol):
+    """What hears of it, in the screen's thread."""
+
+    def model_stands(self, standing: Standing) -> None:
+        """How things are now."""
+
+    def model_loaded(self) -> None:
+        """The model is there, or cannot be."""
+
+    def model_learned(self, report: LearnReport) -> None:
+        """A learn is over."""
+
+    def model_compared(self, comparison: Comparison) -> None:
+        """Two different answers are there."""
+
+    def model_said(self, text: str) -> None:
+        """Something worth a line."""
+
+    def model_wrong(self, error: PersonalPeftError) -> None:
+        """Something went wrong, and changed nothing."""
+
+
+class Studying:
+    """See above. ``loading``, ``learning`` and ``comparing`` are there while that goes on."""
+
+    def __init__(self, desk: Desk, threads: Threads, listener: Listener, loading: Job) -> None:
+        self._desk = desk
+        self._user = desk.user
+        self._threads = threads
+        self._listener = listener
+        self._withdrawn: int | None = None
+        self.standing = Standing()
+        self.loading: Job | None = loading
+        self.learning: Job | None = None
+        self.comparing: Job | None = None
+
+    @property
+    def jobs(self) -> Iterable[Job]:
+        """All that goes on."""
+        return [job for job in (self.loading, self.learning, self.comparing) if job is not None]
+
+    def load(self) -> None:
+        """Loads the model."""
+        self._threads.do(self._desk.load, lambda _: self._loaded(), self._not_loaded)
+
+    def look(self) -> None:
+        """Looks how things are."""
+        self._threads.do(self._desk.look, self._stands, self._listener.model_wrong)
+
+    def learn(self) -> None:
+        """Learns; where that goes on already, asks it to stop."""
+        if self.learning is not None:
+            self.learning.stop()
+            self._listener.model_said("Learning stops after this step; the next learn goes on from there.")
+            return
+        job = self.learning = Job()
+        job.progress("Learning", 0.0)
+        self._threads.do(partial(self._desk.learn, job), self._learned, self._not_learned)
+
+    def compare(self, messages: list[dict[str, str]], layer: str | None, revision: str | None) -> None:
+        """What is live in a layer against another revision, "base" or, where none is named or it is the one that is live, what
+        was live before; on the same messages. Without a layer it is the lowest.
+        """
+        if self.comparing is not None:
+            self._listener.model_said("A comparison is under way; Esc stops it.")
+            return
+        heads = {each.name: each.head or "base" for each in self.standing.layers}
+        layer = layer or next(iter(heads), "style")
+        other = "previous" if revision in (None, heads.get(layer)) else revision
+        job = self.comparing = Job()
+        job.progress("Both are answering", 0.0)
+        self._threads.do(partial(self._desk.compare, messages, other, layer, job), self._compared, self._not_compared)
+
+    def choose(
+        self, comparison: Comparison, number: int, then: Callable[[Choice], None], failed: Callable[[], None]
+    ) -> None:
+        """Keeps which of two answers is better."""
+
+        def chosen(choice: Choice) -> None:
+            then(choice)
+            self.look()
+
+        def not_chosen(error: PersonalPeftError) -> None:
+            failed()
+            self._listener.model_wrong(error)
+
+        self._threads.do(partial(comparison.choose, number), chosen, not_chosen)
+
+    def roll_back(self, layer: str, to: str | None) -> None:
+        """Makes a revision live; "previous" undoes the last change, None is the bare base."""
+        self._threads.do(partial(self._user.rollback, layer, to), self._moved, self._listener.model_wrong)
+
+    def weigh(self, layer: str, weight: float) -> None:
+        """Turns a layer's weight."""
+        self._threads.do(partial(self._user.weigh, layer, weight), lambda _: self.look(), self._wrong)
+
+    def explain(self, turn: str, then: Callable[[Why], None]) -> None:
+        """Why a reply was as it was."""
+        self._threads.do(partial(self._user.why, turn), then, self._listener.model_wrong)
+
+    def _loaded(self) -> None:
+        self.loading = None
+        self.look()
+        self._listener.model_loaded()
+
+    def _not_loaded(self, error: PersonalPeftError) -> None:
+        self._loaded()
+        self._listener.model_wrong(error)
+
+    def _stands(self, standing: Standing) -> None:
+        for move in () if self._withdrawn is None else standing.withdrawn[self._withdrawn :]:
+            back = move.after or "the bare base"
+            self._listener.model_said(
+                f"{move.layer}: {move.before} was live on probation and is no longer; {back} answers again."
+            )
+        self.standing, self._withdrawn = standing, len(standing.withdrawn)
+        self._listener.model_stands(standing)
+
+    def _learned(self, report: LearnReport) -> None:
+        self.learning = None
+        self.look()
+        self._listener.model_learned(report)
+
+    def _not_learned(self, error: PersonalPeftError) -> None:
+        self.learning = None
+        if isinstance(error, NothingToLearn):
+            self._listener.model_said(told(error))
+            self.look()
+        else:
+            self._wrong(error)
+
+    def _compared(self, comparison: Comparison) -> None:
+        self.comparing = None
+        self.look()
+        if comparison.same:
+            self._listener.model_said("Both say the same; there is nothing to choose.")
+        else:
+            self._listener.model_compared(comparison)
+
+    def _not_compared(self, error: PersonalPeftError) -> None:
+        self.comparing = None
+        self._wrong(error)
+
+    def _moved(self, move: HeadMove) -> None:
+        self._listener.model_said(f"{move.layer}: {move.before or 'the bare base'} → {move.after or 'the bare base'}")
+        self.look()
+
+    def _wrong(self, error: PersonalPeftError) -> None:
+        self._listener.model_wrong(error)
+        self.look()

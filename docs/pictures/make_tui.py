@@ -1,0 +1,108 @@
+"""Draws the pictures of docs/tui.md from the running chat: ``python docs/pictures/make_tui.py``.
+
+On the backend without a model, in a throw-away home and by a clock of its own, so that every run draws the same to the
+byte, wherever it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+# Moments are shown in the time of the place, which must not show in a picture.
+os.environ["TZ"] = "UTC"
+os.environ.pop("NO_COLOR", None)
+time.tzset()
+
+import personalpeft  # noqa: E402
+from personalpeft import Runtime  # noqa: E402
+from personalpeft.clock import Clock  # noqa: E402
+from personalpeft.errors import PersonalPeftError  # noqa: E402
+from personalpeft_app.tui.app import Tui  # noqa: E402
+from personalpeft_app.tui.work import Desk, Job  # noqa: E402
+
+HERE = Path(__file__).parent
+_QUESTIONS = (
+    ("How do I boil an egg?", "Eight minutes in boiling water, then cold water."),
+    ("What shall I cook tonight?", "Lentil soup: forty minutes, one pot."),
+    ("How long does rice take?", "Twelve minutes, and ten more with the lid on."),
+    ("How much salt in pasta water?", "Ten grams for each litre."),
+    ("Can I freeze bread?", "Yes, sliced, for three months."),
+    ("Which oil for frying?", "Rapeseed oil; it stands 200 °C."),
+    ("Is raw milk safe?", "Not for children; boil it first."),
+    ("How do I peel garlic?", "Crush it with the flat of the knife."),
+)
+
+
+def _clock() -> Clock:
+    minutes = itertools.count()
+    chance = random.Random(7)
+    return Clock(
+        now=lambda: datetime(2026, 3, 2, 9, 0, tzinfo=UTC) + timedelta(seconds=20 * next(minutes)),
+        timer=lambda: 0.0,
+        entropy=chance.randbytes,
+    )
+
+
+def _live(runtime: Runtime) -> None:
+    ada = runtime.user("ada")
+    for half in (_QUESTIONS[:4], _QUESTIONS[4:]):
+        for question, answer in half:
+            ada.feedback(ada.chat(question), edit=answer)
+        ada.learn()
+    ada.remember("I cook for two.")
+
+
+def _bug(error: Exception) -> PersonalPeftError:
+    raise error
+
+
+async def _draw(runtime: Runtime, name: str, size: tuple[int, int], play: Callable[[Tui], None], *keys: str) -> None:
+    app = Tui(Desk(runtime, runtime.user("ada")), Job(), _bug)
+    async with app.run_test(size=size) as pilot:
+        while app._studying.loading is not None or app._studying.standing.stack is None:
+            await pilot.pause(0.05)
+        for key in keys:
+            await pilot.press(key)
+            await pilot.pause()
+            while app._speaking.busy:
+                await pilot.pause(0.05)
+        play(app)
+        for _ in range(10):
+            await pilot.pause(0.1)
+        drawn = app.export_screenshot(title="personalpeft tui")
+        await app.action_quit()
+    # The names inside are drawn by chance for each picture.
+    (HERE / f"{name}.svg").write_text(re.sub(r"terminal-\d+", f"{name}", drawn), "utf-8")
+    print(f"docs/pictures/{name}.svg")  # noqa: T201
+
+
+def _typed(text: str) -> tuple[str, ...]:
+    return tuple({" ": "space", "?": "question_mark"}.get(each, each) for each in text)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder, personalpeft.open(folder, backend="fake", clock=_clock()) as runtime:
+        _live(runtime)
+
+        async def draw() -> None:
+            asked = (*_typed("What goes with leeks?"), "enter")
+            await _draw(runtime, "tui", (132, 34), lambda app: app.action_open("revisions"), *asked)
+            again = ("f2", "down", "enter", "up")
+            await _draw(runtime, "tui-edit", (80, 24), lambda app: app.action_edit_reply(), *again)
+            await _draw(runtime, "tui-why", (110, 30), lambda app: app.action_why(), *again)
+            await _draw(runtime, "tui-compare", (80, 24), lambda app: app.action_compare(), *again)
+
+        asyncio.run(draw())
+
+
+if __name__ == "__main__":
+    main()
