@@ -80,11 +80,23 @@ def _operation(operation: Operation) -> dict[str, Any]:
 
 def _answer(operation: Operation) -> dict[str, Any]:
     if operation.events:
-        told = "; ".join(f"`{name}`: {kind.__name__}" for name, kind in operation.events.items())
-        return {
-            "description": f"Server-sent events, each with one JSON value as its data: {told}.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        # Each event, since the stream has no end of its own: its name, and JSON as its data.
+        told = [
+            {
+                "properties": {
+                    "event": {"const": name},
+                    "data": {"contentMediaType": "application/json", "contentSchema": schema_of(kind)},
+                }
+            }
+            for name, kind in operation.events.items()
+        ]
+        event = {
+            "type": "object",
+            "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+            "required": ["event", "data"],
+            "oneOf": told,
         }
+        return {"description": "Server-sent events.", "content": {"text/event-stream": {"schema": event}}}
     if operation.answer is None:
         return {"description": "It is done."}
     schema = schema_of(operation.answer)

@@ -59,7 +59,7 @@ class ChatBody:
     revision: RevisionName | None = None
     template: bool = True
     logprobs: bool = False
-    timeout: Seconds | None = None
+    timeout: Annotated[float, Range(0.1, 1e9)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
