@@ -23,8 +23,10 @@ MOST_KILLS = 5
 _FORMAT = 1
 _LINES = 200
 _DAYS = 8
-_USERS = 500
-_KEYS = 200
+_BEGUN = 20
+# Of one user, and of all: whoever tried in vain longest ago is tried again.
+_KEYS = 2_000
+_ALL_KEYS = 20_000
 _LONGEST = 300
 
 
@@ -70,7 +72,7 @@ class Journal:
         before = self.begun.get(user)
         times = before.times + 1 if before is not None and before.keys == keys[:_KEYS] else 1
         begun = {**self.begun, user: Begun(keys[:_KEYS], times)}
-        return replace(self, begun=dict(list(begun.items())[-_USERS:]))
+        return replace(self, begun=dict(list(begun.items())[-_BEGUN:]))
 
     def ended(self, user: str) -> Self:
         """With that user's learn at its end, whatever came of it."""
@@ -81,7 +83,9 @@ class Journal:
         tried = {name: known for name, known in self.tried.items() if name != user}
         if keys:
             tried[user] = keys[-_KEYS:]
-        return replace(self, tried=dict(list(tried.items())[-_USERS:]))
+        while sum(map(len, tried.values())) > _ALL_KEYS:
+            del tried[next(iter(tried))]
+        return replace(self, tried=tried)
 
     def used(self, day: str, seconds: float) -> Self:
         """With seconds of learning on a day."""

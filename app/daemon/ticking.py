@@ -50,6 +50,8 @@ class Ticking:
                 if self._is_overdue():
                     scheduler.modify_job(_ROUND, next_run_time=datetime.now(UTC))
         finally:
+            # First, or it would go on handing rounds to workers that are gone while the last one is waited for.
+            scheduler.pause()
             scheduler.shutdown(wait=True)
 
     def _round(self) -> None:

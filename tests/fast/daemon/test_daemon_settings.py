@@ -1,0 +1,108 @@
+"""Settings are read from the home, mistakes in them are named, and the files of the system run what they should."""
+
+from __future__ import annotations
+
+import plistlib
+import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from personalpeft import HomeError, InvalidInput
+from personalpeft_app.daemon import units
+from personalpeft_app.daemon.settings import Settings, read
+
+ROOT = Path(__file__).parents[3]
+
+
+def write(home: Path, text: str) -> Path:
+    (home / "config.toml").write_text(text)
+    return home
+
+
+def test_a_home_without_settings_has_the_defaults(tmp_path: Path) -> None:
+    assert read(tmp_path) == read(tmp_path / "nowhere") == Settings()
+    assert read(write(tmp_path, "[other]\nsignals = 'x'\n")) == Settings()
+
+
+def test_what_is_set_counts(tmp_path: Path) -> None:
+    home = write(tmp_path, '[daemon]\nsignals = 3\nload = 1\nat = ""\nmains = false\nzone = "Asia/Tokyo"\n')
+    settings = read(home)
+    assert (settings.signals, settings.load, settings.at, settings.mains, settings.zone) == (
+        3,
+        1,
+        "",
+        False,
+        "Asia/Tokyo",
+    )
+    assert settings.copies == Settings().copies
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("signal = 3", "signals"),
+        ("signals = 0", "from 1"),
+        ("signals = 2.5", "whole number"),
+        ("signals = true", "whole number"),
+        ("load = nan", "number"),
+        ("budget = -1", "from 0"),
+        ("mains = 1", "true or false"),
+        ("at = 3", "in quotes"),
+        ('at = "25:00"', "time of day"),
+        ('morning = "7"', "time of day"),
+        ('zone = "Middle/Earth"', "Europe/Berlin"),
+        ('zone = "../../etc/passwd"', "Europe/Berlin"),
+    ],
+)
+def test_a_mistake_is_named_with_a_way_out(tmp_path: Path, line: str, said: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read(write(tmp_path, f"[daemon]\n{line}\n"))
+    assert said in caught.value.hint
+    assert "config.toml" in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["[daemon", "daemon = 3\n"])
+def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"config\.toml"):
+        read(write(tmp_path, text))
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(HomeError, match=r"config\.toml"):
+        read(tmp_path)
+
+
+def test_the_page_has_every_setting_with_its_default() -> None:
+    page = (ROOT / "docs/daemon.md").read_text("utf-8")
+    for field in fields(Settings):
+        default = str(field.default).lower() if isinstance(field.default, bool) else field.default
+        shown = (
+            f'"{default}"'
+            if isinstance(default, str) and not isinstance(field.default, bool)
+            else f"{default:g}"
+            if not isinstance(default, str)
+            else default
+        )
+        assert re.search(rf"^\| `{field.name}` \| `{re.escape(shown)}` \|", page, re.MULTILINE), (field.name, shown)
+
+
+WORDS = ["/opt/my python/bin/python", "-m", "personalpeft_app", "--home", '/data/50%/a"b$c\\d', "daemon", "run"]
+
+
+def test_a_unit_runs_these_very_words() -> None:
+    unit = units.systemd(WORDS, {"PERSONALPEFT_CACHE": "/a cache"})
+    (line,) = re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)
+    assert [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(line)] == WORDS
+    assert 'Environment="PERSONALPEFT_CACHE=/a cache"' in unit
+    assert "[Install]" in unit
+
+
+def test_an_agent_runs_these_very_words() -> None:
+    agent = plistlib.loads(units.launchd(WORDS, {"PERSONALPEFT_CACHE": "/a <cache>"}).encode())
+    assert agent["ProgramArguments"] == WORDS
+    assert agent["EnvironmentVariables"] == {"PERSONALPEFT_CACHE": "/a <cache>"}
+    assert agent["KeepAlive"] == {"SuccessfulExit": False}
