@@ -44,6 +44,10 @@ class AdapterError(InvalidInput):
     """An adapter file that is damaged, hostile or not for this base; the message names the file and the fault."""
 
 
+class PersonalFileError(InvalidInput):
+    """A ``.personal`` file that is damaged, hostile or too new; nothing of it was taken in."""
+
+
 class NotFound(PersonalPeftError, LookupError):
     """No user, turn, signal, layer, revision or base of that name; the hint names the nearest."""
 
@@ -120,6 +124,7 @@ OUTCOMES: dict[type[PersonalPeftError], Outcome] = {
     PromptTooLong: Outcome(2, 400),
     CardError: Outcome(2, 400),
     AdapterError: Outcome(2, 422),
+    PersonalFileError: Outcome(2, 422),
     NotFound: Outcome(3, 404),
     Forgotten: Outcome(3, 410),
     NothingToLearn: Outcome(4, 409),

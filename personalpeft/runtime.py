@@ -35,6 +35,7 @@ from personalpeft.memory.base import Embedder, Embedding
 from personalpeft.memory.embed import HashEmbedder, MiniLM
 from personalpeft.memory.items import Memory
 from personalpeft.parts import Parts
+from personalpeft.personal import Imported, read_in
 from personalpeft.plugins import Plugins
 from personalpeft.prompts import check_written
 from personalpeft.scopes import Scopes
@@ -119,6 +120,17 @@ class Runtime:
         last; the next begins after the last id of this one. Raises ``InvalidInput``.
         """
         return self._store.catalog.users(after=after, limit=limit)
+
+    def import_user(self, file: str | Path, *, as_user: str | None = None) -> Imported:
+        """Takes in the user of a ``.personal`` file, as ``User.export`` wrote it, under their own name or another.
+
+        Everything that was said comes along. What was built does where all of it was built on the open base and the file
+        holds the adapters: then the same revisions are live at once, to the byte. Else it is left out, and the next learn
+        builds from what was said. Every digest in the file is derived again and every adapter read as a stranger's before
+        anything is kept; the verdict of what came in says that it was imported. Raises ``PersonalFileError`` for a file
+        that is damaged, hostile or too new, ``InvalidInput`` where there is a user of that name, ``InvalidId``.
+        """
+        return read_in(self._store, self.base, Path(file), as_user)
 
     def learn_many(
         self,

@@ -11,7 +11,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
 
-from personalpeft import comparing, forgetting, saying, stacks, talking
+from personalpeft import comparing, forgetting, personal, saying, stacks, talking
 from personalpeft.comparing import Comparison
 from personalpeft.errors import InvalidInput, NotFound
 from personalpeft.forgetting import ForgetReport
@@ -25,6 +25,7 @@ from personalpeft.learning.recipe import Start
 from personalpeft.learning.report import LearnReport
 from personalpeft.memory.base import Item
 from personalpeft.parts import Parts
+from personalpeft.personal import Exported
 from personalpeft.plugins import Shaping, Verifier
 from personalpeft.prompts import Prompt, check_prompt, check_sampling, check_timeout
 from personalpeft.replies import Reply, Stream, Why, turn_of, why
@@ -420,12 +421,18 @@ class User:
 
     # In and out
 
-    def export(self, folder: str | Path, *, format: Literal["peft"] = "peft", layer: str | None = None) -> Path:
+    def export(self, file: str | Path, *, adapters: bool = True) -> Exported:
+        """Writes all of this user into one file, by custom ``<name>.personal``: turns, signals, revisions with their
+        reports, settings of the layers, and the adapters unless they are left out. ``Runtime.import_user`` takes it in, on this
+        machine or another. Whoever has the file has everything that was ever said: it is not encrypted. Raises
+        ``InvalidInput`` where there is something at that place already or nothing can be written there.
+        """
+        return personal.write(self._parts.store, self.id, Path(file), adapters=adapters)
+
+    def export_peft(self, folder: str | Path, *, layer: str | None = None) -> Path:
         """Writes the live stack (or one layer of it) as a folder that PEFT loads as one LoRA. Raises ``InvalidInput`` when
         the folder has something in it, ``NotFound`` when nothing is live.
         """
-        if format != "peft":
-            raise InvalidInput(f"There is no export format {format!a}.", hint="The format is peft.")
         stack = self.stack() if layer is None else stacks.only(self._parts, self.id, [layer])
         if not stack.entries:
             raise NotFound(f"{self.id} has nothing live to export.", hint="Learn first, or roll back to a revision.")

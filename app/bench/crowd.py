@@ -70,7 +70,7 @@ class Crowd:
 
     def peft_folder(self, number: int, parent: Path) -> Path:
         """A user's adapter, written as a PEFT folder into ``parent``."""
-        return self.runtime.user(name(number), create=False).export(parent / name(number), layer=_LAYER)
+        return self.runtime.user(name(number), create=False).export_peft(parent / name(number), layer=_LAYER)
 
     def publish(self, new: Build) -> None:
         """Makes a revision durable and its user's head."""

@@ -1,4 +1,4 @@
-"""Taking adapters out and in."""
+"""Taking a user or an adapter out, and in."""
 
 from __future__ import annotations
 
@@ -10,26 +10,68 @@ from personalpeft_app.output import note, show
 from personalpeft_app.progress import Display
 
 
-@command("export", examples=("personalpeft export my-adapter", "personalpeft export --layer style my-style"))
+@command(
+    "export", examples=("personalpeft export ada.personal", "personalpeft export --user ada --no-adapters ada.personal")
+)
+@click.argument("file")
+@click.option("--no-adapters", is_flag=True, help="Leave out what was built; it can be learned again.")
+def export(common: Common, file: str, no_adapters: bool) -> None:
+    """Write all of a user into one FILE.
+
+    What was said and answered, the revisions with their reports, and the adapters. FILE must not be there yet. It is not
+    encrypted: whoever has it has everything that was ever said.
+    """
+    with opening.user(common, "read") as user:
+        written = user.export(file, adapters=not no_adapters)
+    show(common, written, str(written.path))
+    note(
+        common,
+        f"{written.turns} turns, {written.signals} signals, {written.revisions} revisions, {written.adapters} adapters;"
+        f" {written.bytes:,} bytes. To take it in: personalpeft import",
+    )
+
+
+@command("import", examples=("personalpeft import ada.personal", "personalpeft import ada.personal --as ada.home"))
+@click.argument("file")
+@click.option("--as", "as_user", metavar="ID", help="Under this name.  [default: that of the file]")
+def import_(common: Common, file: str, as_user: str | None) -> None:
+    """Take in the user of a FILE that export wrote.
+
+    There must be nobody of that name yet. What was built comes along, and is live at once, where it was built on the base
+    that is open; else the next learn builds it from what was said.
+    """
+    display = Display(common)
+    with opening.opened(common, "make", display) as runtime, display:
+        taken = runtime.import_user(file, as_user=as_user)
+    show(common, taken, taken.user)
+    note(common, f"{taken.turns} turns, {taken.signals} signals, {taken.revisions} revisions came in.")
+    if taken.left_out:
+        note(common, f"{taken.left_out} revisions did not: {taken.why}. Next: personalpeft learn --user {taken.user}")
+
+
+@command(
+    "export-peft", examples=("personalpeft export-peft my-adapter", "personalpeft export-peft --layer style my-style")
+)
 @click.argument("folder")
-@click.option("--format", "format_", default="peft", show_default=True, help="The format; so far there is one.")
 @click.option("--layer", help="Only this layer.  [default: the whole stack as one adapter]")
-def export(common: Common, folder: str, format_: str, layer: str | None) -> None:
+def export_peft(common: Common, folder: str, layer: str | None) -> None:
     """Write what is live as an adapter that PEFT loads.
 
     FOLDER must be empty or not there.
     """
     display = Display(common)
     with opening.user(common, "read", display) as user, display:
-        # A format that is unknown is refused by the library, whose message says which there are.
-        target = user.export(folder, format=format_, layer=layer)  # type: ignore[arg-type]
-    show(common, {"folder": target, "format": format_, "user": user.id}, str(target))
+        target = user.export_peft(folder, layer=layer)
+    show(common, {"folder": target, "user": user.id}, str(target))
 
 
-@command("import", examples=("personalpeft import my-adapter", "personalpeft import my-adapter --layer skill.email"))
+@command(
+    "import-peft",
+    examples=("personalpeft import-peft my-adapter", "personalpeft import-peft my-adapter --layer skill.email"),
+)
 @click.argument("folder")
 @click.option("--layer", default="style", show_default=True, help="What it becomes: style, memory or skill.NAME.")
-def import_(common: Common, folder: str, layer: str) -> None:
+def import_peft(common: Common, folder: str, layer: str) -> None:
     """Take a PEFT adapter in, and make it live.
 
     What is in FOLDER becomes a revision of a layer. It is not judged: naming it is your own word. To take it back: personalpeft rollback

@@ -44,6 +44,7 @@ from personalpeft.types import (
 )
 
 if TYPE_CHECKING:
+    from personalpeft.store.portable import Portable
     from personalpeft.store.upkeep import Upkeep
 
 
@@ -324,6 +325,17 @@ class Store(Protocol):
         """Destroys what ``decide`` says, which is asked when nobody else can write: rows in one transaction, with a tombstone
         for each, then files, training state and the database's journal. After a kill between the two whoever opens the
         home finishes it. Raises as ``decide``, and ``HomeError``, ``Busy``.
+        """
+        ...
+
+    def take_out(self, user: str) -> Portable:
+        """A user as rows that can leave the home. Raises ``NotFound``."""
+        ...
+
+    def put_in(self, portable: Portable, user: str, files: Mapping[str, bytes], *, mark: str) -> None:
+        """Adds a user who was checked (``portable.check``) under a name that is free, with the files that their revisions
+        name, in one transaction. The verdict of each revision is given again with ``mark`` before its reason. Raises
+        ``InvalidInput`` where the name is taken, ``PersonalFileError``, ``HomeError``, ``Busy``.
         """
         ...
 

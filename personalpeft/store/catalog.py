@@ -118,7 +118,7 @@ class SqliteCatalog:
         with self._database.reading() as db:
             wanted = known_id(db, "revision", user, revision_id)
             (found,) = rows(db, _REVISIONS + " and r.id = ?", user, wanted)
-        return _revision_from(found)
+        return revision_from(found)
 
     def revisions(self, user: str, *, layer: str | None = None) -> tuple[Revision, ...]:
         """Oldest first, refused ones too. Raises ``NotFound`` for an unknown user or layer."""
@@ -129,7 +129,7 @@ class SqliteCatalog:
             else:
                 known_layer(db, user, layer)
                 found = rows(db, _REVISIONS + " and r.layer = ? order by r.seq", user, layer)
-        return tuple(_revision_from(each) for each in found)
+        return tuple(revision_from(each) for each in found)
 
     def add_revision(self, revision: Revision, blob: bytes, report: Json, *, promote: bool, cause: str) -> None:
         """Records a revision with its provenance, judgement and report, and, if ``promote``, makes it the head.
@@ -303,7 +303,8 @@ def _summary_from(found: Row) -> UserSummary:
     return UserSummary(found["id"], since, found["turns"], found["signals"], found["revisions"])
 
 
-def _revision_from(found: Row) -> Revision:
+def revision_from(found: Row) -> Revision:
+    """A revision from its row, with what was last said of it and its signals by role."""
     return Revision(
         id=found["id"],
         user=found["user"],

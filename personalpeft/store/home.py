@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from personalpeft.errors import Busy, Damaged, HomeError
+from personalpeft.errors import Busy, Damaged, HomeError, PersonalFileError
 from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.store import database, faults, schema
 from personalpeft.store.base import Collected, Destroyed, Problem, Removal
@@ -27,7 +27,8 @@ from personalpeft.store.database import Database
 from personalpeft.store.forgetting import has_errands, remove, run_errands
 from personalpeft.store.ledger import SqliteLedger
 from personalpeft.store.locks import Leases, Lock
-from personalpeft.store.sqlite import JOURNAL_MODE
+from personalpeft.store.portable import Portable, put_in, take_out
+from personalpeft.store.sqlite import JOURNAL_MODE, sqlite3
 from personalpeft.store.upkeep import Upkeep
 from personalpeft.store.verify import verify
 
@@ -138,6 +139,23 @@ class OpenHome:
             with suppress(Busy, HomeError):
                 return replace(destroyed, complete=run_errands(self._database, self._blobs, self._home, user))
             return replace(destroyed, complete=False)
+
+    def take_out(self, user: str) -> Portable:
+        """A user as they are at one moment. Raises ``NotFound``."""
+        with self._database.reading() as db:
+            return take_out(db, user)
+
+    def put_in(self, portable: Portable, user: str, files: Mapping[str, bytes], *, mark: str) -> None:
+        """Adds a user who was checked, under a name that is free, with the files that their revisions name. Raises ``InvalidInput``,
+        ``InvalidId``, ``PersonalFileError`` for rows that do not fit together, ``HomeError``, ``Busy``."""
+        check_user_id(user)
+        try:
+            with self._database.writing() as db:
+                put_in(db, self._blobs, portable, user, files, self._now(), mark=mark)
+        except sqlite3.IntegrityError as error:
+            raise PersonalFileError(
+                f"What is said of {portable.user} does not fit together.", hint="Export it again from where it came."
+            ) from error
 
     def close(self) -> None:
         """Closes the home. Closing twice is fine."""

@@ -108,7 +108,7 @@ class SqliteLedger:
                 user,
                 -1 if limit is None else limit,
             )
-        return tuple(_turn_from(each) for each in found)
+        return tuple(turn_from(each) for each in found)
 
     def add_signal(
         self,
@@ -169,7 +169,7 @@ class SqliteLedger:
         with self._database.reading() as db:
             known_user(db, user)
             found = rows(db, sql + " order by s.seq", user, *[str(kind) for kind in wanted])
-        return tuple(_signal_from(each) for each in found)
+        return tuple(signal_from(each) for each in found)
 
     def retract(self, user: str, signal_id: str) -> None:
         """Switches a signal off from now on. Retracting twice is fine and recorded once. Raises ``NotFound``."""
@@ -220,15 +220,16 @@ def _newest_on_turn(db: sqlite_utils.Database, user: str, kind: SignalKind, turn
 
 def _turn(db: sqlite_utils.Database, user: str, turn_id: str) -> Turn:
     (found,) = rows(db, "select * from turn where user = ? and id = ?", user, turn_id)
-    return _turn_from(found)
+    return turn_from(found)
 
 
 def _signal(db: sqlite_utils.Database, user: str, signal_id: str) -> Signal:
     (found,) = rows(db, "select * from signal where user = ? and id = ?", user, signal_id)
-    return _signal_from(found)
+    return signal_from(found)
 
 
-def _turn_from(found: Row) -> Turn:
+def turn_from(found: Row) -> Turn:
+    """A turn from its row."""
     stack = entries.from_json(found["stack"])
     sampling = entries.from_json(found["sampling"])
     return Turn(
@@ -245,7 +246,8 @@ def _turn_from(found: Row) -> Turn:
     )
 
 
-def _signal_from(found: Row) -> Signal:
+def signal_from(found: Row) -> Signal:
+    """A signal from its row."""
     return Signal(
         id=found["id"],
         user=found["user"],

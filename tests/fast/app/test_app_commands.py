@@ -220,14 +220,41 @@ def test_all_users_of_a_home_learn_in_one_go_and_those_with_nothing_new_are_not_
 
 def test_an_adapter_goes_out_and_comes_in(learned: Place, tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    assert learned.run("export", str(folder)).stdout == f"{folder}\n"
+    assert learned.run("export-peft", str(folder)).stdout == f"{folder}\n"
     assert (folder / "adapter_config.json").exists()
-    again = learned.run("export", str(folder))
+    again = learned.run("export-peft", str(folder))
     assert again.exit_code == 2
-    taken = learned.run("import", str(folder), "--user", "bob")
+    taken = learned.run("import-peft", str(folder), "--user", "bob")
     assert taken.exit_code == 0, taken.output
     assert taken.stdout.strip() in learned.run("stack", "--user", "bob").stdout
     assert learned.run("ask", "hi", "-q").stdout == learned.run("ask", "hi", "-q", "--user", "bob").stdout
+
+
+def test_a_user_goes_out_in_one_file_and_comes_in_under_another_name(learned: Place, tmp_path: Path) -> None:
+    file = tmp_path / "ada.personal"
+    assert learned.run("export", str(file)).stdout == f"{file}\n"
+    assert learned.run("export", str(file)).exit_code == 2
+    assert learned.run("import", str(file)).exit_code == 2
+    taken = learned.run("import", str(file), "--as", "eve")
+    assert (taken.exit_code, taken.stdout) == (0, "eve\n"), taken.output
+    assert learned.run("stack", "--user", "eve").stdout == learned.run("stack").stdout
+    words = tmp_path / "words.personal"
+    assert learned.run("export", "--no-adapters", str(words)).exit_code == 0
+    taken = learned.run("import", str(words), "--as", "fay")
+    assert "personalpeft learn --user fay" in taken.stderr
+    assert learned.run("learn", "--user", "fay").exit_code == 0
+
+
+def test_what_is_forgotten_is_asked_for_first_and_then_gone(learned: Place) -> None:
+    fact = learned.run("remember", "My dog is called Zorblax.").stdout.strip()
+    unasked = learned.run("forget", fact)
+    assert (unasked.exit_code, "--yes" in unasked.stderr) == (2, True)
+    assert "would be destroyed" in learned.run("forget", fact, "--dry-run").stdout
+    done = learned.run("forget", fact, "--yes")
+    assert (done.exit_code, "FORGOTTEN" in done.stdout) == (0, True), done.output
+    again = learned.run("forget", fact, "--yes")
+    assert (again.exit_code, "was forgotten on" in again.stderr) == (3, True)
+    assert json.loads(learned.run("forget", "last", "--yes", "--later", "--json").stdout)["turns"]
 
 
 def test_a_chat_remembers_what_was_said_and_does_what_slashes_say(place: Place) -> None:

@@ -242,7 +242,6 @@ def test_feedback_on_another_users_turn(lived: Lived) -> None:
         (lambda ada: ada.weigh("style", 3), "3"),
         (lambda ada: ada.weigh("style", float("nan")), "nan"),
         (lambda ada: ada.weigh("style", "much"), "'much'"),
-        (lambda ada: ada.export("/never", format="gguf"), "'gguf'"),
     ],
 )
 def test_other_things_that_cannot_be(lived: Lived, act: Callable[[User], object], words: str) -> None:
@@ -260,7 +259,7 @@ def test_other_things_that_cannot_be(lived: Lived, act: Callable[[User], object]
         lambda ada: ada.weigh("memory", 0.5),
         lambda ada: ada.remove_item("sig_zzz"),
         lambda ada: ada.edit_item("sig_zzz", "x"),
-        lambda ada: ada.export("/never", layer="memory"),
+        lambda ada: ada.export_peft("/never", layer="memory"),
     ],
 )
 def test_what_is_not_there(lived: Lived, act: Callable[[User], object]) -> None:
@@ -530,7 +529,7 @@ def test_a_folder_that_is_no_adapter_for_this_base(lived: Lived, tmp_path: Path)
 
 def test_a_folder_that_has_something_in_it_is_not_written_over(lived: Lived, tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("mine")
-    refused(lived, lambda: lived.ada.export(tmp_path), InvalidInput, tmp_path.name)
+    refused(lived, lambda: lived.ada.export_peft(tmp_path), InvalidInput, tmp_path.name)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
-    refused(lived, lambda: lived.bo.export(tmp_path / "new"), NotFound, "bo")
+    refused(lived, lambda: lived.bo.export_peft(tmp_path / "new"), NotFound, "bo")
     assert not (tmp_path / "new").exists()

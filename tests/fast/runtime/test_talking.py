@@ -474,7 +474,7 @@ def learned(ada: User) -> User:
 def test_an_exported_style_can_be_taken_in_by_another_user_and_says_the_same(
     learned: User, runtime: Runtime, tmp_path: Path
 ) -> None:
-    folder = learned.export(tmp_path / "mine", layer="style")
+    folder = learned.export_peft(tmp_path / "mine", layer="style")
     bo = runtime.user("bo")
     revision = bo.import_peft(folder)
     assert bo.stack().entries[0].revision == revision.id
@@ -496,7 +496,7 @@ def test_an_exported_style_can_be_taken_in_by_another_user_and_says_the_same(
 
 def test_what_was_imported_can_be_built_on(learned: User, runtime: Runtime, tmp_path: Path) -> None:
     bo = runtime.user("bo")
-    imported = bo.import_peft(learned.export(tmp_path / "mine", layer="style"))
+    imported = bo.import_peft(learned.export_peft(tmp_path / "mine", layer="style"))
     correct(bo, 5, first=20)
     report = bo.learn()
     assert {revision.id: revision.parent for revision in bo.revisions()}[report.revision or ""] == imported.id
@@ -504,7 +504,7 @@ def test_what_was_imported_can_be_built_on(learned: User, runtime: Runtime, tmp_
 
 @pytest.mark.parametrize("spoil", ["config", "weights", "pickle", "torn"])
 def test_a_hostile_folder_is_refused_and_leaves_nothing(learned: User, home: Path, tmp_path: Path, spoil: str) -> None:
-    folder = learned.export(tmp_path / "mine", layer="style")
+    folder = learned.export_peft(tmp_path / "mine", layer="style")
     weights = folder / "adapter_model.safetensors"
     if spoil == "config":
         (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "auto_mapping": {"__import__": "os"}}')

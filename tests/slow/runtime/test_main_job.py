@@ -164,7 +164,7 @@ def test_peft_loads_the_export_and_says_the_same(job: Job, tmp_path: Path) -> No
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    folder = job.ada.export(tmp_path / "style")
+    folder = job.ada.export_peft(tmp_path / "style")
     base = job.runtime.base()
     plain: Any = AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32)
     theirs: Any = PeftModel.from_pretrained(plain, str(folder)).eval()
