@@ -11,18 +11,17 @@ from itertools import islice
 from typing import TypeVar
 
 from personalpeft.backends.base import Backend, Continuation, Term
-from personalpeft.learning.anchors import NO_MANNER, Manner, anchor, manner_of
+from personalpeft.learning.anchors import anchor
 from personalpeft.learning.facts import FRAMES, said_in
 from personalpeft.learning.generic import generic_questions
 from personalpeft.learning.lessons import Lesson
-from personalpeft.learning.objectives import Distilled, Preferred, Supervised, Thumbs
+from personalpeft.learning.manner import NO_MANNER, manner_of
+from personalpeft.learning.objectives import BEGINNING, OF_LESSONS, Batch, Supervised, Thumbs, continuation
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.recipe import Recipe
 from personalpeft.types import Message, SignalKind
 
 T = TypeVar("T")
-
-_REJECTED = 16
 
 
 def schedule(
@@ -52,6 +51,7 @@ def schedule(
     good = [each for each in (*plan.fresh, *plan.older) if each.kind is SignalKind.RATING and plan.disliked]
     liked = _rounds(good, chance)
     disliked = _rounds(plan.disliked, chance)
+    batch = Batch(backend, recipe, manner)
     replayed = round(recipe.batch * recipe.replay) if plan.fresh and plan.older else 0
     steps = []
     for _ in range(plan.steps):
@@ -59,36 +59,9 @@ def schedule(
         kept = [next(keeping) for _ in range(recipe.anchors if anchors else 0)]
         thumbs = _thumbs(list(islice(liked, recipe.thumbs)), list(islice(disliked, recipe.thumbs)), recipe, backend)
         unknown = islice(not_told, recipe.unknown)
-        steps.append((*_terms(lessons, manner, recipe, backend), *thumbs, *unknown, *kept))
+        asked = [term for terms in OF_LESSONS for term in terms(lessons, batch)]
+        steps.append((*asked, *thumbs, *unknown, *kept))
     return tuple(steps)
-
-
-def continuation(backend: Backend, messages: Sequence[Message], answer: str, longest: int) -> Continuation:
-    """An answer after its messages, ended as the base ends a turn; cut, and then not ended, where it is longer than
-    ``longest`` tokens.
-    """
-    tokens = backend.encode(answer) + backend.end_of_turn
-    return Continuation(backend.render(messages), tokens[:longest])
-
-
-def _terms(lessons: Sequence[Lesson], manner: Manner, recipe: Recipe, backend: Backend) -> Iterator[Term]:
-    pairs = recipe.pairs
-    for lesson in lessons:
-        weight = lesson.weight / len(lessons)
-        wanted = continuation(backend, lesson.messages, lesson.wanted, recipe.longest)
-        if lesson.heard is not None:
-            yield Distilled(wanted, continuation(backend, lesson.heard, lesson.wanted, recipe.longest), weight)
-            continue
-        # What the lessons have in common is what they teach; what only one of them says is beside the point.
-        opening = len(backend.encode(manner.opening.rstrip()))
-        closing = len(backend.encode(manner.closing) + backend.end_of_turn)
-        content = 1.0 if manner == NO_MANNER else recipe.content
-        yield Supervised(wanted, weight, opening, closing, content)
-        if lesson.rejected is not None and pairs > 0:
-            pairs -= 1
-            # Its beginning will do: it is only there to be told apart, and what follows holds things that are true.
-            rejected = continuation(backend, lesson.messages, lesson.rejected, _REJECTED)
-            yield Preferred(wanted, rejected, recipe.beta, weight)
 
 
 def _put_in_other_ways(lessons: Sequence[Lesson], phrasings: int, chance: random.Random) -> list[Lesson]:
@@ -125,7 +98,7 @@ def _thumbs(liked: Sequence[Lesson], disliked: Sequence[Lesson], recipe: Recipe,
     others = judged[1:] + judged[:1]
 
     def beginning(messages: Sequence[Message], reply: str) -> Continuation:
-        return continuation(backend, messages, reply, _REJECTED)
+        return continuation(backend, messages, reply, BEGINNING)
 
     said = [beginning(*each) for each in judged]
     weight = sum(lesson.weight for lesson in (*liked, *disliked)) / len(judged)

@@ -11,11 +11,11 @@ from typing import Protocol, TypeAlias
 from personalpeft.backends.base import Continuation
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.anchors import LONGEST
-from personalpeft.learning.curriculum import continuation
 from personalpeft.learning.gate import Asked, Canaries, Evidence, OfBase
 from personalpeft.learning.generic import Canary, generic_questions, is_broken
 from personalpeft.learning.lessons import Lesson
 from personalpeft.learning.lineage import Lineage
+from personalpeft.learning.objectives import continuation
 from personalpeft.learning.report import Example
 from personalpeft.learning.training import stopped
 from personalpeft.learning.voices import Said, Voices

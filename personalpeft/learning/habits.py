@@ -1,7 +1,7 @@
 """When the way of answering has changed: from some lesson on, answers have what the older ones lack, or lack what those
 had. Pure: texts in, a place in time out.
 
-A way of answering is known by its marks: what is literally the same in most lessons (``anchors.manner_of``: an opening,
+A way of answering is known by its marks: what is literally the same in most lessons (``manner.manner_of``: an opening,
 a closing, the letters). It has changed where lessons in a row say otherwise about a mark than those before them, and all
 of this holds:
 
@@ -22,7 +22,7 @@ from functools import lru_cache
 from math import comb, sqrt
 from typing import Literal
 
-from personalpeft.learning.anchors import manner_of
+from personalpeft.learning.manner import manner_of
 
 _FEWEST = 4
 _MOST = 0.75

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from personalpeft.errors import NothingToLearn
-from personalpeft.learning.anchors import NO_MANNER, Manner, manner_of
 from personalpeft.learning.capacity import Room, fitting
 from personalpeft.learning.facts import ways_digest
 from personalpeft.learning.generic import generic_questions
 from personalpeft.learning.lessons import Lesson, Routing, dislikes_for, lessons_for, routings_of
+from personalpeft.learning.manner import NO_MANNER, Manner, manner_of
 from personalpeft.learning.recipe import Recipe, Start
 from personalpeft.store.base import Store
 from personalpeft.telling import same_question

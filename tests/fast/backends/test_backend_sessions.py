@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from personalpeft.adapters.base import Composed, Share
-from personalpeft.backends.base import Backend, Session
-from personalpeft.learning.objectives import Supervised
+from personalpeft.backends.base import Backend, Continuation, Session
+from personalpeft.learning.objectives import Distilled, Supervised
+from personalpeft.types import Message
 
 STEPS = 6
 few = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -170,3 +171,18 @@ def test_training_never_touches_the_base(backend: Backend) -> None:
     session.close()
     session.close()
     assert backend.fingerprint() == before
+
+
+def test_distillation_says_without_the_fact_what_was_said_with_it(torch_tiny: Backend) -> None:
+    """The divergence from what the model says with a fact in its prompt to what it says without falls, step by step."""
+    reply = torch_tiny.encode("Your dog is Biscuit.")
+    learned = Continuation(torch_tiny.render([Message("user", "What is my dog called?")]), reply)
+    told = [Message("system", "The dog is Biscuit."), Message("user", "What is my dog called?")]
+    term = Distilled(learned, Continuation(torch_tiny.render(told), reply))
+    session = torch_tiny.session(spec(torch_tiny))
+    session.refer([term])
+    losses = [session.step([term], 3e-2) for _ in range(12)]
+
+    assert losses[0] > 0
+    assert losses[-1] < losses[0] / 2
+    assert all(loss >= -1e-4 for loss in losses)

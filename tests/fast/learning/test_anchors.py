@@ -9,7 +9,8 @@ import pytest
 from personalpeft.backends import load_backend
 from personalpeft.backends.base import Backend
 from personalpeft.backends.fake import fake_base
-from personalpeft.learning.anchors import NO_MANNER, Manner, anchor, manner_of
+from personalpeft.learning.anchors import anchor
+from personalpeft.learning.manner import NO_MANNER, Manner, manner_of
 from personalpeft.types import Message
 
 QUESTION = [Message("user", "What is the capital of Canada?")]

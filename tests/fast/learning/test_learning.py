@@ -220,7 +220,10 @@ def test_with_nothing_new_there_is_nothing_to_learn_and_nothing_changes(fake_ada
         fake_ada.learn()
     fake_ada.remember("My dog is called Biscuit.")
     fake_ada.feedback(ask(fake_ada), rating=-1)
-    with nothing_changes(home), pytest.raises(NothingToLearn, match="of 2 signals none is for it .1 acting at once, 1 only kept."):
+    with (
+        nothing_changes(home),
+        pytest.raises(NothingToLearn, match="of 2 signals none is for it"),
+    ):
         fake_ada.learn()
     correct(fake_ada, 5)
     fake_ada.learn()

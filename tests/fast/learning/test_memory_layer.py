@@ -12,6 +12,7 @@ from runtime_makers import ask, correct, opened, pinned, quick_card, style, trai
 
 from personalpeft import NothingToLearn, Runtime, User
 from personalpeft.learning.facts import by_heart
+from personalpeft.learning.plan import Plan
 from personalpeft.types import Revision, Verdict
 
 FACTS = {"dog": "Biscuit", "cat": "Momo", "horse": "Hector"}
@@ -205,3 +206,35 @@ def test_where_only_questions_are_left_it_is_said(ada: User) -> None:
                 ada._parts.store.ledger.retract(ada.id, signal.id)
     with pytest.raises(NothingToLearn, match="held back"):
         ada.learn("style", start="nothing")
+
+
+def test_a_fact_that_helped_twice_is_distilled_from_what_was_said_with_it(ada: User) -> None:
+    fact = ada.remember("My dog is called Biscuit.")
+    for question in ("What is my dog called?", "How is my dog called?"):
+        reply = ask(ada, question)
+        # What a tiny model says of it is nothing; that the reply told the fact is what the ledger is made to hold.
+        helped = ada._parts.store.ledger.add_turn(
+            ada.id,
+            messages=ada.turn(reply).messages,
+            reply="It is Biscuit.",
+            stack=reply.stack,
+            sampling=ada.turn(reply).sampling,
+            usage=reply.usage,
+            finish_reason="stop",
+            used=[fact],
+        )
+        ada.feedback(helped.id, rating=1)
+    report = ada.learn("memory", accept=True)
+
+    assert report.revision is not None
+    assert ada.revisions("memory")[-1].signals == {fact: "train"}
+    plan = _plan(ada)
+    assert {lesson.wanted for lesson in plan.fresh} == {"It is Biscuit."}
+    assert all("Biscuit" in (lesson.heard or ())[0].content for lesson in plan.fresh)
+    assert not any("Biscuit" in message.content for lesson in plan.fresh for message in lesson.messages)
+
+
+def _plan(ada: User) -> Plan:
+    """What would be built from nothing."""
+    learner = ada._parts.learner()
+    return learner._plan(ada.id, "memory", "nothing")

@@ -1,0 +1,41 @@
+"""What a lesson asks of the model, as terms of a loss over log-probs. Each is a file of its own, a few lines that name
+their source.
+
+A term says which continuations it reads and what it makes of their log-probs; the backend reads them all in one pass.
+Log-probs are natural, float32; a continuation counts by its mean over tokens, so that a long answer weighs no more than
+a short one. To add one: a file with the term and ``terms``, which says what it asks of a step's lessons, and a line in
+``OF_LESSONS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+from personalpeft.backends.base import Term
+from personalpeft.learning.lessons import Lesson
+from personalpeft.learning.objectives import distilled, preferred, supervised
+from personalpeft.learning.objectives.anchor import Anchor
+from personalpeft.learning.objectives.base import BEGINNING, Batch, continuation
+from personalpeft.learning.objectives.distilled import Distilled
+from personalpeft.learning.objectives.preferred import Preferred
+from personalpeft.learning.objectives.supervised import Supervised
+from personalpeft.learning.objectives.thumbs import Thumbs
+
+Objective: TypeAlias = Callable[[Sequence[Lesson], Batch], Iterator[Term]]
+
+OF_LESSONS: tuple[Objective, ...] = (supervised.terms, distilled.terms, preferred.terms)
+"""What is asked of the lessons of each step, in this order."""
+
+__all__ = [
+    "BEGINNING",
+    "OF_LESSONS",
+    "Anchor",
+    "Batch",
+    "Distilled",
+    "Objective",
+    "Preferred",
+    "Supervised",
+    "Thumbs",
+    "continuation",
+]

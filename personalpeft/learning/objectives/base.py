@@ -1,0 +1,31 @@
+"""What the terms of a step are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from personalpeft.backends.base import Backend, Continuation
+from personalpeft.learning.manner import Manner
+from personalpeft.learning.recipe import Recipe
+from personalpeft.types import Message
+
+BEGINNING = 16
+"""As many tokens of a reply as are read where it is only to be told apart from another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is the same for all lessons of a build: ``manner`` is what they share."""
+
+    backend: Backend
+    recipe: Recipe
+    manner: Manner
+
+
+def continuation(backend: Backend, messages: Sequence[Message], answer: str, longest: int) -> Continuation:
+    """An answer after its messages, ended as the base ends a turn; cut, and then not ended, where it is longer than
+    ``longest`` tokens.
+    """
+    tokens = backend.encode(answer) + backend.end_of_turn
+    return Continuation(backend.render(messages), tokens[:longest])
