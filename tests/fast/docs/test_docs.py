@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 
 import personalpeft
+from personalpeft.errors import OUTCOMES
 from personalpeft.learning.gate import ENOUGH, TIE, Margins
 from personalpeft.learning.recipe import Recipe
 from personalpeft.learning.skills.drill import Drill
 from personalpeft.learning.skills.rewards import LEAST_SPREAD
 from personalpeft.learning.skills.tasks import FADING, HOPELESS, SOLVED
 from personalpeft.plugins import Plugins
+from personalpeft_app.http.places import places_for
+from personalpeft_app.http.running import Server
+from personalpeft_app.http.server import make_app
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "plugins").rglob("README.md")])
@@ -45,6 +52,42 @@ def test_the_library_use_of_the_readme_runs_as_printed(
 def test_the_test_of_the_embedding_page_passes(tmp_path: Path) -> None:
     block = _blocks(ROOT / "docs/embedding.md", "python")[-1]
     exec(compile(block, "embedding.md", "exec"), {"personalpeft": personalpeft, "tmp_path": tmp_path})
+
+
+def test_the_http_page_has_the_errors_of_the_code_and_the_routes_of_the_server(tmp_path: Path) -> None:
+    page = (ROOT / "docs/http.md").read_text("utf-8")
+    named: dict[int, list[str]] = {}
+    for error, outcome in OUTCOMES.items():
+        named.setdefault(outcome.http_status, []).append(f"`{error.__name__}`")
+    for status, errors in named.items():
+        assert f"| {status} | {', '.join(errors)} |" in page, status
+    with personalpeft.open(tmp_path, backend="fake") as runtime:
+        for rule in make_app(runtime).url_map.iter_rules():
+            assert rule.rule.partition("/<")[0] in page, rule.rule
+
+
+def test_the_clients_of_the_http_page_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    openai_block, anthropic_block, flask_block = _blocks(ROOT / "docs/http.md", "python")
+    monkeypatch.setenv("PERSONALPEFT_HOME", str(tmp_path))
+    names: dict[str, Any] = {}
+    on_the_fake = flask_block.replace("personalpeft.open()", 'personalpeft.open(backend="fake")')
+    exec(compile(on_the_fake, "http.md", "exec"), names)
+    runtime, shop = names["runtime"], names["shop"]
+    assert shop.test_client().get("/greeting/ada").status_code == 200
+    assert shop.test_client().get("/model/v1/models").status_code == 401
+    places = places_for(runtime)
+    server = Server(make_app(runtime, places=places), places, host="127.0.0.1", port=0)
+    thread = threading.Thread(target=lambda: server.run(grace=5, close=runtime.close))
+    thread.start()
+    try:
+        secret = runtime.tokens.first.read_text().strip()
+        for library, block in ((openai, openai_block), (anthropic, anthropic_block)):
+            said = {library.__name__: library, "address": f"http://127.0.0.1:{server.port}", "token": secret}
+            exec(compile(block, "http.md", "exec"), said)
+            assert runtime.user("ada").feedback(said["turn"], rating=1)
+    finally:
+        server.stop()
+        thread.join(20)
 
 
 def test_the_annotated_tree_names_what_is_there() -> None:
