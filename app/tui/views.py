@@ -80,10 +80,12 @@ def status(user: str, standing: Standing, going: Sequence[tuple[str, float]]) ->
 
 
 def _going(stage: str, done: float) -> Content:
+    name = (excerpt(printable(stage), 26), "$accent")
+    # A stage that has only begun says nothing of how long it takes.
+    if not done:
+        return Content.assemble(name, (" …", "$accent"))
     filled = bar(done, 8)
-    return Content.assemble(
-        (printable(stage), "$accent"), " ", (filled, "$accent"), ("·" * (8 - len(filled)), DIM), f" {done:4.0%}"
-    )
+    return Content.assemble(name, " ", (filled, "$accent"), ("·" * (8 - len(filled)), DIM), f" {done:4.0%}")
 
 
 def layer(each: Layer, width: int) -> Content:

@@ -16,6 +16,12 @@ def _kinds(runtime: Runtime) -> list[SignalKind]:
     return [signal.kind for signal in runtime.user("ada").signals()]
 
 
+def _stage(seat: Seat) -> str:
+    job = seat.app._studying.learning
+    assert job is not None
+    return job.stage[:12]
+
+
 def test_thumbs_comments_and_facts_become_signals(runtime: Runtime) -> None:
     async def play(seat: Seat) -> None:
         await seat.ask("one")
@@ -109,11 +115,8 @@ def test_learning_shows_how_far_it_is_and_then_its_report(runtime: Runtime, monk
         await seat.sees("5 to learn")
         gate = Gate(monkeypatch)
         await seat.press("ctrl+l")
-        await seat.until(
-            lambda: seat.app._studying.learning and seat.app._studying.learning.stage != "Learning", "progress"
-        )
-        await seat.pilot.pause(0.2)
-        assert "%" in seat.screen.splitlines()[-1]
+        await seat.until(lambda: (job := seat.app._studying.learning) and job.stage != "Learning", "progress")
+        await seat.until(lambda: _stage(seat) in seat.screen.splitlines()[-1], "the stage in the footer")
         gate.let(10_000)
         await seat.until(lambda: seat.app._studying.learning is None, "the end of the learn")
         await seat.sees("style: promoted")
