@@ -1,0 +1,211 @@
+"""Processes of their own: kills at any moment, two daemons, signals, and a server beside the daemon on the same home."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import personalpeft
+
+# The command, its fake model slowed down so that there is something to interrupt.
+_DAEMON = """
+import sys, time
+from personalpeft.backends import fake
+seconds = float(sys.argv.pop(1))
+learn = fake._FakeSession.step
+def slow(self, *args):
+    time.sleep(seconds)
+    return learn(self, *args)
+fake._FakeSession.step = slow
+from personalpeft_app.cli import main
+main()
+"""
+# Answers again and again, and says which stack answered.
+_SERVER = """
+import sys, time, personalpeft
+with personalpeft.open(sys.argv[1], base="fake", backend="fake") as runtime:
+    ada = runtime.user("ada")
+    while True:
+        began = time.time()
+        reply = ada.chat("hello", temperature=0, memory=False)
+        print(began, ",".join(e.revision for e in reply.stack.entries) or "base", flush=True)
+        time.sleep(0.05)
+"""
+
+
+@dataclass
+class Home:
+    """A home with lessons in it, and daemons on it."""
+
+    path: Path
+    children: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def say(self, count: int) -> None:
+        with personalpeft.open(self.path, base="fake", backend="fake") as runtime:
+            ada = runtime.user("ada")
+            for number in range(count):
+                ada.feedback(ada.chat(f"question {number}", temperature=0), edit=f"Ahoy! Answer {number}. Arrr!")
+        self.is_quiet()
+
+    def is_quiet(self) -> None:
+        """It is a while ago that anybody was answered."""
+        os.utime(self.path / "locks" / "serving", (1e9, 1e9))
+
+    def spawn(self, *words: str, slowly: float = 0.0, program: str = _DAEMON) -> subprocess.Popen[str]:
+        first = [str(slowly), "--backend", "fake", "--home", str(self.path)] if program is _DAEMON else [str(self.path)]
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-c", program, *first, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+        )
+        self.children.append(child)
+        return child
+
+    def learns(self) -> list[str]:
+        with personalpeft.open(self.path, base="fake", backend="fake") as runtime:
+            assert runtime.verify() == () or all("gc" in problem.remedy for problem in runtime.verify())
+            return [revision.id for revision in runtime.user("ada").revisions()]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    path = tmp_path / "home"
+    path.mkdir(mode=0o700)
+    (path / "config.toml").write_text('[daemon]\nload = 1\nmains = false\nbackup = ""\ntemperature = 999\n')
+    home = Home(path)
+    yield home
+    for child in home.children:
+        if child.poll() is None:
+            child.kill()
+        child.communicate()
+
+
+def wait_for(happened: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, f"{what} did not happen"
+        time.sleep(0.01)
+
+
+def ended(child: subprocess.Popen[str], seconds: float = 60) -> tuple[str, str]:
+    return child.communicate(timeout=seconds)
+
+
+MOMENTS: dict[str, Callable[[Path], bool]] = {
+    "it wrote down that it learns": lambda home: '"keys"' in _text(home / "notes/daemon.json"),
+    "a step was saved": lambda home: (home / "sessions/ada/style.session").exists(),
+    "the candidate is durable": lambda home: any(home.glob("blobs/*/*")),
+}
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_kill_at_any_moment_costs_a_step_and_no_second_learn(home: Home, moment: str) -> None:
+    home.say(9)
+    child = home.spawn("daemon", "once", slowly=0.05)
+    wait_for(lambda: MOMENTS[moment](home.path) or child.poll() is not None, moment)
+    child.kill()
+    ended(child)
+    for _ in range(2):
+        again = home.spawn("daemon", "once", "--json")
+        out, said = ended(again)
+        assert again.returncode == 0, said
+    (revision,) = home.learns()
+    assert revision.startswith("style@")
+    assert json.loads(out)["did"] == []
+
+
+def test_of_two_daemons_one_acts_and_the_other_waits_and_says_so(home: Home) -> None:
+    home.say(9)
+    first = home.spawn("daemon", "run", slowly=0.05)
+    wait_for(lambda: "keys" in _text(home.path / "notes/daemon.json"), "a learn")
+    once = home.spawn("daemon", "once")
+    _, refused = ended(once)
+    assert once.returncode == 6
+    assert f"process {first.pid}" in refused
+    second = home.spawn("daemon", "run")
+    assert second.stderr is not None
+    assert f"process {first.pid}" in second.stderr.readline()
+    status, _ = ended(home.spawn("daemon", "status", "--json"))
+    assert f"process {first.pid}" in json.loads(status)["running"]
+    wait_for(lambda: bool(home.learns()), "a revision")
+    first.kill()
+    ended(first)
+    assert "Looking after" in second.stderr.readline()
+    second.send_signal(signal.SIGTERM)
+    ended(second)
+    assert second.returncode == 0
+    assert len(home.learns()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_between_two_steps_and_the_next_goes_on(home: Home, number: signal.Signals) -> None:
+    home.say(9)
+    child = home.spawn("daemon", "run", slowly=0.2)
+    wait_for(lambda: (home.path / "sessions/ada/style.session").exists(), "a step")
+    child.send_signal(number)
+    out, said = ended(child)
+    assert child.returncode == 0, said
+    assert "stopped between two steps" in out
+    assert home.learns() == []
+    out, _ = ended(home.spawn("daemon", "once"))
+    assert "promoted" in out
+    assert len(home.learns()) == 1
+
+
+def test_a_server_beside_it_answers_with_the_new_revision_within_a_second(home: Home) -> None:
+    home.say(9)
+    server = home.spawn(program=_SERVER)
+    assert server.stdout is not None
+    assert server.stdout.readline().split()[1] == "base"
+    # Somebody is being answered all the time, so that the daemon waits, and says for what.
+    _, said = ended(home.spawn("daemon", "once"))
+    assert "nobody has asked anything" in said
+    assert home.learns() == []
+    # The same home and another process that learns.
+    with personalpeft.open(home.path, base="fake", backend="fake") as runtime:
+        report = runtime.user("ada").learn()
+        live_at = time.time()
+    for line in server.stdout:
+        began, stack = line.split()
+        if stack != "base":
+            break
+    assert stack == report.revision
+    assert float(began) - live_at < 1.0
+    server.kill()
+
+
+def test_a_home_that_is_not_there_is_told(tmp_path: Path) -> None:
+    home = Home(tmp_path / "nowhere")
+    for words in (("daemon", "once"), ("daemon", "status")):
+        child = home.spawn(*words)
+        out, said = ended(child)
+        assert (child.returncode, out) == (7, "")
+        assert "no home" in said
+        assert "Traceback" not in said
+
+
+def test_broken_settings_are_told_before_anything_is_done(home: Home) -> None:
+    home.say(1)
+    (home.path / "config.toml").write_text("[daemon]\nidel = 3\n")
+    for words in (("daemon", "run"), ("daemon", "once"), ("daemon", "status")):
+        child = home.spawn(*words)
+        out, said = ended(child)
+        assert (child.returncode, out) == (2, "")
+        assert "idle" in said
+    assert not (home.path / "notes").exists()
