@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
+from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote, urlencode, urlsplit
 
 from personalpeft.errors import OUTCOMES, Busy, InvalidInput, NotFound, PersonalPeftError
-from personalpeft_app.http.own.operations import PARAMETERS, PREFIX, Operation
+from personalpeft_app.http.own.operations import PARAMETERS, PERSONAL, PREFIX, Operation
 from personalpeft_app.http.own.shapes import give, take
 from personalpeft_app.http.own.values import Fault, Page, Refusal
 
@@ -27,6 +29,7 @@ class Unreachable(PersonalPeftError, ConnectionError):
     """No server answers there, or it went away in the middle."""
 
 
+_EXPORTED = "X-Personalpeft-Exported"
 _KINDS = {kind.__name__: kind for kind in OUTCOMES}
 # What the server says of a request before the library has heard of it.
 _BY_STATUS: Mapping[int, type[PersonalPeftError]] = {
@@ -90,13 +93,35 @@ class Line:
                 elif value:
                     yield None
 
+    def download(self, operation: Operation, query: Any, target: Path, /, **path: str) -> Mapping[str, Any]:
+        """Writes the file that the operation answers to where nothing is yet; what the server says of it. Raises as ``call``, and
+        ``InvalidInput`` where it cannot be written.
+        """
+        if target.exists() or target.is_symlink():
+            raise InvalidInput(
+                f"There is something at {target} already.", hint="Choose another name, or move that away."
+            )
+        part = target.with_name(f".{target.name}.part")
+        with self._answer(operation, None, query, path) as response:
+            try:
+                with part.open("wb") as file:
+                    shutil.copyfileobj(response, file)
+                part.replace(target)
+            except OSError as error:
+                why = error.strerror or error
+                raise InvalidInput(f"{target} cannot be written: {why}.", hint="Choose another place.") from error
+            finally:
+                part.unlink(missing_ok=True)
+            told: Mapping[str, Any] = _json(response.getheader(_EXPORTED, ""))
+            return told
+
     @contextmanager
     def _answer(
         self, operation: Operation, body: Any, query: Any, path: Mapping[str, str]
     ) -> Generator[HTTPResponse, None, None]:
         connection = self._to(self._host, self._port, timeout=self._timeout)
         try:
-            connection.request(operation.method, _target(operation, query, path), *self._sent(body))
+            connection.request(operation.method, _target(operation, query, path), *self._sent(operation, body))
             response = connection.getresponse()
             if response.status != operation.status:
                 _fail(response.status, response.read(), response.getheader("Retry-After"))
@@ -111,8 +136,10 @@ class Line:
         finally:
             connection.close()
 
-    def _sent(self, body: Any) -> tuple[bytes | None, dict[str, str]]:
+    def _sent(self, operation: Operation, body: Any) -> tuple[bytes | None, dict[str, str]]:
         headers = {"Authorization": f"Bearer {self._token}"}
+        if operation.upload:
+            return body, {**headers, "Content-Type": PERSONAL}
         if body is None:
             return None, headers
         try:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from personalpeft.comparing import Choice
-from personalpeft.errors import InvalidInput, NotFound, PersonalPeftError
+from personalpeft.errors import InvalidInput, NotFound, PersonalFileError, PersonalPeftError
 from personalpeft.forgetting import ForgetReport
 from personalpeft.ids import check_user_id
 from personalpeft.learning.account import Account
@@ -18,6 +19,7 @@ from personalpeft.learning.pending import Pending
 from personalpeft.learning.recipe import Start
 from personalpeft.learning.report import LearnReport, excerpt
 from personalpeft.memory.base import Item
+from personalpeft.personal import Exported, Imported
 from personalpeft.prompts import Prompt, check_prompt
 from personalpeft.replies import Reply, Why
 from personalpeft.store.base import UserSummary
@@ -50,6 +52,17 @@ class Client:
         check_user_id(user_id)
         self._line.call(do.MAKE_USER if create else do.SUMMARY, user=user_id)
         return RemoteUser(user_id, self._line)
+
+    def import_user(self, file: str | Path, *, as_user: str | None = None) -> Imported:
+        """As ``Runtime.import_user``; needs a token of administration."""
+        try:
+            data = Path(file).expanduser().read_bytes()
+        except OSError as error:
+            raise PersonalFileError(
+                f"{file} cannot be read: {error.strerror or error}.", hint="Look at the path."
+            ) from error
+        imported: Imported = self._line.call(do.IMPORT, data, v.ImportQuery(as_user))
+        return imported
 
     def users(self, *, after: str | None = None, limit: int = 100) -> tuple[UserSummary, ...]:
         """As ``Runtime.users``; needs a token of administration."""
@@ -362,6 +375,12 @@ class RemoteUser:
     def summary(self) -> UserSummary:
         summary: UserSummary = self._call(do.SUMMARY)
         return summary
+
+    def export(self, file: str | Path, *, adapters: bool = True) -> Exported:
+        """As ``User.export``; the file is written here."""
+        target = Path(file).expanduser().absolute()
+        told = self._line.download(do.EXPORT, v.ExportQuery(adapters), target, user=self.id)
+        return Exported(**{**told, "path": target})
 
     def _call(self, operation: do.Operation, body: Any = None, /, **path: str) -> Any:
         return self._line.call(operation, body, None, user=self.id, **path)

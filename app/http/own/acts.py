@@ -7,19 +7,23 @@ value back; a function of an operation with events gives them one after another,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from personalpeft import Runtime, User
 from personalpeft.comparing import Choice
-from personalpeft.errors import InvalidInput, NotFound
+from personalpeft.errors import InvalidInput, NotFound, PersonalFileError
 from personalpeft.forgetting import ForgetReport
 from personalpeft.learning.account import Account
 from personalpeft.learning.digest import Digest
 from personalpeft.learning.pending import Pending
 from personalpeft.learning.report import LearnReport
 from personalpeft.memory.base import Item
+from personalpeft.personal import Exported, Imported
 from personalpeft.replies import Reply, Why
 from personalpeft.store.base import UserSummary
 from personalpeft.types import HeadMove, Json, Layer, Revision, Signal, Stack, Turn
@@ -281,6 +285,21 @@ def compare(call: Call) -> v.BlindComparison:
 
 def choose(call: Call) -> Choice:
     return call.desk.comparison(call.user.id, call.path["comparison"]).choose(call.body.which)
+
+
+@contextmanager
+def export(call: Call) -> Iterator[Exported]:
+    """The file lives as long as the context."""
+    with TemporaryDirectory(prefix="personal-") as folder:
+        yield call.user.export(Path(folder) / f"{call.user.id}.personal", adapters=call.query.adapters)
+
+
+def import_user(call: Call) -> Imported:
+    try:
+        return call.runtime.import_user(call.body, as_user=call.query.as_user)
+    except PersonalFileError as error:
+        # It names the file as it lies here, which says nothing to who sent it.
+        raise PersonalFileError(error.message.replace(str(call.body), "The file"), hint=error.hint) from error
 
 
 ACTS: Mapping[str, Callable[[Call], Any]] = {each.name: globals()[each.name] for each in OPERATIONS}

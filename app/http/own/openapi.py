@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from personalpeft.errors import OUTCOMES, PersonalPeftError
-from personalpeft_app.http.own.operations import OPERATIONS, PARAMETERS, PREFIX, Operation
+from personalpeft_app.http.own.operations import OPERATIONS, PARAMETERS, PERSONAL, PREFIX, Operation
 from personalpeft_app.http.own.shapes import fields_of, give, schema_of, schemas
 from personalpeft_app.http.own.values import Refusal
 
@@ -50,7 +50,9 @@ def statuses(operation: Operation) -> dict[int, str]:
     said: dict[int, list[str]] = {}
     for error in operation.errors:
         said.setdefault(OUTCOMES[error].http_status, []).append(_first_sentence(error))
-    guarded = {code: text for code, text in GUARDED.items() if operation.body is not None or code not in (413, 415)}
+    guarded = {
+        code: text for code, text in GUARDED.items() if operation.body or operation.upload or code not in (413, 415)
+    }
     return dict(sorted({**guarded, **{code: " ".join(texts) for code, texts in said.items()}}.items()))
 
 
@@ -75,6 +77,8 @@ def _operation(operation: Operation) -> dict[str, Any]:
             "required": needed,
             "content": {"application/json": {"schema": schema_of(operation.body)}},
         }
+    if operation.upload:
+        known["requestBody"] = {"required": True, "content": {PERSONAL: {"schema": {}}}}
     return known
 
 
@@ -97,6 +101,8 @@ def _answer(operation: Operation) -> dict[str, Any]:
             "oneOf": told,
         }
         return {"description": "Server-sent events.", "content": {"text/event-stream": {"schema": event}}}
+    if operation.download:
+        return {"description": "A .personal file.", "content": {PERSONAL: {"schema": {}}}}
     if operation.answer is None:
         return {"description": "It is done."}
     schema = schema_of(operation.answer)

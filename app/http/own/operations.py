@@ -23,6 +23,7 @@ from personalpeft.errors import (
     InvalidInput,
     MissingPackage,
     NotFound,
+    PersonalFileError,
     PersonalPeftError,
     PromptTooLong,
     QueueFull,
@@ -34,6 +35,7 @@ from personalpeft.learning.digest import Digest
 from personalpeft.learning.pending import Pending
 from personalpeft.learning.report import LearnReport
 from personalpeft.memory.base import Item
+from personalpeft.personal import Imported
 from personalpeft.replies import Reply, Why
 from personalpeft.store.base import UserSummary
 from personalpeft.types import HeadMove, Json, Layer, Revision, Signal, Stack, Turn
@@ -43,6 +45,9 @@ PREFIX = "/api/v1"
 
 Method: TypeAlias = Literal["GET", "POST", "PUT", "DELETE"]
 Errors: TypeAlias = tuple[type[PersonalPeftError], ...]
+
+PERSONAL = "application/zip"
+"""The media type of a ``.personal`` file."""
 
 ANY: Errors = (InvalidInput, NotFound, Forgotten, Busy, HomeError, Damaged)
 SERVING: Errors = (*ANY, BaseMismatch, ServingFailed, WeightsError, MissingPackage)
@@ -81,6 +86,8 @@ class Operation:
     events: Mapping[str, type] = field(default_factory=dict)
     makes_user: bool = False
     everybody: bool = False
+    download: bool = False
+    upload: bool = False
     errors: Errors = ANY
 
     @property
@@ -236,6 +243,18 @@ COMPARE = Operation(
 CHOOSE = Operation(
     "choose", "POST", f"{_USER}/comparisons/{{comparison}}/choice", "Compare",
     "Says which answer is better; that is kept as a preference, and whose they were is told.", Choice, v.ChooseBody, status=201,
+)  # fmt: skip
+
+EXPORT = Operation(
+    "export", "GET", f"{_USER}/export", "Move",
+    "All of a user in one .personal file, not encrypted. The header X-Personalpeft-Exported says in JSON what it holds.",
+    query=v.ExportQuery, download=True,
+)  # fmt: skip
+IMPORT = Operation(
+    "import_user", "POST", "/import", "Move",
+    "Takes in the user of a .personal file, of whom there must be none yet; every digest and adapter in it is checked first.",
+    Imported, query=v.ImportQuery, status=201, upload=True, everybody=True,
+    errors=(*ANY, PersonalFileError, WeightsError, MissingPackage),
 )  # fmt: skip
 
 OPERATIONS: tuple[Operation, ...] = tuple(each for each in list(globals().values()) if isinstance(each, Operation))

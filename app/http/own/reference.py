@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from personalpeft_app.http.own.openapi import statuses
-from personalpeft_app.http.own.operations import OPERATIONS, PREFIX, Operation
+from personalpeft_app.http.own.operations import OPERATIONS, PERSONAL, PREFIX, Operation
 from personalpeft_app.http.own.shapes import fields_of, give, schema_of
 
 _HEAD = """\
@@ -96,12 +96,16 @@ def _one(operation: Operation) -> Iterator[str]:
         yield f"| `{name}` | {where} | {_words(schema_of(kind))} | {said} |"
     if rows:
         yield ""
+    if operation.upload:
+        yield from (f"The body is a `.personal` file ({PERSONAL}).", "")
     yield f"Answers {operation.status}: {_answer(operation)}. Errors: {', '.join(map(str, statuses(operation)))}."
 
 
 def _answer(operation: Operation) -> str:
     if operation.events:
         return "events " + ", ".join(f"`{name}` ({kind.__name__})" for name, kind in operation.events.items())
+    if operation.download:
+        return "a `.personal` file"
     if operation.answer is None:
         return "nothing"
     return f"{'a page of ' if operation.paged else ''}{_words(schema_of(operation.answer))}"

@@ -8,24 +8,32 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, request, send_file
+from werkzeug.exceptions import UnsupportedMediaType
 
 from personalpeft import Runtime
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import InvalidInput, PersonalPeftError
+from personalpeft.personal import Exported
 from personalpeft_app.http import bodies, failures, security
 from personalpeft_app.http.own import values as v
 from personalpeft_app.http.own.acts import ACTS, Call
 from personalpeft_app.http.own.desk import Desk
 from personalpeft_app.http.own.jobs import BUG, Jobs
 from personalpeft_app.http.own.openapi import document
-from personalpeft_app.http.own.operations import OPERATIONS, PARAMETERS, PREFIX, Operation
+from personalpeft_app.http.own.operations import OPERATIONS, PARAMETERS, PERSONAL, PREFIX, Operation
 from personalpeft_app.http.own.shapes import fields_of, give, take, unions
 
+LARGEST_FILE = 256 * 2**20
+"""Bytes of a ``.personal`` file that is taken in."""
 _TRUTH = {"true": True, "false": False}
 
 
@@ -60,12 +68,19 @@ class OwnApi:
             if "user" in path:
                 security.acting_for(path["user"])
             checked = {name: take(PARAMETERS[name][0], value, name) for name, value in path.items()}
-            query, body = _query(operation), _body(operation)
+            query = _query(operation)
+            if operation.upload:
+                with _uploaded() as file:
+                    done = ACTS[operation.name](Call(self._runtime, self.jobs, self._desk, None, checked, query, file))
+                return _json(give(done), operation.status)
+            body = _body(operation)
             person = self._runtime.user(path["user"], create=operation.makes_user) if "user" in path else None
             call = Call(self._runtime, self.jobs, self._desk, person, checked, query, body)
             done = ACTS[operation.name](call)
             if operation.events:
                 return self._events(operation, done)
+            if operation.download:
+                return _file(done)
             if operation.answer is None:
                 return Response(status=operation.status)
             response = _json(give(done), operation.status)
@@ -104,6 +119,30 @@ def _openapi() -> Response:
     from importlib.metadata import version
 
     return _json(document(version("personalpeft")), 200)
+
+
+@contextmanager
+def _uploaded() -> Generator[Path, None, None]:
+    """The body of this request as a file, which is gone afterwards."""
+    if request.mimetype != PERSONAL:
+        raise UnsupportedMediaType(f"Send a .personal file, with Content-Type: {PERSONAL}.")
+    request.max_content_length = LARGEST_FILE
+    with TemporaryDirectory(prefix="personal-") as folder:
+        path = Path(folder) / "sent.personal"
+        with path.open("wb") as file:
+            shutil.copyfileobj(request.stream, file)
+        yield path
+
+
+def _file(made: AbstractContextManager[Exported]) -> Response:
+    with ExitStack() as stack:
+        exported = stack.enter_context(made)
+        response = send_file(exported.path, mimetype=PERSONAL, as_attachment=True)
+        told = give(exported) | {"path": exported.path.name}
+        response.headers["X-Personalpeft-Exported"] = json.dumps(told)
+        # The file is there until the last byte of it is out.
+        response.call_on_close(stack.pop_all().close)
+        return response
 
 
 def _body(operation: Operation) -> Any:

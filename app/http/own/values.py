@@ -224,6 +224,20 @@ class DigestQuery:
     seconds: Annotated[float, Range(above=0, most=1e11)] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ExportQuery:
+    """``adapters=false`` leaves the adapters out; the next learn builds them from what was said."""
+
+    adapters: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ImportQuery:
+    """Another name than the file's own for the user who comes in."""
+
+    as_user: UserId | None = None
+
+
 # What is answered
 
 

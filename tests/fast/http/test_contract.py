@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from werkzeug.serving import make_server
+from http_makers import Served, served
 
 import personalpeft
 from personalpeft import (
@@ -21,6 +19,7 @@ from personalpeft import (
     InvalidInput,
     NotFound,
     NothingToLearn,
+    PersonalFileError,
     PersonalPeftError,
     PromptTooLong,
     Runtime,
@@ -29,36 +28,20 @@ from personalpeft import (
 from personalpeft.types import SignalKind
 from personalpeft_app.client import Client, NotAllowed, RemoteUser, Unreachable, connect
 from personalpeft_app.http.own.routes import OwnApi
-from personalpeft_app.http.server import make_app
 from personalpeft_app.output import as_data
 
 
-@contextmanager
-def served(runtime: Runtime) -> Iterator[str]:
-    """The address of a server over the runtime."""
+@pytest.fixture
+def site(runtime: Runtime) -> Iterator[Served]:
     api = OwnApi(runtime)
-    server = make_server("127.0.0.1", 0, make_app(runtime, more=[api.blueprint]), threaded=True)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
+    with served(runtime, more=[api.blueprint]) as site:
+        yield site
         api.close()
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture
-def address(runtime: Runtime) -> Iterator[str]:
-    with served(runtime) as address:
-        yield address
-
-
-@pytest.fixture
-def client(runtime: Runtime, address: str) -> Client:
-    runtime.tokens.ensure_first()
-    return connect(address, runtime.tokens.first.read_text().strip())
+def client(site: Served) -> Client:
+    return connect(site.url, site.secret)
 
 
 @pytest.fixture(params=["library", "client"])
@@ -279,6 +262,27 @@ def test_what_is_forgotten_is_gone_with_what_was_built_from_it(ada: Any, own: Us
         ada.forget("s_0000")
 
 
+def test_a_user_goes_into_a_file_and_comes_in_again_under_another_name(opened: Any, ada: Any, tmp_path: Path) -> None:
+    correct(ada)
+    ada.learn()
+    file = tmp_path / "ada.personal"
+    exported = ada.export(file)
+    assert (exported.path, exported.bytes, exported.revisions) == (file, file.stat().st_size, 1)
+    with pytest.raises(InvalidInput):
+        ada.export(file)
+    with pytest.raises(InvalidInput):
+        opened.import_user(file)
+    imported = opened.import_user(file, as_user="bob")
+    assert (imported.user, imported.original, imported.left_out) == ("bob", "ada", 0)
+    bob = opened.user("bob", create=False)
+    assert bob.stack().digest == ada.stack().digest
+    file.write_bytes(b"no such file")
+    with pytest.raises(PersonalFileError) as caught:
+        opened.import_user(file, as_user="cy")
+    assert caught.value.hint
+    assert [user.id for user in opened.users()] == ["ada", "bob"]
+
+
 def test_a_layer_is_weighed_and_scoped(ada: Any) -> None:
     correct(ada)
     ada.learn()
@@ -366,7 +370,7 @@ def test_what_is_wrong_is_the_same_error_with_a_hint_and_keeps_nothing(ada: Any,
 def test_the_client_has_the_methods_of_a_user_with_their_parameters() -> None:
     import inspect
 
-    missing = {"export", "import_peft"}
+    missing = {"export_peft", "import_peft"}
     public = {name for name in dir(User) if not name.startswith("_")}
     assert public - missing == {name for name in dir(RemoteUser) if not name.startswith("_")}
     for name in public - missing:
@@ -377,7 +381,7 @@ def test_the_client_has_the_methods_of_a_user_with_their_parameters() -> None:
             )
 
 
-def test_a_second_learn_of_a_user_is_busy(runtime: Runtime, client: Client) -> None:
+def test_a_second_learn_of_a_user_is_busy(client: Client) -> None:
     ada = client.user("ada")
     correct(ada)
     caught: list[Exception] = []
@@ -392,10 +396,10 @@ def test_a_second_learn_of_a_user_is_busy(runtime: Runtime, client: Client) -> N
     assert caught
 
 
-def test_a_token_that_is_not_known_or_another_users_is_not_allowed(runtime: Runtime, address: str) -> None:
+def test_a_token_that_is_not_known_or_another_users_is_not_allowed(site: Served) -> None:
     with pytest.raises(NotAllowed):
-        connect(address, "pp_nobody").user("ada")
-    ada = connect(address, runtime.tokens.make("ada")[1])
+        connect(site.url, "pp_nobody").user("ada")
+    ada = connect(site.url, site.of("ada"))
     assert ada.user("ada").summary().id == "ada"
     with pytest.raises(NotAllowed):
         ada.user("bob")
@@ -417,5 +421,5 @@ def test_the_client_loads_neither_flask_nor_a_model() -> None:
 
     code = "import personalpeft_app.client, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"flask", "werkzeug", "torch", "transformers", "sqlite3"} & set(loaded)
+    assert not {"flask", "werkzeug", "torch", "transformers"} & set(loaded)
     assert personalpeft.__name__ in loaded
