@@ -52,6 +52,7 @@ def serve(
     Ctrl-C and SIGTERM let what is being written end.
     """
     from personalpeft import Serving
+    from personalpeft.store.tokens import FIRST
     from personalpeft_app.http.own.routes import OwnApi
     from personalpeft_app.http.places import places_for
     from personalpeft_app.http.running import Server, stopping_on_signals
@@ -60,14 +61,13 @@ def serve(
     address = host or (_EVERYWHERE if public else _LOOPBACK)
     if not public and not _is_loopback(address):
         raise InvalidInput(f"Other machines could reach {address}.", hint="Say --public if they shall.")
+    if public and not (common.places()[0] / FIRST).exists():
+        raise NotFound(
+            "There is no token yet, so nothing is served to other machines.", hint="Run: personalpeft token first"
+        )
     serving = Serving(rows=rows, waiting=waiting)
     display = Display(common)
     with opening.opened(common, "make", display, serving) as runtime:
-        if public and not runtime.tokens.first.exists():
-            raise NotFound(
-                "There is no token yet, so nothing is served to other machines.",
-                hint="Run: personalpeft token first",
-            )
         made = runtime.tokens.ensure_first()
         with display:
             runtime.engine()
