@@ -237,7 +237,7 @@ def test_a_user_goes_out_in_one_file_and_comes_in_under_another_name(learned: Pl
     assert learned.run("import", str(file)).exit_code == 2
     taken = learned.run("import", str(file), "--as", "eve")
     assert (taken.exit_code, taken.stdout) == (0, "eve\n"), taken.output
-    assert learned.run("stack", "--user", "eve").stdout == learned.run("stack").stdout
+    assert learned.run("ask", "hi", "-q").stdout == learned.run("ask", "hi", "-q", "--user", "eve").stdout
     words = tmp_path / "words.personal"
     assert learned.run("export", "--no-adapters", str(words)).exit_code == 0
     taken = learned.run("import", str(words), "--as", "fay")

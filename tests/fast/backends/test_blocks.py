@@ -128,3 +128,21 @@ def test_a_row_that_does_not_fit_changes_nothing() -> None:
 @pytest.mark.parametrize("tokens", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
 def test_only_whole_blocks_have_names(tokens: int) -> None:
     assert len(names_of(row(range(tokens)))) == tokens // BLOCK
+
+
+def test_what_is_forgotten_is_found_by_nobody_and_what_is_in_use_stays() -> None:
+    blocks = Blocks(COUNT)
+    left, held = row(range(2 * BLOCK)), row(range(BLOCK), owner="bo")
+    taken, _ = blocks.take(3, names_of(left)) or ([], 0)
+    kept, _ = blocks.take(1, names_of(held)) or ([], 0)
+    for block, name in zip(taken, names_of(left), strict=False):
+        blocks.seal(block, name)
+    blocks.seal(kept[0], names_of(held)[0])
+    blocks.give_back(taken)
+    assert blocks.forget() == sorted(taken)
+    assert (blocks.kept, blocks.used) == (0, 1)
+    anew = blocks.take(3, names_of(left))
+    assert anew is not None
+    assert anew[1] == 0
+    assert blocks.take(1, names_of(held)) == (kept, 1)
+    assert blocks.forget() == []
