@@ -46,7 +46,7 @@ PREFIX = "/api/v1"
 Method: TypeAlias = Literal["GET", "POST", "PUT", "DELETE"]
 Errors: TypeAlias = tuple[type[PersonalPeftError], ...]
 
-PERSONAL = "application/zip"
+PERSONAL = "application/octet-stream"
 """The media type of a ``.personal`` file."""
 
 ANY: Errors = (InvalidInput, NotFound, Forgotten, Busy, HomeError, Damaged)
