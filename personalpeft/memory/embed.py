@@ -57,7 +57,8 @@ class MiniLM:
 
     def tokens(self, text: str) -> int:
         """How many tokens of a text are read, the two that frame it included. Raises ``MissingPackage``."""
-        return len(self._loaded().tokenize([text])["input_ids"][0])
+        model = self._loaded()
+        return len(model.tokenizer(text, truncation=True, max_length=model.max_seq_length)["input_ids"])
 
     def _loaded(self) -> SentenceTransformer:
         with self._loading:
