@@ -220,7 +220,8 @@ class Tui(App[None]):
 
     def model_learned(self, report: LearnReport) -> None:
         self._note(f"{report.layer}: {report.verdict}. {report.reason}")
-        self.action_open("report")
+        # Turned to, but not opened over what somebody is typing on a small screen.
+        self.query_one(Panel).turn_to("report")
 
     def model_compared(self, comparison: Comparison) -> None:
         def choose(number: int) -> None:
