@@ -11,6 +11,7 @@ name in it is used as one, and nothing is read that is larger than was said and 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -184,7 +185,7 @@ def _hostile(source: Path) -> Iterator[None]:
 @contextmanager
 def _opened(source: Path) -> Iterator[zipfile.ZipFile]:
     if not source.is_file():
-        raise PersonalFileError("It is not a file.", hint="Give the path of a .personal file.")
+        raise FileNotFoundError(errno.ENOENT, "it is not a file")
     with zipfile.ZipFile(source) as archive:
         members = archive.infolist()
         names = [member.filename for member in members]

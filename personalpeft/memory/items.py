@@ -73,12 +73,13 @@ def check_text(text: object, *, what: str) -> str:
 def about_fact(questions: Sequence[str], answer: str | None) -> dict[str, Any]:
     """What is kept of the questions that a fact answers, and of the answer. Raises ``InvalidInput`` as ``check_text`` does, and for
     an answer without a question."""
-    if answer is not None and not questions:
-        raise InvalidInput("There is an answer and no question.", hint="Give the questions that it answers too.")
-    return {
+    checked = {
         "questions": [check_text(question, what="question") for question in questions],
         "answer": None if answer is None else check_text(answer, what="answer"),
     }
+    if answer is not None and not questions:
+        raise InvalidInput("There is an answer and no question.", hint="Give the questions that it answers too.")
+    return checked
 
 
 class Memory:

@@ -213,11 +213,15 @@ def open_home(
 
 
 def _names_in(home: Path) -> frozenset[str]:
-    if home.is_dir():
+    # Tried rather than asked for first: another process may be making the same home.
+    try:
         return frozenset(path.name for path in home.iterdir())
-    if home.exists() or home.is_symlink():
-        raise HomeError(f"{home} is not a folder.", hint="Choose another home, or move that file away.")
-    return frozenset()
+    except FileNotFoundError:
+        if not home.is_symlink():
+            return frozenset()
+    except NotADirectoryError:
+        pass
+    raise HomeError(f"{home} is not a folder.", hint="Choose another home, or move that file away.")
 
 
 def _check_ours(home: Path, names: Iterable[str]) -> None:

@@ -428,7 +428,7 @@ def test_margins_with_a_mistake_are_refused_before_anything_is_learned(
 
 def test_a_card_chooses_what_is_trained(tmp_path: Path, tiny_base: object) -> None:
     card = quick_card(tmp_path)
-    card.write_text(f'{card.read_text()}targets = ["q_proj"]\n')
+    card.write_text(card.read_text().replace("[learning]\n", '[learning]\ntargets = ["q_proj"]\n'))
     with opened(tmp_path / "home", card) as runtime:
         ada = runtime.user("ada")
         for n in range(5):

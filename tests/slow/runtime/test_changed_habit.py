@@ -42,5 +42,6 @@ def test_a_changed_way_of_answering_is_learned_as_a_first_one_is(tmp_path: Path,
             unseen = replies(ada, list(UNSEEN), 96)
             assert sum(map(style.holds, unseen)) >= 9, unseen
             assert not any(map(other.holds, unseen)), unseen
-            assert general(ada) >= known - 2
+            # Of twenty; what a style costs is measured by bench learn, here it only must not be a landslide.
+            assert general(ada) >= known - 4
         assert [each.use for each in ada.lessons()[:12]] == ["only kept"] * 12
