@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias, get_args
+from typing import Self, get_args
 from weakref import WeakSet
 
 from personalpeft.adapters.base import Adapter
@@ -45,10 +45,8 @@ from personalpeft.store import open_store
 from personalpeft.store.base import Collected, Problem, UserSummary
 from personalpeft.store.tokens import Tokens
 from personalpeft.store.upkeep import Upkeep
-from personalpeft.types import Message, Stack
+from personalpeft.types import Message, Progress, Stack
 from personalpeft.user import User
-
-Progress: TypeAlias = Callable[[str, float], None]
 
 
 class Runtime:

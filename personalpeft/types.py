@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -17,6 +17,9 @@ from typing import Any, Literal, TypeAlias
 Json: TypeAlias = Mapping[str, Any]
 Role: TypeAlias = Literal["system", "user", "assistant"]
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled"]
+Progress: TypeAlias = Callable[[str, float], None]
+"""Hears a stage and how much of it is done, 0 to 1."""
+
 Scope: TypeAlias = Literal["always", "near", "never"]
 
 

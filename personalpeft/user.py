@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from personalpeft import comparing, forgetting, personal, saying, stacks, talking
 from personalpeft.comparing import Comparison
@@ -31,9 +31,7 @@ from personalpeft.prompts import Prompt, check_prompt, check_sampling, check_tim
 from personalpeft.replies import Reply, Stream, Why, turn_of, why
 from personalpeft.store.base import UserSummary
 from personalpeft.transfer import take_folder, write_folder
-from personalpeft.types import PERSON, HeadMove, Layer, Revision, Scope, Signal, Stack, Turn
-
-Progress: TypeAlias = Callable[[str, float], None]
+from personalpeft.types import PERSON, HeadMove, Layer, Progress, Revision, Scope, Signal, Stack, Turn
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
@@ -38,9 +37,7 @@ from personalpeft.bases.making import RECIPE, from_gguf, from_seed
 from personalpeft.bases.survey import FACTS, Facts, narrow, survey
 from personalpeft.bases.template import end_of_turn
 from personalpeft.errors import CardError, InvalidInput, PersonalPeftError, WeightsError, nearest
-from personalpeft.types import canonical_digest, canonical_json
-
-Progress: TypeAlias = Callable[[str, float], None]
+from personalpeft.types import Progress, canonical_digest, canonical_json
 
 MANIFEST = "base.json"
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from personalpeft.errors import InvalidInput, NothingToLearn, PersonalPeftError
 from personalpeft.ids import check_user_id
-from personalpeft.learning.build import Builder, Job
+from personalpeft.learning.build import Builder, Job, Outcome
 from personalpeft.learning.examination import Scoping
 from personalpeft.learning.gate import Margins
 from personalpeft.learning.lessons import routings_of
@@ -34,7 +34,6 @@ TOGETHER = 8
 """So many users' layers are built at once: more in a pass make none quicker, and each holds memory of its own."""
 
 Heard: TypeAlias = Callable[[str, str, Sequence[Message]], tuple[Message, ...]]
-Outcome: TypeAlias = LearnReport | PersonalPeftError
 _Course: TypeAlias = Generator[Job, LearnReport | None, LearnReport]
 
 

@@ -8,8 +8,8 @@ from typing import TypeAlias, get_args
 
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.recipe import Start
+from personalpeft.types import Progress
 
-Progress: TypeAlias = Callable[[str, float], None]
 Asking: TypeAlias = Callable[[], bool]
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from personalpeft.adapters.base import Matrix
 from personalpeft.backends.torch.kernels.base import Chunk, Places, Pointers, Shelf
 
+_HEADER = "numbers.h"
 _COMPILERS = ("c++", "g++", "clang++")
 # No -ffast-math: it would change how the whole process treats the smallest numbers.
 _OPTIONS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
@@ -162,9 +163,10 @@ def compiled(cache: Path, name: str) -> ctypes.CDLL:
     """The operations of a source file beside this one, from the cache where they were built from it for this machine
     before. Raises ``NoCompiler``.
     """
-    source = resources.files(__package__).joinpath(name).read_bytes()
+    here = resources.files(__package__)
+    source, header = here.joinpath(name).read_bytes(), here.joinpath(_HEADER).read_bytes()
     about = f"{_OPTIONS}{platform.machine()}{_processor()}{torch.__version__}".encode()
-    folder = cache / "kernels" / hashlib.sha256(source + about).hexdigest()[:16]
+    folder = cache / "kernels" / hashlib.sha256(header + source + about).hexdigest()[:16]
     place = folder / "native.so"
     if place.is_file():
         try:
@@ -174,7 +176,7 @@ def compiled(cache: Path, name: str) -> ctypes.CDLL:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as work:
-            built = _compile(source, Path(work))
+            built = _compile(source, header, Path(work))
             # In one step, so that two processes that start together never load half a file.
             built.replace(place)
         return ctypes.CDLL(str(place))
@@ -182,11 +184,12 @@ def compiled(cache: Path, name: str) -> ctypes.CDLL:
         raise error if isinstance(error, NoCompiler) else NoCompiler(str(error)) from error
 
 
-def _compile(source: bytes, work: Path) -> Path:
+def _compile(source: bytes, header: bytes, work: Path) -> Path:
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         raise NoCompiler(f"there is no C++ compiler ({', '.join(_COMPILERS)})")
     (work / "native.cpp").write_bytes(source)
+    (work / _HEADER).write_bytes(header)
     steps = (
         [compiler, *_OPTIONS, "-fopenmp", "-c", "native.cpp", "-o", "native.o"],
         # Linked without OpenMP's own library: the framework has loaded one already, and two of them would have two

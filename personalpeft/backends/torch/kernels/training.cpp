@@ -5,46 +5,14 @@
 // even. What is computed of one token, and in which order, depends on its own path alone, neither on what else is in
 // the pass nor on the number of threads. Pointers and sizes are the caller's to check.
 
+#include "numbers.h"
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
 namespace {
-
-struct bfloat16 {
-    uint16_t bits;
-};
-
-inline float as_float(float value) { return value; }
-
-inline float as_float(bfloat16 value) {
-    uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
-    float result;
-    std::memcpy(&result, &bits, sizeof result);
-    return result;
-}
-
-inline void store(float value, float& place) { place = value; }
-
-inline void store(float value, bfloat16& place) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    place.bits = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-// e^x for x <= 0 to about one part in 10^7, in a form that compilers turn into vector code.
-inline float exp_of_negative(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    const float scaled = x * 1.44269504f;
-    const float whole = std::nearbyint(scaled);
-    const float f = (scaled - whole) * 0.693147181f;
-    const float power = 1.0f + f * (1.0f + f * (0.5f + f * (0.166666667f + f * (0.0416666667f + f * 0.00833333333f))));
-    const int32_t bits = (static_cast<int32_t>(whole) + 127) << 23;
-    float exponent;
-    std::memcpy(&exponent, &bits, sizeof exponent);
-    return power * exponent;
-}
 
 inline float sigmoid(float x) {
     const float e = exp_of_negative(x < 0 ? x : -x);
