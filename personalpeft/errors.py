@@ -83,7 +83,7 @@ class DeadlineExceeded(PersonalPeftError, TimeoutError):
 
 
 class ServingFailed(PersonalPeftError, RuntimeError):
-    """The model could not go on with this reply (a bug, no memory left), or has been closed."""
+    """The model could not go on with a reply or a learn (a bug, no memory left), or has been closed."""
 
 
 class Cancelled(PersonalPeftError, InterruptedError):

@@ -212,7 +212,7 @@ class User:
         says what would be learned. ``accept`` makes the candidate live whatever the gate says of it, which is recorded;
         not one that could not be measured. ``progress`` hears a stage and how much of it is done (0 to 1). ``cancelled`` and ``paused`` are
         asked between steps. Raises ``NothingToLearn``, ``Busy`` while another learn of this user runs, ``Cancelled`` when
-        ``cancelled`` says so before anything was judged.
+        ``cancelled`` says so before anything was judged, ``ServingFailed`` where the model fails, for want of memory perhaps.
         """
         if layer is not None:
             check_layer_name(layer)
@@ -281,7 +281,7 @@ class User:
         a verifier's tasks. It goes on from the skill's head: teach and learn first where the base can do nothing of it.
         ``rounds`` or ``seconds`` of trying end it sooner, and what was practised until then is judged. Stopped otherwise, it
         goes on from the last whole round when the same tasks are practised again. Raises ``NotFound`` for an unknown
-        plugin, ``PluginError``, ``InvalidInput``, ``Busy`` while another learn of this user runs, ``Cancelled``.
+        plugin, ``PluginError``, ``InvalidInput``, ``Busy`` while another learn of this user runs, ``Cancelled``, ``ServingFailed``.
         """
         check_skill(skill)
         if rounds is not None and not rounds >= 1:

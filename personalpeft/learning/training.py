@@ -8,7 +8,8 @@ Invariants:
 - Every step is saved, by a thread beside the next one, and no step begins before the one before the last is safe. So a
   kill costs one step that was done, and the one that was running. What was saved is never done twice, and is only ever
   continued with the same inputs.
-- Whose saving or step fails leaves the group; the others go on.
+- Whose saving or step fails leaves the group; the others go on. Where the model fails at a step of several, each goes on
+  alone from what was saved.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,10 +31,20 @@ import safetensors.numpy
 from personalpeft.adapters.base import Pair
 from personalpeft.adapters.safetensors_reader import read_tensors
 from personalpeft.backends.base import Session, Term
+from personalpeft.backends.faults import failure, model_faults
 from personalpeft.errors import AdapterError, Cancelled, PersonalPeftError, ServingFailed
 from personalpeft.learning.recipe import Recipe
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_FAILED = "The model failed while it learned."
+_AGAIN = "The log has the details; the next learn goes on from what was done."
+_LESS = (
+    "Close what else takes memory and learn again, which goes on from what was done; a smaller batch or rank under [learning] in the"
+    " base's card takes less."
+)
 
 # Seconds between two looks at a caller that has paused.
 _LOOK = 0.05
@@ -93,28 +106,33 @@ Advance = Callable[[Sequence[Session], Sequence[Sequence[Term]], Sequence[float]
 
 def train(courses: Mapping[str, Course], advance: Advance, manners: Manners) -> dict[str, Trained | PersonalPeftError]:
     """Trains each to its end, or to where a budget runs out, but one step at least, so that runs of any budget get there
-    in the end; what was done is then on the desk. Raises ``Cancelled`` when the caller asks to stop.
+    in the end; what was done is then on the desk. What the model fails at is the outcome of whom it fails for alone,
+    ``ServingFailed``. Raises ``Cancelled`` when the caller asks to stop.
     """
     outcomes: dict[str, Trained | PersonalPeftError] = {}
     try:
         _together(courses, advance, manners, outcomes)
+    except ServingFailed as error:
+        if len(courses) == 1:
+            return dict.fromkeys(courses, error)
     except PersonalPeftError:
         raise
     except Exception:
         if len(courses) == 1:
             raise
-        log.exception("a step of several sessions failed; each goes on alone from what was saved")
-        # Nobody knows what a step that failed half-way has changed, so each begins again with a session of its own.
-        for name in [name for name in courses if name not in outcomes]:
-            try:
-                _together({name: courses[name]}, advance, manners, outcomes)
-            except Cancelled:
-                raise
-            except Exception as error:
-                log.exception("and this one failed alone")
-                failed = ServingFailed("The model failed while it learned.", hint="The log has the details.")
-                failed.__cause__ = error
-                outcomes[name] = failed
+        log.exception("a step of several sessions failed")
+    # Nobody knows what a step that failed half-way has changed, so each begins again with a session of its own.
+    for name in [name for name in courses if name not in outcomes]:
+        log.warning("a session goes on alone from what was saved")
+        try:
+            outcomes |= train({name: courses[name]}, advance, manners)
+        except Cancelled:
+            raise
+        except PersonalPeftError as error:
+            outcomes[name] = error
+        except Exception as bug:
+            log.exception("and this one failed alone")
+            outcomes[name] = failure(_FAILED, bug, hint=_AGAIN, less=_LESS)
     return outcomes
 
 
@@ -164,10 +182,11 @@ def _together(
     with ExitStack() as sessions, ThreadPoolExecutor(1, "personalpeft-saving") as scribe:
         runs: dict[str, _Run] = {}
         for name, course in courses.items():
-            try:
-                runs[name] = _Run(course, sessions.enter_context(closing(course.open())))
-            except PersonalPeftError as error:
-                outcomes[name] = error
+            opened = _tried(partial(_opened, course, sessions))
+            if isinstance(opened, PersonalPeftError):
+                outcomes[name] = opened
+            else:
+                runs[name] = opened
         total = sum(run.steps for run in runs.values())
         began = False
         while True:
@@ -185,23 +204,37 @@ def _together(
             going = {name: run for name, run in runs.items() if name not in outcomes}
             if not going:
                 return
-            losses = advance(
-                [run.session for run in going.values()],
-                [run.course.schedule[run.step] for run in going.values()],
-                [run.rate for run in going.values()],
-            )
+            with _guarded():
+                losses = advance(
+                    [run.session for run in going.values()],
+                    [run.course.schedule[run.step] for run in going.values()],
+                    [run.rate for run in going.values()],
+                )
             began = True
             for (name, run), loss in zip(going.items(), losses, strict=True):
-                try:
-                    run.stepped(loss, scribe)
-                except PersonalPeftError as error:
-                    outcomes[name] = error
+                stepped = _tried(partial(run.stepped, loss, scribe))
+                if stepped is not None:
+                    outcomes[name] = stepped
             manners.progress(sum(run.step for run in runs.values()) / total)
 
 
-def _tried(done: Callable[[], Trained]) -> Trained | PersonalPeftError:
+def _opened(course: Course, sessions: ExitStack) -> _Run:
+    return _Run(course, sessions.enter_context(closing(course.open())))
+
+
+def _guarded() -> AbstractContextManager[None]:
+    return model_faults(_FAILED, hint=_AGAIN, less=_LESS)
+
+
+def _tried(do: Callable[[], T]) -> T | PersonalPeftError:
+    """What comes of it, or the error that is one session's own. Where the model fails there may be no memory for so many at
+    once, so that is raised.
+    """
     try:
-        return done()
+        with _guarded():
+            return do()
+    except ServingFailed:
+        raise
     except PersonalPeftError as error:
         return error
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from personalpeft.adapters.base import Adapter
 from personalpeft.adapters.packed import pack
 from personalpeft.backends.base import Backend, Continuation, Row, Score, Tokens
+from personalpeft.backends.faults import model_faults
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import BaseMismatch, Cancelled, PromptTooLong
 from personalpeft.serving.calls import Call, Replies, Request, Ticket
@@ -111,10 +112,12 @@ class Engine:
         return texts
 
     def score(self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False) -> tuple[Score, ...]:
-        """How likely the stack finds each continuation, in nats a token. Waits for a slot where the stack has none."""
+        """How likely the stack finds each continuation, in nats a token. Waits for a slot where the stack has none. Raises as
+        ``resident``.
+        """
         if not items:
             return ()
-        with self.resident(stack) as key:
+        with self.resident(stack) as key, model_faults("The model failed while it compared answers."):
             return self.backend.score(items, key, kl=kl)
 
     @contextmanager

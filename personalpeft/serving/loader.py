@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from personalpeft.adapters.base import Adapter
 from personalpeft.adapters.compose import compose
 from personalpeft.backends.base import Backend, Staged
+from personalpeft.backends.faults import model_faults
 from personalpeft.serving.metrics import Metrics
 from personalpeft.serving.residency import HostCache
 from personalpeft.types import Stack
@@ -74,7 +75,8 @@ class Loader:
                 continue
             began = self._timer()
             try:
-                self._backend.attach(key, self._staged(key, stack))
+                with model_faults("The model could not take these layers."):
+                    self._backend.attach(key, self._staged(key, stack))
             except Exception as error:  # noqa: BLE001 - whatever it is, those who wait for this stack must hear it
                 self._metrics.count("stack_load_failures_total")
                 self._done(key, error)

@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 
 from personalpeft.adapters.base import Adapter
 from personalpeft.backends.base import Backend, Continuation, Piece
+from personalpeft.backends.faults import failure
 from personalpeft.clock import Clock
 from personalpeft.errors import DeadlineExceeded, QueueFull, ServingFailed
 from personalpeft.serving.calls import Call, Ticket
@@ -230,7 +231,7 @@ class Loop:
                     self._check.run_one(self._slots.ready)
         except Exception as bug:
             log.exception("serving has ended")
-            failed = _failure("Serving has stopped after an error.", bug, hint="Close the runtime and open it again.")
+            failed = failure("Serving has stopped after an error.", bug, hint="Close the runtime and open it again.")
         finally:
             self._end(failed)
 
@@ -327,7 +328,7 @@ class Loop:
                 if number is None and not self._running:
                     raise MemoryError("an empty batch has no room for this row")
             except Exception as error:  # noqa: BLE001 - whatever it is, the one whose row it is must hear it
-                self._take_out(ticket, _failure("The model could not take this request.", error))
+                self._take_out(ticket, failure("The model could not take this request.", error))
                 continue
             if number is None:
                 return
@@ -346,7 +347,7 @@ class Loop:
         except Exception as error:
             log.exception("a step failed; the replies that were being written end here")
             for ticket in tuple(self._running.values()):
-                self._take_out(ticket, _failure("The model failed while it wrote this reply.", error))
+                self._take_out(ticket, failure("The model failed while it wrote this reply.", error))
             return
         now = self._timer()
         for piece in pieces:
@@ -449,9 +450,3 @@ def _late(ticket: Ticket) -> DeadlineExceeded:
 
 def _closed() -> ServingFailed:
     return ServingFailed("The engine is closed.", hint="Open the runtime again.")
-
-
-def _failure(message: str, cause: Exception, *, hint: str = "Try again; the log has the details.") -> ServingFailed:
-    failed = ServingFailed(message, hint=hint)
-    failed.__cause__ = cause
-    return failed

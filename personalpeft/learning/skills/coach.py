@@ -30,6 +30,7 @@ from personalpeft.learning.skills.practice import (
     Exercise,
     adapter_of,
     examined,
+    guarded,
     make_exercise,
     run_rounds,
 )
@@ -109,7 +110,7 @@ class Coach:
         """What happened, and the layer as it is then; none where no step was made."""
         recipe, parent = exercise.recipe, exercise.parent
         # A session keeps what lies below for itself, so its slot is free for others while it trains.
-        with self.engine.resident(exercise.below) as below:
+        with self.engine.resident(exercise.below) as below, guarded():
             start = self.engine.adapter(parent.digest).pairs if parent else None
             session = self.engine.backend.session(session_spec(recipe, below, start))
         try:

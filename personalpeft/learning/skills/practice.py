@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from personalpeft.adapters.base import Adapter, Manifest
 from personalpeft.adapters.packed import in_half
 from personalpeft.backends.base import Continuation, Session, Term
+from personalpeft.backends.faults import model_faults
 from personalpeft.errors import Cancelled, InvalidInput
 from personalpeft.learning.gate import Asked
 from personalpeft.learning.objectives import Supervised
@@ -146,7 +148,7 @@ def run_rounds(
 ) -> Diary:
     """Tries and trains until the rounds are done, the time is (``spent`` reaches 1), or no task has anything more to
     teach. ``start`` answers until there is a first step. After each round all is on the ``desk``, and what lies there of the
-    same practice is gone on from. Raises ``Cancelled``.
+    same practice is gone on from. Raises ``Cancelled``, ``ServingFailed``.
     """
     drill, inputs = exercise.drill, exercise.inputs()
     diary = read_page(desk.load(), session, inputs)
@@ -172,8 +174,9 @@ def run_rounds(
             terms = policy(groups, exercise.shaping, drill)
             steps = (terms,) if terms else ()
         for terms in steps:
-            session.refer(terms)
-            session.step(terms, drill.imitation_rate if imitating else drill.learning_rate)
+            with guarded():
+                session.refer(terms)
+                session.step(terms, drill.imitation_rate if imitating else drill.learning_rate)
             diary.stepped()
         desk.save(write_page(diary, session, inputs))
         progress(min(1.0, max(diary.rounds / drill.rounds, spent())))
@@ -257,6 +260,16 @@ def adapter_of(exercise: Exercise, session: Session, recipe: Mapping[str, Any]) 
         parent=exercise.parent.digest if exercise.parent else None,
     )
     return Adapter(manifest, in_half(session.pairs()))
+
+
+def guarded() -> AbstractContextManager[None]:
+    """Turns what the model fails at while it practises into ``ServingFailed``."""
+    again = "Close what else takes memory and practise again, which goes on from the last whole round; a smaller batch or group"
+    return model_faults(
+        "The model failed while it practised.",
+        hint=f"The log has the details. {STOPPED}",
+        less=f"{again} under [practice] in the base's card takes less.",
+    )
 
 
 def for_judging(task: Task) -> bool:
