@@ -313,6 +313,7 @@ class Runtime:
             learner.timer,
             learner.voices,
             learner.scoping,
+            learner.observed,
         )
 
     def _adapter(self, digest: str) -> Adapter:

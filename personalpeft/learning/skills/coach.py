@@ -46,7 +46,7 @@ from personalpeft.types import Revision, Stack, Verdict
 @dataclass(frozen=True, slots=True)
 class Coach:
     """Practises with any user of one home on one base. ``now`` gives aware datetimes, ``timer`` seconds that never go
-    back.
+    back; ``observed`` is as for a ``Learner``.
     """
 
     store: Store
@@ -58,6 +58,7 @@ class Coach:
     timer: Callable[[], float]
     voices: Voices
     scoping: Scoping
+    observed: bool = False
 
     def practise(
         self,
@@ -197,7 +198,7 @@ class Coach:
 
     def _paper(self, exercise: Exercise, heads: Sequence[Revision], cancelled: Callable[[], bool]) -> Paper:
         """What a practice may not spoil: everything that was ever held back, of all layers, this one's too."""
-        routings = routings_of(self.store, exercise.user)
+        routings = routings_of(self.store, exercise.user, observed=self.observed)
 
         def held_back(layers: Iterable[str]) -> tuple[Lesson, ...]:
             found = (questions_of(self.store, exercise.user, exercise.live, layer, routings) for layer in layers)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_makers import correct, greedy, nothing_changes, opened, quick_card
+from runtime_makers import ask, correct, greedy, nothing_changes, opened, quick_card
 
 from personalpeft import Busy, Cancelled, InvalidInput, NotFound, PluginError, User
 from personalpeft.learning.skills.rollouts import seed_from
@@ -330,3 +330,15 @@ def test_a_practised_skill_lies_on_the_style_and_leaves_it_as_it_was(ada: User) 
     (revision,) = ada.revisions("skill.email")
     assert [entry.revision for entry in revision.below] == [style]
     assert revision.recipe["practice"]["verifier"].endswith("Judge")
+
+
+def test_what_an_app_saw_is_held_back_from_a_practice_too_where_it_counts(home: Path) -> None:
+    with opened(home, observing="learned") as runtime:
+        ada = runtime.user("ada")
+        seen = {ada.observe(ask(ada, f"thing {number}"), "copied") for number in range(8)}
+        assert ada.learn().live
+        held = {signal for revision in ada.revisions() for signal, role in revision.signals.items() if role == "pinned"}
+        assert held
+        assert held <= seen
+        report = ada.practice("email", verifier=Judge(half), rounds=1)
+    assert held <= set(report.scores["pins"])
