@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 
 from personalpeft.learning.facts import asked_of, helped_by
 from personalpeft.learning.habits import Shown, latest_change
-from personalpeft.store.base import Store
+from personalpeft.store.base import Ledger, Store
 from personalpeft.telling import outdated
 from personalpeft.types import APP, PERSON, Message, Signal, SignalKind, Turn, canonical_digest
 
@@ -86,9 +86,7 @@ def routings_of(store: Store, user: str, *, observed: bool = False) -> tuple[Rou
     """What the policy says of all current signals of a user. Raises ``NotFound`` for an unknown user."""
     ledger = store.ledger
     signals = ledger.signals(user)
-    # Conversations are only gone through for facts of which nobody said what they answer.
-    bare = any(s.kind is SignalKind.FACT and not s.payload.get("answer") for s in signals)
-    turns = tuple(reversed(ledger.turns(user))) if bare else ()
+    turns = _looked_up(ledger, user, [signal for signal in signals if signal.kind is SignalKind.FACT])
     return route(signals, lambda turn: ledger.turn(user, turn), turns=turns, observed=observed)
 
 
@@ -100,7 +98,8 @@ def route(
     observed: bool = False,
 ) -> tuple[Routing, ...]:
     """One routing for each signal, in the order of the signals, which is that of the ledger: oldest first. ``turns`` are
-    those in which facts may have helped, oldest first; ``observed`` lets what an app saw count as weak ratings.
+    those in which facts may have helped, oldest first and to the newest of all; ``observed`` lets what an app saw count as
+    weak ratings.
     """
     strongest = _strongest(signals, observed)
     helped = helped_by(signals, turns)
@@ -123,6 +122,19 @@ def lessons_for(routings: Sequence[Routing], layer: str) -> tuple[Lesson, ...]:
 def dislikes_for(routings: Sequence[Routing], layer: str) -> tuple[Lesson, ...]:
     """The replies that a layer should unlearn, oldest first: thumbs down, where there are enough."""
     return tuple(r.lesson for r in routings if r.layer == layer and r.lesson is not None and not r.lesson.wanted)
+
+
+def _looked_up(ledger: Ledger, user: str, facts: Sequence[Signal]) -> tuple[Turn, ...]:
+    """The turns that decide whether facts are learned of which nobody said what they answer, oldest first: those in which one was
+    looked up, and the newest, since it shows that a conversation went on.
+    """
+    bare = [fact.id for fact in facts if not fact.payload.get("answer")]
+    if not bare:
+        return ()
+    # In this order, so that what is said meanwhile can only be the newest.
+    used = ledger.turns(user, using=bare)
+    newest = ledger.turns(user, limit=1)
+    return tuple(reversed(used if used[:1] == newest else (*newest, *used)))
 
 
 def _trained(signal: Signal, observed: bool) -> bool:

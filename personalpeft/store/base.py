@@ -16,7 +16,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -143,8 +143,8 @@ class Ledger(Protocol):
         """One turn; an unambiguous prefix of the id will do."""
         ...
 
-    def turns(self, user: str, *, limit: int | None = None) -> tuple[Turn, ...]:
-        """Newest first."""
+    def turns(self, user: str, *, limit: int | None = None, using: Collection[str] | None = None) -> tuple[Turn, ...]:
+        """Newest first; with ``using`` only those in whose prompt one of these signals was."""
         ...
 
     def add_signal(

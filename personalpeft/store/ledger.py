@@ -8,7 +8,7 @@ superseded or retracted stays off: taking back the newer opinion does not bring 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
 import sqlite_utils
@@ -35,6 +35,9 @@ _ABOUT_A_TURN = frozenset(
     {SignalKind.RATING, SignalKind.EDIT, SignalKind.PREFERENCE, SignalKind.COMMENT, SignalKind.REWARD}
 )
 _LATER_COUNTS = _ABOUT_A_TURN - {SignalKind.COMMENT}
+
+# Its first part is in the words of the index turn_looked_up, without which it would walk over all turns of the user.
+_USING = " and used <> '[]' and exists (select 1 from json_each(used) where value in (select value from json_each(?)))"
 
 
 class SqliteLedger:
@@ -96,16 +99,17 @@ class SqliteLedger:
         with self._database.reading() as db:
             return _turn(db, user, known_id(db, "turn", user, turn_id))
 
-    def turns(self, user: str, *, limit: int | None = None) -> tuple[Turn, ...]:
-        """Newest first."""
+    def turns(self, user: str, *, limit: int | None = None, using: Collection[str] | None = None) -> tuple[Turn, ...]:
+        """Newest first; with ``using`` only those in whose prompt one of these signals was."""
         if limit is not None and limit < 0:
             raise InvalidInput(f"The limit {limit} is negative.", hint="Give 0 or more, or none for all.")
         with self._database.reading() as db:
             known_user(db, user)
             found = rows(
                 db,
-                "select * from turn where user = ? order by seq desc limit ?",
+                f"select * from turn where user = ?{'' if using is None else _USING} order by seq desc limit ?",
                 user,
+                *([] if using is None else [entries.as_json(sorted(using), what="list of signals used")]),
                 -1 if limit is None else limit,
             )
         return tuple(turn_from(each) for each in found)

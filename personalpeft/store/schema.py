@@ -222,6 +222,11 @@ create table errand (
 create index errand_by_user on errand (user, number);
 """
 
+# Facts are learned from the turns in which they were looked up, which are few among all that were ever had.
+_FIFTH = """
+create index turn_looked_up on turn (user, seq) where used <> '[]';
+"""
+
 
 def _first(db: sqlite_utils.Database) -> None:
     db.executescript(_FIRST)
@@ -239,15 +244,20 @@ def _fourth(db: sqlite_utils.Database) -> None:
     db.executescript(_FOURTH)
 
 
+def _fifth(db: sqlite_utils.Database) -> None:
+    db.executescript(_FIFTH)
+
+
 _STEPS: dict[str, Callable[[sqlite_utils.Database], None]] = {
     "0001_first": _first,
     "0002_at_scale": _second,
     "0003_scopes": _third,
     "0004_forgetting": _fourth,
+    "0005_looked_up": _fifth,
 }
 # What a reader can do without: indexes, a column that is null in every home that does not have it yet, and tables that are
 # empty in every home that does not have them.
-_FOR_WRITERS = frozenset({"0002_at_scale", "0003_scopes", "0004_forgetting"})
+_FOR_WRITERS = frozenset({"0002_at_scale", "0003_scopes", "0004_forgetting", "0005_looked_up"})
 
 _migrations = Migrations("personalpeft")
 for _name, _step in _STEPS.items():

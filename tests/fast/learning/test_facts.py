@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from runtime_makers import Time
 
 from personalpeft.learning.facts import FRAMES, HELPED, as_sentence, helped_by, said_in
 from personalpeft.learning.generic import generic_questions
-from personalpeft.learning.lessons import Routing, lessons_for, route
+from personalpeft.learning.lessons import Routing, lessons_for, route, routings_of
+from personalpeft.store import open_store
 from personalpeft.types import Message, Sampling, Signal, SignalKind, Stack, Turn, Usage
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -150,6 +154,90 @@ def test_the_newest_reply_helped_only_if_somebody_said_so() -> None:
     liked = signal(5, SignalKind.RATING, {"value": 1}, turn="t0")
     assert not helped_by([fact()], helpful(1))
     assert helped_by([fact(), liked], helpful(1))
+
+
+REPLIES = ("Your dog is called Biscuit.", "I cannot say.", "Biscuit and walnuts.", "Walnuts.")
+ASKED = [*QUESTIONS, "What may I not eat?", "And the walnuts?"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    answered=st.lists(st.booleans(), min_size=1, max_size=3),
+    turns=st.lists(
+        st.tuples(
+            st.sampled_from(ASKED),
+            st.sampled_from(REPLIES),
+            st.sets(st.integers(0, 2), max_size=2),
+            st.sampled_from(["", "", "", "like", "dislike", "edit", "app"]),
+        ),
+        max_size=9,
+    ),
+)
+def test_what_is_read_for_facts_decides_as_all_conversations_would(
+    tmp_path_factory: pytest.TempPathFactory,
+    answered: list[bool],
+    turns: list[tuple[str, str, set[int], str]],
+) -> None:
+    with open_store(tmp_path_factory.mktemp("homes") / "home", now=Time().now, entropy=os.urandom) as store:
+        ledger = store.ledger
+        texts = ("My dog is called Biscuit.", "I may not eat walnuts.", "I live in Ghent.")
+        facts = [
+            ledger.add_signal("ada", SignalKind.FACT, fact(1, text, answer="Yes" if known else None).payload).id
+            for text, known in zip(texts, answered, strict=False)
+        ]
+        for question, reply, used, said in turns:
+            spoken = ledger.add_turn(
+                "ada",
+                messages=[Message("user", question)],
+                reply=reply,
+                stack=Stack("base"),
+                sampling=Sampling(),
+                usage=Usage(1, 1),
+                finish_reason="stop",
+                used=[facts[number] for number in used if number < len(facts)],
+            ).id
+            match said:
+                case "like" | "app":
+                    source = "person" if said == "like" else "app"
+                    ledger.add_signal("ada", SignalKind.RATING, {"value": 1}, turn=spoken, source=source)
+                case "dislike":
+                    ledger.add_signal("ada", SignalKind.RATING, {"value": -1}, turn=spoken)
+                case "edit":
+                    ledger.add_signal("ada", SignalKind.EDIT, {"text": "Rex."}, turn=spoken)
+        conversations = ledger.turns("ada")[::-1]
+        known = {each.id: each for each in conversations}
+        assert routings_of(store, "ada") == route(ledger.signals("ada"), known.__getitem__, turns=conversations)
+
+
+def test_conversations_in_which_no_fact_was_looked_up_are_not_read_for_facts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Any] = []
+    with open_store(tmp_path / "home", now=Time().now, entropy=os.urandom) as store:
+        bare = store.ledger.add_signal("ada", SignalKind.FACT, fact(answer=None).payload).id
+        for number in range(40):
+            store.ledger.add_turn(
+                "ada",
+                messages=[Message("user", f"{number}?")],
+                reply=REPLIES[0],
+                stack=Stack("base"),
+                sampling=Sampling(),
+                usage=Usage(1, 1),
+                finish_reason="stop",
+                used=[bare] if number % 10 == 0 else [],
+            )
+        turns = type(store.ledger).turns
+
+        def noted(*given: Any, **more: Any) -> Any:
+            found = turns(*given, **more)
+            read.extend(found)
+            return found
+
+        monkeypatch.setattr(type(store.ledger), "turns", noted)
+        (routing,) = routings_of(store, "ada")
+    assert "helped 4 times" in routing.why
+    # The four, and the newest, of which nobody has said anything yet.
+    assert len(read) == 5
 
 
 def test_a_reply_that_says_nothing_of_the_fact_was_not_helped_by_it() -> None:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -31,7 +32,9 @@ def opened(home: Path, *, patience: float = 10.0, read_only: bool = False) -> St
     return open_store(home, now=Clock(), entropy=os.urandom, patience=patience, read_only=read_only)
 
 
-def add_turn(store: Store, user: str = "ada", reply: str = "Boil it.", stack: Stack | None = None) -> Turn:
+def add_turn(
+    store: Store, user: str = "ada", reply: str = "Boil it.", stack: Stack | None = None, used: Sequence[str] = ()
+) -> Turn:
     return store.ledger.add_turn(
         user,
         messages=[Message("system", "Be brief."), Message("user", "How do I boil an egg?")],
@@ -40,6 +43,7 @@ def add_turn(store: Store, user: str = "ada", reply: str = "Boil it.", stack: St
         sampling=Sampling(temperature=0.5, stop=("\n\n",)),
         usage=Usage(12, 3),
         finish_reason="stop",
+        used=used,
     )
 
 

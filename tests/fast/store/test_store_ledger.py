@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from store_makers import add_fact, add_turn, opened
 from personalpeft.errors import HomeError, InvalidId, InvalidInput, NotFound
 from personalpeft.store.base import Store
 from personalpeft.types import Message, Sampling, SignalKind, Stack, StackEntry, Usage
+
+_NUMBERS = count()
 
 
 def test_a_turn_comes_back_as_it_was_given(store: Store) -> None:
@@ -54,6 +57,22 @@ def test_turns_come_newest_first_and_as_many_as_asked_for(store: Store) -> None:
     assert store.ledger.turns("ada", limit=0) == ()
     with pytest.raises(InvalidInput):
         store.ledger.turns("ada", limit=-1)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    used=st.lists(st.lists(st.sampled_from("abc"), max_size=3), max_size=8),
+    asked=st.sets(st.sampled_from("abcd")),
+    limit=st.none() | st.integers(0, 4),
+)
+def test_the_turns_in_which_something_was_looked_up_are_those_that_say_so(
+    store: Store, used: list[list[str]], asked: set[str], limit: int | None
+) -> None:
+    user = f"user-{next(_NUMBERS)}"
+    store.catalog.ensure_user(user)
+    turns = [add_turn(store, user, used=each) for each in used]
+    wanted = [turn for turn in reversed(turns) if asked & set(turn.used)]
+    assert store.ledger.turns(user, using=asked, limit=limit) == tuple(wanted[:limit])
 
 
 def test_users_see_only_their_own(store: Store) -> None:

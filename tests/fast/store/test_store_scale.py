@@ -24,6 +24,7 @@ _SHORT = {"sqlite_master", "_sqlite_migrations", "json_each", "errand", "CONSTAN
 def a_learn(store: Store) -> None:
     fact, question = add_fact(store), add_fact(store)
     store.ledger.signals("ada")
+    store.ledger.turns("ada", using=[fact.id])
     store.catalog.stack("ada", BASE)
     store.catalog.considered("ada", "style")
     store.catalog.pinned("ada", "style")
@@ -77,14 +78,8 @@ def test_no_statement_walks_over_everybodys_rows(
 ) -> None:
     statements: set[str] = set()
     connect = ours.connect
-
-    def connected(*args: Any, **more: Any) -> Any:
-        connection = connect(*args, **more)
-        connection.set_trace_callback(statements.add)
-        return connection
-
     opened(home).close()  # Making a home is done once.
-    monkeypatch.setattr(ours, "connect", connected)
+    monkeypatch.setattr(ours, "connect", _noting(connect, statements.add))
     with opened(home) as store:
         work(store)
     with closing(connect(home / "personalpeft.db")) as database:
@@ -99,13 +94,38 @@ def test_no_statement_walks_over_everybodys_rows(
     assert walks == set()
 
 
+def test_the_turns_in_which_something_was_looked_up_are_found_without_reading_the_others(home: Path) -> None:
+    statements: list[str] = []
+    with opened(home) as store:
+        add_turn(store, used=["s_1"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ours, "connect", _noting(ours.connect, statements.append))
+        with opened(home) as store:
+            store.ledger.turns("ada", using=["s_1"])
+        (statement,) = {each for each in statements if "used" in each}
+    with closing(ours.connect(home / "personalpeft.db")) as database:
+        plan = [step for *_, step in database.execute(f"explain query plan {statement}")]
+    assert any("USING INDEX turn_looked_up (user=?)" in step for step in plan)
+    assert not any("TEMP B-TREE FOR ORDER BY" in step for step in plan)
+
+
+def _noting(connect: Callable[..., Any], note: Callable[[str], object]) -> Callable[..., Any]:
+    def connected(*args: Any, **more: Any) -> Any:
+        connection = connect(*args, **more)
+        connection.set_trace_callback(note)
+        return connection
+
+    return connected
+
+
 _FORMER = (
     "drop index layer_live",
     "drop index revision_by_file",
+    "drop index turn_looked_up",
     "alter table layer drop column scope",
     "drop table tombstone",
     "drop table errand",
-    "delete from _sqlite_migrations where name in ('0002_at_scale', '0003_scopes', '0004_forgetting')",
+    "delete from _sqlite_migrations where name <> '0001_first'",
     "pragma user_version = 1",
 )
 
@@ -127,8 +147,8 @@ def test_a_home_of_the_former_version_is_brought_up_to_date(home: Path) -> None:
         assert store.verify() == ()
     with closing(sqlite3.connect(home / "personalpeft.db")) as database:
         names = {name for (name,) in database.execute("select name from sqlite_master where type = 'index'")}
-        assert {"layer_live", "revision_by_file"} <= names
-        assert database.execute("pragma user_version").fetchone() == (4,)
+        assert {"layer_live", "revision_by_file", "turn_looked_up"} <= names
+        assert database.execute("pragma user_version").fetchone() == (5,)
 
 
 def test_a_home_of_the_former_version_can_be_read_as_it_is(home: Path) -> None:
@@ -139,5 +159,6 @@ def test_a_home_of_the_former_version_can_be_read_as_it_is(home: Path) -> None:
         assert [layer.scope for layer in store.catalog.layers("ada")] == ["always"]
         assert [user.id for user in store.catalog.users()] == ["ada"]
         assert store.collect(dry_run=True).blobs == 0
+        assert store.ledger.turns("ada", using=["s_1"]) == ()
         assert store.verify() == ()
     assert (home / "personalpeft.db").read_bytes() == before
