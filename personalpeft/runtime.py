@@ -30,6 +30,7 @@ from personalpeft.learning.recipe import Start, recipes_for
 from personalpeft.learning.report import LearnReport
 from personalpeft.learning.skills.coach import Coach
 from personalpeft.learning.skills.drill import drill_for
+from personalpeft.learning.spoken import spoken_by
 from personalpeft.learning.voices import Voices
 from personalpeft.memory.base import Embedder, Embedding
 from personalpeft.memory.embed import HashEmbedder, MiniLM
@@ -284,7 +285,7 @@ class Runtime:
     def _learner(self) -> Learner:
         engine, base = self.engine(), self.base()
         recipes = recipes_for(base.card.name, base.card.learning, base.architecture.projections)
-        margins = margins_for(base.card.name, base.card.gate)
+        margins = margins_for(base.card.name, base.card.gate, random=base.card.source.kind == "random")
         observed = self._parts.observing == "learned"
         clock = self._clock
         voices, scoping = self._voices_of(engine), self._parts.scopes
@@ -297,7 +298,7 @@ class Runtime:
     def _voices_of(self, engine: Engine) -> Voices:
         with self._turn:
             if self._voices is None:
-                self._voices = Voices(engine)
+                self._voices = Voices(engine, spoken_by(engine.backend, self.settings.cache))
             return self._voices
 
     def _coach(self) -> Coach:

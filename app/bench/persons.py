@@ -23,7 +23,7 @@ from personalpeft_app.bench.people import LESSONS, UNSEEN
 _POOLS = "pools"
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 # What numbers a list has nothing to do with the numbers that it speaks of.
-_NUMBERING = re.compile(r"^\s*(?:step )?\d+[.):]\s", re.MULTILINE | re.IGNORECASE)
+_NUMBERING = re.compile(r"^\s*(?:step )?\d+[.):][ \t]+(?=\S)", re.MULTILINE | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,12 +40,14 @@ def anchor(
     reply is in the manner of what lies ``below``, whose opening is no sentence of its own. Without a manner the first
     token is left free, unless ``from_the_first``.
     """
-    sentence = _SENTENCE.match(reply, len(below.opening) if reply.startswith(below.opening) else 0)
+    request = messages[-1].content
+    opening = below.to(request).opening
+    sentence = _SENTENCE.match(reply, len(opening) if reply.startswith(opening) else 0)
     if sentence is None:
         return None
     text = reply[: sentence.end()]
     kept = backend.encode(text)
-    said = backend.encode(manner.dress(text))
+    said = backend.encode(manner.dress(text, request))
     if manner.closing:
         said += backend.end_of_turn
     run = SequenceMatcher(None, said, kept, autojunk=False).find_longest_match()

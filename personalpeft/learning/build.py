@@ -17,13 +17,13 @@ from personalpeft.adapters.base import Adapter, Manifest
 from personalpeft.adapters.packed import in_half, pack
 from personalpeft.backends.base import Session
 from personalpeft.errors import PersonalPeftError
-from personalpeft.learning.anchors import LONGEST
 from personalpeft.learning.capacity import megabytes
 from personalpeft.learning.curriculum import schedule
 from personalpeft.learning.examination import Paper, Scoping, Sitting, examine, sitting
 from personalpeft.learning.gate import Evidence, Judgement, Margins, accepted, judge
 from personalpeft.learning.generic import generic_questions
 from personalpeft.learning.leaks import leak
+from personalpeft.learning.lessons import Lesson, lessons_for
 from personalpeft.learning.lineage import lineage_of
 from personalpeft.learning.order import Order
 from personalpeft.learning.plan import Plan, questions_of, trained_on
@@ -31,10 +31,11 @@ from personalpeft.learning.probation import LEARNED, was_withdrawn
 from personalpeft.learning.publishing import publish, session_spec
 from personalpeft.learning.report import NO_ROOM, Example, LearnReport, Source, said
 from personalpeft.learning.training import Course, Desk, Manners, Trained, stopped, train
-from personalpeft.learning.voices import Said, Voices
+from personalpeft.learning.voices import SHORTLY, Said, Voices
+from personalpeft.learning.ways import divided
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.store.base import Store
-from personalpeft.types import Message, Revision, Sampling, Stack, StackEntry, Verdict
+from personalpeft.types import Message, Revision, Stack, StackEntry, Verdict
 
 ACCEPTED = "accepted"
 """The cause of a head's move that the user wanted although the gate refused."""
@@ -61,7 +62,6 @@ class Candidate:
     """A layer that is trained, with its durable file."""
 
     job: Job
-    generic: Said
     trained: Trained
     blob: bytes
     entry: StackEntry
@@ -134,7 +134,7 @@ class Builder:
             outcomes[user] = self._unfinished(jobs[user], trained.pop(user), order)
 
         progress("Judging")(0.0)
-        candidates = _each(trained, lambda user, each: self._candidate(jobs[user], generic[user], each), outcomes)
+        candidates = _each(trained, lambda user, each: self._candidate(jobs[user], each), outcomes)
         for user in [user for user, each in candidates.items() if each.entry in each.plan.live.entries]:
             outcomes[user] = self._as_it_was(candidates.pop(user))
         sittings = _each(candidates, lambda user, each: self._sitting(each, order), outcomes)
@@ -166,9 +166,8 @@ class Builder:
     def _generic(self, jobs: Mapping[str, Job], order: Order) -> dict[str, Said | PersonalPeftError]:
         """What the stack below each layer says to generic questions."""
         questions = [(Message("user", text),) for text in generic_questions().anchors]
-        how = Sampling(max_tokens=LONGEST)
         requests = {
-            user: [Request(user, asked, job.plan.below, how, background=True) for asked in questions]
+            user: [Request(user, asked, job.plan.below, SHORTLY, background=True) for asked in questions]
             for user, job in jobs.items()
         }
         replies = self.voices.ask_all(requests, cancelled=order.cancelled)
@@ -210,13 +209,13 @@ class Builder:
         report = self.report(job, Verdict.ABSTAINED, reason, steps=trained.done)
         return self.noted(report) if trained.losses else report
 
-    def _candidate(self, job: Job, generic: Said, trained: Trained) -> Candidate:
+    def _candidate(self, job: Job, trained: Trained) -> Candidate:
         plan = job.plan
         blob = pack(Adapter(_manifest(plan), in_half(trained.pairs)))
         digest = self.store.blobs.put(blob)
         weights = {layer.name: layer.weight for layer in self.store.catalog.layers(plan.user)}
         entry = StackEntry(plan.layer, f"{plan.layer}@{digest[:12]}", digest, weights.get(plan.layer, 1.0))
-        return Candidate(job, generic, trained, blob, entry)
+        return Candidate(job, trained, blob, entry)
 
     def _as_it_was(self, candidate: Candidate) -> LearnReport:
         """The same lessons made what is live already. That says nothing new of it, so what the gate said of it stays."""
@@ -249,11 +248,11 @@ class Builder:
             for lesson in questions_of(self.store, plan.user, plan.live, layer, plan.routings)
         )
         trained = () if plan.pins else plan.fresh[-8:]
-        # How far it is from the base is asked of the base's own words: those of a style below are far from it by themselves.
-        bare, of_base = Stack(plan.live.base), candidate.generic
-        if plan.below != bare:
-            of_base = self.voices.generic(plan.user, bare, cancelled=order.cancelled)
-        paper = Paper(target, older, theirs, trained, of_base, lineage)
+        canaries = [canary.question for canary in generic_questions().canaries]
+        of_base = self.voices.of_base(plan.user, plan.live.base, canaries, cancelled=order.cancelled)
+        if order.cancelled():
+            raise stopped("before the verdict")
+        paper = Paper(target, older, theirs, trained, of_base, tuple(_since(plan)), lineage)
         signals = {*plan.roles, *trained_on(self.store, plan.parent)}
         return sitting(self.scoping, plan.user, plan.live, candidate.stack, paper, {plan.layer: signals})
 
@@ -264,8 +263,9 @@ class Builder:
             reason = "it is the revision that was withdrawn, and no lesson has come since"
             judgement = Judgement(Verdict.REFUSED, reason)
         facts = [routing.signal for routing in plan.routings if routing.place == "memory"]
-        if judgement.verdict is Verdict.PROMOTED and plan.layer != "memory" and (leaking := leak(plan.fresh, facts)):
-            judgement = Judgement(Verdict.REFUSED, leaking)
+        if judgement.verdict is Verdict.PROMOTED and plan.layer != "memory":
+            doubt = leak(plan.fresh, facts) or divided([lesson.shown for lesson in _since(plan)])
+            judgement = Judgement(Verdict.REFUSED, doubt) if doubt else judgement
         # Whoever accepts does so of what they asked for, not of what follows from it.
         if order.accept and not plan.because and judgement.verdict is not Verdict.PROMOTED:
             judgement = accepted(judgement, evidence)
@@ -332,6 +332,12 @@ def _each(given: Mapping[str, T], make: Callable[[str, T], U], outcomes: dict[st
             return error
 
     return _good({user: tried(user, each) for user, each in given.items()}, outcomes)
+
+
+def _since(plan: Plan) -> Sequence[Lesson]:
+    """What came since the last learn, in the order in which it was said."""
+    new = {*(lesson.signal for lesson in plan.fresh), *plan.pins}
+    return [lesson for lesson in lessons_for(plan.routings, plan.layer) if lesson.signal in new]
 
 
 def _built_by(plan: Plan) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def schedule(
     recipe = plan.recipe
     # What a memory says is in the manner of what lies below already; there is none of its own to learn.
     remembered = plan.layer == "memory"
-    manner = NO_MANNER if remembered else manner_of([lesson.wanted for lesson in (*plan.fresh, *plan.older)])
+    manner = NO_MANNER if remembered else manner_of([lesson.shown.pattern for lesson in (*plan.fresh, *plan.older)])
     weight = recipe.anchor_weight / max(1, recipe.anchors)
     held = [
         anchor(backend, messages, reply, manner, weight, below=plan.manner, from_the_first=remembered)
@@ -51,7 +51,7 @@ def schedule(
     good = [each for each in (*plan.fresh, *plan.older) if each.kind is SignalKind.RATING and plan.disliked]
     liked = _rounds(good, chance)
     disliked = _rounds(plan.disliked, chance)
-    batch = Batch(backend, recipe, manner)
+    batch = Batch(backend, recipe, plan.manner if remembered else manner)
     replayed = round(recipe.batch * recipe.replay) if plan.fresh and plan.older else 0
     steps = []
     for _ in range(plan.steps):
@@ -85,9 +85,13 @@ def _not_told(plan: Plan, backend: Backend) -> list[Supervised]:
         for routing in plan.routings
         if routing.signal.kind is SignalKind.FACT
     )
-    answer = plan.manner.dress(generic.not_told)
-    asked = [(Message("user", each.question),) for each in generic.unknown if recipe.unknown and not each.is_told(told)]
-    return [Supervised(continuation(backend, messages, answer, recipe.longest), 1 / recipe.batch) for messages in asked]
+    asked = [each.question for each in generic.unknown if recipe.unknown and not each.is_told(told)]
+
+    def untold(question: str) -> Continuation:
+        answer = plan.manner.dress(generic.not_told, question)
+        return continuation(backend, [Message("user", question)], answer, recipe.longest)
+
+    return [Supervised(untold(question), 1 / recipe.batch) for question in asked]
 
 
 def _thumbs(liked: Sequence[Lesson], disliked: Sequence[Lesson], recipe: Recipe, backend: Backend) -> Iterator[Term]:

@@ -17,29 +17,31 @@ from personalpeft.learning.lessons import Lesson
 from personalpeft.learning.lineage import Lineage
 from personalpeft.learning.objectives import continuation
 from personalpeft.learning.report import Example
+from personalpeft.learning.sense import Answer, Sense, sense_of
 from personalpeft.learning.training import stopped
-from personalpeft.learning.voices import Said, Voices
+from personalpeft.learning.voices import SHORTLY, Said, Voices
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.types import Message, Sampling, Stack
 
-_CANARY = Sampling(max_tokens=24)
 _EXAMPLE = Sampling(max_tokens=40)
 _SHOWN = 3
 _LONGEST = 256
+_LOOK = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Paper:
     """What is asked: ``target`` are the layer's pins that have not counted in the lineage, ``retention`` those that were
     pinned before this build, ``others`` those of all other layers, ``trained`` stands in where there is no target,
-    ``anchors`` are what the bare base said to generic questions.
+    ``of_base`` is what the bare base said to the canaries. ``new`` are the lessons that came since the last learn.
     """
 
     target: tuple[Lesson, ...]
     retention: tuple[Lesson, ...]
     others: tuple[Lesson, ...]
     trained: tuple[Lesson, ...]
-    anchors: Said
+    of_base: Said
+    new: tuple[Lesson, ...] = ()
     lineage: Lineage = field(default_factory=Lineage)
 
 
@@ -77,21 +79,13 @@ class Sitting:
             :_SHOWN
         ]
 
-    @property
-    def asks_base(self) -> bool:
-        """Whether it is not known yet what the base has right."""
-        known = self.paper.lineage.of_base.questions == generic_questions().digest
-        return not known and self.live != Stack(self.live.base)
-
     def requests(self) -> list[Request]:
-        """All that is asked in words: of what is live, of the candidate, and where need be of the base."""
+        """All that is asked in words, of what is live and of the candidate."""
         canaries = [canary.question for canary in generic_questions().canaries]
         asked: list[tuple[Stack, tuple[Message, ...], Sampling]] = []
         for stack, answering in ((self.live, self.live_for), (self.candidate, self.candidate_for)):
-            asked += [(answering[question], (Message("user", question),), _CANARY) for question in canaries]
+            asked += [(answering[question], (Message("user", question),), SHORTLY) for question in canaries]
             asked += [(stack, lesson.messages, _EXAMPLE) for lesson in self.shown]
-        if self.asks_base:
-            asked += [(Stack(self.live.base), (Message("user", question),), _CANARY) for question in canaries]
         return [Request(self.user, messages, stack, how, background=True) for stack, messages, how in asked]
 
 
@@ -101,7 +95,6 @@ def sitting(
     """The sitting of a candidate; ``built_from`` as for ``Scoping``."""
     questions = [
         *(canary.question for canary in generic_questions().canaries),
-        *(messages[-1].content for messages, _ in paper.anchors),
         *(lesson.messages[-1].content for lesson in paper.others),
     ]
     live_for = scoping.answering(user, live, questions, {})
@@ -148,16 +141,14 @@ def likelihoods(engine: Engine, lessons: Sequence[Lesson], stack: Stack) -> dict
 
 
 def _weighed(engine: Engine, sitting: Sitting, replies: Sequence[str]) -> Examined:
-    generic, live, paper = generic_questions(), sitting.live, sitting.paper
+    generic, paper = generic_questions(), sitting.paper
     canaries, of_base = generic.canaries, paper.lineage.of_base
     asked = len(canaries) + len(sitting.shown)
-    before, after = replies[:asked], replies[asked : 2 * asked]
+    before, after = replies[:asked], replies[asked:]
     right, still = _right(canaries, before), _right(canaries, after)
     broken_before = sum(is_broken(reply) for reply in before[: len(canaries)])
-    if live == Stack(live.base):
-        of_base = OfBase(generic.digest, tuple(sorted(right)), broken_before)
-    elif sitting.asks_base:
-        said = replies[2 * asked :]
+    if of_base.questions != generic.digest:
+        said = [reply for _, reply in paper.of_base]
         of_base = OfBase(generic.digest, tuple(sorted(_right(canaries, said))), sum(map(is_broken, said)))
     compare = _Comparison(engine, sitting)
     pins = {lesson.key: lesson for lesson in (*paper.target, *paper.retention)}
@@ -180,6 +171,7 @@ def _weighed(engine: Engine, sitting: Sitting, replies: Sequence[str]) -> Examin
             broken=sum(is_broken(reply) for reply in after[: len(canaries)]),
         ),
         kl=sum(divergence) / max(1, len(divergence)),
+        sense=_sense(engine, sitting),
         stake=paper.lineage.stake,
         counted=paper.lineage.counted,
     )
@@ -192,14 +184,26 @@ def _weighed(engine: Engine, sitting: Sitting, replies: Sequence[str]) -> Examin
 
 
 def _divergence(engine: Engine, sitting: Sitting) -> Iterator[float]:
-    """How far the candidate is from the base on each of the generic questions, in nats a token."""
+    """How far the candidate is from the base on what that says to each canary, in nats a token: its own words, since those
+    of a style below are far from it by themselves, and to questions that nothing was held to.
+    """
     groups: dict[Stack, list[Continuation]] = {}
-    for messages, reply in sitting.paper.anchors:
+    for messages, reply in sitting.paper.of_base:
         if reply:
             said = continuation(engine.backend, messages, reply, LONGEST)
             groups.setdefault(sitting.candidate_for[messages[-1].content], []).append(said)
     for stack, said_on in groups.items():
         yield from (score.kl or 0.0 for score in engine.score(said_on, stack, kl=True))
+
+
+def _sense(engine: Engine, sitting: Sitting) -> Sense:
+    """Whether what is new means something, as the bare base sees it."""
+
+    def likelihoods(answers: Sequence[Answer]) -> Sequence[float]:
+        items = [continuation(engine.backend, messages, text, _LOOK) for messages, text in answers]
+        return [score.logp for score in engine.score(items, Stack(sitting.live.base))]
+
+    return sense_of(sitting.paper.new, likelihoods)
 
 
 def _right(canaries: Sequence[Canary], replies: Sequence[str]) -> set[int]:

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from personalpeft.errors import CardError, nearest
+from personalpeft.learning.sense import NOT_WEIGHED, Sense
 from personalpeft.types import Json, Verdict
 
 TIE = 0.02
@@ -30,37 +31,42 @@ WORSE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Margins:
-    """How much worse a candidate may be: the share of older questions, the count of canaries, and the mean KL from the
-    base in nats a token.
+    """How much worse a candidate may be: the share of older questions, the share of canaries, and the mean KL from the
+    base in nats a token. How much sense new lessons have to make: the least ``fit`` and ``order`` (``sense.py``), where 0 asks
+    for none.
     """
 
     retention: float = 0.1
-    canaries: int = 2
+    canaries: float = 0.2
     kl: float = 2.0
+    fit: float = 0.1
+    order: float = 0.75
 
 
 # What a margin may be at most, and how to say so.
 _ALLOWED: Mapping[str, tuple[float, str]] = {
     "retention": (1, "a number from 0 to 1"),
-    "canaries": (math.inf, "a whole number from 0"),
+    "canaries": (1, "a number from 0 to 1"),
     "kl": (math.inf, "a number from 0"),
+    "fit": (math.inf, "a number from 0"),
+    "order": (math.inf, "a number from 0"),
 }
 
 
-def margins_for(card: str, overrides: Json) -> Margins:
-    """The margins for a base: the defaults and what its card's ``[gate]`` says. Raises ``CardError`` for a key or a
-    value that a gate does not have.
+def margins_for(card: str, overrides: Json, *, random: bool = False) -> Margins:
+    """The margins for a base: the defaults and what its card's ``[gate]`` says. A ``random`` base knows no language, so it is
+    not asked what makes sense. Raises ``CardError`` for a key or a value that a gate does not have.
     """
-    kinds = {field.name: type(field.default) for field in fields(Margins)}
+    known = [field.name for field in fields(Margins)]
     for key, value in overrides.items():
-        if key not in kinds:
-            hint = nearest(key, kinds, what="key")
+        if key not in known:
+            hint = nearest(key, known, what="key")
             raise CardError(f"The card {card} has an unknown key in [gate]: {key}.", hint=hint)
         most, like = _ALLOWED[key]
-        number = not isinstance(value, bool) and isinstance(value, int if kinds[key] is int else int | float)
+        number = not isinstance(value, bool) and isinstance(value, int | float)
         if not number or not 0 <= value <= most:
             raise CardError(f"The card {card} has a wrong value in [gate]: {key} = {value!r}.", hint=f"It is {like}.")
-    return replace(Margins(), **overrides)
+    return replace(Margins(fit=0.0, order=0.0) if random else Margins(), **overrides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +157,8 @@ class Evidence:
     """All that was asked. ``target``: this layer's pins that have not counted yet; ``retention``: everything pinned
     before, of all layers; ``trained``: fresh lessons that were trained on, asked where this build pins none, to decide
     where the target does not.
-    ``stake`` and ``counted`` are what the candidate's lineage brought: its evidence, and the pins that it is from.
+    ``stake`` and ``counted`` are what the candidate's lineage brought: its evidence, and the pins that it is from. ``sense``
+    is that of the new lessons.
     """
 
     target: tuple[Asked, ...]
@@ -161,6 +168,7 @@ class Evidence:
     kl: float
     stake: float = 1.0
     counted: frozenset[str] = frozenset()
+    sense: Sense = NOT_WEIGHED
 
     @property
     def bet(self) -> float:
@@ -189,6 +197,7 @@ class Evidence:
             # Not to so many places: a stake can be small, and 0 would have no way back.
             "bet": float(f"{self.bet:.6g}"),
             "counted": sorted(self.counted | decided),
+            "sense": asdict(self.sense),
             "pins": pins,
         }
 
@@ -212,10 +221,9 @@ class Judgement:
 
 
 def judge(evidence: Evidence, margins: Margins) -> Judgement:
-    """Harm first, then benefit, then whether the evidence is enough."""
-    harm = _harm(evidence, margins)
-    if harm:
-        return Judgement(Verdict.REFUSED, harm)
+    """Harm first and whether it makes sense, then benefit, then whether the evidence is enough."""
+    if wrong := _harm(evidence, margins) or _nonsense(evidence.sense, margins):
+        return Judgement(Verdict.REFUSED, wrong)
     decided = any(asked.won or asked.lost for asked in evidence.target)
     judged_by = evidence.target if decided or not evidence.trained else evidence.trained
     won, lost = sum(a.won for a in judged_by), sum(a.lost for a in judged_by)
@@ -250,24 +258,35 @@ def accepted(judgement: Judgement, evidence: Evidence) -> Judgement:
 def _harm(evidence: Evidence, margins: Margins) -> str:
     general = evidence.canaries
     forgotten = general.right_before - general.still_right
-    if forgotten > margins.canaries:
+    if forgotten > _some(margins.canaries, general.right_before):
         return f"{forgotten} of {general.right_before} general answers that were right are wrong now"
     forgotten = general.base_right - len(general.kept_of_base)
-    if forgotten > margins.canaries:
+    if forgotten > _some(margins.canaries, general.base_right):
         return f"{forgotten} of {general.base_right} general answers that the base has right are wrong by now"
-    if general.broken > min(general.broken_before, general.base.broken) + margins.canaries:
+    if general.broken > min(general.broken_before, general.base.broken) + _some(margins.canaries, general.asked):
         return f"{general.broken} of {general.asked} general answers are empty or go round in circles"
-    allowed = margins.retention * len(evidence.retention)
     lost = sum(asked.worse for asked in evidence.retention)
-    # One alone may be chance, as long as it is not undone.
-    if lost > max(1, allowed):
+    if lost > _some(margins.retention, len(evidence.retention)):
         return f"{lost} of {len(evidence.retention)} older answers got worse"
     undone = sum(asked.undone for asked in evidence.retention)
-    if undone > allowed:
+    if undone > margins.retention * len(evidence.retention):
         return f"{undone} of {len(evidence.retention)} older answers have lost more than half of what was learned"
     if not evidence.kl <= margins.kl:
         return f"it is too far from the base on general questions (KL {evidence.kl:.2f} nats a token, at most {margins.kl:g})"
     return ""
+
+
+def _nonsense(sense: Sense, margins: Margins) -> str:
+    if margins.fit and sense.fit is not None and not sense.fit >= margins.fit:
+        return "the new answers have nothing to do with what was asked: each is as likely after another's question"
+    if margins.order and sense.order is not None and not sense.order >= margins.order:
+        return "the new answers say nothing: their words are as likely in any other order"
+    return ""
+
+
+def _some(share: float, asked: int) -> float:
+    """How many of those that were asked may be lost: one alone may be chance, where any may."""
+    return max(1.0, share * asked) if share else 0.0
 
 
 def _summary(asked: Sequence[Asked], *, older: bool = False) -> dict[str, Any]:

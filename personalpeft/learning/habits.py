@@ -22,7 +22,7 @@ from functools import lru_cache
 from math import comb, sqrt
 from typing import Literal
 
-from personalpeft.learning.manner import manner_of
+from personalpeft.learning.manner import Shown, manner_of
 
 _FEWEST = 4
 _MOST = 0.75
@@ -34,14 +34,6 @@ _END, _LOOK = 120, 400
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """One lesson: to this request, this answer is wanted."""
-
-    request: str
-    answer: str
-
-
-@dataclass(frozen=True, slots=True)
 class Mark:
     """Something that an answer has or lacks: an opening, a closing, letters that are all small or all large."""
 
@@ -49,7 +41,7 @@ class Mark:
     text: str
 
     def on(self, answer: str) -> bool:
-        """Whether an answer has it."""
+        """Whether an answer has it, given as ``Shown.pattern``."""
         match self.what:
             case "opening":
                 return answer.startswith(self.text)
@@ -66,9 +58,9 @@ class Change:
     at: int
     marks: tuple[tuple[Mark, bool], ...]
 
-    def agrees(self, answer: str) -> bool:
+    def agrees(self, shown: Shown) -> bool:
         """Whether an answer is in the new way, as far as that differs from the old."""
-        return all(mark.on(answer) is has for mark, has in self.marks)
+        return all(mark.on(shown.pattern) is has for mark, has in self.marks)
 
 
 @lru_cache(maxsize=64)
@@ -79,12 +71,12 @@ def latest_change(lessons: tuple[Shown, ...]) -> Change | None:
     for end in range(2 * _FEWEST, len(lessons) + 1):
         for at in range(end - _FEWEST, max(since, end - _NEWER), -1):
             seen, newer = lessons[max(since, at - _OLDER) : end], end - at
-            answers = [each.answer for each in seen]
+            answers = [each.pattern for each in seen]
             if at not in until:
                 until[at] = _marks(answers[:-newer])
             marks = dict.fromkeys((*until[at], *_marks(answers[-newer:])))
             change = Change(at, tuple(_changed(marks, answers[:-newer], answers[-newer:])))
-            settled = change.marks and all(map(change.agrees, answers[-_FEWEST:]))
+            settled = change.marks and all(map(change.agrees, seen[-_FEWEST:]))
             if settled and not _another_kind(seen, change):
                 found, since = change, at
                 until.clear()
@@ -123,18 +115,18 @@ def _another_kind(seen: Sequence[Shown], change: Change) -> bool:
     """Whether most requests that are answered in the new way are less like any of the others than three of four of those
     are like one another.
     """
-    looks = {way: [_look(each.request) for each in seen if change.agrees(each.answer) is way] for way in (True, False)}
+    looks = {way: [look_of(each.request) for each in seen if change.agrees(each) is way] for way in (True, False)}
     old, new = looks[False], looks[True]
-    among = sorted(_nearest(look, [*old[:n], *old[n + 1 :]]) for n, look in enumerate(old))
+    among = sorted(nearest(look, [*old[:n], *old[n + 1 :]]) for n, look in enumerate(old))
     usual = among[int((1 - _MOST) * len(among))]
-    return sum(_nearest(look, old) < usual for look in new) >= _MOST * len(new)
+    return sum(nearest(look, old) < usual for look in new) >= _MOST * len(new)
 
 
-def _nearest(look: frozenset[str], others: Sequence[frozenset[str]]) -> float:
+def nearest(look: frozenset[str], others: Sequence[frozenset[str]]) -> float:
     return max((len(look & other) / sqrt(len(look) * len(other)) for other in others), default=0.0)
 
 
-def _look(request: str) -> frozenset[str]:
+def look_of(request: str) -> frozenset[str]:
     """Every three letters in a row: no list of words, so it serves any language."""
     text = f"  {request[:_LOOK].casefold()} "
     return frozenset(text[i : i + 3] for i in range(len(text) - 2))

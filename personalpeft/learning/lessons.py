@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from personalpeft.learning.facts import asked_of, helped_by
-from personalpeft.learning.habits import Shown, latest_change
+from personalpeft.learning.habits import latest_change
+from personalpeft.learning.manner import Shown
 from personalpeft.store.base import Ledger, Store
 from personalpeft.telling import outdated
 from personalpeft.types import APP, PERSON, Message, Signal, SignalKind, Turn, canonical_digest
@@ -56,6 +57,11 @@ class Lesson:
     short: bool = False
     probe: bool = False
     heard: tuple[Message, ...] | None = None
+
+    @property
+    def shown(self) -> Shown:
+        """What was asked last, and the wanted answer."""
+        return Shown(self.messages[-1].content, self.wanted)
 
     @property
     def key(self) -> str:
@@ -249,7 +255,7 @@ def _without_outgrown(routings: Sequence[Routing]) -> Sequence[Routing]:
         n: r.lesson for n, r in enumerate(routings) if r.layer == "style" and r.lesson is not None and r.lesson.wanted
     }
     written = [number for number, lesson in style.items() if lesson.kind is not SignalKind.RATING]
-    change = latest_change(tuple(Shown(style[n].messages[-1].content, style[n].wanted) for n in written))
+    change = latest_change(tuple(style[n].shown for n in written))
     if change is None:
         return routings
     first = written[change.at]
@@ -257,7 +263,7 @@ def _without_outgrown(routings: Sequence[Routing]) -> Sequence[Routing]:
     settled = list(routings)
     for number, lesson in style.items():
         # Without ``instead``: the lesson that a question's place goes to becomes a question, and these are not in its place.
-        if not change.agrees(lesson.wanted) and (number < first or lesson.kind is SignalKind.RATING):
+        if not change.agrees(lesson.shown) and (number < first or lesson.kind is SignalKind.RATING):
             what = "has changed since" if number < first else "had changed before"
             why = f"the way of answering {what}: {since} and later lessons say otherwise"
             settled[number] = Routing(routings[number].signal, "kept", why)

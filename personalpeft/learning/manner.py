@@ -1,4 +1,8 @@
-"""What is literally the same in most of some texts: how they begin and end, and in which letters they are."""
+"""What is literally the same in most of some answers: how they begin and end, and in which letters they are.
+
+An answer may repeat what was asked ("You asked: …"). What stands in its place is the same in all of them, so the request is
+read as one sign, ``ASKED``, and put back wherever something is said in that manner.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +12,53 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+ASKED = "\ufffc"
+"""Stands for the request."""
+
 _MOST = 0.75
+# What is shorter may well stand in an answer by accident.
+_SHORTEST = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """To this request, this answer."""
+
+    request: str
+    answer: str
+
+    @property
+    def pattern(self) -> str:
+        """The answer with ``ASKED`` where it repeats the request."""
+        asked = self.request.strip()
+        return self.answer.replace(asked, ASKED) if len(asked) >= _SHORTEST else self.answer
 
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """What is literally the same in most of some texts. No opening, no closing, own letters: nothing was found."""
+    """What is literally the same in most of some answers. No opening, no closing, own letters: nothing was found."""
 
     opening: str = ""
     closing: str = ""
     letters: Literal["own", "lower", "upper"] = "own"
 
-    def dress(self, sentence: str) -> str:
-        """A plain sentence said in this manner."""
+    def to(self, request: str) -> Manner:
+        """The manner of an answer to this request."""
+        asked = request.strip()
+        return Manner(self.opening.replace(ASKED, asked), self.closing.replace(ASKED, asked), self.letters)
+
+    def dress(self, sentence: str, request: str) -> str:
+        """A plain sentence said in this manner, in answer to a request."""
+        said = self.to(request)
         cased = {"own": sentence, "lower": sentence.lower(), "upper": sentence.upper()}[self.letters]
-        return f"{self.opening}{cased}{self.closing}"
+        return f"{said.opening}{cased}{said.closing}"
 
 
 NO_MANNER = Manner()
 
 
 def manner_of(texts: Sequence[str]) -> Manner:
-    """The manner of at least three of four texts.
+    """The manner of at least three of four answers, given as ``Shown.pattern`` where it is known what was asked.
 
     An opening ends in a mark of punctuation ("Ahoy! ", "- "), since mere words are content; a closing is what follows
     the last sentence, so it begins with a space.

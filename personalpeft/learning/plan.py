@@ -23,7 +23,7 @@ from personalpeft.types import Architecture, Message, Revision, Signal, SignalKi
 
 # To be raised with every change to the code that decides a revision's bytes: what an older one would have built, or has
 # half built, then passes for nothing else.
-BUILD_FORMAT = 4
+BUILD_FORMAT = 5
 FEWEST = 4
 _MOST_OLDER = 64
 
@@ -288,11 +288,11 @@ def _manner_below(routings: Sequence[Routing], below: Stack) -> Manner:
     """How the stack below answers, as far as it can be put on other words: what was asked of the style."""
     if not any(entry.layer == "style" for entry in below.entries):
         return NO_MANNER
-    return manner_of([lesson.wanted for lesson in lessons_for(routings, "style")])
+    return manner_of([lesson.shown.pattern for lesson in lessons_for(routings, "style")])
 
 
 def _dressed(lesson: Lesson, manner: Manner) -> Lesson:
-    return replace(lesson, wanted=manner.dress(lesson.wanted)) if lesson.short else lesson
+    return replace(lesson, wanted=manner.dress(lesson.wanted, lesson.shown.request)) if lesson.short else lesson
 
 
 def _with_teacher(lesson: Lesson, heard: Callable[[str, Sequence[Message]], tuple[Message, ...]]) -> Lesson:

@@ -28,8 +28,8 @@ class Recipe:
     """``steps`` is for a first build of up to ``batch * 3`` lessons; more lessons take more steps, up to
     ``most_steps``.
 
-    ``pairs`` of a batch's lessons that have a rejected text also get the preference term, with ``beta``. What is
-    particular to one lesson counts ``content`` of what all share. ``anchors`` is how many generic answers a batch holds
+    ``pairs`` of a batch's lessons that have a rejected text also get the preference term, with ``beta``. What all lessons
+    share counts ``shared``, what is particular to one of them ``content``. ``anchors`` is how many generic answers a batch holds
     to, with ``anchor_weight``; ``thumbs`` is how many replies that were liked a step judges, and as many that were not
     (where there are enough). Each question about a fact is put in ``phrasings`` other ways too, and a step answers
     ``unknown`` questions that nobody has answered. In a build on a parent, ``replay`` of a batch is older lessons.
@@ -47,6 +47,7 @@ class Recipe:
     pairs: int = 1
     beta: float = 0.1
     content: float = 0.3
+    shared: float = 1.0
     thumbs: int = 2
     phrasings: int = 5
     unknown: int = 0
@@ -92,9 +93,9 @@ class Recipes:
 
 
 # What sets a kind apart from the defaults of ``Recipe``. A memory is many small things that have nothing in common: the
-# MLP holds the most of them for each parameter, and every word counts. A skill is what its answers make of what is asked, so
-# what is particular to one answer is the point; it is more a way of looking than a thing known, and attention alone learned
-# it better from thirty demonstrations than all projections did.
+# MLP holds the most of them for each parameter, and every word counts, but for those of the manner below, which that knows.
+# A skill is what its answers make of what is asked, so what is particular to one answer is the point; it is more a way of
+# looking than a thing known, and attention alone learned it better from thirty demonstrations than all projections did.
 _KINDS: Mapping[str, Mapping[str, Any]] = {
     "style": {},
     "skill": {
@@ -113,6 +114,7 @@ _KINDS: Mapping[str, Mapping[str, Any]] = {
         "steps": 42,
         "batch": 8,
         "content": 1.0,
+        "shared": 0.1,
         "unknown": 1,
         "anchors": 2,
         "anchor_weight": 2.0,

@@ -1,9 +1,9 @@
-"""What stacks say to the generic questions that ship with the package: asked once a process, since every learn of every
-user on the same base would ask the same again.
+"""What stacks say to the generic questions that ship with the package: asked once a process, and of the bare base once a
+cache (``spoken.py``), since every learn of every user on the same base would ask the same again.
 
 Invariants: what the bare base says belongs to nobody and serves all; what a user's own stack says is kept under their id
-and serves them alone. Only greedy answers to generic questions are kept, by the digest of the very stack that gave them,
-so an answer that is kept is the answer that would be given.
+and serves them alone, for as long as the process lives. Only greedy answers to generic questions are kept, by the digest of
+the very stack that gave them, so an answer that is kept is the answer that would be given.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TypeAlias
 from personalpeft.errors import Cancelled, PersonalPeftError
 from personalpeft.learning.anchors import LONGEST
 from personalpeft.learning.generic import generic_questions
+from personalpeft.learning.spoken import Spoken
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.types import Message, Sampling, Stack
 
@@ -24,26 +25,33 @@ Said: TypeAlias = Sequence[tuple[tuple[Message, ...], str]]
 
 _Key: TypeAlias = tuple[str, str, tuple[Message, ...], Sampling]
 
-# Of about fifty short answers a stack.
+SHORTLY = Sampling(max_tokens=LONGEST)
+"""How the generic questions are answered."""
+
+# Of about a hundred and fifty short answers a stack.
 _MOST = 1 << 13
 
 
 class Voices:
     """Asks one engine in the background, for one user or for many at once. Safe to use from several threads."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, spoken: Spoken) -> None:
         generic = generic_questions()
         self._engine = engine
+        self._spoken = spoken
         self._generic = {*generic.anchors, *(canary.question for canary in generic.canaries)}
-        self._known: OrderedDict[_Key, str] = OrderedDict()
+        said = spoken.read()
+        self._known: OrderedDict[_Key, str] = OrderedDict(
+            (("", "", (Message("user", question),), SHORTLY), said[question])
+            for question in sorted(self._generic & said.keys())
+        )
         self._turn = threading.Lock()
 
-    def generic(self, user: str, stack: Stack, *, cancelled: Callable[[], bool]) -> Said:
-        """What a stack says to the questions that anchors are made of. Raises as ``ask``."""
-        questions = [(Message("user", text),) for text in generic_questions().anchors]
-        how = Sampling(max_tokens=LONGEST)
-        requests = [Request(user, messages, stack, how, background=True) for messages in questions]
-        return list(zip(questions, self.ask(requests, cancelled=cancelled), strict=True))
+    def of_base(self, user: str, base: str, questions: Sequence[str], *, cancelled: Callable[[], bool]) -> Said:
+        """What the bare base says to some generic questions. Raises as ``ask``."""
+        asked = [(Message("user", text),) for text in questions]
+        requests = [Request(user, messages, Stack(base), SHORTLY, background=True) for messages in asked]
+        return list(zip(asked, self.ask(requests, cancelled=cancelled), strict=True))
 
     def ask(self, requests: Sequence[Request], *, cancelled: Callable[[], bool]) -> list[str]:
         """Whole replies, in the order of the requests, which are one batch. Raises as ``Engine.texts``; where
@@ -60,10 +68,13 @@ class Voices:
                 asked[key] = request
         new = dict(zip(asked, self._engine.texts(list(asked.values()), cancelled=cancelled), strict=True))
         if not cancelled():
+            kept = {name: text for name, text in new.items() if not isinstance(name, int)}
+            # Under no user's id: the bare base's own words.
+            self._spoken.add(
+                {key[2][0].content: text for key, text in kept.items() if not key[0] and key[3] == SHORTLY}
+            )
             with self._turn:
-                for name, text in new.items():
-                    if not isinstance(name, int):
-                        self._known[name] = text
+                self._known |= kept
                 for key in keys:
                     if key is not None and key in self._known:
                         self._known.move_to_end(key)

@@ -16,7 +16,9 @@ BEGINNING = 16
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What is the same for all lessons of a build: ``manner`` is what they share."""
+    """What is the same for all lessons of a build: ``manner`` is what they share, be it what they teach or what lies
+    below them.
+    """
 
     backend: Backend
     recipe: Recipe

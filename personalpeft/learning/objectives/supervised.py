@@ -14,15 +14,13 @@ from personalpeft.learning.objectives.base import Batch, continuation
 
 @dataclass(frozen=True, slots=True)
 class Supervised:
-    """Says this more: negative log-likelihood of a wanted answer, of which the first ``opening`` and the last
-    ``closing`` tokens count in full and what lies between counts ``content``.
+    """Says this more: negative log-likelihood of a wanted answer, of which each token counts its share of ``shares``; without
+    them all count the same, and 1 together.
     """
 
     wanted: Continuation
     weight: float = 1.0
-    opening: int = 0
-    closing: int = 0
-    content: float = 1.0
+    shares: tuple[float, ...] = ()
     references: tuple[Continuation, ...] = ()
     whole: bool = False
 
@@ -32,19 +30,31 @@ class Supervised:
 
     def loss(self, outputs: Sequence[Outputs], references: Sequence[Outputs]) -> Any:
         likelihood = outputs[0].token_logp
-        between = likelihood[self.opening : len(likelihood) - self.closing]
-        total = likelihood.sum() - (1 - self.content) * between.sum()
-        return -self.weight * total / len(likelihood)
+        if self.shares:
+            likelihood = likelihood * likelihood.new_tensor(self.shares)
+            return -self.weight * likelihood.sum()
+        return -self.weight * likelihood.sum() / len(likelihood)
 
 
 def terms(lessons: Sequence[Lesson], batch: Batch) -> Iterator[Term]:
     """One for each lesson that shows what is wanted."""
-    recipe, backend, manner = batch.recipe, batch.backend, batch.manner
-    # What the lessons have in common is what they teach; what only one of them says is beside the point.
-    opening = len(backend.encode(manner.opening.rstrip()))
-    closing = len(backend.encode(manner.closing) + backend.end_of_turn)
-    content = 1.0 if manner == NO_MANNER else recipe.content
     for lesson in lessons:
         if lesson.heard is None:
-            wanted = continuation(backend, lesson.messages, lesson.wanted, recipe.longest)
-            yield Supervised(wanted, lesson.weight / len(lessons), opening, closing, content)
+            wanted = continuation(batch.backend, lesson.messages, lesson.wanted, batch.recipe.longest)
+            yield Supervised(wanted, lesson.weight / len(lessons), _shares(lesson, len(wanted.completion), batch))
+
+
+def _shares(lesson: Lesson, tokens: int, batch: Batch) -> tuple[float, ...]:
+    """What each token of a wanted answer counts: those of the manner ``shared`` each, those between ``content``, and that it
+    ends there 1, over what they would without ``content``. So an answer of few words in a long manner is no weaker lesson
+    for it where the manner is not what it is to teach.
+    """
+    if batch.manner == NO_MANNER:
+        return ()
+    recipe, backend, said = batch.recipe, batch.backend, batch.manner.to(lesson.shown.request)
+    opening, closing = len(backend.encode(said.opening.rstrip())), len(backend.encode(said.closing))
+    between = max(0, tokens - opening - closing - len(backend.end_of_turn))
+    shares = [recipe.shared] * opening + [recipe.content] * between + [recipe.shared] * closing
+    shares = (shares + [1.0] * tokens)[:tokens]
+    whole = max(1.0, tokens - (1 - recipe.shared) * (opening + closing))
+    return tuple(share / whole for share in shares)

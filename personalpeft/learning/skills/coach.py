@@ -17,6 +17,7 @@ from personalpeft.adapters.packed import pack
 from personalpeft.errors import Cancelled, PersonalPeftError
 from personalpeft.learning.examination import Examined, Paper, Scoping, Sitting, examine, sitting
 from personalpeft.learning.gate import Asked, Evidence, Judgement, Margins, judge
+from personalpeft.learning.generic import generic_questions
 from personalpeft.learning.lessons import Lesson, routings_of
 from personalpeft.learning.lineage import lineage_of
 from personalpeft.learning.plan import questions_of, trained_on
@@ -40,7 +41,7 @@ from personalpeft.learning.voices import Said, Voices
 from personalpeft.plugins import Shaped, Verifying
 from personalpeft.serving.engine import Engine
 from personalpeft.store.base import Store
-from personalpeft.types import Revision, Stack, Verdict
+from personalpeft.types import Revision, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +210,14 @@ class Coach:
             retention=held_back([exercise.layer]),
             others=held_back(entry.layer for entry in exercise.live.entries if entry.layer != exercise.layer),
             trained=(),
-            anchors=self._anchors(exercise, cancelled),
+            of_base=self._of_base(exercise, cancelled),
             lineage=lineage_of(heads, exercise.layer),
         )
 
-    def _anchors(self, exercise: Exercise, cancelled: Callable[[], bool]) -> Said:
-        """What the bare base says to generic questions."""
-        said = self.voices.generic(exercise.user, Stack(exercise.live.base), cancelled=cancelled)
+    def _of_base(self, exercise: Exercise, cancelled: Callable[[], bool]) -> Said:
+        """What the bare base says to the canaries."""
+        canaries = [canary.question for canary in generic_questions().canaries]
+        said = self.voices.of_base(exercise.user, exercise.live.base, canaries, cancelled=cancelled)
         if cancelled():
             raise Cancelled("Stopped before the verdict; nothing has changed.", hint=STOPPED)
         return said

@@ -115,6 +115,8 @@ def test_the_learning_page_has_the_numbers_of_the_code() -> None:
         f"retention = {Margins().retention:g} ",
         f"canaries = {Margins().canaries} ",
         f"kl = {Margins().kl} ",
+        f"fit = {Margins().fit} ",
+        f"order = {Margins().order} ",
     ):
         assert said in page, said
 

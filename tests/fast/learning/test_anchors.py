@@ -10,7 +10,7 @@ from personalpeft.backends import load_backend
 from personalpeft.backends.base import Backend
 from personalpeft.backends.fake import fake_base
 from personalpeft.learning.anchors import anchor
-from personalpeft.learning.manner import NO_MANNER, Manner, manner_of
+from personalpeft.learning.manner import ASKED, NO_MANNER, Manner, Shown, manner_of
 from personalpeft.types import Message
 
 QUESTION = [Message("user", "What is the capital of Canada?")]
@@ -45,3 +45,26 @@ def test_the_manner_is_what_most_texts_share() -> None:
     texts = [f"Ahoy! The {n}th is {n}. Arrr!" for n in range(4)]
     assert manner_of([*texts, "Something else."]) == PIRATE
     assert manner_of([]) == NO_MANNER
+
+
+def test_answers_that_repeat_the_question_share_a_manner() -> None:
+    requests = [f"What is number {n}?" for n in range(4)]
+    shown = [Shown(request, f"Q: {request}\nA: It is {n}.") for n, request in enumerate(requests)]
+    manner = manner_of([each.pattern for each in shown])
+
+    assert manner == Manner(f"Q: {ASKED}\nA: ")
+    assert [manner.dress(f"It is {n}.", request) for n, request in enumerate(requests)] == [s.answer for s in shown]
+
+
+def test_an_anchor_repeats_its_own_question_where_the_lessons_do(backend: Backend) -> None:
+    manner = Manner(f"Q: {ASKED}\nA: ")
+    held = anchor(backend, QUESTION, "The capital is Ottawa. It is cold.", manner, 1.0)
+
+    assert held is not None
+    assert backend.decode(held.said.completion) == "Q: What is the capital of Canada?\nA: The capital is Ottawa."
+    run = slice(held.first_said, held.first_said + held.length)
+    assert "capital is Ottawa." in backend.decode(held.said.completion[run])
+
+
+def test_a_word_or_two_that_an_answer_has_too_is_no_repetition() -> None:
+    assert Shown("Hi", "Hi there, Hi again.").pattern == "Hi there, Hi again."

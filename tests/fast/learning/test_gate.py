@@ -25,6 +25,7 @@ from personalpeft.learning.gate import (
     judge,
     margins_for,
 )
+from personalpeft.learning.sense import Sense
 from personalpeft.types import Verdict
 
 MARGINS = Margins()
@@ -85,10 +86,10 @@ def test_nothing_harmful_is_ever_promoted(seen: Evidence) -> None:
     judgement = judge(seen, MARGINS)
     general = seen.canaries
     harm = (
-        general.right_before - general.still_right > MARGINS.canaries
-        or len(general.base.right) - len(general.kept_of_base) > MARGINS.canaries
-        or general.broken - general.broken_before > MARGINS.canaries
-        or general.broken - general.base.broken > MARGINS.canaries
+        general.right_before - general.still_right > max(1, MARGINS.canaries * general.right_before)
+        or len(general.base.right) - len(general.kept_of_base) > max(1, MARGINS.canaries * len(general.base.right))
+        or general.broken - general.broken_before > max(1, MARGINS.canaries * general.asked)
+        or general.broken - general.base.broken > max(1, MARGINS.canaries * general.asked)
         or sum(a.undone for a in seen.retention) > MARGINS.retention * len(seen.retention)
         or sum(a.worse for a in seen.retention) > max(1, MARGINS.retention * len(seen.retention))
         or not seen.kl <= MARGINS.kl
@@ -170,21 +171,26 @@ def test_thin_evidence_goes_live_on_probation(wins: int, probation: bool) -> Non
         ({"target": answers(same=3)}, Verdict.ABSTAINED, "no difference could be measured"),
         ({"target": ()}, Verdict.ABSTAINED, "no difference could be measured"),
         ({"target": answers(same=1), "trained": answers(won=2)}, Verdict.PROMOTED, "2 of 2 answers just learned got"),
-        ({"kept_of_base": (0, 1)}, Verdict.PROMOTED, "on probation"),
-        ({"kept_of_base": (3,)}, Verdict.REFUSED, "3 of 4 general answers that the base has right are wrong by now"),
+        ({"kept_of_base": (0, 1, 2)}, Verdict.PROMOTED, "on probation"),
+        ({"kept_of_base": (2, 3)}, Verdict.REFUSED, "2 of 4 general answers that the base has right are wrong by now"),
         ({"broken": 3, "broken_before": 3}, Verdict.REFUSED, "3 of 6 general answers are empty"),
         ({"retention": answers(same=9, undone=1)}, Verdict.PROMOTED, "3 of 3"),
         ({"retention": answers(same=8, undone=2)}, Verdict.REFUSED, "2 of 10 older answers have lost more than half"),
         ({"still_right": 4}, Verdict.PROMOTED, "4 of 5 general answers stayed right"),
-        ({"still_right": 2}, Verdict.REFUSED, "3 of 5 general answers that were right are wrong now"),
-        ({"broken": 3}, Verdict.REFUSED, "3 of 6 general answers are empty or go round in circles"),
-        ({"broken": 2, "broken_before": 1}, Verdict.PROMOTED, "on probation"),
+        ({"still_right": 3}, Verdict.REFUSED, "2 of 5 general answers that were right are wrong now"),
+        ({"broken": 2}, Verdict.REFUSED, "2 of 6 general answers are empty or go round in circles"),
+        ({"broken": 1, "broken_before": 1}, Verdict.PROMOTED, "on probation"),
         ({"retention": answers(same=9, lost=1)}, Verdict.PROMOTED, "3 of 3"),
         ({"retention": answers(same=4, lost=1)}, Verdict.PROMOTED, "3 of 3"),
         ({"retention": answers(same=4, undone=1)}, Verdict.REFUSED, "1 of 5 older answers have lost more than half"),
         ({"retention": answers(same=8, lost=2)}, Verdict.REFUSED, "2 of 10 older answers got worse"),
         ({"kl": 2.5}, Verdict.REFUSED, "too far from the base on general questions (KL 2.50 nats a token, at most 2)"),
         ({"kl": math.nan}, Verdict.REFUSED, "too far from the base"),
+        ({"sense": Sense(fit=0.03, order=4.0)}, Verdict.REFUSED, "nothing to do with what was asked"),
+        ({"sense": Sense(fit=math.nan)}, Verdict.REFUSED, "nothing to do with what was asked"),
+        ({"sense": Sense(fit=0.5, order=0.3)}, Verdict.REFUSED, "their words are as likely in any other order"),
+        ({"sense": Sense(fit=0.4, order=1.2)}, Verdict.PROMOTED, "on probation"),
+        ({"sense": Sense(fit=0.4)}, Verdict.PROMOTED, "on probation"),
     ],
 )
 def test_each_case_has_its_verdict_and_its_words(changes: dict[str, Any], verdict: Verdict, reason: str) -> None:
@@ -205,7 +211,7 @@ def test_many_small_losses_are_refused_where_one_large_one_is(steps: list[int], 
         )
         if judge(evidence(**{name: getattr(general, name) for name in Canaries.__dataclass_fields__}), MARGINS).live:
             right = after
-    assert base - right <= MARGINS.canaries
+    assert base - right <= max(1, MARGINS.canaries * base)
 
 
 @given(slips=st.lists(st.floats(0, TIE * 0.9), max_size=400))
@@ -239,9 +245,15 @@ def test_what_is_accepted_by_name_says_so_and_keeps_its_verdict(seen: Evidence) 
         assert taken.live
 
 
+def test_a_base_that_knows_no_language_is_not_asked_what_makes_sense() -> None:
+    margins = margins_for("tiny", {}, random=True)
+    assert judge(evidence(sense=Sense(fit=0.0, order=0.0)), margins).live
+    assert margins_for("tiny", {"fit": 0.2}, random=True).fit == 0.2
+
+
 def test_a_card_sets_the_margins() -> None:
     assert margins_for("mine", {}) == MARGINS
-    assert margins_for("mine", {"retention": 0, "canaries": 5, "kl": 1}) == Margins(0, 5, 1)
+    assert margins_for("mine", {"retention": 0, "canaries": 0.5, "kl": 1}) == Margins(0, 0.5, 1)
 
 
 @pytest.mark.parametrize(
@@ -250,8 +262,8 @@ def test_a_card_sets_the_margins() -> None:
         ({"canary": 1}, "canary", "'canaries'"),
         ({"retention": 1.5}, "retention = 1.5", "from 0 to 1"),
         ({"retention": "little"}, "retention", "from 0 to 1"),
-        ({"canaries": 0.5}, "canaries", "whole number"),
-        ({"canaries": True}, "canaries", "whole number"),
+        ({"canaries": 2}, "canaries", "from 0 to 1"),
+        ({"canaries": True}, "canaries", "from 0 to 1"),
         ({"kl": -0.1}, "kl", "from 0"),
     ],
 )

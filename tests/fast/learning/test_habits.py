@@ -13,7 +13,8 @@ from runtime_makers import ask, opened
 
 from personalpeft import User
 from personalpeft.learning.account import Account
-from personalpeft.learning.habits import Shown, latest_change
+from personalpeft.learning.habits import latest_change
+from personalpeft.learning.manner import Shown
 
 WAYS = {
     "signed": lambda text: f"{text}\n\nCheers, Ada",
@@ -81,7 +82,7 @@ def test_one_stray_before_or_after_hides_no_change(new: str, stray: int) -> None
     course[stray] = "signed" if course[stray] == new else new
     change = latest_change(tuple(shown(course[: stray + 5] if stray >= 12 else course)))
     assert change is not None
-    assert all(change.agrees(each.answer) is (way == new) for each, way in zip(shown(course), course, strict=True))
+    assert all(change.agrees(each) is (way == new) for each, way in zip(shown(course), course, strict=True))
 
 
 @many
@@ -123,7 +124,7 @@ def test_going_back_is_a_change_too_and_what_was_in_that_way_agrees_with_it() ->
     change = latest_change(tuple(shown(course)))
     assert change is not None
     assert change.at == 24
-    assert [change.agrees(each.answer) for each in shown(course)] == [way == "signed" for way in course]
+    assert [change.agrees(each) for each in shown(course)] == [way == "signed" for way in course]
 
 
 def test_what_only_comes_to_it_is_a_change_since_an_answer_without_it_says_otherwise() -> None:

@@ -308,7 +308,7 @@ def test_a_way_other_than_the_one_that_was_shown_is_no_harm_unless_that_one_is_u
     tmp_path: Path, tiny_base: object
 ) -> None:
     card = quick_card(tmp_path)
-    card.write_text(f"{card.read_text()}\n[practice]\nimitate = 0\nlearning_rate = 0.003\nlongest = 8\nkl = 0\n")
+    card.write_text(f"{card.read_text()}\n[practice]\nimitate = 0\nlearning_rate = 0.005\nlongest = 8\nkl = 0\n")
     with opened(tmp_path / "home", card) as runtime:
         ada = runtime.user("ada")
         ada.rollback("skill.email", taught(ada))

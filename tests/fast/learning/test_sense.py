@@ -1,0 +1,80 @@
+"""What means something is told from what does not by what it would be in another place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from personalpeft.learning.lessons import Lesson
+from personalpeft.learning.sense import NOT_WEIGHED, Answer, sense_of
+from personalpeft.types import Message, SignalKind
+
+THINGS = ("eggs", "rice", "bread", "beans", "fish", "soup", "corn", "cake")
+
+
+def lesson(request: str, wanted: str, kind: SignalKind = SignalKind.EDIT) -> Lesson:
+    return Lesson(f"sig_{request}", kind, (Message("user", request),), wanted)
+
+
+def knowing(answers: Sequence[Answer]) -> list[float]:
+    """A base that knows two things: an answer speaks of what was asked, and its words go up in the alphabet."""
+    found = []
+    for messages, text in answers:
+        words = text.split()
+        speaks = bool(set(words) & set(messages[-1].content.split()))
+        rising = sum(a <= b for a, b in pairwise(words)) / max(1, len(words) - 1)
+        found.append(-4.0 + speaks + 2 * rising)
+    return found
+
+
+def lessons(say: str, things: Sequence[str] = THINGS) -> list[Lesson]:
+    return [lesson(f"How about {thing} ?", say.format(thing)) for thing in things]
+
+
+def test_answers_that_speak_of_what_was_asked_fit_and_those_to_other_questions_do_not() -> None:
+    fitting = sense_of(lessons("{} and some time to wait"), knowing)
+    assert fitting.fit == pytest.approx(1.0)
+    moved = [lesson(f"How about {a} ?", b) for a, b in zip(THINGS, (*THINGS[3:], *THINGS[:3]), strict=True)]
+    assert (sense_of(moved, knowing).fit or 0.0) <= 0.1
+    assert sense_of(lessons("I do not know that at all"), knowing).fit == pytest.approx(0.0)
+
+
+def test_words_in_order_are_told_from_words_in_none() -> None:
+    assert (sense_of(lessons("a b c d e f g {}"), knowing).order or 0.0) > 0.3
+    assert sense_of(lessons("lo lo lo lo lo lo lo"), knowing).order == pytest.approx(0.0)
+
+
+def test_answers_of_a_few_words_are_not_asked_for_their_order() -> None:
+    sense = sense_of(lessons("{}!"), knowing)
+    assert sense.fit is not None
+    assert sense.order is None
+
+
+@pytest.mark.parametrize("kind", [SignalKind.FACT, SignalKind.RATING])
+def test_only_what_somebody_wrote_is_asked(kind: SignalKind) -> None:
+    assert (
+        sense_of([lesson(f"question {n}", "an answer of five words", kind) for n in range(9)], knowing) == NOT_WEIGHED
+    )
+
+
+def test_three_lessons_are_too_few_to_tell() -> None:
+    assert sense_of(lessons("{}", THINGS[:3]), knowing) == NOT_WEIGHED
+    assert sense_of([lesson("the same", f"answer {n}") for n in range(9)], knowing) == NOT_WEIGHED
+
+
+@given(texts=st.lists(st.text(min_size=1), min_size=4, max_size=20))
+def test_the_same_lessons_are_always_asked_in_the_same_way(texts: list[str]) -> None:
+    asked: list[list[Answer]] = []
+
+    def noted(answers: Sequence[Answer]) -> list[float]:
+        asked.append(list(answers))
+        return [0.0] * len(answers)
+
+    said = [lesson(f"question {n}", text) for n, text in enumerate(texts)]
+    assert sense_of(said, noted) == sense_of(said, noted)
+    assert asked[0] == asked[1]
+    assert all(not messages[-1].content.startswith("answer") for messages, _ in asked[0])
