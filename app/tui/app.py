@@ -1,5 +1,6 @@
-"""The terminal chat. It owns what is on the screen: which conversation is shown, which reply is selected or edited, what is
-learned. Everything else is a value, a thread or a widget.
+"""The terminal chat. It owns what is on the screen: which conversation is shown, and what each key and click has done by those
+who know: ``Speaking`` of conversations, ``Replying`` of what is said about a reply, ``Studying`` of the model. Everything
+else is a value, a thread or a widget.
 
 Invariants: a text that a person typed stands where they can see it until the ledger has it; nothing that takes time runs
 in the screen's own thread; what goes wrong becomes a message.
@@ -26,6 +27,7 @@ from personalpeft_app.tui.composer import Composer, Mode
 from personalpeft_app.tui.conversations import conversations
 from personalpeft_app.tui.keys import COMMANDS
 from personalpeft_app.tui.panel import Panel, Revisions, Weight
+from personalpeft_app.tui.replying import Replying
 from personalpeft_app.tui.screens import Comparing, Reading, keys_help
 from personalpeft_app.tui.sidebar import Conversations
 from personalpeft_app.tui.speaking import Speaking
@@ -83,11 +85,8 @@ class Tui(App[None]):
         self._threads = Threads(self, bug)
         self._speaking = Speaking(desk, self._threads, self)
         self._studying = Studying(desk, self._threads, self, loading)
+        self._replying = Replying(desk.user, self._threads, self._speaking, self._studying, self)
         self._at = self._speaking.begin()
-        self._selected: dict[str, int] = {}
-        # What is typed into a reply's editor, by turn, also while the editor is closed.
-        self._edits: dict[str, str] = {}
-        self._editing: str | None = None
         self._due = False
 
     # What is there
@@ -133,9 +132,8 @@ class Tui(App[None]):
 
     @property
     def _exchange(self) -> Exchange | None:
-        """The selected one: the last where nobody chose another."""
-        talk, chosen = self._talk, self._selected.get(self._at)
-        return talk[chosen] if chosen is not None and talk.has(chosen) else talk.last
+        """The selected one."""
+        return self._replying.selected(self._at)
 
     # Showing it
 
@@ -154,11 +152,12 @@ class Tui(App[None]):
         self._due = False
         if not self.is_running:
             return
-        talk, selected = self._talk, self._exchange
-        editing = next((each for each in talk.exchanges if each.turn and each.turn == self._editing), None)
-        drafts = {editing.number: self._edits.get(editing.turn or "", editing.text)} if editing else {}
+        selected = self._exchange
         await self.query_one(Transcript).show(
-            talk, selected=selected.number if selected else None, loaded=self._studying.loading is None, drafts=drafts
+            self._talk,
+            selected=selected.number if selected else None,
+            loaded=self._studying.loading is None,
+            drafts=self._replying.drafts(self._at),
         )
         self._list()
         self._foot()
@@ -209,6 +208,20 @@ class Tui(App[None]):
     def talk_given_back(self, key: str, text: str) -> bool:
         return self.query_one(Composer).give_back(key, text)
 
+    # What Replying says
+
+    def reply_changed(self) -> None:
+        self._show()
+
+    def reply_kept(self) -> None:
+        self.action_read()
+
+    def reply_said(self, text: str) -> None:
+        self._note(text)
+
+    def reply_wrong(self, error: PersonalPeftError) -> None:
+        self._wrong(error)
+
     # What Studying says
 
     def model_stands(self, standing: Standing) -> None:
@@ -242,23 +255,17 @@ class Tui(App[None]):
         composer, key = self.query_one(Composer), self._at
         if event.mode == "ask":
             composer.taken(key, "ask")
-            self._selected.pop(key, None)
+            self._replying.follow(key)
             self._speaking.ask(key, event.text)
             return
         # The text stands until the ledger has it.
-        exchange = self._exchange
         if event.mode == "remember":
             work = partial(self._user.remember, event.text)
             then = partial(self._kept, key, "remember", "Remembered; it is looked up from the next question on.")
             self._threads.do(work, lambda _: then(), self._wrong)
-        elif exchange is not None and exchange.turn is not None:
-            turn, comments = exchange.turn, exchange.comments + 1
-
-            def commented(_: object) -> None:
-                self._speaking.said(key, turn, comments=comments)
-                self._kept(key, "comment", "Kept; it is a rule from the next question on.")
-
-            self._threads.do(partial(self._user.feedback, turn, comment=event.text), commented, self._wrong)
+        else:
+            kept = partial(self._kept, key, "comment", "Kept; it is a rule from the next question on.")
+            self._replying.comment(key, event.text, kept)
 
     def _kept(self, key: str, mode: Mode, note: str) -> None:
         composer = self.query_one(Composer)
@@ -275,7 +282,7 @@ class Tui(App[None]):
         self._type("remember")
 
     def action_comment(self) -> None:
-        if self._answered() is not None:
+        if self._replying.answered(self._at) is not None:
             self._type("comment")
 
     def _type(self, mode: Mode) -> None:
@@ -302,7 +309,7 @@ class Tui(App[None]):
             self._note("Ctrl+Q leaves.")
 
     async def action_quit(self) -> None:
-        self.unsent = [*self.query_one(Composer).unsent(), *(text.strip() for text in self._edits.values())]
+        self.unsent = [*self.query_one(Composer).unsent(), *self._replying.unsent()]
         self._speaking.stop_all()
         for job in self._studying.jobs:
             job.stop()
@@ -353,46 +360,21 @@ class Tui(App[None]):
         self._select(event.number)
 
     def _select(self, number: int) -> None:
-        self._selected[self._at] = number
+        self._replying.select(self._at, number)
         transcript = self.query_one(Transcript)
         view = transcript.view(number)
         if view is not None:
             transcript.scroll_to_widget(view, animate=False)
-        self._show()
         self._explain()
 
-    def _answered(self) -> str | None:
-        """The turn of the selected reply; where there is none, a message says so."""
-        exchange = self._exchange
-        if exchange is None or exchange.turn is None:
-            self._note("There is no reply to say that of." if exchange is None else "That reply is not finished.")
-            return None
-        return exchange.turn
-
     def action_good(self) -> None:
-        self._rate(1)
+        self._replying.rate(self._at, 1)
 
     def action_bad(self) -> None:
-        self._rate(-1)
-
-    def _rate(self, rating: int) -> None:
-        turn, key = self._answered(), self._at
-        if turn is not None:
-
-            def rated(_: object) -> None:
-                self._speaking.said(key, turn, rating=rating)
-                self._studying.look()
-
-            self._threads.do(partial(self._user.feedback, turn, rating=rating), rated, self._wrong)
+        self._replying.rate(self._at, -1)
 
     def action_retry(self) -> None:
-        exchange = self._exchange
-        if exchange is None or not exchange.over:
-            self._note("There is nothing to ask again.")
-        elif exchange != self._talk.last:
-            self._note("Only the last question can be asked again.")
-        else:
-            self._speaking.again(self._at, exchange.number)
+        self._replying.again(self._at)
 
     def action_take_back(self) -> None:
         exchange = self._exchange
@@ -414,44 +396,26 @@ class Tui(App[None]):
         if exchange is not None and exchange.status == "failed":
             self.action_take_back()
             return
-        turn = self._answered()
-        if turn is not None:
-            self._leave_edit()
-            self._editing = turn
-            self._show()
+        self._replying.edit(self._at, self._typed)
 
     def action_leave_edit(self) -> None:
-        self._leave_edit()
+        self._replying.leave(self._typed)
         self._show()
         self.action_read()
 
-    def _leave_edit(self) -> None:
-        """Closes the editor; what was typed is there again when it is opened."""
-        for editor in self.query(ReplyEditor):
-            if self._editing is not None:
-                self._edits[self._editing] = editor.text
-        self._editing = None
-
     def action_keep_edit(self) -> None:
-        turn, key = self._editing, self._at
+        typed = self._typed
+        if typed is not None:
+            self._replying.keep(self._at, typed)
+
+    @property
+    def _typed(self) -> str | None:
+        """What stands in the editor of a reply, where one is open."""
         editor = next(iter(self.query(ReplyEditor)), None)
-        if turn is None or editor is None:
-            return
-        text = editor.text
-
-        def kept(_: object) -> None:
-            self._edits.pop(turn, None)
-            if self._editing == turn:
-                self._editing = None
-                self.action_read()
-            self._speaking.said(key, turn, edited=text)
-            self._note("Kept: that is how it should have been.")
-            self._studying.look()
-
-        self._threads.do(partial(self._user.feedback, turn, edit=text), kept, self._wrong)
+        return None if editor is None else editor.text
 
     def action_why(self) -> None:
-        if self._answered() is not None:
+        if self._replying.answered(self._at) is not None:
             self.action_open("why")
             self._explain()
 
