@@ -12,7 +12,9 @@ write into a folder of yours) is not there. Besides the library's errors a call 
 Nothing but the standard library is used to talk; no redirect is followed, so the token goes nowhere else.
 """
 
+from personalpeft_app.client.comparing import Comparison
+from personalpeft_app.client.following import RemoteStream
 from personalpeft_app.client.line import NotAllowed, Unreachable
-from personalpeft_app.client.remote import Client, Comparison, RemoteStream, RemoteUser, connect
+from personalpeft_app.client.remote import Client, RemoteUser, connect
 
 __all__ = ["Client", "Comparison", "NotAllowed", "RemoteStream", "RemoteUser", "Unreachable", "connect"]

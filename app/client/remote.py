@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from personalpeft.comparing import Choice
-from personalpeft.errors import InvalidInput, NotFound, PersonalFileError, PersonalPeftError
+from personalpeft.errors import InvalidInput, PersonalFileError
 from personalpeft.forgetting import ForgetReport
 from personalpeft.ids import check_user_id
 from personalpeft.learning.account import Account
 from personalpeft.learning.digest import Digest
 from personalpeft.learning.pending import Pending
 from personalpeft.learning.recipe import Start
-from personalpeft.learning.report import LearnReport, excerpt
+from personalpeft.learning.report import LearnReport
 from personalpeft.memory.base import Item
 from personalpeft.personal import Exported, Imported
 from personalpeft.prompts import Prompt, check_prompt
 from personalpeft.replies import Reply, Why
 from personalpeft.store.base import UserSummary
 from personalpeft.types import PERSON, HeadMove, Layer, Revision, Scope, Signal, Stack, Turn
-from personalpeft_app.client.line import Line, Unreachable, error_of
+from personalpeft_app.client.comparing import Comparison
+from personalpeft_app.client.following import Asking, Progress, RemoteStream, broken_off, follow
+from personalpeft_app.client.line import Line
 from personalpeft_app.http.own import operations as do
 from personalpeft_app.http.own import values as v
-
-Progress = Callable[[str, float], None]
-Asking = Callable[[], bool]
 
 _PAGE = 1000
 
@@ -68,92 +66,6 @@ class Client:
         """As ``Runtime.users``; needs a token of administration."""
         page: v.Page[UserSummary] = self._line.call(do.USERS, None, v.PageQuery(after, limit))
         return page.items
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two answers, of which the server alone knows whose they are until ``choose`` is called."""
-
-    prompt: str
-    answers: tuple[v.BlindAnswer, ...]
-    same: bool
-    keep: Callable[[int | str], Choice] = field(repr=False, compare=False)
-
-    def choose(self, which: int | str) -> Choice:
-        """As ``personalpeft.Comparison.choose``; ``NotFound`` when the server no longer remembers it."""
-        return self.keep(which)
-
-    def as_json(self) -> dict[str, object]:
-        """The comparison as plain data."""
-        answers = [{"number": each.number, "name": each.name, "text": each.text} for each in self.answers]
-        return {"prompt": self.prompt, "answers": answers, "same": self.same}
-
-    def __str__(self) -> str:
-        lines = [f"> {excerpt(self.prompt, 80)}"]
-        for answer in self.answers:
-            lines += [
-                "",
-                f"{answer.number} ({answer.name})",
-                *(f"  {line}" for line in answer.text.splitlines() or [""]),
-            ]
-        return "\n".join(lines)
-
-
-class RemoteStream(Iterator[str]):
-    """As ``personalpeft.Stream``: iterate for pieces of text, then read ``reply``."""
-
-    def __init__(self, line: Line, user: str, body: v.ChatBody, cancelled: Asking | None) -> None:
-        self._line, self._user = line, user
-        self._cancelled = cancelled
-        self._events = line.events(do.STREAM, body, user=user)
-        self._name = ""
-        self._reply: Reply | None = None
-        self._stopped = False
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> str:
-        for event in self._events:
-            match event:
-                case v.Begun(name):
-                    self._name = name
-                case v.Piece(text):
-                    if not self._stopped:
-                        self._look()
-                        return text
-                case v.Ended(reply):
-                    self._reply = reply
-            self._look()
-        if self._reply is None and not self._stopped:
-            raise Unreachable(
-                "The server went away in the middle of a reply.", hint="What came is kept as a cancelled turn."
-            )
-        raise StopIteration
-
-    def close(self) -> None:
-        """Stops writing and keeps what came as a cancelled turn; ``reply`` is there afterwards."""
-        if self._reply is None and not self._stopped:
-            self._stop()
-            for _ in self:
-                pass
-        self._events.close()
-
-    @property
-    def reply(self) -> Reply:
-        """The whole reply. Raises ``NotFound`` while it is still being written."""
-        if self._reply is None:
-            raise NotFound("The reply is not finished.", hint="Iterate over the stream to its end first.")
-        return self._reply
-
-    def _look(self) -> None:
-        if self._cancelled is not None and not self._stopped and self._cancelled():
-            self._stop()
-
-    def _stop(self) -> None:
-        self._stopped = True
-        if self._name:
-            self._line.call(do.STOP, user=self._user, stream=self._name)
 
 
 class RemoteUser:
@@ -290,9 +202,9 @@ class RemoteUser:
         cancelled: Asking = lambda: False,
     ) -> ForgetReport:
         """As ``User.forget``; it runs in the server."""
-        job = self._wait(self._call(do.FORGET, v.ForgetBody(_turn(item), rebuild, dry_run)), progress, cancelled)
+        job = self._followed(self._call(do.FORGET, v.ForgetBody(_turn(item), rebuild, dry_run)), progress, cancelled)
         if job.forgotten is None:
-            raise _broken_off("a forgetting")
+            raise broken_off("a forgetting")
         return job.forgotten
 
     def pending(self) -> Pending:
@@ -399,37 +311,13 @@ class RemoteUser:
         return found
 
     def _learned(self, job: v.Job, progress: Progress, cancelled: Asking) -> LearnReport:
-        job = self._wait(job, progress, cancelled)
+        job = self._followed(job, progress, cancelled)
         if job.report is None:
-            raise _broken_off("a learn")
+            raise broken_off("a learn")
         return job.report
 
-    def _wait(self, job: v.Job, progress: Progress, cancelled: Asking) -> v.Job:
-        """The job as it is when it is over. Raises the error that it ended in."""
-        stopping = False
-        events = self._line.events(do.FOLLOW, user=self.id, job=job.id)
-        try:
-            for event in events:
-                if event is not None and event != job:
-                    job = event
-                    if job.stage and not job.over:
-                        progress(job.stage, job.progress)
-                if not job.over and not stopping and cancelled():
-                    stopping = True
-                    self._call(do.CANCEL, job=job.id)
-        except BaseException:
-            with suppress(PersonalPeftError):
-                self._call(do.CANCEL, job=job.id)
-            raise
-        finally:
-            events.close()
-        if job.error is not None:
-            raise error_of(job.error)
-        return job
-
-
-def _broken_off(what: str) -> Unreachable:
-    return Unreachable(f"The server went away in the middle of {what}.", hint="The next learn goes on from there.")
+    def _followed(self, job: v.Job, progress: Progress, cancelled: Asking) -> v.Job:
+        return follow(self._line, self.id, job, progress, cancelled)
 
 
 def _asked(prompt: Prompt) -> Any:
