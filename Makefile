@@ -13,7 +13,7 @@ STAMP := .venv/.installed
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint fast slow docs plots vllm-env clean
+.PHONY: help demo test lint fast slow docs plots browser vllm-env clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -44,6 +44,13 @@ docs: $(STAMP) ## Write the pages that are made from the code
 
 plots: $(STAMP) ## Draw what bench sweep and bench capacity kept in docs/plots
 	@$(BIN)/python docs/plots/draw.py
+
+# Playwright drives the system's browser, or one of its own where that can be had. Without one the tests of the page are skipped.
+browser: $(STAMP) ## A Chromium for the tests of the web page, where there is none
+	@command -v chromium chromium-browser google-chrome >/dev/null && exit 0; \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	  else $(BIN)/playwright install chromium; fi
 
 # vLLM pins its own torch and transformers, so it has an environment of its own. The three packages that are taken out do not match the
 # processor's torch, and vLLM imports them where they are.

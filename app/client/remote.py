@@ -51,6 +51,11 @@ class Client:
         self._line.call(do.MAKE_USER if create else do.SUMMARY, user=user_id)
         return RemoteUser(user_id, self._line)
 
+    def holder(self) -> v.Holder:
+        """Whose the token is that this client was made with, and the base that answers."""
+        found: v.Holder = self._line.call(do.HOLDER)
+        return found
+
     def import_user(self, file: str | Path, *, as_user: str | None = None) -> Imported:
         """As ``Runtime.import_user``; needs a token of administration."""
         try:

@@ -326,6 +326,26 @@ def bench_capacity(common: Common, counts: tuple[int, ...], ranks: tuple[int, ..
     show(common, found, table(heads, rows))
 
 
+@command("page", examples=("personalpeft bench page", "personalpeft bench page --repeat 20 --json"))
+@click.option("--repeat", "repetitions", type=click.IntRange(1), default=7, show_default=True, help="How often.")
+def bench_page(common: Common, repetitions: int) -> None:
+    """How soon a browser shows the web page, on loopback.
+
+    First paint, and when the last conversation can be read, with nothing kept and with the page's files kept. Needs the
+    package playwright and a Chromium.
+    """
+    from personalpeft_app.bench import page
+
+    found = page.bench_page(repetitions=repetitions, say=_say(common))
+    rows = [
+        ("first paint, nothing kept", str(found.first_paint_cold_ms)),
+        ("first paint, files kept", str(found.first_paint_warm_ms)),
+        ("ready, nothing kept", str(found.ready_cold_ms)),
+        ("ready, files kept", str(found.ready_warm_ms)),
+    ]
+    show(common, found, "\n".join((table(("WHAT", "MS (LEAST TO MOST)"), rows), f"{found.bytes:,} bytes in all")))
+
+
 def _median(figures: Iterable[float | None]) -> str:
     known = [figure for figure in figures if figure is not None]
     return f"{statistics.median(known):.3g}" if known else "none"
@@ -358,6 +378,6 @@ bench.add_section(
     "Benchmarks",
     (
         *(bench_style, bench_learn, bench_gate, bench_prefeval, bench_skill, bench_sweep, bench_capacity),
-        *(bench_catalog, bench_serve, bench_attach, bench_publish, bench_wave),
+        *(bench_catalog, bench_serve, bench_attach, bench_publish, bench_wave, bench_page),
     ),
 )

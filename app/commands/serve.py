@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 import logging
 import sys
+from pathlib import Path
+from urllib.parse import urlencode
 
 import click
 
@@ -45,9 +47,11 @@ def serve(
 ) -> None:
     """Answer over HTTP.
 
-    As OpenAI and Anthropic do under /v1, in our own words under /api/v1. Prints the address.
+    As OpenAI and Anthropic do under /v1, in our own words under /api/v1, for a browser at /. Prints the address.
 
-    Every request but /healthz needs a token. The first is made at the first start, in the file 'token' of the home.
+    Whatever is somebody's needs a token. The first is made at the first start, in the file 'token' of the home.
+
+    On a terminal it prints a link that opens the page signed in. Keep it to yourself: it holds the token.
 
     Ctrl-C and SIGTERM let what is being written end.
     """
@@ -57,6 +61,7 @@ def serve(
     from personalpeft_app.http.places import places_for
     from personalpeft_app.http.running import Server, stopping_on_signals
     from personalpeft_app.http.server import make_app
+    from personalpeft_app.web import page
 
     address = host or (_EVERYWHERE if public else _LOOPBACK)
     if not public and not _is_loopback(address):
@@ -73,13 +78,18 @@ def serve(
             runtime.engine()
         own = OwnApi(runtime)
         places = places_for(runtime)
-        app = make_app(runtime, owner=common.user_id(), names=names, places=places, more=[own.blueprint])
+        app = make_app(
+            runtime, owner=common.user_id(), names=names, places=places, more=[own.blueprint, page.blueprint()]
+        )
         server = Server(app, places, host=address, port=port)
         _log(common)
         url = f"http://{f'[{address}]' if ':' in address else address}:{server.port}"
         show(common, {"url": url, "token_file": runtime.tokens.first, "token_made": made}, url)
         sys.stdout.flush()
         note(common, f"The token {'was made and ' if made else ''}lies in {runtime.tokens.first}. Ctrl-C stops.")
+        # Where what is said here is kept, as a service's is, a secret has no place.
+        if sys.stderr.isatty():
+            note(common, f"The page, signed in: {_link(url, address, runtime.tokens.first, common.user_id())}")
 
         def close() -> None:
             own.close()
@@ -88,6 +98,13 @@ def serve(
         with stopping_on_signals(server.stop):
             server.run(grace=grace, close=close)
     note(common, "Stopped.")
+
+
+def _link(url: str, address: str, token: Path, user: str) -> str:
+    """The page with the token behind the ``#``, which a browser sends to nobody and the page takes out of the address."""
+    # An address that means every one of this machine's is none to go to.
+    here = url.replace(address, _LOOPBACK) if address == _EVERYWHERE else url
+    return f"{here}/#{urlencode({'token': token.read_text('utf-8').strip(), 'user': user})}"
 
 
 def _is_loopback(address: str) -> bool:

@@ -8,24 +8,27 @@ before its views run, and it opens no route without a token. In a view it asks:
     caller().user                    # whose token it is; None: administration
 
 Invariants: a name in ``Host`` that we do not answer to is refused, so that no foreign page can reach us through its own
-name (DNS rebinding; an address is no name); a page of another origin is refused even with a token; nothing but the paths in
-``OPEN`` is answered without one. What a refusal says is the same whether a user exists or not.
+name (DNS rebinding; an address is no name); a page of another origin is refused even with a token; nothing but a view that
+says of itself that it is ``for_anybody`` is answered without one. What a refusal says is the same whether a user exists or not.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from flask import Flask, g, request
+from flask import Flask, current_app, g, request
 from werkzeug.exceptions import BadRequest, Forbidden, Unauthorized
 
 from personalpeft.ids import check_user_id
 from personalpeft.store.tokens import Tokens
 
-OPEN = frozenset({"/healthz"})
+View = TypeVar("View", bound=Callable[..., Any])
+
+_OPEN = "for_anybody"
 _HOST = re.compile(r"(\[(?P<address>[0-9a-fA-F:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(:[0-9]{1,5})?")
 
 
@@ -65,6 +68,17 @@ def administration() -> None:
         raise Forbidden("This needs a token of administration.")
 
 
+def for_anybody(view: View) -> View:
+    """Marks a view that needs no token, since nothing of anybody is in what it answers."""
+    setattr(view, _OPEN, True)
+    return view
+
+
+def is_open() -> bool:
+    """Whether this request needs no token."""
+    return hasattr(current_app.view_functions.get(request.endpoint or ""), _OPEN)
+
+
 def guard(app: Flask, tokens: Tokens, names: Collection[str] = ()) -> None:
     """Has every request of the app checked. ``names`` are the host names that we answer to besides localhost and addresses."""
     known = {name.lower() for name in names} | {"localhost"}
@@ -76,7 +90,7 @@ def guard(app: Flask, tokens: Tokens, names: Collection[str] = ()) -> None:
         origin = request.headers.get("Origin")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
             raise Forbidden("Pages of another origin may not ask this server.")
-        if request.path in OPEN:
+        if is_open():
             return
         token = tokens.holder(_secret())
         if token is None:

@@ -1,7 +1,7 @@
 """The Flask app over one open runtime, and the server that runs it.
 
-Invariants: a route reaches a user's model only through the runtime's public surface; every route but those in
-``security.OPEN`` needs a token; more requests at once than there are places for are refused at once, so that a thread is
+Invariants: a route reaches a user's model only through the runtime's public surface; every route but those that
+are ``security.for_anybody`` needs a token; more requests at once than there are places for are refused at once, so that a thread is
 always left for ``/healthz``.
 """
 
@@ -52,7 +52,7 @@ def make_app(
     app = Flask("personalpeft", static_folder=None)
     app.config.update(MAX_CONTENT_LENGTH=bodies.LARGEST, MAX_FORM_MEMORY_SIZE=bodies.LARGEST)
     app.url_map.strict_slashes = False
-    app.json.sort_keys = False  # type: ignore[attr-defined]
+    app.json.sort_keys = False
     app.extensions["personalpeft"] = runtime
     security.guard(app, runtime.tokens, names)
     failures.handle(app, (runtime.settings.home, runtime.settings.cache))
@@ -60,6 +60,7 @@ def make_app(
     places = places or places_for(runtime)
 
     @app.get("/healthz")
+    @security.for_anybody
     def healthz() -> tuple[Response, int]:
         stopping = places.stopping.is_set()
         return jsonify({"status": "stopping" if stopping else "ok"}), 503 if stopping else 200
@@ -83,7 +84,7 @@ def _admit(app: Flask, places: Places) -> None:
 
     def take() -> None:
         g.begun = time.monotonic()
-        if request.path in security.OPEN:
+        if security.is_open():
             return
         if places.stopping.is_set():
             raise ServiceUnavailable("The server is stopping.", retry_after=_AGAIN)

@@ -31,6 +31,7 @@ from personalpeft_app.http.own import values as v
 from personalpeft_app.http.own.desk import Desk
 from personalpeft_app.http.own.jobs import Asking, Jobs, Progress
 from personalpeft_app.http.own.operations import OPERATIONS
+from personalpeft_app.http.security import caller
 
 # How long a stream of events may be silent, in seconds: a proxy or a client would take a longer silence for the end, and a reader who has
 # gone is found out by writing.
@@ -56,6 +57,10 @@ class Call:
         """Whose model it is about."""
         assert self.person is not None  # noqa: S101 - the table says that the path names one.
         return self.person
+
+
+def holder(call: Call) -> v.Holder:
+    return v.Holder(caller().user, call.runtime.base().card.title)
 
 
 def users(call: Call) -> v.Page[UserSummary]:

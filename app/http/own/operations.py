@@ -98,6 +98,10 @@ class Operation:
 
 _USER, _TURN, _LAYER = "/users/{user}", "/users/{user}/turns/{turn}", "/users/{user}/layers/{layer}"
 
+HOLDER = Operation(
+    "holder", "GET", "/token", "Users", "Whose the token of this request is, and the base that answers.", v.Holder,
+    errors=(*ANY, WeightsError, MissingPackage),
+)  # fmt: skip
 USERS = Operation(
     "users", "GET", "/users", "Users", "A page of all users, by id.",
     UserSummary, query=v.PageQuery, paged=True, everybody=True,

@@ -258,6 +258,16 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class Holder:
+    """Whose a token is; ``user`` null is administration, which may act for everybody. ``base`` is the title of the model that
+    everybody's is made of.
+    """
+
+    user: str | None
+    base: str
+
+
+@dataclass(frozen=True, slots=True)
 class Said:
     """The id of the signal that was kept."""
 

@@ -75,6 +75,17 @@ def test_a_user_is_made_on_first_use_unless_asked_not_to(opened: Any) -> None:
         opened.user("../bob")
 
 
+def test_a_token_says_whose_it_is(site: Served, client: Client, runtime: Runtime) -> None:
+    base = runtime.base().card.title
+    for secret in (site.secret, site.of("ada")):
+        known = runtime.tokens.holder(secret)
+        assert known is not None
+        told = connect(site.url, secret).holder()
+        assert (told.user, told.base) == (known.user, base)
+    with pytest.raises(NotAllowed):
+        connect(site.url, "pp_wrong").holder()
+
+
 def test_users_come_in_pages(opened: Any) -> None:
     for name in ("a", "b", "c"):
         opened.user(name)

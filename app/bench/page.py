@@ -1,0 +1,120 @@
+"""``bench page``: how soon a browser shows the page, on loopback, from a real server on a home with some conversations in it.
+
+First paint is the browser's own figure (first contentful paint), from the navigation on; "ready" is when the last conversation
+stands there. Cold has nothing of the page kept; warm has its files, and asks whether they are still so. There is no model: what
+answers is the backend without one, in the process that also drives the browser.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import personalpeft
+from personalpeft import Runtime
+from personalpeft.errors import MissingPackage
+from personalpeft_app.bench.figures import Spread, spread
+from personalpeft_app.http.own.routes import OwnApi
+from personalpeft_app.http.places import places_for
+from personalpeft_app.http.running import Server
+from personalpeft_app.http.server import make_app
+from personalpeft_app.web import page as web
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+"""What a browser's program may be called."""
+
+_TURNS = 40
+_READY = ".exchanges[aria-busy=false] article"
+_PAINT = """() => performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? null"""
+_NOW = "() => performance.now()"
+_SENT = """() => performance.getEntriesByType("resource").concat(performance.getEntriesByType("navigation"))
+    .filter((each) => !each.name.includes("/api/")).reduce((sum, each) => sum + each.encodedBodySize, 0)"""
+
+
+@dataclass(frozen=True, slots=True)
+class PageBench:
+    """The object that ``--json`` prints: milliseconds, the median and the least and most of the repetitions; ``bytes`` is how large
+    the page is, with all its files.
+    """
+
+    bench: str
+    repetitions: int
+    first_paint_cold_ms: Spread
+    first_paint_warm_ms: Spread
+    ready_cold_ms: Spread
+    ready_warm_ms: Spread
+    bytes: int
+
+
+def bench_page(*, repetitions: int, say: Callable[[str], None]) -> PageBench:
+    """Raises ``MissingPackage`` where there is no Playwright or no browser."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError as error:
+        raise MissingPackage(
+            "There is no Playwright to drive a browser with.", hint="pip install playwright"
+        ) from error
+    figures: dict[str, list[float]] = {name: [] for name in ("cold paint", "warm paint", "cold ready", "warm ready")}
+    size = 0
+    with tempfile.TemporaryDirectory() as folder, _serving(Path(folder)) as link, sync_playwright() as playwright:
+        browser = _browser(playwright)
+        for repetition in range(1, repetitions + 1):
+            context = browser.new_context()
+            for kept in ("cold", "warm"):
+                page = context.new_page()
+                page.goto(link)
+                page.locator(_READY).first.wait_for()
+                figures[f"{kept} ready"].append(page.evaluate(_NOW))
+                figures[f"{kept} paint"].append(page.evaluate(_PAINT))
+                size = max(size, page.evaluate(_SENT))
+                page.close()
+            context.close()
+            say(
+                f"{repetition} of {repetitions}: {', '.join(f'{key} {each[-1]:.0f} ms' for key, each in figures.items())}"
+            )
+        browser.close()
+    cold_paint, warm_paint, cold_ready, warm_ready = map(spread, figures.values())
+    return PageBench("page", repetitions, cold_paint, warm_paint, cold_ready, warm_ready, size)
+
+
+def _browser(playwright: Any) -> Any:
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None and not Path(playwright.chromium.executable_path).exists():
+        raise MissingPackage("There is no Chromium here.", hint="Install chromium, or run: playwright install chromium")
+    # What is shown is our own; without this it does not start as root, as in a container.
+    return playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+
+
+@contextmanager
+def _serving(folder: Path) -> Iterator[str]:
+    """A server over a home with some turns, and the link that leads in."""
+    with personalpeft.open(folder / "home", backend="fake") as runtime:
+        runtime.tokens.ensure_first()
+        _live(runtime)
+        own, places = OwnApi(runtime), places_for(runtime)
+        app = make_app(runtime, owner="ada", places=places, more=[own.blueprint, web.blueprint()])
+        server = Server(app, places, host="127.0.0.1", port=0)
+        thread = threading.Thread(target=lambda: server.run(grace=1, close=own.close))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.port}/#token={runtime.tokens.first.read_text('utf-8').strip()}&user=ada"
+        finally:
+            server.stop()
+            thread.join()
+
+
+def _live(runtime: Runtime) -> None:
+    ada = runtime.user("ada")
+    messages: list[dict[str, str]] = []
+    for number in range(_TURNS):
+        messages = [*messages[-6:], {"role": "user", "content": f"What is question {number}?"}]
+        reply = ada.chat(messages)
+        messages.append({"role": "assistant", "content": reply.text})
+        if number % 4 == 0:
+            ada.feedback(reply, edit=f"{reply.text}, and answer {number}.")

@@ -1,0 +1,147 @@
+/**
+ * Our own API, asked. Every request carries the token; whatever goes wrong is a Problem with words that a person can read.
+ */
+
+import { token } from "./session.js";
+
+const ROOT = new URL("api/v1/", document.baseURI);
+
+/** What went wrong: `kind` as in docs/api.md, `hint` a way out; `status` 0 where no server answered. */
+export class Problem extends Error {
+  /**
+   * @param {string} kind
+   * @param {string} message
+   * @param {string} [hint]
+   * @param {number} [status]
+   */
+  constructor(kind, message, hint = "", status = 0) {
+    super(message);
+    this.kind = kind;
+    this.hint = hint;
+    this.status = status;
+  }
+}
+
+/** @type {{ refused: () => void }} Who is told that the token is not, or no longer, good. */
+export const listener = { refused: () => {} };
+
+/**
+ * @param {string} method
+ * @param {string} path below /api/v1/
+ * @param {{ body?: any, query?: Record<string, any>, signal?: AbortSignal }} [more]
+ * @returns {Promise<any>} what was answered; null for nothing
+ */
+export async function ask(method, path, more = {}) {
+  const response = await send(method, path, more);
+  if (response.status === 204) return null;
+  return response.json();
+}
+
+/**
+ * All pages of a list, or as many as hold `most`.
+ * @param {string} path
+ * @param {Record<string, any>} [query]
+ * @param {number} [most]
+ * @returns {Promise<any[]>}
+ */
+export async function pages(path, query = {}, most = Infinity) {
+  /** @type {any[]} */
+  const found = [];
+  let after = null;
+  do {
+    const limit = Math.min(1000, most - found.length);
+    const page = await ask("GET", path, { query: { ...query, limit, ...(after === null ? {} : { after }) } });
+    found.push(...page.items);
+    after = page.next;
+  } while (after !== null && found.length < most);
+  return found;
+}
+
+/**
+ * The events of a stream, as [name, value]. Throws the Problem that an error event tells of.
+ * @param {string} method
+ * @param {string} path
+ * @param {{ body?: any, signal?: AbortSignal }} [more]
+ * @returns {AsyncGenerator<[string, any], void, void>}
+ */
+export async function* events(method, path, more = {}) {
+  const response = await send(method, path, more);
+  const reader = /** @type {ReadableStream<Uint8Array>} */ (response.body).getReader();
+  const decoder = new TextDecoder();
+  let rest = "";
+  let over = false;
+  try {
+    for (;;) {
+      const { done, value } = await reader.read().catch(unreachable);
+      if (done) {
+        over = true;
+        return;
+      }
+      const blocks = (rest + decoder.decode(value, { stream: true })).split("\n\n");
+      rest = blocks.pop() ?? "";
+      for (const block of blocks) {
+        const event = parsed(block);
+        if (event?.[0] === "error") throw problemOf(event[1].error, response.status);
+        if (event) yield event;
+      }
+    }
+  } finally {
+    if (!over) reader.cancel().catch(() => {});
+  }
+}
+
+/**
+ * @param {string} block
+ * @returns {[string, any] | null} null for a line that says only that the server is there
+ */
+function parsed(block) {
+  let name = "";
+  for (const line of block.split("\n")) {
+    if (line.startsWith("event: ")) name = line.slice(7);
+    else if (line.startsWith("data: ")) return [name, JSON.parse(line.slice(6))];
+  }
+  return null;
+}
+
+/**
+ * @param {string} method
+ * @param {string} path
+ * @param {{ body?: any, query?: Record<string, any>, signal?: AbortSignal }} more
+ */
+async function send(method, path, { body, query, signal }) {
+  const url = new URL(path, ROOT);
+  for (const [name, value] of Object.entries(query ?? {})) url.searchParams.set(name, String(value));
+  /** @type {Record<string, string>} */
+  const headers = { Authorization: `Bearer ${token()}` };
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const response = await fetch(url, {
+    method,
+    headers,
+    body: body === undefined ? undefined : JSON.stringify(body),
+    signal,
+    credentials: "omit",
+    cache: "no-store",
+    referrerPolicy: "no-referrer",
+  }).catch(unreachable);
+  if (response.ok) return response;
+  const told = await response.json().catch(() => ({}));
+  if (response.status === 401) listener.refused();
+  throw problemOf(told.error ?? {}, response.status);
+}
+
+/**
+ * @param {{ kind?: string, message?: string, hint?: string }} told
+ * @param {number} status
+ */
+function problemOf(told, status) {
+  return new Problem(told.kind ?? "Problem", told.message ?? `The server answered ${status}.`, told.hint ?? "", status);
+}
+
+/**
+ * @param {any} error
+ * @returns {never}
+ */
+function unreachable(error) {
+  if (error instanceof DOMException && error.name === "AbortError") throw new Problem("Cancelled", "Stopped.");
+  throw new Problem("Unreachable", "The server does not answer.", "Is it still running? What you typed is kept.");
+}

@@ -1,0 +1,264 @@
+/**
+ * The room to talk in. Invariants: a question that cannot be answered stays where it can be asked again; what is being typed is
+ * kept at every key; one reply is written at a time.
+ */
+
+import { openDialog } from "./dialog.js";
+import { button, h, said } from "./dom.js";
+import { ExchangeView, fit } from "./exchange.js";
+import { aloud, complain, reader, tell } from "./say.js";
+import { draft } from "./session.js";
+import { messagesOf, nothingYet, threads } from "./threads.js";
+import { excerpt, moment } from "./words.js";
+
+/** @typedef {import("./threads.js").Thread} Thread */
+
+// The newest so many turns are gone through for conversations.
+const TURNS = 500;
+
+/** @param {import("./person.js").Person} person */
+export function chatRoom(person) {
+  const kept = draft("ask");
+  const field = h("textarea", { id: "ask", rows: 1, placeholder: "Ask something", "aria-label": "Your question", dir: "auto", enterkeyhint: "send", value: kept.read() });
+  const send = button("Ask", () => (going ? stop() : ask()), { class: "go" });
+  const list = h("div", { class: "exchanges" });
+  const title = h("h1", { tabindex: "-1" }, "Talk");
+  const composer = h("form", { class: "composer", "aria-label": "Ask", onsubmit: (/** @type {Event} */ event) => event.preventDefault() }, field, send);
+  const element = h("div", { class: "room talk" },
+    h("div", { class: "row apart" }, title, h("div", { class: "row" },
+      button("Earlier", earlier, { class: "quiet" }), button("New conversation", () => open(nothingYet()), { class: "quiet" }))),
+    list, composer);
+
+  /** @type {Thread} */
+  let thread = nothingYet();
+  /** @type {ExchangeView[]} */
+  let views = [];
+  /** @type {{ abort: AbortController, stream: string } | null} */
+  let going = null;
+  let loaded = false;
+
+  /** @param {Thread} next */
+  function open(next) {
+    if (going) return tell("A reply is still being written.");
+    thread = next;
+    views = thread.exchanges.map((exchange) => view(exchange));
+    draw();
+    field.focus({ preventScroll: true });
+    list.lastElementChild?.scrollIntoView({ block: "start" });
+    return undefined;
+  }
+
+  /** @param {import("./threads.js").Exchange} exchange */
+  const view = (exchange) => new ExchangeView(person, exchange, { again });
+
+  function draw() {
+    for (const each of views) {
+      const last = each === views.at(-1) && !going;
+      if (each.isLast !== last) {
+        each.isLast = last;
+        if (!each.body.querySelector("textarea")) each.show();
+      }
+    }
+    if (views.length) list.replaceChildren(...views.map((each) => each.element));
+    else list.replaceChildren(welcome());
+    send.textContent = going ? "Stop" : "Ask";
+  }
+
+  function ask() {
+    const text = field.value.trim();
+    if (!text || going) return;
+    const exchange = { asked: text, reply: "", turn: null, stopped: false, rating: 0, edited: null, comments: [] };
+    const made = view(exchange);
+    field.value = "";
+    kept.write("");
+    fit(field);
+    thread.exchanges.push(exchange);
+    views.push(made);
+    write(made, messagesOf(thread, text, thread.exchanges.length - 1), () => {
+      // It could not be asked: the words go back to where they were typed, unless others stand there by now.
+      thread.exchanges.pop();
+      views.pop();
+      if (!field.value) field.value = text;
+      kept.write(field.value);
+      fit(field);
+    });
+  }
+
+  /** @param {ExchangeView} old */
+  function again(old) {
+    if (going || old !== views.at(-1)) return;
+    person.observe(old.turn, "regenerated");
+    const exchange = { ...old.exchange, reply: "", turn: null, stopped: false, rating: 0, edited: null, comments: [] };
+    const made = view(exchange);
+    thread.exchanges.splice(-1, 1, exchange);
+    views.splice(-1, 1, made);
+    write(made, messagesOf(thread, exchange.asked, thread.exchanges.length - 1), () => {
+      thread.exchanges.splice(-1, 1, old.exchange);
+      views.splice(-1, 1, old);
+    });
+  }
+
+  /**
+   * @param {ExchangeView} made
+   * @param {import("./person.js").Message[]} messages
+   * @param {() => void} undo what to do where no reply began
+   */
+  async function write(made, messages, undo) {
+    going = { abort: new AbortController(), stream: "" };
+    made.writing = true;
+    made.show();
+    draw();
+    made.element.scrollIntoView({ block: "nearest" });
+    const listening = reader();
+    let text = "";
+    let drawn = 0;
+    try {
+      for await (const [name, event] of answered(messages, going)) {
+        if (name === "begun") going.stream = event.stream;
+        else if (name === "piece") {
+          text += event.text;
+          listening.heard(text);
+          if (!drawn) {
+            drawn = requestAnimationFrame(() => {
+              drawn = 0;
+              if (!made.writing) return;
+              if (!made.exchange.reply) made.grow(text), made.marks();
+              else made.grow(text);
+              keepInSight(made.element);
+            });
+          }
+        } else if (name === "ended") {
+          Object.assign(made.exchange, { reply: event.reply.text, turn: event.reply.turn_id, stopped: event.reply.finish_reason === "cancelled" });
+          listening.over(event.reply.text);
+        }
+      }
+    } catch (error) {
+      complain(error);
+    }
+    going = null;
+    made.writing = false;
+    if (made.exchange.turn) {
+      thread.id ||= made.exchange.turn;
+      person.changed("talked");
+    } else if (text) {
+      // The line broke in the middle: what came stays in sight, and what was asked can be asked again.
+      made.exchange.stopped = true;
+      field.value ||= made.exchange.asked;
+      kept.write(field.value);
+      fit(field);
+    } else undo();
+    made.show();
+    draw();
+  }
+
+  /**
+   * The events of a reply. A conversation that is too long loses its beginning, and the reader hears of it.
+   * @param {import("./person.js").Message[]} messages
+   * @param {{ abort: AbortController }} asked
+   * @returns {AsyncGenerator<[string, any], void, void>}
+   */
+  async function* answered(messages, asked) {
+    let told = messages;
+    for (;;) {
+      try {
+        yield* person.stream(told, asked.abort.signal);
+        if (told !== messages) tell("The conversation is long: its beginning was left out.");
+        return;
+      } catch (error) {
+        const first = told.findIndex((message) => message.role === "user");
+        if (/** @type {any} */ (error).kind !== "PromptTooLong" || told.length - first < 3) throw error;
+        told = told.toSpliced(first, 2);
+      }
+    }
+  }
+
+  async function stop() {
+    if (!going) return;
+    aloud("Stopping.");
+    // Through the server, so that what came is kept as a turn that something can be said about.
+    if (going.stream) await person.stop(going.stream).catch(complain);
+    else going.abort.abort();
+  }
+
+  async function earlier() {
+    try {
+      const [turns, signals] = await Promise.all([person.turns(TURNS), person.signals()]);
+      const found = threads(turns, signals);
+      const rows = found.map((each) => h("li", {}, h("button", { type: "button", class: "pick", onclick: () => {
+        close();
+        open(each);
+      } }, h("span", { class: "words" }, said(excerpt(each.exchanges[0].asked))), h("span", { class: "dim number" }, moment(each.at)))));
+      const close = openDialog("Earlier conversations", rows.length ? h("ul", { class: "picks" }, rows) : h("p", { class: "dim" }, "There are none yet."));
+    } catch (error) {
+      complain(error);
+    }
+  }
+
+  function welcome() {
+    return h("div", { class: "welcome" },
+      h("p", { class: "words" }, "Ask something, then say what you think of the answer."),
+      h("p", { class: "dim" }, "Correct a reply in its place, and the next learn makes the model answer more like that. Everything can be undone."));
+  }
+
+  field.addEventListener("input", () => {
+    kept.write(field.value);
+    fit(field);
+  });
+  field.addEventListener("keydown", (event) => {
+    if (event.isComposing) return;
+    const touch = matchMedia("(pointer: coarse)").matches;
+    if (event.key === "Enter" && !event.shiftKey && (!touch || event.ctrlKey || event.metaKey)) {
+      event.preventDefault();
+      ask();
+    } else if (event.key === "ArrowUp" && !field.value) {
+      event.preventDefault();
+      views.at(-1)?.element.focus();
+    }
+  });
+  element.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || event.defaultPrevented) return;
+    if (going) stop();
+    else field.focus();
+  });
+
+  return {
+    element,
+    title,
+    async shown() {
+      fit(field);
+      if (loaded) return;
+      loaded = true;
+      draw();
+      list.setAttribute("aria-busy", "true");
+      try {
+        const [turns, signals] = await Promise.all([person.turns(TURNS), person.signals()]);
+        const [newest] = threads(turns, signals);
+        // Unless somebody was quicker.
+        if (newest && !views.length) open(newest);
+      } catch (error) {
+        loaded = false;
+        complain(error);
+      }
+      list.setAttribute("aria-busy", "false");
+    },
+    /** @param {string} about */
+    changed(about) {
+      // What was forgotten must not stay on the screen.
+      if (about === "forgotten" && !going) {
+        loaded = false;
+        thread = nothingYet();
+        views = [];
+        draw();
+      }
+    },
+  };
+}
+
+/**
+ * While a reply grows its end stays in sight, unless the reader has gone up to read.
+ * @param {HTMLElement} element
+ */
+function keepInSight(element) {
+  const below = element.getBoundingClientRect().bottom - innerHeight;
+  if (below > -180 && below < 240) scrollBy(0, below + 180);
+}

@@ -1,0 +1,83 @@
+/** What a correction changed, word by word, as a proofreader would mark it. */
+
+import { h } from "./dom.js";
+
+// Beyond so many pairs of words the marks would take too long to find, and nobody would read them.
+const MOST = 400_000;
+
+/** @typedef {{ how: "same" | "out" | "in", text: string }} Change */
+
+/**
+ * The changes that make `after` of `before`. What is "same" and "out" is `before`, what is "same" and "in" is `after`.
+ * @param {string} before
+ * @param {string} after
+ * @returns {Change[]}
+ */
+export function changes(before, after) {
+  const a = before.split(/(\s+)/).filter(Boolean);
+  const b = after.split(/(\s+)/).filter(Boolean);
+  let begin = 0;
+  while (begin < a.length && begin < b.length && a[begin] === b[begin]) begin++;
+  let end = 0;
+  while (end < a.length - begin && end < b.length - begin && a[a.length - 1 - end] === b[b.length - 1 - end]) end++;
+  const middle = between(a.slice(begin, a.length - end), b.slice(begin, b.length - end));
+  return joined([
+    ...a.slice(0, begin).map((text) => /** @type {Change} */ ({ how: "same", text })),
+    ...middle,
+    ...a.slice(a.length - end).map((text) => /** @type {Change} */ ({ how: "same", text })),
+  ]);
+}
+
+/**
+ * A correction with its marks: what went is struck, what came is underlined. Where little is left of the old text the new one
+ * stands alone, since marks all over say nothing.
+ * @param {string} before
+ * @param {string} after
+ */
+export function marked(before, after) {
+  const found = changes(before, after);
+  const kept = found.filter((change) => change.how === "same").reduce((sum, change) => sum + change.text.trim().length, 0);
+  const place = h("div", { class: "written reply", dir: "auto" });
+  if (kept < 0.35 * after.length) place.append(h("ins", {}, after));
+  else place.append(...found.map(({ how, text }) => (how === "same" ? document.createTextNode(text) : h(how === "in" ? "ins" : "del", {}, text))));
+  return place;
+}
+
+/**
+ * The longest common words in order, by the usual table.
+ * @param {string[]} a
+ * @param {string[]} b
+ * @returns {Change[]}
+ */
+function between(a, b) {
+  if (a.length * b.length > MOST) return [{ how: "out", text: a.join("") }, { how: "in", text: b.join("") }];
+  const width = b.length + 1;
+  const best = new Uint16Array((a.length + 1) * width);
+  for (let i = a.length - 1; i >= 0; i--) {
+    for (let j = b.length - 1; j >= 0; j--) {
+      best[i * width + j] = a[i] === b[j] ? best[(i + 1) * width + j + 1] + 1 : Math.max(best[(i + 1) * width + j], best[i * width + j + 1]);
+    }
+  }
+  /** @type {Change[]} */
+  const found = [];
+  let i = 0;
+  let j = 0;
+  while (i < a.length || j < b.length) {
+    if (i < a.length && j < b.length && a[i] === b[j]) found.push({ how: "same", text: (j++, a[i++]) });
+    else if (j >= b.length || (i < a.length && best[(i + 1) * width + j] >= best[i * width + j + 1])) found.push({ how: "out", text: a[i++] });
+    else found.push({ how: "in", text: b[j++] });
+  }
+  return found;
+}
+
+/** @param {Change[]} found @returns {Change[]} neighbours of a sort as one, what went before what came. */
+function joined(found) {
+  /** @type {Change[]} */
+  const whole = [];
+  for (const { how, text } of found) {
+    const last = whole.at(-1);
+    if (last?.how === how) last.text += text;
+    else whole.push({ how, text });
+  }
+  return whole;
+}

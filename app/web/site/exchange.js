@@ -1,0 +1,238 @@
+/**
+ * One question and its reply on the page, with everything that can be said about it. It is one element from the question until
+ * the ledger has the turn and afterwards; what somebody types in it stays until it is kept or given up.
+ */
+
+import { marked } from "./diff.js";
+import { button, h, icon, written } from "./dom.js";
+import { draft } from "./session.js";
+import { aloud, complain, tell } from "./say.js";
+import { openWhy } from "./why.js";
+
+/** @typedef {import("./threads.js").Exchange} Exchange */
+/** @typedef {import("./person.js").Person} Person */
+
+const KEYS = { "+": "good", "-": "bad", e: "edit", f: "rule", c: "copy", r: "again", w: "why" };
+
+export class ExchangeView {
+  /**
+   * @param {Person} person
+   * @param {Exchange} exchange
+   * @param {{ again: (view: ExchangeView) => void }} acts
+   */
+  constructor(person, exchange, acts) {
+    this.person = person;
+    this.exchange = exchange;
+    this.acts = acts;
+    this.writing = false;
+    this.isLast = false;
+    this.question = h("h2", { class: "question" }, written(exchange.asked));
+    this.body = h("div", { class: "body" });
+    this.margin = h("div", { class: "margin" });
+    this.tools = h("div", { class: "tools", role: "toolbar", "aria-label": "About this reply" });
+    this.element = h("article", { class: "exchange", tabindex: "0", onkeydown: (/** @type {KeyboardEvent} */ event) => this.pressed(event) },
+      this.question, this.body, this.margin, this.tools);
+    this.show();
+  }
+
+  /** Draws it anew from its exchange. */
+  show() {
+    const { exchange } = this;
+    this.element.setAttribute("aria-label", `You asked: ${exchange.asked.slice(0, 120)}`);
+    this.element.setAttribute("aria-busy", String(this.writing));
+    if (exchange.edited !== null) this.body.replaceChildren(marked(exchange.reply, exchange.edited));
+    else if (exchange.reply || !exchange.turn) this.body.replaceChildren(this.text = written(exchange.reply, "reply"));
+    else this.body.replaceChildren(h("p", { class: "dim" }, "It said nothing."));
+    this.marks();
+    this.tools.replaceChildren(...(exchange.turn ? this.buttons() : []));
+  }
+
+  /**
+   * Only the text that came: this runs many times a second.
+   * @param {string} text all of it so far
+   */
+  grow(text) {
+    this.exchange.reply = text;
+    if (this.text) this.text.textContent = text;
+  }
+
+  /** What was said about it, in the margin. */
+  marks() {
+    const { exchange } = this;
+    const lines = [];
+    if (this.writing) lines.push(h("p", { class: "dim" }, exchange.reply ? "writing …" : "thinking …"));
+    if (exchange.stopped) lines.push(h("p", { class: "dim" }, "stopped"));
+    if (exchange.rating) lines.push(h("p", { class: "yours" }, exchange.rating > 0 ? "It was good." : "It was not good."));
+    if (exchange.edited !== null) lines.push(h("p", { class: "yours" }, "Corrected by you"), this.switcher());
+    lines.push(...exchange.comments.map((text) => h("p", { class: "yours" }, "From now on: ", written(text))));
+    this.margin.replaceChildren(...lines);
+  }
+
+  /** Shows the reply as it was, and with the marks again. */
+  switcher() {
+    let former = false;
+    const press = button("Show what it said", () => {
+      former = !former;
+      const { reply, edited } = this.exchange;
+      this.body.replaceChildren(former ? written(reply, "reply") : marked(reply, edited ?? reply));
+      press.textContent = former ? "Show the correction" : "Show what it said";
+    }, { class: "link" });
+    return press;
+  }
+
+  buttons() {
+    const { rating } = this.exchange;
+    return [
+      icon("good", "Good", () => this.rate(1), { "aria-pressed": String(rating > 0) }),
+      icon("bad", "Not good", () => this.rate(-1), { "aria-pressed": String(rating < 0) }),
+      icon("edit", "Correct it", () => this.edit()),
+      icon("rule", "Say a rule to follow from now on", () => this.comment()),
+      icon("copy", "Copy", () => this.copy()),
+      this.isLast && icon("again", "Ask again", () => this.acts.again(this)),
+      icon("why", "Why this answer?", () => openWhy(this.person, this.turn)),
+    ].filter((each) => each !== false);
+  }
+
+  /** @returns {string} */
+  get turn() {
+    return /** @type {string} */ (this.exchange.turn);
+  }
+
+  /** @param {KeyboardEvent} event */
+  pressed(event) {
+    // Only where the reply itself has the focus: a letter in a field is a letter.
+    if (event.target !== this.element || event.ctrlKey || event.metaKey || event.altKey || !this.exchange.turn) return;
+    const name = /** @type {Record<string, string>} */ (KEYS)[event.key];
+    const aside = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
+    if (aside) {
+      event.preventDefault();
+      /** @type {HTMLElement | null} */ (this.element[/** @type {"nextElementSibling"} */ (aside)])?.focus();
+    } else if (name) {
+      event.preventDefault();
+      const acts = { good: () => this.rate(1), bad: () => this.rate(-1), edit: () => this.edit(), rule: () => this.comment(), copy: () => this.copy(), again: () => this.isLast && this.acts.again(this), why: () => openWhy(this.person, this.turn) };
+      /** @type {Record<string, () => void>} */ (acts)[name]();
+    }
+  }
+
+  /** @param {1 | -1} rating */
+  async rate(rating) {
+    if (this.exchange.rating === rating) return aloud("You have said that already.");
+    try {
+      await this.person.feedback(this.turn, { rating });
+      this.exchange.rating = rating;
+      this.show();
+      aloud(rating > 0 ? "Kept: it was good." : "Kept: it was not good.");
+      return undefined;
+    } catch (error) {
+      return complain(error);
+    }
+  }
+
+  async copy() {
+    const text = this.exchange.edited ?? this.exchange.reply;
+    try {
+      await copyText(text);
+      tell("Copied.");
+      this.person.observe(this.turn, "copied");
+    } catch {
+      tell("This browser does not let the page copy; select the text and copy it.");
+    }
+  }
+
+  /** The reply becomes a field, in its place. */
+  edit() {
+    if (this.body.querySelector("textarea")) return;
+    const { exchange } = this;
+    this.form({
+      place: `edit.${this.turn}`, label: "The reply as it should have been", text: exchange.edited ?? exchange.reply,
+      keep: "Keep correction", inPlace: true,
+      save: async (text) => {
+        await this.person.feedback(this.turn, { edit: text });
+        exchange.edited = text;
+        tell("Kept. The next learn learns from it.");
+      },
+    });
+  }
+
+  /** A rule, below the reply. */
+  comment() {
+    if (this.body.querySelector("textarea")) return;
+    this.form({
+      place: `rule.${this.turn}`, label: "A rule to follow from now on", text: "", keep: "Keep rule", inPlace: false,
+      save: async (text) => {
+        await this.person.feedback(this.turn, { comment: text });
+        this.exchange.comments.push(text);
+        tell("Kept. It is heeded from the next reply on.");
+      },
+    });
+  }
+
+  /** @param {{ place: string, label: string, text: string, keep: string, inPlace: boolean, save: (text: string) => Promise<void> }} what */
+  form({ place, label, text, keep, inPlace, save }) {
+    const kept = draft(place);
+    const field = h("textarea", { class: "editing", "aria-label": label, dir: "auto", rows: 2, value: kept.read() || text });
+    const leave = () => {
+      this.show();
+      this.element.focus();
+    };
+    const done = async () => {
+      const now = field.value.trim();
+      if (!now || now === text) return leave();
+      save_.disabled = true;
+      try {
+        await save(now);
+        kept.write("");
+        leave();
+      } catch (error) {
+        save_.disabled = false;
+        complain(error);
+      }
+      return undefined;
+    };
+    const save_ = button(keep, done, { class: "go" });
+    const drop = button("Cancel", () => {
+      kept.write("");
+      leave();
+    });
+    field.addEventListener("input", () => {
+      kept.write(field.value);
+      fit(field);
+    });
+    field.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") leave();
+      else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) done();
+      else return;
+      event.preventDefault();
+      event.stopPropagation();
+    });
+    const form = h("div", { class: "inline-form" }, h("p", { class: "form-label", "aria-hidden": "true" }, label), field, h("div", { class: "row" }, save_, drop));
+    if (inPlace) this.body.replaceChildren(form);
+    else this.body.append(form);
+    this.tools.replaceChildren();
+    fit(field);
+    field.focus();
+    field.setSelectionRange(field.value.length, field.value.length);
+  }
+}
+
+/**
+ * As high as what is in it.
+ * @param {HTMLTextAreaElement} field
+ */
+export function fit(field) {
+  field.style.height = "auto";
+  field.style.height = `${field.scrollHeight + 2}px`;
+}
+
+/** @param {string} text */
+async function copyText(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  // A page that came over plain HTTP from another machine has no clipboard of its own.
+  const field = h("textarea", { class: "unseen", value: text });
+  document.body.append(field);
+  field.select();
+  const done = document.execCommand("copy");
+  field.remove();
+  if (!done) throw new Error("no clipboard");
+  return undefined;
+}

@@ -1,0 +1,112 @@
+/** Begins the page: comes in, makes the rooms, and goes from one to another. */
+
+import { listener } from "./api.js";
+import { chatRoom } from "./chat.js";
+import { compareRoom } from "./compare.js";
+import { button, h } from "./dom.js";
+import { listenForKeys, showKeys } from "./keys.js";
+import { learningStrip } from "./learning.js";
+import { memoryRoom } from "./memory.js";
+import { comeIn, comeInAgain, otherPerson } from "./people.js";
+import { Person } from "./person.js";
+import { end, keepUser, takeFromAddress } from "./session.js";
+import { stackRoom } from "./stack.js";
+import { timelineRoom } from "./timeline.js";
+
+/** @typedef {{ element: HTMLElement, title: HTMLElement, shown: () => unknown, changed: (about: string) => unknown }} Room */
+
+/** @param {string} id */
+const place = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
+
+takeFromAddress();
+// A link that is followed in a tab that has this page already loads nothing by itself.
+addEventListener("hashchange", () => takeFromAddress() && location.reload());
+const main = place("main");
+const who = await comeIn(main);
+const person = new Person(who.user);
+const learning = learningStrip(person, place("learning"));
+const compare = compareRoom(person);
+/** @type {Record<string, Room>} */
+const rooms = {
+  talk: chatRoom(person),
+  timeline: timelineRoom(person, { compare: (layer, revision) => {
+    go("compare");
+    compare.choose(layer, revision);
+  } }),
+  memory: memoryRoom(person, learning),
+  stack: stackRoom(person, who.base),
+  compare,
+};
+const names = Object.keys(rooms);
+/** @type {string} */
+let here = "";
+
+place("who").textContent = who.user;
+const links = names.map((name) => h("a", { href: `#/${name}` }, rooms[name].title.textContent));
+place("nav").replaceChildren(h("ul", {}, links.map((link) => h("li", {}, link))));
+place("foot").replaceChildren(
+  button("Keys", showKeys, { class: "quiet", "aria-haspopup": "dialog" }),
+  ...(who.many ? [otherPerson(() => leave(() => keepUser("")))] : []),
+  button("Sign out", () => leave(end), { class: "quiet" }));
+for (const id of ["nav", "foot"]) place(id).hidden = false;
+
+/** @param {string} name */
+function go(name) {
+  if (location.hash === `#/${name}`) show();
+  else location.hash = `#/${name}`;
+}
+
+function show() {
+  const named = location.hash.slice(2);
+  // Another hash is a place in this room, as the one that the skip link leads to.
+  if (location.hash && !(named in rooms) && here) return;
+  const name = named in rooms ? named : names[0];
+  const first = !here;
+  here = name;
+  const room = rooms[name];
+  main.replaceChildren(room.element);
+  for (const [n, link] of links.entries()) {
+    if (names[n] === name) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.title = `${room.title.textContent} · ${who.user} · My model`;
+  room.shown();
+  // Who listens hears where they are; who has just come begins at the top.
+  if (!first) {
+    room.title.focus({ preventScroll: true });
+    scrollTo(0, 0);
+  }
+}
+
+/** @param {() => void} forget */
+function leave(forget) {
+  forget();
+  // All that was read of this person goes with the page.
+  location.replace(location.pathname);
+}
+
+let asked = false;
+listener.refused = () => {
+  if (asked) return;
+  asked = true;
+  comeInAgain(() => {
+    asked = false;
+  });
+};
+// A room that is not in sight asks again when it is shown; the one to talk in must let go of what was forgotten at once.
+person.addEventListener("changed", (event) => {
+  const about = /** @type {CustomEvent<string>} */ (event).detail;
+  rooms[here].changed(about);
+  if (here !== "talk") rooms.talk.changed(about);
+});
+listenForKeys({
+  room: (number) => go(names[number - 1]),
+  ask: () => {
+    go("talk");
+    place("ask").focus();
+  },
+  learn: () => place("learn").click(),
+});
+addEventListener("hashchange", show);
+show();
+document.body.dataset.ready = "yes";

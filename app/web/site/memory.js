@@ -1,0 +1,163 @@
+/** The room of what it knows of the person: rules, facts and everything else that was said, each with where it is from. */
+
+import { button, h, said, written } from "./dom.js";
+import { askToForget } from "./forget.js";
+import { complain, tell } from "./say.js";
+import { draft } from "./session.js";
+import { day, excerpt, kindName, layerName, saidBy } from "./words.js";
+
+/** @typedef {import("./person.js").Item} Item */
+/** @typedef {import("./person.js").Account} Account */
+
+const PAGE = 30;
+/** @type {Record<string, string>} */
+const USES = {
+  "acts now": "acts from the next reply on",
+  "to be learned": "waits to be learned",
+  "learned": "learned",
+  "learned, not live": "learned, not live now",
+  "held back to judge by": "held back to judge what is learned",
+  "left out: the layer is full": "left out, since the layer is full",
+  "only kept": "only kept",
+};
+
+/**
+ * @param {import("./person.js").Person} person
+ * @param {{ follow: (job: any) => Promise<any> }} learning
+ */
+export function memoryRoom(person, learning) {
+  const title = h("h1", { tabindex: "-1" }, "Memory");
+  const kept = draft("fact");
+  const field = h("input", { type: "text", id: "fact", maxlength: 2000, dir: "auto", autocomplete: "off", value: kept.read(), "aria-describedby": "fact-hint" });
+  field.addEventListener("input", () => kept.write(field.value));
+  const form = h("form", { class: "field", onsubmit: remember },
+    h("label", { for: "fact" }, "Tell it a fact about you"),
+    h("div", { class: "row nowrap" }, field, h("button", { type: "submit", class: "go" }, "Remember")),
+    h("p", { class: "hint", id: "fact-hint" }, "As “My dog is called Biscuit.” It is looked up when a question is near it."));
+  const rules = part("Rules", "What you said it should always do. Say one below any reply, with its speech mark.");
+  const facts = part("Facts", "Nothing yet.");
+  const rest = part("Corrections and everything else", "Nothing yet. Correct a reply, or say whether it was good.");
+  const element = h("div", { class: "room" }, title,
+    h("p", { class: "lead" }, "All that it goes by, and where each thing is from. What you switch off stays on record; what you forget is destroyed, with everything that was built from it."),
+    h("div", { class: "part" }, form), rules.element, facts.element, rest.element);
+  let shown = PAGE;
+
+  /** @param {Event} event */
+  async function remember(event) {
+    event.preventDefault();
+    const text = field.value.trim();
+    if (!text) return;
+    try {
+      await person.remember(text, {});
+      field.value = "";
+      kept.write("");
+      tell("Remembered.");
+    } catch (error) {
+      complain(error);
+    }
+  }
+
+  async function load() {
+    try {
+      const [items, accounts] = await Promise.all([person.items(), person.lessons()]);
+      const byId = new Map(accounts.map((account) => [account.signal.id, account]));
+      const kinds = Map.groupBy(items, (item) => item.kind);
+      rules.fill((kinds.get("rule") ?? []).toReversed().map((item) => itemRow(item, byId.get(item.id))));
+      facts.fill((kinds.get("fact") ?? []).toReversed().map((item) => itemRow(item, byId.get(item.id))));
+      const acting = new Set(items.map((item) => item.id));
+      const others = accounts.filter((account) => !acting.has(account.signal.id)).reverse();
+      const draw = () => {
+        const rows = others.slice(0, shown).map(accountRow);
+        if (others.length > shown) rows.push(h("li", { class: "thing" }, button("Show older", () => {
+          shown += PAGE;
+          draw();
+        })));
+        rest.fill(rows);
+      };
+      draw();
+    } catch (error) {
+      complain(error);
+    }
+  }
+
+  /** @param {Item} item @param {Account | undefined} account */
+  function itemRow(item, account) {
+    const text = written(item.text, "words");
+    const about = { "aria-label": `${item.kind}: ${excerpt(item.text, 60)}` };
+    const tools = h("div", { class: "row", role: "group", ...about },
+      button("Change", () => change(row, item), { class: "quiet" }),
+      button("Switch off", () => act(() => person.removeItem(item.id), "Switched off."), { class: "quiet" }),
+      button("Forget …", () => askToForget(person, learning, item.id, item.text), { class: "quiet harm" }));
+    const row = h("li", { class: "thing" }, text, origin(account, item.at), tools);
+    return row;
+  }
+
+  /** @param {Account} account */
+  function accountRow(account) {
+    const { signal } = account;
+    const text = saidBy(signal);
+    const use = USES[account.use] ?? account.use;
+    const where = account.layer && account.use !== "only kept" ? `${layerName(account.layer)}: ${use}` : use;
+    return h("li", { class: "thing" },
+      h("p", { class: "thing-kind" }, h("span", {}, kindName(signal.kind)), " ", h("span", { class: "dim" }, where)),
+      written(excerpt(text, 400), "words"), origin(account, signal.at),
+      h("div", { class: "row" }, button("Forget …", () => askToForget(person, learning, signal.id, text), { class: "quiet harm", "aria-label": `Forget this ${kindName(signal.kind)}: ${excerpt(text, 60)}` })));
+  }
+
+  /**
+   * When it was said, and about what.
+   * @param {Account | undefined} account
+   * @param {string} at
+   */
+  function origin(account, at) {
+    const signal = account?.signal;
+    const who = !signal || signal.source === "person" ? "You said so" : `From ${signal.source}`;
+    const line = h("p", { class: "dim origin" }, `${who} on ${day(at)}`);
+    if (signal?.turn) {
+      person.turn(signal.turn).then((turn) => {
+        const asked = turn?.messages.at(-1)?.content;
+        if (asked) line.append(", about ", h("q", {}, said(excerpt(asked, 80))));
+      });
+    } else if (signal?.payload.prompt) line.append(", about ", h("q", {}, said(excerpt(signal.payload.prompt, 80))));
+    return line;
+  }
+
+  /** @param {HTMLElement} row @param {Item} item */
+  function change(row, item) {
+    const field = h("textarea", { rows: 2, dir: "auto", maxlength: 2000, "aria-label": `The ${item.kind}, said anew`, value: item.text });
+    const save = () => {
+      const text = field.value.trim();
+      if (!text || text === item.text) return load();
+      return act(() => person.editItem(item.id, text), "Changed.");
+    };
+    row.replaceChildren(field, h("div", { class: "row" }, button("Keep", save, { class: "go" }), button("Cancel", load)));
+    field.focus();
+  }
+
+  /** @param {() => Promise<void>} what @param {string} done */
+  async function act(what, done) {
+    try {
+      await what();
+      tell(done);
+    } catch (error) {
+      complain(error);
+    }
+  }
+
+  return { element, title, shown: load, /** @param {string} about */ changed: (about) => void (about !== "talked" && load()) };
+}
+
+/** @param {string} name @param {string} nothing */
+function part(name, nothing) {
+  const list = h("ul", { class: "things" });
+  const number = h("span", { class: "dim number" });
+  const element = h("section", { class: "part" }, h("h2", {}, name, " ", number), list);
+  return {
+    element,
+    /** @param {HTMLElement[]} rows */
+    fill(rows) {
+      number.textContent = rows.length ? String(rows.length) : "";
+      list.replaceChildren(...(rows.length ? rows : [h("li", { class: "empty" }, nothing)]));
+    },
+  };
+}

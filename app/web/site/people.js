@@ -1,0 +1,102 @@
+/** Coming in: the token, and whose model it is about. A token of one user leads straight to theirs. */
+
+import { ask, pages, Problem } from "./api.js";
+import { button, h, said } from "./dom.js";
+import { complain } from "./say.js";
+import { keepToken, keepUser, token, user } from "./session.js";
+import { count } from "./words.js";
+
+/**
+ * @typedef {{ user: string, base: string, many: boolean }} Who `many`: the token may choose another user.
+ */
+
+/**
+ * Who it is about, as soon as that is known; asks in `place` for what is missing.
+ * @param {HTMLElement} place
+ * @returns {Promise<Who>}
+ */
+export async function comeIn(place) {
+  for (;;) {
+    if (!token()) await new Promise((done) => place.replaceChildren(signIn("", () => done(undefined))));
+    try {
+      const holder = await ask("GET", "token");
+      const chosen = holder.user ?? (user() || (await choose(place)));
+      // Made where there is none yet, as everywhere on first use.
+      await ask("PUT", `users/${encodeURIComponent(chosen)}`);
+      keepUser(chosen);
+      return { user: chosen, base: holder.base, many: holder.user === null };
+    } catch (error) {
+      const refused = error instanceof Problem && error.status === 401;
+      if (!refused) complain(error);
+      keepUser("");
+      keepToken("");
+      await new Promise((done) => place.replaceChildren(signIn(refused ? "That token is not known here." : "", () => done(undefined))));
+    }
+  }
+}
+
+/**
+ * Asks for a token over whatever is on the page, which stays as it is: nobody loses what they typed because a token ended.
+ * @param {() => void} done
+ */
+export function comeInAgain(done) {
+  const dialog = h("dialog", { "aria-label": "Sign in again" }, signIn("The token is not good any more.", () => {
+    dialog.close();
+    done();
+  }));
+  dialog.addEventListener("close", () => {
+    dialog.remove();
+    done();
+  });
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+/**
+ * @param {string} problem
+ * @param {() => void} done
+ */
+function signIn(problem, done) {
+  const field = h("input", { type: "password", id: "token", autocomplete: "current-password", required: true, spellcheck: "false", "aria-describedby": "token-hint" });
+  return h("form", { class: "alone", onsubmit: (/** @type {Event} */ event) => {
+    event.preventDefault();
+    if (!field.value.trim()) return;
+    keepToken(field.value);
+    done();
+  } },
+  h("h1", {}, "My model"),
+  h("p", { class: "dim" }, "A model that learns from what you say about its answers."),
+  problem ? h("p", { class: "harm", role: "alert" }, problem) : null,
+  h("div", { class: "field" }, h("label", { for: "token" }, "Token"), field,
+    h("p", { class: "hint", id: "token-hint" }, "The server prints a link that brings you in without it. ", h("code", {}, "personalpeft token make --user NAME"), " makes a token for one person.")),
+  h("button", { type: "submit", class: "go" }, "Come in"));
+}
+
+/**
+ * Whose model, for a token that may choose.
+ * @param {HTMLElement} place
+ * @returns {Promise<string>}
+ */
+async function choose(place) {
+  const users = await pages("users");
+  return new Promise((chosen) => {
+    const field = h("input", { type: "text", id: "user", required: true, autocomplete: "off", autocapitalize: "none", spellcheck: "false", pattern: "[a-z0-9][a-z0-9._\\-]{0,63}", "aria-describedby": "user-hint" });
+    const filter = h("input", { type: "search", "aria-label": "Find a person", placeholder: "Find a person", hidden: users.length < 12 });
+    const rows = users.map((each) => ({ id: each.id, element: h("li", {}, h("button", { type: "button", class: "pick", onclick: () => chosen(each.id) },
+      h("strong", {}, said(each.id)), h("span", { class: "dim number" }, `${count(each.turns, "turn")}, ${count(each.signals, "signal")}`))) }));
+    filter.addEventListener("input", () => {
+      for (const row of rows) row.element.hidden = !row.id.includes(filter.value.toLowerCase());
+    });
+    const form = h("form", { class: "field", onsubmit: (/** @type {Event} */ event) => {
+      event.preventDefault();
+      chosen(field.value.trim());
+    } },
+    h("label", { for: "user" }, users.length ? "Somebody new" : "Who are you?"),
+    h("div", { class: "row nowrap" }, field, h("button", { type: "submit", class: "go" }, "Go")),
+    h("p", { class: "hint", id: "user-hint" }, "A short name of small letters and digits."));
+    place.replaceChildren(h("div", { class: "alone" }, h("h1", { tabindex: "-1" }, "Whose model?"), filter, h("ul", { class: "picks" }, rows.map((row) => row.element)), form));
+  });
+}
+
+/** @param {() => void} press */
+export const otherPerson = (press) => button("Somebody else", press, { class: "quiet" });

@@ -1,0 +1,219 @@
+/**
+ * One person's model as this page knows it: what can be asked of it and said to it. Whoever listens hears "changed" after
+ * anything that may have changed what is shown, with what that was about.
+ */
+
+import { ask, events, pages } from "./api.js";
+
+/**
+ * @typedef {{ role: string, content: string }} Message
+ * @typedef {{ base: string, digest: string, entries: { layer: string, revision: string, weight: number }[] }} Stack
+ * @typedef {{ id: string, at: string, messages: Message[], reply: string, stack: Stack, finish_reason: string, used: string[] }} Turn
+ * @typedef {{ id: string, kind: string, at: string, payload: Record<string, any>, turn: string | null, source: string }} Signal
+ * @typedef {{ signal: Signal, place: string, layer: string | null, why: string, use: string, revision: string | null }} Account
+ * @typedef {{ id: string, kind: "rule" | "fact", text: string, at: string }} Item
+ * @typedef {{ name: string, position: number, head: string | null, weight: number, scope: string }} Layer
+ * @typedef {{ id: string, layer: string, parent: string | null, scores: Record<string, any>, verdict: string, reason: string, probation: boolean, at: string, signals: Record<string, string> }} Revision
+ * @typedef {{ layer: string, before: string | null, after: string | null, cause: string, at: string }} Move
+ * @typedef {{ id: string, kind: string, state: string, stage: string, progress: number, begun: string, ended: string | null, report: Report | null, forgotten: any, error: { message: string, hint: string, kind: string } | null }} Job
+ * @typedef {{ layer: string, verdict: string, reason: string, at: string, seconds: number, revision: string | null, before: string | null, probation: boolean, steps: number, sources: { signal: string, kind: string, text: string, use: string }[], examples: { prompt: string, before: string, after: string }[], scores: Record<string, any>, dry_run: boolean, accepted: boolean, event: string, error: string, above: Report[] }} Report
+ */
+
+export class Person extends EventTarget {
+  /** @param {string} id */
+  constructor(id) {
+    super();
+    this.id = id;
+    /** @type {Map<string, Promise<Turn | null>>} */
+    this.known = new Map();
+  }
+
+  /** @param {string} about "said", "learned", "moved" or "forgotten" */
+  changed(about) {
+    if (about === "forgotten") this.known.clear();
+    this.dispatchEvent(new CustomEvent("changed", { detail: about }));
+  }
+
+  /** @param {number} most @returns {Promise<Turn[]>} newest first */
+  turns(most) {
+    return pages(this.at("turns"), {}, most);
+  }
+
+  /**
+   * One turn; null where it is gone.
+   * @param {string} id
+   * @returns {Promise<Turn | null>}
+   */
+  turn(id) {
+    const found = this.known.get(id) ?? ask("GET", this.at("turns", id)).catch(() => null);
+    this.known.set(id, found);
+    return found;
+  }
+
+  /** @returns {Promise<Signal[]>} */
+  signals() {
+    return pages(this.at("signals"));
+  }
+
+  /** @returns {Promise<Account[]>} oldest first */
+  lessons() {
+    return pages(this.at("lessons"));
+  }
+
+  /** @returns {Promise<Item[]>} */
+  items() {
+    return pages(this.at("items"));
+  }
+
+  /** @returns {Promise<Layer[]>} lowest first */
+  layers() {
+    return pages(this.at("layers"));
+  }
+
+  /** @returns {Promise<Revision[]>} oldest first */
+  revisions() {
+    return pages(this.at("revisions"));
+  }
+
+  /** @returns {Promise<Move[]>} oldest first */
+  history() {
+    return pages(this.at("history"));
+  }
+
+  /** @returns {Promise<Report[]>} oldest first */
+  reports() {
+    return pages(this.at("reports"));
+  }
+
+  /** @returns {Promise<{ news: { kind: string, layer: string }[], too_few: Record<string, number>, seconds: number | null }>} */
+  pending() {
+    return ask("GET", this.at("pending"));
+  }
+
+  /** @param {string} turn */
+  why(turn) {
+    return ask("GET", this.at("turns", turn, "why"));
+  }
+
+  /**
+   * A reply in pieces: events "begun", "piece", "ended".
+   * @param {Message[]} messages
+   * @param {AbortSignal} signal
+   */
+  stream(messages, signal) {
+    // Another number each time, else who asks again hears the same again.
+    const seed = crypto.getRandomValues(new Uint32Array(1))[0];
+    return events("POST", this.at("chat/stream"), { body: { prompt: messages, seed }, signal });
+  }
+
+  /** @param {string} stream */
+  stop(stream) {
+    return ask("DELETE", this.at("streams", stream));
+  }
+
+  /**
+   * Exactly one of rating, edit and comment.
+   * @param {string} turn
+   * @param {{ rating?: 1 | -1, edit?: string, comment?: string }} what
+   * @returns {Promise<string>} the signal's id
+   */
+  async feedback(turn, what) {
+    const { signal } = await ask("POST", this.at("turns", turn, "feedback"), { body: what });
+    this.changed("said");
+    return signal;
+  }
+
+  /**
+   * What this page saw; the server keeps it only where it was opened so.
+   * @param {string} turn
+   * @param {"copied" | "regenerated"} seen
+   */
+  observe(turn, seen) {
+    return ask("POST", this.at("turns", turn, "observe"), { body: { seen } }).catch(() => null);
+  }
+
+  /** @param {string} text @param {{ questions?: string[], answer?: string }} more */
+  async remember(text, more) {
+    await ask("POST", this.at("remember"), { body: { text, ...more } });
+    this.changed("said");
+  }
+
+  /** @param {string} item @param {string} text */
+  async editItem(item, text) {
+    await ask("PUT", this.at("items", item), { body: { text } });
+    this.changed("said");
+  }
+
+  /** @param {string} item */
+  async removeItem(item) {
+    await ask("DELETE", this.at("items", item));
+    this.changed("said");
+  }
+
+  /** @returns {Promise<Job>} */
+  learn() {
+    return ask("POST", this.at("learns"), { body: {} });
+  }
+
+  /** @param {string} item @param {boolean} dry @returns {Promise<Job>} */
+  forget(item, dry) {
+    return ask("POST", this.at("forgets"), { body: { item, dry_run: dry } });
+  }
+
+  /** @returns {Promise<Job | undefined>} the newest one that runs */
+  async running() {
+    const { items } = await ask("GET", this.at("jobs"), { query: { limit: 20 } });
+    return items.find((/** @type {Job} */ job) => !job.ended);
+  }
+
+  /**
+   * Every change of a job until it is over.
+   * @param {string} job
+   * @returns {AsyncGenerator<Job, void, void>}
+   */
+  async *follow(job) {
+    for await (const [, now] of events("GET", this.at("jobs", job, "events"))) yield now;
+  }
+
+  /** @param {string} job */
+  cancel(job) {
+    return ask("DELETE", this.at("jobs", job));
+  }
+
+  /** @param {string} layer @param {number} weight */
+  async weigh(layer, weight) {
+    await ask("PUT", this.at("layers", layer, "weight"), { body: { weight } });
+    this.changed("moved");
+  }
+
+  /** @param {string} layer @param {string} scope */
+  async scope(layer, scope) {
+    await ask("PUT", this.at("layers", layer, "scope"), { body: { scope } });
+    this.changed("moved");
+  }
+
+  /** @param {string} layer @param {string | null} to a revision, "previous", or null for the bare base @returns {Promise<Move>} */
+  async rollback(layer, to) {
+    const move = await ask("POST", this.at("layers", layer, "rollback"), { body: { to } });
+    this.changed("moved");
+    return move;
+  }
+
+  /** @param {{ prompt: string, layer: string, a: string, b: string }} what */
+  compare(what) {
+    return ask("POST", this.at("comparisons"), { body: what });
+  }
+
+  /** @param {string} comparison @param {1 | 2} which */
+  async choose(comparison, which) {
+    const choice = await ask("POST", this.at("comparisons", comparison, "choice"), { body: { which } });
+    this.changed("said");
+    return choice;
+  }
+
+  /** @param {...string} parts */
+  at(...parts) {
+    const [first, ...rest] = parts;
+    return ["users", encodeURIComponent(this.id), first, ...rest.map(encodeURIComponent)].join("/");
+  }
+}

@@ -1,0 +1,113 @@
+/** The room of what answers now: the base, and the layers that stand on it, each with its weight, its scope and its head. */
+
+import { button, h } from "./dom.js";
+import { complain, tell } from "./say.js";
+import { layerName, moment, shortId } from "./words.js";
+
+/** @typedef {import("./person.js").Layer} Layer */
+/** @typedef {import("./person.js").Revision} Revision */
+
+// Milliseconds.
+const REST = 300;
+/** @type {Record<string, string>} */
+const SCOPES = { always: "always", near: "when a question is near its lessons", never: "never" };
+
+/**
+ * @param {import("./person.js").Person} person
+ * @param {string} base
+ */
+export function stackRoom(person, base) {
+  const title = h("h1", { tabindex: "-1" }, "Stack");
+  const list = h("ol", { class: "stack", "aria-label": "What answers, the uppermost first" });
+  const element = h("div", { class: "room" }, title,
+    h("p", { class: "lead" }, "What answers you: one shared base, and the layers that are yours. Turn a weight, and the next reply is made with it."), list);
+
+  // Whose weight is being turned must not be drawn anew under their hand.
+  let turning = false;
+
+  async function load() {
+    try {
+      const [layers, revisions] = await Promise.all([person.layers(), person.revisions()]);
+      list.replaceChildren(...layers.toReversed().map((layer) => row(layer, revisions)), h("li", { class: "layer base" },
+        h("h2", {}, base), h("p", { class: "dim" }, "The base, the same for everybody. Nothing ever changes it."),
+        layers.length ? null : h("p", {}, "It answers alone: nothing of yours was learned yet.")));
+    } catch (error) {
+      complain(error);
+    }
+  }
+
+  /** @param {Layer} layer @param {Revision[]} revisions */
+  function row(layer, revisions) {
+    const own = revisions.filter((revision) => revision.layer === layer.name).reverse();
+    const name = layerName(layer.name);
+    return h("li", { class: `layer ${layer.head ? "" : "is-off"}` },
+      h("h2", {}, name, " ", h("span", { class: "id dim" }, layer.head ? shortId(layer.head) : "the bare base")),
+      weight(layer, name),
+      h("div", { class: "two" },
+        h("div", { class: "field" }, h("label", { for: `head-${layer.name}` }, "Live"), heads(layer, own)),
+        h("div", { class: "field" }, h("label", { for: `scope-${layer.name}` }, "Attached"), scopes(layer))));
+  }
+
+  /** @param {Layer} layer @param {string} name */
+  function weight(layer, name) {
+    const figure = h("output", { class: "number weight-figure", for: `weight-${layer.name}` }, layer.weight.toFixed(2));
+    const slider = h("input", { type: "range", id: `weight-${layer.name}`, min: layer.weight < 0 ? -2 : 0, max: 2, step: 0.05, value: String(layer.weight), disabled: !layer.head });
+    const usual = button("As learned", () => set(1), { class: "quiet", disabled: layer.weight === 1 || !layer.head, "aria-label": `Weight of ${name} as learned: 1` });
+    slider.addEventListener("input", () => {
+      figure.textContent = Number(slider.value).toFixed(2);
+    });
+    let rest = 0;
+    // A key that is held down turns it many times; only where it comes to rest is said.
+    slider.addEventListener("change", () => {
+      clearTimeout(rest);
+      rest = setTimeout(() => set(Number(slider.value)), REST);
+    });
+    /** @param {number} value */
+    const set = async (value) => {
+      turning = true;
+      try {
+        await person.weigh(layer.name, value);
+        slider.value = String(value);
+        figure.textContent = value.toFixed(2);
+        usual.disabled = value === 1;
+        tell(`${name} at ${value.toFixed(2)} from the next reply on.`);
+      } catch (error) {
+        complain(error);
+        load();
+      }
+      turning = false;
+    };
+    return h("div", { class: "weight" }, h("label", { for: slider.id }, "Weight"), slider, figure, usual);
+  }
+
+  /** @param {Layer} layer @param {Revision[]} own newest first */
+  function heads(layer, own) {
+    const choice = h("select", { id: `head-${layer.name}` },
+      own.map((each) => h("option", { value: each.id, selected: each.id === layer.head }, `${shortId(each.id)}, ${moment(each.at)}, ${each.verdict}`)),
+      h("option", { value: "", selected: !layer.head }, "none: the bare base"));
+    choice.addEventListener("change", () => act(() => person.rollback(layer.name, choice.value || null),
+      choice.value ? `${layerName(layer.name)}: ${shortId(choice.value)} is live.` : `${layerName(layer.name)}: the bare base is live.`));
+    return choice;
+  }
+
+  /** @param {Layer} layer */
+  function scopes(layer) {
+    const choice = h("select", { id: `scope-${layer.name}` },
+      Object.entries(SCOPES).map(([value, text]) => h("option", { value, selected: value === layer.scope }, text)));
+    choice.addEventListener("change", () => act(() => person.scope(layer.name, choice.value), `${layerName(layer.name)} is attached ${SCOPES[choice.value]}.`));
+    return choice;
+  }
+
+  /** @param {() => Promise<any>} what @param {string} done */
+  async function act(what, done) {
+    try {
+      await what();
+      tell(done);
+    } catch (error) {
+      complain(error);
+      load();
+    }
+  }
+
+  return { element, title, shown: load, /** @param {string} about */ changed: (about) => void (!turning && ["moved", "learned", "forgotten"].includes(about) && load()) };
+}

@@ -1,0 +1,137 @@
+/** The room of everything that was built: the scores as a chart, and each learn and each move in plain words, newest first. */
+
+import { chart } from "./chart.js";
+import { button, h } from "./dom.js";
+import { headline, reportParts } from "./report.js";
+import { complain, tell } from "./say.js";
+import { layerName, moment, shortId } from "./words.js";
+
+/** @typedef {import("./person.js").Revision} Revision */
+/** @typedef {{ at: string, revision: string | null, draw: () => HTMLElement }} Entry */
+
+const PAGE = 25;
+
+/**
+ * @param {import("./person.js").Person} person
+ * @param {{ compare: (layer: string, revision: string) => void }} go
+ */
+export function timelineRoom(person, go) {
+  const title = h("h1", { tabindex: "-1" }, "Timeline");
+  const charts = h("div", { class: "charts" });
+  const list = h("ol", { class: "timeline", "aria-label": "What happened, newest first" });
+  const more = button("Show older", () => show(shown + PAGE), { hidden: true });
+  const element = h("div", { class: "room" }, title,
+    h("p", { class: "lead" }, "Every revision of your model. Going back to one loses nothing: the others stay where they are."), charts, list, more);
+  /** @type {Entry[]} */
+  let entries = [];
+  let shown = PAGE;
+
+  async function shownRoom() {
+    try {
+      const [revisions, reports, history, layers] = await Promise.all([person.revisions(), person.reports(), person.history(), person.layers()]);
+      const heads = new Map(layers.map((layer) => [layer.name, layer.head]));
+      draw(revisions, heads);
+      entries = timeline(revisions, reports, history, heads);
+      show(PAGE);
+    } catch (error) {
+      complain(error);
+    }
+  }
+
+  /** @param {number} count */
+  function show(count) {
+    shown = count;
+    list.replaceChildren(...entries.slice(0, count).map((entry) => entry.draw()));
+    if (!entries.length) list.replaceChildren(h("li", { class: "empty" }, "Nothing was built yet. Correct a few replies, then press Learn."));
+    more.hidden = entries.length <= count;
+  }
+
+  /** @param {Revision[]} revisions @param {Map<string, string | null>} heads */
+  function draw(revisions, heads) {
+    charts.replaceChildren();
+    for (const [layer, own] of Map.groupBy(revisions, (revision) => revision.layer)) {
+      const drawing = chart(layer, own, heads.get(layer) ?? null, pick, charts.clientWidth);
+      if (!drawing) continue;
+      charts.append(h("figure", {},
+        h("figcaption", {}, h("strong", {}, layerName(layer)), h("span", { class: "dim" }, " how likely the answers held back became, a token")),
+        h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Chart of ${layerName(layer)}` }, drawing)));
+    }
+  }
+
+  /** @param {string} revision */
+  function pick(revision) {
+    const at = entries.findIndex((entry) => entry.revision === revision);
+    if (at < 0) return;
+    if (at >= shown) show(at + 1);
+    const entry = /** @type {HTMLElement} */ (list.children[at]);
+    entry.scrollIntoView({ block: "center" });
+    entry.focus({ preventScroll: true });
+  }
+
+  /**
+   * @param {Revision[]} revisions
+   * @param {import("./person.js").Report[]} reports
+   * @param {import("./person.js").Move[]} history
+   * @param {Map<string, string | null>} heads
+   * @returns {Entry[]} newest first
+   */
+  function timeline(revisions, reports, history, heads) {
+    const told = new Set(reports.map((report) => report.revision));
+    const known = new Set(revisions.map((revision) => revision.id));
+    const silent = revisions.filter((revision) => !told.has(revision.id));
+    // What a learn moved is told by its report.
+    const moves = history.filter((move) => !["learn", "accepted", "withdrawn", "import"].includes(move.cause));
+    return [
+      ...reports.map((report) => ({ at: report.at, revision: report.event === "learn" ? report.revision : null,
+        draw: () => entry(report.at, headline(report), reportParts(report), report.revision, report.layer, known, heads, report.verdict) })),
+      ...silent.map((revision) => ({ at: revision.at, revision: revision.id,
+        draw: () => entry(revision.at, `${layerName(revision.layer)}: brought in`, [h("p", { class: "dim" }, revision.reason)], revision.id, revision.layer, known, heads, revision.verdict) })),
+      ...moves.map((move) => ({ at: move.at, revision: null, draw: () => moved(move) })),
+    ].sort((one, other) => other.at.localeCompare(one.at));
+  }
+
+  /**
+   * @param {string} at
+   * @param {string} text
+   * @param {HTMLElement[]} parts
+   * @param {string | null} revision
+   * @param {string} layer
+   * @param {Set<string>} known
+   * @param {Map<string, string | null>} heads
+   * @param {string} verdict
+   */
+  function entry(at, text, parts, revision, layer, known, heads, verdict) {
+    const live = revision !== null && heads.get(layer) === revision;
+    const there = revision !== null && known.has(revision);
+    const name = revision ? shortId(revision) : "";
+    return h("li", { class: `entry ${verdict} ${live ? "is-live" : ""}`, tabindex: "-1" },
+      h("div", { class: "when" }, h("time", { datetime: at }, moment(at)), revision ? h("span", { class: "id" }, name) : null,
+        live ? h("span", { class: "badge" }, "live") : null),
+      h("div", { class: "what" }, h("h2", {}, text), parts,
+        there ? h("div", { class: "row" },
+          live ? button("Roll back", () => back(layer, "previous"), { "aria-label": `Roll back ${layerName(layer)} to what was live before` })
+            : button("Make live", () => back(layer, revision), { "aria-label": `Make ${layerName(layer)} ${name} live` }),
+          button("Compare blind", () => go.compare(layer, revision), { class: "quiet", "aria-label": `Compare ${layerName(layer)} ${name} blind` })) : null));
+  }
+
+  /** @param {string} layer @param {string} to */
+  async function back(layer, to) {
+    try {
+      const move = await person.rollback(layer, to);
+      tell(`${layerName(layer)}: ${move.after ? `${shortId(move.after)} is live` : "the bare base is live"}.`);
+    } catch (error) {
+      complain(error);
+    }
+  }
+
+  return { element, title, shown: shownRoom, /** @param {string} about */ changed: (about) => void (about !== "talked" && about !== "said" && shownRoom()) };
+}
+
+/** @param {import("./person.js").Move} move */
+function moved(move) {
+  const name = (/** @type {string | null} */ id) => (id ? shortId(id) : "the bare base");
+  const how = move.cause === "rollback" ? "rolled back by you" : move.cause;
+  return h("li", { class: "entry move", tabindex: "-1" },
+    h("div", { class: "when" }, h("time", { datetime: move.at }, moment(move.at))),
+    h("div", { class: "what" }, h("h2", {}, `${layerName(move.layer)}: ${how}`), h("p", { class: "dim" }, `${name(move.before)} → ${name(move.after)}`)));
+}

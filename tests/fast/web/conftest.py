@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect, sync_playwright
+
+sys.path.append(str(Path(__file__).parents[1] / "http"))
+
+from http_makers import served
+from web_makers import PATIENCE, Site, Visit, chromium, visiting, with_page
+
+import personalpeft
+from personalpeft import Runtime
+
+expect.set_options(timeout=PATIENCE)
+
+
+# Of a module and no longer: while it is there no other test could run an event loop of its own.
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        found = chromium(playwright)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Iterator[Runtime]:
+    with personalpeft.open(tmp_path / "home", backend="fake") as opened:
+        yield opened
+
+
+@pytest.fixture
+def site(runtime: Runtime) -> Iterator[Site]:
+    own, blueprints = with_page(runtime)
+    with served(runtime, more=blueprints) as made:
+        yield Site(runtime, made.url, made.secret)
+        own.close()
+
+
+@pytest.fixture
+def visit(browser: Browser, site: Site) -> Iterator[Visit]:
+    with visiting(browser, site) as made:
+        yield made

@@ -1,0 +1,173 @@
+"""Whatever a person or a model wrote is text; the token goes nowhere; what was typed is never lost."""
+
+from __future__ import annotations
+
+import pytest
+from http_makers import Slow
+from playwright.sync_api import expect
+from web_makers import Site, Visit, correct
+
+from personalpeft.backends.fake import FakeBackend
+
+HOSTILE = (
+    "<img src=x onerror=\"document.title='hacked'\">",
+    "</script><script>document.title='hacked'</script>",
+    "<svg/onload=document.title='hacked'>",
+    "\u202etxet desrever\u202c and \u2067isolated",
+    "<a href=\"javascript:document.title='hacked'\">x</a> &lt;b&gt; ${document.title='hacked'} {{7*7}}",
+    "<base href='https://evil.example/'><meta http-equiv=refresh content='0;url=https://evil.example'>",
+)
+
+
+def test_hostile_text_is_shown_as_text_in_every_room(site: Site, visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    ada = site.runtime.user("ada")
+    monkeypatch.setattr(
+        FakeBackend, "_reply", lambda self, row, stack: self.encode(HOSTILE[0]) + self.encode(HOSTILE[1])
+    )
+    for number, text in enumerate(HOSTILE):
+        reply = ada.chat(text)
+        ada.feedback(reply, edit=f"{text} {number}")
+        ada.feedback(reply, comment=f"rule {text}")
+        ada.remember(f"fact {text}")
+    ada.learn(accept=True)
+    page = visit.come()
+    reply = visit.ask(HOSTILE[0])
+    assert reply.locator(".question").inner_text() == HOSTILE[0]
+    assert reply.locator(".reply").inner_text() == HOSTILE[0] + HOSTILE[1]
+    reply.get_by_role("button", name="Why this answer?").click()
+    page.get_by_role("dialog").get_by_role("button", name="Close").click()
+    page.get_by_role("button", name="Earlier").click()
+    page.get_by_role("dialog").get_by_role("button", name="Close").click()
+    for room in ("Timeline", "Memory", "Stack", "Compare"):
+        visit.go(room)
+    visit.go("Timeline")
+    page.locator("summary").first.click()
+    visit.go("Memory")
+    for text in HOSTILE[:3]:
+        expect(page.get_by_text(f"fact {text}", exact=True)).to_be_visible()
+    page.get_by_role("listitem").filter(has_text=f"fact {HOSTILE[1]}").get_by_role("button", name="Forget").click()
+    expect(page.get_by_role("dialog")).to_contain_text(HOSTILE[1])
+    assert page.locator("main img, main script, main a[href^=javascript], dialog img, base").count() == 0
+    assert "hacked" not in page.title()
+
+
+def test_a_mark_of_direction_turns_nothing_but_its_own_text(site: Site, visit: Visit) -> None:
+    site.runtime.user("ada").remember(f"{HOSTILE[3]}")
+    page = visit.come("Memory")
+    fact = page.get_by_role("listitem").filter(has_text="desrever")
+    expect(fact).to_contain_text("You said so on")
+    assert fact.locator(".written").evaluate("(each) => getComputedStyle(each).unicodeBidi") in ("isolate", "plaintext")
+
+
+def test_the_link_brings_in_and_its_token_leaves_the_address(site: Site, visit: Visit) -> None:
+    page = visit.come()
+    assert site.secret not in page.url
+    assert site.secret not in str(page.evaluate("history.length && location.href"))
+    assert page.evaluate("document.cookie") == ""
+    assert page.evaluate("Object.values(localStorage).join()") == ""
+    assert site.secret not in page.content()
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_label("Token")).to_be_visible()
+    assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_a_token_is_asked_for_where_there_is_none_and_a_wrong_one_is_refused(site: Site, visit: Visit) -> None:
+    page = visit.page
+    page.goto(site.url)
+    page.get_by_label("Token").fill("pp_wrong")
+    page.get_by_role("button", name="Come in").click()
+    expect(page.get_by_role("alert")).to_contain_text("not known")
+    page.get_by_label("Token").fill(site.of("bob"))
+    page.keyboard.press("Enter")
+    expect(page.locator("#who")).to_have_text("bob")
+    # A token of one user leads straight to theirs, and offers no other.
+    expect(page.get_by_role("button", name="Somebody else")).to_have_count(0)
+
+
+def test_administration_chooses_whose_model_it_looks_at(site: Site, visit: Visit) -> None:
+    correct(site.runtime, 1, "bob")
+    page = visit.page
+    page.goto(f"{site.url}/#token={site.secret}")
+    page.get_by_role("button", name="bob").click()
+    expect(page.locator("#who")).to_have_text("bob")
+    visit.ready()
+    expect(page.locator("article.exchange")).to_contain_text("Ahoy! Answer 0.")
+    page.get_by_role("button", name="Somebody else").click()
+    page.get_by_label("Somebody new").fill("carla")
+    page.get_by_role("button", name="Go", exact=True).click()
+    expect(page.locator("#who")).to_have_text("carla")
+    visit.ready()
+    expect(page.locator("article.exchange")).to_have_count(0)
+    assert [each.id for each in site.runtime.users()] == ["bob", "carla"]
+
+
+def test_what_was_typed_is_there_after_a_reload_and_after_a_refusal(
+    site: Site, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = visit.come()
+    field = page.get_by_label("Your question")
+    field.fill("Half a thou")
+    page.reload()
+    visit.ready()
+    expect(field).to_have_value("Half a thou")
+
+    reply = visit.ask("Hello")
+    reply.get_by_role("button", name="Correct it").click()
+    reply.get_by_label("The reply as it should").fill("Ahoy!")
+    page.reload()
+    visit.ready()
+    reply.get_by_role("button", name="Correct it").click()
+    expect(reply.get_by_label("The reply as it should")).to_have_value("Ahoy!")
+    page.keyboard.press("Escape")
+
+    # More than the model can read: it is said, and the question stands where it was typed.
+    long = "word " * 2000
+    field.fill(long)
+    page.get_by_role("button", name="Ask", exact=True).click()
+    expect(page.locator(".note")).to_be_visible()
+    expect(field).to_have_value(long.strip())
+    expect(page.locator("article.exchange")).to_have_count(1)
+
+
+def test_a_token_that_ends_is_asked_for_anew_over_the_page_as_it_is(site: Site, visit: Visit) -> None:
+    secret = site.of("bob")
+    page = visit.come(user="bob", secret=secret)
+    (token,) = site.runtime.tokens.known()
+    page.get_by_label("Your question").fill("Are you there?")
+    site.runtime.tokens.revoke(token.id)
+    page.get_by_role("button", name="Ask", exact=True).click()
+    dialog = page.get_by_role("dialog", name="Sign in again")
+    dialog.get_by_label("Token").fill(site.of("bob"))
+    dialog.get_by_role("button", name="Come in").click()
+    expect(page.get_by_label("Your question")).to_have_value("Are you there?")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    expect(page.locator("article.exchange").get_by_role("button", name="Good", exact=True)).to_be_visible()
+
+
+def test_a_server_that_goes_away_is_a_message_and_the_question_stays(site: Site, visit: Visit) -> None:
+    page = visit.come()
+    page.route("**/chat/stream", lambda route: route.abort())
+    page.get_by_label("Your question").fill("Are you there?")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    expect(page.locator(".note")).to_contain_text("The server does not answer.")
+    expect(page.get_by_label("Your question")).to_have_value("Are you there?")
+    page.unroute("**/chat/stream")
+    visit.ask("Are you there?")
+
+
+def test_a_line_that_breaks_in_the_middle_keeps_what_came_and_what_was_asked(
+    site: Site, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = visit.come()
+    Slow(monkeypatch, 0.3)
+    page.get_by_label("Your question").fill("Tell me of ducks.")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    reply = page.locator("article.exchange .reply")
+    expect(reply).not_to_be_empty()
+    came = reply.inner_text()
+    page.context.set_offline(True)
+    page.evaluate("window.stop()")
+    expect(page.locator(".note")).to_be_visible()
+    page.context.set_offline(False)
+    assert reply.inner_text().startswith(came)
+    expect(page.get_by_label("Your question")).to_have_value("Tell me of ducks.")
