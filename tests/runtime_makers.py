@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +19,21 @@ import personalpeft
 from personalpeft import Reply, Runtime, User
 from personalpeft.clock import Clock
 
-# The tiny base with a recipe of a few steps: what is promised of learning does not depend on how much is learned.
-QUICK_CARD = """\
-name = "tiny-quick"
-title = "A tiny model that learns in a second"
-licence = "Apache-2.0"
-targets = ["q_proj", "v_proj", "down_proj"]
-context = 1024
-stop_tokens = ["<|im_end|>"]
-template = '''
-{%- for message in messages -%}
-{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{- '<|im_start|>assistant\\n' -}}
-{%- endif -%}
-'''
+TINY = (resources.files("personalpeft_models") / "tiny-random.toml").read_text("utf-8")
 
-[source]
-kind = "random"
-seed = 7
 
-[source.shape]
-hidden = 64
-intermediate = 128
-blocks = 2
-heads = 4
-kv_heads = 2
+def like_tiny(tables: str, **changes: object) -> str:
+    """The card of the tiny base that ships, with other values for some of its keys, and with more tables."""
+    card = TINY
+    for key, value in changes.items():
+        card, found = re.subn(rf"^{key} = .*$", f"{key} = {json.dumps(value)}", card, flags=re.MULTILINE)
+        assert found == 1, key
+    return card + tables
 
-[sampling]
-max_tokens = 8
 
+# It learns in a second: what is promised of learning does not depend on how much is learned.
+QUICK_CARD = like_tiny(
+    """
 [learning]
 rank = 2
 alpha = 8.0
@@ -56,7 +43,12 @@ learning_rate = 0.01
 
 [learning.memory]
 capacity = 10.0
-"""
+""",
+    name="tiny-quick",
+    targets=["q_proj", "v_proj", "down_proj"],
+    context=1024,
+    max_tokens=8,
+)
 
 
 @dataclass

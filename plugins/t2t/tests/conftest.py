@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -17,43 +18,16 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def card(tmp_path: Path) -> Path:
-    """A tiny model with random weights, a token for each byte, that learns fast."""
-    path = tmp_path / "tiny-quick.toml"
-    path.write_text(CARD)
+    """The tiny model that ships with personalpeft, which learns fast and practises what a few replies show."""
+    tiny = resources.files("personalpeft_models") / "tiny-random.toml"
+    path = tmp_path / "tiny-t2t.toml"
+    path.write_text(tiny.read_text("utf-8") + TABLES, "utf-8")
     return path
 
 
-CARD = """\
-name = "tiny-t2t"
-title = "A tiny model that learns in a second"
-licence = "Apache-2.0"
-context = 1024
-stop_tokens = ["<|im_end|>"]
-targets = ["q_proj", "v_proj", "down_proj"]
-template = '''
-{%- for message in messages -%}
-{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{- '<|im_start|>assistant\\n' -}}
-{%- endif -%}
-'''
-
-[source]
-kind = "random"
-seed = 7
-
-[source.shape]
-hidden = 64
-intermediate = 128
-blocks = 2
-heads = 4
-kv_heads = 2
-
-[sampling]
-max_tokens = 8
-
+TABLES = """
 [learning]
+targets = ["q_proj", "v_proj"]
 rank = 8
 alpha = 32.0
 steps = 60
