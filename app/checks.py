@@ -6,6 +6,7 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,7 +44,7 @@ def examine(common: Common, display: Display, *, load: bool) -> tuple[Finding, .
 def _checks(common: Common, display: Display, load: bool) -> Iterator[Finding]:
     yield Finding("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     for package in ("personalpeft", "torch", "transformers"):
-        yield _checked(package, lambda package=package: _version(package))  # type: ignore[misc]
+        yield _checked(package, partial(_version, package))
     yield _checked("sqlite", _sqlite)
     if common.backend != "fake":
         display("Looking at the processor", 0.0)

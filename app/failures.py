@@ -33,7 +33,7 @@ def reported(common: Callable[[], Common]) -> Iterator[None]:
         raise click.exceptions.Exit(report(error, as_data=common().json)) from error
     except BrokenPipeError as error:
         # The reader has gone. What is still buffered must go nowhere, or the interpreter complains of it when it ends.
-        with open(os.devnull, "w") as nowhere:  # noqa: PTH123
+        with Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise click.exceptions.Exit(BROKEN_PIPE) from error
     except KeyboardInterrupt as error:

@@ -20,6 +20,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -86,7 +87,7 @@ def write(store: Store, user: str, path: Path, *, adapters: bool) -> Exported:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=".personal-", suffix=".part")
         try:
             with os.fdopen(handle, "wb") as file:
-                _write(file, portable, {digest: lambda digest=digest: store.blobs.read(digest) for digest in digests})  # type: ignore[misc]
+                _write(file, portable, {digest: partial(store.blobs.read, digest) for digest in digests})
                 file.flush()
                 os.fsync(file.fileno())
             Path(name).replace(target)

@@ -44,7 +44,7 @@ def _asked_as(method: Callable[P, object]) -> Callable[[Callable[..., R]], Calla
 
     def borrow(own: Callable[..., R]) -> Callable[P, R]:
         returned = signature(own).return_annotation
-        own.__signature__ = signature(method).replace(return_annotation=returned)  # type: ignore[attr-defined]
+        own.__signature__ = signature(method).replace(return_annotation=returned)  # type: ignore[attr-defined]  # ``inspect`` looks for it
         return own
 
     return borrow

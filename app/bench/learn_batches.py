@@ -77,7 +77,7 @@ def say(user: User, acts: Sequence[Act]) -> None:
             case _:
                 reply = next(replies)
                 try:
-                    user.feedback(reply, **{act.how: act.text}, **source)  # type: ignore[arg-type]
+                    user.feedback(reply, **{act.how: act.text}, **source)
                 except InvalidInput:
                     user.feedback(reply, rating=1, **source)
 

@@ -26,12 +26,12 @@ def load_plain(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     where = choose_device()
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=where.dtype, local_files_only=True, use_safetensors=True
     )
-    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=_PAD)  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=_PAD)
     model.config.eos_token_id = None
     return model.to(where.device).eval()
 

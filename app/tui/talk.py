@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from personalpeft.types import Message
 
@@ -78,13 +78,13 @@ class Talk:
         """As if that had never been asked."""
         return replace(self, exchanges=tuple(each for each in self.exchanges if each.number != number))
 
-    def change(self, number: int, **changes: object) -> Talk:
+    def change(self, number: int, **changes: Any) -> Talk:
         """With something else about one exchange; as it is where that has gone meanwhile."""
-        return self._each(lambda each: each.number == number, lambda each: replace(each, **changes))  # type: ignore[arg-type]
+        return self._each(lambda each: each.number == number, lambda each: replace(each, **changes))
 
-    def change_turn(self, turn: str, **changes: object) -> Talk:
+    def change_turn(self, turn: str, **changes: Any) -> Talk:
         """As ``change``, of the exchange that the ledger knows by that id."""
-        return self._each(lambda each: each.turn == turn, lambda each: replace(each, **changes))  # type: ignore[arg-type]
+        return self._each(lambda each: each.turn == turn, lambda each: replace(each, **changes))
 
     def put(self, exchange: Exchange) -> Talk:
         """With an exchange in the place of the one of its number."""

@@ -17,17 +17,17 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-# Moments are shown in the time of the place, which must not show in a picture.
+# Before the imports: moments are shown in the time of the place, which must not show in a picture.
 os.environ["TZ"] = "UTC"
 os.environ.pop("NO_COLOR", None)
 time.tzset()
 
-import personalpeft  # noqa: E402
-from personalpeft import Runtime  # noqa: E402
-from personalpeft.clock import Clock  # noqa: E402
-from personalpeft.errors import PersonalPeftError  # noqa: E402
-from personalpeft_app.tui.app import Tui  # noqa: E402
-from personalpeft_app.tui.work import Desk, Job  # noqa: E402
+import personalpeft
+from personalpeft import Runtime
+from personalpeft.clock import Clock
+from personalpeft.errors import PersonalPeftError
+from personalpeft_app.tui.app import Tui
+from personalpeft_app.tui.work import Desk, Job
 
 HERE = Path(__file__).parent
 _QUESTIONS = (
@@ -82,7 +82,7 @@ async def _draw(runtime: Runtime, name: str, size: tuple[int, int], play: Callab
         await app.action_quit()
     # The names inside are drawn by chance for each picture.
     (HERE / f"{name}.svg").write_text(re.sub(r"terminal-\d+", f"{name}", drawn), "utf-8")
-    print(f"docs/pictures/{name}.svg")  # noqa: T201
+    print(f"docs/pictures/{name}.svg")
 
 
 def _typed(text: str) -> tuple[str, ...]:

@@ -95,7 +95,7 @@ def _read(path: Path) -> list[Point]:
 def _save(figure: Figure, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None, "Creator": None})
     plt.close(figure)
-    print(path)  # noqa: T201
+    print(path)
 
 
 def _sweep(number: str, points: Sequence[Point]) -> Figure:

@@ -82,11 +82,11 @@ def hub_folder(card: Card, report: Callable[[str, float], None]) -> Path:
     """The folder of a hub source, downloaded if need be (never with ``HF_HUB_OFFLINE``). Raises ``WeightsError`` if it cannot be had."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-    from tqdm.auto import tqdm  # type: ignore[import-untyped]
+    from huggingface_hub.utils.tqdm import tqdm
 
-    class Silent(tqdm):  # type: ignore[misc]
+    class Silent(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "disable": True})
+            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]  # the hub's own
 
     source = card.source
     report(f"Looking for {source.repo} in the hub", 0.0)

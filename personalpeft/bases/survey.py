@@ -129,7 +129,7 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> Architecture:
     try:
         known = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
-            model: nn.Module = AutoModelForCausalLM.from_config(known, trust_remote_code=False)  # type: ignore[no-untyped-call]
+            model: nn.Module = AutoModelForCausalLM.from_config(known, trust_remote_code=False)
     except mistakes as error:
         raise WeightsError(
             f"{folder / 'config.json'} does not describe a model that transformers can build: {str(error).splitlines()[0]}",

@@ -65,7 +65,7 @@ def likelihood(logits: Tensor, tokens: Tensor, training: TrainingKernels | None)
     if training is None:
         wide = logits.float()
         return wide.gather(1, tokens[:, None])[:, 0] - torch.logsumexp(wide, dim=-1)
-    said: Tensor = _Likelihood.apply(logits, tokens, training)  # type: ignore[no-untyped-call]
+    said: Tensor = _Likelihood.apply(logits, tokens, training)  # type: ignore[no-untyped-call]  # torch's own
     return said
 
 
@@ -74,7 +74,7 @@ def divergence(p: Tensor, q: Tensor, training: TrainingKernels | None) -> Tensor
     if training is None:
         known, said = (torch.log_softmax(logits, dim=-1, dtype=torch.float32) for logits in (p.detach(), q))
         return (known.exp() * (known - said)).sum(-1)
-    apart: Tensor = _Divergence.apply(p.detach(), q, training)  # type: ignore[no-untyped-call]
+    apart: Tensor = _Divergence.apply(p.detach(), q, training)  # type: ignore[no-untyped-call]  # torch's own
     return apart
 
 
@@ -91,9 +91,7 @@ class _Norm(nn.Module):
         if self._kernels.training is None:
             y: Tensor = self.inner(x)
             return y
-        result: Tensor = _NormFunction.apply(  # type: ignore[no-untyped-call]
-            x.contiguous(), self.inner.weight, self._epsilon, self._kernels
-        )
+        result: Tensor = _NormFunction.apply(x.contiguous(), self.inner.weight, self._epsilon, self._kernels)  # type: ignore[no-untyped-call]  # torch's own
         return result
 
 
@@ -121,7 +119,7 @@ class _Gated(nn.Module):
             y: Tensor = self.inner(x)
             return y
         both = self.inner.gate_proj.together(x)
-        between = _GateFunction.apply(both, self._kernels)  # type: ignore[no-untyped-call]
+        between = _GateFunction.apply(both, self._kernels)  # type: ignore[no-untyped-call]  # torch's own
         result: Tensor = self.inner.down_proj(between)
         return result
 
@@ -182,13 +180,13 @@ class _Attention(nn.Module):
         cos, sin = (t[0].contiguous() for t in position_embeddings)
         about = (cos, sin, stretches, self._heads, self._kernels)
         if self._together:
-            out = _AttendTogether.apply(inner.q_proj.together(hidden_states)[0], *about)  # type: ignore[no-untyped-call]
+            out = _AttendTogether.apply(inner.q_proj.together(hidden_states)[0], *about)  # type: ignore[no-untyped-call]  # torch's own
         else:
             tokens, dim = hidden_states.shape[1], self._heads.dim
             q, k, v = (project(hidden_states)[0] for project in (inner.q_proj, inner.k_proj, inner.v_proj))
             if hasattr(inner, "q_norm"):
                 q, k = inner.q_norm(q.view(tokens, -1, dim)), inner.k_norm(k.view(tokens, -1, dim))
-            out = _Attend.apply(*(t.reshape(tokens, -1) for t in (q, k, v)), *about)  # type: ignore[no-untyped-call]
+            out = _Attend.apply(*(t.reshape(tokens, -1) for t in (q, k, v)), *about)  # type: ignore[no-untyped-call]  # torch's own
         return inner.o_proj(out[None]), None
 
 

@@ -127,7 +127,7 @@ class FrozenLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled() and x.requires_grad:
-            result: Tensor = _Multiply.apply(x, self)  # type: ignore[no-untyped-call]
+            result: Tensor = _Multiply.apply(x, self)  # type: ignore[no-untyped-call]  # torch's own
             return result
         return self.multiply(x)
 

@@ -57,7 +57,7 @@ class Model:
         from transformers import AttentionInterface, AutoModelForCausalLM
         from transformers.utils import logging
 
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        logging.disable_progress_bar()
         AttentionInterface.register("personalpeft", attend)
         self.base = base
         self.where = where

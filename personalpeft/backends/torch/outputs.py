@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -44,8 +44,7 @@ class TensorOutputs:
         return likelihood(self.logits, self.tokens, self.model.kernels.training)
 
     def divergence(self, run: slice, reference: Outputs, reference_run: slice) -> Tensor:
-        before: _WithLogits = reference  # type: ignore[assignment]
-        return divergence(before.logits[reference_run], self.logits[run], self.model.kernels.training)
+        return _apart(self, run, reference, reference_run)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +69,7 @@ class Reference:
         return torch.log_softmax(self.logits, dim=-1, dtype=torch.float32)
 
     def divergence(self, run: slice, reference: Outputs, reference_run: slice) -> Tensor:
-        before: _WithLogits = reference  # type: ignore[assignment]
-        return divergence(before.logits[reference_run], self.logits[run], self.model.kernels.training)
+        return _apart(self, run, reference, reference_run)
 
 
 class TokenReference:
@@ -88,6 +86,12 @@ class TokenReference:
 
     def divergence(self, run: slice, reference: Outputs, reference_run: slice) -> Tensor:
         return self.logits
+
+
+def _apart(own: TensorOutputs | Reference, run: slice, reference: Outputs, reference_run: slice) -> Tensor:
+    # What one term compares is of one backend, and all of this one's have logits.
+    before = cast(_WithLogits, reference)
+    return divergence(before.logits[reference_run], own.logits[run], own.model.kernels.training)
 
 
 class References:

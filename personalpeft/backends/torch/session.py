@@ -169,7 +169,7 @@ def _advance(
             session.loss(own, {item: next(outputs) for item in items})
             for session, own, items in zip(sessions, terms, asked, strict=True)
         ]
-        torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+        torch.stack(losses).sum().backward()
         for session, done, rate in zip(sessions, segments, rates, strict=True):
             session.learn(done, rate)
         return [float(loss.detach()) for loss in losses]

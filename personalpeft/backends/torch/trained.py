@@ -124,7 +124,7 @@ class Segments:
 
     def product(self, frozen: FrozenLinear, group: int, block: int, x: Tensor) -> Tensor:
         slices = [(s.begin, s.end, part) for s in self._segments if (part := s.slices[group]) is not None]
-        y: Tensor = _Product.apply(x, self._flow, frozen, slices, block)  # type: ignore[no-untyped-call]
+        y: Tensor = _Product.apply(x, self._flow, frozen, slices, block)  # type: ignore[no-untyped-call]  # torch's own
         return y
 
 
