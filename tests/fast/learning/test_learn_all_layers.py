@@ -4,31 +4,15 @@ it no longer holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from runtime_makers import correct, nothing_changes, opened, style
 
-from personalpeft import Cancelled, LearnReport, NothingToLearn, Runtime, User
+from personalpeft import Cancelled, LearnReport, NothingToLearn, User
 from personalpeft.learning.report import from_json
 from personalpeft.types import Verdict
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def runtime(home: Path) -> Iterator[Runtime]:
-    with opened(home) as runtime:
-        yield runtime
-
-
-@pytest.fixture
-def ada(runtime: Runtime) -> User:
-    return runtime.user("ada")
 
 
 @pytest.fixture

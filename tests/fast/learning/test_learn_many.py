@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,6 @@ from personalpeft.types import Verdict
 
 PEOPLE = ("ada", "bo", "cy")
 few = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def runtime(home: Path) -> Iterator[Runtime]:
-    with opened(home) as runtime:
-        yield runtime
 
 
 def say(runtime: Runtime, lessons: Sequence[tuple[int, int]] = ((5, 0), (6, 5), (0, 6))) -> None:

@@ -27,17 +27,6 @@ def nothing_is_recorded(home: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def runtime(home: Path) -> Iterator[Runtime]:
-    with opened(home) as runtime:
-        yield runtime
-
-
-@pytest.fixture
 def ada(runtime: Runtime) -> User:
     user = runtime.user("ada")
     correct(user, 6)

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from runtime_makers import correct, opened
+from runtime_makers import correct
 
 from personalpeft import Runtime, User
 from personalpeft.learning import build
 from personalpeft.learning.gate import Judgement
 from personalpeft.types import Verdict
-
-
-@pytest.fixture
-def runtime(tmp_path: Path) -> Iterator[Runtime]:
-    with opened(tmp_path / "home") as runtime:
-        yield runtime
-
-
-@pytest.fixture
-def ada(runtime: Runtime) -> User:
-    return runtime.user("ada")
 
 
 def keys(user: User, kind: str = "lesson") -> list[str]:

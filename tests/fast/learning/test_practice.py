@@ -52,11 +52,6 @@ def half(reply: str) -> bool:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "home"
-
-
-@pytest.fixture
 def ada(home: Path) -> Iterator[User]:
     with opened(home) as runtime:
         yield runtime.user("ada")
