@@ -15,9 +15,10 @@ from personalpeft.learning.gate import Asked, Canaries, Evidence, OfBase
 from personalpeft.learning.generic import Canary, generic_questions, is_broken
 from personalpeft.learning.lessons import Lesson
 from personalpeft.learning.lineage import Lineage
+from personalpeft.learning.manner import Shown
 from personalpeft.learning.objectives import continuation
 from personalpeft.learning.report import Example
-from personalpeft.learning.sense import Answer, Sense, sense_of
+from personalpeft.learning.sense import Sense, sense_of
 from personalpeft.learning.training import stopped
 from personalpeft.learning.voices import SHORTLY, Said, Voices
 from personalpeft.serving.engine import Engine, Request
@@ -199,8 +200,8 @@ def _divergence(engine: Engine, sitting: Sitting) -> Iterator[float]:
 def _sense(engine: Engine, sitting: Sitting) -> Sense:
     """Whether what is new means something, as the bare base sees it."""
 
-    def likelihoods(answers: Sequence[Answer]) -> Sequence[float]:
-        items = [continuation(engine.backend, messages, text, _LOOK) for messages, text in answers]
+    def likelihoods(said: Sequence[Shown]) -> Sequence[float]:
+        items = [continuation(engine.backend, [Message("user", each.request)], each.answer, _LOOK) for each in said]
         return [score.logp for score in engine.score(items, Stack(sitting.live.base))]
 
     return sense_of(sitting.paper.new, likelihoods)

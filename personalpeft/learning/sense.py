@@ -19,17 +19,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from personalpeft.learning.lessons import Lesson
-from personalpeft.types import Message, SignalKind
+from personalpeft.learning.manner import Shown
+from personalpeft.types import SignalKind
 
 _FEWEST, _MOST = 4, 12
 _FEWEST_WORDS = 5
 _OTHERS = 2
-
-Answer: TypeAlias = tuple[Sequence[Message], str]
-"""Messages and what is said after them."""
+_LOOK = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,31 +41,29 @@ class Sense:
 NOT_WEIGHED = Sense()
 
 
-def sense_of(lessons: Sequence[Lesson], likelihoods: Callable[[Sequence[Answer]], Sequence[float]]) -> Sense:
+def sense_of(lessons: Sequence[Lesson], likelihoods: Callable[[Sequence[Shown]], Sequence[float]]) -> Sense:
     """The sense of the newest lessons that somebody wrote. ``likelihoods`` gives the mean log-prob a token of each answer
-    under the bare base.
+    under the bare base. Of a conversation only what was asked last is looked at, and of that the beginning.
     """
-    written = {each.shown.request: each for each in lessons if each.kind not in (SignalKind.FACT, SignalKind.RATING)}
-    asked = list(written.values())[-_MOST:]
+    written = [each.shown for each in lessons if each.kind not in (SignalKind.FACT, SignalKind.RATING)]
+    asked = list({each.request: Shown(each.request[:_LOOK], each.answer) for each in written}.values())[-_MOST:]
     if len(asked) < _FEWEST:
         return NOT_WEIGHED
-    own = [(each.messages, each.wanted) for each in asked]
     step = max(1, len(asked) // (_OTHERS + 1))
     elsewhere = [
-        (asked[(place + step * turn) % len(asked)].messages, each.wanted)
+        Shown(asked[(place + step * turn) % len(asked)].request, each.answer)
         for turn in range(1, _OTHERS + 1)
         for place, each in enumerate(asked)
     ]
-    long = [place for place, each in enumerate(asked) if len(each.wanted.split()) >= _FEWEST_WORDS]
-    mixed = [(asked[place].messages, _mixed(asked[place].wanted)) for place in long]
-    if len(long) < _FEWEST:
-        mixed = []
-    found = likelihoods([*own, *elsewhere, *mixed])
-    said = found[: len(own)]
-    after_others, in_disorder = found[len(own) : len(own) + len(elsewhere)], found[len(own) + len(elsewhere) :]
-    fit = sum(said) / len(said) - sum(after_others) / len(after_others)
-    order = (sum(said[place] for place in long) - sum(in_disorder)) / len(long) if mixed else None
-    return Sense(round(fit, 4), None if order is None else round(order, 4))
+    long = [each for each in asked if len(each.answer.split()) >= _FEWEST_WORDS]
+    mixed = [Shown(each.request, _mixed(each.answer)) for each in long] if len(long) >= _FEWEST else []
+    of = dict(zip((*asked, *elsewhere, *mixed), likelihoods([*asked, *elsewhere, *mixed]), strict=True))
+
+    def mean(some: Sequence[Shown]) -> float:
+        return sum(of[each] for each in some) / len(some)
+
+    fit = round(mean(asked) - mean(elsewhere), 4)
+    return Sense(fit, round(mean(long) - mean(mixed), 4) if mixed else None)
 
 
 def _mixed(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft.learning.lessons import Lesson
-from personalpeft.learning.sense import NOT_WEIGHED, Answer, sense_of
+from personalpeft.learning.manner import Shown
+from personalpeft.learning.sense import NOT_WEIGHED, sense_of
 from personalpeft.types import Message, SignalKind
 
 THINGS = ("eggs", "rice", "bread", "beans", "fish", "soup", "corn", "cake")
@@ -20,12 +22,12 @@ def lesson(request: str, wanted: str, kind: SignalKind = SignalKind.EDIT) -> Les
     return Lesson(f"sig_{request}", kind, (Message("user", request),), wanted)
 
 
-def knowing(answers: Sequence[Answer]) -> list[float]:
+def knowing(said: Sequence[Shown]) -> list[float]:
     """A base that knows two things: an answer speaks of what was asked, and its words go up in the alphabet."""
     found = []
-    for messages, text in answers:
-        words = text.split()
-        speaks = bool(set(words) & set(messages[-1].content.split()))
+    for each in said:
+        words = each.answer.split()
+        speaks = bool(set(words) & set(each.request.split()))
         rising = sum(a <= b for a, b in pairwise(words)) / max(1, len(words) - 1)
         found.append(-4.0 + speaks + 2 * rising)
     return found
@@ -68,13 +70,28 @@ def test_three_lessons_are_too_few_to_tell() -> None:
 
 @given(texts=st.lists(st.text(min_size=1), min_size=4, max_size=20))
 def test_the_same_lessons_are_always_asked_in_the_same_way(texts: list[str]) -> None:
-    asked: list[list[Answer]] = []
+    asked: list[list[Shown]] = []
 
-    def noted(answers: Sequence[Answer]) -> list[float]:
-        asked.append(list(answers))
-        return [0.0] * len(answers)
+    def noted(said: Sequence[Shown]) -> list[float]:
+        asked.append(list(said))
+        return [0.0] * len(said)
 
     said = [lesson(f"question {n}", text) for n, text in enumerate(texts)]
     assert sense_of(said, noted) == sense_of(said, noted)
     assert asked[0] == asked[1]
-    assert all(not messages[-1].content.startswith("answer") for messages, _ in asked[0])
+
+
+def test_of_a_long_conversation_only_the_beginning_of_the_last_question_is_read() -> None:
+    read: list[Shown] = []
+
+    def noted(said: Sequence[Shown]) -> list[float]:
+        read.extend(said)
+        return [0.0] * len(said)
+
+    before = (Message("user", "tell me " * 5000), Message("assistant", "no " * 5000))
+    said = [
+        replace(lesson(f"{n} why? " * 1000, "because"), messages=(*before, Message("user", f"{n} why? " * 1000)))
+        for n in range(6)
+    ]
+    sense_of(said, noted)
+    assert max(len(each.request) for each in read) <= 400
