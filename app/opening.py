@@ -15,6 +15,7 @@ from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
     from personalpeft import Runtime, Serving, User
+    from personalpeft.settings import Observing
     from personalpeft.types import HeadMove
 
 Mode: TypeAlias = Literal["read", "change", "make"]
@@ -26,6 +27,7 @@ def opened(
     mode: Mode,
     display: Callable[[str, float], None] | None = None,
     serving: Serving | None = None,
+    observing: Observing = "off",
 ) -> Iterator[Runtime]:
     """The runtime: "read" changes nothing, "change" needs a home that is there, "make" makes one."""
     import personalpeft
@@ -41,6 +43,7 @@ def opened(
         # A home that is not there is looked at without writing: that says what is wrong with it and makes none.
         read_only=mode == "read" or (mode == "change" and not there),
         serving=serving,
+        observing=observing,
     ) as runtime:
         yield runtime
 

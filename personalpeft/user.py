@@ -27,7 +27,15 @@ from personalpeft.memory.base import Item
 from personalpeft.parts import Parts
 from personalpeft.personal import Exported
 from personalpeft.plugins import Shaping, Verifier
-from personalpeft.prompts import Prompt, check_prompt, check_sampling, check_timeout
+from personalpeft.prompts import (
+    Prompt,
+    Tool,
+    check_prompt,
+    check_sampling,
+    check_timeout,
+    check_tools,
+    with_tools,
+)
 from personalpeft.replies import Reply, Stream, Why, turn_of, why
 from personalpeft.store.base import UserSummary
 from personalpeft.transfer import take_folder, write_folder
@@ -66,6 +74,7 @@ class User:
         self,
         prompt: Prompt,
         *,
+        tools: Sequence[Tool] = (),
         temperature: float | None = None,
         top_p: float | None = None,
         max_tokens: int | None = None,
@@ -83,7 +92,7 @@ class User:
         a cancelled turn. ``QueueFull``, ``DeadlineExceeded`` and ``ServingFailed`` are raised by the piece that they keep away;
         the time begins with the first that is asked for.
         """
-        messages, timeout = check_prompt(prompt), check_timeout(timeout)
+        messages, timeout = with_tools(check_prompt(prompt), check_tools(tools)), check_timeout(timeout)
         if revision is not None and layers is not None:
             raise InvalidInput("There are layers and a revision.", hint="Give one of the two.")
         if not template and not isinstance(prompt, str):
@@ -100,7 +109,9 @@ class User:
         """Answers a string or OpenAI-style messages with the user's live stack, and appends the turn to the ledger.
 
         What is not given comes from the base's card. ``temperature=0`` is greedy; the same stack, prompt and seed give
-        the same text. ``memory=False`` leaves rules and facts out; ``layers`` names the only layers to attach, whatever
+        the same text. ``tools`` are what the reply may call, as OpenAI's API writes them, where the base's chat template knows
+        tools: do what ``reply.tool_calls`` say, and ask again with ``reply.message`` and a message of the role "tool" for each result.
+        ``memory=False`` leaves rules and facts out; ``layers`` names the only layers to attach, whatever
         their scope, ``[]`` none: the bare base. ``revision`` is one that stands for its layer's head, by its id or the
         beginning of it. Without ``template`` a string is read as it is, without rules and facts, and continued. With ``logprobs``
         the reply says how likely each token was. ``timeout`` is how many seconds the reply may take; ``cancelled`` is
@@ -375,12 +386,12 @@ class User:
         """What every learn said, and every end of a probation, as data, oldest first."""
         return self._parts.store.catalog.reports(self.id)
 
-    def digest(self, since: datetime | timedelta = timedelta(days=1)) -> Digest:
-        """What learning did since a moment, or in so long a time until now: signals, learns with their reasons and
-        examples, what was refused, how to undo each. Raises ``InvalidInput`` for a moment without a time zone or one that
-        is still to come.
+    def digest(self, since: datetime | timedelta = timedelta(days=1), until: datetime | None = None) -> Digest:
+        """What learning did since a moment, or in so long a time, until another (None: now): signals, learns with their
+        reasons and examples, what was refused, how to undo each. Raises ``InvalidInput`` for a moment without a time zone and
+        for a while that ends before it begins.
         """
-        return digest(self._parts.store, self.id, since, self._parts.clock.now())
+        return digest(self._parts.store, self.id, since, self._parts.clock.now(), until)
 
     def turns(self, limit: int | None = None) -> tuple[Turn, ...]:
         """The conversation so far, newest first."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from personalpeft import Runtime
     from personalpeft_app.daemon.deciding import Chore, Coming, Learn
     from personalpeft_app.daemon.journal import Line
+    from personalpeft_app.daemon.settings import Settings
 
 _LOOK = 5.0
 _SHOWN = 12
@@ -33,6 +34,7 @@ _SHOWN = 12
     examples=(
         "personalpeft daemon run",
         "personalpeft daemon status",
+        "personalpeft daemon report",
         "personalpeft daemon once --json",
         "personalpeft daemon install --print > ~/.config/systemd/user/personalpeft.service",
     ),
@@ -60,12 +62,12 @@ def run(common: Common) -> None:
     from personalpeft_app.daemon.ticking import Ticking
 
     stopping = threading.Event()
+    settings = read(common.places()[0])
     with (
         interruptible(stopping.set),
         interruptible(stopping.set, SIGTERM),
-        opening.opened(common, "make") as runtime,
+        opening.opened(common, "make", observing=settings.observing) as runtime,
     ):
-        settings = read(runtime.settings.home)
         lease = _our_turn(common, runtime, stopping)
         if lease is None:
             return
@@ -73,7 +75,7 @@ def run(common: Common) -> None:
             go_last()
             keeper = Keeper(
                 runtime,
-                lambda: _learning(common),
+                lambda: _learning(common, settings),
                 tell=lambda line: _tell(common, line),
                 stopping=stopping.is_set,
             )
@@ -108,15 +110,15 @@ def once(common: Common) -> None:
 
     done: list[Line] = []
     stopping = threading.Event()
+    settings = read(common.places()[0])
     with (
         interruptible(stopping.set),
         interruptible(stopping.set, SIGTERM),
-        opening.opened(common, "change") as runtime,
+        _learning(common, settings) as runtime,
+        runtime.upkeep.only(TASK),
     ):
-        read(runtime.settings.home)
-        with runtime.upkeep.only(TASK):
-            keeper = Keeper(runtime, lambda: _learning(common), tell=done.append, stopping=stopping.is_set)
-            decision = keeper.round()
+        keeper = Keeper(runtime, lambda: _learning(common, settings), tell=done.append, stopping=stopping.is_set)
+        decision = keeper.round()
     show(common, {"did": done, "next": decision.coming}, "\n".join(map(_line, done)))
     if not done:
         note(common, "Nothing was due.")
@@ -131,9 +133,11 @@ def status(common: Common) -> None:
     """
     from personalpeft_app.daemon.journal import TASK
     from personalpeft_app.daemon.keeper import Keeper
+    from personalpeft_app.daemon.settings import read
 
-    with opening.opened(common, "read") as runtime:
-        keeper = Keeper(runtime, lambda: _learning(common))
+    settings = read(common.places()[0])
+    with opening.opened(common, "read", observing=settings.observing) as runtime:
+        keeper = Keeper(runtime, lambda: _learning(common, settings))
         decision, holder = keeper.outlook(), runtime.upkeep.holder(TASK)
         begun, spent, lines = keeper.journal.begun, keeper.spent, keeper.journal.lines
     now = f"{', '.join(begun)} learns" if begun and holder else _act(decision.act)
@@ -154,6 +158,29 @@ def status(common: Common) -> None:
     text += ["", coming] if coming else []
     text += ["", *map(_line, lines[-_SHOWN:])] if lines else []
     show(common, data, "\n".join(text))
+
+
+@command("report", examples=("personalpeft daemon report", "personalpeft daemon report --json"))
+def report(common: Common) -> None:
+    """Say what was learned in the night.
+
+    The last morning report, of all users of the home: each learn with all that it was learned from, answers before and
+    after, scores and seconds, what was refused and why, and how to undo each. Any other while: personalpeft report --since.
+    """
+    from personalpeft_app.daemon.journal import TASK, from_text
+    from personalpeft_app.daemon.morning import digests
+
+    with opening.opened(common, "read") as runtime:
+        period = from_text(runtime.upkeep.noted(TASK)).morning
+        found = digests(runtime, period) if period else []
+    data = {
+        "since": period.since if period else None,
+        "until": period.until if period else None,
+        "users": [each.as_json() for each in found],
+    }
+    show(common, data, "\n\n".join(each.in_full() for each in found))
+    if not found:
+        note(common, "There is no morning report yet: it is made daily by a daemon, where there is something to say.")
 
 
 @command(
@@ -192,11 +219,11 @@ def install(common: Common, printed: bool, system: str | None) -> None:
 
 
 daemon.add_section("Run", (run, once))
-daemon.add_section("Look", (status, install))
+daemon.add_section("Look", (report, status, install))
 
 
-def _learning(common: Common) -> AbstractContextManager[Runtime]:
-    return opening.opened(common, "change")
+def _learning(common: Common, settings: Settings) -> AbstractContextManager[Runtime]:
+    return opening.opened(common, "change", observing=settings.observing)
 
 
 def _our_turn(common: Common, runtime: Runtime, stopping: threading.Event) -> AbstractContextManager[None] | None:

@@ -7,17 +7,16 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from personalpeft import Busy, Runtime
-from personalpeft.learning.digest import Digest
 from personalpeft_app.daemon.deciding import Kind
 from personalpeft_app.daemon.facts import users
+from personalpeft_app.daemon.morning import Period, digests, in_a_line
 from personalpeft_app.daemon.settings import Settings
 
-_DAY = timedelta(days=1)
 _LOGS = timedelta(days=30)
 
 
-def do(kind: Kind, runtime: Runtime, settings: Settings, now: datetime) -> str:
-    """Does a chore. Raises what the runtime raises."""
+def do(kind: Kind, runtime: Runtime, settings: Settings, now: datetime, reported: Period) -> str:
+    """Does a chore; ``reported`` is what a report is to be about. Raises what the runtime raises."""
     match kind:
         case Kind.PROBATION:
             return _probation(runtime)
@@ -30,7 +29,7 @@ def do(kind: Kind, runtime: Runtime, settings: Settings, now: datetime) -> str:
         case Kind.CLEAN:
             return _clean(runtime.settings.cache, now)
         case Kind.REPORT:
-            return _report(runtime, now)
+            return _report(runtime, reported)
 
 
 def _probation(runtime: Runtime) -> str:
@@ -60,19 +59,6 @@ def _clean(cache: Path, now: datetime) -> str:
     return f"{taken} old logs" if taken else ""
 
 
-def _report(runtime: Runtime, now: datetime) -> str:
-    digests = [
-        runtime.user(each.id, create=False).digest(_DAY) for each in users(runtime) if each.turns or each.signals
-    ]
-    told = [_told(digest) for digest in digests if not digest.empty]
-    if not told:
-        return ""
-    return f"{'; '.join(told)}. Read it: personalpeft report --everyone"
-
-
-def _told(digest: Digest) -> str:
-    """Of one user, in a line and without a word of theirs: those are in the ledger, and the report is made from it."""
-    ends = ", ".join(
-        f"{report.layer} {report.event if report.event != 'learn' else report.verdict}" for report in digest.reports
-    )
-    return f"{digest.user}: {digest.turns} turns, {sum(digest.signals.values())} signals{f', {ends}' if ends else ''}"
+def _report(runtime: Runtime, period: Period) -> str:
+    told = in_a_line(digests(runtime, period))
+    return f"{told}. Read it: personalpeft daemon report" if told else ""

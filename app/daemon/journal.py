@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Self
 
 from personalpeft_app.daemon.deciding import Kind
+from personalpeft_app.daemon.morning import Period
 
 TASK = "daemon"
 """The name of its lease and of its note."""
@@ -53,7 +54,7 @@ class Begun:
 class Journal:
     """``begun`` are, by user, learns of which no end was written down; ``tried`` the reasons that
     led to nothing the ledger tells; ``spent`` are the seconds of learning by local day;
-    ``chores`` the moment for which each was last done.
+    ``chores`` the moment for which each was last done; ``morning`` what the last report was about that had something to say.
     """
 
     begun: Mapping[str, Begun] = field(default_factory=dict)
@@ -61,6 +62,7 @@ class Journal:
     spent: Mapping[str, float] = field(default_factory=dict)
     chores: Mapping[Kind, str] = field(default_factory=dict)
     lines: tuple[Line, ...] = ()
+    morning: Period | None = None
 
     def said(self, at: datetime, what: str, said: str, *, user: str = "", seconds: float = 0.0) -> Self:
         """With one line more."""
@@ -97,9 +99,13 @@ class Journal:
         """With a chore done for a moment."""
         return replace(self, chores={**self.chores, kind: key})
 
+    def reported(self, period: Period) -> Self:
+        """With a report that had something to say."""
+        return replace(self, morning=period)
+
     def as_text(self) -> str:
         """What ``from_text`` reads."""
-        return json.dumps({"format": _FORMAT, **asdict(self)}, ensure_ascii=False)
+        return json.dumps({"format": _FORMAT, **asdict(self)}, ensure_ascii=False, default=datetime.isoformat)
 
 
 def from_text(text: str | None) -> Journal:
@@ -117,6 +123,13 @@ def from_text(text: str | None) -> Journal:
             {str(day): float(seconds) for day, seconds in data["spent"].items()},
             {Kind(kind): str(key) for kind, key in data["chores"].items()},
             tuple(Line(**line) for line in data["lines"]),
+            _period(data.get("morning")),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return Journal()
+
+
+def _period(data: Mapping[str, str] | None) -> Period | None:
+    if data is None:
+        return None
+    return Period(*(datetime.fromisoformat(data[name]).astimezone(UTC) for name in ("since", "until")))

@@ -20,8 +20,8 @@ from typing import TypeAlias
 
 from personalpeft import Busy, Cancelled, LearnReport, NothingToLearn, PersonalPeftError, Runtime
 from personalpeft.clock import SYSTEM, Clock
-from personalpeft_app.daemon import chores
-from personalpeft_app.daemon.deciding import QUIET, Chore, Decision, Learn, Moment, Past, decide
+from personalpeft_app.daemon import chores, morning
+from personalpeft_app.daemon.deciding import QUIET, Chore, Decision, Kind, Learn, Moment, Past, decide
 from personalpeft_app.daemon.facts import Known, people_of, person_of
 from personalpeft_app.daemon.journal import MOST_KILLS, TASK, Journal, Line, from_text
 from personalpeft_app.daemon.probes import Machine, Reading
@@ -199,15 +199,19 @@ class Keeper:
         self._note(journal.in_vain(user, left), "learn", f"{learn.because}: {said}", user=user, seconds=seconds)
 
     def _do(self, chore: Chore) -> None:
-        began = self._clock.timer()
+        began, now = self._clock.timer(), self._clock.now()
+        period = morning.after(self.journal.morning, now)
         try:
-            said = chores.do(chore.kind, self._runtime, self._settings, self._clock.now())
+            said = chores.do(chore.kind, self._runtime, self._settings, now, period)
+            reported = bool(said) and chore.kind is Kind.REPORT
         except PersonalPeftError as error:
-            said = f"failed: {error.message} {error.hint}"
+            said, reported = f"failed: {error.message} {error.hint}", False
         except Exception as error:
             log.exception("a chore failed")
-            said = f"failed: {type(error).__name__}; the log has the details"
+            said, reported = f"failed: {type(error).__name__}; the log has the details", False
         journal = self.journal.did(chore.kind, chore.key)
+        if reported:
+            journal = journal.reported(period)
         if said:
             self._note(journal, chore.kind, said, seconds=self._clock.timer() - began)
         else:

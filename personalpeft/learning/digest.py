@@ -5,13 +5,13 @@ can be asked for any period, again and again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from personalpeft.errors import InvalidInput
-from personalpeft.learning.report import LearnReport, excerpt, from_json, way_back
+from personalpeft.learning.report import LearnReport, excerpt, from_json, lines, way_back
 from personalpeft.store.base import Store
 from personalpeft.types import HeadMove
 
@@ -52,25 +52,29 @@ class Digest:
         }
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        return self._text(_told, "    ")
 
-    def _lines(self) -> list[str]:
+    def in_full(self) -> str:
+        """The summary with each report as it was: all the signals, every score, every example."""
+        return self._text(lines, "  ")
+
+    def _text(self, told: Callable[[LearnReport], list[str]], indent: str) -> str:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.signals.items()))
         came = f"turns: {self.turns}, signals: {sum(self.signals.values())}{f' ({kinds})' if kinds else ''}"
-        lines = [f"{self.user}, {_moment(self.since)} to {_moment(self.until)}", f"  {came}"]
+        text = [f"{self.user}, {_moment(self.since)} to {_moment(self.until)}", f"  {came}"]
         for report in self.reports:
-            lines += ["", *_told(report)]
+            text += ["", *told(report)]
             if undo := self._undo(report):
-                lines.append(f"    {undo}")
+                text.append(f"{indent}{undo}")
         by_hand = [move for move in self.moves if move.cause not in ("learn", "accepted", "withdrawn")]
         if by_hand:
-            lines.append("")
+            text.append("")
         for move in by_hand:
-            lines.append(f"  {move.layer}: {move.before or 'the base'} -> {move.after or 'the base'} ({move.cause})")
+            text.append(f"  {move.layer}: {move.before or 'the base'} -> {move.after or 'the base'} ({move.cause})")
         for layer, head in self.live.items():
-            lines += [] if lines[-1].startswith("  live") else [""]
-            lines.append(f"  live in {layer}: {head or 'the base'}")
-        return lines
+            text += [] if text[-1].startswith("  live") else [""]
+            text.append(f"  live in {layer}: {head or 'the base'}")
+        return "\n".join(text)
 
     def _undo(self, report: LearnReport) -> str:
         """How to undo it now, which is another command than it was then; empty where there is nothing to undo."""
@@ -81,21 +85,24 @@ class Digest:
         return f"undo: personalpeft rollback {report.layer} --to {report.before or 'base'} --user {report.user}"
 
 
-def digest(store: Store, user: str, since: datetime | timedelta, now: datetime) -> Digest:
-    """The summary of what came after a moment, or in so long a time, until now. Raises ``InvalidInput`` for a moment
-    without a time zone or one that is still to come, ``NotFound`` for an unknown user.
+def digest(
+    store: Store, user: str, since: datetime | timedelta, now: datetime, until: datetime | None = None
+) -> Digest:
+    """The summary of what came after a moment, or in so long a time, until another (None: now). Raises ``InvalidInput`` for
+    a moment without a time zone and for a while that ends before it begins, ``NotFound`` for an unknown user.
     """
-    start = _start(since, now)
+    end = now if until is None else _aware(until)
+    start = _start(since, end)
 
     def within(at: datetime) -> bool:
-        return start < at <= now
+        return start < at <= end
 
     reports = [from_json(report) for report in store.catalog.reports(user)]
     signals = store.ledger.signals(user, current=False)
     return Digest(
         user=user,
         since=start,
-        until=now,
+        until=end,
         turns=sum(within(turn.at) for turn in store.ledger.turns(user)),
         signals=Counter(str(signal.kind) for signal in signals if within(signal.at)),
         reports=tuple(report for report in reports if within(report.at)),
@@ -104,16 +111,20 @@ def digest(store: Store, user: str, since: datetime | timedelta, now: datetime) 
     )
 
 
-def _start(since: datetime | timedelta, now: datetime) -> datetime:
-    if isinstance(since, datetime) and since.tzinfo is None:
-        raise InvalidInput("The moment has no time zone.", hint="Give an aware datetime, or a timedelta.")
+def _start(since: datetime | timedelta, end: datetime) -> datetime:
     try:
-        start = now - since if isinstance(since, timedelta) else since
+        start = end - since if isinstance(since, timedelta) else _aware(since)
     except OverflowError as error:
         raise InvalidInput("There is no time so long ago.", hint="Ask for a shorter while.") from error
-    if start > now:
-        raise InvalidInput("That is still to come.", hint="Ask for a while that has passed.")
+    if start > end:
+        raise InvalidInput("That while ends before it begins.", hint="Ask for a while that has passed.")
     return start
+
+
+def _aware(at: datetime) -> datetime:
+    if at.tzinfo is None:
+        raise InvalidInput("The moment has no time zone.", hint="Give an aware datetime, or a timedelta.")
+    return at
 
 
 def _told(report: LearnReport) -> list[str]:
@@ -125,20 +136,18 @@ def _told(report: LearnReport) -> list[str]:
     what = f"  {report.layer}: {word.upper()}{' (on probation)' if report.probation else ''}"
     if report.event == "learn":
         what += f", {report.revision or 'no revision'}, {report.seconds:.1f} s"
-    lines = [what, f"    {report.reason}"]
+    told = [what, f"    {report.reason}"]
     learned = [source for source in report.sources if source.use == "learned"]
     held = sum(source.use == "held back to judge by" for source in report.sources)
     if learned:
-        lines.append(f"    learned from {len(learned)}{f', held back {held}' if held else ''}:")
-        lines += [
-            f"      {source.signal[-6:]}  {source.kind:<13} {excerpt(source.text)}" for source in learned[:_SHOWN]
-        ]
+        told.append(f"    learned from {len(learned)}{f', held back {held}' if held else ''}:")
+        told += [f"      {source.signal[-6:]}  {source.kind:<13} {excerpt(source.text)}" for source in learned[:_SHOWN]]
         if len(learned) > _SHOWN:
-            lines.append(f"      … and {len(learned) - _SHOWN} more")
+            told.append(f"      … and {len(learned) - _SHOWN} more")
     for example in report.examples[:1]:
-        lines.append(f"    > {excerpt(example.prompt, 80)}")
-        lines += [f"      before: {excerpt(example.before, 80)}", f"      after:  {excerpt(example.after, 80)}"]
-    return lines
+        told.append(f"    > {excerpt(example.prompt, 80)}")
+        told += [f"      before: {excerpt(example.before, 80)}", f"      after:  {excerpt(example.after, 80)}"]
+    return told
 
 
 def _moment(at: datetime) -> str:

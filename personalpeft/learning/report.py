@@ -81,7 +81,7 @@ class LearnReport:
         return {**own, "verdict": str(self.verdict), "at": self.at.isoformat(), "above": above}
 
     def __str__(self) -> str:
-        return "\n\n".join("\n".join(_lines(report)) for report in (self, *self.above))
+        return "\n\n".join("\n".join([*lines(report), *way_back(report)]) for report in (self, *self.above))
 
 
 def from_json(data: Mapping[str, Any]) -> LearnReport:
@@ -108,7 +108,8 @@ def said(signal: Signal) -> str:
     return str(next((payload[key] for key in ("text", "answer", "value") if payload.get(key) is not None), ""))
 
 
-def _lines(report: LearnReport) -> list[str]:
+def lines(report: LearnReport) -> list[str]:
+    """All that it says of its own layer, but for the way back, which can be another one later."""
     if report.error:
         where = f"{report.user} · {report.layer}" if report.layer else report.user
         return [f"{where}: NOT LEARNED", *_wrapped(report.reason, "  ")]
@@ -124,26 +125,26 @@ def _lines(report: LearnReport) -> list[str]:
     )
     if report.event != "learn":
         word = report.event.upper()
-    lines = [
+    told = [
         f"{report.user} · {report.layer}: {word}",
         *_wrapped(report.reason, "  "),
         *_sources(report),
         *_room(report),
     ]
     if report.scores:
-        lines += ["", "  scores"] + [f"    {line}" for line in _scores(report.scores)]
+        told += ["", "  scores"] + [f"    {line}" for line in _scores(report.scores)]
     for example in report.examples:
-        lines += ["", f"  > {excerpt(example.prompt, _WIDTH - 4)}"]
-        lines += _wrapped(f"before: {excerpt(example.before, 240)}", "    ")
-        lines += _wrapped(f"after:  {excerpt(example.after, 240)}", "    ")
+        told += ["", f"  > {excerpt(example.prompt, _WIDTH - 4)}"]
+        told += _wrapped(f"before: {excerpt(example.before, 240)}", "    ")
+        told += _wrapped(f"after:  {excerpt(example.after, 240)}", "    ")
     if report.event == "learn":
-        lines += ["", f"  {report.revision or 'no revision'} · {report.steps} steps · {report.seconds:.1f} s"]
+        told += ["", f"  {report.revision or 'no revision'} · {report.steps} steps · {report.seconds:.1f} s"]
     else:
-        lines += [
+        told += [
             "",
             f"  {report.revision}" + (f" -> {report.before or 'the base'}" if report.event == "withdrawn" else ""),
         ]
-    return [*lines, *way_back(report)]
+    return told
 
 
 def way_back(report: LearnReport) -> list[str]:

@@ -13,10 +13,13 @@ from zoneinfo import ZoneInfo
 import personalpeft
 from personalpeft import Runtime
 from personalpeft.clock import Clock
+from personalpeft.learning.digest import Digest
 from personalpeft.learning.report import LearnReport, from_json
+from personalpeft_app.daemon import journal
 from personalpeft_app.daemon.deciding import Decision
 from personalpeft_app.daemon.journal import TASK, Line
 from personalpeft_app.daemon.keeper import Keeper
+from personalpeft_app.daemon.morning import digests
 from personalpeft_app.daemon.probes import Reading
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -167,6 +170,12 @@ class World:
     def learns(self, user: str = "ada") -> int:
         """How often a learn came to its end."""
         return sum(report.revision is not None for report in self.reports(user))
+
+    def morning(self) -> list[Digest]:
+        """What the daemon's last report says, as it is read now."""
+        with personalpeft.open(self.home, base="fake", backend="fake", clock=self.clock) as runtime:
+            period = journal.from_text(runtime.upkeep.noted(TASK)).morning
+            return digests(runtime, period) if period else []
 
     def pending(self, user: str = "ada") -> int:
         with personalpeft.open(self.home, base="fake", backend="fake") as runtime:

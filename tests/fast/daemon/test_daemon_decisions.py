@@ -25,6 +25,7 @@ from personalpeft_app.daemon.deciding import (
     worth,
 )
 from personalpeft_app.daemon.journal import Journal, from_text
+from personalpeft_app.daemon.morning import Period
 from personalpeft_app.daemon.settings import Settings
 
 SETTINGS = Settings(zone="Europe/Berlin", at="02:30")
@@ -232,6 +233,7 @@ STEPS = st.one_of(
     st.tuples(st.just("in_vain"), st.text(max_size=9), KEYS),
     st.tuples(st.just("ended"), st.text(max_size=9)),
     st.tuples(st.just("used"), st.dates().map(str), st.floats(0, 1e6)),
+    st.tuples(st.just("reported"), st.datetimes(timezones=st.just(UTC)).map(lambda at: Period(at, at))),
     st.tuples(st.just("did"), st.sampled_from(Kind), st.text(max_size=30)),
 )
 

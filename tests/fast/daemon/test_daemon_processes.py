@@ -200,6 +200,21 @@ def test_a_home_that_is_not_there_is_told(tmp_path: Path) -> None:
         assert "Traceback" not in said
 
 
+@pytest.mark.parametrize(("observing", "learns"), [("off", 0), ("kept", 0), ("learned", 1)])
+def test_what_apps_saw_is_learned_where_the_home_says_so(home: Home, observing: str, learns: int) -> None:
+    with personalpeft.open(home.path, base="fake", backend="fake", observing="kept") as runtime:
+        ada = runtime.user("ada")
+        for number in range(9):
+            ada.observe(ada.chat(f"question {number}", temperature=0), "copied")
+    home.is_quiet()
+    settings = home.path / "config.toml"
+    settings.write_text(settings.read_text() + f'observing = "{observing}"\n')
+    due, said = ended(home.spawn("daemon", "status", "--json"))
+    assert ("ada" in str(json.loads(due)["due"])) == bool(learns), said
+    ended(home.spawn("daemon", "once"))
+    assert len(home.learns()) == learns
+
+
 def test_broken_settings_are_told_before_anything_is_done(home: Home) -> None:
     home.say(1)
     (home.path / "config.toml").write_text("[daemon]\nidel = 3\n")
