@@ -35,36 +35,39 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
-    # Kept by the browser and asked after each time: a server of another version never meets a page of the last one.
-    "Cache-Control": "no-cache",
 }
+# The page itself is asked after each time. Its files are under a name that is made of all of them, so that they are asked for once,
+# and a server of another version never meets a script of the last one.
+_AGAIN = "no-cache"
+_FOR_GOOD = "max-age=31536000, immutable"
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _FIRST = "index.html"
 
 
 def blueprint() -> Blueprint:
-    """The page at ``/`` and its files under ``/web/``, for ``server.make_app``; it speaks with ``OwnApi`` beside it."""
+    """The page at ``/`` and its files under ``/web/VERSION/``, for ``server.make_app``; it speaks with ``OwnApi`` beside it."""
     found = {each.name: each.read_bytes() for each in (files(__package__) / "site").iterdir() if each.is_file()}
-    tags = {name: hashlib.sha256(content).hexdigest()[:32] for name, content in found.items()}
+    version = hashlib.sha256(b"\0".join(content for _, content in sorted(found.items()))).hexdigest()[:12]
+    first = found.pop(_FIRST).replace(b'="web/', f'="web/{version}/'.encode())
     made = Blueprint("web", __name__)
 
-    def file(name: str) -> Response:
-        if name not in found:
-            raise NotFound("There is no such file.")
+    def answer(name: str, content: bytes, kept: str) -> Response:
         kind = _KINDS[name[name.rindex(".") :]]
-        response = Response(found[name], content_type=f"{kind}; charset=utf-8", headers=_HEADERS)
-        response.set_etag(tags[name])
+        response = Response(content, content_type=f"{kind}; charset=utf-8", headers={**_HEADERS, "Cache-Control": kept})
+        response.set_etag(hashlib.sha256(content).hexdigest()[:32])
         response.make_conditional(request)
         return response
 
     @made.get("/", provide_automatic_options=False)
     @security.for_anybody
     def page() -> Response:
-        return file(_FIRST)
+        return answer(_FIRST, first, _AGAIN)
 
-    @made.get("/web/<name>", provide_automatic_options=False)
+    @made.get("/web/<of>/<name>", provide_automatic_options=False)
     @security.for_anybody
-    def part(name: str) -> Response:
-        return file(name)
+    def part(of: str, name: str) -> Response:
+        if of != version or name not in found:
+            raise NotFound("There is no such file.")
+        return answer(name, found[name], _FOR_GOOD)
 
     return made

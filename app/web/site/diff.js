@@ -4,6 +4,8 @@ import { h } from "./dom.js";
 
 // Beyond so many pairs of words the marks would take too long to find, and nobody would read them.
 const MOST = 400_000;
+// Fewer letters than these between two changes are one change with them.
+const LEAST = 8;
 
 /** @typedef {{ how: "same" | "out" | "in", text: string }} Change */
 
@@ -39,7 +41,12 @@ export function marked(before, after) {
   const kept = found.filter((change) => change.how === "same").reduce((sum, change) => sum + change.text.trim().length, 0);
   const place = h("div", { class: "written reply", dir: "auto" });
   if (kept < 0.35 * after.length) place.append(h("ins", {}, after));
-  else place.append(...found.map(({ how, text }) => (how === "same" ? document.createTextNode(text) : h(how === "in" ? "ins" : "del", {}, text))));
+  else {
+    for (const [n, { how, text }] of found.entries()) {
+      place.append(how === "same" ? text : h(how === "in" ? "ins" : "del", {}, text));
+      if (how === "out" && found[n + 1]?.how === "in" && !/\s$/.test(text)) place.append(" ");
+    }
+  }
   return place;
 }
 
@@ -70,14 +77,36 @@ function between(a, b) {
   return found;
 }
 
-/** @param {Change[]} found @returns {Change[]} neighbours of a sort as one, what went before what came. */
+/**
+ * As few changes as can be read: words that stand between two changes by chance are taken in, and what went is before what came.
+ * @param {Change[]} found
+ * @returns {Change[]}
+ */
 function joined(found) {
   /** @type {Change[]} */
   const whole = [];
+  let out = "";
+  let into = "";
+  let between = "";
+  const flush = () => {
+    if (out) whole.push({ how: "out", text: out });
+    if (into) whole.push({ how: "in", text: into });
+    if (between) whole.push({ how: "same", text: between });
+    out = into = between = "";
+  };
   for (const { how, text } of found) {
-    const last = whole.at(-1);
-    if (last?.how === how) last.text += text;
-    else whole.push({ how, text });
+    if (how === "same") {
+      between += text;
+      continue;
+    }
+    if (between && (out || into) && between.trim().length < LEAST) {
+      out += between;
+      into += between;
+      between = "";
+    } else if (between) flush();
+    if (how === "out") out += text;
+    else into += text;
   }
+  flush();
   return whole;
 }

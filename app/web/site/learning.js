@@ -94,7 +94,9 @@ export function learningStrip(person, place) {
 
   person.addEventListener("changed", look);
   look();
-  person.running().then((found) => found && !job && follow(found)).catch(complain);
+  person.running().then(async (found) => {
+    if (found && !job) await follow(found);
+  }).catch(complain);
   return { begin, follow };
 }
 

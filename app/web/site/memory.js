@@ -144,7 +144,13 @@ export function memoryRoom(person, learning) {
     }
   }
 
-  return { element, title, shown: load, /** @param {string} about */ changed: (about) => void (about !== "talked" && load()) };
+  return {
+    element,
+    title,
+    shown: load,
+    /** @param {string} about */
+    changed: (about) => void (about !== "talked" && load()),
+  };
 }
 
 /** @param {string} name @param {string} nothing */

@@ -64,7 +64,7 @@ function signIn(problem, done) {
     keepToken(field.value);
     done();
   } },
-  h("h1", {}, "My model"),
+  h("h1", {}, "Sign in"),
   h("p", { class: "dim" }, "A model that learns from what you say about its answers."),
   problem ? h("p", { class: "harm", role: "alert" }, problem) : null,
   h("div", { class: "field" }, h("label", { for: "token" }, "Token"), field,

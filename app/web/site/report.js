@@ -58,8 +58,9 @@ export function figures(scores) {
     const part = scores[key];
     if (!part?.asked || part.before === null || part.after === null) continue;
     const [before, after] = [likely(part.before), likely(part.after)];
-    const how = after > before ? "became likelier" : after < before ? "became less likely" : "stayed as likely";
-    lines.push(`${name} ${how}: ${percent(before)} → ${percent(after)} a token. ${part.won} of ${part.asked} better, ${part.lost} worse.`);
+    const same = percent(before) === percent(after);
+    const how = same ? "stayed as likely" : after > before ? "became likelier" : "became less likely";
+    lines.push(`${name} ${how}: ${same ? percent(after) : `${percent(before)} → ${percent(after)}`} a token. ${part.won} of ${part.asked} better, ${part.lost} worse.`);
   }
   const { canaries, tasks } = scores;
   if (tasks) lines.push(`Tasks passed: ${tasks.passed_before} → ${tasks.passed_after} of ${tasks.asked} held back.`);

@@ -109,5 +109,11 @@ export function stackRoom(person, base) {
     }
   }
 
-  return { element, title, shown: load, /** @param {string} about */ changed: (about) => void (!turning && ["moved", "learned", "forgotten"].includes(about) && load()) };
+  return {
+    element,
+    title,
+    shown: load,
+    /** @param {string} about */
+    changed: (about) => void (!turning && ["moved", "learned", "forgotten"].includes(about) && load()),
+  };
 }

@@ -124,7 +124,13 @@ export function timelineRoom(person, go) {
     }
   }
 
-  return { element, title, shown: shownRoom, /** @param {string} about */ changed: (about) => void (about !== "talked" && about !== "said" && shownRoom()) };
+  return {
+    element,
+    title,
+    shown: shownRoom,
+    /** @param {string} about */
+    changed: (about) => void (about !== "talked" && about !== "said" && shownRoom()),
+  };
 }
 
 /** @param {import("./person.js").Move} move */

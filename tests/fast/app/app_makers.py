@@ -57,14 +57,16 @@ class Place:
         runner = CliRunner()
         return runner.invoke(cli, ["--backend", backend, *args], input=stdin, env={**self.environment, **env})
 
-    def spawn(self, *args: str, slowly: float | None = None, **env: str) -> subprocess.Popen[bytes]:
+    def spawn(
+        self, *args: str, slowly: float | None = None, stderr: int = subprocess.PIPE, **env: str
+    ) -> subprocess.Popen[bytes]:
         """Starts a process of its own with pipes."""
         program = [sys.executable, "-P", "-c", _SLOWLY, str(slowly)] if slowly else [sys.executable, "-c", _PLAIN]
         return subprocess.Popen(
             [*program, "--backend", "fake", *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             bufsize=0,
             env={**os.environ, **self.environment, **env},
             # Interrupts must not be ignored, as they are for a job in the background of the shell that runs the tests.

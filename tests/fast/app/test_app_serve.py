@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import stat
 import urllib.request
+from urllib.parse import parse_qs
 
 import pytest
 from app_makers import Place, ended
@@ -27,6 +30,25 @@ def test_a_server_makes_its_token_says_where_it_lies_and_stops_on_a_signal(place
     assert server.returncode == 0
     assert "GET /v1/models 200" in errors
     assert secret not in out + errors + json.dumps(said)
+
+
+def test_on_a_terminal_it_prints_a_link_that_leads_into_the_page_signed_in(place: Place) -> None:
+    ours, theirs = pty.openpty()
+    server = place.spawn("serve", "--port", "0", "--user", "ada", stderr=theirs, NO_COLOR="1")
+    os.close(theirs)
+    said = ""
+    while "#token=" not in said or not said.endswith("\n"):
+        said += os.read(ours, 4096).decode()
+    (link,) = [word for word in said.split() if "#token=" in word]
+    address, _, told = link.partition("#")
+    assert parse_qs(told) == {"token": [(place.home / "token").read_text().strip()], "user": ["ada"]}
+    with urllib.request.urlopen(address) as page:
+        assert page.headers["Content-Type"] == "text/html; charset=utf-8"
+        assert b"main.js" in page.read()
+    server.send_signal(signal.SIGTERM)
+    server.communicate(timeout=60)
+    os.close(ours)
+    assert server.returncode == 0
 
 
 def _first_json(stream: object) -> str:

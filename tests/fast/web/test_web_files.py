@@ -17,6 +17,7 @@ from personalpeft_app.web.page import POLICY
 
 SITE = Path(personalpeft_app.web.__file__).parent / "site"
 FILES = sorted(SITE.iterdir())
+PARTS = [path for path in FILES if path.name != "index.html"]
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 
 
@@ -26,27 +27,35 @@ def app(runtime: Runtime) -> Flask:
 
 
 @pytest.fixture
+def folder(nobody: Caller) -> str:
+    """Where the page says that its files are."""
+    found = re.search(r'src="(web/[0-9a-f]+)/main\.js"', nobody.get("/").text)
+    assert found
+    return f"/{found[1]}"
+
+
+@pytest.fixture
 def nobody(app: Flask) -> Caller:
     return Caller(app, None)
 
 
-def test_the_page_needs_no_token_and_whatever_is_somebodys_does(app: Flask, nobody: Caller) -> None:
+def test_the_page_needs_no_token_and_whatever_is_somebodys_does(app: Flask, nobody: Caller, folder: str) -> None:
     assert nobody.get("/").status_code == 200
-    for path in FILES:
-        assert nobody.get(f"/web/{path.name}").status_code == 200, path.name
+    for path in PARTS:
+        assert nobody.get(f"{folder}/{path.name}").status_code == 200, path.name
     for rule in app.url_map.iter_rules():
-        if rule.rule not in ("/", "/web/<name>", "/healthz"):
+        if rule.rule not in ("/", "/web/<of>/<name>", "/healthz"):
             (method,) = sorted((rule.methods or set()) - {"HEAD", "OPTIONS"})[:1]
             path = re.sub("<[^>]+>", "ada", rule.rule)
             assert nobody.ask(method, path).status_code == 401, rule.rule
 
 
-def test_a_file_of_the_page_carries_the_policy_and_is_kept_until_it_changes(nobody: Caller) -> None:
-    for path in ("/", *(f"/web/{path.name}" for path in FILES)):
+def test_a_file_of_the_page_carries_the_policy_and_is_kept_until_it_changes(nobody: Caller, folder: str) -> None:
+    for path in ("/", *(f"{folder}/{path.name}" for path in PARTS)):
         got = nobody.get(path)
         assert got.headers["Content-Security-Policy"] == POLICY
         assert got.headers["X-Content-Type-Options"] == "nosniff"
-        assert got.headers["Cache-Control"] == "no-cache"
+        assert got.headers["Cache-Control"] == ("no-cache" if path == "/" else "max-age=31536000, immutable")
         again = nobody.get(path, headers={"If-None-Match": got.headers["ETag"]})
         assert (again.status_code, again.data) == (304, b"")
         assert again.headers["Content-Security-Policy"] == POLICY
@@ -56,9 +65,10 @@ def test_a_file_of_the_page_carries_the_policy_and_is_kept_until_it_changes(nobo
 @pytest.mark.parametrize(
     "name", ["nothing.js", "../page.py", "..%2Fpage.py", "%2e%2e/page.py", "__init__.py", "a/b", ""]
 )
-def test_no_name_leads_out_of_the_folder(nobody: Caller, name: str) -> None:
+def test_no_name_leads_out_of_the_folder(nobody: Caller, folder: str, name: str) -> None:
     # Of what has a form that the page's files do not have nobody hears whether it is there.
-    assert nobody.get(f"/web/{name}").status_code in (401, 404)
+    assert nobody.get(f"{folder}/{name}").status_code in (401, 404)
+    assert nobody.get("/web/0123456789ab/main.js").status_code == 404
 
 
 def test_the_page_is_of_this_host_and_origin_alone(nobody: Caller) -> None:
