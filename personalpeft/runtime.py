@@ -25,6 +25,7 @@ from personalpeft.errors import InvalidInput, NotFound, nearest
 from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.learning.gate import margins_for
 from personalpeft.learning.learner import Learner
+from personalpeft.learning.means import Means
 from personalpeft.learning.order import Order, never, silent
 from personalpeft.learning.recipe import Start, recipes_for
 from personalpeft.learning.report import LearnReport
@@ -287,13 +288,14 @@ class Runtime:
         recipes = recipes_for(base.card.name, base.card.learning, base.architecture.projections)
         margins = margins_for(base.card.name, base.card.gate, random=base.card.source.kind == "random")
         observed = self._parts.observing == "learned"
-        clock = self._clock
-        voices, scoping = self._voices_of(engine), self._parts.scopes
 
         def heard(user: str, fact: str, messages: Sequence[Message]) -> tuple[Message, ...]:
             return self._memory.heard_with(user, fact, messages, system=base.card.system)
 
-        return Learner(self._store, engine, recipes, margins, clock.now, clock.timer, voices, scoping, heard, observed)
+        clock = self._clock
+        voices, scoping = self._voices_of(engine), self._parts.scopes
+        means = Means(self._store, engine, voices, scoping, margins, clock.now, clock.timer)
+        return Learner(means, recipes, heard, observed)
 
     def _voices_of(self, engine: Engine) -> Voices:
         with self._turn:
@@ -304,18 +306,7 @@ class Runtime:
     def _coach(self) -> Coach:
         learner, card = self._learner(), self.base().card
         drill = drill_for(card.name, card.practice)
-        return Coach(
-            self._store,
-            learner.engine,
-            learner.recipes.skill,
-            drill,
-            learner.margins,
-            learner.now,
-            learner.timer,
-            learner.voices,
-            learner.scoping,
-            learner.observed,
-        )
+        return Coach(learner.means, learner.recipes.skill, drill, learner.observed)
 
     def _adapter(self, digest: str) -> Adapter:
         base = self.base()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from math import inf
 from typing import Any, TypeAlias, TypeVar
 
@@ -19,21 +18,22 @@ from personalpeft.backends.base import Session
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.capacity import megabytes
 from personalpeft.learning.curriculum import schedule
-from personalpeft.learning.examination import Paper, Scoping, Sitting, examine, sitting
-from personalpeft.learning.gate import Evidence, Judgement, Margins, accepted, judge
+from personalpeft.learning.examination import Paper, Sitting, examine, sitting
+from personalpeft.learning.gate import Evidence, Judgement, accepted, judge
 from personalpeft.learning.generic import generic_questions
 from personalpeft.learning.leaks import leak
 from personalpeft.learning.lessons import Lesson, lessons_for
 from personalpeft.learning.lineage import lineage_of
+from personalpeft.learning.means import Means
 from personalpeft.learning.order import Order
 from personalpeft.learning.plan import Plan, questions_of, trained_on
 from personalpeft.learning.probation import LEARNED, was_withdrawn
 from personalpeft.learning.publishing import publish, session_spec
 from personalpeft.learning.report import NO_ROOM, Example, LearnReport, Source, said
 from personalpeft.learning.training import Course, Desk, Manners, Trained, stopped, train
-from personalpeft.learning.voices import SHORTLY, Said, Voices
+from personalpeft.learning.voices import SHORTLY, Said
 from personalpeft.learning.ways import divided
-from personalpeft.serving.engine import Engine, Request
+from personalpeft.serving.engine import Request
 from personalpeft.store.base import Store
 from personalpeft.types import Message, Revision, Stack, StackEntry, Verdict
 
@@ -80,13 +80,7 @@ class Candidate:
 class Builder:
     """Builds for one learn, which ``started`` then on the timer."""
 
-    store: Store
-    engine: Engine
-    voices: Voices
-    scoping: Scoping
-    margins: Margins
-    now: Callable[[], datetime]
-    timer: Callable[[], float]
+    means: Means
     started: float
 
     def build(self, jobs: Mapping[str, Job], order: Order) -> dict[str, Outcome]:
@@ -106,7 +100,7 @@ class Builder:
         """Those whose sessions fit into memory together; whose own does not is told so."""
         most, groups, size = order.memory or inf, list[dict[str, Job]](), inf
         for user, job in jobs.items():
-            need = megabytes(job.plan.recipe, self.engine.backend.base.architecture)
+            need = megabytes(job.plan.recipe, self.means.engine.backend.base.architecture)
             if need > most:
                 reason = f"to train it takes about {need:,.0f} MB, and {most:,g} are allowed"
                 outcomes[user] = self.report(job, Verdict.ABSTAINED, reason)
@@ -128,7 +122,7 @@ class Builder:
         generic = _good(self._generic(jobs, order), outcomes)
         courses = _each(generic, lambda user, said: self._course(jobs[user].plan, said), outcomes)
         trained = _good(
-            train(courses, self.engine.backend.advance, self._manners(order, progress("Learning"))), outcomes
+            train(courses, self.means.engine.backend.advance, self._manners(order, progress("Learning"))), outcomes
         )
         for user in [user for user, each in trained.items() if not each.complete]:
             outcomes[user] = self._unfinished(jobs[user], trained.pop(user), order)
@@ -138,7 +132,7 @@ class Builder:
         for user in [user for user, each in candidates.items() if each.entry in each.plan.live.entries]:
             outcomes[user] = self._as_it_was(candidates.pop(user))
         sittings = _each(candidates, lambda user, each: self._sitting(each, order), outcomes)
-        examined = _good(examine(self.engine, self.voices, sittings, cancelled=order.cancelled), outcomes)
+        examined = _good(examine(self.means.engine, self.means.voices, sittings, cancelled=order.cancelled), outcomes)
         progress("Judging")(1.0)
         outcomes |= _each(examined, lambda user, each: self._published(candidates[user], *each, order), outcomes)
 
@@ -150,17 +144,17 @@ class Builder:
             layer=plan.layer,
             verdict=verdict,
             reason=reason,
-            at=self.now(),
-            seconds=round(self.timer() - job.began, 3),
+            at=self.means.now(),
+            seconds=round(self.means.timer() - job.began, 3),
             before=plan.head,
             room=plan.room.as_json() if plan.room else {},
-            sources=tuple(_sources(self.store, plan, trained=more.get("revision") is not None)),
+            sources=tuple(_sources(self.means.store, plan, trained=more.get("revision") is not None)),
             **more,
         )
 
     def noted(self, report: LearnReport) -> LearnReport:
         """The report, once it is recorded."""
-        self.store.catalog.add_report(report.user, report.as_json())
+        self.means.store.catalog.add_report(report.user, report.as_json())
         return report
 
     def _generic(self, jobs: Mapping[str, Job], order: Order) -> dict[str, Said | PersonalPeftError]:
@@ -170,7 +164,7 @@ class Builder:
             user: [Request(user, asked, job.plan.below, SHORTLY, background=True) for asked in questions]
             for user, job in jobs.items()
         }
-        replies = self.voices.ask_all(requests, cancelled=order.cancelled)
+        replies = self.means.voices.ask_all(requests, cancelled=order.cancelled)
         if order.cancelled():
             raise stopped("before the first step")
         return {
@@ -179,7 +173,7 @@ class Builder:
         }
 
     def _course(self, plan: Plan, generic: Said) -> Course:
-        store, engine = self.store, self.engine
+        store, engine = self.means.store, self.means.engine
 
         def open_session() -> Session:
             start = engine.adapter(plan.parent.digest).pairs if plan.parent else None
@@ -198,8 +192,8 @@ class Builder:
             progress=progress,
             cancelled=order.cancelled,
             paused=order.paused,
-            out_of_time=lambda: order.seconds is not None and self.timer() - self.started > order.seconds,
-            give_way=lambda: self.engine.give_way(_PATIENCE),
+            out_of_time=lambda: order.seconds is not None and self.means.timer() - self.started > order.seconds,
+            give_way=lambda: self.means.engine.give_way(_PATIENCE),
             steps=order.steps,
         )
 
@@ -212,15 +206,15 @@ class Builder:
     def _candidate(self, job: Job, trained: Trained) -> Candidate:
         plan = job.plan
         blob = pack(Adapter(_manifest(plan), in_half(trained.pairs)))
-        digest = self.store.blobs.put(blob)
-        weights = {layer.name: layer.weight for layer in self.store.catalog.layers(plan.user)}
+        digest = self.means.store.blobs.put(blob)
+        weights = {layer.name: layer.weight for layer in self.means.store.catalog.layers(plan.user)}
         entry = StackEntry(plan.layer, f"{plan.layer}@{digest[:12]}", digest, weights.get(plan.layer, 1.0))
         return Candidate(job, trained, blob, entry)
 
     def _as_it_was(self, candidate: Candidate) -> LearnReport:
         """The same lessons made what is live already. That says nothing new of it, so what the gate said of it stays."""
         plan, entry = candidate.plan, candidate.entry
-        known = self.store.catalog.revision(plan.user, entry.revision)
+        known = self.means.store.catalog.revision(plan.user, entry.revision)
         report = self.report(
             candidate.job,
             Verdict.ABSTAINED,
@@ -231,12 +225,12 @@ class Builder:
         )
         # Recorded again all the same: what was held back for this build is pinned from now on.
         again = replace(known, signals=plan.roles)
-        self.store.catalog.add_revision(again, candidate.blob, report.as_json(), promote=False, cause=LEARNED)
-        self.store.drop_session(plan.user, plan.layer)
+        self.means.store.catalog.add_revision(again, candidate.blob, report.as_json(), promote=False, cause=LEARNED)
+        self.means.store.drop_session(plan.user, plan.layer)
         return report
 
     def _sitting(self, candidate: Candidate, order: Order) -> Sitting:
-        plan, catalog = candidate.plan, self.store.catalog
+        plan, catalog = candidate.plan, self.means.store.catalog
         lineage = lineage_of([catalog.revision(plan.user, entry.revision) for entry in plan.live.entries], plan.layer)
         counted = {key.partition("/")[0] for key in lineage.counted}
         target = tuple(lesson for lesson in plan.questions if lesson.signal not in counted)
@@ -245,21 +239,21 @@ class Builder:
         theirs = tuple(
             lesson
             for layer in others
-            for lesson in questions_of(self.store, plan.user, plan.live, layer, plan.routings)
+            for lesson in questions_of(self.means.store, plan.user, plan.live, layer, plan.routings)
         )
         trained = () if plan.pins else plan.fresh[-8:]
         canaries = [canary.question for canary in generic_questions().canaries]
-        of_base = self.voices.of_base(plan.user, plan.live.base, canaries, cancelled=order.cancelled)
+        of_base = self.means.voices.of_base(plan.user, plan.live.base, canaries, cancelled=order.cancelled)
         if order.cancelled():
             raise stopped("before the verdict")
         paper = Paper(target, older, theirs, trained, of_base, tuple(_since(plan)), lineage)
-        signals = {*plan.roles, *trained_on(self.store, plan.parent)}
-        return sitting(self.scoping, plan.user, plan.live, candidate.stack, paper, {plan.layer: signals})
+        signals = {*plan.roles, *trained_on(self.means.store, plan.parent)}
+        return sitting(self.means.scoping, plan.user, plan.live, candidate.stack, paper, {plan.layer: signals})
 
     def _judged(self, candidate: Candidate, evidence: Evidence, order: Order) -> Judgement:
         plan, revision = candidate.plan, candidate.entry.revision
-        judgement = judge(evidence, self.margins)
-        if judgement.verdict is Verdict.PROMOTED and was_withdrawn(self.store, plan.user, revision):
+        judgement = judge(evidence, self.means.margins)
+        if judgement.verdict is Verdict.PROMOTED and was_withdrawn(self.means.store, plan.user, revision):
             reason = "it is the revision that was withdrawn, and no lesson has come since"
             judgement = Judgement(Verdict.REFUSED, reason)
         facts = [routing.signal for routing in plan.routings if routing.place == "memory"]
@@ -306,8 +300,8 @@ class Builder:
             seconds=report.seconds,
         )
         cause = ACCEPTED if judgement.accepted else LEARNED
-        publish(self.store, self.engine, revision, candidate.blob, report, candidate.stack, cause=cause)
-        self.store.drop_session(plan.user, plan.layer)
+        publish(self.means.store, self.means.engine, revision, candidate.blob, report, candidate.stack, cause=cause)
+        self.means.store.drop_session(plan.user, plan.layer)
         return report
 
 

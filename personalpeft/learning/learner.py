@@ -10,24 +10,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import TypeAlias
 
 from personalpeft.errors import InvalidInput, NothingToLearn, PersonalPeftError
 from personalpeft.ids import check_user_id
 from personalpeft.learning.build import Builder, Job, Outcome
-from personalpeft.learning.examination import Scoping
-from personalpeft.learning.gate import Margins
 from personalpeft.learning.lessons import routings_of
+from personalpeft.learning.means import Means
 from personalpeft.learning.order import Order
 from personalpeft.learning.plan import FEWEST, Plan, make_plan, rank_of
 from personalpeft.learning.probation import review
 from personalpeft.learning.recipe import Recipes, Start
 from personalpeft.learning.report import LearnReport
 from personalpeft.learning.standing import HOLDS_ON, Standing, judge_again, layers_of, on_something_old, was_tried
-from personalpeft.learning.voices import Voices
-from personalpeft.serving.engine import Engine
-from personalpeft.store.base import Store
 from personalpeft.types import HeadMove, Message, Revision, Verdict
 
 TOGETHER = 8
@@ -39,19 +34,12 @@ _Course: TypeAlias = Generator[Job, LearnReport | None, LearnReport]
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """Learns for the users of one home on one base. ``now`` gives aware datetimes, ``timer`` seconds that never go back;
-    ``heard`` says how a user's messages are heard with one of their facts in the prompt; ``observed`` lets what an app saw
-    count as weak ratings; ``voices`` outlives a learn.
+    """Learns for the users of one home on one base. ``heard`` says how a user's messages are heard with one of their facts in
+    the prompt; ``observed`` lets what an app saw count as weak ratings.
     """
 
-    store: Store
-    engine: Engine
+    means: Means
     recipes: Recipes
-    margins: Margins
-    now: Callable[[], datetime]
-    timer: Callable[[], float]
-    voices: Voices
-    scoping: Scoping
     heard: Heard
     observed: bool = False
 
@@ -75,9 +63,7 @@ class Learner:
         )
 
     def _outcomes(self, users: Sequence[str], layer: str | None, order: Order) -> dict[str, Outcome]:
-        builder = Builder(
-            self.store, self.engine, self.voices, self.scoping, self.margins, self.now, self.timer, self.timer()
-        )
+        builder = Builder(self.means, self.means.timer())
         courses: dict[str, _Course] = {}
         outcomes: dict[str, Outcome] = {}
         jobs: dict[str, Job] = {}
@@ -112,11 +98,11 @@ class Learner:
         """One user's way through their layers: gives what is to be built and hears what became of it."""
         reports: list[LearnReport] = []
         nothing: NothingToLearn | None = None
-        with self.store.lease(f"learn-{user}"):
+        with self.means.store.lease(f"learn-{user}"):
             if not order.dry_run:
-                review(self.store, user, self.now)
+                review(self.means.store, user, self.means.now)
             for name, is_asked in self._layers(user, layer):
-                began = self.timer()
+                began = self.means.timer()
                 try:
                     found = self._found(builder, user, name, began, order, is_asked=is_asked)
                     report = (yield Job(found, began)) if isinstance(found, Plan) else found
@@ -142,8 +128,8 @@ class Learner:
         """The layers to go through, lowest first, and whether they were asked for. Over one that is named, only what then
         stands on something old is of interest.
         """
-        routings = routings_of(self.store, user, observed=self.observed)
-        names = layers_of(self.store, user, routings)
+        routings = routings_of(self.means.store, user, observed=self.observed)
+        names = layers_of(self.means.store, user, routings)
         if layer is None:
             return [(name, True) for name in names]
         return [(layer, True), *((name, False) for name in names if rank_of(name) > rank_of(layer))]
@@ -173,22 +159,22 @@ class Learner:
 
     def _again(self, builder: Builder, user: str, layer: str, began: float, order: Order) -> Plan | LearnReport | None:
         """What becomes of a layer without a new lesson: None where it stands on nothing old, or nothing can be done."""
-        live = self.store.catalog.stack(user, self.engine.backend.base.digest)
-        head = on_something_old(self.store, user, live, layer)
+        live = self.means.store.catalog.stack(user, self.means.engine.backend.base.digest)
+        head = on_something_old(self.means.store, user, live, layer)
         if head is None:
             return None
         try:
             plan = self._plan(user, layer, "nothing")
         except NothingToLearn:
             return None
-        if was_tried(self.store, plan):
+        if was_tried(self.means.store, plan):
             return None
         job = Job(plan, began)
         if order.dry_run:
             return builder.report(
                 job, Verdict.ABSTAINED, "what lies below has changed; would judge it again", dry_run=True
             )
-        standing = judge_again(self.store, self.engine, plan, head, self.margins)
+        standing = judge_again(self.means.store, self.means.engine, plan, head, self.means.margins)
         if not standing.holds and "practice" not in head.recipe:
             return replace(plan, because=str(standing))
         return self._stays(builder, job, head, standing)
@@ -201,14 +187,14 @@ class Learner:
         report = replace(report, sources=())
         # With the revision's own judgement, so that it is not asked again until what lies below has changed again.
         judged = replace(head, scores={**head.scores, HOLDS_ON: job.plan.below.digest})
-        where = HeadMove(head.user, head.layer, head.id, head.id, "judged again", self.now())
-        self.store.catalog.judge_again(judged, report.as_json(), move=where)
+        where = HeadMove(head.user, head.layer, head.id, head.id, "judged again", self.means.now())
+        self.means.store.catalog.judge_again(judged, report.as_json(), move=where)
         return report
 
     def _plan(self, user: str, layer: str, start: Start) -> Plan:
-        backend = self.engine.backend
+        backend = self.means.engine.backend
         return make_plan(
-            self.store,
+            self.means.store,
             user,
             layer,
             self.recipes.of(layer),
@@ -227,7 +213,7 @@ class Learner:
             layer=layer,
             verdict=Verdict.ABSTAINED,
             reason=f"{error.message} {error.hint}".strip(),
-            at=self.now(),
+            at=self.means.now(),
             seconds=0.0,
             error=type(error).__name__,
         )

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from personalpeft.adapters.base import Adapter
 from personalpeft.adapters.packed import pack
 from personalpeft.errors import Cancelled, PersonalPeftError
-from personalpeft.learning.examination import Examined, Paper, Scoping, Sitting, examine, sitting
-from personalpeft.learning.gate import Asked, Evidence, Judgement, Margins, judge
+from personalpeft.learning.examination import Examined, Paper, Sitting, examine, sitting
+from personalpeft.learning.gate import Asked, Evidence, Judgement, judge
 from personalpeft.learning.generic import generic_questions
 from personalpeft.learning.lessons import Lesson, routings_of
 from personalpeft.learning.lineage import lineage_of
+from personalpeft.learning.means import Means
 from personalpeft.learning.plan import questions_of, trained_on
 from personalpeft.learning.probation import LEARNED, review
 from personalpeft.learning.publishing import publish, session_spec
@@ -37,28 +37,18 @@ from personalpeft.learning.skills.practice import (
 )
 from personalpeft.learning.skills.rollouts import STOPPED
 from personalpeft.learning.training import Desk
-from personalpeft.learning.voices import Said, Voices
+from personalpeft.learning.voices import Said
 from personalpeft.plugins import Shaped, Verifying
-from personalpeft.serving.engine import Engine
-from personalpeft.store.base import Store
 from personalpeft.types import Revision, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Coach:
-    """Practises with any user of one home on one base. ``now`` gives aware datetimes, ``timer`` seconds that never go
-    back; ``observed`` is as for a ``Learner``.
-    """
+    """Practises with any user of one home on one base. ``observed`` is as for a ``Learner``."""
 
-    store: Store
-    engine: Engine
+    means: Means
     recipe: Recipe
     drill: Drill
-    margins: Margins
-    now: Callable[[], datetime]
-    timer: Callable[[], float]
-    voices: Voices
-    scoping: Scoping
     observed: bool = False
 
     def practise(
@@ -74,29 +64,29 @@ class Coach:
         cancelled: Callable[[], bool],
     ) -> LearnReport:
         """See ``User.practice``."""
-        began = self.timer()
-        with self.store.lease(f"learn-{user}"):
-            review(self.store, user, self.now)
-            live = self.store.catalog.stack(user, self.engine.backend.base.digest)
-            heads = [self.store.catalog.revision(user, entry.revision) for entry in live.entries]
+        began = self.means.timer()
+        with self.means.store.lease(f"learn-{user}"):
+            review(self.means.store, user, self.means.now)
+            live = self.means.store.catalog.stack(user, self.means.engine.backend.base.digest)
+            heads = [self.means.store.catalog.revision(user, entry.revision) for entry in live.entries]
             head = next((each for each in heads if each.layer == layer), None)
             drill = self.drill if rounds is None else replace(self.drill, rounds=rounds)
             exercise = make_exercise(user, layer, drill, self.recipe, verifier, shaping, live, head)
 
             def spent() -> float:
-                return 0.0 if seconds is None else (self.timer() - began) / seconds
+                return 0.0 if seconds is None else (self.means.timer() - began) / seconds
 
             progress("Practising", 0.0)
             diary, adapter = self._train(exercise, lambda done: progress("Practising", done), cancelled, spent)
             if adapter is None:
                 report = self._report(exercise, diary, Judgement(Verdict.ABSTAINED, _why_nothing(diary)), began)
-                self.store.catalog.add_report(user, report.as_json())
-                self.store.drop_session(user, layer)
+                self.means.store.catalog.add_report(user, report.as_json())
+                self.means.store.drop_session(user, layer)
                 return report
             progress("Judging", 0.0)
             try:
                 report = self._judged(exercise, heads, diary, adapter, began, progress, cancelled)
-                self.store.drop_session(user, layer)
+                self.means.store.drop_session(user, layer)
                 return report
             except Cancelled as error:
                 # What is shared with a learn says that the next one goes on from there.
@@ -112,21 +102,21 @@ class Coach:
         """What happened, and the layer as it is then; none where no step was made."""
         recipe, parent = exercise.recipe, exercise.parent
         # A session keeps what lies below for itself, so its slot is free for others while it trains.
-        with self.engine.resident(exercise.below) as below, guarded():
-            start = self.engine.adapter(parent.digest).pairs if parent else None
-            session = self.engine.backend.session(session_spec(recipe, below, start))
+        with self.means.engine.resident(exercise.below) as below, guarded():
+            start = self.means.engine.adapter(parent.digest).pairs if parent else None
+            session = self.means.engine.backend.session(session_spec(recipe, below, start))
         try:
             # The head with its own weight would not be what the session has, so it is tried with 1.
             first = exercise.with_layer(parent.digest, 1.0) if parent else exercise.live
             user, layer = exercise.user, exercise.layer
             diary = run_rounds(
-                self.engine,
+                self.means.engine,
                 exercise,
                 session,
                 start=first,
                 desk=Desk(
-                    load=lambda: self.store.load_session(user, layer),
-                    save=lambda page: self.store.save_session(user, layer, page),
+                    load=lambda: self.means.store.load_session(user, layer),
+                    save=lambda page: self.means.store.save_session(user, layer, page),
                 ),
                 progress=progress,
                 cancelled=cancelled,
@@ -148,20 +138,22 @@ class Coach:
     ) -> LearnReport:
         user, layer = exercise.user, exercise.layer
         blob = pack(adapter)
-        weight = {known.name: known.weight for known in self.store.catalog.layers(user)}.get(layer, 1.0)
-        with self.engine.lent(adapter) as digest:
+        weight = {known.name: known.weight for known in self.means.store.catalog.layers(user)}.get(layer, 1.0)
+        with self.means.engine.lent(adapter) as digest:
             candidate = exercise.with_layer(digest, weight)
             paper = self._paper(exercise, heads, cancelled)
             known = {layer: self._learned_from(exercise)}
-            harm, _ = self._examined(sitting(self.scoping, user, exercise.live, candidate, paper, known), cancelled)
-            asked, tasks, examples = examined(self.engine, exercise, candidate, cancelled)
-        own = set(self.store.catalog.pinned(user, layer))
+            harm, _ = self._examined(
+                sitting(self.means.scoping, user, exercise.live, candidate, paper, known), cancelled
+            )
+            asked, tasks, examples = examined(self.means.engine, exercise, candidate, cancelled)
+        own = set(self.means.store.catalog.pinned(user, layer))
         evidence = replace(
             harm, target=asked, retention=tuple(_held_to_half(a) if a.signal in own else a for a in harm.retention)
         )
-        judgement = judge(evidence, self.margins)
+        judgement = judge(evidence, self.means.margins)
         progress("Judging", 1.0)
-        self.store.blobs.put(blob)
+        self.means.store.blobs.put(blob)
         entry = next(each for each in candidate.entries if each.layer == layer)
         scores = _scores(evidence, tasks, diary)
         report = self._report(exercise, diary, judgement, began, entry.revision, scores, examples)
@@ -183,26 +175,28 @@ class Coach:
             at=report.at,
             seconds=report.seconds,
         )
-        publish(self.store, self.engine, revision, blob, report, candidate, cause=LEARNED)
+        publish(self.means.store, self.means.engine, revision, blob, report, candidate, cause=LEARNED)
         return report
 
     def _learned_from(self, exercise: Exercise) -> set[str]:
         """The demonstrations that the skill was learned from before it was practised."""
-        pinned = self.store.catalog.pinned(exercise.user, exercise.layer)
-        return {*pinned, *trained_on(self.store, exercise.parent)}
+        pinned = self.means.store.catalog.pinned(exercise.user, exercise.layer)
+        return {*pinned, *trained_on(self.means.store, exercise.parent)}
 
     def _examined(self, sitting: Sitting, cancelled: Callable[[], bool]) -> Examined:
-        examined = examine(self.engine, self.voices, {sitting.user: sitting}, cancelled=cancelled)[sitting.user]
+        examined = examine(self.means.engine, self.means.voices, {sitting.user: sitting}, cancelled=cancelled)[
+            sitting.user
+        ]
         if isinstance(examined, PersonalPeftError):
             raise examined
         return examined
 
     def _paper(self, exercise: Exercise, heads: Sequence[Revision], cancelled: Callable[[], bool]) -> Paper:
         """What a practice may not spoil: everything that was ever held back, of all layers, this one's too."""
-        routings = routings_of(self.store, exercise.user, observed=self.observed)
+        routings = routings_of(self.means.store, exercise.user, observed=self.observed)
 
         def held_back(layers: Iterable[str]) -> tuple[Lesson, ...]:
-            found = (questions_of(self.store, exercise.user, exercise.live, layer, routings) for layer in layers)
+            found = (questions_of(self.means.store, exercise.user, exercise.live, layer, routings) for layer in layers)
             return tuple(lesson for some in found for lesson in some)
 
         return Paper(
@@ -217,7 +211,7 @@ class Coach:
     def _of_base(self, exercise: Exercise, cancelled: Callable[[], bool]) -> Said:
         """What the bare base says to the canaries."""
         canaries = [canary.question for canary in generic_questions().canaries]
-        said = self.voices.of_base(exercise.user, exercise.live.base, canaries, cancelled=cancelled)
+        said = self.means.voices.of_base(exercise.user, exercise.live.base, canaries, cancelled=cancelled)
         if cancelled():
             raise Cancelled("Stopped before the verdict; nothing has changed.", hint=STOPPED)
         return said
@@ -237,8 +231,8 @@ class Coach:
             layer=exercise.layer,
             verdict=judgement.verdict,
             reason=judgement.reason,
-            at=self.now(),
-            seconds=round(self.timer() - began, 3),
+            at=self.means.now(),
+            seconds=round(self.means.timer() - began, 3),
             revision=revision,
             before=exercise.parent.id if exercise.parent else None,
             probation=judgement.probation,
