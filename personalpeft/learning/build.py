@@ -132,7 +132,10 @@ class Builder:
         for user in [user for user, each in candidates.items() if each.entry in each.plan.live.entries]:
             outcomes[user] = self._as_it_was(candidates.pop(user))
         sittings = _each(candidates, lambda user, each: self._sitting(each, order), outcomes)
-        examined = _good(examine(self.means.engine, self.means.voices, sittings, cancelled=order.cancelled), outcomes)
+        examined = _good(
+            examine(self.means.engine, self.means.voices, sittings, cancelled=order.cancelled, paused=order.paused),
+            outcomes,
+        )
         progress("Judging")(1.0)
         outcomes |= _each(examined, lambda user, each: self._published(candidates[user], *each, order), outcomes)
 
@@ -164,7 +167,7 @@ class Builder:
             user: [Request(user, asked, job.plan.below, SHORTLY, background=True) for asked in questions]
             for user, job in jobs.items()
         }
-        replies = self.means.voices.ask_all(requests, cancelled=order.cancelled)
+        replies = self.means.voices.ask_all(requests, cancelled=order.cancelled, paused=order.paused)
         if order.cancelled():
             raise stopped("before the first step")
         return {

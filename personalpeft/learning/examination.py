@@ -4,11 +4,11 @@ gathers the gate's evidence. What the base said is kept with a revision's scores
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from personalpeft.backends.base import Continuation
+from personalpeft.backends.base import Backend, Continuation, Score
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.anchors import LONGEST
 from personalpeft.learning.gate import Asked, Canaries, Evidence, OfBase
@@ -17,6 +17,7 @@ from personalpeft.learning.lessons import Lesson
 from personalpeft.learning.lineage import Lineage
 from personalpeft.learning.manner import Shown
 from personalpeft.learning.objectives import continuation
+from personalpeft.learning.order import Asking, never, wait_while
 from personalpeft.learning.report import Example
 from personalpeft.learning.sense import Sense, sense_of
 from personalpeft.learning.training import stopped
@@ -28,6 +29,8 @@ _EXAMPLE = Sampling(max_tokens=40)
 _SHOWN = 3
 _LONGEST = 256
 _LOOK = 32
+# So long, in seconds, one look waits for people who chat: they may never stop.
+_PATIENCE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,34 +117,67 @@ Examined: TypeAlias = tuple[Evidence, tuple[Example, ...]]
 """The evidence, and a few examples to show."""
 
 
+class Scoring(Protocol):
+    """What answers are weighed with: an ``Engine``, as far as that is needed."""
+
+    @property
+    def backend(self) -> Backend:
+        """What the texts are made tokens by."""
+
+    def score(self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False) -> tuple[Score, ...]:
+        """As ``Engine.score``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Patiently:
+    """Scores while nobody pauses it, and lets people who chat beside it go first. The model does one thing at a time, and whoever
+    scores one thing after another would hardly let go of it.
+    """
+
+    engine: Engine
+    paused: Asking
+    cancelled: Asking
+
+    @property
+    def backend(self) -> Backend:
+        return self.engine.backend
+
+    def score(self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False) -> tuple[Score, ...]:
+        wait_while(self.paused, self.cancelled)
+        self.engine.give_way(_PATIENCE)
+        return self.engine.score(items, stack, kl=kl)
+
+
 def examine(
-    engine: Engine, voices: Voices, sittings: Mapping[str, Sitting], *, cancelled: Callable[[], bool]
+    engine: Engine, voices: Voices, sittings: Mapping[str, Sitting], *, cancelled: Asking, paused: Asking = never
 ) -> dict[str, Examined | PersonalPeftError]:
     """Examines candidates of different users: all that they write is one batch, and rows of all stacks run together.
-    Greedy throughout, so the same stacks give the same evidence. It waits while people chat. What cannot be asked of one
-    user's stacks is that user's alone. Raises ``Cancelled``.
+    Greedy throughout, so the same stacks give the same evidence. It waits while people chat, and while ``paused``.
+    What cannot be asked of one user's stacks is that user's alone. Raises ``Cancelled``.
     """
-    replies = voices.ask_all({user: sitting.requests() for user, sitting in sittings.items()}, cancelled=cancelled)
+    requests = {user: sitting.requests() for user, sitting in sittings.items()}
+    replies = voices.ask_all(requests, cancelled=cancelled, paused=paused)
+    patiently = _Patiently(engine, paused, cancelled)
     examined: dict[str, Examined | PersonalPeftError] = {}
     for user, sitting in sittings.items():
         said = replies[user]
         if cancelled():
             raise stopped("before the verdict")
         try:
-            examined[user] = said if isinstance(said, PersonalPeftError) else _weighed(engine, sitting, said)
+            examined[user] = said if isinstance(said, PersonalPeftError) else _weighed(patiently, sitting, said)
         except PersonalPeftError as error:
             examined[user] = error
     return examined
 
 
-def likelihoods(engine: Engine, lessons: Sequence[Lesson], stack: Stack) -> dict[str, float]:
+def likelihoods(engine: Scoring, lessons: Sequence[Lesson], stack: Stack) -> dict[str, float]:
     """The mean log-prob a token of what each lesson wants, by its key."""
     items = [continuation(engine.backend, lesson.messages, lesson.wanted, _LONGEST) for lesson in lessons]
     scores = engine.score(items, stack)
     return {lesson.key: score.logp for lesson, score in zip(lessons, scores, strict=True)}
 
 
-def _weighed(engine: Engine, sitting: Sitting, replies: Sequence[str]) -> Examined:
+def _weighed(engine: Scoring, sitting: Sitting, replies: Sequence[str]) -> Examined:
     generic, paper = generic_questions(), sitting.paper
     canaries, of_base = generic.canaries, paper.lineage.of_base
     asked = len(canaries) + len(sitting.shown)
@@ -184,7 +220,7 @@ def _weighed(engine: Engine, sitting: Sitting, replies: Sequence[str]) -> Examin
     return evidence, examples
 
 
-def _divergence(engine: Engine, sitting: Sitting) -> Iterator[float]:
+def _divergence(engine: Scoring, sitting: Sitting) -> Iterator[float]:
     """How far the candidate is from the base on what that says to each canary, in nats a token: its own words, since those
     of a style below are far from it by themselves, and to questions that nothing was held to.
     """
@@ -197,7 +233,7 @@ def _divergence(engine: Engine, sitting: Sitting) -> Iterator[float]:
         yield from (score.kl or 0.0 for score in engine.score(said_on, stack, kl=True))
 
 
-def _sense(engine: Engine, sitting: Sitting) -> Sense:
+def _sense(engine: Scoring, sitting: Sitting) -> Sense:
     """Whether what is new means something, as the bare base sees it."""
 
     def likelihoods(said: Sequence[Shown]) -> Sequence[float]:
@@ -216,7 +252,7 @@ def _right(canaries: Sequence[Canary], replies: Sequence[str]) -> set[int]:
 class _Comparison:
     """Scores lessons under the live stack and the candidate, and under the base where it is not known what that says."""
 
-    engine: Engine
+    engine: Scoring
     sitting: Sitting
 
     def __call__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias, get_args
@@ -12,6 +13,9 @@ from personalpeft.types import Progress
 
 Asking: TypeAlias = Callable[[], bool]
 
+# Seconds between two looks at a caller that has paused.
+_LOOK = 0.05
+
 
 def silent(stage: str, done: float) -> None:
     """Progress that nobody hears."""
@@ -20,6 +24,13 @@ def silent(stage: str, done: float) -> None:
 def never() -> bool:
     """Of who does not stop and does not pause."""
     return False
+
+
+def wait_while(paused: Asking, cancelled: Asking) -> None:
+    """Until nobody pauses it; a caller who wants to stop does not wait."""
+    idle = threading.Event()
+    while paused() and not cancelled():
+        idle.wait(_LOOK)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing
@@ -33,6 +32,7 @@ from personalpeft.adapters.safetensors_reader import read_tensors
 from personalpeft.backends.base import Session, Term
 from personalpeft.backends.faults import failure, model_faults
 from personalpeft.errors import AdapterError, Cancelled, PersonalPeftError, ServingFailed
+from personalpeft.learning.order import wait_while
 from personalpeft.learning.recipe import Recipe
 
 log = logging.getLogger(__name__)
@@ -46,8 +46,6 @@ _LESS = (
     " base's card takes less."
 )
 
-# Seconds between two looks at a caller that has paused.
-_LOOK = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,11 +238,9 @@ def _tried(do: Callable[[], T]) -> T | PersonalPeftError:
 
 
 def _wait(manners: Manners) -> None:
-    """Until nobody who goes first is there, and nobody pauses it; a caller who wants to stop does not wait."""
+    """Until nobody who goes first is there, and nobody pauses it."""
     manners.give_way()
-    idle = threading.Event()
-    while manners.paused() and not manners.cancelled():
-        idle.wait(_LOOK)
+    wait_while(manners.paused, manners.cancelled)
 
 
 def _save(course: Course, step: int, state: Mapping[str, npt.NDArray[np.float32]]) -> None:

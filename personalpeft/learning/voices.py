@@ -16,6 +16,7 @@ from typing import TypeAlias
 from personalpeft.errors import Cancelled, PersonalPeftError
 from personalpeft.learning.anchors import LONGEST
 from personalpeft.learning.generic import generic_questions
+from personalpeft.learning.order import never
 from personalpeft.learning.spoken import Spoken
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.types import Message, Sampling, Stack
@@ -53,7 +54,9 @@ class Voices:
         requests = [Request(user, messages, Stack(base), SHORTLY, background=True) for messages in asked]
         return list(zip(asked, self.ask(requests, cancelled=cancelled), strict=True))
 
-    def ask(self, requests: Sequence[Request], *, cancelled: Callable[[], bool]) -> list[str]:
+    def ask(
+        self, requests: Sequence[Request], *, cancelled: Callable[[], bool], paused: Callable[[], bool] = never
+    ) -> list[str]:
         """Whole replies, in the order of the requests, which are one batch. Raises as ``Engine.texts``; where
         ``cancelled`` says so, what there is of them, of which nothing is kept.
         """
@@ -66,7 +69,9 @@ class Voices:
                 asked[index] = request
             elif key not in said:
                 asked[key] = request
-        new = dict(zip(asked, self._engine.texts(list(asked.values()), cancelled=cancelled), strict=True))
+        new = dict(
+            zip(asked, self._engine.texts(list(asked.values()), cancelled=cancelled, paused=paused), strict=True)
+        )
         if not cancelled():
             kept = {name: text for name, text in new.items() if not isinstance(name, int)}
             # Under no user's id: the bare base's own words.
@@ -83,13 +88,18 @@ class Voices:
         return [new[i] if key is None else said[key] if key in said else new[key] for i, key in enumerate(keys)]
 
     def ask_all(
-        self, requests: Mapping[str, Sequence[Request]], *, cancelled: Callable[[], bool]
+        self,
+        requests: Mapping[str, Sequence[Request]],
+        *,
+        cancelled: Callable[[], bool],
+        paused: Callable[[], bool] = never,
     ) -> Mapping[str, list[str] | PersonalPeftError]:
         """The replies to each user's requests, all of them in one batch; what one user's stack cannot answer fails that
         user alone. Raises ``Cancelled`` where the engine is closed meanwhile.
         """
         try:
-            replies = iter(self.ask([each for own in requests.values() for each in own], cancelled=cancelled))
+            everything = [each for own in requests.values() for each in own]
+            replies = iter(self.ask(everything, cancelled=cancelled, paused=paused))
             return {user: _some(replies, len(own)) for user, own in requests.items()}
         except Cancelled:
             raise
@@ -99,7 +109,7 @@ class Voices:
         # Whose fault it was is seen when each asks alone.
         alone: dict[str, list[str] | PersonalPeftError] = {}
         for user, own in requests.items():
-            alone.update(self.ask_all({user: own}, cancelled=cancelled))
+            alone.update(self.ask_all({user: own}, cancelled=cancelled, paused=paused))
         return alone
 
     def forget(self, user: str) -> None:

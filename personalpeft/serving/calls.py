@@ -39,16 +39,24 @@ class Request:
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """The requests of one caller, who reads what becomes of them from ``said``: pieces, or the error that ended one."""
+    """The requests of one caller, who reads what becomes of them from ``said``: pieces, or the error that ended one.
+    ``resting``: none of them begins now, since the caller asked for a pause.
+    """
 
     cancelled: Cancelled | None
+    paused: Cancelled | None = None
     tickets: list[Ticket] = field(default_factory=list)
     said: SimpleQueue[Piece | Exception] = field(default_factory=SimpleQueue)
     left: bool = False
+    resting: bool = False
 
     def stopped(self) -> bool:
         """Whether the caller went away or asks to stop. Raises whatever ``cancelled`` raises."""
         return self.left or (self.cancelled is not None and self.cancelled())
+
+    def look(self) -> None:
+        """Notes whether the caller asks for a pause. Raises whatever ``paused`` raises."""
+        self.resting = self.paused is not None and self.paused()
 
 
 @dataclass(eq=False, slots=True)

@@ -93,14 +93,21 @@ class Engine:
         """
         return Replies(lambda: self._submitted(requests, cancelled))
 
-    def texts(self, requests: Sequence[Request], *, cancelled: Callable[[], bool] | None = None) -> list[str]:
-        """Whole replies, in the order of the requests; what there is of them where ``cancelled`` says so. Raises as
+    def texts(
+        self,
+        requests: Sequence[Request],
+        *,
+        cancelled: Callable[[], bool] | None = None,
+        paused: Callable[[], bool] | None = None,
+    ) -> list[str]:
+        """Whole replies, in the order of the requests; what there is of them where ``cancelled`` says so. While ``paused``
+        says so none of them begins, and what has begun is written to its end; it is asked as ``cancelled`` is. Raises as
         ``replies``, and ``Cancelled`` when the engine is closed meanwhile.
         """
         texts = [""] * len(requests)
         if not requests:
             return texts
-        replies = self.replies(requests, cancelled=cancelled)
+        replies = Replies(lambda: self._submitted(requests, cancelled, paused))
         try:
             for piece in replies:
                 texts[piece.row] += piece.text
@@ -162,10 +169,15 @@ class Engine:
         """Ends what is being written as cancelled, and the engine's threads. Closing twice is fine."""
         self._loop.close()
 
-    def _submitted(self, requests: Sequence[Request], cancelled: Callable[[], bool] | None) -> Call:
+    def _submitted(
+        self,
+        requests: Sequence[Request],
+        cancelled: Callable[[], bool] | None,
+        paused: Callable[[], bool] | None = None,
+    ) -> Call:
         # All are checked before one is queued.
         prompts = [(self.tokens(request), self._key(request.stack)) for request in requests]
-        call = Call(cancelled)
+        call = Call(cancelled, paused)
         now = self._loop.now()
         for index, (request, (tokens, key)) in enumerate(zip(requests, prompts, strict=True)):
             checked = self._loop.sampled()

@@ -313,6 +313,8 @@ class Loop:
         """Rows for those whose turn it is, as long as there is room."""
 
         def ready(ticket: Ticket) -> bool:
+            if ticket.call.resting:
+                return False
             # Background work leaves one row free, so that a person who comes need not wait for a learn.
             if ticket.background and 0 < len(self._running) >= self._backend.rows - 1:
                 return False
@@ -435,6 +437,7 @@ class Loop:
 
 def _asked(call: Call) -> bool | Exception:
     try:
+        call.look()
         return call.stopped()
     except Exception as error:  # noqa: BLE001 - the caller's own function; the caller shall hear of it
         return error

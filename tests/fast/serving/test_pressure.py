@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from serving_makers import Shelf, Stepped, Time, ask, engine_on, request, running, stack, text, wait_until, waiting
 
@@ -106,6 +108,29 @@ def test_background_work_is_never_refused_and_never_ahead_of_people(shelf: Shelf
         # A row was left free of it from the start; both people come before its next.
         assert sorted(stepped.owners[:3]) == ["ada", "bo", "learner"]
         assert len(stepped.owners) == 22
+
+
+def test_what_is_paused_does_not_begin_and_a_pause_that_fails_is_the_callers(shelf: Shelf) -> None:
+    with engine_on(read=shelf) as engine:
+        paused = threading.Event()
+        paused.set()
+        requests = [request((1,), f"prompt {n}", user="learner", background=True) for n in range(3)]
+        texts: list[str] = []
+        asking = threading.Thread(target=lambda: texts.extend(engine.texts(requests, paused=paused.is_set)))
+        asking.start()
+        waiting(engine, 3)
+        assert text(engine, request((2,), user="ada"))
+        assert engine.metrics()["num_requests_waiting"] == 3
+        paused.clear()
+        asking.join(20)
+        assert texts == engine.texts(requests)
+
+        def broken() -> bool:
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            engine.texts(requests, paused=broken)
+        assert text(engine, request((2,), user="ada"))
 
 
 @pytest.mark.parametrize(
