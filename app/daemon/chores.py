@@ -38,7 +38,7 @@ def _probation(runtime: Runtime) -> str:
         if summary.revisions:
             with suppress(Busy):  # Whoever learns looks too.
                 ended += runtime.user(summary.id, create=False).review()
-    return "; ".join(f"{each.user} · {each.layer}: {each.event}, {each.reason}" for each in ended)
+    return "; ".join(f"{each.user} · {each.layer}: {each.reason}" for each in ended)
 
 
 def _backup(runtime: Runtime, settings: Settings) -> str:

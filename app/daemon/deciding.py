@@ -103,7 +103,7 @@ class Coming:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``act`` is what to do now; None: nothing, and then ``coming`` is what comes next, the soonest first."""
+    """``act`` is what to do now; None: nothing. ``coming`` is what comes next, the soonest first."""
 
     act: Learn | Chore | None
     coming: tuple[Coming, ...] = ()
@@ -117,12 +117,12 @@ def decide(settings: Settings, moment: Moment, people: Sequence[Person], past: P
     )
     hindered = _hindered(settings, moment, past)
     if due and hindered is None:
-        person, why = due[0]
-        return Decision(Learn(person.id, max(_LEAST, settings.budget * 60 - past.spent), why))
+        (person, why), *others = due
+        coming = _coming(settings, moment, [each for each in people if each != person], others, hindered)
+        return Decision(Learn(person.id, max(_LEAST, settings.budget * 60 - past.spent), why), coming)
     chore = _chore(settings, moment, past)
-    if chore is not None and not _is_talking(moment, QUIET):
-        return Decision(chore)
-    return Decision(None, tuple(_coming(settings, moment, people, due, hindered)))
+    coming = _coming(settings, moment, people, due, hindered)
+    return Decision(None if _is_talking(moment, QUIET) else chore, coming)
 
 
 def worth(moment: Moment, person: Person) -> float:
@@ -222,10 +222,11 @@ def _coming(
     people: Sequence[Person],
     due: Sequence[tuple[Person, str]],
     hindered: Coming | None,
-) -> list[Coming]:
+) -> tuple[Coming, ...]:
     found: list[Coming] = []
-    if due and hindered is not None:
-        found += [Coming(f"{person.id} learns", hindered.at, f"{why}; {hindered.because}") for person, why in due]
+    for person, why in due:
+        until, because = (None, why) if hindered is None else (hindered.at, f"{why}; {hindered.because}")
+        found.append(Coming(f"{person.id} learns", until, because))
     at, waiting = time_of_day(settings.at), {person.id for person, _ in due}
     for person in people:
         if person.lessons and person.id not in waiting:
@@ -238,7 +239,7 @@ def _coming(
         if kind is not Kind.PROBATION and when is not None and (kind is not Kind.BACKUP or settings.backup):
             found.append(Coming(kind, next_moment(when, moment.now, moment.zone), f"every day at {when:%H:%M}"))
     far = datetime.max.replace(tzinfo=UTC)
-    return sorted(found, key=lambda each: each.at or far)
+    return tuple(sorted(found, key=lambda each: each.at or far))
 
 
 def _lessons(count: int) -> str:

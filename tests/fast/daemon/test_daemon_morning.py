@@ -94,6 +94,21 @@ def test_before_the_first_morning_there_is_nothing_and_it_says_so(world: World) 
     assert "no morning report yet" in told.stderr
 
 
+def test_status_says_what_it_did_what_comes_next_and_why(world: World) -> None:
+    world.say(9)
+    world.goes_on(hours=1)
+    world.say(3)
+    told = command(world, "daemon", "status")
+    assert "learn ada: 9 new lessons, and 8 are enough: style: promoted" in told
+    # By the clock of this machine, months later: whatever comes first, the others are named.
+    assert "now      " in told
+    assert "3 new lessons, and it was 02:30" in told
+    assert "every day at 02:30" in told
+    data = json.loads(command(world, "daemon", "status", "--json"))
+    assert [line["user"] for line in data["did"] if line["what"] == "learn"] == ["ada"]
+    assert data["running"] is None
+
+
 MOMENTS = st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +78,29 @@ class Home:
         with personalpeft.open(self.path, base="fake", backend="fake") as runtime:
             assert runtime.verify() == () or all("gc" in problem.remedy for problem in runtime.verify())
             return [revision.id for revision in runtime.user("ada").revisions()]
+
+
+class Served:
+    """The server of a home, as its own process."""
+
+    def __init__(self, home: Home) -> None:
+        self.process = home.spawn("serve", "--port", "0", "--json")
+        said = ""
+        assert self.process.stdout is not None
+        while not said.rstrip().endswith("}"):
+            said += self.process.stdout.readline()
+        self._url = json.loads(said)["url"]
+        self._token = (home.path / "token").read_text().strip()
+
+    def answers_with(self) -> str:
+        """The revision that answers ada now."""
+        asked = urllib.request.Request(
+            f"{self._url}/v1/chat/completions",
+            json.dumps({"model": "ada", "messages": [{"role": "user", "content": "hello"}]}).encode(),
+            {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return ",".join(json.load(answer)["personalpeft"]["revisions"]) or "bare base"
 
 
 @pytest.fixture
@@ -188,6 +212,40 @@ def test_a_server_beside_it_answers_with_the_new_revision_within_a_second(home: 
     assert stack == report.revision
     assert float(began) - live_at < 1.0
     server.kill()
+
+
+def test_a_server_and_a_daemon_that_are_killed_on_one_home_serve_what_was_learned_within_a_second(home: Home) -> None:
+    home.say(9)
+    server = Served(home)
+    assert server.answers_with() == "bare base"
+    # Killed between two steps, while the server goes on; then the server is killed, while a daemon learns.
+    home.is_quiet()
+    daemon = home.spawn("daemon", "run", slowly=0.05)
+    wait_for(lambda: (home.path / "sessions/ada/style.session").exists(), "a step")
+    daemon.kill()
+    ended(daemon)
+    assert server.answers_with() == "bare base"
+    home.is_quiet()
+    daemon = home.spawn("daemon", "run", slowly=0.1)
+    wait_for(lambda: '"times": 2' in _text(home.path / "notes/daemon.json"), "the learn that goes on")
+    server.process.kill()
+    ended(server.process)
+    server = Served(home)
+    with personalpeft.open(home.path, base="fake", backend="fake") as runtime:
+        ada = runtime.user("ada")
+        wait_for(lambda: ada.layers()[0].head is not None if ada.layers() else False, "a head")
+        live_at, live = time.monotonic(), ada.layers()[0].head
+        assert server.answers_with() == live
+        ada.rollback("style")
+        assert server.answers_with() == "bare base"
+        ada.rollback("style", to=live)
+        assert server.answers_with() == live
+        # Of a machine that others use too; asked once, it was the very first answer.
+        assert time.monotonic() - live_at < 20
+    daemon.send_signal(signal.SIGTERM)
+    ended(daemon)
+    assert len(home.learns()) == 1
+    assert server.answers_with() == live
 
 
 def test_a_home_that_is_not_there_is_told(tmp_path: Path) -> None:

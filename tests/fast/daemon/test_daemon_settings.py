@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import plistlib
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -100,6 +104,21 @@ def test_a_unit_runs_these_very_words() -> None:
     assert [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(line)] == WORDS
     assert 'Environment="PERSONALPEFT_CACHE=/a cache"' in unit
     assert "[Install]" in unit
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "personalpeft_app", "--home", "/data/50%/my home", "daemon", "run"]
+    unit = tmp_path / "personalpeft.service"
+    unit.write_text(units.systemd(words, {"PERSONALPEFT_CACHE": "/a cache"}))
+    told = subprocess.run(
+        ["systemd-analyze", "--user", "verify", str(unit)],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (told.returncode, str(unit.name) in told.stderr) == (0, False), told.stderr
 
 
 def test_an_agent_runs_these_very_words() -> None:
