@@ -4,8 +4,8 @@ numbers in, words out.
 A lesson held back is won where the candidate finds the wanted text likelier than the live stack does, by more than
 ``TIE`` nats a token, and lost where it is less likely by as much. Wins and losses are turned into evidence by betting
 (Shafer 2021, "Testing by betting"): each win multiplies by 1.5, each loss by 0.5. From ``ENOUGH`` on a promotion is
-final; below it, a revision that does more good than harm goes live on probation, and its successors go on with its
-stake (``lineage.py``).
+final; below it, a revision whose own wins and losses come to more than ``FOR_IT`` goes live on probation, and its successors
+go on with its stake (``lineage.py``).
 
 Invariant: harm is counted in total as well as against what is live: from what the base had right, and from the best
 that an older question ever was. So many learns that each do a little harm come to the same end as one that does all of
@@ -26,6 +26,7 @@ from personalpeft.types import Json, Verdict
 TIE = 0.02
 ENOUGH = 20.0
 WIN, LOSS = 1.5, 0.5
+FOR_IT = 1.2
 WORSE = 0.1
 
 
@@ -236,8 +237,9 @@ def judge(evidence: Evidence, margins: Margins) -> Judgement:
     if won < lost or not gained > 0:
         # Few answers that got a little better do not make up for one that got far worse.
         return Judgement(Verdict.REFUSED, what if won <= lost else f"{what}, by more than the others gained")
-    if won == lost and gained <= TIE:
-        return Judgement(Verdict.ABSTAINED, f"{what}, by as little")
+    if WIN**won * LOSS**lost <= FOR_IT:
+        # Two that got better and one that got worse may as well be chance, whatever the sum.
+        return Judgement(Verdict.ABSTAINED, f"{what}: too little to go by")
     general = evidence.canaries
     if general.right_before:
         what += f"; {general.still_right} of {general.right_before} general answers stayed right"
