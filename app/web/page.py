@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 from importlib.resources import files
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, redirect, request
 from werkzeug.exceptions import NotFound
+from werkzeug.wrappers import Response as BaseResponse
 
 from personalpeft_app.http import security
 
@@ -60,7 +61,10 @@ def blueprint() -> Blueprint:
 
     @made.get("/", provide_automatic_options=False)
     @security.for_anybody
-    def page() -> Response:
+    def page() -> Response | BaseResponse:
+        if not request.environ["PATH_INFO"]:
+            # Mounted, and asked for without the slash: the files would be looked for beside it.
+            return redirect(f"{request.root_path}/", 308)
         return answer(_FIRST, first, _AGAIN)
 
     @made.get("/web/<of>/<name>", provide_automatic_options=False)

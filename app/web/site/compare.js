@@ -2,6 +2,7 @@
 
 import { button, h, written } from "./dom.js";
 import { fit } from "./exchange.js";
+import { inTurn } from "./inturn.js";
 import { aloud, complain } from "./say.js";
 import { draft } from "./session.js";
 import { layerName, moment, shortId } from "./words.js";
@@ -36,7 +37,7 @@ export function compareRoom(person) {
   });
   layer.addEventListener("change", () => offer());
 
-  async function load() {
+  const load = inTurn(async () => {
     try {
       [layers, revisions] = await Promise.all([person.layers(), person.revisions()]);
       const before = layer.value;
@@ -48,7 +49,7 @@ export function compareRoom(person) {
     } catch (error) {
       complain(error);
     }
-  }
+  });
 
   /** @param {string} [wanted] */
   function offer(wanted = "previous") {

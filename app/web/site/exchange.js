@@ -4,7 +4,7 @@
  */
 
 import { marked } from "./diff.js";
-import { button, h, icon, written } from "./dom.js";
+import { button, h, icon, said, written } from "./dom.js";
 import { draft } from "./session.js";
 import { aloud, complain, tell } from "./say.js";
 import { openWhy } from "./why.js";
@@ -26,7 +26,7 @@ export class ExchangeView {
     this.acts = acts;
     this.writing = false;
     this.isLast = false;
-    this.question = h("h2", { class: "question" }, written(exchange.asked));
+    this.question = h("h2", { class: "question" }, h("span", { class: "written", dir: "auto" }, exchange.asked));
     this.body = h("div", { class: "body" });
     this.margin = h("div", { class: "margin" });
     this.tools = h("div", { class: "tools", role: "toolbar", "aria-label": "About this reply" });
@@ -64,7 +64,7 @@ export class ExchangeView {
     if (exchange.stopped) lines.push(h("p", { class: "dim" }, "stopped"));
     if (exchange.rating) lines.push(h("p", { class: "yours" }, exchange.rating > 0 ? "It was good." : "It was not good."));
     if (exchange.edited !== null) lines.push(h("p", { class: "yours" }, "Corrected by you"), this.switcher());
-    lines.push(...exchange.comments.map((text) => h("p", { class: "yours" }, "From now on: ", written(text))));
+    lines.push(...exchange.comments.map((text) => h("p", { class: "yours" }, "From now on: ", said(text))));
     this.margin.replaceChildren(...lines);
   }
 

@@ -2,6 +2,7 @@
  * Destroying something that was said. What would go is asked first and shown, since there is no way back.
  */
 
+import { Problem } from "./api.js";
 import { openDialog } from "./dialog.js";
 import { button, h, written } from "./dom.js";
 import { complain } from "./say.js";
@@ -40,7 +41,7 @@ async function whatWouldGo(person, item) {
   const begun = await person.forget(item, true);
   let now = begun;
   for await (now of person.follow(begun.id));
-  if (now.error) throw Object.assign(new Error(now.error.message), now.error);
+  if (now.error) throw new Problem(now.error.kind, now.error.message, now.error.hint);
   return now.forgotten;
 }
 

@@ -4,6 +4,7 @@
  */
 
 import { button, h, said } from "./dom.js";
+import { inTurn } from "./inturn.js";
 import { headline } from "./report.js";
 import { complain, tell } from "./say.js";
 import { count, percent } from "./words.js";
@@ -23,7 +24,6 @@ export function learningStrip(person, place) {
 
   /** @type {Job | null} */
   let job = null;
-  let asking = false;
 
   function draw() {
     bar.hidden = !job;
@@ -36,9 +36,8 @@ export function learningStrip(person, place) {
     bar.value = job.progress;
   }
 
-  async function look() {
-    if (job || asking) return;
-    asking = true;
+  const look = inTurn(async () => {
+    if (job) return;
     try {
       const pending = await person.pending();
       if (!job) text.textContent = waiting(pending);
@@ -46,8 +45,7 @@ export function learningStrip(person, place) {
       text.textContent = "What there is to learn is not known now.";
       complain(error);
     }
-    asking = false;
-  }
+  });
 
   async function begin() {
     try {
@@ -86,7 +84,8 @@ export function learningStrip(person, place) {
 
   /** @param {Job} over */
   function ended(over) {
-    if (over.error && over.state !== "cancelled") tell(`${over.error.message} ${over.error.hint}`.trim());
+    if (!over.ended) tell("The server went away in the middle of it. The next learn goes on from there.");
+    else if (over.error && over.state !== "cancelled") tell(`${over.error.message} ${over.error.hint}`.trim());
     else if (over.state === "cancelled") tell("Stopped. The next learn goes on from there.");
     else if (over.report) tell([over.report, ...over.report.above].map(headline).join(". ") + ".");
     person.changed(over.kind === "forget" ? "forgotten" : "learned");

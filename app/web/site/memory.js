@@ -2,6 +2,7 @@
 
 import { button, h, said, written } from "./dom.js";
 import { askToForget } from "./forget.js";
+import { inTurn } from "./inturn.js";
 import { complain, tell } from "./say.js";
 import { draft } from "./session.js";
 import { day, excerpt, kindName, layerName, saidBy } from "./words.js";
@@ -57,7 +58,7 @@ export function memoryRoom(person, learning) {
     }
   }
 
-  async function load() {
+  const load = inTurn(async () => {
     try {
       const [items, accounts] = await Promise.all([person.items(), person.lessons()]);
       const byId = new Map(accounts.map((account) => [account.signal.id, account]));
@@ -78,7 +79,7 @@ export function memoryRoom(person, learning) {
     } catch (error) {
       complain(error);
     }
-  }
+  });
 
   /** @param {Item} item @param {Account | undefined} account */
   function itemRow(item, account) {
@@ -124,23 +125,32 @@ export function memoryRoom(person, learning) {
 
   /** @param {HTMLElement} row @param {Item} item */
   function change(row, item) {
-    const field = h("textarea", { rows: 2, dir: "auto", maxlength: 2000, "aria-label": `The ${item.kind}, said anew`, value: item.text });
-    const save = () => {
-      const text = field.value.trim();
-      if (!text || text === item.text) return load();
-      return act(() => person.editItem(item.id, text), "Changed.");
+    const typed = draft(`item.${item.id}`);
+    const field = h("textarea", { rows: 2, dir: "auto", maxlength: 2000, "aria-label": `The ${item.kind}, said anew`, value: typed.read() || item.text });
+    field.addEventListener("input", () => typed.write(field.value));
+    const leave = () => {
+      typed.write("");
+      field.remove();
+      return load();
     };
-    row.replaceChildren(field, h("div", { class: "row" }, button("Keep", save, { class: "go" }), button("Cancel", load)));
+    const save = async () => {
+      const text = field.value.trim();
+      if (text && text !== item.text && !(await act(() => person.editItem(item.id, text), "Changed."))) return;
+      await leave();
+    };
+    row.replaceChildren(field, h("div", { class: "row" }, button("Keep", save, { class: "go" }), button("Cancel", leave)));
     field.focus();
   }
 
-  /** @param {() => Promise<void>} what @param {string} done */
+  /** @param {() => Promise<void>} what @param {string} done @returns {Promise<boolean>} whether it was done */
   async function act(what, done) {
     try {
       await what();
       tell(done);
+      return true;
     } catch (error) {
       complain(error);
+      return false;
     }
   }
 
@@ -149,7 +159,8 @@ export function memoryRoom(person, learning) {
     title,
     shown: load,
     /** @param {string} about */
-    changed: (about) => void (about !== "talked" && load()),
+    // What is being written anew is not drawn over.
+    changed: (about) => void (about !== "talked" && !element.querySelector("textarea") && load()),
   };
 }
 

@@ -3,7 +3,7 @@
 import { ask, pages, Problem } from "./api.js";
 import { button, h, said } from "./dom.js";
 import { complain } from "./say.js";
-import { keepToken, keepUser, token, user } from "./session.js";
+import { end, keepToken, keepUser, token, user } from "./session.js";
 import { count } from "./words.js";
 
 /**
@@ -26,11 +26,16 @@ export async function comeIn(place) {
       keepUser(chosen);
       return { user: chosen, base: holder.base, many: holder.user === null };
     } catch (error) {
-      const refused = error instanceof Problem && error.status === 401;
-      if (!refused) complain(error);
-      keepUser("");
-      keepToken("");
-      await new Promise((done) => place.replaceChildren(signIn(refused ? "That token is not known here." : "", () => done(undefined))));
+      const status = error instanceof Problem ? error.status : 0;
+      if (status === 401) {
+        end();
+        await new Promise((done) => place.replaceChildren(signIn("That token is not known here.", () => done(undefined))));
+      } else {
+        complain(error);
+        // A name that cannot be one is asked for anew; else the server has no time now, and the token is as good as before.
+        if (status === 400) keepUser("");
+        else await new Promise((done) => place.replaceChildren(h("div", { class: "alone" }, button("Try again", () => done(undefined), { class: "go" }))));
+      }
     }
   }
 }

@@ -1,6 +1,7 @@
 /** The room of what answers now: the base, and the layers that stand on it, each with its weight, its scope and its head. */
 
 import { button, h } from "./dom.js";
+import { inTurn } from "./inturn.js";
 import { complain, tell } from "./say.js";
 import { layerName, moment, shortId } from "./words.js";
 
@@ -25,7 +26,7 @@ export function stackRoom(person, base) {
   // Whose weight is being turned must not be drawn anew under their hand.
   let turning = false;
 
-  async function load() {
+  const load = inTurn(async () => {
     try {
       const [layers, revisions] = await Promise.all([person.layers(), person.revisions()]);
       list.replaceChildren(...layers.toReversed().map((layer) => row(layer, revisions)), h("li", { class: "layer base" },
@@ -34,7 +35,7 @@ export function stackRoom(person, base) {
     } catch (error) {
       complain(error);
     }
-  }
+  });
 
   /** @param {Layer} layer @param {Revision[]} revisions */
   function row(layer, revisions) {

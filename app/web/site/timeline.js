@@ -2,6 +2,7 @@
 
 import { chart } from "./chart.js";
 import { button, h } from "./dom.js";
+import { inTurn } from "./inturn.js";
 import { headline, reportParts } from "./report.js";
 import { complain, tell } from "./say.js";
 import { layerName, moment, shortId } from "./words.js";
@@ -26,7 +27,7 @@ export function timelineRoom(person, go) {
   let entries = [];
   let shown = PAGE;
 
-  async function shownRoom() {
+  const shownRoom = inTurn(async () => {
     try {
       const [revisions, reports, history, layers] = await Promise.all([person.revisions(), person.reports(), person.history(), person.layers()]);
       const heads = new Map(layers.map((layer) => [layer.name, layer.head]));
@@ -36,7 +37,7 @@ export function timelineRoom(person, go) {
     } catch (error) {
       complain(error);
     }
-  }
+  });
 
   /** @param {number} count */
   function show(count) {

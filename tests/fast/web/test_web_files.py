@@ -9,6 +9,8 @@ import pytest
 from flask import Flask
 from http_makers import Caller, administration
 from web_makers import with_page
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
+from werkzeug.test import Client
 
 import personalpeft_app.web
 from personalpeft import Runtime
@@ -75,6 +77,15 @@ def test_the_page_is_of_this_host_and_origin_alone(nobody: Caller) -> None:
     assert nobody.get("/", headers={"Host": "evil.example"}).status_code == 400
     assert nobody.get("/", headers={"Origin": "https://evil.example"}).status_code == 403
     assert nobody.ask("POST", "/").status_code in (401, 405)
+
+
+def test_the_page_works_under_a_path_of_another_app(app: Flask) -> None:
+    mounted = Client(DispatcherMiddleware(Flask("shop"), {"/model": app}))
+    # Without the slash its files would be looked for beside it.
+    assert mounted.get("/model").headers["Location"].endswith("/model/")
+    found = re.search(r'src="(web/[0-9a-f]+/main\.js)"', mounted.get("/model/").text)
+    assert found
+    assert mounted.get(f"/model/{found[1]}").status_code == 200
 
 
 def test_the_page_is_there_while_everything_else_is_refused_for_too_much_work(runtime: Runtime) -> None:

@@ -145,7 +145,8 @@ def test_weights_are_turned_and_scopes_are_set_in_the_stack(site: Site, visit: V
     expect(page.locator(".note").last).to_contain_text("never")
     assert ada.layers()[0].scope == "never"
     page.get_by_label("Live", exact=True).select_option(label="none: the bare base")
-    expect(page.get_by_role("listitem").filter(has_text="Style")).to_contain_text("the bare base")
+    expect(page.locator(".note").last).to_contain_text("the bare base is live")
+    expect(page.locator(".layer .id")).to_have_text("the bare base")
     assert ada.layers()[0].head is None
 
 

@@ -120,11 +120,25 @@ def test_what_was_typed_is_there_after_a_reload_and_after_a_refusal(
     expect(reply.get_by_label("The reply as it should")).to_have_value("Ahoy!")
     page.keyboard.press("Escape")
 
+    site.runtime.user("ada").remember("My dog is called Biscuit.")
+    visit.go("Memory")
+    page.get_by_role("button", name="Change").click()
+    page.get_by_label("The fact, said anew").fill("My dog is called Re")
+    # A learn that ends meanwhile, and another room, draw nothing over it.
+    page.get_by_role("button", name="Learn", exact=True).click()
+    expect(page.locator(".note").last).to_be_visible()
+    expect(page.get_by_label("The fact, said anew")).to_have_value("My dog is called Re")
+    visit.go("Stack")
+    visit.go("Memory")
+    page.get_by_role("button", name="Change").click()
+    expect(page.get_by_label("The fact, said anew")).to_have_value("My dog is called Re")
+    visit.go("Talk")
+
     # More than the model can read: it is said, and the question stands where it was typed.
     long = "word " * 2000
     field.fill(long)
     page.get_by_role("button", name="Ask", exact=True).click()
-    expect(page.locator(".note")).to_be_visible()
+    expect(page.locator(".note").filter(has_text="Shorten the prompt")).to_be_visible()
     expect(field).to_have_value(long.strip())
     expect(page.locator("article.exchange")).to_have_count(1)
 
