@@ -26,9 +26,10 @@ from personalpeft_app.tui import theme, views
 from personalpeft_app.tui.composer import Composer, Mode
 from personalpeft_app.tui.conversations import conversations
 from personalpeft_app.tui.keys import COMMANDS
+from personalpeft_app.tui.markdown import links
 from personalpeft_app.tui.panel import Panel, Revisions, Weight
 from personalpeft_app.tui.replying import Replying
-from personalpeft_app.tui.screens import Comparing, Reading, keys_help
+from personalpeft_app.tui.screens import Comparing, Links, Reading, keys_help
 from personalpeft_app.tui.sidebar import Conversations
 from personalpeft_app.tui.speaking import Speaking
 from personalpeft_app.tui.studying import Studying
@@ -413,6 +414,23 @@ class Tui(App[None]):
         """What stands in the editor of a reply, where one is open."""
         editor = next(iter(self.query(ReplyEditor)), None)
         return None if editor is None else editor.text
+
+    def action_links(self) -> None:
+        """Asks which of the selected reply's links to open."""
+        exchange = self._exchange
+        addresses = links(exchange.text) if exchange is not None else ()
+        if addresses:
+            self.push_screen(Links(addresses), self._open_link)
+        else:
+            self._note("There is no link in that reply.")
+
+    def action_follow(self, address: str) -> None:
+        """Asks whether to open a link that was clicked."""
+        self.push_screen(Links([address]), self._open_link)
+
+    def _open_link(self, address: str | None) -> None:
+        if address is not None:
+            self.open_url(address)
 
     def action_why(self) -> None:
         if self._replying.answered(self._at) is not None:

@@ -40,6 +40,7 @@ KEYS: dict[str, tuple[Key, ...]] = {
         Key("r", "ask for it again"),
         Key("y", "copy it"),
         Key("w", "why it was so"),
+        Key("o", "open a link in it, once you have seen where it leads"),
         Key("Enter", "back to where you type"),
     ),
     "While you edit a reply": (
@@ -73,6 +74,7 @@ COMMANDS = (
     ("Stop", "The reply that is being written (Esc)", "stop"),
     ("New conversation", "The others stay (^N)", "new"),
     ("Conversations", "Go to another one (F2)", "conversations"),
+    ("Links", "Open one of the selected reply's (o)", "links"),
     ("Why", "What the selected reply was made of (w)", "why"),
     ("Stack", "Layers and their weights (F3)", "open('stack')"),
     ("Built", "Every revision, and what it gained", "open('revisions')"),

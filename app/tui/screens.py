@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
@@ -10,10 +11,13 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Button, Static
+from textual.widgets import Button, OptionList, Static
+from textual.widgets.option_list import Option
 
 from personalpeft_app.output import printable
+from personalpeft_app.tui.flowing import Flowing
 from personalpeft_app.tui.keys import KEYS
+from personalpeft_app.tui.markdown import rendered
 
 if TYPE_CHECKING:
     from personalpeft.comparing import Choice, Comparison
@@ -48,6 +52,55 @@ def keys_help() -> Reading:
     return Reading("Keys", Content.assemble(*parts[:-1]))
 
 
+class Links(ModalScreen[str | None]):
+    """The addresses that a reply links to, whole, one of which a person may want opened; nothing is opened before."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "Close")]
+
+    def __init__(self, addresses: Sequence[str], at: int = 0) -> None:
+        super().__init__()
+        self._addresses = addresses
+        self._at = at
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="sheet") as sheet:
+            sheet.border_title = "Open in a browser?"
+            sheet.border_subtitle = "enter opens it, esc does not"
+            addresses = OptionList(*(Option(Content(each)) for each in self._addresses), compact=True, id="links")
+            addresses.highlighted = self._at
+            yield addresses
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(self._addresses[event.option_index])
+
+
+class Sure(ModalScreen[bool]):
+    """Something that cannot be undone, with all that it would do; true where a person wants it all the same."""
+
+    AUTO_FOCUS = "#no"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "dismiss(True)", "Yes"),
+        Binding("n,escape", "dismiss(False)", "No"),
+    ]
+
+    def __init__(self, title: str, text: Content, yes: str, no: str) -> None:
+        super().__init__()
+        self._said = title, text, yes, no
+
+    def compose(self) -> ComposeResult:
+        title, text, yes, no = self._said
+        with Vertical(classes="sheet") as sheet:
+            sheet.border_title = title
+            with VerticalScroll(classes="body"):
+                yield Static(text, markup=False)
+            with Horizontal(classes="choices"):
+                yield Button(f"y  {yes}", id="yes", compact=True)
+                yield Button(f"n  {no}", id="no", compact=True)
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        self.dismiss(event.button.id == "yes")
+
+
 class Comparing(ModalScreen[None]):
     """Two answers, in an order drawn by chance. Whose they are is said once one of them was chosen."""
 
@@ -76,7 +129,7 @@ class Comparing(ModalScreen[None]):
                 for number, answer in enumerate(self._comparison.answers, 1):
                     with VerticalScroll(classes="answer", id=f"answer-{number}") as box:
                         box.border_title = str(number)
-                        yield Static(Content(printable(answer.text)), markup=False)
+                        yield Flowing(partial(rendered, answer.text))
             with Horizontal(id="choices"):
                 yield Button("1 is better", id="choose-1", compact=True)
                 yield Button("2 is better", id="choose-2", compact=True)

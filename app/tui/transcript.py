@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 from textual import events
@@ -13,6 +14,7 @@ from textual.message import Message
 from textual.widgets import Static, TextArea
 
 from personalpeft_app.tui import views
+from personalpeft_app.tui.flowing import Flowing
 from personalpeft_app.tui.talk import Exchange, Talk
 
 _SAYING = (
@@ -64,7 +66,7 @@ class ExchangeView(Vertical):
         with Horizontal(classes="question"):
             yield Static("›", classes="hook")
             yield Static(classes="asked", markup=False)
-        yield Static(classes="reply", markup=False)
+        yield Flowing(classes="reply")
         yield Static(classes="marks", markup=False)
         yield Static(classes="actions")
 
@@ -74,9 +76,10 @@ class ExchangeView(Vertical):
         if shown == self._shown:
             return
         self._shown = shown
-        asked, reply, marks, actions = (self.query_one(f".{name}", Static) for name in _PARTS)
+        asked, marks, actions = (self.query_one(f".{name}", Static) for name in ("asked", "marks", "actions"))
+        reply = self.query_one(Flowing)
         asked.update(views.asked(exchange))
-        reply.update(views.reply(exchange, loaded=loaded))
+        reply.show(partial(views.reply, exchange, loaded=loaded))
         said = views.marks(exchange)
         marks.update(said)
         marks.display = bool(said.plain)
@@ -95,9 +98,6 @@ class ExchangeView(Vertical):
 
     def on_click(self, event: events.Click) -> None:
         self.post_message(self.Picked(self.number))
-
-
-_PARTS = ("asked", "reply", "marks", "actions")
 
 
 def _actions(exchange: Exchange) -> str:
@@ -119,6 +119,7 @@ class Transcript(VerticalScroll):
         Binding("r", "app.retry", "Retry"),
         Binding("y", "app.copy_reply", "Copy"),
         Binding("w", "app.why", "Why"),
+        Binding("o", "app.links", "Open a link"),
         Binding("enter", "app.write", "Write"),
     ]
 

@@ -12,6 +12,7 @@ from textual.content import Content
 from personalpeft.learning.report import excerpt, said
 from personalpeft.types import Verdict
 from personalpeft_app.output import moment, printable
+from personalpeft_app.tui.markdown import DIM, rendered
 from personalpeft_app.tui.talk import Exchange
 from personalpeft_app.tui.work import Standing
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from personalpeft.types import Layer, Revision
 
 _MARKS = {Verdict.PROMOTED: ("●", "$success"), Verdict.REFUSED: ("○", "$error"), Verdict.ABSTAINED: ("◌", "$warning")}
-DIM = "$secondary"
 
 
 def bar(part: float, width: int) -> str:
@@ -34,8 +34,8 @@ def asked(exchange: Exchange) -> Content:
     return Content.assemble((printable(exchange.asked), "bold"))
 
 
-def reply(exchange: Exchange, *, loaded: bool) -> Content:
-    """The reply, or why there is none yet."""
+def reply(exchange: Exchange, width: int, *, loaded: bool) -> Content:
+    """The reply in lines of a width in cells, or why there is none yet."""
     match exchange.status:
         case "waiting":
             why = "waits until the reply before it is there" if loaded else "waits for the model, which is being loaded"
@@ -44,11 +44,12 @@ def reply(exchange: Exchange, *, loaded: bool) -> Content:
             why = "…" if loaded else "waits for the model, which is being loaded …"
             return Content.assemble((why, f"italic {DIM}"))
         case "writing":
-            return Content.assemble(printable(exchange.reply), ("▌", "$primary"))
+            return rendered(exchange.reply, width, writing=True)
         case "failed":
             return Content.assemble(("✗ ", "bold $error"), (printable(exchange.problem), "$error"))
-    text = printable(exchange.text)
-    return Content.assemble(text) if text.strip() else Content.assemble(("(nothing)", f"italic {DIM}"))
+    if not exchange.text.strip():
+        return Content.assemble(("(nothing)", f"italic {DIM}"))
+    return rendered(exchange.text, width)
 
 
 def marks(exchange: Exchange) -> Content:
