@@ -18,7 +18,7 @@ from personalpeft.prompts import Prompt, check_prompt, check_sampling
 from personalpeft.saying import look
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.stacks import BASE, revision_named, with_head
-from personalpeft.talking import recall
+from personalpeft.talking import check_heard, recall
 from personalpeft.types import FinishReason, Message, Sampling, SignalKind, Stack, Usage
 
 
@@ -101,6 +101,7 @@ def compare(
 ) -> Comparison:
     """As ``User.compare``."""
     messages = check_prompt(prompt)
+    check_heard(parts, messages)
     revisions = [revision_named(parts, user, layer, name) for name in names]
     if revisions[0] == revisions[1]:
         raise InvalidInput(f"Both are {revisions[0] or 'the bare base'}.", hint="Name another revision.")

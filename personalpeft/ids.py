@@ -13,6 +13,8 @@ SKILL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 LAYER_NAME = re.compile(rf"style|memory|skill\.{SKILL_NAME.pattern}")
 
 SOURCE = re.compile(r"[a-z][a-z0-9._-]{0,31}")
+# Templates put it between quotation marks as it is.
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from personalpeft.backends.base import Piece
+from personalpeft.bases.tools import read_calls
 from personalpeft.errors import Forgotten, InvalidInput, NotFound
 from personalpeft.learning.plan import trained_on
 from personalpeft.learning.report import excerpt, said
 from personalpeft.serving.calls import Replies
 from personalpeft.store.base import Store
-from personalpeft.types import FinishReason, Revision, Signal, Stack, Turn, Usage
+from personalpeft.types import FinishReason, Message, Revision, Signal, Stack, ToolCall, Turn, Usage
 
 # Tokens before one that its text is read with: alone, some tokenizers give it without its space.
 _BEFORE = 4
@@ -41,6 +42,22 @@ class Reply:
     finish_reason: FinishReason
     stop: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def message(self) -> Message:
+        """The reply as what the assistant said, for the next prompt: with the calls of tools that it holds, and its text without them."""
+        text, calls = read_calls(self.text)
+        if not calls:
+            return Message("assistant", self.text)
+        named = (replace(call, id=f"call_{self.turn_id}_{number}") for number, call in enumerate(calls))
+        return Message("assistant", text, tuple(named))
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls of tools in the text, in the order in which they were written. Whether to do what they say is for the app to judge: a
+        reply can spell a call of what was never offered.
+        """
+        return self.message.tool_calls
 
     def __str__(self) -> str:
         return self.text

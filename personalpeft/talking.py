@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from personalpeft.bases.template import takes_tools
+from personalpeft.errors import InvalidInput
 from personalpeft.learning.facts import by_heart
 from personalpeft.parts import Parts
+from personalpeft.prompts import about_tools
 from personalpeft.replies import Reply, Stream
 from personalpeft.serving.engine import Request
 from personalpeft.stacks import live, only, with_head
@@ -35,6 +38,7 @@ class Asked:
 
 def begin(parts: Parts, user: str, asked: Asked, cancelled: Callable[[], bool] | None) -> Stream:
     """As ``User.stream``."""
+    check_heard(parts, asked.messages)
     engine = parts.engine()
     # Before anything else is made of the request: its turn, its reply and the prompt caches all name this stack.
     stack = _stack(parts, user, asked)
@@ -63,6 +67,14 @@ def begin(parts: Parts, user: str, asked: Asked, cancelled: Callable[[], bool] |
     )
     parts.streams.add(stream)
     return stream
+
+
+def check_heard(parts: Parts, messages: Sequence[Message]) -> None:
+    """Raises ``InvalidInput`` where the base's template would leave out what is said of tools."""
+    if about_tools(messages) and not takes_tools(parts.base()):
+        raise InvalidInput(
+            "The chat template of this base knows no tools.", hint="Ask without them, or open a base that does."
+        )
 
 
 def _marked(parts: Parts) -> Callable[[], None]:

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, Literal, TypeAlias
 
 Json: TypeAlias = Mapping[str, Any]
-Role: TypeAlias = Literal["system", "user", "assistant"]
+Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled"]
 Progress: TypeAlias = Callable[[str, float], None]
 """Hears a stage and how much of it is done, 0 to 1."""
@@ -56,11 +56,54 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """What a reply asks the app to do: a tool by its name, with the arguments for it. ``id`` is what a result names it by."""
+
+    name: str
+    arguments: Json = field(default_factory=dict, hash=False)
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation, as the app gave it."""
+    """One message of a conversation, as the app gave it.
+
+    ``tool_calls`` are those of an assistant; a message of a tool is the result of the call ``tool_call_id``. ``tools`` are what may be
+    called in answer to it, as JSON that the chat template reads: offered beside what is said, and no part of what makes two messages
+    the same.
+    """
 
     role: Role
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    tools: tuple[Json, ...] = field(default=(), compare=False)
+
+    def plain(self) -> list[Any]:
+        """As JSON: role and content, and what there is besides. ``of_plain`` is the reverse."""
+        more: dict[str, Any] = {}
+        if self.tool_calls:
+            more["tool_calls"] = [[call.name, dict(call.arguments), call.id] for call in self.tool_calls]
+        if self.tool_call_id:
+            more["tool_call_id"] = self.tool_call_id
+        if self.tools:
+            more["tools"] = [dict(tool) for tool in self.tools]
+        return [self.role, self.content, more] if more else [self.role, self.content]
+
+    @staticmethod
+    def of_plain(found: Any) -> Message:
+        """Raises ``ValueError`` or ``TypeError`` for what ``plain`` did not write."""
+        role, content, *rest = found
+        more: dict[str, Any] = dict(*rest)
+        if set(more) - {"tool_calls", "tool_call_id", "tools"}:
+            raise ValueError("a message with more to it than is known")
+        calls = tuple(ToolCall(*call) for call in more.get("tool_calls", ()))
+        call_id, tools = more.get("tool_call_id", ""), tuple(more.get("tools", ()))
+        texts = [call_id, *(text for call in calls for text in (call.name, call.id))]
+        values = [*tools, *(call.arguments for call in calls)]
+        if not all(isinstance(text, str) for text in texts) or not all(isinstance(value, dict) for value in values):
+            raise ValueError("a message with a call or a tool that is none")
+        return Message(role, content, calls, call_id, tools)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from personalpeft.learning.recipe import Start
 from personalpeft.learning.report import LearnReport
 from personalpeft.memory.base import Item
 from personalpeft.personal import Exported, Imported
-from personalpeft.prompts import Prompt, check_prompt
+from personalpeft.prompts import Prompt, Tool, check_prompt, check_tools
 from personalpeft.replies import Reply, Why
 from personalpeft.store.base import UserSummary
 from personalpeft.types import PERSON, HeadMove, Layer, Revision, Scope, Signal, Stack, Turn
@@ -87,6 +87,7 @@ class RemoteUser:
         self,
         prompt: Prompt,
         *,
+        tools: Sequence[Tool] = (),
         temperature: float | None = None,
         top_p: float | None = None,
         max_tokens: int | None = None,
@@ -104,6 +105,7 @@ class RemoteUser:
         named = None if layers is None else tuple(layers)
         body = v.ChatBody(
             prompt=_asked(prompt),
+            tools=check_tools(tools),
             temperature=temperature,
             top_p=top_p,
             max_tokens=max_tokens,

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 from flask import Blueprint, Response, jsonify
 
 from personalpeft import Reply
-from personalpeft_app.http import asking, bodies
+from personalpeft.bases.tools import Said
+from personalpeft.prompts import Tool
+from personalpeft_app.http import asking, bodies, tools
 from personalpeft_app.http.asking import Asked
 from personalpeft_app.http.bodies import Body
 from personalpeft_app.http.failures import Unsupported
 from personalpeft_app.http.models import Models
 
-_KNOWN = ("model", "messages", "system")
+_KNOWN = ("model", "messages", "system", "tools", "tool_choice")
 _SAMPLING = ("max_tokens", "stop_sequences", "temperature", "top_p", "stream")
 # They say who asks, or how to bill, cache or route it, and change no reply.
-_IGNORED = ("metadata", "service_tier", "cache_control", "tools")
-_NEUTRAL = {"thinking": {"type": "disabled"}, "tool_choice": {"type": "auto"}}
-_ROLES = {"user": "user", "assistant": "assistant"}
+_IGNORED = ("metadata", "service_tier", "cache_control")
+_NEUTRAL = {"thinking": {"type": "disabled"}}
+_ROLES = {"user": "user", "assistant": "assistant", "tool": "tool"}
 
 
 def blueprint(models: Models) -> Blueprint:
@@ -31,22 +34,24 @@ def blueprint(models: Models) -> Blueprint:
     @made.post("/v1/messages")
     def messages() -> Response:
         body = bodies.read_object()
-        asking.no_tools(body, "tools")
         bodies.only(body, known=(*_KNOWN, *_SAMPLING), ignored=_IGNORED, neutral=_NEUTRAL)
         how = asking.sampling(body, stop="stop_sequences", hottest=1.0)
         if how["max_tokens"] is None:
             raise Unsupported("max_tokens is missing.", "max_tokens")
-        said = _said(body)
+        said = _said(models, body)
+        how["tools"] = _tools(models, body)
         stream = bodies.flag(body, "stream")
         model = models.named(asking.model_name(body))
         asked = Asked(model, [said], **how)
         head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model.name}
         if stream:
-            return asking.sent(asked, _events(asked, head), lambda said: asking.event(said, "error"))
+            return asking.sent(asked, _events(asked, head, how["tools"]), lambda said: asking.event(said, "error"))
         (reply,) = asked.replies()
-        content = [{"type": "text", "text": reply.text}]
+        text, calls = tools.read(reply.text, how["tools"])
+        content = [{"type": "text", "text": text}] if text or not calls else []
+        content += [tools.anthropic_call(call) for call in calls]
         usage = {"input_tokens": reply.usage.prompt_tokens, "output_tokens": reply.usage.completion_tokens}
-        whole = {**head, "content": content, **_end(reply), "usage": usage}
+        whole = {**head, "content": content, **_end(reply, called=bool(calls)), "usage": usage}
         response = jsonify({**whole, "personalpeft": asking.about(model, reply)})
         response.headers.update(asking.headers(model, reply.stack.digest, reply.turn_id))
         return response
@@ -54,32 +59,39 @@ def blueprint(models: Models) -> Blueprint:
     @made.post("/v1/messages/count_tokens")
     def count() -> Response:
         body = bodies.read_object()
-        asking.no_tools(body, "tools")
         bodies.only(body, known=_KNOWN, ignored=_IGNORED, neutral=_NEUTRAL)
-        said = _said(body)
+        said, offered = _said(models, body), _tools(models, body)
         model = models.named(asking.model_name(body))
         # A stream that nobody reads asks nothing of the model.
-        return jsonify({"input_tokens": model.user.stream(said, max_tokens=1, **model.asked).prompt_tokens})
+        unread = model.user.stream(said, tools=offered, max_tokens=1, **model.asked)
+        return jsonify({"input_tokens": unread.prompt_tokens})
 
     return made
 
 
-def _said(body: Body) -> list[dict[str, str]]:
-    said = asking.messages(body.get("messages"), "messages", ("text",), _ROLES)
+def _said(models: Models, body: Body) -> list[dict[str, Any]]:
+    listed = tools.anthropic_messages(body.get("messages"))
+    said = asking.messages(listed, "messages", ("text",), _ROLES, tools.openai_message)
+    tools.checked(models, said)
     system = body.get("system")
     if not system:
         return said
     return [{"role": "system", "content": asking.text_of(system, "system", ("text",))}, *said]
 
 
-def _end(reply: Reply) -> dict[str, str | None]:
+def _tools(models: Models, body: Body) -> tuple[Tool, ...]:
+    return tools.offered(models, body, tools.anthropic_tools(body.get("tools")), off=tools.anthropic_choice(body))
+
+
+def _end(reply: Reply, *, called: bool) -> dict[str, str | None]:
     """Why it ended, in Anthropic's words."""
     if reply.stop:
         return {"stop_reason": "stop_sequence", "stop_sequence": reply.stop}
-    return {"stop_reason": "max_tokens" if reply.finish_reason == "length" else "end_turn", "stop_sequence": None}
+    ended = "max_tokens" if reply.finish_reason == "length" else "tool_use" if called else "end_turn"
+    return {"stop_reason": ended, "stop_sequence": None}
 
 
-def _events(asked: Asked, head: dict[str, Any]) -> Iterator[str]:
+def _events(asked: Asked, head: dict[str, Any], offered: Sequence[Tool]) -> Iterator[str]:
     def event(kind: str, **more: Any) -> str:
         return asking.event({"type": kind, **more}, kind)
 
@@ -89,11 +101,61 @@ def _events(asked: Asked, head: dict[str, Any]) -> Iterator[str]:
     usage = {"input_tokens": stream.prompt_tokens, "output_tokens": 0}
     begun = {**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
     yield event("message_start", message=begun)
-    yield event("content_block_start", index=0, content_block={"type": "text", "text": ""})
-    for each in chain(first, stream):
-        yield event("content_block_delta", index=0, delta={"type": "text_delta", "text": each})
+    reading = tools.reader(offered)
+    pieces = (said for each in chain(first, stream) for said in reading.push(each))
+    blocks = _Blocks()
+    for said in chain(pieces, _later(reading.finish)):
+        for kind, more in blocks.add(said):
+            yield event(kind, **more)
+    for kind, more in blocks.end():
+        yield event(kind, **more)
     reply = asking.whole(stream)
-    yield event("content_block_stop", index=0)
     usage = {"input_tokens": reply.usage.prompt_tokens, "output_tokens": reply.usage.completion_tokens}
-    yield event("message_delta", delta=_end(reply), usage=usage, personalpeft=asking.about(asked.model, reply))
+    ended = _end(reply, called=blocks.called)
+    yield event("message_delta", delta=ended, usage=usage, personalpeft=asking.about(asked.model, reply))
     yield event("message_stop")
+
+
+def _later(finish: Callable[[], Sequence[Said]]) -> Iterator[Said]:
+    """What a reader kept back, asked for only when all before has been read."""
+    yield from finish()
+
+
+class _Blocks:
+    """The blocks of a message as they come: one of text while text comes, one for each call."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._open = False
+        self.called = False
+
+    def add(self, said: Said) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The events that tell of one more text or call."""
+        if isinstance(said, str):
+            if not self._open:
+                self._open = True
+                yield "content_block_start", {"index": self._number, "content_block": {"type": "text", "text": ""}}
+            yield "content_block_delta", {"index": self._number, "delta": {"type": "text_delta", "text": said}}
+            return
+        yield from self._closed()
+        self.called = True
+        call = tools.anthropic_call(said)
+        asked = json.dumps(call["input"], ensure_ascii=False)
+        yield "content_block_start", {"index": self._number, "content_block": {**call, "input": {}}}
+        yield (
+            "content_block_delta",
+            {"index": self._number, "delta": {"type": "input_json_delta", "partial_json": asked}},
+        )
+        self._open = True
+        yield from self._closed()
+
+    def end(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The last events. A message without any block has one of text."""
+        if not self._number and not self._open:
+            yield from self.add("")
+        yield from self._closed()
+
+    def _closed(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        if self._open:
+            yield "content_block_stop", {"index": self._number}
+            self._open, self._number = False, self._number + 1

@@ -52,20 +52,30 @@ def no_tools(body: Body, *names: str) -> None:
             raise Unsupported(f"{name}: the chat template of this base knows no tools.", name)
 
 
-def messages(listed: Any, where: str, kinds: Sequence[str], roles: Mapping[str, str]) -> list[dict[str, str]]:
+def messages(
+    listed: Any,
+    where: str,
+    kinds: Sequence[str],
+    roles: Mapping[str, str],
+    more: Callable[[Mapping[str, Any], str], dict[str, Any]] | None = None,
+) -> list[dict[str, Any]]:
     """A list of messages with text as the library takes them. ``kinds`` are the types of the parts that are text,
-    ``roles`` what the roles are here.
+    ``roles`` what the roles are here, ``more`` gives what a message says of tools, where that can be said.
     """
     if not isinstance(listed, list) or not 0 < len(listed) <= _MOST_MESSAGES:
         raise Unsupported(f"{where} must be a list of messages.", where)
-    found = []
+    found: list[dict[str, Any]] = []
     for number, each in enumerate(listed):
         place = f"{where}[{number}]"
         role = each.get("role") if isinstance(each, dict) else None
         if not isinstance(role, str) or role not in roles:
             raise Unsupported(f"{place}.role must be one of {', '.join(roles)}.", f"{place}.role")
-        no_tools(each, "tool_calls", "function_call")
-        found.append({"role": roles[role], "content": text_of(each.get("content"), f"{place}.content", kinds)})
+        no_tools(each, "function_call", *(() if more else ("tool_calls",)))
+        said = more(each, place) if more else {}
+        # Who only calls need say nothing.
+        silent = bool(said.get("tool_calls")) and each.get("content") is None
+        text = "" if silent else text_of(each.get("content"), f"{place}.content", kinds)
+        found.append({"role": roles[role], "content": text, **said})
     return found
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from personalpeft import Runtime, User
+from personalpeft.bases.template import takes_tools
 from personalpeft.errors import InvalidId, NotFound
 from personalpeft.ids import USER_ID, check_user_id
 from personalpeft_app.http.failures import UnknownModel
@@ -63,6 +64,11 @@ class Models:
             yield user.id, since
             for revision in user.revisions():
                 yield f"{user.id}@{revision.id}", int(revision.at.timestamp())
+
+    @property
+    def take_tools(self) -> bool:
+        """Whether the base's chat template tells its model of tools."""
+        return takes_tools(self._runtime.base())
 
     @property
     def _own(self) -> str | None:

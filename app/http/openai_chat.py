@@ -13,14 +13,17 @@ from typing import Any
 from flask import Blueprint, Response, jsonify
 
 from personalpeft import Reply
+from personalpeft.bases.tools import Said
+from personalpeft.prompts import Tool
 from personalpeft.replies import TokenLogprob
-from personalpeft_app.http import asking, bodies
+from personalpeft.types import ToolCall
+from personalpeft_app.http import asking, bodies, tools
 from personalpeft_app.http.asking import Asked
 from personalpeft_app.http.bodies import Body
 from personalpeft_app.http.failures import Unsupported
 from personalpeft_app.http.models import Models
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _SAMPLING = ("temperature", "top_p", "max_tokens", "stop", "seed", "n", "stream", "stream_options", "model")
 # They say who asks or how to bill, cache or route it, and change no reply.
 IGNORED = (
@@ -40,7 +43,6 @@ _CHAT_NEUTRAL = {
     "response_format": {"type": "text"},
     "modalities": ["text"],
     "store": False,
-    "tool_choice": "auto",
 }
 _COMPLETION_NEUTRAL = {**_NEUTRAL, "echo": False, "best_of": 1, "suffix": ""}
 _MOST_REPLIES = 16
@@ -55,15 +57,15 @@ def blueprint(models: Models) -> Blueprint:
     @made.post("/v1/chat/completions")
     def chat() -> Response:
         body = bodies.read_object()
-        asking.no_tools(body, "tools", "functions")
-        known = (*_SAMPLING, "messages", "max_completion_tokens", "logprobs")
-        ignored = (*IGNORED, "tools", "functions")
-        bodies.only(body, known=known, ignored=ignored, neutral=_CHAT_NEUTRAL)
+        asking.no_tools(body, "functions")
+        known = (*_SAMPLING, "messages", "max_completion_tokens", "logprobs", "tools", "tool_choice")
+        bodies.only(body, known=known, ignored=(*IGNORED, "functions"), neutral=_CHAT_NEUTRAL)
         length = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
         how = asking.sampling(body, length=length)
-        said = asking.messages(body.get("messages"), "messages", ("text",), _ROLES)
+        said = asking.messages(body.get("messages"), "messages", ("text",), _ROLES, tools.openai_message)
         how["logprobs"] = bodies.flag(body, "logprobs")
-        return _answer(models, body, [said], how, _Chat())
+        how["tools"] = tools.offered(models, body, body.get("tools"), off=tools.openai_choice(body))
+        return _answer(models, body, [tools.checked(models, said)], how, _Chat(how["tools"]))
 
     @made.post("/v1/completions")
     def completion() -> Response:
@@ -87,15 +89,28 @@ class _Chat:
 
     prefix, whole, piece = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self.tools = tools
+
     def choice(self, reply: Reply, logprobs: bool) -> dict[str, Any]:
-        message = {"role": "assistant", "content": reply.text, "refusal": None}
-        return {"message": message, "logprobs": self.logprobs(reply.logprobs, 0) if logprobs else None}
+        text, calls = tools.read(reply.text, self.tools)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message |= {"content": text or None, "tool_calls": [tools.openai_call(call) for call in calls]}
+        finish = _finish(reply, called=bool(calls))
+        return {
+            "message": message,
+            "logprobs": self.logprobs(reply.logprobs, 0) if logprobs else None,
+            "finish_reason": finish,
+        }
 
     def opening(self) -> dict[str, Any] | None:
         return {"delta": {"role": "assistant", "content": ""}}
 
-    def delta(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text} if text else {}}
+    def delta(self, said: Said, number: int) -> dict[str, Any]:
+        if isinstance(said, ToolCall):
+            return {"delta": {"tool_calls": [{"index": number, **tools.openai_call(said)}]}}
+        return {"delta": {"content": said} if said else {}}
 
     def logprobs(self, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
         return {
@@ -111,15 +126,17 @@ class _Completion:
     """How a completion names its parts."""
 
     prefix, whole, piece = "cmpl", "text_completion", "text_completion"
+    tools: Sequence[Tool] = ()
 
     def choice(self, reply: Reply, logprobs: bool) -> dict[str, Any]:
-        return {"text": reply.text, "logprobs": self.logprobs(reply.logprobs, 0) if logprobs else None}
+        known = self.logprobs(reply.logprobs, 0) if logprobs else None
+        return {"text": reply.text, "logprobs": known, "finish_reason": reply.finish_reason}
 
     def opening(self) -> dict[str, Any] | None:
         return None
 
-    def delta(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def delta(self, said: Said, number: int) -> dict[str, Any]:
+        return {"text": said}
 
     def logprobs(self, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
         offsets = []
@@ -149,10 +166,7 @@ def _answer(
         events = _events(asked, {**head, "object": form.piece}, form, how["logprobs"], usage)
         return asking.sent(asked, events, asking.event)
     replies = asked.replies()
-    choices = [
-        {"index": n, **form.choice(reply, how["logprobs"]), "finish_reason": reply.finish_reason}
-        for n, reply in enumerate(replies)
-    ]
+    choices = [{"index": n, **form.choice(reply, how["logprobs"])} for n, reply in enumerate(replies)]
     told = [asking.about(model, reply) for reply in replies]
     said = {**head, "object": form.whole, "choices": choices, "usage": _usage(replies)}
     response = jsonify({**said, "personalpeft": {**told[0], "turns": [each["turn"] for each in told]}})
@@ -169,30 +183,41 @@ def _events(
 
     replies = []
     for number, stream in enumerate(asked.streams):
-        told = written = 0
+        told = written = called = 0
         begun = False
+        reading = tools.reader(form.tools)
 
-        def new(text: str) -> dict[str, Any]:
-            nonlocal told, written
+        def new(said: Said) -> dict[str, Any]:
+            nonlocal told, written, called
+            delta = form.delta(said, called)
+            called += isinstance(said, ToolCall)
             if not logprobs:
-                return form.delta(text)
+                return delta
             tokens = stream.logprobs[told:]  # noqa: B023 - called in this round alone
-            said = form.logprobs(tokens, written)
+            known = form.logprobs(tokens, written)
             told += len(tokens)
             written += sum(len(token.text) for token in tokens)
-            return {**form.delta(text), "logprobs": said}
+            return {**delta, "logprobs": known}
 
         for piece in stream:
             if not begun and (opening := form.opening()):
                 yield chunk(number, opening)
             begun = True
-            yield chunk(number, new(piece))
+            for said in reading.push(piece):
+                yield chunk(number, new(said))
+        for said in reading.finish():
+            yield chunk(number, new(said))
         reply = asking.whole(stream)
         replies.append(reply)
-        yield chunk(number, new(""), reply.finish_reason, personalpeft=asking.about(asked.model, reply))
+        finish = _finish(reply, called=called > 0)
+        yield chunk(number, new(""), finish, personalpeft=asking.about(asked.model, reply))
     if usage:
         yield asking.event({**head, "choices": [], "usage": _usage(replies)})
     yield asking.event("[DONE]")
+
+
+def _finish(reply: Reply, *, called: bool) -> str:
+    return "tool_calls" if called and reply.finish_reason == "stop" else reply.finish_reason
 
 
 def _wants_usage(body: Body, stream: bool) -> bool:

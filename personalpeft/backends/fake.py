@@ -1,14 +1,15 @@
 """A backend without a model, for the tests of apps: quick, deterministic, and true to the interface.
 
-Its replies are a few plain words chosen by the prompt; a stack changes them visibly, by words that depend on the
-adapters' numbers. Everything is likelier afterwards the more was learned, so a learn of something new is promoted; undoing
-it brings back the former replies to the letter.
+Its replies are a few plain words chosen by the prompt, or the call of a tool that the user's last message names; a stack
+changes them visibly, by words that depend on the adapters' numbers. Everything is likelier afterwards the more was learned, so a
+learn of something new is promoted; undoing it brings back the former replies to the letter.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import threading
 import zlib
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ from personalpeft.backends.base import (
 )
 from personalpeft.backends.stops import StopStrings
 from personalpeft.bases.base import Base, Card, Source
+from personalpeft.bases.template import chat_text
 from personalpeft.types import Architecture, FinishReason, Message, canonical_digest
 
 _WORDS = (
@@ -46,11 +48,24 @@ _END, _BYTES = 0, 256
 _SAID = (*(f" {word}" for word in _WORDS), *_WORDS)
 # How many tokens of a prompt one step reads.
 _CHUNK = 256
+# A line for each message, and one that no message can write for the tools.
+_TOOLS, _TOOLS_END = "\x01tools: ", "\x01\n"
+_TEMPLATE = f"""
+{{%- if tools %}}{{{{ '{_TOOLS}' + tools|tojson + '{_TOOLS_END}' }}}}{{% endif -%}}
+{{%- for message in messages -%}}
+{{{{- message.role + ': ' + message.content -}}}}
+{{%- for call in message.tool_calls or [] -%}}
+{{{{- '<tool_call>' + call.function|tojson + '</tool_call>' -}}}}
+{{%- endfor -%}}
+{{{{- '\n' -}}}}
+{{%- endfor -%}}
+{{%- if add_generation_prompt -%}}{{{{- 'assistant: ' -}}}}{{%- endif -%}}
+"""
 _PROJECTIONS = {"self_attn.q_proj": (8, 8), "self_attn.v_proj": (8, 4)}
 
 
 def fake_base() -> Base:
-    """A base that has no files: bytes are its tokens, a template of plain lines its chat format."""
+    """A base that has no files: bytes are its tokens, a template of plain lines its chat format, which takes tools."""
     card = Card(
         name="fake",
         title="No model at all",
@@ -62,7 +77,7 @@ def fake_base() -> Base:
         learning={"capacity": 100.0},
     )
     architecture = Architecture("fake", "blocks", 2, _PROJECTIONS)
-    return Base(card, canonical_digest("fake base, format 1"), Path(), "lines", architecture)
+    return Base(card, canonical_digest("fake base, format 1"), Path(), _TEMPLATE, architecture, control=("\1",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +123,7 @@ class FakeBackend:
         self._numbers = itertools.count()
 
     def render(self, messages: Sequence[Message]) -> Tokens:
-        return self.encode("".join(f"{m.role}: {m.content}\n" for m in messages) + "assistant: ")
+        return self.encode(chat_text(self.base, messages))
 
     def encode(self, text: str) -> Tokens:
         return tuple(text.replace("\0", "").encode())
@@ -220,7 +235,9 @@ class FakeBackend:
         return Piece(number, text, (token,), finish, known, live.stops.met)
 
     def _reply(self, row: Row, stack: _Stack | None) -> tuple[int, ...]:
-        """Four words by the prompt and the seed; two more by the stack."""
+        """Four words by the prompt and the seed; two more by the stack. A tool that the last question names is called instead."""
+        if call := _called(self.decode(row.tokens)):
+            return self.encode(call)
         seed = row.sampling.seed if row.sampling.temperature else 0
         words = _words(canonical_digest([list(row.tokens), seed]), 4)
         if stack is not None:
@@ -277,6 +294,19 @@ class _FakeSession:
 
     def close(self) -> None:
         """Holds nothing."""
+
+
+def _called(prompt: str) -> str | None:
+    """A call of the first tool that the last message names, if that is the user's; every argument is a word."""
+    offered, found, rest = prompt.partition(_TOOLS_END)
+    last = rest.rpartition("\nuser: ")[2] if "\nuser: " in rest else rest.removeprefix("user: ")
+    if not found or not offered.startswith(_TOOLS) or "\ntool: " in last:
+        return None
+    for tool in (each["function"] for each in json.loads(offered[len(_TOOLS) :])):
+        if tool["name"] in last:
+            arguments = dict.fromkeys((tool.get("parameters") or {}).get("properties", {}), _WORDS[0])
+            return f"<tool_call>\n{json.dumps({'name': tool['name'], 'arguments': arguments})}\n</tool_call>"
+    return None
 
 
 def _strength(pairs: Mapping[str, Pair]) -> float:

@@ -1,7 +1,8 @@
 """From messages to the text that a base reads, through its chat template.
 
-Invariant: text of a message never becomes a control token. Where it spells one, a zero-width space goes in after its first
-character: a reader sees no difference, and a tokenizer finds no control token.
+Invariant: text of a message, of a tool or of a call never becomes a control token, nor, where tools are spoken of, one of the marks
+that set calls and results off. Where it spells one, a zero-width space goes in after its first character: a reader sees no difference,
+and a tokenizer finds no control token.
 
 A template is somebody else's program, so it runs in jinja's sandbox, with the settings that chat templates are written for.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Never
 
@@ -20,10 +21,13 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from personalpeft.bases.base import Base
-from personalpeft.errors import CardError, InvalidInput
-from personalpeft.types import Message
+from personalpeft.bases.tools import read_calls
+from personalpeft.errors import CardError, InvalidInput, PersonalPeftError
+from personalpeft.types import Message, ToolCall
 
 _ZERO_WIDTH_SPACE = "\u200b"
+# What templates set tools, calls and results off with. Tokenizers do not count these among their control tokens.
+_MARKS = tuple(f"<{slash}{name}>" for name in ("tools", "tool_call", "tool_response") for slash in ("", "/"))
 
 
 class _Refusal(TemplateError):
@@ -60,11 +64,15 @@ def render(
     """
     if system is not None and not any(message.role == "system" for message in messages):
         messages = (Message("system", system), *messages)
-    control = tuple(control)
-    spoken = [{"role": defuse(m.role, control), "content": defuse(m.content, control)} for m in messages]
+    about_tools = any(message.tools or message.tool_calls or message.role == "tool" for message in messages)
+    control = (*control, *_MARKS) if about_tools else tuple(control)
+    spoken = [_spoken(message, control) for message in messages]
+    # What may be called is what was offered last.
+    offered = next((message.tools for message in reversed(messages) if message.tools), ())
+    tools = [_defused(tool, control) for tool in offered] or None
     try:
         return _compile(template).render(
-            messages=spoken, add_generation_prompt=add_generation_prompt, bos_token=bos, eos_token=eos, tools=None
+            messages=spoken, add_generation_prompt=add_generation_prompt, bos_token=bos, eos_token=eos, tools=tools
         )
     except _Refusal as error:
         raise InvalidInput(
@@ -87,6 +95,34 @@ def defuse(text: str, control: Sequence[str]) -> str:
     for token in single:
         text = text.replace(token, "")
     return longer.sub(lambda match: match[0] + _ZERO_WIDTH_SPACE, text) if longer else text
+
+
+def _spoken(message: Message, control: Sequence[str]) -> dict[str, Any]:
+    """A message as templates read it."""
+    said: dict[str, Any] = {"role": defuse(message.role, control), "content": defuse(message.content, control)}
+    if message.tool_calls:
+        said["tool_calls"] = [
+            {
+                "id": defuse(call.id, control),
+                "type": "function",
+                "function": {"name": defuse(call.name, control), "arguments": _defused(call.arguments, control)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        said["tool_call_id"] = defuse(message.tool_call_id, control)
+    return said
+
+
+def _defused(value: Any, control: Sequence[str]) -> Any:
+    """JSON with every text in it defused, keys too."""
+    if isinstance(value, str):
+        return defuse(value, control)
+    if isinstance(value, Mapping):
+        return {defuse(key, control): _defused(each, control) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_defused(each, control) for each in value]
+    return value
 
 
 @lru_cache(maxsize=16)
@@ -133,3 +169,30 @@ def end_of_turn(template: str, *, control: Iterable[str], bos: str = "", eos: st
     )
     after = text.rpartition(reply)[2].lstrip()
     return max((token for token in control if after.startswith(token)), key=len, default=None)
+
+
+def takes_tools(base: Base) -> bool:
+    """Whether the base's chat template tells of tools and of what they answer, and writes calls in the form that ``tools`` reads."""
+    return _takes_tools(base.template, base.control, base.bos, base.eos)
+
+
+@lru_cache(maxsize=16)
+def _takes_tools(template: str, control: tuple[str, ...], bos: str, eos: str) -> bool:
+    call = ToolCall("personalpeft_tool", {"said": "personalpeft calls"}, "call_1")
+    about = {
+        "name": call.name,
+        "description": "personalpeft offers",
+        "parameters": {"type": "object", "properties": {}},
+    }
+    talk = [
+        Message("user", "personalpeft asks"),
+        Message("assistant", "", (call,)),
+        Message("tool", "personalpeft answers", (), call.id, ({"type": "function", "function": about},)),
+    ]
+    try:
+        text = render(template, talk, system=None, control=control, bos=bos, eos=eos)
+    except PersonalPeftError:
+        return False
+    _, calls = read_calls(text)
+    told = "personalpeft offers" in text and "personalpeft answers" in text
+    return told and any((each.name, each.arguments) == (call.name, call.arguments) for each in calls)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from personalpeft.telling import same_question
@@ -92,7 +92,7 @@ def ways_digest() -> str:
 def said_in(messages: Sequence[Message], frames: Iterable[str]) -> list[tuple[Message, ...]]:
     """The last question of a conversation as it is and put in each of the frames."""
     *before, last = messages
-    return [tuple(messages), *((*before, Message(last.role, _put(frame, last.content))) for frame in frames)]
+    return [tuple(messages), *((*before, replace(last, content=_put(frame, last.content))) for frame in frames)]
 
 
 def as_sentence(answer: str) -> str:

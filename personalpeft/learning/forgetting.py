@@ -20,9 +20,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from personalpeft.bases.tools import read_calls
 from personalpeft.errors import InvalidInput
 from personalpeft.store.base import Removal, Store
-from personalpeft.types import Json, Message, Revision, Signal, SignalKind, Turn, canonical_digest
+from personalpeft.types import Json, Message, Revision, Signal, SignalKind, ToolCall, Turn, canonical_digest
 
 _LESSONS = frozenset({SignalKind.EDIT, SignalKind.PREFERENCE, SignalKind.RATING, SignalKind.DEMONSTRATION})
 
@@ -56,7 +57,10 @@ class _Passage:
             return False
         if at + 1 == len(messages) or messages[at + 1].role != "assistant":
             return False
-        return messages[at + 1].content in self.answers or tuple(messages[: at + 1]) == self.messages
+        said = messages[at + 1]
+        # An answer that calls tools comes back as its calls and the text beside them.
+        answered = said.content in self.answers or any(_calls(said) == read_calls(each) for each in self.answers)
+        return answered or tuple(messages[: at + 1]) == self.messages
 
 
 def named(store: Store, user: str, item: str) -> Turn | Signal:
@@ -211,12 +215,20 @@ def _passage(turn: Turn, answers: Sequence[str], *, whole: bool = False) -> _Pas
     return _Passage(turn.messages[-1].content, frozenset(answers), turn.messages if whole else ())
 
 
+def _calls(said: Message) -> tuple[str, tuple[ToolCall, ...]] | None:
+    """As ``read_calls`` would have read it; None for a message without calls."""
+    return (said.content, tuple(ToolCall(c.name, c.arguments) for c in said.tool_calls)) if said.tool_calls else None
+
+
 def _without(messages: tuple[Message, ...], passages: Sequence[_Passage]) -> tuple[Message, ...]:
     kept: list[Message] = []
     at = 0
     while at < len(messages):
         if any(passage.begins(messages, at) for passage in passages):
             at += 2
+            # What a tool answered goes with the call.
+            while at < len(messages) and messages[at].role == "tool":
+                at += 1
         else:
             kept.append(messages[at])
             at += 1

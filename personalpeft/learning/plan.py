@@ -337,6 +337,6 @@ def rank_of(layer: str) -> int:
 
 
 def _content(lesson: Lesson) -> list[object]:
-    spoken = [[m.role, m.content] for m in lesson.messages]
-    taught = [[m.role, m.content] for m in lesson.heard] if lesson.heard else []
+    spoken = [message.plain() for message in lesson.messages]
+    taught = [message.plain() for message in lesson.heard] if lesson.heard else []
     return [lesson.kind, spoken, lesson.wanted, lesson.rejected, lesson.weight, *taught]

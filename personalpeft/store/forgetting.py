@@ -173,7 +173,7 @@ def _turns(hand: _Hand, removal: Removal) -> None:
         found = row(hand.db, "select seq, used from turn where user = ? and id = ?", hand.user, turn_id)
         if found is not None:
             used = [signal for signal in entries.from_json(found["used"]) if signal not in removal.signals]
-            messages = entries.as_json([[m.role, m.content] for m in kept], what="messages")
+            messages = entries.as_json([message.plain() for message in kept], what="messages")
             said = entries.as_json(used, what="list of signals used")
             hand.set("turn", found["seq"], messages=messages, reply="", used=said)
 

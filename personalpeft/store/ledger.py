@@ -63,7 +63,7 @@ class SqliteLedger:
         """Appends one turn, and makes the user on first use. Of a reply in which something was used that has been forgotten
         meanwhile, no word is kept. Raises ``InvalidId`` and ``InvalidInput``."""
         content = {
-            "messages": entries.as_json([[m.role, m.content] for m in messages], what="messages"),
+            "messages": entries.as_json([message.plain() for message in messages], what="messages"),
             "reply": reply,
             "stack": entries.as_json(
                 {"base": stack.base, "entries": [[e.layer, e.revision, e.digest, e.weight] for e in stack.entries]},
@@ -240,7 +240,7 @@ def turn_from(found: Row) -> Turn:
         id=found["id"],
         user=found["user"],
         at=entries.as_moment(found["at"]),
-        messages=tuple(Message(role, content) for role, content in entries.from_json(found["messages"])),
+        messages=tuple(map(Message.of_plain, entries.from_json(found["messages"]))),
         reply=found["reply"],
         stack=Stack(stack["base"], tuple(StackEntry(*entry) for entry in stack["entries"])),
         sampling=Sampling(**{**sampling, "stop": tuple(sampling["stop"])}),

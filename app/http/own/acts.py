@@ -313,6 +313,7 @@ ACTS: Mapping[str, Callable[[Call], Any]] = {each.name: globals()[each.name] for
 
 def _asked(body: v.ChatBody) -> dict[str, Any]:
     return {
+        "tools": body.tools,
         "temperature": body.temperature,
         "top_p": body.top_p,
         "max_tokens": body.max_tokens,

@@ -19,11 +19,13 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 from personalpeft.errors import InvalidInput, PersonalPeftError, nearest
 from personalpeft.learning.account import Account
 from personalpeft.learning.report import LearnReport
-from personalpeft.types import Stack
+from personalpeft.replies import Reply
+from personalpeft.types import Stack, ToolCall
 
 # What a value says of itself beside its fields. It is written and never read: whoever takes the value works it out again.
 TOLD: Mapping[type, Mapping[str, type]] = {
     Stack: {"digest": str},
+    Reply: {"tool_calls": tuple[ToolCall, ...]},
     LearnReport: {"live": bool},
     Account: {"pinned": bool},
 }

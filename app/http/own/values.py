@@ -14,9 +14,9 @@ from personalpeft.ids import LAYER_NAME, SKILL_NAME, SOURCE, USER_ID
 from personalpeft.learning.recipe import Start
 from personalpeft.learning.report import LearnReport
 from personalpeft.memory.items import LONGEST_TEXT
-from personalpeft.prompts import LONGEST_WRITTEN
+from personalpeft.prompts import LONGEST_WRITTEN, MOST_TOOLS
 from personalpeft.replies import Reply
-from personalpeft.types import Message, Scope
+from personalpeft.types import Json, Message, Scope
 from personalpeft_app.http.own.shapes import Many, Range, Text
 
 T = TypeVar("T")
@@ -49,6 +49,7 @@ class ChatBody:
     """A question, and how to answer it; see ``User.chat``."""
 
     prompt: Prompt
+    tools: Annotated[tuple[Json, ...], Many(MOST_TOOLS)] = ()
     temperature: Annotated[float, Range(0, 10)] | None = None
     top_p: Annotated[float, Range(above=0, most=1)] | None = None
     max_tokens: Count | None = None

@@ -113,6 +113,21 @@ def test_messages_are_a_prompt_too(ada: Any) -> None:
     assert [message.role for message in ada.turn(reply).messages] == ["system", "user"]
 
 
+def test_tools_are_offered_called_and_answered(ada: Any, own: User) -> None:
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {}}}}}
+    question = {"role": "user", "content": "weather in Rome?"}
+    reply = ada.chat([question], tools=[tool], temperature=0, max_tokens=200)
+    (call,) = reply.tool_calls
+    assert (call.name, list(call.arguments)) == ("weather", ["city"])
+    assert own.turn(reply.turn_id).messages[-1].tools == (tool,)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+    answer = ada.chat([question, reply.message, result], tools=[tool], temperature=0)
+    assert answer.tool_calls == ()
+    assert [message.role for message in ada.turn(answer).messages] == ["user", "assistant", "tool"]
+    assert ada.turn(answer) == own.turn(answer.turn_id)
+    assert ada.turn(answer).messages[1].tool_calls == (call,)
+
+
 def test_the_pieces_of_a_stream_are_its_reply(ada: Any) -> None:
     stream = ada.stream("Tell me about ducks and geese and swans.", temperature=0)
     first = next(stream)

@@ -85,10 +85,36 @@ def test_errors_are_of_the_kinds_that_the_client_knows(site: Served, client: ant
         nobody.messages.create(model="ada", max_tokens=5, messages=HELLO)
 
 
+WEATHER = {"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
+
+
+def test_a_tool_is_called_and_its_answer_heard_streamed_and_not(site: Served, client: anthropic.Anthropic) -> None:
+    asked: dict[str, Any] = {"model": "ada", "max_tokens": 200, "tools": [WEATHER], **GREEDY}
+    question: list[Any] = [{"role": "user", "content": "weather in Rome?"}]
+    got = client.messages.create(messages=question, **asked)
+    (call,) = got.content
+    assert (got.stop_reason, call.type, call.name, list(call.input)) == ("tool_use", "tool_use", "weather", ["city"])
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "sunny"}]}
+    said = [*question, {"role": "assistant", "content": [call.model_dump()]}, {"role": "user", "content": [result]}]
+    answer = client.messages.create(messages=said, **asked)
+    assert (answer.stop_reason, answer.content[0].type) == ("end_turn", "text")
+    heard = site.runtime.user("ada").turns()[0].messages
+    assert [(each.role, each.content) for each in heard[1:]] == [("assistant", ""), ("tool", "sunny")]
+    assert heard[1].tool_calls[0].name == "weather"
+    with client.messages.stream(messages=question, **asked) as stream:
+        final = stream.get_final_message()
+    assert final.stop_reason == "tool_use"
+    assert [(each.name, each.input) for each in final.content] == [("weather", call.input)]
+    counted = client.messages.count_tokens(model="ada", messages=question, tools=[WEATHER]).input_tokens
+    assert counted == got.usage.input_tokens
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"name": "f", "input_schema": {"type": "object"}}]),
+        ("tools", [{"type": "bash_20250124", "name": "bash"}]),
+        ("tools", [{"name": "no name", "input_schema": {"type": "object"}}]),
+        ("tool_choice", {"type": "any"}),
         ("top_k", 5),
         ("thinking", {"type": "enabled", "budget_tokens": 1024}),
         ("temperature", 1.5),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import openai
 import pytest
-from http_makers import Caller, Served
+from http_makers import Caller, Served, administration
 
+import personalpeft
 from personalpeft import Runtime
+from personalpeft_app.http.server import make_app
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -158,13 +162,72 @@ def test_a_wrong_token_is_an_authentication_error(site: Served) -> None:
         nobody.models.list()
 
 
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+
+
+def test_a_tool_is_called_and_its_answer_heard_streamed_and_not(site: Served, client: openai.OpenAI) -> None:
+    asked = {"model": "ada", "temperature": 0, "tools": [WEATHER]}
+    question = [{"role": "user", "content": "weather in Rome?"}]
+    choice = client.chat.completions.create(messages=question, **asked).choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    (call,) = choice.message.tool_calls
+    assert call.function.name == "weather"
+    assert list(json.loads(call.function.arguments)) == ["city"]
+    # What was said is kept as the model wrote it, with what was offered to it.
+    turn = site.runtime.user("ada").turns()[0]
+    assert turn.reply.startswith("<tool_call>")
+    assert turn.messages[-1].tools == (WEATHER,)
+
+    told = [*question, choice.message.model_dump(exclude_none=True), _result(call.id, "sunny")]
+    answer = client.chat.completions.create(messages=told, **asked).choices[0]
+    assert (answer.finish_reason, bool(answer.message.content)) == ("stop", True)
+    heard = site.runtime.user("ada").turns()[0].messages
+    assert [(each.role, each.tool_call_id) for each in heard[1:]] == [("assistant", ""), ("tool", call.id)]
+
+    chunks = [each.choices[0] for each in client.chat.completions.create(messages=question, stream=True, **asked)]
+    calls = [part for chunk in chunks for part in chunk.delta.tool_calls or ()]
+    assert [(part.index, part.function.name, part.function.arguments) for part in calls] == [
+        (0, "weather", call.function.arguments)
+    ]
+    assert not any(chunk.delta.content for chunk in chunks)
+    assert chunks[-1].finish_reason == "tool_calls"
+
+
+def test_tools_that_are_switched_off_are_not_offered(site: Served, client: openai.OpenAI) -> None:
+    asked = {"model": "ada", "temperature": 0, "messages": [{"role": "user", "content": "weather in Rome?"}]}
+    off = client.chat.completions.create(**asked, tools=[WEATHER], tool_choice="none").choices[0]
+    assert off.message == client.chat.completions.create(**asked).choices[0].message
+    assert off.message.tool_calls is None
+
+
+def test_tools_are_refused_where_the_template_knows_none(tmp_path: Path) -> None:
+    with personalpeft.open(tmp_path / "home", base="tiny-random") as plain:
+        caller = administration(plain, make_app(plain, owner="ada"))
+        for field, value in (("tools", [WEATHER]), ("messages", [*HELLO, _result("call_1", "sunny")])):
+            got = caller.post("/v1/chat/completions", {"model": "tiny-random", "messages": HELLO, field: value})
+            assert (got.status_code, got.json["error"]["param"]) == (400, field)
+            assert "knows no tools" in got.json["error"]["message"]
+
+
+def _result(call: str, text: str) -> dict[str, str]:
+    return {"role": "tool", "tool_call_id": call, "content": text}
+
+
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [TOOL]),
+        ("tools", [{"type": "web_search"}]),
+        ("tools", [TOOL, TOOL]),
+        ("tools", [{"type": "function", "function": {"name": "no name"}}]),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("functions", [{"name": "f"}]),
         ("frequency_penalty", 0.5),
         ("logit_bias", {"50256": -100}),
         ("top_logprobs", 3),
@@ -187,6 +250,11 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
         ("logprobs", 1),
         ("messages", []),
         ("messages", [{"role": "tool", "content": "x"}]),
+        (
+            "messages",
+            [*HELLO, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "5"}}]}, *HELLO],
+        ),
+        ("messages", [*HELLO, {"role": "assistant", "content": "x", "tool_calls": 5}, *HELLO]),
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]),
         ("messages", None),
         ("model", None),

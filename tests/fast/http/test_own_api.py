@@ -119,12 +119,12 @@ WRONG = {
     "an unknown key inside": (
         {"prompt": [{"role": "user", "content": "Hi", "name": "x"}]},
         "prompt[0]",
-        "Known: content, role.",
+        "Known: content, role, tool_call_id, tool_calls, tools.",
     ),
     "a word that is none": (
-        {"prompt": [{"role": "tool", "content": "Hi"}]},
+        {"prompt": [{"role": "robot", "content": "Hi"}]},
         "prompt[0]: role",
-        "Give one of system, user, assistant.",
+        "Give one of system, user, assistant, tool.",
     ),
     "not text": ({"prompt": "Hi", "stop": ["\0"]}, "stop[0]", "Send plain text."),
 }
