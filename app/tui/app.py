@@ -24,12 +24,12 @@ from personalpeft.errors import Cancelled, PersonalPeftError
 from personalpeft_app.output import printable
 from personalpeft_app.tui import theme, views
 from personalpeft_app.tui.composer import Composer, Mode
-from personalpeft_app.tui.conversations import conversations
 from personalpeft_app.tui.keys import COMMANDS
 from personalpeft_app.tui.markdown import links
 from personalpeft_app.tui.panel import Panel, Revisions, Weight
 from personalpeft_app.tui.replying import Replying
-from personalpeft_app.tui.screens import Comparing, Links, Reading, keys_help
+from personalpeft_app.tui.said import Said
+from personalpeft_app.tui.screens import Comparing, Links, Reading, Sure, keys_help
 from personalpeft_app.tui.sidebar import Conversations
 from personalpeft_app.tui.speaking import Speaking
 from personalpeft_app.tui.studying import Studying
@@ -41,11 +41,12 @@ from personalpeft_app.tui.work import Desk, Job, Standing, Written
 if TYPE_CHECKING:
     from personalpeft import LearnReport, User
     from personalpeft.comparing import Comparison
+    from personalpeft.forgetting import ForgetReport
 
 # How often the screen looks at what is going on, in seconds: often enough to read along, seldom enough for a slow line.
 _LOOK = 1 / 12
-# How many of the newest turns are gone through for conversations.
-_REMEMBERED = 2000
+# How often, in seconds, it is seen what other programs did.
+_WATCH = 2.0
 _HINTS = "[@click=app.keys]F1 help[/]  [@click=app.command_palette]^P commands[/]"
 
 
@@ -89,6 +90,7 @@ class Tui(App[None]):
         self._replying = Replying(desk.user, self._threads, self._speaking, self._studying, self)
         self._at = self._speaking.begin()
         self._due = False
+        self._watching = False
 
     # What is there
 
@@ -117,15 +119,32 @@ class Tui(App[None]):
 
     def _begin(self) -> None:
         # The history first: it is there in a moment, and loading the model may take long.
-        self._threads.do(
-            lambda: conversations(self._user.turns(_REMEMBERED), self._user.signals()), self._remembered, self._wrong
-        )
+        self._threads.do(self._desk.talks, self._remembered, self._wrong)
         self._studying.look()
         self._studying.load()
+        self.set_interval(_WATCH, self._watch)
 
-    def _remembered(self, talks: tuple[Talk, ...]) -> None:
+    def _watch(self) -> None:
+        """Has a look at what other programs did with the same user."""
+        if not self._speaking.busy and not self._watching:
+            self._watching = True
+            self._threads.do(self._desk.talks, self._remembered, self._not_remembered)
+
+    def _remembered(self, talks: tuple[Talk, ...] | None) -> None:
+        self._watching = False
+        if talks is None:
+            return
+        if self._speaking.busy:
+            # What is being written here may be among them, and nobody could tell yet that it is the same.
+            self._desk.forget_talks()
+            return
         self._speaking.remember(talks)
-        self._list()
+        self._studying.look()
+        self._show()
+
+    def _not_remembered(self, error: PersonalPeftError) -> None:
+        # Whatever one does next says so; a message every other second helps nobody.
+        self._watching = False
 
     @property
     def _talk(self) -> Talk:
@@ -243,6 +262,21 @@ class Tui(App[None]):
 
         screen = Comparing(comparison, choose)
         self.push_screen(screen)
+
+    def model_would_forget(self, item: str, report: ForgetReport) -> None:
+        def sure(forget: bool | None) -> None:
+            if forget:
+                self._studying.forget(item)
+
+        self.push_screen(Sure("Forget this for good?", Content(printable(str(report))), "forget it", "keep it"), sure)
+
+    def model_forgot(self, report: ForgetReport) -> None:
+        self._speaking.forget(report.turns, report.emptied)
+        self._explain()
+        self.push_screen(Reading("Forgotten", Content(printable(str(report)))))
+
+    def on_said_forget(self, event: Said.Forget) -> None:
+        self._studying.would_forget(event.item)
 
     def model_said(self, text: str) -> None:
         self._note(text)

@@ -1,4 +1,5 @@
-"""The side panel: the stack with weights to turn, the revisions with what each gained, the last report, why a reply was so."""
+"""The side panel: the stack with weights to turn, the revisions with what each gained, the last report, why a reply
+was so, and the memory."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from textual.widgets import OptionList, Static, TabbedContent, TabPane
 from textual.widgets.option_list import Option
 
 from personalpeft_app.tui import views
+from personalpeft_app.tui.said import Said
 from personalpeft_app.tui.work import Standing
 
 if TYPE_CHECKING:
@@ -152,8 +154,12 @@ class Panel(Vertical):
                 yield Static(_CHANGING, id="changing")
             with TabPane("Report", id="report-tab"), VerticalScroll():
                 yield Static(id="report", markup=False)
-            with TabPane("Why", id="why-tab"), VerticalScroll():
-                yield Static(id="why", markup=False)
+            with TabPane("Why", id="why-tab"):
+                yield Said("why")
+                yield Static(_FORGETTING, classes="forgetting")
+            with TabPane("Memory", id="memory-tab"):
+                yield Said("memory")
+                yield Static(_FORGETTING, classes="forgetting")
 
     async def show(self, standing: Standing) -> None:
         """What is so now."""
@@ -172,13 +178,14 @@ class Panel(Vertical):
         self.query_one(Revisions).show(standing)
         self.query_one("#changing").display = bool(standing.revisions)
         self.query_one("#report", Static).update(views.report(standing.report))
+        self.query_one("#memory", Said).show(views.memory(standing.items))
 
     def explain(self, account: Why | None) -> None:
         """Why the selected reply was as it was."""
-        self.query_one("#why", Static).update(views.why(account))
+        self.query_one("#why", Said).show(views.why(account))
 
     def turn_to(self, tab: str) -> None:
-        """Shows a tab: "stack", "revisions", "report" or "why"."""
+        """Shows a tab: "stack", "revisions", "report", "why" or "memory"."""
         self.query_one(TabbedContent).active = f"{tab}-tab"
 
     @property
@@ -188,4 +195,5 @@ class Panel(Vertical):
 
 
 _TURNING = "[$secondary][b $primary]← →[/] turn a weight, [b $primary]1[/] as learned, [b $primary]0[/] without[/]"
+_FORGETTING = "[$secondary][b $primary]d[/] forgets one; it asks first[/]"
 _CHANGING = "[$secondary][b $primary]Enter[/] makes it live   [b $primary]b[/] compares it blind[/]"

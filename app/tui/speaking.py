@@ -6,8 +6,9 @@ Invariant: a question is in a conversation or back where it was typed, whatever 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Protocol
 
@@ -61,8 +62,22 @@ class Speaking:
         return key
 
     def remember(self, talks: Iterable[Talk]) -> None:
-        """Adds conversations of the ledger, below those that were begun since."""
-        self.talks.update({talk.key: talk for talk in talks if talk.key not in self.talks})
+        """Takes over what the ledger knows of conversations. One in which something is being written stays as it is."""
+        places = {each.turn: key for key, talk in self.talks.items() for each in talk.exchanges if each.turn}
+        for found in talks:
+            key = next((places[each.turn] for each in reversed(found.exchanges) if each.turn in places), None)
+            if key is None:
+                self.talks[found.key] = found
+            elif self.talks[key].unfinished() is None:
+                self.talks[key] = self.talks[key].catch_up(found)
+        far = datetime.max.replace(tzinfo=UTC)
+        newest = sorted(self.talks.values(), key=lambda talk: talk.at or far, reverse=True)
+        self.talks = {talk.key: talk for talk in newest}
+
+    def forget(self, turns: Collection[str], emptied: Collection[str]) -> None:
+        """Turns were destroyed, and the replies of others."""
+        for talk in self.talks.values():
+            self._set(talk.forget(turns, emptied))
 
     def ask(self, key: str, text: str) -> int:
         """Asks in a conversation; the number of the exchange."""

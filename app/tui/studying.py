@@ -1,6 +1,6 @@
-"""What is known of the model, and what changes it: learning, comparing, rolling back, turning weights.
+"""What is known of the model, and what changes it: learning, comparing, rolling back, turning weights, forgetting.
 
-Invariant: at most one learn and one comparison go on at a time, and ``standing`` is looked at again after each change.
+Invariant: at most one learn, one comparison and one forgetting go on at a time, and ``standing`` is looked at again after each change.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from personalpeft_app.tui.work import Desk, Job, Standing, told
 if TYPE_CHECKING:
     from personalpeft import LearnReport, Why
     from personalpeft.comparing import Choice, Comparison
+    from personalpeft.forgetting import ForgetReport
     from personalpeft.types import HeadMove
 
 
@@ -34,6 +35,12 @@ class Listener(Protocol):
     def model_compared(self, comparison: Comparison) -> None:
         """Two different answers are there."""
 
+    def model_would_forget(self, item: str, report: ForgetReport) -> None:
+        """What would go with something that somebody wants forgotten."""
+
+    def model_forgot(self, report: ForgetReport) -> None:
+        """Something was destroyed."""
+
     def model_said(self, text: str) -> None:
         """Something worth a line."""
 
@@ -42,7 +49,7 @@ class Listener(Protocol):
 
 
 class Studying:
-    """See above. ``loading``, ``learning`` and ``comparing`` are there while that goes on."""
+    """See above. ``loading``, ``learning``, ``comparing`` and ``forgetting`` are there while that goes on."""
 
     def __init__(self, desk: Desk, threads: Threads, listener: Listener, loading: Job) -> None:
         self._desk = desk
@@ -54,11 +61,12 @@ class Studying:
         self.loading: Job | None = loading
         self.learning: Job | None = None
         self.comparing: Job | None = None
+        self.forgetting: Job | None = None
 
     @property
     def jobs(self) -> Iterable[Job]:
         """All that goes on."""
-        return [job for job in (self.loading, self.learning, self.comparing) if job is not None]
+        return [job for job in (self.loading, self.learning, self.comparing, self.forgetting) if job is not None]
 
     def load(self) -> None:
         """Loads the model."""
@@ -118,6 +126,29 @@ class Studying:
     def explain(self, turn: str, then: Callable[[Why], None]) -> None:
         """Why a reply was as it was."""
         self._threads.do(partial(self._user.why, turn), then, self._listener.model_wrong)
+
+    def would_forget(self, item: str) -> None:
+        """Finds out what would go with something; nothing is changed."""
+        if self.forgetting is not None:
+            self._listener.model_said("Something is being forgotten; one after another.")
+            return
+        work = partial(self._user.forget, item, dry_run=True)
+        self._threads.do(work, partial(self._listener.model_would_forget, item), self._listener.model_wrong)
+
+    def forget(self, item: str) -> None:
+        """Destroys something for good, and has built anew what is missing then."""
+        job = self.forgetting = Job()
+        job.progress("Forgetting", 0.0)
+        self._threads.do(partial(self._desk.forget, item, job), self._forgot, self._not_forgotten)
+
+    def _forgot(self, report: ForgetReport) -> None:
+        self.forgetting = None
+        self.look()
+        self._listener.model_forgot(report)
+
+    def _not_forgotten(self, error: PersonalPeftError) -> None:
+        self.forgetting = None
+        self._wrong(error)
 
     def _loaded(self) -> None:
         self.loading = None

@@ -5,7 +5,7 @@ Invariant: at most one exchange of a conversation is being written, since each i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
@@ -94,6 +94,30 @@ class Talk:
         """With the question of an exchange waiting anew, in its place and with nothing said about it."""
         return self._each(lambda each: each.number == number, lambda each: Exchange(each.number, each.asked))
 
+    def catch_up(self, found: Talk) -> Talk:
+        """With what the ledger knows of the same conversation: what was said about its replies, and what follows the last turn
+        that both have.
+        """
+        known = {each.turn: each for each in found.exchanges if each.turn is not None}
+        own = [_said_of(each, known.get(each.turn)) for each in self.exchanges]
+        shared = [at for at, each in enumerate(own) if each.turn in known]
+        turns = [each.turn for each in found.exchanges]
+        new = found.exchanges[turns.index(own[shared[-1]].turn) + 1 :] if shared else ()
+        if not new:
+            return replace(self, exchanges=tuple(own))
+        rest = [each for each in own[shared[-1] + 1 :] if each.turn is None]
+        first = max(each.number for each in own) + 1
+        numbered = [replace(each, number=first + n) for n, each in enumerate(new)]
+        return replace(self, exchanges=(*own[: shared[-1] + 1], *numbered, *rest), at=found.at)
+
+    def forget(self, turns: Collection[str], emptied: Collection[str]) -> Talk:
+        """Without turns that were destroyed, and with nothing in place of replies that were."""
+        left = (each for each in self.exchanges if each.turn not in turns)
+        return replace(
+            self,
+            exchanges=tuple(replace(each, reply="", edited=None) if each.turn in emptied else each for each in left),
+        )
+
     def next(self) -> Exchange | None:
         """The exchange to write now: the first that waits, unless one is being written."""
         if any(each.status == "writing" for each in self.exchanges):
@@ -118,6 +142,12 @@ class Talk:
 
     def _each(self, which: Callable[[Exchange], bool], change: Callable[[Exchange], Exchange]) -> Talk:
         return replace(self, exchanges=tuple(change(each) if which(each) else each for each in self.exchanges))
+
+
+def _said_of(own: Exchange, found: Exchange | None) -> Exchange:
+    if found is None or own.turn is None:
+        return own
+    return replace(own, rating=found.rating, edited=found.edited, comments=found.comments)
 
 
 def shorter(messages: list[dict[str, str]]) -> list[dict[str, str]] | None:

@@ -13,11 +13,13 @@ from personalpeft.learning.report import excerpt, said
 from personalpeft.types import Verdict
 from personalpeft_app.output import moment, printable
 from personalpeft_app.tui.markdown import DIM, rendered
+from personalpeft_app.tui.said import Row
 from personalpeft_app.tui.talk import Exchange
 from personalpeft_app.tui.work import Standing
 
 if TYPE_CHECKING:
     from personalpeft import LearnReport, Why
+    from personalpeft.memory.base import Item
     from personalpeft.types import Layer, Revision
 
 _MARKS = {Verdict.PROMOTED: ("●", "$success"), Verdict.REFUSED: ("○", "$error"), Verdict.ABSTAINED: ("◌", "$warning")}
@@ -158,21 +160,42 @@ def report(last: LearnReport | None) -> Content:
     return Content.assemble(*parts)
 
 
-def why(account: Why | None) -> Content:
-    """Why the selected reply was as it was."""
+def why(account: Why | None) -> list[Row]:
+    """Why the selected reply was as it was: each thing that went into it, and the reply itself."""
     if account is None:
-        return Content.assemble(("Select a reply that is in the ledger.", DIM))
-    parts: list[tuple[str, str]] = [(f"{printable(excerpt(account.turn.reply, 70))}\n", f"italic {DIM}")]
-    if not account.parts and not account.items:
-        parts.append(("\nThe bare base answered, with nothing of yours.", ""))
+        return [Row(Content.assemble(("Select a reply that is in the ledger.", DIM)))]
+    turn = account.turn
+    rows = [_said("this reply", turn.reply, turn.id)]
     for part in account.parts:
         mark, colour = _MARKS[part.revision.verdict]
-        parts += [(f"\n{mark} {part.revision.id}", f"bold {colour}"), (f"  × {part.weight:g}\n", DIM)]
-        parts += [(f"  {s.kind}: {printable(excerpt(said(s), 50))}\n", "") for s in part.signals]
+        rows.append(_heading(f"{mark} {part.revision.id}", colour, f"  × {part.weight:g}"))
+        rows += [_said(str(s.kind), said(s), s.id) for s in part.signals]
+    rows += [_heading(f"○ {each}", DIM, "  forgotten since") for each in account.forgotten]
     if account.items:
-        parts.append(("\nIn the prompt\n", "bold"))
-        parts += [(f"  {s.kind}: {printable(excerpt(said(s), 50))}\n", "") for s in account.items]
-    return Content.assemble(*parts)
+        rows.append(_heading("In the prompt", "", ""))
+        rows += [_said(str(s.kind), said(s), s.id) for s in account.items]
+    if len(rows) == 1:
+        rows.append(Row(Content.assemble(("\nThe bare base answered, with nothing of yours.", DIM))))
+    return rows
+
+
+def memory(items: Sequence[Item]) -> list[Row]:
+    """The rules and the facts that act now, the newest first."""
+    rows: list[Row] = []
+    for kind, title in (("rule", "Rules, in every prompt"), ("fact", "Facts, looked up when they are near")):
+        own = [each for each in reversed(items) if each.kind == kind]
+        if own:
+            rows.append(_heading(title, "", "", first=not rows))
+            rows += [_said(moment(each.at)[5:10], each.text, each.id) for each in own]
+    return rows or [Row(Content.assemble(("Nothing yet. F4 tells a fact, c on a reply a rule.", DIM)))]
+
+
+def _heading(text: str, colour: str, more: str, *, first: bool = False) -> Row:
+    return Row(Content.assemble("" if first else "\n", (text, f"bold {colour}".strip()), (more, DIM)))
+
+
+def _said(what: str, text: str, item: str) -> Row:
+    return Row(Content.assemble((f"{what}: ", DIM), printable(excerpt(text, 60))), item)
 
 
 def _count(number: int, what: str) -> str:

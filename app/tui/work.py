@@ -14,15 +14,20 @@ from typing import TYPE_CHECKING
 
 from personalpeft.errors import BaseMismatch, Cancelled, NotFound, PersonalPeftError, PromptTooLong
 from personalpeft.learning.report import LearnReport, from_json
-from personalpeft_app.tui.talk import shorter
+from personalpeft_app.tui.conversations import conversations
+from personalpeft_app.tui.talk import Talk, shorter
 
 if TYPE_CHECKING:
     from personalpeft import Reply, Runtime, User
     from personalpeft.comparing import Comparison
+    from personalpeft.forgetting import ForgetReport
+    from personalpeft.memory.base import Item
     from personalpeft.types import HeadMove, Layer, Revision
 
 # How often a thread that waits for the model looks whether it is still wanted, in seconds.
 _LOOK = 0.05
+# How many of the newest turns are gone through for conversations: at the start, and where there are new ones.
+_REMEMBERED, _SINCE = 2000, 200
 
 
 class Job:
@@ -59,7 +64,8 @@ class Written:
 @dataclass(frozen=True, slots=True)
 class Standing:
     """How things are with a user's model: ``stack`` is the digest of what is live, None while the base is not known;
-    ``fresh`` counts the signals that the next learn would learn from; ``problem`` says why the stack cannot answer.
+    ``fresh`` counts the signals that the next learn would learn from; ``problem`` says why the stack cannot answer;
+    ``items`` are the rules and facts that act.
     """
 
     layers: tuple[Layer, ...] = ()
@@ -69,6 +75,7 @@ class Standing:
     fresh: int = 0
     withdrawn: tuple[HeadMove, ...] = ()
     problem: str = ""
+    items: tuple[Item, ...] = ()
 
 
 class Desk:
@@ -78,6 +85,7 @@ class Desk:
         self.user = user
         self._runtime = runtime
         self._tried = threading.Event()
+        self._known: tuple[object, ...] | None = None
 
     @property
     def ready(self) -> bool:
@@ -150,7 +158,27 @@ class Desk:
             sum(each.use == "to be learned" for each in user.lessons()),
             tuple(move for move in user.history() if move.cause == "withdrawn"),
             problem,
+            user.items(),
         )
+
+    def talks(self) -> tuple[Talk, ...] | None:
+        """The newest conversations, where anything has changed since the last time; None where nothing has. What other
+        programs do with the same user shows so.
+        """
+        now = self.user.summary(), self.user.layers()
+        if now == self._known:
+            return None
+        newest = _REMEMBERED if self._known is None else _SINCE
+        self._known = now
+        return conversations(self.user.turns(newest), self.user.signals())
+
+    def forget_talks(self) -> None:
+        """The next look at ``talks`` finds them changed."""
+        self._known = () if self._known is not None else None
+
+    def forget(self, item: str, job: Job) -> ForgetReport:
+        """Destroys one thing that was said. Raises as ``User.forget``."""
+        return self.user.forget(item, progress=job.progress, cancelled=job.cancelled)
 
 
 def told(error: PersonalPeftError) -> str:

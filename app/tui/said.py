@@ -1,0 +1,61 @@
+"""A list of what was said: replies, feedback, rules and facts, any of which can be forgotten from here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.message import Message
+from textual.widgets import OptionList
+from textual.widgets.option_list import Option
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row; ``id`` is what can be forgotten there, None for a row that only says something."""
+
+    text: Content
+    id: str | None = None
+
+
+class Said(OptionList):
+    """Rows of which those with an id can be chosen."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("d,delete", "forget", "Forget")]
+
+    class Forget(Message):
+        """Somebody wants something forgotten."""
+
+        def __init__(self, item: str) -> None:
+            super().__init__()
+            self.item = item
+
+    def __init__(self, place: str) -> None:
+        super().__init__(id=place, classes="said", compact=True)
+        self._rows: tuple[Row, ...] = ()
+
+    def show(self, rows: Sequence[Row]) -> None:
+        """What is so now; what was chosen stays chosen where it still is there."""
+        if tuple(rows) == self._rows:
+            return
+        chosen = self._chosen
+        self._rows = tuple(rows)
+        self.set_options([Option(row.text, disabled=row.id is None) for row in rows])
+        ids = [row.id for row in rows]
+        if chosen is not None and chosen in ids:
+            self.highlighted = ids.index(chosen)
+        else:
+            self.highlighted = next((at for at, name in enumerate(ids) if name is not None), None)
+
+    @property
+    def _chosen(self) -> str | None:
+        at = self.highlighted
+        return self._rows[at].id if at is not None and at < len(self._rows) else None
+
+    def action_forget(self) -> None:
+        chosen = self._chosen
+        if chosen is not None:
+            self.post_message(self.Forget(chosen))
