@@ -294,8 +294,8 @@ class Runtime:
 
         clock = self._clock
         voices, scoping = self._voices_of(engine), self._parts.scopes
-        means = Means(self._store, engine, voices, scoping, margins, clock.now, clock.timer)
-        return Learner(means, recipes, heard, observed)
+        means = Means(self._store, engine, voices, scoping, margins, clock.now, clock.timer, heard)
+        return Learner(means, recipes, observed)
 
     def _voices_of(self, engine: Engine) -> Voices:
         with self._turn:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from personalpeft.bases.template import takes_tools
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.facts import by_heart
+from personalpeft.learning.rules import taken_over
 from personalpeft.parts import Parts
 from personalpeft.prompts import about_tools
 from personalpeft.replies import Reply, Stream
@@ -34,6 +36,7 @@ class Asked:
     revision: str | None = None
     template: bool = True
     logprobs: bool = False
+    top_logprobs: int = 0
 
 
 def begin(parts: Parts, user: str, asked: Asked, cancelled: Callable[[], bool] | None) -> Stream:
@@ -44,7 +47,14 @@ def begin(parts: Parts, user: str, asked: Asked, cancelled: Callable[[], bool] |
     stack = _stack(parts, user, asked)
     heard, used = recall(parts, user, asked.messages, stack) if asked.memory else (asked.messages, ())
     request = Request(
-        user, heard, stack, asked.sampling, asked.timeout, template=asked.template, logprobs=asked.logprobs
+        user,
+        heard,
+        stack,
+        asked.sampling,
+        asked.timeout,
+        template=asked.template,
+        logprobs=asked.logprobs,
+        top_logprobs=asked.top_logprobs,
     )
     prompt_tokens = len(engine.tokens(request))
 
@@ -110,10 +120,12 @@ def recall(
     parts: Parts, user: str, messages: tuple[Message, ...], stack: Stack
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """The messages as the model hears them, with the rules and facts that apply, and the ids of those. What the memory in
-    the stack knows by heart is not looked up.
+    the stack knows by heart is not looked up, and what its style has taken over is not said.
     """
-    memory = next((entry for entry in stack.entries if entry.layer == "memory" and entry.weight == 1), None)
-    known = by_heart(parts.store.catalog.revision(user, memory.revision)) if memory else frozenset[str]()
+    whole = {entry.layer: entry.revision for entry in stack.entries if entry.weight == 1}
+    revision = partial(parts.store.catalog.revision, user)
+    known = by_heart(revision(whole["memory"])) if "memory" in whole else frozenset[str]()
+    known |= taken_over(revision(whole["style"])) if "style" in whole else frozenset()
     backend = parts.engine().backend
     recalled = parts.memory.recall(
         user,

@@ -30,6 +30,7 @@ from personalpeft.learning.plan import Plan, questions_of, trained_on
 from personalpeft.learning.probation import LEARNED, was_withdrawn
 from personalpeft.learning.publishing import publish, session_spec
 from personalpeft.learning.report import NO_ROOM, Example, LearnReport, Source, said
+from personalpeft.learning.rules import MOST_LESSONS, MOST_RULES
 from personalpeft.learning.training import Course, Desk, Manners, Trained, stopped, train
 from personalpeft.learning.voices import SHORTLY, Said
 from personalpeft.learning.ways import divided
@@ -249,9 +250,21 @@ class Builder:
         of_base = self.means.voices.of_base(plan.user, plan.live.base, canaries, cancelled=order.cancelled)
         if order.cancelled():
             raise stopped("before the verdict")
-        paper = Paper(target, older, theirs, trained, of_base, tuple(_since(plan)), lineage)
+        paper = Paper(target, older, theirs, trained, of_base, tuple(_since(plan)), self._ruled(plan), lineage)
         signals = {*plan.roles, *trained_on(self.means.store, plan.parent)}
         return sitting(self.means.scoping, plan.user, plan.live, candidate.stack, paper, {plan.layer: signals})
+
+    def _ruled(self, plan: Plan) -> dict[str, tuple[Lesson, ...]]:
+        """The newest questions of a style as they are heard with each of the newest rules."""
+        if plan.layer != "style" or not plan.questions:
+            return {}
+        rules = [routing.signal.id for routing in plan.routings if routing.place == "profile"][-MOST_RULES:]
+        asked = plan.questions[-MOST_LESSONS:]
+        heard = self.means.heard
+        return {
+            rule: tuple(replace(each, messages=heard(plan.user, rule, each.messages)) for each in asked)
+            for rule in rules
+        }
 
     def _judged(self, candidate: Candidate, evidence: Evidence, order: Order) -> Judgement:
         plan, revision = candidate.plan, candidate.entry.revision

@@ -19,6 +19,7 @@ from personalpeft.learning.manner import Shown
 from personalpeft.learning.objectives import continuation
 from personalpeft.learning.order import Asking, never, wait_while
 from personalpeft.learning.report import Example
+from personalpeft.learning.rules import Explained, explained
 from personalpeft.learning.sense import Sense, sense_of
 from personalpeft.learning.training import stopped
 from personalpeft.learning.voices import SHORTLY, Said, Voices
@@ -37,7 +38,8 @@ _PATIENCE = 5.0
 class Paper:
     """What is asked: ``target`` are the layer's pins that have not counted in the lineage, ``retention`` those that were
     pinned before this build, ``others`` those of all other layers, ``trained`` stands in where there is no target,
-    ``of_base`` is what the bare base said to the canaries. ``new`` are the lessons that came since the last learn.
+    ``of_base`` is what the bare base said to the canaries. ``new`` are the lessons that came since the last learn,
+    ``ruled`` the newest questions of the layer as they are heard with each rule.
     """
 
     target: tuple[Lesson, ...]
@@ -46,6 +48,7 @@ class Paper:
     trained: tuple[Lesson, ...]
     of_base: Said
     new: tuple[Lesson, ...] = ()
+    ruled: Mapping[str, tuple[Lesson, ...]] = field(default_factory=dict)
     lineage: Lineage = field(default_factory=Lineage)
 
 
@@ -209,6 +212,7 @@ def _weighed(engine: Scoring, sitting: Sitting, replies: Sequence[str]) -> Exami
         ),
         kl=sum(divergence) / max(1, len(divergence)),
         sense=_sense(engine, sitting),
+        rules=_rules(engine, sitting),
         stake=paper.lineage.stake,
         counted=paper.lineage.counted,
     )
@@ -241,6 +245,22 @@ def _sense(engine: Scoring, sitting: Sitting) -> Sense:
         return [score.logp for score in engine.score(items, Stack(sitting.live.base))]
 
     return sense_of(sitting.paper.new, likelihoods)
+
+
+def _rules(engine: Scoring, sitting: Sitting) -> dict[str, Explained]:
+    """What each rule explains of the questions of the layer, to the bare base and to the candidate."""
+    paper, found = sitting.paper, dict[str, Explained]()
+    questions = {lesson.key: lesson for lesson in (*paper.target, *paper.retention)}
+    stacks = (Stack(sitting.live.base), sitting.candidate)
+    asked = {key: questions[key] for ruled in paper.ruled.values() for key in (each.key for each in ruled)}
+    plain = [likelihoods(engine, list(asked.values()), stack) for stack in stacks]
+    for rule, ruled in paper.ruled.items():
+        of_base, of_layer = (
+            explained(ruled, without, likelihoods(engine, ruled, stack))
+            for without, stack in zip(plain, stacks, strict=True)
+        )
+        found[rule] = Explained(round(of_base, 4), round(of_layer, 4))
+    return found
 
 
 def _right(canaries: Sequence[Canary], replies: Sequence[str]) -> set[int]:

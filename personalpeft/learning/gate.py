@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from personalpeft.errors import CardError, nearest
+from personalpeft.learning.rules import Explained
 from personalpeft.learning.sense import NOT_WEIGHED, Sense
 from personalpeft.types import Json, Verdict
 
@@ -159,7 +160,7 @@ class Evidence:
     before, of all layers; ``trained``: fresh lessons that were trained on, asked where this build pins none, to decide
     where the target does not.
     ``stake`` and ``counted`` are what the candidate's lineage brought: its evidence, and the pins that it is from. ``sense``
-    is that of the new lessons.
+    is that of the new lessons, ``rules`` what each rule explains of what was held back.
     """
 
     target: tuple[Asked, ...]
@@ -170,6 +171,7 @@ class Evidence:
     stake: float = 1.0
     counted: frozenset[str] = frozenset()
     sense: Sense = NOT_WEIGHED
+    rules: Mapping[str, Explained] = field(default_factory=dict)
 
     @property
     def bet(self) -> float:
@@ -199,6 +201,7 @@ class Evidence:
             "bet": float(f"{self.bet:.6g}"),
             "counted": sorted(self.counted | decided),
             "sense": asdict(self.sense),
+            "rules": {rule: asdict(each) for rule, each in self.rules.items()},
             "pins": pins,
         }
 

@@ -8,7 +8,7 @@ when those below it are settled; a refusal is an outcome, not an error; what fai
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -23,24 +23,20 @@ from personalpeft.learning.probation import review
 from personalpeft.learning.recipe import Recipes, Start
 from personalpeft.learning.report import LearnReport
 from personalpeft.learning.standing import HOLDS_ON, Standing, judge_again, layers_of, on_something_old, was_tried
-from personalpeft.types import HeadMove, Message, Revision, Verdict
+from personalpeft.types import HeadMove, Revision, Verdict
 
 TOGETHER = 8
 """So many users' layers are built at once: more in a pass make none quicker, and each holds memory of its own."""
 
-Heard: TypeAlias = Callable[[str, str, Sequence[Message]], tuple[Message, ...]]
 _Course: TypeAlias = Generator[Job, LearnReport | None, LearnReport]
 
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """Learns for the users of one home on one base. ``heard`` says how a user's messages are heard with one of their facts in
-    the prompt; ``observed`` lets what an app saw count as weak ratings.
-    """
+    """Learns for the users of one home on one base; ``observed`` lets what an app saw count as weak ratings."""
 
     means: Means
     recipes: Recipes
-    heard: Heard
     observed: bool = False
 
     def learn(self, user: str, layer: str | None, order: Order) -> LearnReport:
@@ -202,7 +198,7 @@ class Learner:
             start,
             architecture=backend.base.architecture,
             count=lambda text: len(backend.encode(text)),
-            heard=lambda fact, messages: self.heard(user, fact, messages),
+            heard=lambda fact, messages: self.means.heard(user, fact, messages),
             observed=self.observed,
         )
 

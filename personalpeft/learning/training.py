@@ -47,7 +47,6 @@ _LESS = (
 )
 
 
-
 @dataclass(frozen=True, slots=True)
 class Desk:
     """Where a half-done session lies: one file that is replaced as a whole."""

@@ -132,11 +132,11 @@ class Memory:
         Rules come first, newest preferred where the budget is short; then at most ``MOST_FACTS`` facts, nearest first. The same text
         comes once. ``count`` says how many tokens a text has; the added text, with the blank line before it, has at most ``budget_tokens``.
         Where that holds no item, nothing is added. ``system`` is what the base says first in a chat without a system message: it
-        goes before what is added to such a chat, and is not charged to the budget. Facts that are ``known`` to whoever answers are not
+        goes before what is added to such a chat, and is not charged to the budget. What is ``known`` to whoever answers is not
         looked up, nor what a later fact contradicts.
         """
         current = self._current(user)
-        rules = [signal for signal in current if signal.kind is SignalKind.COMMENT]
+        rules = [each for each in current if each.kind is SignalKind.COMMENT and each.id not in known]
         facts = [signal for signal in current if signal.kind is SignalKind.FACT]
         hidden = {*known, *outdated(facts)}
         facts = [fact for fact in facts if fact.id not in hidden]
