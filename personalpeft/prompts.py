@@ -11,7 +11,7 @@ from typing import Any, Never, TypeAlias, cast, get_args
 
 from personalpeft.errors import InvalidInput
 from personalpeft.ids import TOOL_NAME
-from personalpeft.types import Message, Role, Sampling, ToolCall, canonical_json
+from personalpeft.types import MOST_TOP_LOGPROBS, Message, Role, Sampling, ToolCall, canonical_json
 
 Prompt: TypeAlias = str | Sequence[Mapping[str, Any] | Message]
 Tool: TypeAlias = Mapping[str, Any]
@@ -136,6 +136,15 @@ def check_timeout(seconds: float | None) -> float | None:
     if seconds is not None and not (_is_number(seconds) and 0 < seconds < float("inf")):
         raise InvalidInput(f"timeout cannot be {seconds!r}.", hint="Give seconds above 0, or nothing for no limit.")
     return seconds
+
+
+def check_top_logprobs(count: int) -> int:
+    """How many of the likeliest tokens are told of in the place of each. Raises ``InvalidInput``."""
+    if not (_is_whole(count) and 0 <= count <= MOST_TOP_LOGPROBS):
+        raise InvalidInput(
+            f"top_logprobs cannot be {count!r}.", hint=f"Give a whole number from 0 to {MOST_TOP_LOGPROBS}."
+        )
+    return count
 
 
 def _message(number: int, given: object) -> Message:

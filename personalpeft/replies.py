@@ -22,11 +22,22 @@ _BEFORE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """One token of a reply: its text, and how likely it was (nats, at temperature 1)."""
+class LikelyToken:
+    """A token that might have been written, with how likely it was (nats, at temperature 1)."""
 
     text: str
     logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token of a reply: its text, and how likely it was (nats, at temperature 1). ``top`` are the likeliest in its place,
+    likeliest first, where they were asked for.
+    """
+
+    text: str
+    logprob: float
+    top: tuple[LikelyToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +163,16 @@ class Stream(Iterator[str]):
                 self._reply = self._record(reply)
 
     def _note(self, piece: Piece, decode: Callable[[Sequence[int]], str]) -> None:
-        for token, logprob in zip(piece.tokens, piece.logprobs, strict=False):
+        for number, (token, logprob) in enumerate(zip(piece.tokens, piece.logprobs, strict=False)):
             before = self._tokens[-_BEFORE:]
+            likely = piece.top[number] if piece.top else ()
+            top = tuple(LikelyToken(_text_after(before, each, decode), known) for each, known in likely)
+            self._logprobs.append(TokenLogprob(_text_after(before, token, decode), logprob, top))
             self._tokens.append(token)
-            text = decode([*before, token])[len(decode(before)) :] if before else decode([token])
-            self._logprobs.append(TokenLogprob(text, logprob))
+
+
+def _text_after(before: Sequence[int], token: int, decode: Callable[[Sequence[int]], str]) -> str:
+    return decode([*before, token])[len(decode(before)) :] if before else decode([token])
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,10 @@ PERSON = "person"
 """The ``source`` of a signal that somebody gave themselves; any other is the name of what gave it."""
 
 
+MOST_TOP_LOGPROBS = 20
+"""How many of the likeliest tokens can be told of in the place of one."""
+
+
 class SignalKind(StrEnum):
     """The seven acts of feedback that a ledger can hold."""
 

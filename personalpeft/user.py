@@ -34,6 +34,7 @@ from personalpeft.prompts import (
     check_sampling,
     check_timeout,
     check_tools,
+    check_top_logprobs,
     with_tools,
 )
 from personalpeft.replies import Reply, Stream, Why, turn_of, why
@@ -85,6 +86,7 @@ class User:
         revision: str | None = None,
         template: bool = True,
         logprobs: bool = False,
+        top_logprobs: int = 0,
         timeout: float | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Stream:
@@ -101,7 +103,10 @@ class User:
         sampling = check_sampling(
             default, temperature=temperature, top_p=top_p, max_tokens=max_tokens, stop=stop, seed=seed
         )
-        asked = talking.Asked(messages, sampling, memory and template, layers, timeout, revision, template, logprobs)
+        likely = check_top_logprobs(top_logprobs)
+        asked = talking.Asked(
+            messages, sampling, memory and template, layers, timeout, revision, template, logprobs or likely > 0, likely
+        )
         return talking.begin(self._parts, self.id, asked, cancelled)
 
     @_asked_as(stream)
@@ -114,8 +119,9 @@ class User:
         ``memory=False`` leaves rules and facts out; ``layers`` names the only layers to attach, whatever
         their scope, ``[]`` none: the bare base. ``revision`` is one that stands for its layer's head, by its id or the
         beginning of it. Without ``template`` a string is read as it is, without rules and facts, and continued. With ``logprobs``
-        the reply says how likely each token was. ``timeout`` is how many seconds the reply may take; ``cancelled`` is
-        asked between steps, by another thread, and must be quick. Raises ``InvalidInput`` for an empty prompt or a
+        the reply says how likely each token was, with ``top_logprobs`` also so many of the likeliest in its place (at most 20).
+        ``timeout`` is how many seconds the reply may take; ``cancelled`` is asked between steps, by another thread, and must be
+        quick. Raises ``InvalidInput`` for an empty prompt or a
         number out of range, ``PromptTooLong`` saying by how many tokens, ``NotFound`` for an unknown layer or revision,
         ``BaseMismatch`` when the live stack was built on another base, ``QueueFull`` with ``retry_after`` when too many wait,
         ``DeadlineExceeded`` when time is up (what came until then is kept as a cancelled turn), ``ServingFailed``.

@@ -78,6 +78,7 @@ class Written:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     finish: FinishReason | None = None
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
 
     @property
     def text(self) -> str:
@@ -88,6 +89,7 @@ class Written:
         self.pieces.append(piece.text)
         self.tokens += piece.tokens
         self.logprobs += piece.logprobs[: len(piece.tokens)]
+        self.top += piece.top
         self.finish = piece.finish
 
 

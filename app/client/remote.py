@@ -98,6 +98,7 @@ class RemoteUser:
         revision: str | None = None,
         template: bool = True,
         logprobs: bool = False,
+        top_logprobs: int = 0,
         timeout: float | None = None,
         cancelled: Asking | None = None,
     ) -> RemoteStream:
@@ -116,6 +117,7 @@ class RemoteUser:
             revision=revision,
             template=template,
             logprobs=logprobs,
+            top_logprobs=top_logprobs,
             timeout=timeout,
         )
         return RemoteStream(self._line, self.id, body, cancelled)

@@ -15,8 +15,8 @@ from flask import Blueprint, Response, jsonify
 from personalpeft import Reply
 from personalpeft.bases.tools import Said
 from personalpeft.prompts import Tool
-from personalpeft.replies import TokenLogprob
-from personalpeft.types import ToolCall
+from personalpeft.replies import LikelyToken, TokenLogprob
+from personalpeft.types import MOST_TOP_LOGPROBS, ToolCall
 from personalpeft_app.http import asking, bodies, tools
 from personalpeft_app.http.asking import Asked
 from personalpeft_app.http.bodies import Body
@@ -39,7 +39,6 @@ IGNORED = (
 _NEUTRAL = {"frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}}
 _CHAT_NEUTRAL = {
     **_NEUTRAL,
-    "top_logprobs": 0,
     "response_format": {"type": "text"},
     "modalities": ["text"],
     "store": False,
@@ -58,12 +57,15 @@ def blueprint(models: Models) -> Blueprint:
     def chat() -> Response:
         body = bodies.read_object()
         asking.no_tools(body, "functions")
-        known = (*_SAMPLING, "messages", "max_completion_tokens", "logprobs", "tools", "tool_choice")
+        known = (*_SAMPLING, "messages", "max_completion_tokens", "logprobs", "top_logprobs", "tools", "tool_choice")
         bodies.only(body, known=known, ignored=(*IGNORED, "functions"), neutral=_CHAT_NEUTRAL)
         length = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
         how = asking.sampling(body, length=length)
         said = asking.messages(body.get("messages"), "messages", ("text",), _ROLES, tools.openai_message)
         how["logprobs"] = bodies.flag(body, "logprobs")
+        how["top_logprobs"] = bodies.whole(body, "top_logprobs", least=0, most=MOST_TOP_LOGPROBS) or 0
+        if how["top_logprobs"] and not how["logprobs"]:
+            raise Unsupported("top_logprobs goes with logprobs.", "top_logprobs")
         how["tools"] = tools.offered(models, body, body.get("tools"), off=tools.openai_choice(body))
         return _answer(models, body, [tools.checked(models, said)], how, _Chat(how["tools"]))
 
@@ -74,8 +76,8 @@ def blueprint(models: Models) -> Blueprint:
         bodies.only(body, known=known, ignored=IGNORED, neutral=_COMPLETION_NEUTRAL)
         how = asking.sampling(body)
         how["max_tokens"] = how["max_tokens"] or _COMPLETION_TOKENS
-        # How likely others would have been is not known, so only the written tokens' own can be told.
-        how["logprobs"] = bodies.whole(body, "logprobs", least=0, most=0) is not None
+        likely = bodies.whole(body, "logprobs", least=0, most=MOST_TOP_LOGPROBS)
+        how |= {"logprobs": likely is not None, "top_logprobs": likely or 0}
         prompts = bodies.texts(body, "prompt", most=_MOST_REPLIES, longest=100_000)
         if not prompts:
             raise Unsupported("prompt is missing.", "prompt")
@@ -114,10 +116,7 @@ class _Chat:
 
     def logprobs(self, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
         return {
-            "content": [
-                {"token": t.text, "logprob": t.logprob, "bytes": list(t.text.encode()), "top_logprobs": []}
-                for t in tokens
-            ],
+            "content": [{**_token(each), "top_logprobs": [_token(other) for other in each.top]} for each in tokens],
             "refusal": None,
         }
 
@@ -146,7 +145,10 @@ class _Completion:
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": None,
+            # Of two tokens of the same text the likelier one.
+            "top_logprobs": [{other.text: other.logprob for other in reversed(each.top)} for each in tokens]
+            if any(each.top for each in tokens)
+            else None,
             "text_offset": offsets,
         }
 
@@ -214,6 +216,10 @@ def _events(
     if usage:
         yield asking.event({**head, "choices": [], "usage": _usage(replies)})
     yield asking.event("[DONE]")
+
+
+def _token(known: TokenLogprob | LikelyToken) -> dict[str, Any]:
+    return {"token": known.text, "logprob": known.logprob, "bytes": list(known.text.encode())}
 
 
 def _finish(reply: Reply, *, called: bool) -> str:

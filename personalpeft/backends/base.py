@@ -30,7 +30,8 @@ Tokens: TypeAlias = tuple[int, ...]
 @dataclass(frozen=True, slots=True)
 class Row:
     """One request of a batch. ``stack`` is the key of an attached stack, None the bare base; ``owner`` says whose row it
-    is. With ``logprobs`` its pieces carry the log-prob of each token.
+    is. With ``logprobs`` its pieces carry the log-prob of each token, and of the ``top`` likeliest tokens in its place (at most
+    ``MOST_TOP_LOGPROBS``).
     """
 
     tokens: Tokens
@@ -38,6 +39,7 @@ class Row:
     sampling: Sampling
     owner: str = ""
     logprobs: bool = False
+    top: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ class Piece:
     """What one step added to one row: the tokens picked, and the text that became certain with them.
 
     ``finish`` is set on a row's last piece, whose text may be empty. ``logprobs`` (nats, at temperature 1) has one
-    number for each token where the row asked for them. ``stop`` is the stop string that ended the row, where one did.
+    number for each token where the row asked for them, and ``top`` the likeliest tokens in its place with theirs, likeliest first.
+    ``stop`` is the stop string that ended the row, where one did.
     """
 
     row: int
@@ -53,6 +56,7 @@ class Piece:
     tokens: Tokens
     finish: FinishReason | None = None
     logprobs: tuple[float, ...] = ()
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
     stop: str = ""
 
 
@@ -237,6 +241,11 @@ class Backend(Protocol):
         ...
 
     def decode(self, tokens: Sequence[int]) -> str: ...
+
+    @property
+    def beginning(self) -> Tokens:
+        """What a text of this base begins with where no chat template says so; often nothing."""
+        ...
 
     @property
     def end_of_turn(self) -> Tokens:

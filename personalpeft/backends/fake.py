@@ -111,6 +111,7 @@ class FakeBackend:
     description = "no model: replies are made up from the prompt"
     tolerance = 1e-6
     end_of_turn: Tokens = (_END,)
+    beginning: Tokens = ()
 
     def __init__(self, base: Base, *, slots: int = 8, rows: int = 16) -> None:
         self.base = base
@@ -232,7 +233,8 @@ class FakeBackend:
         if not finish and live.said >= live.row.sampling.max_tokens:
             finish, text = "length", text + live.stops.finish()
         known = _logprobs(live.row.tokens, live.reply[: live.said], live.stack)[-1:] if live.row.logprobs else ()
-        return Piece(number, text, (token,), finish, known, live.stops.met)
+        top = (_likeliest(token, known[0])[: live.row.top],) if known and live.row.top else ()
+        return Piece(number, text, (token,), finish, known, top, live.stops.met)
 
     def _reply(self, row: Row, stack: _Stack | None) -> tuple[int, ...]:
         """Four words by the prompt and the seed; two more by the stack. A tool that the last question names is called instead."""
@@ -322,6 +324,12 @@ def _logprobs(prompt: Tokens, completion: Tokens, stack: _Stack | None) -> tuple
         seen = zlib.crc32(b"%d" % token, seen)
         said.append(level + (seen % 1024 - 512) / 2048)
     return tuple(said)
+
+
+def _likeliest(token: int, logprob: float) -> tuple[tuple[int, float], ...]:
+    """The token itself, and words that might have been: less and less likely, and all together never more than certain."""
+    others = (_BYTES + word for word in range(len(_SAID)) if _BYTES + word != token)
+    return ((token, logprob), *((other, logprob - 2 - n) for n, other in enumerate(others)))
 
 
 def _words(digest: str, count: int) -> list[int]:

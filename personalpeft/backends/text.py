@@ -27,12 +27,15 @@ class Decoder(Protocol):
 
 
 class Text:
-    """One base's tokenizer and chat template. Safe to use from several threads."""
+    """One base's tokenizer and chat template. ``beginning`` is what a text without the template begins with. Safe to use from
+    several threads.
+    """
 
     def __init__(self, base: Base) -> None:
         self._base = base
         self._tokenizer = Tokenizer.from_file(str(base.folder / "tokenizer.json"))
         self._turns = threading.Lock()
+        self.beginning = _beginning(self._tokenizer)
         self.stop_tokens = frozenset(
             token for token in map(self._tokenizer.token_to_id, base.stop_tokens) if token is not None
         )
@@ -63,6 +66,14 @@ class Text:
         with self._turns:
             self._tokenizer.encode_special_tokens = not control
             return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _beginning(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens that the tokenizer itself puts before a text (BOS); its chat template writes them out."""
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a", add_special_tokens=True).ids
+    starts = (at for at in range(len(whole)) if whole[at : at + len(plain)] == plain)
+    return tuple(whole[: next(starts, 0)])
 
 
 class TextStream:

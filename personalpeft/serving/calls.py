@@ -24,7 +24,8 @@ class Request:
 
     ``timeout`` is how many seconds the whole reply may take, from when its first piece is asked for; None: as long as
     it takes. ``background`` work is never refused for want of room and never served before a person. Without ``template``
-    the text of the one message is read as it is, and continued. With ``logprobs`` pieces carry the log-prob of each token.
+    the text of the one message is read as it is, and continued. With ``logprobs`` pieces carry the log-prob of each token, and
+    of so many of the likeliest in its place.
     """
 
     user: str
@@ -35,6 +36,7 @@ class Request:
     background: bool = False
     template: bool = True
     logprobs: bool = False
+    top_logprobs: int = 0
 
 
 @dataclass(eq=False, slots=True)

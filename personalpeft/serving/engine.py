@@ -67,7 +67,7 @@ class Engine:
         tokens = (
             self.backend.render(request.messages)
             if request.template
-            else self.backend.encode("".join(message.content for message in request.messages))
+            else self.backend.beginning + self.backend.encode("".join(message.content for message in request.messages))
         )
         context = min(self.backend.base.card.context, self.backend.longest)
         over = len(tokens) + request.sampling.max_tokens - context
@@ -181,7 +181,8 @@ class Engine:
         now = self._loop.now()
         for index, (request, (tokens, key)) in enumerate(zip(requests, prompts, strict=True)):
             checked = self._loop.sampled()
-            row = Row(tokens, key, request.sampling, request.user, logprobs=request.logprobs or checked)
+            known = request.logprobs or checked
+            row = Row(tokens, key, request.sampling, request.user, logprobs=known, top=request.top_logprobs)
             deadline = None if request.timeout is None else now + request.timeout
             call.tickets.append(Ticket(call, index, row, request.stack, request.background, now, deadline, checked))
         self._loop.submit(call)

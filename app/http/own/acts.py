@@ -324,6 +324,7 @@ def _asked(body: v.ChatBody) -> dict[str, Any]:
         "revision": body.revision,
         "template": body.template,
         "logprobs": body.logprobs,
+        "top_logprobs": body.top_logprobs,
         "timeout": body.timeout,
     }
 

@@ -16,7 +16,7 @@ from personalpeft.learning.report import LearnReport
 from personalpeft.memory.items import LONGEST_TEXT
 from personalpeft.prompts import LONGEST_WRITTEN, MOST_TOOLS
 from personalpeft.replies import Reply
-from personalpeft.types import Json, Message, Scope
+from personalpeft.types import MOST_TOP_LOGPROBS, Json, Message, Scope
 from personalpeft_app.http.own.shapes import Many, Range, Text
 
 T = TypeVar("T")
@@ -60,6 +60,7 @@ class ChatBody:
     revision: RevisionName | None = None
     template: bool = True
     logprobs: bool = False
+    top_logprobs: Annotated[int, Range(0, MOST_TOP_LOGPROBS)] = 0
     timeout: Annotated[float, Range(0.1, 1e9)] | None = None
 
 

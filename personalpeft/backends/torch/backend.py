@@ -89,6 +89,10 @@ class TorchBackend:
         return self._text.decode(tokens)
 
     @property
+    def beginning(self) -> Tokens:
+        return self._text.beginning
+
+    @property
     def end_of_turn(self) -> Tokens:
         return self._text.end_of_turn
 

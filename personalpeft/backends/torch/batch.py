@@ -21,7 +21,7 @@ from personalpeft.backends.torch.blocks import Blocks, first_name, next_name, wh
 from personalpeft.backends.torch.kernels.base import BLOCK, Chunk, Places
 from personalpeft.backends.torch.kv import Pass, Pool
 from personalpeft.backends.torch.model import Model
-from personalpeft.backends.torch.sampling import Picker, logprobs, pick
+from personalpeft.backends.torch.sampling import Known, Picker, logprobs, pick
 from personalpeft.backends.torch.slots import SlotBank
 from personalpeft.backends.torch.threads import dismiss
 from personalpeft.types import FinishReason
@@ -55,7 +55,7 @@ class _Live:
     def pending(self) -> int:
         return len(self.tokens) - self.read
 
-    def take(self, token: int, logprob: tuple[float, ...], stop_tokens: frozenset[int]) -> Piece:
+    def take(self, token: int, known: Known | None, stop_tokens: frozenset[int]) -> Piece:
         """What this token adds to the reply, and whether it ends it."""
         if token in stop_tokens:
             return Piece(self.number, self.stream.finish(), (), "stop")
@@ -66,7 +66,8 @@ class _Live:
         if finish is None and self.written >= self.row.sampling.max_tokens:
             text += self.stream.finish()
             finish = "stop" if self.stream.stopped else "length"
-        return Piece(self.number, text, (token,), finish, logprob, self.stream.stop)
+        logprobs, top = ((known.logprob,), (known.top,)) if known else ((), ())
+        return Piece(self.number, text, (token,), finish, logprobs, top if self.row.top else (), self.stream.stop)
 
 
 class Batch:
@@ -125,7 +126,7 @@ class Batch:
         answering = decoding + [live for live, count in reading if count == live.pending]
         logits = self._pass(decoding, reading)
         picked = pick(logits, [live.picker for live in answering], self._pool.kernels)
-        wanted = [index for index, live in enumerate(answering) if live.row.logprobs]
+        wanted = {index: live.row.top for index, live in enumerate(answering) if live.row.logprobs}
         known = logprobs(logits, picked, wanted)
         for live in decoding:
             self._has_read(live, 1)
@@ -133,7 +134,7 @@ class Batch:
             self._has_read(live, count)
         pieces = []
         for index, (live, token) in enumerate(zip(answering, picked, strict=True)):
-            piece = live.take(token, (known[index],) if index in known else (), self._text.stop_tokens)
+            piece = live.take(token, known.get(index), self._text.stop_tokens)
             if piece.finish is not None:
                 self._remove(live)
             pieces.append(piece)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from personalpeft.backends.torch.kernels import Kernels
-from personalpeft.types import Sampling
+from personalpeft.types import MOST_TOP_LOGPROBS, Sampling
 
 # Colder than this, float32 overflows; the draw is as good as greedy long before.
 _COLDEST = 1e-4
@@ -49,10 +49,30 @@ def _draw(logits: Tensor, picker: Picker) -> int:
     return int(torch.multinomial(chances, 1, generator=picker.generator))
 
 
-def logprobs(logits: Tensor, picked: Sequence[int], rows: Sequence[int]) -> dict[int, float]:
-    """The log-prob (nats, at temperature 1) of what the named rows picked."""
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Of one token: its log-prob (nats, at temperature 1), and the likeliest tokens in its place with theirs, likeliest first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def logprobs(logits: Tensor, picked: Sequence[int], rows: Mapping[int, int]) -> dict[int, Known]:
+    """Of what the named rows picked, each with as many of the likeliest as it asks for."""
     if not rows:
         return {}
     wide = logits[list(rows)].float()
-    own = wide[torch.arange(len(rows)), torch.tensor([picked[row] for row in rows])] - wide.logsumexp(-1)
-    return dict(zip(rows, own.tolist(), strict=True))
+    all_of_it = wide.logsumexp(-1)
+    own = wide[torch.arange(len(rows)), torch.tensor([picked[row] for row in rows])] - all_of_it
+    known = {row: Known(each) for row, each in zip(rows, own.tolist(), strict=True)}
+    asking = [place for place, row in enumerate(rows) if rows[row]]
+    if asking:
+        # Always as many: of equals the choice may depend on how many are taken, and one row must not decide that for another.
+        values, tokens = wide[asking].topk(min(MOST_TOP_LOGPROBS, wide.shape[-1]), sorted=True)
+        said = zip(tokens.tolist(), (values - all_of_it[asking, None]).tolist(), strict=True)
+        numbers = list(rows)
+        for place, (row_tokens, row_values) in zip(asking, said, strict=True):
+            row = numbers[place]
+            top = tuple(zip(row_tokens, row_values, strict=True))[: rows[row]]
+            known[row] = Known(known[row].logprob, top)
+    return known

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 from backend_makers import Writing, adapter, attach, composed, row, written
 from hypothesis import HealthCheck, given, settings
@@ -173,6 +176,26 @@ def test_log_probs_of_a_reply_are_those_that_scoring_it_gives(
     assert sum(abs(a - b) for a, b in zip(score.tokens, reply.logprobs, strict=True)) <= backend.tolerance * len(
         score.tokens
     )
+
+
+@few
+@given(stack=STACKS, temperature=st.sampled_from([0.0, 1.0]), beside=st.integers(0, 20), top=st.integers(1, 20))
+def test_the_likeliest_tokens_are_those_of_the_row_itself_whatever_others_ask(
+    backend: Backend, stack: str | None, temperature: float, beside: int, top: int
+) -> None:
+    asked = row(backend, "hello", stack, logprobs=True, temperature=temperature)
+    (alone,) = written(backend, [replace(asked, top=20)])
+    reply, other = written(backend, [replace(asked, top=top), replace(row(backend, "bye", logprobs=True), top=beside)])
+    assert reply.tokens == alone.tokens
+    assert [len(each) for each in reply.top] == [top] * len(reply.tokens)
+    assert len(other.top) == (len(other.tokens) if beside else 0)
+    for token, logprob, likely, whole in zip(reply.tokens, reply.logprobs, reply.top, alone.top, strict=True):
+        assert [value for _, value in likely] == sorted((value for _, value in likely), reverse=True)
+        assert [value for _, value in likely] == pytest.approx([value for _, value in whole[:top]], abs=1e-3)
+        assert sum(math.exp(value) for _, value in whole) <= 1 + 1e-4
+        # The written token has the same number in both places; greedily it is the first.
+        assert dict(whole).get(token, logprob) == pytest.approx(logprob, abs=1e-3)
+        assert temperature or likely[0][0] == token
 
 
 @few

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
+from tokenizers.processors import TemplateProcessing
 
 from personalpeft.backends.text import Text, TextStream
 from personalpeft.bases.base import Base
@@ -113,6 +116,19 @@ def test_what_cannot_become_a_stop_string_is_shown_at_once(text: Text) -> None:
 def test_a_stop_string_right_before_half_a_letter_still_stops(text: Text) -> None:
     pieces, stopped = stream(text, (*text.encode("yes\n"), *text.encode("€")[:2]), ["\n"])
     assert ("".join(pieces), stopped) == ("yes", True)
+
+
+def test_a_text_without_the_template_begins_as_the_tokenizer_begins_texts(tiny_base: Base, tmp_path: Path) -> None:
+    assert Text(tiny_base).beginning == ()
+    tokenizer = Tokenizer.from_file(str(tiny_base.folder / "tokenizer.json"))
+    first = tokenizer.token_to_id("<|im_start|>")
+    tokenizer.post_processor = TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", first)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    other = Text(replace(tiny_base, folder=tmp_path))
+    assert other.beginning == (first,)
+    # What goes through the template has it from there, and once.
+    assert other.encode("a") == Text(tiny_base).encode("a")
+    assert other.render([Message("user", "x")]) == Text(tiny_base).render([Message("user", "x")])
 
 
 @settings(max_examples=50)

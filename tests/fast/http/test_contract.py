@@ -252,6 +252,11 @@ def test_what_is_pending_is_told_and_probations_are_reviewed(ada: Any, own: User
 def test_a_chat_can_be_asked_closely(ada: Any) -> None:
     reply = ada.chat("Hello", temperature=0, logprobs=True)
     assert "".join(token.text for token in reply.logprobs) == reply.text
+    likely = ada.chat("Hello", temperature=0, top_logprobs=2).logprobs
+    assert [token.top[0].text for token in likely] == [token.text for token in reply.logprobs]
+    assert all(len(token.top) == 2 for token in likely)
+    with pytest.raises(InvalidInput):
+        ada.chat("Hello", top_logprobs=21)
     assert ada.chat("Once upon a time", template=False, temperature=0).text
     with pytest.raises(NotFound):
         ada.chat("Hello", revision="style@000000000000")

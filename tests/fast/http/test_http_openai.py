@@ -98,6 +98,25 @@ def test_logprobs_name_each_token(client: openai.OpenAI) -> None:
     assert streamed == [token.logprob for token in tokens]
 
 
+def test_top_logprobs_tell_what_else_might_have_been_written(site: Served, client: openai.OpenAI) -> None:
+    asked = {"model": "ada", "messages": HELLO, "temperature": 0, "logprobs": True, "top_logprobs": 3}
+    tokens = client.chat.completions.create(**asked).choices[0].logprobs.content
+    expected = site.runtime.user("ada").chat("Hello", temperature=0, top_logprobs=3).logprobs
+    told = [[(each.token, each.logprob) for each in token.top_logprobs] for token in tokens]
+    assert told == [[(each.text, each.logprob) for each in token.top] for token in expected]
+    assert all(len(each) == 3 for each in told)
+    streamed = [
+        token.top_logprobs
+        for chunk in client.chat.completions.create(**asked, stream=True)
+        for part in chunk.choices
+        for token in (part.logprobs.content if part.logprobs else [])
+    ]
+    assert streamed == [token.top_logprobs for token in tokens]
+    known = client.completions.create(model="ada", prompt="Once", temperature=0, logprobs=2).choices[0].logprobs
+    assert [len(each) for each in known.top_logprobs] == [2] * len(known.tokens)
+    assert [max(each.values()) for each in known.top_logprobs] == known.token_logprobs
+
+
 def test_a_completion_reads_the_text_as_it_is(site: Served, client: openai.OpenAI) -> None:
     got = client.completions.create(model="ada", prompt=["Once upon", "a time"], temperature=0, logprobs=0)
     assert [choice.index for choice in got.choices] == [0, 1]
@@ -231,6 +250,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
         ("frequency_penalty", 0.5),
         ("logit_bias", {"50256": -100}),
         ("top_logprobs", 3),
+        ("top_logprobs", 21),
         ("response_format", {"type": "json_object"}),
         ("nonsense", 1),
         ("store", True),

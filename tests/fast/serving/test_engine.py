@@ -294,6 +294,13 @@ def test_what_the_backend_has_no_room_for_is_too_long_as_well() -> None:
         engine.tokens(request(prompt="x" * 200, max_tokens=100))
 
 
+def test_a_text_that_is_continued_begins_as_texts_of_the_base_do(engine: Engine) -> None:
+    engine.backend.beginning = (1,)  # type: ignore[misc]  # a base that has one
+    chat = request(prompt="x")
+    assert engine.tokens(replace(chat, template=False)) == (1, ord("x"))
+    assert engine.tokens(chat)[0] != 1
+
+
 def test_one_prompt_that_does_not_fit_starts_none_of_the_batch(slow: Engine, stepped: Stepped) -> None:
     replies = slow.replies([request((1,)), request((2,), "x" * 5000)])
     with pytest.raises(PromptTooLong):
