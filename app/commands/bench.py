@@ -347,6 +347,31 @@ def bench_page(common: Common, repetitions: int) -> None:
     show(common, found, "\n".join((table(("WHAT", "MS (LEAST TO MOST)"), rows), f"{found.bytes:,} bytes in all")))
 
 
+@command("server", examples=("personalpeft bench server", "personalpeft bench server --backend fake --json"))
+@click.option("--repeat", "repetitions", type=click.IntRange(1), default=7, show_default=True, help="How often.")
+@click.option("--tokens", type=click.IntRange(1, 1024), default=64, show_default=True, help="Length of a reply.")
+def bench_server(common: Common, repetitions: int, tokens: int) -> None:
+    """What a reply costs more over HTTP than in the library.
+
+    Time to the first token of one stream, tokens a second of sixteen, side by side; and how soon /healthz answers meanwhile.
+    """
+    from personalpeft_app.bench import server
+
+    found = server.bench_server(
+        common.base_name(), common.backend or "torch", repetitions=repetitions, tokens=tokens, say=_say(common)
+    )
+    rows = [
+        ("first token, library", str(found.first_token_ms["library"]), "ms"),
+        ("first token, server", str(found.first_token_ms["server"]), "ms"),
+        ("first token, server over library", str(found.first_token_overhead_ms), "ms"),
+        ("16 streams, library", str(found.tokens_per_second["library"]), "tokens/s"),
+        ("16 streams, server", str(found.tokens_per_second["server"]), "tokens/s"),
+        ("16 streams, server over library", str(found.rate_ratio), ""),
+        ("healthz meanwhile", str(found.healthz_ms), "ms"),
+    ]
+    show(common, found, table(("WHAT", "MEDIAN (LEAST TO MOST)", ""), rows))
+
+
 def _median(figures: Iterable[float | None]) -> str:
     known = [figure for figure in figures if figure is not None]
     return f"{statistics.median(known):.3g}" if known else "none"
@@ -379,6 +404,6 @@ bench.add_section(
     "Benchmarks",
     (
         *(bench_style, bench_learn, bench_gate, bench_prefeval, bench_skill, bench_sweep, bench_capacity),
-        *(bench_catalog, bench_serve, bench_attach, bench_publish, bench_wave, bench_page),
+        *(bench_catalog, bench_serve, bench_attach, bench_publish, bench_wave, bench_server, bench_page),
     ),
 )

@@ -21,6 +21,7 @@ from personalpeft_app.bench import publish, vllm
 from personalpeft_app.bench.attach import bench_attach
 from personalpeft_app.bench.figures import Spread, percentile, ratio, taking_turns
 from personalpeft_app.bench.serve import bench_serve
+from personalpeft_app.bench.server import bench_server
 from personalpeft_app.bench.wave import bench_wave
 
 _BASE = "tiny-random"
@@ -145,6 +146,16 @@ def test_a_wave_brings_each_stack_from_disk() -> None:
     assert 0 < found.p50_first_token_seconds <= found.p95_first_token_seconds
     named = {key: getattr(found, key) for key in ("tokens_per_second", "p95_first_token_seconds")}
     _has_spreads(found.spread, named, found.ratios)
+
+
+def test_a_server_is_measured_beside_the_library(place: Place) -> None:
+    found = bench_server("fake", "fake", repetitions=2, tokens=8, say=_nothing)
+    assert set(found.first_token_ms) == set(found.tokens_per_second) == {"library", "server"}
+    assert all(each.least > 0 for each in (*found.first_token_ms.values(), *found.tokens_per_second.values()))
+    assert found.rate_ratio.least > 0
+    assert found.healthz_ms.most < 10_000
+    told = json.loads(place.run("bench", "server", "--backend", "fake", "--repeat", "1", "--json").stdout)
+    assert told["bench"] == "server"
 
 
 def test_a_wave_that_fits_is_refused(place: Place, shared_cache: Path) -> None:

@@ -1,0 +1,196 @@
+"""``bench server``: what a reply costs more over HTTP than in the library, side by side in one run.
+
+Both ask the same runtime for replies of the same length, in turns; each question is new. A client reads every event as it comes. It runs
+in the server's own process, which is to the server's disadvantage. ``/healthz`` is asked again and again while the streams run.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import personalpeft
+from personalpeft import Runtime
+from personalpeft_app.bench.figures import Spread, ratio, spread, taking_turns
+from personalpeft_app.http.places import places_for
+from personalpeft_app.http.running import Server
+from personalpeft_app.http.server import make_app
+
+STREAMS = 16
+# First tokens that one figure is the median of.
+_ASKED = 9
+# Seconds between two questions whether the server is well.
+_BETWEEN = 0.02
+_PATIENCE = 600
+
+
+@dataclass(frozen=True, slots=True)
+class ServerBench:
+    """The object that ``--json`` prints: medians with the least and most of the repetitions.
+
+    ``first_token_overhead_ms`` is what the server takes longer to the first token of one stream, ``rate_ratio`` its tokens a second
+    with sixteen streams over the library's; ``healthz_ms`` are the answers while these run.
+    """
+
+    bench: str
+    base: str
+    repetitions: int
+    first_token_ms: dict[str, Spread]
+    first_token_overhead_ms: Spread
+    tokens_per_second: dict[str, Spread]
+    rate_ratio: Spread
+    healthz_ms: Spread
+
+
+def bench_server(base: str, backend: str, *, repetitions: int, tokens: int, say: Callable[[str], None]) -> ServerBench:
+    """Serves a home of its own on a free port of this machine."""
+    with (
+        tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder,
+        personalpeft.open(Path(folder) / "home", base, backend) as runtime,
+        _serving(runtime) as address,
+    ):
+        line = _Line(*address)
+        for number in range(STREAMS):
+            runtime.user(_name(number))
+        say("warming up")
+        health: list[float] = []
+        ways: dict[str, Callable[[int, str, int], tuple[float, int]]] = {
+            "library": lambda user, prompt, count: _in_library(runtime, user, prompt, count),
+            "server": line.ask,
+        }
+        for way in ways.values():
+            _rate(way, 0, tokens)
+        # Neither may find the prompts of the other in a cache, so they ask in rounds of their own.
+        contestants: dict[str, Callable[[int], float]] = {
+            "library first": lambda repetition: _first(ways["library"], 2 * repetition),
+            "server first": lambda repetition: _first(ways["server"], 2 * repetition + 1),
+            "library rate": lambda repetition: _rate(ways["library"], 2 * repetition, tokens),
+            "server rate": lambda repetition: _under_watch(
+                line, health, lambda: _rate(ways["server"], 2 * repetition + 1, tokens)
+            ),
+        }
+        figures = taking_turns(contestants, repetitions, say)
+        first = {way: [1000 * each for each in figures[f"{way} first"]] for way in ways}
+        rate = {way: figures[f"{way} rate"] for way in ways}
+        return ServerBench(
+            bench="server",
+            base=runtime.base().card.name,
+            repetitions=repetitions,
+            first_token_ms={way: spread(each) for way, each in first.items()},
+            first_token_overhead_ms=spread(
+                [over - under for over, under in zip(first["server"], first["library"], strict=True)]
+            ),
+            tokens_per_second={way: spread(each) for way, each in rate.items()},
+            rate_ratio=ratio(rate["server"], rate["library"]),
+            healthz_ms=spread([1000 * each for each in health]),
+        )
+
+
+class _Line:
+    """A client of the server that keeps a connection for each thread, as clients do."""
+
+    def __init__(self, host: str, port: int, secret: str) -> None:
+        self._where = (host, port)
+        self._headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
+        self._own = threading.local()
+
+    def ask(self, user: int, prompt: str, tokens: int) -> tuple[float, int]:
+        """Streams one reply: the seconds to its first text, and how many tokens it had."""
+        asked = {"model": _name(user), "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens}
+        how = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+        began, first, written = time.perf_counter(), 0.0, 0
+        connection = self._connection()
+        connection.request("POST", "/v1/chat/completions", json.dumps({**asked, **how}), self._headers)
+        for row in connection.getresponse():
+            if not row.startswith(b"data: {"):
+                continue
+            event = json.loads(row[len(b"data: ") :])
+            if not first and any(choice["delta"].get("content") for choice in event["choices"]):
+                first = time.perf_counter() - began
+            written = (event.get("usage") or {}).get("completion_tokens", written)
+        return first, written
+
+    def healthz(self) -> float:
+        """The seconds that it takes to say that it is well."""
+        began = time.perf_counter()
+        connection = self._connection()
+        connection.request("GET", "/healthz")
+        connection.getresponse().read()
+        return time.perf_counter() - began
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if not hasattr(self._own, "connection"):
+            self._own.connection = http.client.HTTPConnection(*self._where, timeout=_PATIENCE)
+        connection: http.client.HTTPConnection = self._own.connection
+        return connection
+
+
+def _in_library(runtime: Runtime, user: int, prompt: str, tokens: int) -> tuple[float, int]:
+    began = time.perf_counter()
+    # As the server finds its user.
+    stream = runtime.user(_name(user), create=False).stream(prompt, temperature=0, max_tokens=tokens)
+    next(stream, None)
+    first = time.perf_counter() - began
+    for _ in stream:
+        pass
+    return first, stream.reply.usage.completion_tokens
+
+
+def _first(way: Callable[[int, str, int], tuple[float, int]], turn: int) -> float:
+    """The median seconds to the first token, one stream after another."""
+    return statistics.median(way(0, f"What is question {number} of round {turn}?", 2)[0] for number in range(_ASKED))
+
+
+def _rate(way: Callable[[int, str, int], tuple[float, int]], turn: int, tokens: int) -> float:
+    """Tokens a second of sixteen people at once."""
+    with ThreadPoolExecutor(STREAMS) as pool:
+        began = time.perf_counter()
+        prompts = [f"Tell {_name(user)} story {turn}." for user in range(STREAMS)]
+        replies = pool.map(way, range(STREAMS), prompts, [tokens] * STREAMS)
+        return sum(written for _, written in replies) / (time.perf_counter() - began)
+
+
+def _under_watch(line: _Line, health: list[float], work: Callable[[], float]) -> float:
+    """Asks whether the server is well for as long as the work takes, once at least."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            health.append(line.healthz())
+            over.wait(_BETWEEN)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        return work()
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _name(number: int) -> str:
+    return f"person{number}"
+
+
+@contextmanager
+def _serving(runtime: Runtime) -> Iterator[tuple[str, int, str]]:
+    """Where the server listens, and a secret of administration."""
+    runtime.tokens.ensure_first()
+    places = places_for(runtime)
+    server = Server(make_app(runtime, places=places), places, host="127.0.0.1", port=0)
+    thread = threading.Thread(target=lambda: server.run(grace=1, close=lambda: None))
+    thread.start()
+    try:
+        yield "127.0.0.1", server.port, runtime.tokens.first.read_text("utf-8").strip()
+    finally:
+        server.stop()
+        thread.join()
