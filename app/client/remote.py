@@ -21,7 +21,7 @@ from personalpeft.memory.base import Item
 from personalpeft.personal import Exported, Imported
 from personalpeft.prompts import Prompt, Tool, check_prompt, check_tools
 from personalpeft.replies import Reply, Why
-from personalpeft.store.base import UserSummary
+from personalpeft.store.base import Collected, Problem, UserSummary
 from personalpeft.types import PERSON, HeadMove, Layer, Revision, Scope, Signal, Stack, Turn
 from personalpeft_app.client.comparing import Comparison
 from personalpeft_app.client.following import Asking, Progress, RemoteStream, broken_off, follow
@@ -71,6 +71,16 @@ class Client:
         """As ``Runtime.users``; needs a token of administration."""
         page: v.Page[UserSummary] = self._line.call(do.USERS, None, v.PageQuery(after, limit))
         return page.items
+
+    def verify(self) -> tuple[Problem, ...]:
+        """As ``Runtime.verify``; needs a token of administration."""
+        problems: tuple[Problem, ...] = self._line.call(do.VERIFY)
+        return problems
+
+    def collect(self, *, dry_run: bool = False) -> Collected:
+        """As ``Runtime.collect``; needs a token of administration."""
+        collected: Collected = self._line.call(do.COLLECT, None, v.CollectQuery(dry_run))
+        return collected
 
 
 class RemoteUser:
@@ -269,10 +279,9 @@ class RemoteUser:
     def reports(self) -> tuple[Mapping[str, Any], ...]:
         return self._all(do.REPORTS, v.PageQuery(limit=_PAGE))
 
-    def digest(self, since: datetime | timedelta = timedelta(days=1)) -> Digest:
-        query = (
-            v.DigestQuery(seconds=since.total_seconds()) if isinstance(since, timedelta) else v.DigestQuery(since=since)
-        )
+    def digest(self, since: datetime | timedelta = timedelta(days=1), until: datetime | None = None) -> Digest:
+        seconds = since.total_seconds() if isinstance(since, timedelta) else None
+        query = v.DigestQuery(None if isinstance(since, timedelta) else since, seconds, until)
         digest: Digest = self._line.call(do.DIGEST, None, query, user=self.id)
         return digest
 

@@ -25,7 +25,7 @@ from personalpeft.learning.report import LearnReport
 from personalpeft.memory.base import Item
 from personalpeft.personal import Exported, Imported
 from personalpeft.replies import Reply, Why
-from personalpeft.store.base import UserSummary
+from personalpeft.store.base import Collected, Problem, UserSummary
 from personalpeft.types import HeadMove, Json, Layer, Revision, Signal, Stack, Turn
 from personalpeft_app.http.own import values as v
 from personalpeft_app.http.own.desk import Desk
@@ -277,7 +277,8 @@ def digest(call: Call) -> Digest:
     since, seconds = call.query.since, call.query.seconds
     if since is not None and seconds is not None:
         raise InvalidInput("Both since and seconds are given.", hint="Give one of them.")
-    return call.user.digest(since if since is not None else timedelta(seconds=seconds or 24 * 3600))
+    begin = since if since is not None else timedelta(seconds=seconds or 24 * 3600)
+    return call.user.digest(begin, call.query.until)
 
 
 def compare(call: Call) -> v.BlindComparison:
@@ -306,6 +307,14 @@ def import_user(call: Call) -> Imported:
     except PersonalFileError as error:
         # It names the file as it lies here, which says nothing to who sent it.
         raise PersonalFileError(error.message.replace(str(call.body), "The file"), hint=error.hint) from error
+
+
+def verify(call: Call) -> tuple[Problem, ...]:
+    return call.runtime.verify()
+
+
+def collect(call: Call) -> Collected:
+    return call.runtime.collect(dry_run=call.query.dry_run)
 
 
 ACTS: Mapping[str, Callable[[Call], Any]] = {each.name: globals()[each.name] for each in OPERATIONS}

@@ -37,7 +37,7 @@ from personalpeft.learning.report import LearnReport
 from personalpeft.memory.base import Item
 from personalpeft.personal import Imported
 from personalpeft.replies import Reply, Why
-from personalpeft.store.base import UserSummary
+from personalpeft.store.base import Collected, Problem, UserSummary
 from personalpeft.types import HeadMove, Json, Layer, Revision, Signal, Stack, Turn
 from personalpeft_app.http.own import values as v
 
@@ -259,6 +259,16 @@ IMPORT = Operation(
     "Takes in the user of a .personal file, of whom there must be none yet; every digest and adapter in it is checked first.",
     Imported, query=v.ImportQuery, status=201, upload=True, everybody=True,
     errors=(*ANY, PersonalFileError, WeightsError, MissingPackage),
+)  # fmt: skip
+
+VERIFY = Operation(
+    "verify", "POST", "/verify", "Care",
+    "Derives every digest in the home again and says what is not as it should be; nothing is changed. It can take a while.",
+    tuple[Problem, ...], everybody=True,
+)  # fmt: skip
+COLLECT = Operation(
+    "collect", "POST", "/collect", "Care", "Takes away what nothing needs, while others use the home.",
+    Collected, query=v.CollectQuery, everybody=True,
 )  # fmt: skip
 
 OPERATIONS: tuple[Operation, ...] = tuple(each for each in list(globals().values()) if isinstance(each, Operation))

@@ -220,10 +220,18 @@ class CurrentQuery:
 
 @dataclass(frozen=True, slots=True)
 class DigestQuery:
-    """Since a moment, or for so many seconds until now (a day, where nothing is said)."""
+    """Since a moment, or for so many seconds until now (a day, where nothing is said); ``until`` another moment than now."""
 
     since: datetime | None = None
     seconds: Annotated[float, Range(above=0, most=1e11)] | None = None
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectQuery:
+    """``dry_run=true`` only says what there is."""
+
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -314,6 +314,31 @@ def test_a_user_goes_into_a_file_and_comes_in_again_under_another_name(opened: A
     assert [user.id for user in opened.users()] == ["ada", "bob"]
 
 
+def test_a_home_is_looked_after_by_administration_alone(opened: Any, ada: Any, runtime: Runtime, site: Served) -> None:
+    correct(ada)
+    assert opened.verify() == ()
+    lost = runtime.settings.home / "blobs" / "ab" / ("ab" * 32)
+    lost.parent.mkdir(parents=True, exist_ok=True)
+    lost.write_bytes(b"nobody's")
+    (problem,) = opened.verify()
+    assert problem == runtime.verify()[0]
+    assert str(runtime.settings.home) not in f"{problem}"
+    assert opened.collect(dry_run=True) == runtime.collect(dry_run=True)
+    mine = connect(site.url, site.of("ada"))
+    for forbidden in (mine.verify, mine.collect):
+        with pytest.raises(NotAllowed):
+            forbidden()
+
+
+def test_a_digest_can_end_before_now(ada: Any, own: User) -> None:
+    correct(ada)
+    assert ada.digest(timedelta(hours=1)).signals == {"edit": 5}
+    first = own.turns()[-1].at
+    assert not ada.digest(first - timedelta(days=2), until=first - timedelta(days=1)).signals
+    with pytest.raises(InvalidInput):
+        ada.digest(first, until=first - timedelta(days=1))
+
+
 def test_a_layer_is_weighed_and_scoped(ada: Any) -> None:
     correct(ada)
     ada.learn()
