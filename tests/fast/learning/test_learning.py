@@ -316,7 +316,7 @@ def test_a_refused_candidate_leaves_the_head_and_can_be_made_live_by_name(fake_a
     fake_ada.learn()
     head, said = fake_ada.stack(), greedy(fake_ada)
     learner = fake_ada._parts.learner()
-    strict = replace(learner, margins=Margins(kl=-1.0))
+    strict = replace(learner, means=replace(learner.means, margins=Margins(kl=-1.0)))
     correct(fake_ada, 3, first=10)
     report = strict.learn("ada", "style", Order())
     assert report.verdict is Verdict.REFUSED

@@ -237,7 +237,8 @@ def test_learning_the_same_again_leaves_the_verdict_of_what_is_live(ada: User) -
 
 
 def test_accepting_by_name_makes_a_refused_candidate_live_and_says_so(ada: User) -> None:
-    strict = replace(ada._parts.learner(), margins=Margins(kl=-1.0))
+    learner = ada._parts.learner()
+    strict = replace(learner, means=replace(learner.means, margins=Margins(kl=-1.0)))
     ada._parts = replace(ada._parts, learner=lambda: strict)
     correct(ada, 3, first=10)
     report = ada.learn(accept=True)
