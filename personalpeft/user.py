@@ -399,9 +399,11 @@ class User:
         """
         return digest(self._parts.store, self.id, since, self._parts.clock.now(), until)
 
-    def turns(self, limit: int | None = None) -> tuple[Turn, ...]:
-        """The conversation so far, newest first."""
-        return self._parts.store.ledger.turns(self.id, limit=limit)
+    def turns(self, limit: int | None = None, *, before: str | None = None) -> tuple[Turn, ...]:
+        """The conversation so far, newest first; with ``before`` what is older than the turn of that id, so that a long one can be
+        read in parts. Raises ``NotFound`` for an unknown turn, ``InvalidInput`` for a limit below 0.
+        """
+        return self._parts.store.ledger.turns(self.id, limit=limit, before=before)
 
     def turn(self, reply: Reply | Turn | str) -> Turn:
         """One turn, by a reply, its id or the beginning of it; "last" is the newest. Raises ``NotFound``."""

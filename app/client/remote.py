@@ -285,8 +285,8 @@ class RemoteUser:
         digest: Digest = self._line.call(do.DIGEST, None, query, user=self.id)
         return digest
 
-    def turns(self, limit: int | None = None) -> tuple[Turn, ...]:
-        return self._all(do.TURNS, v.PageQuery(limit=_PAGE), most=limit)
+    def turns(self, limit: int | None = None, *, before: str | None = None) -> tuple[Turn, ...]:
+        return self._all(do.TURNS, v.PageQuery(before, _PAGE), most=limit)
 
     def turn(self, reply: Reply | Turn | str) -> Turn:
         turn: Turn = self._call(do.TURN, turn=_turn(reply))

@@ -143,8 +143,12 @@ class Ledger(Protocol):
         """One turn; an unambiguous prefix of the id will do."""
         ...
 
-    def turns(self, user: str, *, limit: int | None = None, using: Collection[str] | None = None) -> tuple[Turn, ...]:
-        """Newest first; with ``using`` only those in whose prompt one of these signals was."""
+    def turns(
+        self, user: str, *, limit: int | None = None, using: Collection[str] | None = None, before: str | None = None
+    ) -> tuple[Turn, ...]:
+        """Newest first; with ``using`` only those in whose prompt one of these signals was, with ``before`` only those that are older
+        than this turn. Raises as ``turn`` for that.
+        """
         ...
 
     def add_signal(

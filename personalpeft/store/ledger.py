@@ -39,6 +39,8 @@ _LATER_COUNTS = _ABOUT_A_TURN - {SignalKind.COMMENT}
 # Its first part is in the words of the index turn_looked_up, without which it would walk over all turns of the user.
 _USING = " and used <> '[]' and exists (select 1 from json_each(used) where value in (select value from json_each(?)))"
 
+_OLDER = " and seq < (select seq from turn where user = ? and id = ?)"
+
 
 class SqliteLedger:
     """The ``Ledger`` of a home."""
@@ -99,17 +101,24 @@ class SqliteLedger:
         with self._database.reading() as db:
             return _turn(db, user, known_id(db, "turn", user, turn_id))
 
-    def turns(self, user: str, *, limit: int | None = None, using: Collection[str] | None = None) -> tuple[Turn, ...]:
-        """Newest first; with ``using`` only those in whose prompt one of these signals was."""
+    def turns(
+        self, user: str, *, limit: int | None = None, using: Collection[str] | None = None, before: str | None = None
+    ) -> tuple[Turn, ...]:
+        """Newest first; with ``using`` only those in whose prompt one of these signals was, with ``before`` only those that are older
+        than this turn. Raises as ``turn`` for that.
+        """
         if limit is not None and limit < 0:
             raise InvalidInput(f"The limit {limit} is negative.", hint="Give 0 or more, or none for all.")
         with self._database.reading() as db:
             known_user(db, user)
+            older = [] if before is None else [user, known_id(db, "turn", user, before)]
             found = rows(
                 db,
-                f"select * from turn where user = ?{'' if using is None else _USING} order by seq desc limit ?",
+                f"select * from turn where user = ?{'' if using is None else _USING}{_OLDER if older else ''}"
+                " order by seq desc limit ?",
                 user,
                 *([] if using is None else [entries.as_json(sorted(using), what="list of signals used")]),
+                *older,
                 -1 if limit is None else limit,
             )
         return tuple(turn_from(each) for each in found)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -42,7 +43,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request, let in and checked. ``person`` is None where the path names nobody."""
+    """One request, let in and checked. ``person`` is None where the path names nobody; ``gone`` says whether the
+    client went away, so that nothing is written for nobody.
+    """
 
     runtime: Runtime
     jobs: Jobs
@@ -51,6 +54,7 @@ class Call:
     path: Mapping[str, str]
     query: Any
     body: Any
+    gone: Asking
 
     @property
     def user(self) -> User:
@@ -79,12 +83,13 @@ def summary(call: Call) -> UserSummary:
 
 
 def chat(call: Call) -> Reply:
-    return call.user.chat(call.body.prompt, **_asked(call.body))
+    return call.user.chat(call.body.prompt, cancelled=call.gone, **_asked(call.body))
 
 
 def stream(call: Call) -> Iterator[v.Begun | v.Piece | v.Ended]:
     with call.desk.stream(call.user.id) as (name, stop):
-        reply = call.user.stream(call.body.prompt, cancelled=stop.is_set, **_asked(call.body))
+        over = partial(_either, stop.is_set, call.gone)
+        reply = call.user.stream(call.body.prompt, cancelled=over, **_asked(call.body))
         try:
             # The first piece is asked for before anything is answered: what keeps it away is then an answer of its own, with a status.
             first = next(reply, None)
@@ -103,7 +108,10 @@ def stop(call: Call) -> v.Stopped:
 
 
 def turns(call: Call) -> v.Page[Turn]:
-    return _page(call.user.turns(), call.query, _id)
+    # One more than is asked for says whether there is another page; the ledger brings no others.
+    found = call.user.turns(call.query.limit + 1, before=call.query.after)
+    page = found[: call.query.limit]
+    return v.Page(page, page[-1].id if len(found) > len(page) else None)
 
 
 def turn(call: Call) -> Turn:
@@ -284,7 +292,13 @@ def digest(call: Call) -> Digest:
 def compare(call: Call) -> v.BlindComparison:
     body = call.body
     found = call.user.compare(
-        body.prompt, body.a, body.b, layer=body.layer, max_tokens=body.max_tokens, memory=body.memory
+        body.prompt,
+        body.a,
+        body.b,
+        layer=body.layer,
+        max_tokens=body.max_tokens,
+        memory=body.memory,
+        cancelled=call.gone,
     )
     answers = tuple(v.BlindAnswer(number, each.name, each.text) for number, each in enumerate(found.answers, 1))
     return v.BlindComparison(call.desk.keep(call.user.id, found), found.prompt, answers, found.same)
@@ -336,6 +350,10 @@ def _asked(body: v.ChatBody) -> dict[str, Any]:
         "top_logprobs": body.top_logprobs,
         "timeout": body.timeout,
     }
+
+
+def _either(one: Asking, other: Asking) -> bool:
+    return one() or other()
 
 
 def _layer(call: Call) -> Layer:

@@ -22,6 +22,7 @@ from werkzeug.exceptions import UnsupportedMediaType
 from personalpeft import Runtime
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import InvalidInput, PersonalPeftError
+from personalpeft.learning.order import never
 from personalpeft.personal import Exported
 from personalpeft_app.http import bodies, failures, security
 from personalpeft_app.http.own import values as v
@@ -69,13 +70,17 @@ class OwnApi:
                 security.acting_for(path["user"])
             checked = {name: take(PARAMETERS[name][0], value, name) for name, value in path.items()}
             query = _query(operation)
+            # Only a real server knows.
+            gone = request.environ.get("waitress.client_disconnected", never)
             if operation.upload:
                 with _uploaded() as file:
-                    done = ACTS[operation.name](Call(self._runtime, self.jobs, self._desk, None, checked, query, file))
+                    done = ACTS[operation.name](
+                        Call(self._runtime, self.jobs, self._desk, None, checked, query, file, gone)
+                    )
                 return _json(give(done), operation.status)
             body = _body(operation)
             person = self._runtime.user(path["user"], create=operation.makes_user) if "user" in path else None
-            call = Call(self._runtime, self.jobs, self._desk, person, checked, query, body)
+            call = Call(self._runtime, self.jobs, self._desk, person, checked, query, body, gone)
             done = ACTS[operation.name](call)
             if operation.events:
                 return self._events(operation, done)

@@ -330,6 +330,16 @@ def test_a_home_is_looked_after_by_administration_alone(opened: Any, ada: Any, r
             forbidden()
 
 
+def test_turns_come_in_parts(ada: Any, own: User) -> None:
+    correct(ada)
+    whole = own.turns()
+    assert ada.turns(2) == whole[:2]
+    assert ada.turns(2, before=whole[1].id) == whole[2:4]
+    assert ada.turns(before=whole[-1].id) == ()
+    with pytest.raises(NotFound):
+        ada.turns(before="t_0000")
+
+
 def test_a_digest_can_end_before_now(ada: Any, own: User) -> None:
     correct(ada)
     assert ada.digest(timedelta(hours=1)).signals == {"edit": 5}

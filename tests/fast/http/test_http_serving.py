@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import personalpeft
 from personalpeft import Runtime, Serving
+from personalpeft_app.http.own.routes import OwnApi
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -101,6 +102,37 @@ def test_a_client_that_goes_away_frees_its_row_and_what_it_saw_is_kept(
             assert time.monotonic() - gone < 0.35
         turns = runtime.user("ada").turns()
         assert {turn.finish_reason for turn in turns} == {"cancelled"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat", {"prompt": "Hello"}),
+        ("chat/stream", {"prompt": "Hello"}),
+        ("comparisons", {"prompt": "Hello", "a": "live", "b": "base"}),
+    ],
+)
+def test_a_client_of_our_own_api_that_goes_away_frees_its_rows(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    ada = runtime.user("ada")
+    for number in range(5):
+        ada.feedback(ada.chat(f"question {number}", temperature=0), edit=f"Ahoy! Answer {number}. Arrr!")
+    ada.learn()
+    Slow(monkeypatch, 0.1)
+    api = OwnApi(runtime)
+    with served(runtime, more=[api.blueprint]) as site:
+        connection = http.client.HTTPConnection(site.url.removeprefix("http://"), timeout=20)
+        headers = {"Authorization": f"Bearer {site.secret}", "Content-Type": "application/json"}
+        connection.request("POST", f"/api/v1/users/ada/{path}", json.dumps(body), headers)
+        wait_for(lambda: site.running > 0)
+        connection.sock.close()
+        connection.close()
+        gone = time.monotonic()
+        wait_for(lambda: site.running == 0 and site.places.taken == 0)
+        # Far from the end of what was asked for, which takes half a second at least.
+        assert time.monotonic() - gone < 0.35
+        api.close()
 
 
 def test_a_stop_lets_replies_end_and_takes_nothing_new(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
