@@ -121,7 +121,8 @@ def _draw(
     page = context.new_page()
     page.goto(link)
     page.locator(".exchanges[aria-busy=false]").wait_for(state="attached")
-    page.get_by_role("navigation").get_by_role("link", name=room).click()
+    if room != "Talk":
+        page.get_by_role("navigation").get_by_role("link", name=room).click()
     page.wait_for_timeout(800)
     play(page)
     page.mouse.move(620, 4)

@@ -43,7 +43,8 @@ export function chatRoom(person) {
     thread = next;
     views = thread.exchanges.map((exchange) => view(exchange));
     draw();
-    field.focus({ preventScroll: true });
+    // On a phone the keys would come up and take half of the screen.
+    if (!touched()) field.focus({ preventScroll: true });
     list.lastElementChild?.scrollIntoView({ block: "start" });
     return undefined;
   }
@@ -206,8 +207,7 @@ export function chatRoom(person) {
   });
   field.addEventListener("keydown", (event) => {
     if (event.isComposing) return;
-    const touch = matchMedia("(pointer: coarse)").matches;
-    if (event.key === "Enter" && !event.shiftKey && (!touch || event.ctrlKey || event.metaKey)) {
+    if (event.key === "Enter" && !event.shiftKey && (!touched() || event.ctrlKey || event.metaKey)) {
       event.preventDefault();
       ask();
     } else if (event.key === "ArrowUp" && !field.value) {
@@ -253,6 +253,9 @@ export function chatRoom(person) {
     },
   };
 }
+
+/** Whether this is a screen to touch, where Enter makes a new line as everywhere else there. */
+const touched = () => matchMedia("(pointer: coarse)").matches;
 
 /**
  * While a reply grows its end stays in sight, unless the reader has gone up to read.

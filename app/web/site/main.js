@@ -40,6 +40,8 @@ const rooms = {
 const names = Object.keys(rooms);
 /** @type {string} */
 let here = "";
+// How far down the room to talk in was when it was left.
+let left = 0;
 
 place("who").textContent = who.user;
 const links = names.map((name) => h("a", { href: `#/${name}` }, rooms[name].title.textContent));
@@ -62,6 +64,7 @@ function show() {
   if (location.hash && !(named in rooms) && here) return;
   const name = named in rooms ? named : names[0];
   const first = !here;
+  if (here === names[0]) left = scrollY;
   here = name;
   const room = rooms[name];
   main.replaceChildren(room.element);
@@ -74,7 +77,8 @@ function show() {
   // Who listens hears where they are; who has just come begins at the top.
   if (!first) {
     room.title.focus({ preventScroll: true });
-    scrollTo(0, 0);
+    // A conversation is gone on with where it was left.
+    scrollTo(0, name === names[0] ? left : 0);
   }
 }
 
