@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -204,6 +205,8 @@ class Tui(App[None]):
             super()._handle_exception(error)
         else:
             self.broken = self.broken or error
+            with suppress(Exception):  # The mistake may be in just what is asked here.
+                self._gather_unsent()
             self.exit()
 
     # What Speaking says
@@ -263,12 +266,12 @@ class Tui(App[None]):
         screen = Comparing(comparison, choose)
         self.push_screen(screen)
 
-    def model_would_forget(self, item: str, report: ForgetReport) -> None:
+    def model_would_forget(self, item: str, what: Content, report: ForgetReport) -> None:
         def sure(forget: bool | None) -> None:
             if forget:
                 self._studying.forget(item)
 
-        self.push_screen(Sure("Forget this for good?", Content(printable(str(report))), "forget it", "keep it"), sure)
+        self.push_screen(Sure("Forget this for good?", views.would_forget(what, report), "forget it", "keep it"), sure)
 
     def model_forgot(self, report: ForgetReport) -> None:
         self._speaking.forget(report.turns, report.emptied)
@@ -276,7 +279,7 @@ class Tui(App[None]):
         self.push_screen(Reading("Forgotten", Content(printable(str(report)))))
 
     def on_said_forget(self, event: Said.Forget) -> None:
-        self._studying.would_forget(event.item)
+        self._studying.would_forget(event.item, event.text)
 
     def model_said(self, text: str) -> None:
         self._note(text)
@@ -344,11 +347,16 @@ class Tui(App[None]):
             self._note("Ctrl+Q leaves.")
 
     async def action_quit(self) -> None:
-        self.unsent = [*self.query_one(Composer).unsent(), *self._replying.unsent()]
+        self._gather_unsent()
         self._speaking.stop_all()
         for job in self._studying.jobs:
             job.stop()
         self.exit()
+
+    def _gather_unsent(self) -> None:
+        """Everything that was typed and that the ledger does not have."""
+        self._replying.leave(self._typed)
+        self.unsent = [*self._speaking.unsent(), *self.query_one(Composer).unsent(), *self._replying.unsent()]
 
     # Conversations
 

@@ -196,4 +196,4 @@ class Panel(Vertical):
 
 _TURNING = "[$secondary][b $primary]← →[/] turn a weight, [b $primary]1[/] as learned, [b $primary]0[/] without[/]"
 _FORGETTING = "[$secondary][b $primary]d[/] forgets one; it asks first[/]"
-_CHANGING = "[$secondary][b $primary]Enter[/] makes it live   [b $primary]b[/] compares it blind[/]"
+_CHANGING = "[$secondary][b $primary]Enter[/] makes it live  [b $primary]b[/] compares blind[/]"

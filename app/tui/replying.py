@@ -146,7 +146,8 @@ class Replying:
 
     def unsent(self) -> list[str]:
         """What was typed into editors and is not in the ledger."""
-        return [text.strip() for text in self._edits.values()]
+        texts = {each.turn: each.text for talk in self._speaking.talks.values() for each in talk.exchanges}
+        return [typed.strip() for turn, typed in self._edits.items() if typed != texts.get(turn)]
 
     def _do(self, work: Callable[[], object], then: Callable[[object], None]) -> None:
         self._threads.do(work, then, self._listener.reply_wrong)

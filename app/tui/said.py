@@ -29,9 +29,10 @@ class Said(OptionList):
     class Forget(Message):
         """Somebody wants something forgotten."""
 
-        def __init__(self, item: str) -> None:
+        def __init__(self, item: str, text: Content) -> None:
             super().__init__()
             self.item = item
+            self.text = text
 
     def __init__(self, place: str) -> None:
         super().__init__(id=place, classes="said", compact=True)
@@ -41,7 +42,8 @@ class Said(OptionList):
         """What is so now; what was chosen stays chosen where it still is there."""
         if tuple(rows) == self._rows:
             return
-        chosen = self._chosen
+        before = self._chosen
+        chosen = before.id if before is not None else None
         self._rows = tuple(rows)
         self.set_options([Option(row.text, disabled=row.id is None) for row in rows])
         ids = [row.id for row in rows]
@@ -51,11 +53,11 @@ class Said(OptionList):
             self.highlighted = next((at for at, name in enumerate(ids) if name is not None), None)
 
     @property
-    def _chosen(self) -> str | None:
+    def _chosen(self) -> Row | None:
         at = self.highlighted
-        return self._rows[at].id if at is not None and at < len(self._rows) else None
+        return self._rows[at] if at is not None and at < len(self._rows) else None
 
     def action_forget(self) -> None:
-        chosen = self._chosen
-        if chosen is not None:
-            self.post_message(self.Forget(chosen))
+        row = self._chosen
+        if row is not None and row.id is not None:
+            self.post_message(self.Forget(row.id, row.text))

@@ -104,6 +104,15 @@ class Speaking:
         for _, job in self._jobs.values():
             job.stop()
 
+    def unsent(self) -> list[str]:
+        """The questions of which the ledger knows nothing, and of which no piece of a reply came that it will keep."""
+        return [
+            each.asked
+            for key, talk in self.talks.items()
+            for each in talk.exchanges
+            if each.turn is None and not each.reply and (key, each.number) not in self._stood
+        ]
+
     def take_back(self, key: str, number: int) -> None:
         """Takes a question that failed out of its conversation."""
         self._set(self.talks[key].without(number))

@@ -14,6 +14,8 @@ from personalpeft_app.tui.threads import Threads
 from personalpeft_app.tui.work import Desk, Job, Standing, told
 
 if TYPE_CHECKING:
+    from textual.content import Content
+
     from personalpeft import LearnReport, Why
     from personalpeft.comparing import Choice, Comparison
     from personalpeft.forgetting import ForgetReport
@@ -35,7 +37,7 @@ class Listener(Protocol):
     def model_compared(self, comparison: Comparison) -> None:
         """Two different answers are there."""
 
-    def model_would_forget(self, item: str, report: ForgetReport) -> None:
+    def model_would_forget(self, item: str, what: Content, report: ForgetReport) -> None:
         """What would go with something that somebody wants forgotten."""
 
     def model_forgot(self, report: ForgetReport) -> None:
@@ -127,13 +129,13 @@ class Studying:
         """Why a reply was as it was."""
         self._threads.do(partial(self._user.why, turn), then, self._listener.model_wrong)
 
-    def would_forget(self, item: str) -> None:
-        """Finds out what would go with something; nothing is changed."""
+    def would_forget(self, item: str, what: Content) -> None:
+        """Finds out what would go with something; nothing is changed. ``what`` it is, in words."""
         if self.forgetting is not None:
             self._listener.model_said("Something is being forgotten; one after another.")
             return
         work = partial(self._user.forget, item, dry_run=True)
-        self._threads.do(work, partial(self._listener.model_would_forget, item), self._listener.model_wrong)
+        self._threads.do(work, partial(self._listener.model_would_forget, item, what), self._listener.model_wrong)
 
     def forget(self, item: str) -> None:
         """Destroys something for good, and has built anew what is missing then."""

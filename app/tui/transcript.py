@@ -15,6 +15,7 @@ from textual.widgets import Static, TextArea
 
 from personalpeft_app.tui import views
 from personalpeft_app.tui.flowing import Flowing
+from personalpeft_app.tui.markdown import links
 from personalpeft_app.tui.talk import Exchange, Talk
 
 _SAYING = (
@@ -23,6 +24,7 @@ _SAYING = (
     "[@click=app.retry][b $primary]r[/] retry[/]  [@click=app.copy_reply][b $primary]y[/] copy[/]  "
     "[@click=app.why][b $primary]w[/] why[/]"
 )
+_OPENING = "  [@click=app.links][b $primary]o[/] link[/]"
 _TRYING = "[@click=app.retry][b $primary]r[/] retry[/]  [@click=app.take_back][b $primary]e[/] edit the question[/]"
 _STOPPING = "[@click=app.stop][b $primary]esc[/] stop[/]"
 _EDITING = (
@@ -102,7 +104,7 @@ class ExchangeView(Vertical):
 
 def _actions(exchange: Exchange) -> str:
     if exchange.turn is not None:
-        return _SAYING
+        return _SAYING + (_OPENING if links(exchange.text) else "")
     return _TRYING if exchange.status == "failed" else _STOPPING
 
 

@@ -19,6 +19,7 @@ from personalpeft_app.tui.work import Standing
 
 if TYPE_CHECKING:
     from personalpeft import LearnReport, Why
+    from personalpeft.forgetting import ForgetReport
     from personalpeft.memory.base import Item
     from personalpeft.types import Layer, Revision
 
@@ -188,6 +189,21 @@ def memory(items: Sequence[Item]) -> list[Row]:
             rows.append(_heading(title, "", "", first=not rows))
             rows += [_said(moment(each.at)[5:10], each.text, each.id) for each in own]
     return rows or [Row(Content.assemble(("Nothing yet. F4 tells a fact, c on a reply a rule.", DIM)))]
+
+
+def would_forget(what: Content, report: ForgetReport) -> Content:
+    """What would go with something that is to be forgotten, and what would be built anew."""
+    parts: list[Content | str] = [what, "\n"]
+    gone = ((report.turns, "turn"), (report.signals, "signal"), (report.revisions, "revision"))
+    with_it = [_count(len(ids), each) for ids, each in gone if ids]
+    parts.append(f"\nDestroyed for good: {', '.join(with_it)}.")
+    if report.emptied:
+        parts.append(f"\nEmptied: {_count(len(report.emptied), 'turn')} that had it in view.")
+    for layer, head in report.heads.items():
+        parts.append(f"\n{layer} goes back to {head or 'the bare base'}, and is built anew from what is left.")
+    if report.stands:
+        parts.append(f"\nThe same words stand in {_count(len(report.stands), 'other place')}, which stay.")
+    return Content.assemble(*parts)
 
 
 def _heading(text: str, colour: str, more: str, *, first: bool = False) -> Row:

@@ -16,17 +16,22 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 # Before the imports: moments are shown in the time of the place, which must not show in a picture.
 os.environ["TZ"] = "UTC"
 os.environ.pop("NO_COLOR", None)
 time.tzset()
 
+from textual.screen import Screen
+
 import personalpeft
 from personalpeft import Runtime
 from personalpeft.clock import Clock
 from personalpeft.errors import PersonalPeftError
 from personalpeft_app.tui.app import Tui
+from personalpeft_app.tui.said import Said
+from personalpeft_app.tui.screens import Comparing, Sure
 from personalpeft_app.tui.work import Desk, Job
 
 HERE = Path(__file__).parent
@@ -40,6 +45,24 @@ _QUESTIONS = (
     ("Is raw milk safe?", "Not for children; boil it first."),
     ("How do I peel garlic?", "Crush it with the flat of the knife."),
 )
+
+
+_LONG = """\
+## Eight minutes
+
+Put it in **boiling** water, wait *eight* minutes, then:
+
+1. Pour the water off
+2. Cover it with cold water; that stops the cooking, and the shell comes off in large pieces
+   - from the fridge: one minute more
+
+| size | minutes |
+| --- | --- |
+| M | 7 |
+| L | 8 |
+
+> Fresh eggs peel badly. [Why that is](https://example.org/eggs)
+"""
 
 
 def _clock() -> Clock:
@@ -58,14 +81,25 @@ def _live(runtime: Runtime) -> None:
         for question, answer in half:
             ada.feedback(ada.chat(question), edit=answer)
         ada.learn()
-    ada.remember("I cook for two.")
+    ada.feedback(ada.chat("And exactly?"), edit=_LONG)
+    ada.feedback(ada.chat("How much is a cup?"), comment="Use metric units.")
+    for fact in ("I cook for two.", "My oven has no fan.", "I do not eat fish."):
+        ada.remember(fact)
 
 
 def _bug(error: Exception) -> PersonalPeftError:
     raise error
 
 
-async def _draw(runtime: Runtime, name: str, size: tuple[int, int], play: Callable[[Tui], None], *keys: str) -> None:
+async def _draw(
+    runtime: Runtime,
+    name: str,
+    size: tuple[int, int],
+    play: Callable[[Tui], None],
+    *keys: str,
+    over: type[Screen[Any]] = Screen,
+) -> None:
+    """``over`` is what comes over the conversation then."""
     app = Tui(Desk(runtime, runtime.user("ada")), Job(), _bug)
     async with app.run_test(size=size) as pilot:
         while app._studying.loading is not None or app._studying.standing.stack is None:
@@ -76,6 +110,8 @@ async def _draw(runtime: Runtime, name: str, size: tuple[int, int], play: Callab
             while app._speaking.busy:
                 await pilot.pause(0.05)
         play(app)
+        while not isinstance(app.screen, over):
+            await pilot.pause(0.05)
         for _ in range(10):
             await pilot.pause(0.1)
         drawn = app.export_screenshot(title="personalpeft tui")
@@ -83,6 +119,13 @@ async def _draw(runtime: Runtime, name: str, size: tuple[int, int], play: Callab
     # The names inside are drawn by chance for each picture.
     (HERE / f"{name}.svg").write_text(re.sub(r"terminal-\d+", f"{name}", drawn), "utf-8")
     print(f"docs/pictures/{name}.svg")
+
+
+def _forget(app: Tui) -> None:
+    app.action_open("memory")
+    memory = app.query_one("#memory", Said)
+    memory.focus()
+    memory.action_forget()
 
 
 def _typed(text: str) -> tuple[str, ...]:
@@ -95,11 +138,24 @@ def main() -> None:
 
         async def draw() -> None:
             asked = (*_typed("What goes with leeks?"), "enter")
-            await _draw(runtime, "tui", (132, 34), lambda app: app.action_open("revisions"), *asked)
+            await _draw(
+                runtime,
+                "tui",
+                (132, 34),
+                lambda app: app.action_open("revisions"),
+                *asked,
+                "f2",
+                "down",
+                "down",
+                "enter",
+            )
             again = ("f2", "down", "enter", "up")
+            long = ("f2", "down", "down", "down", "enter", "up")
+            await _draw(runtime, "tui-reply", (80, 24), lambda app: None, *long)
+            await _draw(runtime, "tui-forget", (110, 30), _forget, *long, over=Sure)
             await _draw(runtime, "tui-edit", (80, 24), lambda app: app.action_edit_reply(), *again)
             await _draw(runtime, "tui-why", (110, 30), lambda app: app.action_why(), *again)
-            await _draw(runtime, "tui-compare", (80, 24), lambda app: app.action_compare(), *again)
+            await _draw(runtime, "tui-compare", (80, 24), lambda app: app.action_compare(), *again, over=Comparing)
 
         asyncio.run(draw())
 

@@ -105,7 +105,7 @@ def test_an_edit_that_a_reply_was_built_from_is_forgotten_from_why(learned: Runt
         said = seat.app.query_one("#why", Said)
         said.focus()
         await seat.press("down", "d")
-        await seat.sees("revisions would be destroyed")
+        await seat.sees("Destroyed for good: 1 signal, 1 revision.")
         await seat.press("y")
         await seat.sees("FORGOTTEN")
         await seat.press("escape")

@@ -183,6 +183,41 @@ def test_what_was_typed_in_a_conversation_is_there_when_one_comes_back(runtime: 
     assert app.unsent == ["half a thought"]
 
 
+def test_what_the_ledger_does_not_have_when_one_leaves_is_handed_back(runtime: Runtime) -> None:
+    there = threading.Event()
+
+    async def play(seat: Seat) -> None:
+        # One question waits for the model, a second behind it; and in another conversation something is being typed.
+        for text in ("first", "second"):
+            await seat.type(text)
+            await seat.press("enter")
+        await seat.sees("waits for the model")
+        await seat.press("ctrl+n")
+        await seat.type("half a thought")
+        await seat.app.action_quit()
+        there.set()
+        assert sorted(seat.app.unsent) == ["first", "half a thought", "second"]
+
+    sit_down(runtime, play, load=lambda: there.wait(20) and None)
+
+
+def test_an_edit_that_is_open_when_one_leaves_is_handed_back_and_one_that_changed_nothing_is_not(
+    runtime: Runtime,
+) -> None:
+    async def open_it(seat: Seat) -> None:
+        await seat.ask("one")
+        await seat.press("up", "e")
+        await seat.sees("keep it so")
+
+    async def change_it(seat: Seat) -> None:
+        await open_it(seat)
+        await seat.type(" but better")
+
+    assert sit_down(runtime, open_it).unsent == []
+    (text,) = sit_down(runtime, change_it).unsent
+    assert text.endswith(" but better")
+
+
 def test_a_mistake_in_a_thread_is_a_message_and_loses_nothing(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
