@@ -155,14 +155,22 @@ def test_thin_evidence_goes_live_on_probation(wins: int, probation: bool) -> Non
         ({"target": (), "trained": answers(won=2)}, Verdict.PROMOTED, "2 of 2 answers just learned got better"),
         ({"right_before": 0, "still_right": 0}, Verdict.PROMOTED, "3 of 3 answers held back got better; on probation"),
         ({"target": answers(won=3, lost=1)}, Verdict.PROMOTED, "3 of 4 answers held back got better, 1 got worse"),
-        ({"target": answers(won=2, lost=1)}, Verdict.ABSTAINED, "2 of 3 answers held back got better, 1 got worse: too little"),
+        (
+            {"target": answers(won=2, lost=1)},
+            Verdict.ABSTAINED,
+            "2 of 3 answers held back got better, 1 got worse: too little",
+        ),
         ({"target": answers(won=1, lost=1)}, Verdict.REFUSED, "1 of 2 answers held back got better, 1 got worse"),
         (
             {"target": (Asked("a", -2.0, -1.0), Asked("b", -2.0, -2.1))},
             Verdict.ABSTAINED,
             "1 of 2 answers held back got better, 1 got worse: too little",
         ),
-        ({"target": (Asked("a", -2.0, -1.9), Asked("b", -2.0, -2.09))}, Verdict.ABSTAINED, "1 got worse: too little to go by"),
+        (
+            {"target": (Asked("a", -2.0, -1.9), Asked("b", -2.0, -2.09))},
+            Verdict.ABSTAINED,
+            "1 got worse: too little to go by",
+        ),
         (
             {"target": (*(Asked(each, -2.0, -1.9) for each in "ab"), Asked("c", -2.0, -4.0))},
             Verdict.REFUSED,
