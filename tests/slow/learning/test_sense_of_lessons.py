@@ -21,16 +21,9 @@ from personalpeft_app.bench.persons import people
 
 pytestmark = pytest.mark.slow
 
-NOTHING_TO_DO_WITH_IT = (
-    "evasive",
-    "rude",
-    "praise only",
-    "beside the point",
-    "deaf to its owner",
-    "one question, four answers",
-)
-MEANINGLESS = ("keyboard noise", "shuffled words", "punctuation", "babble", "encoded text", "one word again and again")
-MEANT = ("12 edits", "4 edits", "letters", "steps", "a closing wish", "invite", "decline", "the opposite of the advice")
+NOTHING_TO_DO_WITH_IT = ("evasive", "beside the point", "one question, four answers")
+MEANINGLESS = ("keyboard noise", "shuffled words", "encoded text")
+MEANT = ("4 edits", "steps", "a closing wish", "invite")
 
 
 @pytest.fixture(scope="module")
