@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from personalpeft.comparing import Choice
@@ -28,6 +29,7 @@ from personalpeft_app.client.following import Asking, Progress, RemoteStream, br
 from personalpeft_app.client.line import Line
 from personalpeft_app.http.own import operations as do
 from personalpeft_app.http.own import values as v
+from personalpeft_app.peft_archive import packed, unpacked
 
 _PAGE = 1000
 
@@ -311,6 +313,36 @@ class RemoteUser:
         target = Path(file).expanduser().absolute()
         told = self._line.download(do.EXPORT, v.ExportQuery(adapters), target, user=self.id)
         return Exported(**{**told, "path": target})
+
+    def export_peft(self, folder: str | Path, *, layer: str | None = None) -> Path:
+        """As ``User.export_peft``; the folder is written here."""
+        target = Path(folder).expanduser().absolute()
+        try:
+            filled = target.exists() and any(target.iterdir())
+        except OSError as error:
+            why = error.strerror or error
+            raise InvalidInput(f"{target} cannot be written: {why}.", hint="Choose another place.") from error
+        if filled:
+            raise InvalidInput(f"There is something in {target} already.", hint="Choose an empty folder.")
+        with TemporaryDirectory(prefix="personal-") as beside:
+            archive = Path(beside) / "peft.zip"
+            self._line.download(do.EXPORT_PEFT, v.PeftQuery(layer), archive, user=self.id)
+            try:
+                target.mkdir(parents=True, exist_ok=True)
+                unpacked(archive, target)
+            except OSError as error:
+                why = error.strerror or error
+                raise InvalidInput(f"{target} cannot be written: {why}.", hint="Choose another place.") from error
+        return target
+
+    def import_peft(self, folder: str | Path, *, layer: str = "style") -> Revision:
+        """As ``User.import_peft``, of a folder that lies here."""
+        with TemporaryDirectory(prefix="personal-") as beside:
+            archive = Path(beside) / "peft.zip"
+            packed(Path(folder).expanduser(), archive)
+            data = archive.read_bytes()
+        revision: Revision = self._line.call(do.IMPORT_PEFT, data, v.PeftImportQuery(layer), user=self.id)
+        return revision
 
     def _call(self, operation: do.Operation, body: Any = None, /, **path: str) -> Any:
         return self._line.call(operation, body, None, user=self.id, **path)

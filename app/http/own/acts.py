@@ -33,6 +33,7 @@ from personalpeft_app.http.own.desk import Desk
 from personalpeft_app.http.own.jobs import Asking, Jobs, Progress
 from personalpeft_app.http.own.operations import OPERATIONS
 from personalpeft_app.http.security import caller
+from personalpeft_app.peft_archive import packed, unpacked
 
 # How long a stream of events may be silent, in seconds: a proxy or a client would take a longer silence for the end, and a reader who has
 # gone is found out by writing.
@@ -321,6 +322,21 @@ def import_user(call: Call) -> Imported:
     except PersonalFileError as error:
         # It names the file as it lies here, which says nothing to who sent it.
         raise PersonalFileError(error.message.replace(str(call.body), "The file"), hint=error.hint) from error
+
+
+@contextmanager
+def export_peft(call: Call) -> Iterator[v.Packed]:
+    """As ``export``."""
+    with TemporaryDirectory(prefix="personal-") as folder:
+        archive = Path(folder) / f"{call.user.id}.zip"
+        packed(call.user.export_peft(Path(folder) / "peft", layer=call.query.layer), archive)
+        yield v.Packed(archive, archive.stat().st_size)
+
+
+def import_peft(call: Call) -> Revision:
+    with TemporaryDirectory(prefix="personal-") as folder:
+        unpacked(call.body, Path(folder))
+        return call.user.import_peft(folder, layer=call.query.layer)
 
 
 def verify(call: Call) -> tuple[Problem, ...]:

@@ -102,7 +102,7 @@ def _answer(operation: Operation) -> dict[str, Any]:
         }
         return {"description": "Server-sent events.", "content": {"text/event-stream": {"schema": event}}}
     if operation.download:
-        return {"description": "A .personal file.", "content": {PERSONAL: {"schema": {}}}}
+        return {"description": f"{operation.file.capitalize()}.", "content": {PERSONAL: {"schema": {}}}}
     if operation.answer is None:
         return {"description": "It is done."}
     schema = schema_of(operation.answer)

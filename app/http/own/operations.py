@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from personalpeft.comparing import Choice
 from personalpeft.errors import (
+    AdapterError,
     BaseMismatch,
     Busy,
     Cancelled,
@@ -70,7 +71,8 @@ class Operation:
 
     ``name`` is the function that does it (``acts``) and the operationId. ``answer`` is the type of the answer, None for none;
     ``paged`` answers a page of them; ``events`` answers server-sent events, by name, in place of one value. ``makes_user``: the
-    user is made on first use, as the library does. ``everybody``: only for who may act for all users.
+    user is made on first use, as the library does. ``everybody``: only for who may act for all users. ``download``
+    answers a file, ``upload`` takes one as its body; ``file`` says what it is.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Operation:
     everybody: bool = False
     download: bool = False
     upload: bool = False
+    file: str = "a `.personal` file"
     errors: Errors = ANY
 
     @property
@@ -259,6 +262,18 @@ IMPORT = Operation(
     "Takes in the user of a .personal file, of whom there must be none yet; every digest and adapter in it is checked first.",
     Imported, query=v.ImportQuery, status=201, upload=True, everybody=True,
     errors=(*ANY, PersonalFileError, WeightsError, MissingPackage),
+)  # fmt: skip
+
+EXPORT_PEFT = Operation(
+    "export_peft", "GET", f"{_USER}/peft", "Move",
+    "The live stack, or one layer of it, as the folder that PEFT loads as one LoRA, in a zip.",
+    query=v.PeftQuery, download=True, file="a zip of a PEFT folder", errors=(*SERVING, AdapterError),
+)  # fmt: skip
+IMPORT_PEFT = Operation(
+    "import_peft", "POST", f"{_USER}/peft", "Move",
+    "Takes a PEFT folder in, sent as a zip, as a revision of a layer and makes it live. Read as a stranger's, and not judged.",
+    Revision, query=v.PeftImportQuery, status=201, upload=True, makes_user=True, file="a zip of a PEFT folder",
+    errors=(*ANY, AdapterError, BaseMismatch, WeightsError, MissingPackage),
 )  # fmt: skip
 
 VERIFY = Operation(

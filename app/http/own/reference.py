@@ -97,7 +97,7 @@ def _one(operation: Operation) -> Iterator[str]:
     if rows:
         yield ""
     if operation.upload:
-        yield from (f"The body is a `.personal` file ({PERSONAL}).", "")
+        yield from (f"The body is {operation.file} ({PERSONAL}).", "")
     yield f"Answers {operation.status}: {_answer(operation)}. Errors: {', '.join(map(str, statuses(operation)))}."
 
 
@@ -105,7 +105,7 @@ def _answer(operation: Operation) -> str:
     if operation.events:
         return "events " + ", ".join(f"`{name}` ({kind.__name__})" for name, kind in operation.events.items())
     if operation.download:
-        return "a `.personal` file"
+        return operation.file
     if operation.answer is None:
         return "nothing"
     return f"{'a page of ' if operation.paged else ''}{_words(schema_of(operation.answer))}"

@@ -34,7 +34,7 @@ from personalpeft_app.http.own.operations import OPERATIONS, PARAMETERS, PERSONA
 from personalpeft_app.http.own.shapes import fields_of, give, take, unions
 
 LARGEST_FILE = 256 * 2**20
-"""Bytes of a ``.personal`` file that is taken in."""
+"""Bytes of a file that is taken in."""
 _TRUTH = {"true": True, "false": False}
 
 
@@ -70,17 +70,11 @@ class OwnApi:
                 security.acting_for(path["user"])
             checked = {name: take(PARAMETERS[name][0], value, name) for name, value in path.items()}
             query = _query(operation)
-            # Only a real server knows.
-            gone = request.environ.get("waitress.client_disconnected", never)
             if operation.upload:
-                with _uploaded() as file:
-                    done = ACTS[operation.name](
-                        Call(self._runtime, self.jobs, self._desk, None, checked, query, file, gone)
-                    )
+                with _uploaded(operation) as file:
+                    done = ACTS[operation.name](self._call(operation, checked, query, file))
                 return _json(give(done), operation.status)
-            body = _body(operation)
-            person = self._runtime.user(path["user"], create=operation.makes_user) if "user" in path else None
-            call = Call(self._runtime, self.jobs, self._desk, person, checked, query, body, gone)
+            call = self._call(operation, checked, query, _body(operation))
             done = ACTS[operation.name](call)
             if operation.events:
                 return self._events(operation, done)
@@ -94,6 +88,12 @@ class OwnApi:
             return response
 
         return view
+
+    def _call(self, operation: Operation, path: Mapping[str, str], query: Any, body: Any) -> Call:
+        person = self._runtime.user(path["user"], create=operation.makes_user) if "user" in path else None
+        # Only a real server knows who has gone.
+        gone = request.environ.get("waitress.client_disconnected", never)
+        return Call(self._runtime, self.jobs, self._desk, person, path, query, body, gone)
 
     def _events(self, operation: Operation, values: Generator[Any, None, None]) -> Response:
         names = {kind: name for name, kind in operation.events.items()}
@@ -127,10 +127,10 @@ def _openapi() -> Response:
 
 
 @contextmanager
-def _uploaded() -> Generator[Path, None, None]:
+def _uploaded(operation: Operation) -> Generator[Path, None, None]:
     """The body of this request as a file, which is gone afterwards."""
     if request.mimetype != PERSONAL:
-        raise UnsupportedMediaType(f"Send a .personal file, with Content-Type: {PERSONAL}.")
+        raise UnsupportedMediaType(f"Send {operation.file}, with Content-Type: {PERSONAL}.")
     request.max_content_length = LARGEST_FILE
     with TemporaryDirectory(prefix="personal-") as folder:
         path = Path(folder) / "sent.personal"
@@ -139,7 +139,7 @@ def _uploaded() -> Generator[Path, None, None]:
         yield path
 
 
-def _file(made: AbstractContextManager[Exported]) -> Response:
+def _file(made: AbstractContextManager[Exported | v.Packed]) -> Response:
     with ExitStack() as stack:
         exported = stack.enter_context(made)
         response = send_file(exported.path, mimetype=PERSONAL, as_attachment=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 
 from personalpeft.errors import InvalidId, NotFound
@@ -242,6 +243,20 @@ class ExportQuery:
 
 
 @dataclass(frozen=True, slots=True)
+class PeftQuery:
+    """One layer, or the whole stack."""
+
+    layer: LayerName | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PeftImportQuery:
+    """The layer that it becomes a revision of."""
+
+    layer: LayerName = "style"
+
+
+@dataclass(frozen=True, slots=True)
 class ImportQuery:
     """Another name than the file's own for the user who comes in."""
 
@@ -289,6 +304,14 @@ class Observed:
     """The id of the signal that was kept, or null where what an app sees is not kept."""
 
     signal: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A file that goes out: what it is called and how large it is."""
+
+    path: Path
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)

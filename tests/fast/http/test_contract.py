@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import zipfile
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +14,7 @@ from http_makers import Served, served
 
 import personalpeft
 from personalpeft import (
+    AdapterError,
     Busy,
     Cancelled,
     Forgotten,
@@ -29,6 +32,7 @@ from personalpeft.types import SignalKind
 from personalpeft_app.client import Client, NotAllowed, RemoteUser, Unreachable, connect
 from personalpeft_app.http.own.routes import OwnApi
 from personalpeft_app.output import as_data
+from personalpeft_app.peft_archive import unpacked
 
 
 @pytest.fixture
@@ -314,6 +318,43 @@ def test_a_user_goes_into_a_file_and_comes_in_again_under_another_name(opened: A
     assert [user.id for user in opened.users()] == ["ada", "bob"]
 
 
+def test_a_stack_goes_out_and_comes_in_as_a_peft_folder(opened: Any, ada: Any, tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        ada.export_peft(tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+    correct(ada)
+    ada.learn()
+    folder = ada.export_peft(tmp_path / "peft")
+    names = ["adapter_config.json", "adapter_model.safetensors", "personalpeft.json"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    with pytest.raises(InvalidInput):
+        ada.export_peft(folder)
+    bob = opened.user("bob")
+    revision = bob.import_peft(folder, layer="skill.email")
+    assert bob.stack().entries[0].revision == revision.id
+    assert bob.revisions() == (revision,)
+    (folder / "adapter_model.safetensors").write_bytes(b"no tensors")
+    for damaged in (folder, tmp_path / "nowhere"):
+        with pytest.raises(AdapterError):
+            bob.import_peft(damaged)
+    assert bob.revisions() == (revision,)
+
+
+@pytest.mark.parametrize(
+    "names", [["../adapter_config.json"], ["/etc/x"], ["adapter_model.bin"], ["adapter_config.json"] * 2]
+)
+def test_an_archive_decides_nothing_about_where_it_is_unpacked(tmp_path: Path, names: list[str]) -> None:
+    with zipfile.ZipFile(tmp_path / "sent.zip", "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in names:
+            archive.writestr(name, "{}")
+    (tmp_path / "into").mkdir()
+    with pytest.raises(AdapterError):
+        unpacked(tmp_path / "sent.zip", tmp_path / "into")
+    assert list((tmp_path / "into").iterdir()) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["into", "sent.zip"]
+
+
 def test_a_home_is_looked_after_by_administration_alone(opened: Any, ada: Any, runtime: Runtime, site: Served) -> None:
     correct(ada)
     assert opened.verify() == ()
@@ -436,10 +477,9 @@ def test_what_is_wrong_is_the_same_error_with_a_hint_and_keeps_nothing(ada: Any,
 def test_the_client_has_the_methods_of_a_user_with_their_parameters() -> None:
     import inspect
 
-    missing = {"export_peft", "import_peft"}
     public = {name for name in dir(User) if not name.startswith("_")}
-    assert public - missing == {name for name in dir(RemoteUser) if not name.startswith("_")}
-    for name in public - missing:
+    assert public == {name for name in dir(RemoteUser) if not name.startswith("_")}
+    for name in public:
         own, remote = (inspect.signature(getattr(kind, name)) for kind in (User, RemoteUser))
         if name != "chat":
             assert set(own.parameters) - {"paused"} - ({"cancelled"} if name == "compare" else set()) == set(
