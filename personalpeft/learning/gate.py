@@ -100,7 +100,7 @@ class Asked:
 
     @property
     def worse(self) -> bool:
-        """Whether an older question lost more than a tenth of what it had gained over the base. What was learned by heart
+        """Whether it lost more than a tenth of what it had gained over the base. What was learned by heart
         moves by more than a tie with every learn, and is known by heart all the same.
         """
         gained = 0.0 if self.base is None else self.before - self.base
@@ -230,10 +230,11 @@ def judge(evidence: Evidence, margins: Margins) -> Judgement:
         return Judgement(Verdict.REFUSED, wrong)
     decided = any(asked.won or asked.lost for asked in evidence.target)
     judged_by = evidence.target if decided or not evidence.trained else evidence.trained
-    won, lost = sum(a.won for a in judged_by), sum(a.lost for a in judged_by)
+    # Of what is known already a little comes and goes with every learn, so a loss has to be worth the name here as well.
+    won, lost = sum(a.won for a in judged_by), sum(a.worse for a in judged_by)
     if won == lost == 0:
         return Judgement(Verdict.ABSTAINED, "no difference could be measured on what was held back")
-    gained = sum(a.change for a in judged_by) / len(judged_by)
+    gained = sum(a.change for a in judged_by if a.won or a.worse)
     what = f"{won} of {len(judged_by)} answers {'held back' if judged_by is evidence.target else 'just learned'} got better"
     if lost:
         what += f", {lost} got worse"
