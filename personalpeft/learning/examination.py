@@ -24,12 +24,14 @@ from personalpeft.learning.sense import Sense, sense_of
 from personalpeft.learning.training import stopped
 from personalpeft.learning.voices import SHORTLY, Said, Voices
 from personalpeft.serving.engine import Engine, Request
-from personalpeft.types import Message, Sampling, Stack
+from personalpeft.types import Message, Sampling, SignalKind, Stack
 
 _EXAMPLE = Sampling(max_tokens=40)
 _SHOWN = 3
 _LONGEST = 256
 _LOOK = 32
+# A fact's answer is a word or two, and what was liked is the model's own.
+_NOT_WRITTEN = (SignalKind.FACT, SignalKind.RATING)
 # So long, in seconds, one look waits for people who chat: they may never stop.
 _PATIENCE = 5.0
 
@@ -244,7 +246,8 @@ def _sense(engine: Scoring, sitting: Sitting) -> Sense:
         items = [continuation(engine.backend, [Message("user", each.request)], each.answer, _LOOK) for each in said]
         return [score.logp for score in engine.score(items, Stack(sitting.live.base))]
 
-    return sense_of(sitting.paper.new, likelihoods)
+    written = [lesson.shown for lesson in sitting.paper.new if lesson.kind not in _NOT_WRITTEN]
+    return sense_of(written, likelihoods)
 
 
 def _rules(engine: Scoring, sitting: Sitting) -> dict[str, Explained]:
@@ -256,7 +259,7 @@ def _rules(engine: Scoring, sitting: Sitting) -> dict[str, Explained]:
     plain = [likelihoods(engine, list(asked.values()), stack) for stack in stacks]
     for rule, ruled in paper.ruled.items():
         of_base, of_layer = (
-            explained(ruled, without, likelihoods(engine, ruled, stack))
+            explained(without.keys(), without, likelihoods(engine, ruled, stack))
             for without, stack in zip(plain, stacks, strict=True)
         )
         found[rule] = Explained(round(of_base, 4), round(of_layer, 4))

@@ -20,9 +20,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from personalpeft.learning.lessons import Lesson
 from personalpeft.learning.manner import Shown
-from personalpeft.types import SignalKind
 
 _FEWEST, _MOST = 4, 12
 _FEWEST_WORDS = 5
@@ -41,12 +39,11 @@ class Sense:
 NOT_WEIGHED = Sense()
 
 
-def sense_of(lessons: Sequence[Lesson], likelihoods: Callable[[Sequence[Shown]], Sequence[float]]) -> Sense:
-    """The sense of the newest lessons that somebody wrote. ``likelihoods`` gives the mean log-prob a token of each answer
+def sense_of(lessons: Sequence[Shown], likelihoods: Callable[[Sequence[Shown]], Sequence[float]]) -> Sense:
+    """The sense of the newest of some lessons, which somebody wrote. ``likelihoods`` gives the mean log-prob a token of each answer
     under the bare base. Of a conversation only what was asked last is looked at, and of that the beginning.
     """
-    written = [each.shown for each in lessons if each.kind not in (SignalKind.FACT, SignalKind.RATING)]
-    asked = list({each.request: Shown(each.request[:_LOOK], each.answer) for each in written}.values())[-_MOST:]
+    asked = list({each.request: Shown(each.request[:_LOOK], each.answer) for each in lessons}.values())[-_MOST:]
     if len(asked) < _FEWEST:
         return NOT_WEIGHED
     step = max(1, len(asked) // (_OTHERS + 1))

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.lessons import Lesson
 from personalpeft.learning.manner import Shown
 from personalpeft.learning.sense import NOT_WEIGHED, sense_of
-from personalpeft.types import Message, SignalKind
 
 THINGS = ("eggs", "rice", "bread", "beans", "fish", "soup", "corn", "cake")
-
-
-def lesson(request: str, wanted: str, kind: SignalKind = SignalKind.EDIT) -> Lesson:
-    return Lesson(f"sig_{request}", kind, (Message("user", request),), wanted)
 
 
 def knowing(said: Sequence[Shown]) -> list[float]:
@@ -33,14 +26,14 @@ def knowing(said: Sequence[Shown]) -> list[float]:
     return found
 
 
-def lessons(say: str, things: Sequence[str] = THINGS) -> list[Lesson]:
-    return [lesson(f"How about {thing} ?", say.format(thing)) for thing in things]
+def lessons(say: str, things: Sequence[str] = THINGS) -> list[Shown]:
+    return [Shown(f"How about {thing} ?", say.format(thing)) for thing in things]
 
 
 def test_answers_that_speak_of_what_was_asked_fit_and_those_to_other_questions_do_not() -> None:
     fitting = sense_of(lessons("{} and some time to wait"), knowing)
     assert fitting.fit == pytest.approx(1.0)
-    moved = [lesson(f"How about {a} ?", b) for a, b in zip(THINGS, (*THINGS[3:], *THINGS[:3]), strict=True)]
+    moved = [Shown(f"How about {a} ?", b) for a, b in zip(THINGS, (*THINGS[3:], *THINGS[:3]), strict=True)]
     assert (sense_of(moved, knowing).fit or 0.0) <= 0.1
     assert sense_of(lessons("I do not know that at all"), knowing).fit == pytest.approx(0.0)
 
@@ -56,16 +49,9 @@ def test_answers_of_a_few_words_are_not_asked_for_their_order() -> None:
     assert sense.order is None
 
 
-@pytest.mark.parametrize("kind", [SignalKind.FACT, SignalKind.RATING])
-def test_only_what_somebody_wrote_is_asked(kind: SignalKind) -> None:
-    assert (
-        sense_of([lesson(f"question {n}", "an answer of five words", kind) for n in range(9)], knowing) == NOT_WEIGHED
-    )
-
-
 def test_three_lessons_are_too_few_to_tell() -> None:
     assert sense_of(lessons("{}", THINGS[:3]), knowing) == NOT_WEIGHED
-    assert sense_of([lesson("the same", f"answer {n}") for n in range(9)], knowing) == NOT_WEIGHED
+    assert sense_of([Shown("the same", f"answer {n}") for n in range(9)], knowing) == NOT_WEIGHED
 
 
 @given(texts=st.lists(st.text(min_size=1), min_size=4, max_size=20))
@@ -76,22 +62,18 @@ def test_the_same_lessons_are_always_asked_in_the_same_way(texts: list[str]) -> 
         asked.append(list(said))
         return [0.0] * len(said)
 
-    said = [lesson(f"question {n}", text) for n, text in enumerate(texts)]
+    said = [Shown(f"question {n}", text) for n, text in enumerate(texts)]
     assert sense_of(said, noted) == sense_of(said, noted)
     assert asked[0] == asked[1]
 
 
-def test_of_a_long_conversation_only_the_beginning_of_the_last_question_is_read() -> None:
+def test_of_a_long_question_only_the_beginning_is_read() -> None:
     read: list[Shown] = []
 
     def noted(said: Sequence[Shown]) -> list[float]:
         read.extend(said)
         return [0.0] * len(said)
 
-    before = (Message("user", "tell me " * 5000), Message("assistant", "no " * 5000))
-    said = [
-        replace(lesson(f"{n} why? " * 1000, "because"), messages=(*before, Message("user", f"{n} why? " * 1000)))
-        for n in range(6)
-    ]
+    said = [Shown(f"{n} why? " * 1000, "because") for n in range(6)]
     sense_of(said, noted)
     assert max(len(each.request) for each in read) <= 400

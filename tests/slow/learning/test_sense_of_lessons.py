@@ -11,11 +11,10 @@ import pytest
 import personalpeft
 from personalpeft import Runtime
 from personalpeft.learning.gate import Margins
-from personalpeft.learning.lessons import Lesson
 from personalpeft.learning.manner import Shown
 from personalpeft.learning.objectives import continuation
 from personalpeft.learning.sense import Sense, sense_of
-from personalpeft.types import Message, SignalKind, Stack
+from personalpeft.types import Message, Stack
 from personalpeft_app.bench.learn_batches import batches
 from personalpeft_app.bench.persons import people
 
@@ -44,9 +43,7 @@ def sense(runtime: Runtime) -> Callable[[str], Sense]:
 
     def of_batch(name: str) -> Sense:
         said = known[name].acts(people()["hana"], random.Random(name))
-        lessons = [
-            Lesson(f"sig_{n}", SignalKind.EDIT, (Message("user", act.prompt),), act.text) for n, act in enumerate(said)
-        ]
+        lessons = [Shown(act.prompt, act.text) for act in said]
         return sense_of(lessons, likelihoods)
 
     return of_batch
