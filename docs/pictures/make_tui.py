@@ -7,14 +7,11 @@ byte, wherever it runs.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
-import random
 import re
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +20,11 @@ os.environ["TZ"] = "UTC"
 os.environ.pop("NO_COLOR", None)
 time.tzset()
 
+from pace import steady
 from textual.screen import Screen
 
 import personalpeft
 from personalpeft import Runtime
-from personalpeft.clock import Clock
 from personalpeft.errors import PersonalPeftError
 from personalpeft_app.tui.app import Tui
 from personalpeft_app.tui.said import Said
@@ -63,16 +60,6 @@ Put it in **boiling** water, wait *eight* minutes, then:
 
 > Fresh eggs peel badly. [Why that is](https://example.org/eggs)
 """
-
-
-def _clock() -> Clock:
-    minutes = itertools.count()
-    chance = random.Random(7)
-    return Clock(
-        now=lambda: datetime(2026, 3, 2, 9, 0, tzinfo=UTC) + timedelta(seconds=20 * next(minutes)),
-        timer=lambda: 0.0,
-        entropy=chance.randbytes,
-    )
 
 
 def _live(runtime: Runtime) -> None:
@@ -133,7 +120,7 @@ def _typed(text: str) -> tuple[str, ...]:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder, personalpeft.open(folder, backend="fake", clock=_clock()) as runtime:
+    with tempfile.TemporaryDirectory() as folder, personalpeft.open(folder, backend="fake", clock=steady()) as runtime:
         _live(runtime)
 
         async def draw() -> None:

@@ -6,21 +6,18 @@ made up, and here they are made up to look like a small model's: everything else
 
 from __future__ import annotations
 
-import itertools
-import random
 import tempfile
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from pace import steady
 from playwright.sync_api import Browser, Page, sync_playwright
 
 import personalpeft
 from personalpeft import Runtime
 from personalpeft.backends import fake
-from personalpeft.clock import Clock
 from personalpeft_app.bench.page import browser_of
 from personalpeft_app.http.own.routes import OwnApi
 from personalpeft_app.http.places import places_for
@@ -57,16 +54,6 @@ _SURE = (-1.55, -1.2, -1.34)
 _WIDE, _NARROW = {"width": 1180, "height": 760}, {"width": 360, "height": 740}
 
 
-def _clock() -> Clock:
-    seconds = itertools.count()
-    chance = random.Random(7)
-    return Clock(
-        now=lambda: datetime(2026, 3, 2, 9, 0, tzinfo=UTC) + timedelta(seconds=20 * next(seconds)),
-        timer=lambda: 0.0,
-        entropy=chance.randbytes,
-    )
-
-
 def _as_a_small_model() -> Callable[[bool], None]:
     """Has the fake backend say what is above, and be as sure of an answer as a small model is: surer with the first two revisions,
     and less sure again with the third. What is returned switches whether a stack answers as it was taught.
@@ -87,7 +74,7 @@ def _as_a_small_model() -> Callable[[bool], None]:
         level = -2.1 if stack is None else _SURE[min(seen.index(stack.digest), 2)]
         return tuple(level + 0.02 * (each % 7) for each in completion)
 
-    fake.FakeBackend._reply = reply  # type: ignore[method-assign]
+    fake.FakeBackend._reply = reply  # type: ignore[method-assign]  # only here does it say what it is told to
     fake._logprobs = logprobs
     return lambda on: ways.update({True: taught if on else before})
 
@@ -146,7 +133,7 @@ def _edit(page: Page) -> None:
 
 def main() -> None:
     as_taught = _as_a_small_model()
-    with tempfile.TemporaryDirectory() as folder, personalpeft.open(folder, backend="fake", clock=_clock()) as runtime:
+    with tempfile.TemporaryDirectory() as folder, personalpeft.open(folder, backend="fake", clock=steady()) as runtime:
         runtime.tokens.ensure_first()
         _live(runtime, as_taught)
         own, places = OwnApi(runtime), places_for(runtime)

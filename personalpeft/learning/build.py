@@ -250,16 +250,17 @@ class Builder:
         of_base = self.means.voices.of_base(plan.user, plan.live.base, canaries, cancelled=order.cancelled)
         if order.cancelled():
             raise stopped("before the verdict")
-        paper = Paper(target, older, theirs, trained, of_base, tuple(_since(plan)), self._ruled(plan), lineage)
+        asked = plan.questions[-MOST_LESSONS:]
+        rules = self._heard_with_rules(plan, asked)
+        paper = Paper(target, older, theirs, trained, of_base, tuple(_since(plan)), asked, rules, lineage)
         signals = {*plan.roles, *trained_on(self.means.store, plan.parent)}
         return sitting(self.means.scoping, plan.user, plan.live, candidate.stack, paper, {plan.layer: signals})
 
-    def _ruled(self, plan: Plan) -> dict[str, tuple[Lesson, ...]]:
-        """The newest questions of a style as they are heard with each of the newest rules."""
-        if plan.layer != "style" or not plan.questions:
+    def _heard_with_rules(self, plan: Plan, asked: Sequence[Lesson]) -> dict[str, tuple[Lesson, ...]]:
+        """Questions of a style as they are heard with each of the newest rules; no other layer takes a rule over."""
+        if plan.layer != "style" or not asked:
             return {}
         rules = [routing.signal.id for routing in plan.routings if routing.place == "profile"][-MOST_RULES:]
-        asked = plan.questions[-MOST_LESSONS:]
         heard = self.means.heard
         return {
             rule: tuple(replace(each, messages=heard(plan.user, rule, each.messages)) for each in asked)

@@ -41,7 +41,7 @@ class Paper:
     """What is asked: ``target`` are the layer's pins that have not counted in the lineage, ``retention`` those that were
     pinned before this build, ``others`` those of all other layers, ``trained`` stands in where there is no target,
     ``of_base`` is what the bare base said to the canaries. ``new`` are the lessons that came since the last learn,
-    ``ruled`` the newest questions of the layer as they are heard with each rule.
+    ``unruled`` some questions of the layer, and ``rules`` the same as they are heard with each rule.
     """
 
     target: tuple[Lesson, ...]
@@ -50,7 +50,8 @@ class Paper:
     trained: tuple[Lesson, ...]
     of_base: Said
     new: tuple[Lesson, ...] = ()
-    ruled: Mapping[str, tuple[Lesson, ...]] = field(default_factory=dict)
+    unruled: tuple[Lesson, ...] = ()
+    rules: Mapping[str, tuple[Lesson, ...]] = field(default_factory=dict)
     lineage: Lineage = field(default_factory=Lineage)
 
 
@@ -251,19 +252,17 @@ def _sense(engine: Scoring, sitting: Sitting) -> Sense:
 
 
 def _rules(engine: Scoring, sitting: Sitting) -> dict[str, Explained]:
-    """What each rule explains of the questions of the layer, to the bare base and to the candidate."""
-    paper, found = sitting.paper, dict[str, Explained]()
-    questions = {lesson.key: lesson for lesson in (*paper.target, *paper.retention)}
-    stacks = (Stack(sitting.live.base), sitting.candidate)
-    asked = {key: questions[key] for ruled in paper.ruled.values() for key in (each.key for each in ruled)}
-    plain = [likelihoods(engine, list(asked.values()), stack) for stack in stacks]
-    for rule, ruled in paper.ruled.items():
-        of_base, of_layer = (
-            explained(without.keys(), without, likelihoods(engine, ruled, stack))
-            for without, stack in zip(plain, stacks, strict=True)
-        )
-        found[rule] = Explained(round(of_base, 4), round(of_layer, 4))
-    return found
+    """What each rule explains of some answers, to the bare base and to the candidate."""
+    rules, asked = sitting.paper.rules, sitting.paper.unruled
+    if not rules:
+        return {}
+
+    def to(stack: Stack) -> dict[str, float]:
+        plain = likelihoods(engine, asked, stack)
+        return {rule: explained(plain, likelihoods(engine, heard, stack)) for rule, heard in rules.items()}
+
+    to_base, to_layer = to(Stack(sitting.live.base)), to(sitting.candidate)
+    return {rule: Explained(to_base[rule], to_layer[rule]) for rule in rules}
 
 
 def _right(canaries: Sequence[Canary], replies: Sequence[str]) -> set[int]:

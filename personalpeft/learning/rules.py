@@ -9,7 +9,7 @@ back say nothing of explains nothing to either, so it stays.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +32,9 @@ class Explained:
         return self.base >= SAID_AT_ALL and self.layer <= LEFT * self.base
 
 
-def explained(lessons: Collection[str], plain: Mapping[str, float], heard: Mapping[str, float]) -> float:
-    """What a rule explains: the mean log-prob a token of some lessons where it is ``heard``, less that where it is not."""
-    return sum(heard[key] - plain[key] for key in lessons) / len(lessons)
+def explained(plain: Mapping[str, float], heard: Mapping[str, float]) -> float:
+    """What a rule explains: the mean log-prob a token of the same lessons where it is ``heard``, less that where it is not."""
+    return round(sum(heard[key] - plain[key] for key in plain) / len(plain), 4)
 
 
 def taken_over(style: Revision) -> frozenset[str]:

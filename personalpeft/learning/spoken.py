@@ -1,5 +1,5 @@
 """What the bare base says to the generic questions, kept in the cache from one process to the next: every learn on it would
-ask the same again, and a first learn would wait for it longer than for a step in four.
+ask the same again, and a learn from the command line would wait for it each time.
 
 Invariants: only the bare base's words are kept, never those of a user's stack. A file belongs to one base, one set of
 questions and one way to compute; a file that is not whole, or was changed, is no file, so at worst all is asked again. Who
@@ -53,10 +53,13 @@ class Spoken:
         if not said:
             return
         whole = self.read() | dict(said)
+        text = json.dumps({"digest": canonical_digest(whole), "said": whole}, ensure_ascii=False)
         try:
             self._place.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=self._place.parent, delete=False) as part:
-                json.dump({"digest": canonical_digest(whole), "said": whole}, part, ensure_ascii=False)
-            Path(part.name).replace(self._place)
+            # A folder of its own, which goes whatever happens: what a full disk cuts off is not left lying.
+            with tempfile.TemporaryDirectory(dir=self._place.parent) as folder:
+                part = Path(folder) / self._place.name
+                part.write_text(text, "utf-8")
+                part.replace(self._place)
         except OSError as error:
             _log.info("What the base said is not kept in %s: %s.", self._place, error)

@@ -45,9 +45,9 @@ def terms(lessons: Sequence[Lesson], batch: Batch) -> Iterator[Term]:
 
 
 def _shares(lesson: Lesson, tokens: int, batch: Batch) -> tuple[float, ...]:
-    """What each token of a wanted answer counts: those of the manner ``shared`` each, those between ``content``, and that it
-    ends there 1, over what they would without ``content``. So an answer of few words in a long manner is no weaker lesson
-    for it where the manner is not what it is to teach.
+    """What each token of a wanted answer counts: those of the manner ``shared``, those between ``content``, and that it ends there
+    1. All of it is over what they would come to with a ``content`` of 1, so an answer of few words in a long manner is no
+    weaker lesson for it where the manner is not what it is to teach.
     """
     if batch.manner == NO_MANNER:
         return ()

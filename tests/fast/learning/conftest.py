@@ -1,15 +1,12 @@
-"""Each backend, and somebody on the fake one, for who does not ask for another."""
+"""Each backend."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from backend_makers import attach, composed
-from runtime_makers import opened
 
-from personalpeft import Runtime, User
 from personalpeft.backends.base import Backend
 
 
@@ -20,19 +17,3 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     attach(backend, "two", composed(backend, 1))
     yield backend
     backend.detach("two")
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def runtime(home: Path) -> Iterator[Runtime]:
-    with opened(home) as runtime:
-        yield runtime
-
-
-@pytest.fixture
-def ada(runtime: Runtime) -> User:
-    return runtime.user("ada")

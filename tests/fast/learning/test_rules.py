@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import cycle
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runtime_makers import ask, correct, opened
+from runtime_makers import ask, correct
 
 from personalpeft import User
 from personalpeft.learning.rules import Explained, taken_over
-
-
-@pytest.fixture
-def ada(tmp_path: Path) -> Iterator[User]:
-    with opened(tmp_path / "home") as runtime:
-        yield runtime.user("ada")
 
 
 def comment(ada: User, text: str = "Begin each answer with Ahoy!") -> str:

@@ -10,11 +10,6 @@ from personalpeft.store.base import Store
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "home"
-
-
-@pytest.fixture
 def store(home: Path) -> Iterator[Store]:
     with opened(home) as store:
         yield store

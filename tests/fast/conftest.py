@@ -1,3 +1,5 @@
+"""Somebody with a home on the fake model, for who does not ask for another."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
