@@ -6,19 +6,16 @@ value back; a function of an operation with events gives them one after another,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
-from personalpeft import Runtime, User
 from personalpeft.comparing import Choice
-from personalpeft.errors import InvalidInput, NotFound, PersonalFileError
-from personalpeft.forgetting import ForgetReport
+from personalpeft.errors import InvalidInput, PersonalFileError
 from personalpeft.learning.account import Account
 from personalpeft.learning.digest import Digest
 from personalpeft.learning.pending import Pending
@@ -29,40 +26,13 @@ from personalpeft.replies import Reply, Why
 from personalpeft.store.base import Collected, Problem, UserSummary
 from personalpeft.types import HeadMove, Json, Layer, Revision, Signal, Stack, Turn
 from personalpeft_app.http.own import values as v
-from personalpeft_app.http.own.desk import Desk
-from personalpeft_app.http.own.jobs import Asking, Jobs, Progress
+from personalpeft_app.http.own import working
+from personalpeft_app.http.own.call import Call
+from personalpeft_app.http.own.jobs import Asking
 from personalpeft_app.http.own.operations import OPERATIONS
+from personalpeft_app.http.own.paging import by_id, page, page_by_number
 from personalpeft_app.http.security import caller
 from personalpeft_app.peft_archive import packed, unpacked
-
-# How long a stream of events may be silent, in seconds: a proxy or a client would take a longer silence for the end, and a reader who has
-# gone is found out by writing.
-PATIENCE = 1.0
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One request, let in and checked. ``person`` is None where the path names nobody; ``gone`` says whether the
-    client went away, so that nothing is written for nobody.
-    """
-
-    runtime: Runtime
-    jobs: Jobs
-    desk: Desk
-    person: User | None
-    path: Mapping[str, str]
-    query: Any
-    body: Any
-    gone: Asking
-
-    @property
-    def user(self) -> User:
-        """Whose model it is about; only for operations whose path names somebody."""
-        if self.person is None:
-            raise LookupError("the path of this operation names nobody")
-        return self.person
 
 
 def holder(call: Call) -> v.Holder:
@@ -111,8 +81,8 @@ def stop(call: Call) -> v.Stopped:
 def turns(call: Call) -> v.Page[Turn]:
     # One more than is asked for says whether there is another page; the ledger brings no others.
     found = call.user.turns(call.query.limit + 1, before=call.query.after)
-    page = found[: call.query.limit]
-    return v.Page(page, page[-1].id if len(found) > len(page) else None)
+    part = found[: call.query.limit]
+    return v.Page(part, part[-1].id if len(found) > len(part) else None)
 
 
 def turn(call: Call) -> Turn:
@@ -151,15 +121,15 @@ def remember(call: Call) -> v.Said:
 
 
 def signals(call: Call) -> v.Page[Signal]:
-    return _page(call.user.signals(current=call.query.current), call.query, _id)
+    return page(call.user.signals(current=call.query.current), call.query, by_id)
 
 
 def lessons(call: Call) -> v.Page[Account]:
-    return _page(call.user.lessons(current=call.query.current), call.query, lambda account: account.signal.id)
+    return page(call.user.lessons(current=call.query.current), call.query, lambda account: account.signal.id)
 
 
 def items(call: Call) -> v.Page[Item]:
-    return _page(call.user.items(), call.query, _id)
+    return page(call.user.items(), call.query, by_id)
 
 
 def edit_item(call: Call) -> Item:
@@ -169,75 +139,6 @@ def edit_item(call: Call) -> Item:
 
 def remove_item(call: Call) -> None:
     call.user.remove_item(call.path["item"])
-
-
-def learn(call: Call) -> v.Job:
-    user, body = call.user, call.body
-
-    def work(progress: Progress, cancelled: Asking) -> LearnReport:
-        return user.learn(
-            body.layer,
-            start=body.start,
-            seconds=body.seconds,
-            steps=body.steps,
-            memory=body.memory,
-            dry_run=body.dry_run,
-            accept=body.accept,
-            progress=progress,
-            cancelled=cancelled,
-        )
-
-    return call.jobs.begin(user.id, "learn", work)
-
-
-def practice(call: Call) -> v.Job:
-    user, body = call.user, call.body
-
-    def work(progress: Progress, cancelled: Asking) -> LearnReport:
-        return user.practice(
-            body.skill,
-            verifier=body.verifier,
-            family=body.family,
-            shaping=body.shaping,
-            rounds=body.rounds,
-            seconds=body.seconds,
-            progress=progress,
-            cancelled=cancelled,
-        )
-
-    return call.jobs.begin(user.id, "practice", work)
-
-
-def forget(call: Call) -> v.Job:
-    user, body = call.user, call.body
-
-    def work(progress: Progress, cancelled: Asking) -> ForgetReport:
-        report = user.forget(
-            body.item, rebuild=body.rebuild, dry_run=body.dry_run, progress=progress, cancelled=cancelled
-        )
-        if not body.dry_run:
-            # What this server remembers of its own may hold the words too.
-            call.jobs.forget(user.id)
-            call.desk.forget(user.id)
-        return report
-
-    return call.jobs.begin(user.id, "forget", work)
-
-
-def jobs(call: Call) -> v.Page[v.Job]:
-    return _page(call.jobs.of(call.user.id), call.query, _id)
-
-
-def job(call: Call) -> v.Job:
-    return call.jobs.get(call.user.id, call.path["job"])
-
-
-def follow(call: Call) -> Iterator[v.Job | None]:
-    return call.jobs.watch(call.user.id, call.path["job"], PATIENCE)
-
-
-def cancel(call: Call) -> v.Job:
-    return call.jobs.cancel(call.user.id, call.path["job"])
 
 
 def pending(call: Call) -> Pending:
@@ -253,7 +154,7 @@ def stack(call: Call) -> Stack:
 
 
 def layers(call: Call) -> v.Page[Layer]:
-    return _page(call.user.layers(), call.query, lambda layer: layer.name)
+    return page(call.user.layers(), call.query, lambda layer: layer.name)
 
 
 def weigh(call: Call) -> Layer:
@@ -271,15 +172,15 @@ def rollback(call: Call) -> HeadMove:
 
 
 def revisions(call: Call) -> v.Page[Revision]:
-    return _page(call.user.revisions(call.query.layer), call.query, _id)
+    return page(call.user.revisions(call.query.layer), call.query, by_id)
 
 
 def history(call: Call) -> v.Page[HeadMove]:
-    return _page_by_number(call.user.history(call.query.layer), call.query)
+    return page_by_number(call.user.history(call.query.layer), call.query)
 
 
 def reports(call: Call) -> v.Page[Json]:
-    return _page_by_number(call.user.reports(), call.query)
+    return page_by_number(call.user.reports(), call.query)
 
 
 def digest(call: Call) -> Digest:
@@ -347,7 +248,8 @@ def collect(call: Call) -> Collected:
     return call.runtime.collect(dry_run=call.query.dry_run)
 
 
-ACTS: Mapping[str, Callable[[Call], Any]] = {each.name: globals()[each.name] for each in OPERATIONS}
+_BY_NAME = {**globals(), **vars(working)}
+ACTS: Mapping[str, Callable[[Call], Any]] = {each.name: _BY_NAME[each.name] for each in OPERATIONS}
 
 
 def _asked(body: v.ChatBody) -> dict[str, Any]:
@@ -374,28 +276,3 @@ def _either(one: Asking, other: Asking) -> bool:
 
 def _layer(call: Call) -> Layer:
     return next(layer for layer in call.user.layers() if layer.name == call.path["layer"])
-
-
-def _id(value: Any) -> str:
-    return str(value.id)
-
-
-def _page(found: Sequence[T], query: Any, key: Callable[[T], str]) -> v.Page[T]:
-    """A page of what has ids, after the one of that id. Raises ``NotFound`` where that has gone in between."""
-    begin = 0
-    if query.after is not None:
-        begin = next((number for number, each in enumerate(found, 1) if key(each) == query.after), 0)
-        if not begin:
-            raise NotFound("There is nothing of the id that after names.", hint="Begin again with the first page.")
-    page = tuple(found[begin : begin + query.limit])
-    return v.Page(page, key(page[-1]) if begin + len(page) < len(found) else None)
-
-
-def _page_by_number(found: Sequence[T], query: Any) -> v.Page[T]:
-    """A page of what only grows and has no ids: ``after`` is how many came before."""
-    if query.after is not None and not (query.after.isdecimal() and query.after.isascii()):
-        raise InvalidInput("after is not the next of a page.", hint="Begin again with the first page.")
-    begin = int(query.after or 0)
-    page = tuple(found[begin : begin + query.limit])
-    ends = begin + len(page)
-    return v.Page(page, str(ends) if ends < len(found) else None)

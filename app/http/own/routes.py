@@ -26,7 +26,8 @@ from personalpeft.learning.order import never
 from personalpeft.personal import Exported
 from personalpeft_app.http import bodies, failures, security
 from personalpeft_app.http.own import values as v
-from personalpeft_app.http.own.acts import ACTS, Call
+from personalpeft_app.http.own.acts import ACTS
+from personalpeft_app.http.own.call import Call
 from personalpeft_app.http.own.desk import Desk
 from personalpeft_app.http.own.jobs import BUG, Jobs
 from personalpeft_app.http.own.openapi import document

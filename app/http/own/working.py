@@ -1,0 +1,89 @@
+"""What goes on in the server after it has answered, in the words of the library: learns, practices and forgettings, and the jobs that
+they are.
+
+As ``acts``, of which this is the part that takes a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from personalpeft.forgetting import ForgetReport
+from personalpeft.learning.report import LearnReport
+from personalpeft_app.http.own import values as v
+from personalpeft_app.http.own.call import Call
+from personalpeft_app.http.own.jobs import Asking, Progress
+from personalpeft_app.http.own.paging import by_id, page
+
+# How long a stream of events may be silent, in seconds: a proxy or a client would take a longer silence for the end, and a reader who has
+# gone is found out by writing.
+PATIENCE = 1.0
+
+
+def learn(call: Call) -> v.Job:
+    user, body = call.user, call.body
+
+    def work(progress: Progress, cancelled: Asking) -> LearnReport:
+        return user.learn(
+            body.layer,
+            start=body.start,
+            seconds=body.seconds,
+            steps=body.steps,
+            memory=body.memory,
+            dry_run=body.dry_run,
+            accept=body.accept,
+            progress=progress,
+            cancelled=cancelled,
+        )
+
+    return call.jobs.begin(user.id, "learn", work)
+
+
+def practice(call: Call) -> v.Job:
+    user, body = call.user, call.body
+
+    def work(progress: Progress, cancelled: Asking) -> LearnReport:
+        return user.practice(
+            body.skill,
+            verifier=body.verifier,
+            family=body.family,
+            shaping=body.shaping,
+            rounds=body.rounds,
+            seconds=body.seconds,
+            progress=progress,
+            cancelled=cancelled,
+        )
+
+    return call.jobs.begin(user.id, "practice", work)
+
+
+def forget(call: Call) -> v.Job:
+    user, body = call.user, call.body
+
+    def work(progress: Progress, cancelled: Asking) -> ForgetReport:
+        report = user.forget(
+            body.item, rebuild=body.rebuild, dry_run=body.dry_run, progress=progress, cancelled=cancelled
+        )
+        if not body.dry_run:
+            # What this server remembers of its own may hold the words too.
+            call.jobs.forget(user.id)
+            call.desk.forget(user.id)
+        return report
+
+    return call.jobs.begin(user.id, "forget", work)
+
+
+def jobs(call: Call) -> v.Page[v.Job]:
+    return page(call.jobs.of(call.user.id), call.query, by_id)
+
+
+def job(call: Call) -> v.Job:
+    return call.jobs.get(call.user.id, call.path["job"])
+
+
+def follow(call: Call) -> Iterator[v.Job | None]:
+    return call.jobs.watch(call.user.id, call.path["job"], PATIENCE)
+
+
+def cancel(call: Call) -> v.Job:
+    return call.jobs.cancel(call.user.id, call.path["job"])
