@@ -76,10 +76,12 @@ class RemoteStream(Iterator[str]):
             self._line.call(do.STOP, user=self._user, stream=self._name)
 
 
-def follow(line: Line, user: str, job: v.Job, progress: Progress, cancelled: Asking) -> v.Job:
+def follow(line: Line, job: v.Job, progress: Progress, cancelled: Asking) -> v.Job:
     """The job as it is when it is over. Raises the error that it ended in."""
     stopping = False
-    events = line.events(do.FOLLOW, user=user, job=job.id)
+    where = {"job": job.id} if job.user is None else {"job": job.id, "user": job.user}
+    watch, stop = (do.FOLLOW_ANY, do.CANCEL_ANY) if job.user is None else (do.FOLLOW, do.CANCEL)
+    events = line.events(watch, **where)
     try:
         for event in events:
             if event is not None and event != job:
@@ -88,10 +90,10 @@ def follow(line: Line, user: str, job: v.Job, progress: Progress, cancelled: Ask
                     progress(job.stage, job.progress)
             if not job.over and not stopping and cancelled():
                 stopping = True
-                line.call(do.CANCEL, user=user, job=job.id)
+                line.call(stop, **where)
     except BaseException:
         with suppress(PersonalPeftError):
-            line.call(do.CANCEL, user=user, job=job.id)
+            line.call(stop, **where)
         raise
     finally:
         events.close()

@@ -74,6 +74,29 @@ class Client:
         page: v.Page[UserSummary] = self._line.call(do.USERS, None, v.PageQuery(after, limit))
         return page.items
 
+    def learn_many(
+        self,
+        users: Sequence[str],
+        layer: str | None = None,
+        *,
+        start: Start = "auto",
+        seconds: float | None = None,
+        steps: int | None = None,
+        memory: float | None = None,
+        dry_run: bool = False,
+        accept: bool = False,
+        progress: Progress = lambda stage, done: None,
+        cancelled: Asking = lambda: False,
+    ) -> tuple[LearnReport, ...]:
+        """As ``Runtime.learn_many``; it runs in the server, and needs a token of administration. Whoever leaves this call in
+        the middle stops it there.
+        """
+        body = v.LearnManyBody(layer, start, seconds, steps, memory, dry_run, accept, users=tuple(users))
+        job = follow(self._line, self._line.call(do.LEARN_MANY, body), progress, cancelled)
+        if not job.over:
+            raise broken_off("a learn")
+        return job.reports
+
     def verify(self) -> tuple[Problem, ...]:
         """As ``Runtime.verify``; needs a token of administration."""
         problems: tuple[Problem, ...] = self._line.call(do.VERIFY)
@@ -367,7 +390,7 @@ class RemoteUser:
         return job.report
 
     def _followed(self, job: v.Job, progress: Progress, cancelled: Asking) -> v.Job:
-        return follow(self._line, self.id, job, progress, cancelled)
+        return follow(self._line, job, progress, cancelled)
 
 
 def _asked(prompt: Prompt) -> Any:

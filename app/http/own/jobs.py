@@ -1,8 +1,9 @@
 """Learns, practices and forgettings that a server runs: each in a thread of its own, watched by any number of readers.
 
-Invariants: a user has at most one that runs; a job that is over never changes; at most so many are kept, of which the oldest that
-are over go first; nobody sees another user's. A job lives as long as the process: what it learned is in the ledger, and a learn
-that was cut off goes on from its last step when it is begun again.
+Invariants: a user has at most one that runs, alone or among many, and there is at most one of many; a job that is over never
+changes; at most so many are kept, of which the oldest that are over go first; nobody sees another user's, and administration, which
+is the user None, sees all. A job lives as long as the process: what it learned is in the ledger, and a learn that was cut off goes on
+from its last step when it is begun again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from personalpeft.clock import Clock
 from personalpeft.errors import Busy, Cancelled, NotFound, PersonalPeftError
@@ -28,7 +29,8 @@ MOST_RUNNING = 8
 
 Progress: TypeAlias = Callable[[str, float], None]
 Asking: TypeAlias = Callable[[], bool]
-Work: TypeAlias = Callable[[Progress, Asking], LearnReport | ForgetReport]
+Came: TypeAlias = LearnReport | ForgetReport | tuple[LearnReport, ...]
+Work: TypeAlias = Callable[[Progress, Asking], Came]
 
 _log = logging.getLogger("personalpeft.http")
 
@@ -51,32 +53,34 @@ class Jobs:
         self._entries: dict[str, _Entry] = {}
         self._closed = False
 
-    def begin(self, user: str, kind: JobKind, work: Work) -> Job:
-        """Begins it and gives it back as it is now. Raises ``Busy`` while another of this user runs, or too many do."""
+    def begin(self, user: str | None, kind: JobKind, work: Work, *, users: tuple[str, ...] = ()) -> Job:
+        """Begins it and gives it back as it is now; ``users`` are those of a job of many. Raises ``Busy`` while another of this
+        user runs, or too many do.
+        """
         with self._changed:
             running = [entry.job for entry in self._entries.values() if not entry.job.over]
-            if any(job.user == user for job in running):
-                raise Busy(f"A learn of {user} runs already.", hint="Wait for it, or cancel it.")
+            if any(job.user == user or user in job.users for job in running):
+                raise Busy(f"A learn of {user or 'many'} runs already.", hint="Wait for it, or cancel it.")
             if len(running) >= MOST_RUNNING or self._closed:
                 raise Busy(f"{len(running)} learns run already.", hint="Begin this one later.", retry_after=30)
-            job = Job(self._id(), user, kind, "running", "", 0.0, self._clock.now())
+            job = Job(self._id(), user, kind, "running", "", 0.0, self._clock.now(), users=users)
             entry = self._entries[job.id] = _Entry(job)
             entry.thread = threading.Thread(target=self._run, args=(entry, work), name=f"learn-{job.id}", daemon=True)
             self._forget_the_oldest()
             entry.thread.start()
             return job
 
-    def of(self, user: str) -> tuple[Job, ...]:
-        """Those of a user, newest first."""
+    def of(self, user: str | None) -> tuple[Job, ...]:
+        """Those that a user may see, newest first."""
         with self._changed:
-            return tuple(entry.job for entry in reversed(self._entries.values()) if entry.job.user == user)
+            return tuple(entry.job for entry in reversed(self._entries.values()) if user in (None, entry.job.user))
 
-    def get(self, user: str, job_id: str) -> Job:
-        """One of a user. Raises ``NotFound``."""
+    def get(self, user: str | None, job_id: str) -> Job:
+        """One of those. Raises ``NotFound``."""
         with self._changed:
             return self._entry(user, job_id).job
 
-    def cancel(self, user: str, job_id: str) -> Job:
+    def cancel(self, user: str | None, job_id: str) -> Job:
         """Asks it to stop after the running step; one that is over stays as it is. Raises ``NotFound``."""
         with self._changed:
             entry = self._entry(user, job_id)
@@ -85,7 +89,7 @@ class Jobs:
                 self._change(entry, replace(entry.job, state="stopping"))
             return entry.job
 
-    def watch(self, user: str, job_id: str, patience: float) -> Iterator[Job | None]:
+    def watch(self, user: str | None, job_id: str, patience: float) -> Iterator[Job | None]:
         """How it is now, and each time that it has changed, until it is over; None when nothing has for ``patience`` seconds. A
         slow reader misses what was in between, and never the end. Raises ``NotFound``.
         """
@@ -94,12 +98,13 @@ class Jobs:
         return self._watched(entry, patience)
 
     def forget(self, user: str) -> None:
-        """Lets go of all of a user's that are over: their reports repeat what was said."""
+        """Lets go of all that are over and a user's, alone or among many: their reports repeat what was said."""
         with self._changed:
-            for job_id in [
-                job_id for job_id, entry in self._entries.items() if entry.job.user == user and entry.job.over
-            ]:
-                del self._entries[job_id]
+            self._entries = {
+                job_id: entry
+                for job_id, entry in self._entries.items()
+                if not entry.job.over or user not in (entry.job.user, *entry.job.users)
+            }
 
     def close(self, patience: float = 30.0) -> None:
         """Asks all to stop, and waits for them so long."""
@@ -130,16 +135,14 @@ class Jobs:
             with self._changed:
                 self._change(entry, replace(entry.job, stage=stage, progress=round(min(max(done, 0.0), 1.0), 3)))
 
-        report: LearnReport | None = None
-        forgotten: ForgetReport | None = None
+        came: Came | None = None
         error: Fault | None = None
         state: Literal["done", "failed", "cancelled"] = "done"
         try:
             came = work(heard, entry.stop.is_set)
-            if isinstance(came, ForgetReport):
-                forgotten = came
-            else:
-                report = came
+            # Of many, each says so for itself.
+            if isinstance(came, tuple) and any(each.error == Cancelled.__name__ for each in came):
+                state = "cancelled"
         except PersonalPeftError as reason:
             error = self._told(reason)
             state = "cancelled" if isinstance(reason, Cancelled) else "failed"
@@ -148,8 +151,7 @@ class Jobs:
             _log.error("a job failed: %s\n%s", type(bug).__name__, "".join(traceback.format_tb(bug.__traceback__)))
             error, state = BUG, "failed"
         with self._changed:
-            ended = self._clock.now()
-            over = replace(entry.job, state=state, ended=ended, report=report, forgotten=forgotten, error=error)
+            over = replace(entry.job, state=state, ended=self._clock.now(), error=error, **_told(came))
             self._change(entry, over)
 
     def _change(self, entry: _Entry, job: Job) -> None:
@@ -157,11 +159,11 @@ class Jobs:
             entry.job = job
             self._changed.notify_all()
 
-    def _entry(self, user: str, job_id: str) -> _Entry:
+    def _entry(self, user: str | None, job_id: str) -> _Entry:
         entry = self._entries.get(job_id)
-        if entry is None or entry.job.user != user:
+        if entry is None or user not in (None, entry.job.user):
             raise NotFound(
-                f"There is no job {job_id} of {user}.",
+                f"There is no job {job_id}{f' of {user}' if user else ''}.",
                 hint="A server remembers only its own; what was learned is under reports.",
             )
         return entry
@@ -173,3 +175,15 @@ class Jobs:
 
     def _id(self) -> str:
         return new_id("j", self._clock.now(), self._clock.entropy)
+
+
+def _told(came: Came | None) -> dict[str, Any]:
+    """The field of a job that holds what came of it."""
+    match came:
+        case LearnReport():
+            return {"report": came}
+        case ForgetReport():
+            return {"forgotten": came}
+        case tuple():
+            return {"reports": came}
+    return {}

@@ -100,6 +100,7 @@ class Operation:
 
 
 _USER, _TURN, _LAYER = "/users/{user}", "/users/{user}/turns/{turn}", "/users/{user}/layers/{layer}"
+_JOB = "/jobs/{job}"
 
 HOLDER = Operation(
     "holder", "GET", "/token", "Users", "Whose the token of this request is, and the base that answers.", v.Holder,
@@ -179,6 +180,11 @@ LEARN = Operation(
     "Begins a learn and answers at once; it goes on in the server. One build of a user at a time.",
     v.Job, v.LearnBody, status=202,
 )  # fmt: skip
+LEARN_MANY = Operation(
+    "learn_many", "POST", "/learns", "Learn",
+    "Begins a learn of several users, whose layers train in one pass over the base. What one of them cannot do is that one's report.",
+    v.Job, v.LearnManyBody, status=202, everybody=True,
+)  # fmt: skip
 PRACTICE = Operation(
     "practice", "POST", f"{_USER}/practices", "Learn", "Begins a practice, likewise.", v.Job, v.PracticeBody, status=202,
 )  # fmt: skip
@@ -199,6 +205,18 @@ FOLLOW = Operation(
 CANCEL = Operation(
     "cancel", "DELETE", f"{_USER}/jobs/{{job}}", "Learn",
     "Stops a job after the running step; what was done is kept, and the next one goes on from there.", v.Job,
+)  # fmt: skip
+
+EVERY_JOB = Operation(
+    "every_job", "GET", "/jobs", "Learn", "The jobs that the server remembers, of one user or of many, newest first.",
+    v.Job, query=v.PageQuery, paged=True, everybody=True,
+)  # fmt: skip
+ANY_JOB = Operation("any_job", "GET", _JOB, "Learn", "As of a user, whosever it is.", v.Job, everybody=True)
+FOLLOW_ANY = Operation(
+    "follow_any", "GET", f"{_JOB}/events", "Learn", "As of a user, whosever it is.", events={"job": v.Job}, everybody=True,
+)  # fmt: skip
+CANCEL_ANY = Operation(
+    "cancel_any", "DELETE", _JOB, "Learn", "As of a user, whosever it is.", v.Job, everybody=True,
 )  # fmt: skip
 
 PENDING = Operation(

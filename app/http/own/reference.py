@@ -42,6 +42,7 @@ ada = connect(address, token).user("ada")
 reply = ada.chat("How do I boil an egg?")
 ada.feedback(reply, edit="Eight minutes in boiling water, then cold water.")
 report = ada.learn(dry_run=True, progress=lambda stage, done: None)
+reports = connect(address, token).learn_many(["ada", "bo"], dry_run=True)
 ```
 
 A learn runs in the server; who leaves `learn` in the middle (Ctrl-C too) stops it there, and the next one goes on from its last
@@ -69,6 +70,9 @@ with all of it and its turn id. What goes wrong before the first event is an ans
 A learn, a practice and a forgetting are jobs: the POST answers 202 with the job and its `Location`; the job says its `state`
 (running, stopping, done, failed, cancelled), `stage` and `progress`, and in the end its `report` or `error`. DELETE stops it after the
 running step. Jobs live as long as the server's process; what was learned is under `reports` for ever.
+
+A learn of many (`POST /api/v1/learns`, of administration) is one job with the `users` it is about, and with a report for each of them in
+`reports`: their layers train in one pass over the base. Under `/api/v1/jobs` administration sees, follows and stops every job.
 """
 
 

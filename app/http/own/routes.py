@@ -85,7 +85,8 @@ class OwnApi:
                 return Response(status=operation.status)
             response = _json(give(done), operation.status)
             if isinstance(done, v.Job) and operation.status == 202:
-                response.headers["Location"] = f"{PREFIX}/users/{done.user}/jobs/{done.id}"
+                whose = "" if done.user is None else f"/users/{done.user}"
+                response.headers["Location"] = f"{PREFIX}{whose}/jobs/{done.id}"
             return response
 
         return view

@@ -4,7 +4,7 @@ what each field means is said by the library's method of the same name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
@@ -37,7 +37,7 @@ Short: TypeAlias = Annotated[str, Text(LONGEST_TEXT, 1)]
 Prompt: TypeAlias = Written | Annotated[tuple[Message, ...], Many(1000, 1)]
 Seconds: TypeAlias = Annotated[float, Range(above=0, most=1e9)]
 Count: TypeAlias = Annotated[int, Range(1, 1_000_000)]
-JobKind: TypeAlias = Literal["learn", "practice", "forget"]
+JobKind: TypeAlias = Literal["learn", "learn_many", "practice", "forget"]
 PageSize: TypeAlias = Annotated[int, Range(1, 1000)]
 Cursor: TypeAlias = Annotated[str, Text(128, 1, "[a-z0-9@._-]+")]
 
@@ -122,6 +122,13 @@ class LearnBody:
     memory: Annotated[float, Range(above=0, most=1e9)] | None = None
     dry_run: bool = False
     accept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LearnManyBody(LearnBody):
+    """Who learns, and as of one; ``seconds`` and ``memory`` are for all of them together; see ``Runtime.learn_many``."""
+
+    users: Annotated[tuple[UserId, ...], Many(10_000)] = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,11 +343,12 @@ class BlindComparison:
 @dataclass(frozen=True, slots=True)
 class Job:
     """A learn, a practice or a forgetting that the server runs: how far it is, and in the end its report (``forgotten`` of a
-    forgetting) or why there is none. ``progress`` is how much of the ``stage`` is done, 0 to 1.
+    forgetting) or why there is none. ``progress`` is how much of the ``stage`` is done, 0 to 1. A learn of many has no ``user`` but
+    ``users``, and a report for each of them in ``reports``, in the same order.
     """
 
     id: str
-    user: str
+    user: str | None
     kind: JobKind
     state: Literal["running", "stopping", "done", "failed", "cancelled"]
     stage: str
@@ -350,6 +358,8 @@ class Job:
     report: LearnReport | None = None
     forgotten: ForgetReport | None = None
     error: Fault | None = None
+    users: tuple[str, ...] = ()
+    reports: tuple[LearnReport, ...] = ()
 
     @property
     def over(self) -> bool:

@@ -7,6 +7,7 @@ As ``acts``, of which this is the part that takes a while.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from personalpeft.forgetting import ForgetReport
 from personalpeft.learning.report import LearnReport
@@ -24,19 +25,18 @@ def learn(call: Call) -> v.Job:
     user, body = call.user, call.body
 
     def work(progress: Progress, cancelled: Asking) -> LearnReport:
-        return user.learn(
-            body.layer,
-            start=body.start,
-            seconds=body.seconds,
-            steps=body.steps,
-            memory=body.memory,
-            dry_run=body.dry_run,
-            accept=body.accept,
-            progress=progress,
-            cancelled=cancelled,
-        )
+        return user.learn(body.layer, **_ordered(body), progress=progress, cancelled=cancelled)
 
     return call.jobs.begin(user.id, "learn", work)
+
+
+def learn_many(call: Call) -> v.Job:
+    runtime, body = call.runtime, call.body
+
+    def work(progress: Progress, cancelled: Asking) -> tuple[LearnReport, ...]:
+        return runtime.learn_many(body.users, body.layer, **_ordered(body), progress=progress, cancelled=cancelled)
+
+    return call.jobs.begin(None, "learn_many", work, users=body.users)
 
 
 def practice(call: Call) -> v.Job:
@@ -87,3 +87,30 @@ def follow(call: Call) -> Iterator[v.Job | None]:
 
 def cancel(call: Call) -> v.Job:
     return call.jobs.cancel(call.user.id, call.path["job"])
+
+
+def every_job(call: Call) -> v.Page[v.Job]:
+    return page(call.jobs.of(None), call.query, by_id)
+
+
+def any_job(call: Call) -> v.Job:
+    return call.jobs.get(None, call.path["job"])
+
+
+def follow_any(call: Call) -> Iterator[v.Job | None]:
+    return call.jobs.watch(None, call.path["job"], PATIENCE)
+
+
+def cancel_any(call: Call) -> v.Job:
+    return call.jobs.cancel(None, call.path["job"])
+
+
+def _ordered(body: v.LearnBody) -> dict[str, Any]:
+    return {
+        "start": body.start,
+        "seconds": body.seconds,
+        "steps": body.steps,
+        "memory": body.memory,
+        "dry_run": body.dry_run,
+        "accept": body.accept,
+    }

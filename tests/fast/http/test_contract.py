@@ -20,6 +20,7 @@ from personalpeft import (
     Forgotten,
     InvalidId,
     InvalidInput,
+    Learning,
     NotFound,
     NothingToLearn,
     PersonalFileError,
@@ -276,6 +277,39 @@ def test_a_learn_that_is_cancelled_says_so(ada: Any) -> None:
     correct(ada)
     with pytest.raises(Cancelled):
         ada.learn(cancelled=lambda: True)
+
+
+def test_many_learn_at_once_and_what_one_cannot_do_is_their_report_alone(opened: Any, runtime: Runtime) -> None:
+    for name in ("ada", "bo", "cy"):
+        correct(opened.user(name), 0 if name == "cy" else 5)
+    heard: list[tuple[str, float]] = []
+    reports = opened.learn_many(["cy", "bo", "nobody", "ada"], progress=lambda *said: heard.append(said))
+    assert [report.user for report in reports] == ["cy", "bo", "nobody", "ada"]
+    assert [report.error for report in reports] == ["NothingToLearn", "", "NotFound", ""]
+    assert [report.live for report in reports] == [False, True, False, True]
+    assert as_data(reports[3]) == {**runtime.user("ada").reports()[-1], "above": []}
+    assert all(stage and 0 <= done <= 1 for stage, done in heard)
+    assert heard
+
+
+def test_a_learn_of_many_that_is_cancelled_says_so_of_each(opened: Any) -> None:
+    for name in ("ada", "bo"):
+        correct(opened.user(name))
+    assert [report.error for report in opened.learn_many(["ada", "bo"], cancelled=lambda: True)] == ["Cancelled"] * 2
+    assert all(report.live for report in opened.learn_many(["ada", "bo"], "style", steps=10_000))
+
+
+@pytest.mark.parametrize(
+    ("users", "error"), [(["ada", "ada"], InvalidInput), (["Ada!"], InvalidId), (["ada", ""], InvalidId)]
+)
+def test_a_list_of_users_that_makes_no_sense_is_refused(
+    opened: Any, ada: Any, users: list[str], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        opened.learn_many(users)
+    with pytest.raises(InvalidInput):
+        opened.learn_many(["ada"], steps=0)
+    assert opened.learn_many([]) == ()
 
 
 def test_what_is_forgotten_is_gone_with_what_was_built_from_it(ada: Any, own: User) -> None:

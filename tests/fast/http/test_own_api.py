@@ -221,6 +221,43 @@ def test_a_job_is_stopped_and_another_users_is_not_to_be_found(
     assert ended(ready, job)["state"] in ("cancelled", "done")
 
 
+def test_a_learn_of_many_is_a_job_of_administration(
+    ready: Caller, runtime: Runtime, admin: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime.user("bob")
+    learn_many = Runtime.learn_many
+
+    def slowly(runtime: Runtime, users: object, layer: object, *, cancelled: Any, **asked: Any) -> Any:
+        while not cancelled():
+            time.sleep(0.005)
+        return learn_many(runtime, users, layer, **asked)
+
+    monkeypatch.setattr(Runtime, "learn_many", slowly)
+    begun = admin.post(f"{PREFIX}/learns", {"users": ["bob", "ada"]})
+    job = begun.get_json()
+    assert (begun.status_code, job["user"], job["users"]) == (202, None, ["bob", "ada"])
+    assert begun.headers["Location"] == f"{PREFIX}/jobs/{job['id']}"
+    # It is those users' learn as well, and none of them sees the others in it.
+    assert ready.post(f"{ADA}/learns", {}).status_code == 423
+    assert admin.post(f"{PREFIX}/learns", {"users": ["cy"]}).status_code == 423
+    assert ready.get(f"{ADA}/jobs").get_json()["items"] == []
+    assert ready.get(f"{ADA}/jobs/{job['id']}").status_code == 404
+    assert ready.get(begun.headers["Location"]).status_code == 403
+    assert admin.ask("DELETE", begun.headers["Location"]).get_json()["state"] == "stopping"
+    last = events(admin.get(f"{begun.headers['Location']}/events").text)[-1][1]
+    assert (last["state"], [each["error"] for each in last["reports"]]) == ("done", ["NothingToLearn", ""])
+    assert [each["id"] for each in admin.get(f"{PREFIX}/jobs").get_json()["items"]] == [job["id"]]
+    ended(ready, ready.post(f"{ADA}/forgets", {"item": "last"}).get_json())
+    assert admin.get(begun.headers["Location"]).status_code == 404
+
+
+def test_administration_sees_and_stops_the_job_of_anybody(ready: Caller, admin: Caller) -> None:
+    job = ready.post(f"{ADA}/practices", {"skill": "sums", "verifier": "sums"}).get_json()
+    assert admin.get(f"{PREFIX}/jobs").get_json()["items"][0]["user"] == "ada"
+    assert admin.ask("DELETE", f"{PREFIX}/jobs/{job['id']}").status_code == 200
+    assert ended(ready, job)["state"] in ("cancelled", "done")
+
+
 def test_a_bug_in_a_learn_says_nothing_of_itself(
     ready: Caller, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

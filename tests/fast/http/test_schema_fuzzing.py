@@ -29,7 +29,7 @@ from personalpeft_app.http.server import make_app
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 KNOWN = {"user": "ada", "turn": "last", "layer": "style"}
 # Where each answer ends a stream of events, which only a real server writes; and jobs, which would train for each case.
-ELSEWHERE = {"follow", "stream", "learn", "practice", "forget"}
+ELSEWHERE = {"follow", "follow_any", "stream", "learn", "learn_many", "practice", "forget"}
 
 
 @pytest.fixture(scope="module")
