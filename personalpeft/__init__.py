@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from personalpeft.comparing import Comparison
     from personalpeft.learning.digest import Digest
     from personalpeft.learning.report import LearnReport
+    from personalpeft.learning.underway import Learning
     from personalpeft.replies import Reply, Stream, Why
     from personalpeft.runtime import Runtime
     from personalpeft.settings import Observing, Serving
@@ -70,6 +71,7 @@ __all__ = [
     "InvalidId",
     "InvalidInput",
     "LearnReport",
+    "Learning",
     "MissingPackage",
     "NotFound",
     "NothingToLearn",
@@ -93,6 +95,7 @@ _LAZY = {
     "Comparison": "personalpeft.comparing",
     "Digest": "personalpeft.learning.digest",
     "LearnReport": "personalpeft.learning.report",
+    "Learning": "personalpeft.learning.underway",
     "Reply": "personalpeft.replies",
     "Runtime": "personalpeft.runtime",
     "Serving": "personalpeft.settings",

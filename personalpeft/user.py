@@ -23,6 +23,7 @@ from personalpeft.learning.pending import Pending, pending
 from personalpeft.learning.probation import look_again
 from personalpeft.learning.recipe import Start
 from personalpeft.learning.report import LearnReport
+from personalpeft.learning.underway import Learning, underway
 from personalpeft.memory.base import Item
 from personalpeft.parts import Parts
 from personalpeft.personal import Exported
@@ -425,6 +426,12 @@ class User:
         loaded for it.
         """
         return pending(self._parts.store, self.id, observed=self._parts.observing == "learned")
+
+    def learning(self) -> Learning | None:
+        """What is being learned at this moment, by this program or another one on the same home: a server, the daemon, a
+        terminal. None where nobody learns, also once a learner was killed. Cheap enough to be asked every second.
+        """
+        return underway(self._parts.store, self.id)
 
     def why(self, reply: Reply | Turn | str) -> Why:
         """Why a reply was as it was: the revisions that answered, the signals that each was built from, the rules and

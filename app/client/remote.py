@@ -18,6 +18,7 @@ from personalpeft.learning.digest import Digest
 from personalpeft.learning.pending import Pending
 from personalpeft.learning.recipe import Start
 from personalpeft.learning.report import LearnReport
+from personalpeft.learning.underway import Learning
 from personalpeft.memory.base import Item
 from personalpeft.personal import Exported, Imported
 from personalpeft.prompts import Prompt, Tool, check_prompt, check_tools
@@ -254,6 +255,10 @@ class RemoteUser:
     def pending(self) -> Pending:
         pending: Pending = self._call(do.PENDING)
         return pending
+
+    def learning(self) -> Learning | None:
+        learning: Learning | None = self._call(do.LEARNING)
+        return learning
 
     def review(self) -> tuple[LearnReport, ...]:
         reports: tuple[LearnReport, ...] = self._call(do.REVIEW)

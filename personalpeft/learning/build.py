@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import Any, TypeAlias, TypeVar
 
@@ -32,6 +33,7 @@ from personalpeft.learning.publishing import publish, session_spec
 from personalpeft.learning.report import NO_ROOM, Example, LearnReport, Source, said
 from personalpeft.learning.rules import MOST_LESSONS, MOST_RULES
 from personalpeft.learning.training import Course, Desk, Manners, Trained, stopped, train
+from personalpeft.learning.underway import say
 from personalpeft.learning.voices import SHORTLY, Said
 from personalpeft.learning.ways import divided
 from personalpeft.serving.engine import Request
@@ -119,6 +121,8 @@ class Builder:
         def progress(stage: str) -> Callable[[float], None]:
             return lambda done: order.progress(f"{stage}{together}", done)
 
+        for user, job in jobs.items():
+            say(self.means.store, user, job.plan.layer, "Reading")
         progress("Reading")(0.0)
         generic = _good(self._generic(jobs, order), outcomes)
         courses = _each(generic, lambda user, said: self._course(jobs[user].plan, said), outcomes)
@@ -128,6 +132,8 @@ class Builder:
         for user in [user for user, each in trained.items() if not each.complete]:
             outcomes[user] = self._unfinished(jobs[user], trained.pop(user), order)
 
+        for user, each in trained.items():
+            say(self.means.store, user, jobs[user].plan.layer, "Judging", each.done, each.steps)
         progress("Judging")(0.0)
         candidates = _each(trained, lambda user, each: self._candidate(jobs[user], each), outcomes)
         for user in [user for user, each in candidates.items() if each.entry in each.plan.live.entries]:
@@ -189,7 +195,8 @@ class Builder:
             load=lambda: store.load_session(plan.user, plan.layer),
             save=lambda data: store.save_session(plan.user, plan.layer, data),
         )
-        return Course(open_session, schedule(plan, engine.backend, generic), plan.recipe, plan.inputs, desk)
+        told = partial(say, store, plan.user, plan.layer, "Learning")
+        return Course(open_session, schedule(plan, engine.backend, generic), plan.recipe, plan.inputs, desk, told)
 
     def _manners(self, order: Order, progress: Callable[[float], None]) -> Manners:
         return Manners(

@@ -57,13 +57,16 @@ class Desk:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """One build's training, decided to its last step: ``open`` gives a session that has not begun."""
+    """One build's training, decided to its last step: ``open`` gives a session that has not begun, ``progress`` hears how many
+    of its own steps are done, of how many.
+    """
 
     open: Callable[[], Session]
     schedule: Sequence[Sequence[Term]]
     recipe: Recipe
     inputs: str
     desk: Desk
+    progress: Callable[[int, int], None] = lambda step, steps: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,7 @@ class _Run:
         self.losses: list[float] = []
         self._saving: Future[None] | None = None
         session.refer([term for terms in course.schedule for term in terms])
+        course.progress(self.step, self.steps)
 
     @property
     def rate(self) -> float:
@@ -162,6 +166,7 @@ class _Run:
         state = self.session.state()
         self.settle()
         self._saving = scribe.submit(_save, self.course, self.step, state)
+        self.course.progress(self.step, self.steps)
 
     def settle(self) -> None:
         """Returns when what was done is on the desk. Raises what saving it raised."""

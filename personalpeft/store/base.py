@@ -44,6 +44,7 @@ from personalpeft.types import (
 )
 
 if TYPE_CHECKING:
+    from personalpeft.store.locks import Holder
     from personalpeft.store.portable import Portable
     from personalpeft.store.upkeep import Upkeep
 
@@ -311,6 +312,16 @@ class Store(Protocol):
         """Holds a name (``learn-ada``) against every other process and thread, without waiting: ``Busy`` names the
         holder's pid, command and since when. Freed by the system when the holder dies.
         """
+        ...
+
+    def say(self, lease: str, doing: str) -> None:
+        """Has ``holder`` tell everybody what is done under a lease that this process holds, in one short line. A mark for
+        the moment: never durable, and it never fails whoever does it.
+        """
+        ...
+
+    def holder(self, lease: str) -> Holder | None:
+        """Who holds a lease now, in whatever process, and what they said last; None: nobody. Cheap: one small file is read."""
         ...
 
     def save_session(self, user: str, layer: str, data: bytes) -> None:

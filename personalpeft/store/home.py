@@ -26,7 +26,7 @@ from personalpeft.store.collect import collect
 from personalpeft.store.database import Database
 from personalpeft.store.forgetting import has_errands, remove, run_errands
 from personalpeft.store.ledger import SqliteLedger
-from personalpeft.store.locks import Leases, Lock
+from personalpeft.store.locks import Holder, Leases, Lock
 from personalpeft.store.portable import Portable, put_in, take_out
 from personalpeft.store.sqlite import JOURNAL_MODE, sqlite3
 from personalpeft.store.upkeep import Upkeep
@@ -84,6 +84,14 @@ class OpenHome:
         if self._database.read_only:
             raise faults.read_only(self._home)
         return self._leases.lease(name)
+
+    def say(self, lease: str, doing: str) -> None:
+        """Says what is done under a lease that is held here; never fails whoever does it."""
+        self._leases.say(lease, doing)
+
+    def holder(self, lease: str) -> Holder | None:
+        """Who holds a lease now, and what they said last; None: nobody."""
+        return self._leases.holder(lease)
 
     def save_session(self, user: str, layer: str, data: bytes) -> None:
         """Keeps the state of a learn in place of an older one. Raises ``InvalidId``, and ``HomeError`` where it cannot be written."""

@@ -1,7 +1,7 @@
 """Who may act: the writer's lock of a home, and leases on names.
 
 Invariants: the operating system keeps the lock (``flock`` on an open file), so it ends with its holder, however that dies; the file
-beside it only says who the holder is, and is believed only while the lock is held and the process it names is alive.
+beside it only says who the holder is and what it does, and is believed only while the very process that it names is alive.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import json
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -24,16 +25,19 @@ from personalpeft.store.faults import home_faults
 _LEASE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 _SUBCOMMAND = re.compile(r"[a-z][a-z-]{0,23}")
 _POLL_SECONDS = 0.005
-_HOLDER_BYTES = 512
+_HOLDER_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lock: process, the name it was started under, and since when (ISO 8601, UTC)."""
+    """Who holds a lock: process, the name it was started under, since when (ISO 8601, UTC), and what it last said that it
+    does.
+    """
 
     pid: int
     command: str
     since: str
+    doing: str = ""
 
     def __str__(self) -> str:
         return f"process {self.pid} ({self.command}, since {self.since})"
@@ -49,6 +53,8 @@ class Lock:
         self._now = now
         self._file_lock = FileLock(path, poll_interval=_POLL_SECONDS)
         self._pid = os.getpid()
+        self._born = _born(self._pid)
+        self._since = ""
 
     @contextmanager
     def held(self, patience: float) -> Iterator[None]:
@@ -65,7 +71,8 @@ class Lock:
                 raise self._busy() from None
         try:
             with home_faults(self._home):
-                self._sign()
+                self._since = self._now().isoformat(timespec="seconds")
+                self.say("")
             yield
         finally:
             try:
@@ -74,9 +81,10 @@ class Lock:
             finally:
                 self._file_lock.release()
 
-    def _sign(self) -> None:
-        holder = {"pid": os.getpid(), "command": _command(), "since": self._now().isoformat(timespec="seconds")}
-        self._write_beside(json.dumps(holder, ensure_ascii=False))
+    def say(self, doing: str) -> None:
+        """Signs it, with what its holder does; only whoever holds it may. Raises ``OSError``."""
+        holder = {"pid": self._pid, "born": self._born, "command": _command(), "since": self._since}
+        self._write_beside(json.dumps({**holder, "doing": doing}, ensure_ascii=False))
 
     def _unsign(self) -> None:
         self._write_beside("")
@@ -102,6 +110,8 @@ class Leases:
     def __init__(self, home: Path, *, now: Callable[[], datetime]) -> None:
         self._home = home
         self._now = now
+        self._turn = threading.Lock()
+        self._held: dict[str, Lock] = {}
 
     @contextmanager
     def lease(self, name: str) -> Iterator[None]:
@@ -115,8 +125,24 @@ class Leases:
         with home_faults(self._home):
             folder.mkdir(mode=0o700, exist_ok=True)
         # A lock object of its own each time: a second lease in the same thread must be refused, not nested.
-        with Lock(folder / f"{name}.lock", home=self._home, what=f"The lease {name!r}", now=self._now).held(0):
-            yield
+        lock = Lock(folder / f"{name}.lock", home=self._home, what=f"The lease {name!r}", now=self._now)
+        with lock.held(0):
+            with self._turn:
+                self._held[name] = lock
+            try:
+                yield
+            finally:
+                with self._turn:
+                    del self._held[name]
+
+    def say(self, name: str, doing: str) -> None:
+        """Has ``holder`` tell what is done under a lease that is held here. A mark for the moment, of one short line: it never
+        fails whoever does it, and of a lease that is not held here nothing is said.
+        """
+        # With the turn, so that nothing is said of a lease that has just been let go.
+        with self._turn, suppress(OSError):
+            if name in self._held:
+                self._held[name].say(doing)
 
     def holder(self, name: str) -> Holder | None:
         """Who holds the name now, as far as can be told from beside; None: nobody."""
@@ -133,10 +159,11 @@ def _command() -> str:
 def _read_holder(path: Path) -> Holder | None:
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
-        holder = Holder(int(said["pid"]), str(said["command"]), str(said["since"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        holder = Holder(int(said["pid"]), str(said["command"]), str(said["since"]), str(said.get("doing", "")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # Empty or half-written: the lock has just changed hands.
-    return holder if _is_alive(holder.pid) else None
+    # Numbers are given again: another process may have that of one that was killed.
+    return holder if _is_alive(holder.pid) and said.get("born", "") in ("", _born(holder.pid)) else None
 
 
 def _is_alive(pid: int) -> bool:
@@ -149,3 +176,13 @@ def _is_alive(pid: int) -> bool:
     except (PermissionError, OverflowError):
         return True
     return True
+
+
+def _born(pid: int) -> str:
+    """When a process began, in ticks since the system did; empty where the system does not tell."""
+    try:
+        told = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    # The name before the parenthesis may hold anything, further ones too.
+    return told.rpartition(")")[2].split()[19]

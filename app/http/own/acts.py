@@ -20,6 +20,7 @@ from personalpeft.learning.account import Account
 from personalpeft.learning.digest import Digest
 from personalpeft.learning.pending import Pending
 from personalpeft.learning.report import LearnReport
+from personalpeft.learning.underway import Learning
 from personalpeft.memory.base import Item
 from personalpeft.personal import Exported, Imported
 from personalpeft.replies import Reply, Why
@@ -143,6 +144,10 @@ def remove_item(call: Call) -> None:
 
 def pending(call: Call) -> Pending:
     return call.user.pending()
+
+
+def learning(call: Call) -> Learning | None:
+    return call.user.learning()
 
 
 def review(call: Call) -> tuple[LearnReport, ...]:

@@ -35,6 +35,7 @@ from personalpeft.learning.account import Account
 from personalpeft.learning.digest import Digest
 from personalpeft.learning.pending import Pending
 from personalpeft.learning.report import LearnReport
+from personalpeft.learning.underway import Learning
 from personalpeft.memory.base import Item
 from personalpeft.personal import Imported
 from personalpeft.replies import Reply, Why
@@ -221,6 +222,11 @@ CANCEL_ANY = Operation(
 
 PENDING = Operation(
     "pending", "GET", f"{_USER}/pending", "Learn", "What the next learn would have to go by.", Pending,
+)  # fmt: skip
+LEARNING = Operation(
+    "learning", "GET", f"{_USER}/learning", "Learn",
+    "What is being learned now, by this server or another program on its home: the layer and how many steps are done, or null.",
+    Learning | None,
 )  # fmt: skip
 REVIEW = Operation(
     "review", "POST", f"{_USER}/review", "Learn", "Ends the probations that what was said until now decides; each end is a report.",

@@ -37,6 +37,7 @@ from personalpeft.learning.skills.practice import (
 )
 from personalpeft.learning.skills.rollouts import STOPPED
 from personalpeft.learning.training import Desk
+from personalpeft.learning.underway import say
 from personalpeft.learning.voices import Said
 from personalpeft.plugins import Shaped, Verifying
 from personalpeft.types import Revision, Verdict
@@ -76,13 +77,18 @@ class Coach:
             def spent() -> float:
                 return 0.0 if seconds is None else (self.means.timer() - began) / seconds
 
-            progress("Practising", 0.0)
-            diary, adapter = self._train(exercise, lambda done: progress("Practising", done), cancelled, spent)
+            def practised(done: float) -> None:
+                say(self.means.store, user, layer, "Practising", int(done * drill.rounds), drill.rounds)
+                progress("Practising", done)
+
+            practised(0.0)
+            diary, adapter = self._train(exercise, practised, cancelled, spent)
             if adapter is None:
                 report = self._report(exercise, diary, Judgement(Verdict.ABSTAINED, _why_nothing(diary)), began)
                 self.means.store.catalog.add_report(user, report.as_json())
                 self.means.store.drop_session(user, layer)
                 return report
+            say(self.means.store, user, layer, "Judging", diary.rounds, diary.rounds)
             progress("Judging", 0.0)
             try:
                 report = self._judged(exercise, heads, diary, adapter, began, progress, cancelled)

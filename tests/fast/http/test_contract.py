@@ -254,6 +254,17 @@ def test_what_is_pending_is_told_and_probations_are_reviewed(ada: Any, own: User
     assert ada.review() == ()
 
 
+def test_what_is_being_learned_is_told_while_it_is(ada: Any, own: User) -> None:
+    assert ada.learning() is None
+    correct(own)
+    seen: list[Learning | None] = []
+    report = own.learn(progress=lambda stage, done: seen.append(ada.learning()))
+    assert [(each.layer, each.steps) for each in seen if each and each.steps] == [("style", report.steps)] * len(
+        seen[1:]
+    )
+    assert ada.learning() is None
+
+
 def test_a_chat_can_be_asked_closely(ada: Any) -> None:
     reply = ada.chat("Hello", temperature=0, logprobs=True)
     assert "".join(token.text for token in reply.logprobs) == reply.text
