@@ -18,11 +18,11 @@ from personalpeft.learning.build import Builder, Job, Outcome
 from personalpeft.learning.lessons import routings_of
 from personalpeft.learning.means import Means
 from personalpeft.learning.order import Order
-from personalpeft.learning.plan import FEWEST, Plan, make_plan, rank_of
+from personalpeft.learning.plan import FEWEST, HOLDS_ON, Plan, make_plan, rank_of
 from personalpeft.learning.probation import review
 from personalpeft.learning.recipe import Recipes, Start
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.standing import HOLDS_ON, Standing, judge_again, layers_of, on_something_old, was_tried
+from personalpeft.learning.standing import Standing, judge_again, layers_of, on_something_old, was_tried
 from personalpeft.types import HeadMove, Revision, Verdict
 
 TOGETHER = 8
@@ -145,6 +145,11 @@ class Learner:
             if again is None:
                 raise
             return again
+        if plan.parent is None and order.start == "auto" and not order.dry_run:
+            # What is new is learned on top of what still holds.
+            again = self._again(builder, user, layer, began, order)
+            if isinstance(again, LearnReport):
+                plan = self._plan(user, layer, order.start)
         if order.dry_run:
             return builder.report(Job(plan, began), Verdict.ABSTAINED, _would(plan), dry_run=True)
         if not plan.enough:

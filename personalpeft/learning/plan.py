@@ -25,6 +25,9 @@ from personalpeft.types import Architecture, Message, Revision, Signal, SignalKi
 # half built, then passes for nothing else.
 BUILD_FORMAT = 5
 FEWEST = 4
+HOLDS_ON = "holds_on"
+"""In a revision's scores: the digest of the stack below on which it was last found to hold."""
+
 _MOST_OLDER = 64
 
 
@@ -310,16 +313,21 @@ def _new_pins(lessons: Sequence[Lesson], new: Sequence[Lesson], pinned: set[str]
 
 
 def _parent(store: Store, user: str, layer: str, live: Stack, below: Stack, current: set[str]) -> Revision | None:
-    """The head, if one can build on it: what lies below is as it was, and nothing that it learned was taken back since
-    without being said anew.
+    """The head, if one can build on it: it stands on what lies below now, and nothing that it learned was taken back
+    since without being said anew.
     """
     head = next((entry for entry in live.entries if entry.layer == layer), None)
     if head is None:
         return None
     revision = store.catalog.revision(user, head.revision)
-    if Stack(live.base, revision.below).digest != below.digest:
+    if not stands_on(revision, below):
         return None
     return revision if trained_on(store, revision) <= current else None
+
+
+def stands_on(revision: Revision, below: Stack) -> bool:
+    """Whether a revision was built on a stack, or was found to hold on it."""
+    return below.digest in (Stack(below.base, revision.below).digest, revision.scores.get(HOLDS_ON))
 
 
 def trained_on(store: Store, revision: Revision | None) -> set[str]:

@@ -1,31 +1,26 @@
 """Which layers a learn goes through, and what becomes of one that stands on something old: built over a stack that has
 changed since, by a learn, a rollback or a weight.
 
-Such a layer is judged again in the whole stack as it is now: what it was asked when it was built is asked again. Where no
-more got worse than the gate's margin allows it stays, and is not asked again for the same stack below. Else it is built
-anew from nothing, and that build goes through the gate as any does.
+Such a layer is judged again in the whole stack as it is now: what it was asked when it was built is asked again, of a
+memory in the words in which the stack below speaks now. Where no more got worse than the gate's margin allows it stays, is
+not asked again for the same stack below, and what is learned next is built on it. Else it is built anew from nothing, and
+that build goes through the gate as any does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from personalpeft.errors import AdapterError, Damaged, NotFound
 from personalpeft.learning.examination import likelihoods
 from personalpeft.learning.gate import Asked, Margins
-from personalpeft.learning.lessons import Lesson, Routing
-from personalpeft.learning.plan import Plan, layers_below, rank_of, trained_on
+from personalpeft.learning.lessons import Routing
+from personalpeft.learning.plan import Plan, layers_below, rank_of, stands_on, trained_on
 from personalpeft.serving.engine import Engine
 from personalpeft.store.base import Store
 from personalpeft.types import Revision, Stack, Verdict
 
-HOLDS_ON = "holds_on"
-"""In a revision's scores: the digest of the stack below on which it was last found to hold."""
-
-# What a memory is to say is made in the manner of what lies below it: where that has changed, no question is the one that
-# was asked, and all of it is to be said anew.
-_MADE_ANEW = frozenset({"memory"})
 _MOST_ASKED = 8
 
 
@@ -57,8 +52,7 @@ def on_something_old(store: Store, user: str, live: Stack, layer: str) -> Revisi
     if entry is None:
         return None
     head = store.catalog.revision(user, entry.revision)
-    below = Stack(live.base, layers_below(live, layer)).digest
-    return None if below in (Stack(live.base, head.below).digest, head.scores.get(HOLDS_ON)) else head
+    return None if stands_on(head, Stack(live.base, layers_below(live, layer))) else head
 
 
 def was_tried(store: Store, plan: Plan) -> bool:
@@ -69,30 +63,20 @@ def was_tried(store: Store, plan: Plan) -> bool:
 
 def judge_again(store: Store, engine: Engine, plan: Plan, head: Revision, margins: Margins) -> Standing:
     """Asks a layer that stands on something old again; ``plan`` is what would be built in its place."""
-    known = {s: said.get("after") for s, said in head.scores.get("pins", {}).items()}
-    lessons = [lesson for lesson in plan.questions if known.get(lesson.key) is not None]
-    if not lessons and plan.layer in _MADE_ANEW:
-        return Standing(0, 0, holds=False)
+    # By the signal alone: a fact that is asked for in other words is the same fact.
+    known = {key.partition("/")[0]: said.get("after") for key, said in head.scores.get("pins", {}).items()}
+    lessons = [lesson for lesson in plan.questions if known.get(lesson.signal) is not None]
     if not lessons:
         trained = trained_on(store, head)
         lessons = [lesson for lesson in plan.fresh if lesson.signal in trained][-_MOST_ASKED:]
         try:
-            known = {**likelihoods(engine, lessons, _as_built(plan, head))}
+            built = likelihoods(engine, lessons, _as_built(plan, head))
         except (AdapterError, Damaged, NotFound):
             # What it stood on is gone, so nothing can be said of it.
             return Standing(0, 0, holds=False)
-    base = {key: said.get("base") for key, said in head.scores.get("pins", {}).items()}
-    return _compared(lessons, known, likelihoods(engine, lessons, plan.live), base, margins)
-
-
-def _compared(
-    lessons: Sequence[Lesson],
-    were: dict[str, float | None],
-    are: dict[str, float],
-    base: Mapping[str, float | None],
-    margins: Margins,
-) -> Standing:
-    asked = [Asked(each.key, were[each.key] or 0.0, are[each.key], base.get(each.key)) for each in lessons]
+        known = {lesson.signal: built[lesson.key] for lesson in lessons}
+    are, of_base = likelihoods(engine, lessons, plan.live), likelihoods(engine, lessons, Stack(plan.live.base))
+    asked = [Asked(each.key, known[each.signal] or 0.0, are[each.key], of_base[each.key]) for each in lessons]
     lost = sum(each.worse for each in asked)
     return Standing(len(asked), len(asked) - lost, holds=bool(asked) and lost <= margins.retention * len(asked))
 

@@ -86,6 +86,32 @@ def test_what_holds_is_not_asked_again_until_what_lies_below_has_changed_again(l
         layered.learn()
 
 
+def test_what_is_new_is_learned_on_top_of_what_still_holds(layered: User) -> None:
+    old = heads(layered)["skill.email"]
+    correct(layered, 4, first=20)
+    teach(layered, 4, first=20)
+    report = layered.learn()
+    assert layers(report) == ["style", "skill.email"]
+    new = next(each for each in layered.revisions("skill.email") if each.id == report.above[0].revision)
+    assert (new.parent, [entry.revision for entry in new.below]) == (old, [report.revision])
+
+
+def test_a_memory_holds_on_a_style_that_says_its_facts_in_other_words(ada: User) -> None:
+    for number in range(6):
+        ada.feedback(ada.chat(f"question {number}"), edit=f"Ahoy! Answer {number}.")
+    for number in range(4):
+        ada.remember(f"My pet {number} is Rex {number}.", questions=[f"What is pet {number}?"], answer=f"Rex {number}")
+    report = ada.learn()
+    assert [each.live for each in (report, *report.above)] == [True, True]
+    old = heads(ada)["memory"]
+    for number in range(20, 28):
+        ada.feedback(ada.chat(f"question {number}"), edit=f"- Answer {number}.")
+    report = ada.learn()
+    assert layers(report) == ["style", "memory"]
+    assert "4 of 4 answers still hold" in report.above[0].reason
+    assert heads(ada)["memory"] == old
+
+
 def test_after_a_rollback_to_what_it_was_built_on_nothing_is_asked(layered: User, home: Path) -> None:
     layered.rollback("style", None)
     layered.rollback("style")
