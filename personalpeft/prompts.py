@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Never, TypeAlias, cast, get_args
 
-from personalpeft.errors import InvalidInput
+from personalpeft.errors import InvalidInput, nearest
 from personalpeft.ids import TOOL_NAME
 from personalpeft.types import MOST_TOP_LOGPROBS, Message, Role, Sampling, ToolCall, canonical_json
 
@@ -68,9 +68,23 @@ def check_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
     return tuple(_check_json(tool, what=f"tool {number}") for number, tool in enumerate(tools, 1))
 
 
-def with_tools(messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> tuple[Message, ...]:
-    """The messages with these tools offered for the reply; as they are without any."""
-    return (*messages[:-1], replace(messages[-1], tools=tools)) if tools else messages
+def check_must_call(tools: Sequence[Tool], must_call: bool | str) -> bool | str:
+    """Whether one of these tools is to be called, or which. Raises ``InvalidInput`` where none of them can be meant."""
+    names = [tool["function"]["name"] for tool in tools]
+    if isinstance(must_call, bool) and (names or not must_call):
+        return must_call
+    if isinstance(must_call, str) and must_call in names:
+        return must_call
+    known = nearest(must_call, names, what="tool") if isinstance(must_call, str) and names else "Offer it in tools."
+    raise InvalidInput("must_call names none of the tools that are offered.", hint=known)
+
+
+def with_tools(
+    messages: tuple[Message, ...], tools: tuple[Tool, ...], must_call: bool | str = False
+) -> tuple[Message, ...]:
+    """The messages with these tools offered for the reply; as they are without any. Raises as ``check_must_call``."""
+    must_call = check_must_call(tools, must_call)
+    return (*messages[:-1], replace(messages[-1], tools=tools, must_call=must_call)) if tools else messages
 
 
 def about_tools(messages: Sequence[Message]) -> bool:
@@ -157,6 +171,7 @@ def _message(number: int, given: object) -> Message:
         raise _no_call(number)
     calls = tuple(_call(number, each) for each in listed)
     tools = check_tools(given.tools) if isinstance(given, Message) else ()
+    must_call = check_must_call(tools, given.must_call) if isinstance(given, Message) else False
     if content is None and calls:
         content = ""
     if role not in _ROLES or not isinstance(content, str):
@@ -177,7 +192,7 @@ def _message(number: int, given: object) -> Message:
         if not TOOL_NAME.fullmatch(call.name) or (call.id and not _CALL_ID.fullmatch(call.id)):
             raise _no_call(number)
         _check_json(call.arguments, what=f"call of message {number}")
-    return Message(cast(Role, role), content, calls, call_id, tools)
+    return Message(cast(Role, role), content, calls, call_id, tools, must_call)
 
 
 def _call(number: int, given: object) -> ToolCall:

@@ -73,8 +73,8 @@ class Message:
     """One message of a conversation, as the app gave it.
 
     ``tool_calls`` are those of an assistant; a message of a tool is the result of the call ``tool_call_id``. ``tools`` are what may be
-    called in answer to it, as JSON that the chat template reads: offered beside what is said, and no part of what makes two messages
-    the same.
+    called in answer to it, as JSON that the chat template reads, and ``must_call`` says that one is to be: True any, a name that one.
+    Both are asked beside what is said, and no part of what makes two messages the same.
     """
 
     role: Role
@@ -82,6 +82,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     tools: tuple[Json, ...] = field(default=(), compare=False)
+    must_call: bool | str = field(default=False, compare=False)
 
     def plain(self) -> list[Any]:
         """As JSON: role and content, and what there is besides. ``of_plain`` is the reverse."""
@@ -92,6 +93,8 @@ class Message:
             more["tool_call_id"] = self.tool_call_id
         if self.tools:
             more["tools"] = [dict(tool) for tool in self.tools]
+        if self.must_call:
+            more["must_call"] = self.must_call
         return [self.role, self.content, more] if more else [self.role, self.content]
 
     @staticmethod
@@ -99,15 +102,17 @@ class Message:
         """Raises ``ValueError`` or ``TypeError`` for what ``plain`` did not write."""
         role, content, *rest = found
         more: dict[str, Any] = dict(*rest)
-        if set(more) - {"tool_calls", "tool_call_id", "tools"}:
+        if set(more) - {"tool_calls", "tool_call_id", "tools", "must_call"}:
             raise ValueError("a message with more to it than is known")
         calls = tuple(ToolCall(*call) for call in more.get("tool_calls", ()))
         call_id, tools = more.get("tool_call_id", ""), tuple(more.get("tools", ()))
         texts = [call_id, *(text for call in calls for text in (call.name, call.id))]
-        values = [*tools, *(call.arguments for call in calls)]
+        values, must_call = [*tools, *(call.arguments for call in calls)], more.get("must_call", False)
         if not all(isinstance(text, str) for text in texts) or not all(isinstance(value, dict) for value in values):
             raise ValueError("a message with a call or a tool that is none")
-        return Message(role, content, calls, call_id, tools)
+        if not isinstance(must_call, bool | str):
+            raise ValueError("a message with a call to be made that is none")
+        return Message(role, content, calls, call_id, tools, must_call)
 
 
 @dataclass(frozen=True, slots=True)

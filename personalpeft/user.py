@@ -77,6 +77,7 @@ class User:
         prompt: Prompt,
         *,
         tools: Sequence[Tool] = (),
+        must_call: bool | str = False,
         temperature: float | None = None,
         top_p: float | None = None,
         max_tokens: int | None = None,
@@ -95,7 +96,8 @@ class User:
         a cancelled turn. ``QueueFull``, ``DeadlineExceeded`` and ``ServingFailed`` are raised by the piece that they keep away;
         the time begins with the first that is asked for.
         """
-        messages, timeout = with_tools(check_prompt(prompt), check_tools(tools)), check_timeout(timeout)
+        messages = with_tools(check_prompt(prompt), check_tools(tools), must_call)
+        timeout = check_timeout(timeout)
         if revision is not None and layers is not None:
             raise InvalidInput("There are layers and a revision.", hint="Give one of the two.")
         if not template and not isinstance(prompt, str):
@@ -117,6 +119,8 @@ class User:
         What is not given comes from the base's card. ``temperature=0`` is greedy; the same stack, prompt and seed give
         the same text. ``tools`` are what the reply may call, as OpenAI's API writes them, where the base's chat template knows
         tools: do what ``reply.tool_calls`` say, and ask again with ``reply.message`` and a message of the role "tool" for each result.
+        With ``must_call`` the reply begins as the call of a tool: True of any, a name of that one. What follows is the model's own, so a
+        small one may still write what is no call; look at ``tool_calls``.
         ``memory=False`` leaves rules and facts out; ``layers`` names the only layers to attach, whatever
         their scope, ``[]`` none: the bare base. ``revision`` is one that stands for its layer's head, by its id or the
         beginning of it. Without ``template`` a string is read as it is, without rules and facts, and continued. With ``logprobs``

@@ -124,6 +124,7 @@ class RemoteUser:
         prompt: Prompt,
         *,
         tools: Sequence[Tool] = (),
+        must_call: bool | str = False,
         temperature: float | None = None,
         top_p: float | None = None,
         max_tokens: int | None = None,
@@ -143,6 +144,7 @@ class RemoteUser:
         body = v.ChatBody(
             prompt=_asked(prompt),
             tools=check_tools(tools),
+            must_call=must_call,
             temperature=temperature,
             top_p=top_p,
             max_tokens=max_tokens,

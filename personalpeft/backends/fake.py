@@ -1,8 +1,8 @@
 """A backend without a model, for the tests of apps: quick, deterministic, and true to the interface.
 
-Its replies are a few plain words chosen by the prompt, or the call of a tool that the user's last message names; a stack
-changes them visibly, by words that depend on the adapters' numbers. Everything is likelier afterwards the more was learned, so a
-learn of something new is promoted; undoing it brings back the former replies to the letter.
+Its replies are a few plain words chosen by the prompt, or the call of a tool that the user's last message names, or that the reply
+was begun with; a stack changes them visibly, by words that depend on the adapters' numbers. Everything is likelier afterwards the more
+was learned, so a learn of something new is promoted; undoing it brings back the former replies to the letter.
 """
 
 from __future__ import annotations
@@ -299,15 +299,20 @@ class _FakeSession:
 
 
 def _called(prompt: str) -> str | None:
-    """A call of the first tool that the last message names, if that is the user's; every argument is a word."""
+    """A call of the first tool that the last message names, if that is the user's, or the rest of one that was begun; every
+    argument is a word.
+    """
     offered, found, rest = prompt.partition(_TOOLS_END)
-    last = rest.rpartition("\nuser: ")[2] if "\nuser: " in rest else rest.removeprefix("user: ")
-    if not found or not offered.startswith(_TOOLS) or "\ntool: " in last:
+    said, _, begun = rest.rpartition("assistant: ")
+    last = said.rpartition("\nuser: ")[2] if "\nuser: " in said else said.removeprefix("user: ")
+    if not found or not offered.startswith(_TOOLS) or ("\ntool: " in last and not begun):
         return None
-    for tool in (each["function"] for each in json.loads(offered[len(_TOOLS) :])):
-        if tool["name"] in last:
-            arguments = dict.fromkeys((tool.get("parameters") or {}).get("properties", {}), _WORDS[0])
-            return f"<tool_call>\n{json.dumps({'name': tool['name'], 'arguments': arguments})}\n</tool_call>"
+    tools = [each["function"] for each in json.loads(offered[len(_TOOLS) :])]
+    for tool in sorted(tools, key=lambda each: each["name"] not in last):
+        arguments = dict.fromkeys((tool.get("parameters") or {}).get("properties", {}), _WORDS[0])
+        call = f"<tool_call>\n{json.dumps({'name': tool['name'], 'arguments': arguments})}\n</tool_call>"
+        if call.startswith(begun) and (begun or tool["name"] in last):
+            return call[len(begun) :]
     return None
 
 

@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from typing import Never, TypeAlias
 
 from personalpeft.ids import TOOL_NAME
-from personalpeft.types import ToolCall
+from personalpeft.types import Message, ToolCall
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+CALL_ENDS = "</tool_call>"
+"""What ends a call in a reply: as a stop string, what ends a reply with its first call."""
+_OPEN, _CLOSE = "<tool_call>", CALL_ENDS
 
 Said: TypeAlias = str | ToolCall
 
@@ -29,6 +31,19 @@ def read_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
     return "".join(each for each in said if isinstance(each, str)), tuple(
         each for each in said if isinstance(each, ToolCall)
     )
+
+
+def begun_call(asked: Message) -> str:
+    """How a reply begins that must call a tool: up to the arguments where there is only one to call, else up to the name; empty where it
+    need not.
+    """
+    if not asked.must_call:
+        return ""
+    names = [tool["function"]["name"] for tool in asked.tools] if asked.must_call is True else [asked.must_call]
+    # It ends before a space, since tokenizers make one token of the space and what follows: after the space alone a model goes on as
+    # it seldom has been taught to.
+    begun = f'{_OPEN}\n{{"name":'
+    return f'{begun} "{names[0]}", "arguments":' if len(names) == 1 else begun
 
 
 class CallReader:

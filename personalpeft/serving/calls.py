@@ -8,11 +8,12 @@ a queue without a bound, so that a slow reader never holds up the loop (what it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Self, TypeAlias
 
 from personalpeft.backends.base import Piece, Row
+from personalpeft.bases.tools import begun_call
 from personalpeft.types import Message, Sampling, Stack
 
 Cancelled: TypeAlias = Callable[[], bool]
@@ -38,16 +39,22 @@ class Request:
     logprobs: bool = False
     top_logprobs: int = 0
 
+    @property
+    def begun(self) -> str:
+        """What the reply begins with before the model writes any of it: it reads this after the prompt, and goes on from there."""
+        return begun_call(self.messages[-1]) if self.template else ""
+
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """The requests of one caller, who reads what becomes of them from ``said``: pieces, or the error that ended one.
-    ``resting``: none of them begins now, since the caller asked for a pause.
+    """The requests of one caller, who reads what becomes of them from ``said``: pieces, or the error that ended one. ``begun`` is what
+    replies begin with, by the place of their request. ``resting``: none of them begins now, since the caller asked for a pause.
     """
 
     cancelled: Cancelled | None
     paused: Cancelled | None = None
     tickets: list[Ticket] = field(default_factory=list)
+    begun: dict[int, str] = field(default_factory=dict)
     said: SimpleQueue[Piece | Exception] = field(default_factory=SimpleQueue)
     left: bool = False
     resting: bool = False
@@ -109,13 +116,17 @@ class Replies(Iterator[Piece]):
     def __next__(self) -> Piece:
         if self._over:
             raise StopIteration
-        said = (self._call or self._begun()).said.get()
+        call = self._call or self._begun()
+        said = call.said.get()
         if isinstance(said, Exception):
             self.close()
             raise said
         if said.finish is not None:
             self._open -= 1
             self._over = self._over or self._open == 0
+        # Of a reply that ended before it was begun there is nothing.
+        if said.finish != "cancelled" and (begun := call.begun.pop(said.row, "")):
+            return replace(said, text=begun + said.text)
         return said
 
     def begin(self) -> None:

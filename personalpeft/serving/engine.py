@@ -65,7 +65,7 @@ class Engine:
     def tokens(self, request: Request) -> Tokens:
         """The prompt as tokens. Raises ``PromptTooLong`` where prompt and reply do not fit the base's context."""
         tokens = (
-            self.backend.render(request.messages)
+            self.backend.render(request.messages) + self.backend.encode(request.begun)
             if request.template
             else self.backend.beginning + self.backend.encode("".join(message.content for message in request.messages))
         )
@@ -185,6 +185,7 @@ class Engine:
             row = Row(tokens, key, request.sampling, request.user, logprobs=known, top=request.top_logprobs)
             deadline = None if request.timeout is None else now + request.timeout
             call.tickets.append(Ticket(call, index, row, request.stack, request.background, now, deadline, checked))
+            call.begun[index] = request.begun
         self._loop.submit(call)
         return call
 

@@ -260,6 +260,7 @@ ACTS: Mapping[str, Callable[[Call], Any]] = {each.name: _BY_NAME[each.name] for 
 def _asked(body: v.ChatBody) -> dict[str, Any]:
     return {
         "tools": body.tools,
+        "must_call": body.must_call,
         "temperature": body.temperature,
         "top_p": body.top_p,
         "max_tokens": body.max_tokens,

@@ -11,7 +11,7 @@ from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 
 from personalpeft.errors import InvalidId, NotFound
 from personalpeft.forgetting import ForgetReport
-from personalpeft.ids import LAYER_NAME, SKILL_NAME, SOURCE, USER_ID
+from personalpeft.ids import LAYER_NAME, SKILL_NAME, SOURCE, TOOL_NAME, USER_ID
 from personalpeft.learning.recipe import Start
 from personalpeft.learning.report import LearnReport
 from personalpeft.memory.items import LONGEST_TEXT
@@ -26,6 +26,7 @@ UserId: TypeAlias = Annotated[str, Text(64, 1, USER_ID.pattern, InvalidId)]
 LayerName: TypeAlias = Annotated[str, Text(38, 1, LAYER_NAME.pattern, InvalidId)]
 SkillName: TypeAlias = Annotated[str, Text(32, 1, SKILL_NAME.pattern)]
 SourceName: TypeAlias = Annotated[str, Text(32, 1, SOURCE.pattern, InvalidId)]
+ToolName: TypeAlias = Annotated[str, Text(64, 1, TOOL_NAME.pattern)]
 TurnId: TypeAlias = Annotated[str, Text(64, 1, "[a-z0-9_]+", NotFound)]
 ItemId: TypeAlias = Annotated[str, Text(64, 1, "[a-z0-9_]+", NotFound)]
 OwnId: TypeAlias = Annotated[str, Text(64, 1, "[a-z]+_[a-z0-9]+", NotFound)]
@@ -51,6 +52,7 @@ class ChatBody:
 
     prompt: Prompt
     tools: Annotated[tuple[Json, ...], Many(MOST_TOOLS)] = ()
+    must_call: bool | ToolName = False
     temperature: Annotated[float, Range(0, 10)] | None = None
     top_p: Annotated[float, Range(above=0, most=1)] | None = None
     max_tokens: Count | None = None

@@ -133,6 +133,19 @@ def test_tools_are_offered_called_and_answered(ada: Any, own: User) -> None:
     assert ada.turn(answer).messages[1].tool_calls == (call,)
 
 
+def test_a_tool_must_be_called(ada: Any, own: User) -> None:
+    tool = {"type": "function", "function": {"name": "weather"}}
+    for must_call in (True, "weather"):
+        reply = ada.chat("Hello", tools=[tool], must_call=must_call, temperature=0)
+        assert [call.name for call in reply.tool_calls] == ["weather"]
+        assert ada.turn(reply) == own.turn(reply)
+        assert ada.turn(reply).messages[-1].must_call == own.turn(reply).messages[-1].must_call == must_call
+    with pytest.raises(InvalidInput):
+        ada.chat("Hello", tools=[tool], must_call="time")
+    with pytest.raises(InvalidInput):
+        ada.chat("Hello", must_call=True)
+
+
 def test_the_pieces_of_a_stream_are_its_reply(ada: Any) -> None:
     stream = ada.stream("Tell me about ducks and geese and swans.", temperature=0)
     first = next(stream)

@@ -119,7 +119,7 @@ WRONG = {
     "an unknown key inside": (
         {"prompt": [{"role": "user", "content": "Hi", "name": "x"}]},
         "prompt[0]",
-        "Known: content, role, tool_call_id, tool_calls, tools.",
+        "Known: content, must_call, role, tool_call_id, tool_calls, ….",
     ),
     "a word that is none": (
         {"prompt": [{"role": "robot", "content": "Hi"}]},

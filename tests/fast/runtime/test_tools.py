@@ -14,6 +14,7 @@ WEATHER = {
     "type": "function",
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
 }
+TIME = {"type": "function", "function": {"name": "time"}}
 QUESTION = {"role": "user", "content": "weather in Rome?"}
 
 
@@ -36,6 +37,41 @@ def test_a_conversation_with_tools_is_kept_and_travels_in_a_file(tmp_path: Path)
         runtime.import_user(tmp_path / "ada.personal", as_user="bob")
         assert [turn.messages for turn in runtime.user("bob").turns()] == [turn.messages for turn in ada.turns()]
         assert runtime.verify() == ()
+
+
+@pytest.mark.parametrize(("must_call", "called"), [(True, "weather"), ("weather", "weather"), ("time", "time")])
+def test_a_reply_that_must_call_a_tool_does_and_is_kept_as_it_was_asked(
+    tmp_path: Path, must_call: bool | str, called: str
+) -> None:
+    with opened(tmp_path / "home") as runtime:
+        ada = runtime.user("ada")
+        asked: dict[str, Any] = {"prompt": "Hello", "tools": [WEATHER, TIME], "temperature": 0}
+        assert ada.chat(**asked).tool_calls == ()
+        stream = ada.stream(**asked, must_call=must_call)
+        text = "".join(stream)
+        reply = stream.reply
+        assert reply.text == text
+        assert [call.name for call in reply.tool_calls] == [called]
+        turn = ada.turn(reply)
+        assert (turn.reply, turn.messages[-1].must_call) == (text, must_call)
+        # What was asked once can be asked again: the turn's own messages have all of it.
+        assert ada.chat(turn.messages, temperature=0).text == text
+        ada.export(tmp_path / "ada.personal")
+        runtime.import_user(tmp_path / "ada.personal", as_user="bob")
+        assert runtime.user("bob").turns()[1].messages[-1].must_call == must_call
+        assert runtime.verify() == ()
+
+
+def test_what_was_begun_is_no_part_of_what_was_written(tmp_path: Path) -> None:
+    with opened(tmp_path) as runtime:
+        ada = runtime.user("ada")
+        asked: dict[str, Any] = {"prompt": "Hello", "tools": [WEATHER], "temperature": 0, "logprobs": True}
+        free, forced = ada.chat(**asked), ada.chat(**asked, must_call=True)
+        begun = forced.text.removesuffix("".join(token.text for token in forced.logprobs))
+        assert begun == '<tool_call>\n{"name": "weather", "arguments":'
+        assert forced.usage.prompt_tokens == free.usage.prompt_tokens + len(begun)
+        assert forced.usage.completion_tokens == len(forced.logprobs)
+        assert ada.chat(**asked, must_call=True, cancelled=lambda: True).text in ("", begun)
 
 
 def test_a_correction_of_a_call_is_learned(tmp_path: Path) -> None:
@@ -63,6 +99,9 @@ BAD: dict[str, dict[str, Any]] = {
     "a tool that is no function": {"tools": [{"type": "search"}]},
     "a name with a quotation mark": {"tools": [{"type": "function", "function": {"name": 'f"'}}]},
     "the same name twice": {"tools": [WEATHER, WEATHER]},
+    "a call of nothing": {"must_call": True},
+    "a call of what is not offered": {"tools": [WEATHER], "must_call": "wether"},
+    "a call that is neither": {"tools": [WEATHER], "must_call": 1},
     "a number that is none": {
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {"x": float("nan")}}}]
     },
