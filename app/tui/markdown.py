@@ -125,8 +125,8 @@ def _table(node: SyntaxTreeNode, width: int, source: Sequence[str]) -> Iterator[
         return
     for number, row in enumerate(rows):
         cells = [cell.pad_right(wide - cell.cell_length) for cell, wide in zip(row, widths, strict=False)]
-        line = Content.assemble(*_between(cells, (" │ ", DIM)))
-        yield line.stylize_before("bold") if number == 0 else line
+        across = Content.assemble(*_between(cells, (" │ ", DIM)))
+        yield across.stylize_before("bold") if number == 0 else across
         if number == 0:
             yield Content.assemble(("─┼─".join("─" * wide for wide in widths), DIM))
 

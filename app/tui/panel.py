@@ -1,147 +1,57 @@
-"""The side panel: the stack with weights to turn, the revisions with what each gained, the last report, why a reply
-was so, and the memory."""
+"""Your model, at the side of the conversation: the stack with weights to turn, the revisions with what each gained, the last
+report, why the selected reply was so, and the memory; and what comes over the screen when one of these is changed.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING
 
-from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.message import Message
-from textual.widget import Widget
-from textual.widgets import OptionList, Static, TabbedContent, TabPane
-from textual.widgets.option_list import Option
+from textual.widgets import Static, TabbedContent, TabPane
 
+from personalpeft_app.output import printable
 from personalpeft_app.tui import views
+from personalpeft_app.tui.revisions import Revisions
 from personalpeft_app.tui.said import Said
-from personalpeft_app.tui.work import Standing
+from personalpeft_app.tui.screens import Comparing, Reading, Sure
+from personalpeft_app.tui.studying import Studying
+from personalpeft_app.tui.talk import Exchange, Talk
+from personalpeft_app.tui.telling import Telling
+from personalpeft_app.tui.threads import Threads
+from personalpeft_app.tui.weight import Weight
+from personalpeft_app.tui.work import Desk, Job, Standing
 
 if TYPE_CHECKING:
-    from personalpeft import Why
-    from personalpeft.types import Layer, Revision
-
-WIDTH = 36
-_MOST = 2.0
-_STEP = 0.1
-
-
-class Weight(Widget, can_focus=True):
-    """A layer and its weight, from 0 to 2, to turn with the arrow keys or the mouse."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left,minus", "turn(-1)", "Less"),
-        Binding("right,plus", "turn(1)", "More"),
-        Binding("0", "set(0.0)", "Without it"),
-        Binding("1", "set(1.0)", "As it was learned"),
-    ]
-
-    class Turned(Message):
-        """Somebody wants another weight."""
-
-        def __init__(self, layer: str, weight: float) -> None:
-            super().__init__()
-            self.layer = layer
-            self.weight = weight
-
-    def __init__(self, layer: Layer) -> None:
-        super().__init__()
-        self._of = layer
-        self.weight = layer.weight
-
-    @property
-    def of(self) -> str:
-        """Whose weight it is."""
-        return self._of.name
-
-    def show(self, layer: Layer) -> None:
-        """What is so now."""
-        self._of, self.weight = layer, layer.weight
-        self.refresh()
-
-    def render(self) -> Content:
-        width = self.size.width
-        rail = width - 6
-        at = round(max(0.0, min(1.0, self.weight / _MOST)) * (rail - 1))
-        knob = "◆" if self.has_focus else "●"
-        return Content.assemble(
-            views.layer(self._of, width),
-            "\n",
-            ("━" * at, "$primary"),
-            (knob, "bold $accent" if self.has_focus else "bold $primary"),
-            ("─" * (rail - 1 - at), views.DIM),
-            (f" {self.weight:5.2f}", "bold" if self.has_focus else ""),
-        )
-
-    def watch_has_focus(self, focus: bool) -> None:
-        self.refresh()
-
-    def action_turn(self, steps: int) -> None:
-        self.action_set(round(self.weight + steps * _STEP, 2))
-
-    def action_set(self, weight: float) -> None:
-        weight = max(0.0, min(_MOST, weight))
-        if weight != self.weight:
-            self.weight = weight
-            self.refresh()
-            self.post_message(self.Turned(self.of, weight))
-
-    def on_click(self, event: events.Click) -> None:
-        rail = self.size.width - 6
-        if event.y == 1 and event.x < rail:
-            self.action_set(round(event.x / (rail - 1) * _MOST / _STEP) * _STEP)
-
-
-class Revisions(OptionList):
-    """Every revision, each layer's newest first, and what each gained on the answers that were held back."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("b", "compare", "Compare blind")]
-
-    class Wanted(Message):
-        """A revision is to be made live, or to be compared; None is the bare base."""
-
-        def __init__(self, layer: str, revision: str | None, *, compare: bool) -> None:
-            super().__init__()
-            self.layer = layer
-            self.revision = revision
-            self.compare = compare
-
-    def __init__(self) -> None:
-        super().__init__(id="revisions", compact=True)
-        self._rows: list[tuple[str, Revision | None]] = []
-
-    def show(self, standing: Standing) -> None:
-        """What is so now; the highlighted row stays where it was."""
-        heads = {layer.name: layer.head for layer in standing.layers}
-        largest = max((abs(views.gain(each) or 0.0) for each in standing.revisions), default=0.0)
-        at = self.highlighted
-        self._rows = views.revisions_in_order(standing.revisions, standing.layers)
-        self.clear_options()
-        for layer, each in self._rows:
-            live = heads[layer] == (each.id if each else None)
-            if each is None:
-                text = Content.assemble(("◦ ", views.DIM), f"{layer} ", ("the bare base", ""), "  live" if live else "")
-            else:
-                text = views.revision(each, live=live, largest=largest, width=WIDTH)
-            self.add_option(Option(text))
-        if self._rows:
-            self.highlighted = min(at or 0, len(self._rows) - 1)
-
-    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        event.stop()
-        layer, each = self._rows[event.option_index]
-        self.post_message(self.Wanted(layer, each.id if each else None, compare=False))
-
-    def action_compare(self) -> None:
-        if self.highlighted is not None:
-            layer, each = self._rows[self.highlighted]
-            self.post_message(self.Wanted(layer, each.id if each else None, compare=True))
+    from personalpeft import LearnReport, Why
+    from personalpeft.comparing import Comparison
+    from personalpeft.forgetting import ForgetReport
 
 
 class Panel(Vertical):
-    """All of it, under tabs."""
+    """All of it, under tabs. ``loading`` hears how far the loading of the model is."""
+
+    class Changed(Message):
+        """How things stand is not as it was."""
+
+    class Forgot(Message):
+        """Something was destroyed."""
+
+        def __init__(self, report: ForgetReport) -> None:
+            super().__init__()
+            self.report = report
+
+    def __init__(self, desk: Desk, threads: Threads, telling: Telling, loading: Job) -> None:
+        super().__init__()
+        self.studying = Studying(desk, threads, telling, self, loading)
+        self._telling = telling
+        self._talk = Talk("")
+        self._selected: Exchange | None = None
+        # The turn that Why is about.
+        self._explained: str | None = None
 
     def compose(self) -> ComposeResult:
         with TabbedContent(id="tabs"):
@@ -180,18 +90,124 @@ class Panel(Vertical):
         self.query_one("#report", Static).update(views.report(standing.report))
         self.query_one("#memory", Said).show(views.memory(standing.items))
 
-    def explain(self, account: Why | None) -> None:
-        """Why the selected reply was as it was."""
-        self.query_one("#why", Said).show(views.why(account))
-
-    def turn_to(self, tab: str) -> None:
-        """Shows a tab: "stack", "revisions", "report", "why" or "memory"."""
-        self.query_one(TabbedContent).active = f"{tab}-tab"
+    # Tabs
 
     @property
     def tab(self) -> str:
-        """The tab that is shown."""
+        """The tab that is turned to: "stack", "revisions", "report", "why" or "memory"."""
         return self.query_one(TabbedContent).active.removesuffix("-tab")
+
+    def open(self, tab: str) -> None:
+        """Shows a tab."""
+        self.display = True
+        self._turn_to(tab)
+        self._explain()
+
+    def focus_tabs(self) -> None:
+        """Goes to the row of tabs."""
+        self.query_one("Tabs").focus()
+
+    def _turn_to(self, tab: str) -> None:
+        self.query_one(TabbedContent).active = f"{tab}-tab"
+
+    def on_tabbed_content_tab_activated(self) -> None:
+        self._explain()
+
+    # Why
+
+    def about(self, talk: Talk, selected: Exchange | None, *, anew: bool = False) -> None:
+        """The conversation that is shown, and what is selected in it; ``anew``: why it was so may have changed."""
+        self._talk, self._selected = talk, selected
+        if anew or self._turn != self._explained:
+            self._explain()
+
+    @property
+    def _turn(self) -> str | None:
+        return None if self._selected is None else self._selected.turn
+
+    def _explain(self) -> None:
+        if not self.display or self.tab != "why":
+            return
+        turn = self._explained = self._turn
+        if turn is None:
+            self.query_one("#why", Said).show(views.why(None))
+        else:
+            self.studying.explain(turn, partial(self._account, turn))
+
+    def _account(self, turn: str, account: Why) -> None:
+        # Another reply may have been selected meanwhile.
+        if turn == self._explained:
+            self.query_one("#why", Said).show(views.why(account))
+
+    # What Studying says
+
+    def model_stands(self, standing: Standing) -> None:
+        self.call_next(self.show, standing)
+        self.post_message(self.Changed())
+
+    def model_loaded(self) -> None:
+        self.post_message(self.Changed())
+
+    def model_learned(self, report: LearnReport) -> None:
+        self._telling.note(f"{report.layer}: {report.verdict}. {report.reason}")
+        # Turned to, but not opened over what somebody is typing on a small screen.
+        self._turn_to("report")
+
+    def model_compared(self, comparison: Comparison) -> None:
+        def choose(number: int) -> None:
+            self.studying.choose(comparison, number, screen.tell, screen.try_again)
+
+        screen = Comparing(comparison, choose)
+        self.app.push_screen(screen)
+
+    def model_would_forget(self, item: str, what: Content, report: ForgetReport) -> None:
+        def sure(forget: bool | None) -> None:
+            if forget:
+                self.studying.forget(item)
+
+        sheet = Sure("Forget this for good?", views.would_forget(what, report), "forget it", "keep it")
+        self.app.push_screen(sheet, sure)
+
+    def model_forgot(self, report: ForgetReport) -> None:
+        self.post_message(self.Forgot(report))
+        self.app.push_screen(Reading("Forgotten", Content(printable(str(report)))))
+
+    # What a person wants
+
+    def on_weight_turned(self, event: Weight.Turned) -> None:
+        self.studying.weigh(event.layer, event.weight)
+
+    def on_revisions_wanted(self, event: Revisions.Wanted) -> None:
+        if event.compare:
+            self.compare(event.layer, event.revision or "base")
+        else:
+            self.studying.roll_back(event.layer, event.revision)
+
+    def on_said_forget(self, event: Said.Forget) -> None:
+        self.studying.would_forget(event.item, event.text)
+
+    def compare(self, layer: str | None = None, revision: str | None = None) -> None:
+        """Two answers to the selected question, blind; of what is live and of a revision, as ``Studying.compare``."""
+        if self._selected is None:
+            self._telling.note("Ask something first: two revisions are compared on the selected question.")
+        else:
+            self.studying.compare(self._talk.messages(self._selected.number), layer, revision)
+
+    def roll_back(self) -> None:
+        """Undoes the last change of the highest layer that has changed."""
+        layers = [layer.name for layer in self.studying.standing.layers]
+        if layers:
+            self.studying.roll_back(layers[-1], "previous")
+        else:
+            self._telling.note("Nothing was learned yet; there is nothing to take back.")
+
+    def read_report(self) -> None:
+        """Has all that the last learn said over the screen."""
+        report = self.studying.standing.report
+        if report is None:
+            self._telling.note("There is no report yet.")
+        else:
+            self.app.push_screen(Reading("The last report", Content(printable(str(report)))))
 
 
 _TURNING = "[$secondary][b $primary]← →[/] turn a weight, [b $primary]1[/] as learned, [b $primary]0[/] without[/]"

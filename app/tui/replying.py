@@ -9,10 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from personalpeft.errors import PersonalPeftError
 from personalpeft_app.tui.speaking import Speaking
-from personalpeft_app.tui.studying import Studying
 from personalpeft_app.tui.talk import Exchange
+from personalpeft_app.tui.telling import Telling
 from personalpeft_app.tui.threads import Threads
 
 if TYPE_CHECKING:
@@ -25,26 +24,24 @@ class Listener(Protocol):
     def reply_changed(self) -> None:
         """Another one is selected or edited."""
 
+    def reply_typed(self) -> str | None:
+        """Asks what stands in the open editor; None where none is on the screen."""
+
+    def reply_marked(self) -> None:
+        """The ledger has something that was said of one."""
+
     def reply_kept(self) -> None:
         """The ledger has what was typed into the open editor, which is closed now."""
-
-    def reply_said(self, text: str) -> None:
-        """Something worth a line."""
-
-    def reply_wrong(self, error: PersonalPeftError) -> None:
-        """Something went wrong, and changed nothing."""
 
 
 class Replying:
     """See above. A conversation is named by its key; what is asked of it is about the selected reply."""
 
-    def __init__(
-        self, user: User, threads: Threads, speaking: Speaking, studying: Studying, listener: Listener
-    ) -> None:
+    def __init__(self, user: User, threads: Threads, telling: Telling, speaking: Speaking, listener: Listener) -> None:
         self._user = user
         self._threads = threads
+        self._telling = telling
         self._speaking = speaking
-        self._studying = studying
         self._listener = listener
         self._selected: dict[str, int] = {}
         # By turn, what is typed into its editor; and the turn whose editor is open.
@@ -60,7 +57,7 @@ class Replying:
         """The turn of the selected reply; where there is none, a line says so."""
         exchange = self.selected(key)
         if exchange is None or exchange.turn is None:
-            self._listener.reply_said(
+            self._telling.note(
                 "There is no reply to say that of." if exchange is None else "That reply is not finished."
             )
             return None
@@ -70,6 +67,16 @@ class Replying:
         """Selects another."""
         self._selected[key] = number
         self._listener.reply_changed()
+
+    def step(self, key: str, steps: int) -> bool:
+        """Selects the one that stands some steps further down, or up where ``steps`` is negative; false at the lower end."""
+        exchanges, now = self._speaking.talks[key].exchanges, self.selected(key)
+        at = exchanges.index(now) + steps if now is not None else 0
+        if at >= len(exchanges):
+            return False
+        if at >= 0:
+            self.select(key, exchanges[at].number)
+        return True
 
     def follow(self, key: str) -> None:
         """Selects whatever is the newest."""
@@ -82,7 +89,7 @@ class Replying:
 
             def rated(_: object) -> None:
                 self._speaking.said(key, turn, rating=rating)
-                self._studying.look()
+                self._listener.reply_marked()
 
             self._do(partial(self._user.feedback, turn, rating=rating), rated)
 
@@ -94,6 +101,7 @@ class Replying:
 
             def commented(_: object) -> None:
                 self._speaking.said(key, turn, comments=comments)
+                self._listener.reply_marked()
                 then()
 
             self._do(partial(self._user.feedback, turn, comment=text), commented)
@@ -102,25 +110,30 @@ class Replying:
         """Asks for the last reply again."""
         exchange = self.selected(key)
         if exchange is None or not exchange.over:
-            self._listener.reply_said("There is nothing to ask again.")
+            self._telling.note("There is nothing to ask again.")
         elif exchange != self._speaking.talks[key].last:
-            self._listener.reply_said("Only the last question can be asked again.")
+            self._telling.note("Only the last question can be asked again.")
         else:
+            # Its editor goes with the reply.
+            self.leave()
             self._speaking.again(key, exchange.number)
 
-    def edit(self, key: str, typed: str | None) -> None:
-        """Opens its editor; one that was open until now, with what was ``typed`` there, is closed."""
+    def edit(self, key: str) -> None:
+        """Opens its editor; one that was open until now is closed."""
         turn = self.answered(key)
-        if turn is not None:
-            self.leave(typed)
+        if turn is not None and turn != self._editing:
+            self.leave()
             self._editing = turn
             self._listener.reply_changed()
 
-    def leave(self, typed: str | None) -> None:
-        """Closes the open editor; what was ``typed`` is there again when it is opened."""
-        if self._editing is not None and typed is not None:
-            self._edits[self._editing] = typed
-        self._editing = None
+    def leave(self) -> None:
+        """Closes the open editor; what was typed is there again when it is opened."""
+        typed = self._listener.reply_typed()
+        if self._editing is not None:
+            if typed is not None:
+                self._edits[self._editing] = typed
+            self._editing = None
+            self._listener.reply_changed()
 
     def drafts(self, key: str) -> dict[int, str]:
         """What stands in the editors that are open in a conversation, by exchange."""
@@ -128,26 +141,27 @@ class Replying:
         open_ones = [each for each in exchanges if each.turn is not None and each.turn == self._editing]
         return {each.number: self._edits.get(each.turn or "", each.text) for each in open_ones}
 
-    def keep(self, key: str, typed: str) -> None:
+    def keep(self, key: str) -> None:
         """What was typed is how the reply should have been."""
-        turn = self._editing
-        if turn is not None:
+        turn, typed = self._editing, self._listener.reply_typed()
+        if turn is not None and typed is not None:
 
             def kept(_: object) -> None:
                 self._edits.pop(turn, None)
+                self._speaking.said(key, turn, edited=typed)
+                self._telling.note("Kept: that is how it should have been.")
+                self._listener.reply_marked()
                 if self._editing == turn:
                     self._editing = None
                     self._listener.reply_kept()
-                self._speaking.said(key, turn, edited=typed)
-                self._listener.reply_said("Kept: that is how it should have been.")
-                self._studying.look()
 
             self._do(partial(self._user.feedback, turn, edit=typed), kept)
 
     def unsent(self) -> list[str]:
-        """What was typed into editors and is not in the ledger."""
+        """What was typed into editors and is not in the ledger. Closes the one that is open."""
+        self.leave()
         texts = {each.turn: each.text for talk in self._speaking.talks.values() for each in talk.exchanges}
         return [typed.strip() for turn, typed in self._edits.items() if typed != texts.get(turn)]
 
     def _do(self, work: Callable[[], object], then: Callable[[object], None]) -> None:
-        self._threads.do(work, then, self._listener.reply_wrong)
+        self._threads.do(work, then, self._telling.wrong)

@@ -1,4 +1,5 @@
-"""All conversations and the replies that are being written in them; several can be at once, one in each conversation.
+"""All conversations and the replies that are being written in them; several can be at once, one in each conversation. What
+other programs say with the same user comes in here too.
 
 Invariant: a question is in a conversation or back where it was typed, whatever goes wrong.
 """
@@ -12,8 +13,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Protocol
 
-from personalpeft.errors import Cancelled, PersonalPeftError
+from personalpeft.errors import PersonalPeftError
 from personalpeft_app.tui.talk import Exchange, Talk
+from personalpeft_app.tui.telling import Telling
 from personalpeft_app.tui.threads import Threads
 from personalpeft_app.tui.work import Desk, Job, Written, told
 
@@ -27,8 +29,8 @@ class Listener(Protocol):
     def talk_written(self, key: str, written: Written) -> None:
         """A reply is there."""
 
-    def talk_failed(self, error: PersonalPeftError) -> None:
-        """There is no reply, and why."""
+    def talks_remembered(self) -> None:
+        """The ledger had more than was known here."""
 
     def talk_given_back(self, key: str, text: str) -> bool:
         """A question is to go back to where it was typed; false where that cannot be."""
@@ -37,10 +39,12 @@ class Listener(Protocol):
 class Speaking:
     """See above. ``talks`` are in the order in which they were last spoken in, the newest first."""
 
-    def __init__(self, desk: Desk, threads: Threads, listener: Listener) -> None:
+    def __init__(self, desk: Desk, threads: Threads, telling: Telling, listener: Listener) -> None:
         self._desk = desk
         self._threads = threads
+        self._telling = telling
         self._listener = listener
+        self._looking = False
         self._numbers = itertools.count(1)
         self._jobs: dict[str, tuple[int, Job]] = {}
         # What stood where something is being tried again.
@@ -61,8 +65,33 @@ class Speaking:
         self.talks = {key: Talk(key), **self.talks}
         return key
 
-    def remember(self, talks: Iterable[Talk]) -> None:
-        """Takes over what the ledger knows of conversations. One in which something is being written stays as it is."""
+    def recall(self) -> None:
+        """Has what the ledger knows of conversations looked up."""
+        self._threads.do(self._desk.talks, self._recalled, self._telling.wrong)
+
+    def watch(self) -> None:
+        """Has a look at what other programs did with the same user, unless one is under way or a reply is being written."""
+        if not self.busy and not self._looking:
+            self._looking = True
+            self._threads.do(self._desk.talks, self._recalled, self._not_recalled)
+
+    def _recalled(self, talks: tuple[Talk, ...] | None) -> None:
+        self._looking = False
+        if talks is None:
+            return
+        if self.busy:
+            # What is being written here may be among them, and nobody could tell yet that it is the same.
+            self._desk.forget_talks()
+            return
+        self._take_over(talks)
+        self._listener.talks_remembered()
+
+    def _not_recalled(self, error: PersonalPeftError) -> None:
+        # Whatever one does next says so; a message every other second helps nobody.
+        self._looking = False
+
+    def _take_over(self, talks: Iterable[Talk]) -> None:
+        """One in which something waits stays as it is."""
         places = {each.turn: key for key, talk in self.talks.items() for each in talk.exchanges if each.turn}
         for found in talks:
             key = next((places[each.turn] for each in reversed(found.exchanges) if each.turn in places), None)
@@ -164,8 +193,7 @@ class Speaking:
             self._set(talk.without(number))
         else:
             self._set(talk.change(number, status="failed", problem=told(error)))
-        if not isinstance(error, Cancelled):
-            self._listener.talk_failed(error)
+        self._telling.wrong(error)
         self._go_on(key)
 
     def _set(self, talk: Talk) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from personalpeft.errors import NothingToLearn, PersonalPeftError
+from personalpeft_app.tui.telling import Telling
 from personalpeft_app.tui.threads import Threads
 from personalpeft_app.tui.work import Desk, Job, Standing, told
 
@@ -43,20 +44,15 @@ class Listener(Protocol):
     def model_forgot(self, report: ForgetReport) -> None:
         """Something was destroyed."""
 
-    def model_said(self, text: str) -> None:
-        """Something worth a line."""
-
-    def model_wrong(self, error: PersonalPeftError) -> None:
-        """Something went wrong, and changed nothing."""
-
 
 class Studying:
     """See above. ``loading``, ``learning``, ``comparing`` and ``forgetting`` are there while that goes on."""
 
-    def __init__(self, desk: Desk, threads: Threads, listener: Listener, loading: Job) -> None:
+    def __init__(self, desk: Desk, threads: Threads, telling: Telling, listener: Listener, loading: Job) -> None:
         self._desk = desk
         self._user = desk.user
         self._threads = threads
+        self._telling = telling
         self._listener = listener
         self._withdrawn: int | None = None
         self.standing = Standing()
@@ -76,13 +72,13 @@ class Studying:
 
     def look(self) -> None:
         """Looks how things are."""
-        self._threads.do(self._desk.look, self._stands, self._listener.model_wrong)
+        self._threads.do(self._desk.look, self._stands, self._telling.wrong)
 
     def learn(self) -> None:
         """Learns; where that goes on already, asks it to stop."""
         if self.learning is not None:
             self.learning.stop()
-            self._listener.model_said("Learning stops after this step; the next learn goes on from there.")
+            self._telling.note("Learning stops after this step; the next learn goes on from there.")
             return
         job = self.learning = Job()
         job.progress("Learning", 0.0)
@@ -93,7 +89,7 @@ class Studying:
         was live before; on the same messages. Without a layer it is the lowest.
         """
         if self.comparing is not None:
-            self._listener.model_said("A comparison is under way; Esc stops it.")
+            self._telling.note("A comparison is under way; Esc stops it.")
             return
         heads = {each.name: each.head or "base" for each in self.standing.layers}
         layer = layer or next(iter(heads), "style")
@@ -101,6 +97,13 @@ class Studying:
         job = self.comparing = Job()
         job.progress("Both are answering", 0.0)
         self._threads.do(partial(self._desk.compare, messages, other, layer, job), self._compared, self._not_compared)
+
+    def stop_comparing(self) -> bool:
+        """Ends the comparison that is under way; false where none is."""
+        if self.comparing is None:
+            return False
+        self.comparing.stop()
+        return True
 
     def choose(
         self, comparison: Comparison, number: int, then: Callable[[Choice], None], failed: Callable[[], None]
@@ -113,13 +116,13 @@ class Studying:
 
         def not_chosen(error: PersonalPeftError) -> None:
             failed()
-            self._listener.model_wrong(error)
+            self._telling.wrong(error)
 
         self._threads.do(partial(comparison.choose, number), chosen, not_chosen)
 
     def roll_back(self, layer: str, to: str | None) -> None:
         """Makes a revision live; "previous" undoes the last change, None is the bare base."""
-        self._threads.do(partial(self._user.rollback, layer, to), self._moved, self._listener.model_wrong)
+        self._threads.do(partial(self._user.rollback, layer, to), self._moved, self._telling.wrong)
 
     def weigh(self, layer: str, weight: float) -> None:
         """Turns a layer's weight."""
@@ -127,15 +130,15 @@ class Studying:
 
     def explain(self, turn: str, then: Callable[[Why], None]) -> None:
         """Why a reply was as it was."""
-        self._threads.do(partial(self._user.why, turn), then, self._listener.model_wrong)
+        self._threads.do(partial(self._user.why, turn), then, self._telling.wrong)
 
     def would_forget(self, item: str, what: Content) -> None:
         """Finds out what would go with something; nothing is changed. ``what`` it is, in words."""
         if self.forgetting is not None:
-            self._listener.model_said("Something is being forgotten; one after another.")
+            self._telling.note("Something is being forgotten; one after another.")
             return
         work = partial(self._user.forget, item, dry_run=True)
-        self._threads.do(work, partial(self._listener.model_would_forget, item, what), self._listener.model_wrong)
+        self._threads.do(work, partial(self._listener.model_would_forget, item, what), self._telling.wrong)
 
     def forget(self, item: str) -> None:
         """Destroys something for good, and has built anew what is missing then."""
@@ -159,12 +162,12 @@ class Studying:
 
     def _not_loaded(self, error: PersonalPeftError) -> None:
         self._loaded()
-        self._listener.model_wrong(error)
+        self._telling.wrong(error)
 
     def _stands(self, standing: Standing) -> None:
         for move in () if self._withdrawn is None else standing.withdrawn[self._withdrawn :]:
             back = move.after or "the bare base"
-            self._listener.model_said(
+            self._telling.note(
                 f"{move.layer}: {move.before} was live on probation and is no longer; {back} answers again."
             )
         self.standing, self._withdrawn = standing, len(standing.withdrawn)
@@ -178,7 +181,7 @@ class Studying:
     def _not_learned(self, error: PersonalPeftError) -> None:
         self.learning = None
         if isinstance(error, NothingToLearn):
-            self._listener.model_said(told(error))
+            self._telling.note(told(error))
             self.look()
         else:
             self._wrong(error)
@@ -187,7 +190,7 @@ class Studying:
         self.comparing = None
         self.look()
         if comparison.same:
-            self._listener.model_said("Both say the same; there is nothing to choose.")
+            self._telling.note("Both say the same; there is nothing to choose.")
         else:
             self._listener.model_compared(comparison)
 
@@ -196,9 +199,9 @@ class Studying:
         self._wrong(error)
 
     def _moved(self, move: HeadMove) -> None:
-        self._listener.model_said(f"{move.layer}: {move.before or 'the bare base'} → {move.after or 'the bare base'}")
+        self._telling.note(f"{move.layer}: {move.before or 'the bare base'} → {move.after or 'the bare base'}")
         self.look()
 
     def _wrong(self, error: PersonalPeftError) -> None:
-        self._listener.model_wrong(error)
+        self._telling.wrong(error)
         self.look()

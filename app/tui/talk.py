@@ -99,7 +99,7 @@ class Talk:
         that both have.
         """
         known = {each.turn: each for each in found.exchanges if each.turn is not None}
-        own = [_said_of(each, known.get(each.turn)) for each in self.exchanges]
+        own = [_said_of(each, known.get(each.turn or "")) for each in self.exchanges]
         shared = [at for at, each in enumerate(own) if each.turn in known]
         turns = [each.turn for each in found.exchanges]
         new = found.exchanges[turns.index(own[shared[-1]].turn) + 1 :] if shared else ()
@@ -145,7 +145,7 @@ class Talk:
 
 
 def _said_of(own: Exchange, found: Exchange | None) -> Exchange:
-    if found is None or own.turn is None:
+    if found is None:
         return own
     return replace(own, rating=found.rating, edited=found.edited, comments=found.comments)
 

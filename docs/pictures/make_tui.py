@@ -89,12 +89,12 @@ async def _draw(
     """``over`` is what comes over the conversation then."""
     app = Tui(Desk(runtime, runtime.user("ada")), Job(), _bug)
     async with app.run_test(size=size) as pilot:
-        while app._studying.loading is not None or app._studying.standing.stack is None:
+        while app._panel.studying.loading is not None or app._panel.studying.standing.stack is None:
             await pilot.pause(0.05)
         for key in keys:
             await pilot.press(key)
             await pilot.pause()
-            while app._speaking.busy:
+            while app._middle.speaking.busy:
                 await pilot.pause(0.05)
         play(app)
         while not isinstance(app.screen, over):

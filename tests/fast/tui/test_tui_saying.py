@@ -9,7 +9,9 @@ from personalpeft import Runtime, User
 from personalpeft.errors import HomeError
 from personalpeft.types import SignalKind
 from personalpeft_app.tui.composer import Composer
-from personalpeft_app.tui.panel import Panel, Revisions, Weight
+from personalpeft_app.tui.panel import Panel
+from personalpeft_app.tui.revisions import Revisions
+from personalpeft_app.tui.weight import Weight
 
 
 def _kinds(runtime: Runtime) -> list[SignalKind]:
@@ -17,7 +19,7 @@ def _kinds(runtime: Runtime) -> list[SignalKind]:
 
 
 def _stage(seat: Seat) -> str:
-    job = seat.app._studying.learning
+    job = seat.app._panel.studying.learning
     assert job is not None
     return job.stage[:12]
 
@@ -115,10 +117,10 @@ def test_learning_shows_how_far_it_is_and_then_its_report(runtime: Runtime, monk
         await seat.sees("5 to learn")
         gate = Gate(monkeypatch)
         await seat.press("ctrl+l")
-        await seat.until(lambda: (job := seat.app._studying.learning) and job.stage != "Learning", "progress")
+        await seat.until(lambda: (job := seat.app._panel.studying.learning) and job.stage != "Learning", "progress")
         await seat.until(lambda: _stage(seat) in seat.screen.splitlines()[-1], "the stage in the footer")
         gate.let(10_000)
-        await seat.until(lambda: seat.app._studying.learning is None, "the end of the learn")
+        await seat.until(lambda: seat.app._panel.studying.learning is None, "the end of the learn")
         await seat.sees("style: promoted")
         await seat.until(lambda: "to learn" not in seat.screen.splitlines()[-1])
         assert f"ada@{ada.stack().digest[:8]}" in seat.screen

@@ -7,7 +7,7 @@ import threading
 import pytest
 from tui_makers import Gate, Seat, sit_down
 
-from personalpeft import Runtime
+from personalpeft import Runtime, User
 from personalpeft.backends.fake import FakeBackend
 from personalpeft.errors import Busy
 from personalpeft_app.tui.composer import Composer
@@ -99,7 +99,7 @@ def test_a_typed_text_survives_an_error(runtime: Runtime, monkeypatch: pytest.Mo
             raise Busy("Too many wait.", hint="Try again in a moment.")
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(seat.app._user), "stream", busy)
+            patch.setattr(User, "stream", busy)
             await seat.type("important words")
             await seat.press("enter")
             await seat.hears("Too many wait.")
@@ -122,7 +122,7 @@ def test_a_question_that_fails_while_one_types_another_stays_and_can_be_tried_ag
             raise Busy("Too many wait.", hint="Try again in a moment.")
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(seat.app._user), "stream", late)
+            patch.setattr(User, "stream", late)
             await seat.type("first")
             await seat.press("enter")
             await seat.type("second")
@@ -143,7 +143,7 @@ def test_a_reply_that_is_asked_for_again_takes_the_place_of_the_old_one(runtime:
         await seat.until(lambda: len(runtime.user("ada").turns()) == 2, "another reply")
         new, old = runtime.user("ada").turns()
         assert new.messages == old.messages
-        await seat.until(lambda: not seat.app._speaking.busy)
+        await seat.until(lambda: not seat.app._middle.speaking.busy)
         assert seat.screen.count("› one") == 1
 
     sit_down(runtime, play)
@@ -226,7 +226,7 @@ def test_a_mistake_in_a_thread_is_a_message_and_loses_nothing(
             raise ZeroDivisionError
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(seat.app._user), "stream", broken)
+            patch.setattr(User, "stream", broken)
             await seat.type("words")
             await seat.press("enter")
             await seat.hears("bug: ZeroDivisionError()")

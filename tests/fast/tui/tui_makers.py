@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from personalpeft import Runtime
+from personalpeft import Runtime, User
 from personalpeft.backends.fake import FakeBackend
 from personalpeft.errors import PersonalPeftError
 from personalpeft_app.tui.app import Tui
@@ -34,6 +34,7 @@ class Seat:
     app: Tui
     pilot: Pilot[None]
     heard: list[str]
+    user: User
 
     @property
     def screen(self) -> str:
@@ -68,11 +69,11 @@ class Seat:
 
     async def ask(self, text: str) -> None:
         """Asks, and waits for the whole reply."""
-        before = len(self.app._desk.user.turns())
+        before = len(self.user.turns())
         await self.type(text)
         await self.press("enter")
-        await self.until(lambda: len(self.app._desk.user.turns()) > before, "a reply")
-        await self.until(lambda: not self.app._speaking.busy, "the end of the reply")
+        await self.until(lambda: len(self.user.turns()) > before, "a reply")
+        await self.until(lambda: not self.app._middle.speaking.busy, "the end of the reply")
         await self.pilot.pause()
 
 
@@ -108,9 +109,9 @@ def sit_down(
 
     async def run() -> None:
         async with app.run_test(size=size, notifications=True) as pilot:
-            seat = Seat(app, pilot, heard)
+            seat = Seat(app, pilot, heard, desk.user)
             if load is None:
-                await seat.until(lambda: app._studying.loading is None, "loading")
+                await seat.until(lambda: app._panel.studying.loading is None, "loading")
             await play(seat)
             assert bugs or "bug:" not in seat.said
             await app.action_quit()
