@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -12,12 +12,13 @@ from flask import Blueprint, Response, jsonify
 
 from personalpeft import Reply
 from personalpeft.bases.tools import Said
-from personalpeft.prompts import Tool
+from personalpeft.types import ToolCall
 from personalpeft_app.http import asking, bodies, tools
 from personalpeft_app.http.asking import Asked
 from personalpeft_app.http.bodies import Body
 from personalpeft_app.http.failures import Unsupported
 from personalpeft_app.http.models import Models
+from personalpeft_app.http.tools import Offer
 
 _KNOWN = ("model", "messages", "system", "tools", "tool_choice")
 _SAMPLING = ("max_tokens", "stop_sequences", "temperature", "top_p", "stream")
@@ -39,19 +40,20 @@ def blueprint(models: Models) -> Blueprint:
         if how["max_tokens"] is None:
             raise Unsupported("max_tokens is missing.", "max_tokens")
         said = _said(models, body)
-        how["tools"] = _tools(models, body)
+        offer = _offer(models, body)
         stream = bodies.flag(body, "stream")
         model = models.named(asking.model_name(body))
-        asked = Asked(model, [said], **how)
+        asked = Asked(model, [said], **offer.asked(how))
         head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model.name}
         if stream:
-            return asking.sent(asked, _events(asked, head, how["tools"]), lambda said: asking.event(said, "error"))
+            return asking.sent(asked, _events(asked, head, offer), lambda said: asking.event(said, "error"))
         (reply,) = asked.replies()
-        text, calls = tools.read(reply.text, how["tools"])
+        written = offer.read(reply)
+        text, calls = tools.text_of(written), tools.calls_of(written)
         content = [{"type": "text", "text": text}] if text or not calls else []
         content += [tools.anthropic_call(call) for call in calls]
         usage = {"input_tokens": reply.usage.prompt_tokens, "output_tokens": reply.usage.completion_tokens}
-        whole = {**head, "content": content, **_end(reply, called=bool(calls)), "usage": usage}
+        whole = {**head, "content": content, **_end(offer, reply, calls), "usage": usage}
         response = jsonify({**whole, "personalpeft": asking.about(model, reply)})
         response.headers.update(asking.headers(model, reply.stack.digest, reply.turn_id))
         return response
@@ -60,10 +62,10 @@ def blueprint(models: Models) -> Blueprint:
     def count() -> Response:
         body = bodies.read_object()
         bodies.only(body, known=_KNOWN, ignored=_IGNORED, neutral=_NEUTRAL)
-        said, offered = _said(models, body), _tools(models, body)
+        said, offer = _said(models, body), _offer(models, body)
         model = models.named(asking.model_name(body))
         # A stream that nobody reads asks nothing of the model.
-        unread = model.user.stream(said, tools=offered, max_tokens=1, **model.asked)
+        unread = model.user.stream(said, tools=offer.tools, must_call=offer.must, max_tokens=1, **model.asked)
         return jsonify({"input_tokens": unread.prompt_tokens})
 
     return made
@@ -71,7 +73,7 @@ def blueprint(models: Models) -> Blueprint:
 
 def _said(models: Models, body: Body) -> list[dict[str, Any]]:
     listed = tools.anthropic_messages(body.get("messages"))
-    said = asking.messages(listed, "messages", ("text",), _ROLES, tools.openai_message)
+    said = asking.messages(listed, "messages", ("text",), _ROLES)
     tools.checked(models, said)
     system = body.get("system")
     if not system:
@@ -79,19 +81,20 @@ def _said(models: Models, body: Body) -> list[dict[str, Any]]:
     return [{"role": "system", "content": asking.text_of(system, "system", ("text",))}, *said]
 
 
-def _tools(models: Models, body: Body) -> tuple[Tool, ...]:
-    return tools.offered(models, body, tools.anthropic_tools(body.get("tools")), off=tools.anthropic_choice(body))
+def _offer(models: Models, body: Body) -> Offer:
+    choice, alone = tools.anthropic_choice(body)
+    return tools.offered(models, body, tools.anthropic_tools(body.get("tools")), choice, alone=alone)
 
 
-def _end(reply: Reply, *, called: bool) -> dict[str, str | None]:
+def _end(offer: Offer, reply: Reply, calls: Sequence[ToolCall]) -> dict[str, str | None]:
     """Why it ended, in Anthropic's words."""
-    if reply.stop:
-        return {"stop_reason": "stop_sequence", "stop_sequence": reply.stop}
-    ended = "max_tokens" if reply.finish_reason == "length" else "tool_use" if called else "end_turn"
+    if stop := offer.stop_of(reply):
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+    ended = "max_tokens" if reply.finish_reason == "length" else "tool_use" if calls else "end_turn"
     return {"stop_reason": ended, "stop_sequence": None}
 
 
-def _events(asked: Asked, head: dict[str, Any], offered: Sequence[Tool]) -> Iterator[str]:
+def _events(asked: Asked, head: dict[str, Any], offer: Offer) -> Iterator[str]:
     def event(kind: str, **more: Any) -> str:
         return asking.event({"type": kind, **more}, kind)
 
@@ -101,24 +104,18 @@ def _events(asked: Asked, head: dict[str, Any], offered: Sequence[Tool]) -> Iter
     usage = {"input_tokens": stream.prompt_tokens, "output_tokens": 0}
     begun = {**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
     yield event("message_start", message=begun)
-    reading = tools.reader(offered)
-    pieces = (said for each in chain(first, stream) for said in reading.push(each))
-    blocks = _Blocks()
-    for said in chain(pieces, _later(reading.finish)):
+    reading, blocks = offer.reader(), _Blocks()
+    for said in (said for each in chain(first, stream) for said in reading.push(each)):
         for kind, more in blocks.add(said):
             yield event(kind, **more)
-    for kind, more in blocks.end():
+    reply, rest = asking.whole(stream), reading.finish()
+    offer.check(reply, [*blocks.calls, *tools.calls_of(rest)])
+    for kind, more in chain(*map(blocks.add, rest), blocks.end()):
         yield event(kind, **more)
-    reply = asking.whole(stream)
     usage = {"input_tokens": reply.usage.prompt_tokens, "output_tokens": reply.usage.completion_tokens}
-    ended = _end(reply, called=blocks.called)
+    ended = _end(offer, reply, blocks.calls)
     yield event("message_delta", delta=ended, usage=usage, personalpeft=asking.about(asked.model, reply))
     yield event("message_stop")
-
-
-def _later(finish: Callable[[], Sequence[Said]]) -> Iterator[Said]:
-    """What a reader kept back, asked for only when all before has been read."""
-    yield from finish()
 
 
 class _Blocks:
@@ -127,7 +124,7 @@ class _Blocks:
     def __init__(self) -> None:
         self._number = 0
         self._open = False
-        self.called = False
+        self.calls: list[ToolCall] = []
 
     def add(self, said: Said) -> Iterator[tuple[str, dict[str, Any]]]:
         """The events that tell of one more text or call."""
@@ -138,7 +135,7 @@ class _Blocks:
             yield "content_block_delta", {"index": self._number, "delta": {"type": "text_delta", "text": said}}
             return
         yield from self._closed()
-        self.called = True
+        self.calls.append(said)
         call = tools.anthropic_call(said)
         asked = json.dumps(call["input"], ensure_ascii=False)
         yield "content_block_start", {"index": self._number, "content_block": {**call, "input": {}}}

@@ -20,6 +20,7 @@ from personalpeft_app.http import bodies, failures
 from personalpeft_app.http.bodies import Body
 from personalpeft_app.http.failures import Unsupported
 from personalpeft_app.http.models import Model
+from personalpeft_app.http.tools import about_tools
 
 MOST_TOKENS = 1_000_000
 _MOST_MESSAGES = 10_000
@@ -45,22 +46,9 @@ def model_name(body: Body) -> str:
     return name
 
 
-def no_tools(body: Body, *names: str) -> None:
-    """Refuses tools by name, where they are asked for."""
-    for name in names:
-        if body.get(name):
-            raise Unsupported(f"{name}: the chat template of this base knows no tools.", name)
-
-
-def messages(
-    listed: Any,
-    where: str,
-    kinds: Sequence[str],
-    roles: Mapping[str, str],
-    more: Callable[[Mapping[str, Any], str], dict[str, Any]] | None = None,
-) -> list[dict[str, Any]]:
-    """A list of messages with text as the library takes them. ``kinds`` are the types of the parts that are text,
-    ``roles`` what the roles are here, ``more`` gives what a message says of tools, where that can be said.
+def messages(listed: Any, where: str, kinds: Sequence[str], roles: Mapping[str, str]) -> list[dict[str, Any]]:
+    """A list of messages with text as the library takes them, and with what they say of tools as OpenAI's chats have it. ``kinds``
+    are the types of the parts that are text, ``roles`` what the roles are here.
     """
     if not isinstance(listed, list) or not 0 < len(listed) <= _MOST_MESSAGES:
         raise Unsupported(f"{where} must be a list of messages.", where)
@@ -70,8 +58,9 @@ def messages(
         role = each.get("role") if isinstance(each, dict) else None
         if not isinstance(role, str) or role not in roles:
             raise Unsupported(f"{place}.role must be one of {', '.join(roles)}.", f"{place}.role")
-        no_tools(each, "function_call", *(() if more else ("tool_calls",)))
-        said = more(each, place) if more else {}
+        if each.get("function_call"):
+            raise Unsupported(f"{place}.function_call: give tool_calls in its place.", f"{place}.function_call")
+        said = about_tools(each, place)
         # Who only calls need say nothing.
         silent = bool(said.get("tool_calls")) and each.get("content") is None
         text = "" if silent else text_of(each.get("content"), f"{place}.content", kinds)

@@ -71,6 +71,11 @@ class Models:
         return takes_tools(self._runtime.base())
 
     @property
+    def usual_stops(self) -> tuple[str, ...]:
+        """The stop strings of a reply where a request names none."""
+        return self._runtime.base().card.sampling.stop
+
+    @property
     def _own(self) -> str | None:
         """Whose model the caller's own is."""
         return caller().user or self._owner

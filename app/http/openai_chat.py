@@ -14,7 +14,6 @@ from flask import Blueprint, Response, jsonify
 
 from personalpeft import Reply
 from personalpeft.bases.tools import Said
-from personalpeft.prompts import Tool
 from personalpeft.replies import LikelyToken, TokenLogprob
 from personalpeft.types import MOST_TOP_LOGPROBS, ToolCall
 from personalpeft_app.http import asking, bodies, tools
@@ -22,6 +21,7 @@ from personalpeft_app.http.asking import Asked
 from personalpeft_app.http.bodies import Body
 from personalpeft_app.http.failures import Unsupported
 from personalpeft_app.http.models import Models
+from personalpeft_app.http.tools import Offer
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _SAMPLING = ("temperature", "top_p", "max_tokens", "stop", "seed", "n", "stream", "stream_options", "model")
@@ -34,7 +34,10 @@ IGNORED = (
     "prompt_cache_options",
     "prompt_cache_retention",
     "service_tier",
-    "parallel_tool_calls",
+)
+_CHAT = (
+    *(*_SAMPLING, "messages", "max_completion_tokens", "logprobs", "top_logprobs"),
+    *("tools", "tool_choice", "parallel_tool_calls"),
 )
 _NEUTRAL = {"frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}}
 _CHAT_NEUTRAL = {
@@ -42,6 +45,8 @@ _CHAT_NEUTRAL = {
     "response_format": {"type": "text"},
     "modalities": ["text"],
     "store": False,
+    # What tools were called before they were called that.
+    "functions": [],
 }
 _COMPLETION_NEUTRAL = {**_NEUTRAL, "echo": False, "best_of": 1, "suffix": ""}
 _MOST_REPLIES = 16
@@ -56,18 +61,17 @@ def blueprint(models: Models) -> Blueprint:
     @made.post("/v1/chat/completions")
     def chat() -> Response:
         body = bodies.read_object()
-        asking.no_tools(body, "functions")
-        known = (*_SAMPLING, "messages", "max_completion_tokens", "logprobs", "top_logprobs", "tools", "tool_choice")
-        bodies.only(body, known=known, ignored=(*IGNORED, "functions"), neutral=_CHAT_NEUTRAL)
+        bodies.only(body, known=_CHAT, ignored=IGNORED, neutral=_CHAT_NEUTRAL)
         length = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
         how = asking.sampling(body, length=length)
-        said = asking.messages(body.get("messages"), "messages", ("text",), _ROLES, tools.openai_message)
+        said = asking.messages(body.get("messages"), "messages", ("text",), _ROLES)
         how["logprobs"] = bodies.flag(body, "logprobs")
         how["top_logprobs"] = bodies.whole(body, "top_logprobs", least=0, most=MOST_TOP_LOGPROBS) or 0
         if how["top_logprobs"] and not how["logprobs"]:
             raise Unsupported("top_logprobs goes with logprobs.", "top_logprobs")
-        how["tools"] = tools.offered(models, body, body.get("tools"), off=tools.openai_choice(body))
-        return _answer(models, body, [tools.checked(models, said)], how, _Chat(how["tools"]))
+        alone = not bodies.flag(body, "parallel_tool_calls", True)
+        offer = tools.offered(models, body, body.get("tools"), tools.openai_choice(body), alone=alone)
+        return _answer(models, body, [tools.checked(models, said)], offer.asked(how), _Chat(offer))
 
     @made.post("/v1/completions")
     def completion() -> Response:
@@ -91,11 +95,12 @@ class _Chat:
 
     prefix, whole, piece = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        self.tools = tools
+    def __init__(self, offer: Offer) -> None:
+        self.offer = offer
 
     def choice(self, reply: Reply, logprobs: bool) -> dict[str, Any]:
-        text, calls = tools.read(reply.text, self.tools)
+        said = self.offer.read(reply)
+        text, calls = tools.text_of(said), tools.calls_of(said)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if calls:
             message |= {"content": text or None, "tool_calls": [tools.openai_call(call) for call in calls]}
@@ -125,7 +130,7 @@ class _Completion:
     """How a completion names its parts."""
 
     prefix, whole, piece = "cmpl", "text_completion", "text_completion"
-    tools: Sequence[Tool] = ()
+    offer = Offer()
 
     def choice(self, reply: Reply, logprobs: bool) -> dict[str, Any]:
         known = self.logprobs(reply.logprobs, 0) if logprobs else None
@@ -185,17 +190,18 @@ def _events(
 
     replies = []
     for number, stream in enumerate(asked.streams):
-        told = written = called = 0
+        told = written = 0
         begun = False
-        reading = tools.reader(form.tools)
+        reading = form.offer.reader()
+        calls: list[ToolCall] = []
 
         def new(said: Said) -> dict[str, Any]:
-            nonlocal told, written, called
-            delta = form.delta(said, called)
-            called += isinstance(said, ToolCall)
+            nonlocal told, written
+            delta = form.delta(said, len(calls))  # noqa: B023 - called in this round alone
+            calls.extend(tools.calls_of([said]))  # noqa: B023
             if not logprobs:
                 return delta
-            tokens = stream.logprobs[told:]  # noqa: B023 - called in this round alone
+            tokens = stream.logprobs[told:]  # noqa: B023
             known = form.logprobs(tokens, written)
             told += len(tokens)
             written += sum(len(token.text) for token in tokens)
@@ -207,11 +213,12 @@ def _events(
             begun = True
             for said in reading.push(piece):
                 yield chunk(number, new(said))
-        for said in reading.finish():
+        reply, rest = asking.whole(stream), reading.finish()
+        form.offer.check(reply, [*calls, *tools.calls_of(rest)])
+        for said in rest:
             yield chunk(number, new(said))
-        reply = asking.whole(stream)
         replies.append(reply)
-        finish = _finish(reply, called=called > 0)
+        finish = _finish(reply, called=bool(calls))
         yield chunk(number, new(""), finish, personalpeft=asking.about(asked.model, reply))
     if usage:
         yield asking.event({**head, "choices": [], "usage": _usage(replies)})

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 from flask import Blueprint, Response, jsonify
 
 from personalpeft import Reply
-from personalpeft_app.http import asking, bodies
+from personalpeft.bases.tools import Said
+from personalpeft.types import ToolCall
+from personalpeft_app.http import asking, bodies, tools
 from personalpeft_app.http.asking import Asked
 from personalpeft_app.http.bodies import Body
 from personalpeft_app.http.failures import Unsupported
 from personalpeft_app.http.models import Models
 from personalpeft_app.http.openai_chat import IGNORED
+from personalpeft_app.http.tools import Offer
 
-_KNOWN = ("model", "input", "instructions", "max_output_tokens", "temperature", "top_p", "stream")
+_KNOWN = (
+    *("model", "input", "instructions", "max_output_tokens", "temperature", "top_p", "stream"),
+    *("tools", "tool_choice", "parallel_tool_calls"),
+)
 _NEUTRAL = {
     "store": False,
     "background": False,
     "text": {"format": {"type": "text"}},
-    "tool_choice": "auto",
     "truncation": "disabled",
     "top_logprobs": 0,
     "include": [],
@@ -39,44 +45,73 @@ def blueprint(models: Models) -> Blueprint:
     @made.post("/v1/responses")
     def responses() -> Response:
         body = bodies.read_object()
-        asking.no_tools(body, "tools")
-        bodies.only(body, known=_KNOWN, ignored=(*IGNORED, "tools", "stream_options"), neutral=_NEUTRAL)
+        bodies.only(body, known=_KNOWN, ignored=(*IGNORED, "stream_options"), neutral=_NEUTRAL)
         how = asking.sampling(body, length="max_output_tokens")
-        said = _said(body)
+        said = tools.checked(models, _said(body), "input")
+        alone = not bodies.flag(body, "parallel_tool_calls", True)
+        choice = tools.openai_choice(body, flat=True)
+        offer = tools.offered(models, body, tools.flat_tools(body.get("tools")), choice, alone=alone)
         stream = bodies.flag(body, "stream")
         model = models.named(asking.model_name(body))
-        asked = Asked(model, [said], **how)
+        asked = Asked(model, [said], **offer.asked(how))
         shape = _Shape(body, model.name)
         if stream:
-            return asking.sent(asked, _events(asked, shape), _fault)
+            return asking.sent(asked, _events(asked, shape, offer), _fault)
         (reply,) = asked.replies()
-        response = jsonify({**shape.response(reply), "personalpeft": asking.about(model, reply)})
+        output = _Output()
+        for _ in chain(*map(output.add, offer.read(reply)), output.end(reply)):
+            pass
+        whole = {**shape.ended(reply, output), "personalpeft": asking.about(model, reply)}
+        response = jsonify(whole)
         response.headers.update(asking.headers(model, reply.stack.digest, reply.turn_id))
         return response
 
     return made
 
 
-def _said(body: Body) -> list[dict[str, str]]:
+def _said(body: Body) -> list[dict[str, Any]]:
     given = body.get("input")
     if isinstance(given, str):
-        messages = [{"role": "user", "content": given}]
+        messages: list[dict[str, Any]] = [{"role": "user", "content": given}]
     else:
-        for number, item in enumerate(given if isinstance(given, list) else ()):
-            if not isinstance(item, dict) or item.get("type", "message") != "message":
-                raise Unsupported(f"input[{number}]: only messages can be read.", f"input[{number}]")
-        messages = asking.messages(given, "input", _PARTS, _ROLES)
+        items = given if isinstance(given, list) else []
+        listed = [_message(item, f"input[{number}]") for number, item in enumerate(items)]
+        messages = _joined(asking.messages(listed, "input", _PARTS, {**_ROLES, "tool": "tool"}))
     first = bodies.text(body, "instructions")
     return [{"role": "system", "content": first}, *messages] if first else messages
 
 
+def _message(item: Any, place: str) -> Any:
+    """An item of the input as a message of a chat."""
+    kind = item.get("type", "message") if isinstance(item, dict) else None
+    if kind == "message" and item.get("role") != "tool":
+        return {"role": item["role"], "content": item.get("content")}
+    if kind == "function_call":
+        call = {"id": item.get("call_id"), "function": {"name": item.get("name"), "arguments": item.get("arguments")}}
+        return {"role": "assistant", "tool_calls": [call]}
+    if kind == "function_call_output":
+        return {"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}
+    raise Unsupported(f"{place}: only messages, function calls and their outputs can be read.", place)
+
+
+def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With calls in the message that they belong to: what an assistant says, and its calls, are items of their own here."""
+    joined: list[dict[str, Any]] = []
+    for message in messages:
+        if "tool_calls" in message and joined and joined[-1]["role"] == "assistant":
+            before = joined[-1]
+            joined[-1] = {**before, "tool_calls": [*before.get("tool_calls", ()), *message["tool_calls"]]}
+        else:
+            joined.append(message)
+    return joined
+
+
 class _Shape:
-    """One response as it grows. Ids are its own; the turn's is beside it."""
+    """One response as it grows. Its id is its own; the turn's is beside it."""
 
     def __init__(self, body: Body, model: str) -> None:
-        self._id, self._message = f"resp_{secrets.token_hex(16)}", f"msg_{secrets.token_hex(16)}"
         self._head = {
-            "id": self._id,
+            "id": f"resp_{secrets.token_hex(16)}",
             "object": "response",
             "created_at": int(time.time()),
             "model": model,
@@ -85,20 +120,28 @@ class _Shape:
             "temperature": body.get("temperature"),
             "top_p": body.get("top_p"),
             "metadata": {},
-            "parallel_tool_calls": False,
+            "parallel_tool_calls": bodies.flag(body, "parallel_tool_calls", True),
             "previous_response_id": None,
             "store": False,
             "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": body.get("tool_choice") or "auto",
+            "tools": body.get("tools") or [],
             "truncation": "disabled",
         }
 
-    def response(self, reply: Reply | None) -> dict[str, Any]:
-        """All of it: complete with a reply, else just begun."""
-        if reply is None:
-            begun = {"status": "in_progress", "error": None, "incomplete_details": None, "output": [], "usage": None}
-            return {**self._head, **begun}
+    def begun(self) -> dict[str, Any]:
+        """All of it as it begins."""
+        return {
+            **self._head,
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+        }
+
+    def ended(self, reply: Reply, output: _Output) -> dict[str, Any]:
+        """All of it as it is in the end."""
         cut = reply.finish_reason == "length"
         read, written = reply.usage.prompt_tokens, reply.usage.completion_tokens
         return {
@@ -106,7 +149,7 @@ class _Shape:
             "status": "incomplete" if cut else "completed",
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": [self.item(reply)],
+            "output": output.items,
             "usage": {
                 "input_tokens": read,
                 "input_tokens_details": {"cached_tokens": 0},
@@ -116,24 +159,87 @@ class _Shape:
             },
         }
 
-    def item(self, reply: Reply | None) -> dict[str, Any]:
-        """The one message of the output."""
-        cut = reply is not None and reply.finish_reason == "length"
-        status = "in_progress" if reply is None else "incomplete" if cut else "completed"
-        content = [] if reply is None else [self.part(reply.text)]
-        return {"type": "message", "id": self._message, "status": status, "role": "assistant", "content": content}
 
-    def part(self, text: str) -> dict[str, Any]:
-        """The one part of the message."""
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+Happening = tuple[str, dict[str, Any]]
+
+
+class _Output:
+    """The items of a response as they come: a message while text comes, one for each call. What it gives are the events that tell of
+    them, each with its kind.
+    """
+
+    def __init__(self) -> None:
+        self.items: list[dict[str, Any]] = []
+        self.calls: list[ToolCall] = []
+        self._text: list[str] | None = None
+        self._id = ""
+
+    def add(self, said: Said) -> Iterator[Happening]:
+        """One more text or call."""
+        if isinstance(said, ToolCall):
+            yield from self._closed("completed")
+            yield from self._call(said)
+            return
+        if self._text is None:
+            self._text, self._id = [], f"msg_{secrets.token_hex(16)}"
+            item = {**self._message("in_progress"), "content": []}
+            yield "response.output_item.added", {"output_index": len(self.items), "item": item}
+            yield "response.content_part.added", {**self._place, "part": _part("")}
+        self._text.append(said)
+        if said:
+            yield "response.output_text.delta", {**self._place, "delta": said, "logprobs": []}
+
+    def end(self, reply: Reply) -> Iterator[Happening]:
+        """What is open ends with the reply. A response of nothing has one message."""
+        if not self.items and self._text is None:
+            yield from self.add("")
+        yield from self._closed("incomplete" if reply.finish_reason == "length" else "completed")
 
     @property
-    def place(self) -> dict[str, Any]:
-        """Where the text is, as events say it."""
-        return {"item_id": self._message, "output_index": 0, "content_index": 0}
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._id, "output_index": len(self.items), "content_index": 0}
+
+    def _message(self, status: str) -> dict[str, Any]:
+        content = [_part("".join(self._text or ()))]
+        return {"type": "message", "id": self._id, "status": status, "role": "assistant", "content": content}
+
+    def _closed(self, status: str) -> Iterator[Happening]:
+        if self._text is None:
+            return
+        item, place = self._message(status), self._place
+        (part,) = item["content"]
+        self._text = None
+        self.items.append(item)
+        yield "response.output_text.done", {**place, "text": part["text"], "logprobs": []}
+        yield "response.content_part.done", {**place, "part": part}
+        yield "response.output_item.done", {"output_index": place["output_index"], "item": item}
+
+    def _call(self, call: ToolCall) -> Iterator[Happening]:
+        number, name = len(self.items), f"fc_{secrets.token_hex(16)}"
+        item = {
+            "type": "function_call",
+            "id": name,
+            "call_id": f"call_{secrets.token_hex(12)}",
+            "name": call.name,
+            "arguments": json.dumps(call.arguments, ensure_ascii=False),
+            "status": "completed",
+        }
+        place, arguments = {"item_id": name, "output_index": number}, item["arguments"]
+        self.items.append(item)
+        self.calls.append(call)
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        yield "response.output_item.added", {"output_index": number, "item": begun}
+        yield "response.function_call_arguments.delta", {**place, "delta": arguments}
+        yield "response.function_call_arguments.done", {**place, "name": call.name, "arguments": arguments}
+        yield "response.output_item.done", {"output_index": number, "item": item}
 
 
-def _events(asked: Asked, shape: _Shape) -> Iterator[str]:
+def _part(text: str) -> dict[str, Any]:
+    """The one part of a message."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _events(asked: Asked, shape: _Shape, offer: Offer) -> Iterator[str]:
     count = 0
 
     def event(kind: str, **more: Any) -> str:
@@ -144,18 +250,18 @@ def _events(asked: Asked, shape: _Shape) -> Iterator[str]:
     (stream,) = asked.streams
     # Asked for before anything is said, so that what keeps the first piece away has a status of its own.
     first = [piece] if (piece := next(stream, None)) is not None else []
-    yield event("response.created", response=shape.response(None))
-    yield event("response.in_progress", response=shape.response(None))
-    yield event("response.output_item.added", output_index=0, item=shape.item(None))
-    yield event("response.content_part.added", **shape.place, part=shape.part(""))
-    for each in chain(first, stream):
-        yield event("response.output_text.delta", **shape.place, delta=each, logprobs=[])
-    reply = asking.whole(stream)
-    yield event("response.output_text.done", **shape.place, text=reply.text, logprobs=[])
-    yield event("response.content_part.done", **shape.place, part=shape.part(reply.text))
-    yield event("response.output_item.done", output_index=0, item=shape.item(reply))
+    yield event("response.created", response=shape.begun())
+    yield event("response.in_progress", response=shape.begun())
+    reading, output = offer.reader(), _Output()
+    for said in (said for each in chain(first, stream) for said in reading.push(each)):
+        for kind, more in output.add(said):
+            yield event(kind, **more)
+    reply, rest = asking.whole(stream), reading.finish()
+    offer.check(reply, [*output.calls, *tools.calls_of(rest)])
+    for kind, more in chain(*map(output.add, rest), output.end(reply)):
+        yield event(kind, **more)
     kind = "response.incomplete" if reply.finish_reason == "length" else "response.completed"
-    yield event(kind, response={**shape.response(reply), "personalpeft": asking.about(asked.model, reply)})
+    yield event(kind, response={**shape.ended(reply, output), "personalpeft": asking.about(asked.model, reply)})
 
 
 def _fault(said: dict[str, Any]) -> str:

@@ -8,53 +8,134 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from personalpeft.bases.tools import CallReader, Said
+from personalpeft import Reply, ServingFailed
+from personalpeft.bases.tools import CALL_ENDS, CallReader, Said
 from personalpeft.errors import InvalidInput
 from personalpeft.prompts import Tool, check_prompt, check_tools
 from personalpeft.types import ToolCall
+from personalpeft_app.http import bodies
 from personalpeft_app.http.bodies import Body
 from personalpeft_app.http.failures import Unsupported
 from personalpeft_app.http.models import Models
 
+Choice: TypeAlias = bool | str | None
+"""What a request says of calling: as ``must_call`` of ``User.chat``, and None where tools are switched off."""
 
-def offered(models: Models, body: Body, listed: Any, *, off: bool) -> tuple[Tool, ...]:
-    """The tools of a request, none where they are switched ``off``. Raises ``Unsupported``."""
+_ONE_ALONE = "tool_choice must be {}, or name one of the tools."
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The tools of a request, none where they are switched off; whether one ``must`` be called, or which; ``alone``: a reply ends with
+    its first call, or as ``usual`` where the request names no stop strings.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    must: bool | str = False
+    alone: bool = False
+    usual: tuple[str, ...] = ()
+
+    def asked(self, how: Mapping[str, Any]) -> dict[str, Any]:
+        """How to ask, with all of this in it."""
+        # Any stop string stands in place of the usual ones.
+        stop = (*(how["stop"] or self.usual), CALL_ENDS) if self.alone else how["stop"]
+        return {**how, "tools": self.tools, "must_call": self.must, "stop": stop}
+
+    def reader(self) -> CallReader | Plain:
+        """What tells calls from text in a reply; all is text where no tool was offered."""
+        return CallReader() if self.tools else Plain()
+
+    def read(self, reply: Reply) -> list[Said]:
+        """A whole reply as its text and calls. Raises as ``check``."""
+        reading = self.reader()
+        said = [*reading.push(reply.text), *reading.finish()]
+        self.check(reply, calls_of(said))
+        return said
+
+    def check(self, reply: Reply, calls: Sequence[ToolCall]) -> None:
+        """Raises ``ServingFailed`` for a reply that came to its end without the call that it had to make: a reply can be begun as a
+        call, but not be made to go on as one.
+        """
+        wanted = {self.must} if isinstance(self.must, str) else {tool["function"]["name"] for tool in self.tools}
+        if self.must and reply.finish_reason == "stop" and not any(call.name in wanted for call in calls):
+            raise ServingFailed(
+                "The reply had to call a tool, and the model wrote no call that can be read.",
+                hint="Ask again, or with tool_choice auto.",
+            )
+
+    def stop_of(self, reply: Reply) -> str:
+        """The stop string of the request that ended a reply, empty where none did."""
+        return "" if self.alone and reply.stop == CALL_ENDS else reply.stop
+
+
+def calls_of(said: Iterable[Said]) -> list[ToolCall]:
+    """The calls among what was said."""
+    return [each for each in said if isinstance(each, ToolCall)]
+
+
+def text_of(said: Iterable[Said]) -> str:
+    """The text among what was said."""
+    return "".join(each for each in said if isinstance(each, str))
+
+
+def offered(models: Models, body: Body, listed: Any, choice: Choice, *, alone: bool = False) -> Offer:
+    """What a request offers; ``listed`` are its tools as OpenAI's chats have them. Raises ``Unsupported``."""
     if not body.get("tools"):
-        return ()
+        if choice:
+            raise Unsupported("tool_choice: there are no tools to choose from.", "tool_choice")
+        return Offer()
     if not models.take_tools:
         raise Unsupported("tools: the chat template of this base knows no tools.", "tools")
     try:
         tools = check_tools(listed)
     except InvalidInput as error:
         raise Unsupported(f"tools: {error}", "tools") from error
-    return () if off else tools
+    for number, tool in enumerate(tools):
+        if tool["function"].get("strict"):
+            place = f"tools[{number}].strict"
+            raise Unsupported(f"{place}: nothing sees to it that arguments fit their schema.", place)
+    if choice is None:
+        return Offer()
+    if isinstance(choice, str) and choice not in (tool["function"]["name"] for tool in tools):
+        raise Unsupported("tool_choice names none of the tools.", "tool_choice")
+    return Offer(tools, choice, alone, models.usual_stops)
 
 
-def checked(models: Models, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The messages, if what they say of tools can be read. Raises ``Unsupported``."""
+def checked(
+    models: Models, messages: Sequence[Mapping[str, Any]], where: str = "messages"
+) -> Sequence[Mapping[str, Any]]:
+    """The messages, if what they say of tools can be read. Raises ``Unsupported``, which names ``where`` they stand."""
     if any(message["role"] == "tool" or "tool_calls" in message for message in messages):
         if not models.take_tools:
-            raise Unsupported("messages: the chat template of this base knows no tools.", "messages")
+            raise Unsupported(f"{where}: the chat template of this base knows no tools.", where)
         try:
             check_prompt(messages)
         except InvalidInput as error:
-            raise Unsupported(f"messages: {error}", "messages") from error
+            raise Unsupported(f"{where}: {error}", where) from error
     return messages
 
 
-def openai_choice(body: Body) -> bool:
-    """Whether tools are switched off. Raises ``Unsupported`` for a choice that no template can promise."""
+def openai_choice(body: Body, *, flat: bool = False) -> Choice:
+    """``tool_choice`` as OpenAI's chats have it, or ``flat`` as its responses do. Raises ``Unsupported``."""
     choice = body.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise Unsupported("tool_choice must be auto or none: a template can offer tools, not see to it.", "tool_choice")
-    return bool(choice == "none")
+    words: dict[Any, Choice] = {"auto": False, "none": None, "required": True}
+    if choice is None:
+        return False
+    if isinstance(choice, str) and choice in words:
+        return words[choice]
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        about = choice if flat else choice.get("function")
+        if isinstance(about, dict) and isinstance(about.get("name"), str):
+            return str(about["name"])
+    raise Unsupported(_ONE_ALONE.format("auto, none or required"), "tool_choice")
 
 
-def openai_message(each: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """What a message says of tools."""
+def about_tools(each: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """What a message of OpenAI's chats says of tools. Raises ``Unsupported``."""
     if each["role"] == "tool" and not isinstance(each.get("tool_call_id"), str):
         raise Unsupported(f"{place}.tool_call_id is missing.", f"{place}.tool_call_id")
     return {key: each[key] for key in ("tool_calls", "tool_call_id") if each.get(key)}
@@ -66,26 +147,28 @@ def openai_call(call: ToolCall) -> dict[str, Any]:
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
 
 
+def flat_tools(listed: Any) -> Any:
+    """The tools of OpenAI's responses as those of its chats."""
+    return _tools(listed, "function", "parameters")
+
+
 def anthropic_tools(listed: Any) -> Any:
     """Anthropic's tools as OpenAI's."""
-    if not isinstance(listed, list):
-        return listed
-    made = []
-    for number, each in enumerate(listed):
-        if not isinstance(each, dict) or each.get("type", "custom") != "custom":
-            raise Unsupported(f"tools[{number}]: only tools of one's own can be offered.", f"tools[{number}]")
-        about = {"name": each.get("name"), "description": each.get("description") or ""}
-        made.append({"type": "function", "function": {**about, "parameters": each.get("input_schema") or {}}})
-    return made
+    return _tools(listed, "custom", "input_schema")
 
 
-def anthropic_choice(body: Body) -> bool:
-    """As ``openai_choice``."""
+def anthropic_choice(body: Body) -> tuple[Choice, bool]:
+    """``tool_choice`` as Anthropic's clients have it, and whether a call stands alone. Raises ``Unsupported``."""
     choice = body.get("tool_choice")
-    kind = "auto" if choice is None else choice.get("type") if isinstance(choice, dict) else None
-    if kind not in ("auto", "none"):
-        raise Unsupported("tool_choice must be auto or none: a template can offer tools, not see to it.", "tool_choice")
-    return bool(kind == "none")
+    if choice is None:
+        return False, False
+    kinds: dict[Any, Choice] = {"auto": False, "none": None, "any": True}
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if isinstance(kind, str) and kind in kinds:
+        return kinds[kind], bodies.flag(choice, "disable_parallel_tool_use")
+    if kind == "tool" and isinstance(choice.get("name"), str):
+        return choice["name"], bodies.flag(choice, "disable_parallel_tool_use")
+    raise Unsupported(_ONE_ALONE.format("of type auto, none or any"), "tool_choice")
 
 
 def anthropic_messages(listed: Any) -> Any:
@@ -105,19 +188,6 @@ def anthropic_call(call: ToolCall) -> dict[str, Any]:
     }
 
 
-def reader(tools: Sequence[Tool]) -> CallReader | Plain:
-    """What tells calls from text in a reply; all is text where no tool was offered."""
-    return CallReader() if tools else Plain()
-
-
-def read(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
-    """A whole reply as its text and the calls in it."""
-    reading = reader(tools)
-    said = [*reading.push(text), *reading.finish()]
-    calls = [each for each in said if isinstance(each, ToolCall)]
-    return "".join(each for each in said if isinstance(each, str)), calls
-
-
 class Plain:
     """A reader that finds no calls."""
 
@@ -126,6 +196,20 @@ class Plain:
 
     def finish(self) -> Sequence[Said]:
         return ()
+
+
+def _tools(listed: Any, kind: str, schema: str) -> Any:
+    """Tools of which all stands beside their type, as OpenAI's chats have them."""
+    if not isinstance(listed, list):
+        return listed
+    made = []
+    for number, each in enumerate(listed):
+        if not isinstance(each, dict) or each.get("type", kind) != kind:
+            raise Unsupported(f"tools[{number}]: only tools of one's own can be offered.", f"tools[{number}]")
+        about = {"name": each.get("name"), "description": each.get("description") or "", "strict": each.get("strict")}
+        given = {key: value for key, value in about.items() if value is not None}
+        made.append({"type": "function", "function": {**given, "parameters": each.get(schema) or {}}})
+    return made
 
 
 def _apart(each: Any) -> Iterator[Any]:

@@ -10,6 +10,7 @@ import pytest
 from http_makers import Caller, Served
 
 from personalpeft import Runtime
+from personalpeft.backends.fake import FakeBackend
 
 HELLO = [{"role": "user", "content": "Hello"}]
 # The client has no word for it any more.
@@ -110,11 +111,53 @@ def test_a_tool_is_called_and_its_answer_heard_streamed_and_not(site: Served, cl
 
 
 @pytest.mark.parametrize(
+    ("choice", "called"), [({"type": "any"}, "weather"), ({"type": "tool", "name": "time"}, "time")]
+)
+def test_a_tool_that_must_be_called_is_streamed_and_not(
+    client: anthropic.Anthropic, choice: dict[str, str], called: str
+) -> None:
+    tools = [WEATHER, {"name": "time", "input_schema": {"type": "object"}}]
+    asked: dict[str, Any] = {"model": "ada", "max_tokens": 200, "tools": tools, "messages": HELLO, **GREEDY}
+    assert client.messages.create(**asked).stop_reason == "end_turn"
+    got = client.messages.create(**asked, tool_choice=choice)
+    with client.messages.stream(**asked, tool_choice=choice) as stream:
+        final = stream.get_final_message()
+    for message in (got, final):
+        assert (message.stop_reason, [block.name for block in message.content]) == ("tool_use", [called])
+    counted = client.messages.count_tokens(model="ada", messages=HELLO, tools=tools, tool_choice=choice)
+    assert counted.input_tokens == got.usage.input_tokens
+
+
+def test_a_reply_that_had_to_call_and_did_not_is_an_error(
+    client: anthropic.Anthropic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {"model": "ada", "max_tokens": 200, "tools": [WEATHER], "messages": HELLO}
+    monkeypatch.setattr(FakeBackend, "_reply", lambda backend, row, stack: backend.encode(" nonsense"))
+    with pytest.raises(anthropic.InternalServerError, match="had to call a tool"):
+        client.messages.create(**asked, tool_choice={"type": "any"})
+
+
+def test_a_reply_without_parallel_calls_ends_with_its_first(
+    client: anthropic.Anthropic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>\n'
+    monkeypatch.setattr(FakeBackend, "_reply", lambda backend, row, stack: backend.encode(call * 2))
+    asked: dict[str, Any] = {"model": "ada", "max_tokens": 200, "tools": [WEATHER], "messages": HELLO}
+    alone = {"type": "auto", "disable_parallel_tool_use": True}
+    assert len(client.messages.create(**asked).content) == 2
+    got = client.messages.create(**asked, tool_choice=alone)
+    assert (got.stop_reason, got.stop_sequence, len(got.content)) == ("tool_use", None, 1)
+
+
+@pytest.mark.parametrize(
     ("field", "value"),
     [
         ("tools", [{"type": "bash_20250124", "name": "bash"}]),
         ("tools", [{"name": "no name", "input_schema": {"type": "object"}}]),
+        ("tools", [{**WEATHER, "strict": True}]),
         ("tool_choice", {"type": "any"}),
+        ("tool_choice", {"type": "tool", "name": "weather"}),
+        ("tool_choice", "auto"),
         ("top_k", 5),
         ("thinking", {"type": "enabled", "budget_tokens": 1024}),
         ("temperature", 1.5),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openai
@@ -13,6 +14,7 @@ from http_makers import Caller, Served, administration
 
 import personalpeft
 from personalpeft import Runtime
+from personalpeft.backends.fake import FakeBackend
 from personalpeft_app.http.server import make_app
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -222,6 +224,50 @@ def test_tools_that_are_switched_off_are_not_offered(site: Served, client: opena
     assert off.message.tool_calls is None
 
 
+TIME = {"type": "function", "function": {"name": "time"}}
+NAMED = {"type": "function", "function": {"name": "time"}}
+
+
+@pytest.mark.parametrize(("choice", "called"), [("required", "weather"), (NAMED, "time")])
+def test_a_tool_that_must_be_called_is_streamed_and_not(
+    site: Served, client: openai.OpenAI, choice: Any, called: str
+) -> None:
+    asked = {"model": "ada", "temperature": 0, "tools": [WEATHER, TIME], "messages": HELLO}
+    free = client.chat.completions.create(**asked).choices[0]
+    assert (free.finish_reason, free.message.tool_calls) == ("stop", None)
+    forced = client.chat.completions.create(**asked, tool_choice=choice).choices[0]
+    assert (forced.finish_reason, forced.message.content) == ("tool_calls", None)
+    assert [call.function.name for call in forced.message.tool_calls] == [called]
+    chunks = [each.choices[0] for each in client.chat.completions.create(**asked, tool_choice=choice, stream=True)]
+    assert [call.function.name for chunk in chunks for call in chunk.delta.tool_calls or ()] == [called]
+    assert chunks[-1].finish_reason == "tool_calls"
+
+
+def test_a_reply_that_had_to_call_and_did_not_is_an_error_and_one_that_was_cut_is_cut(
+    site: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"model": "ada", "tools": [WEATHER], "messages": HELLO, "tool_choice": "required"}
+    cut = client.chat.completions.create(**asked, max_tokens=3).choices[0]
+    assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)
+    monkeypatch.setattr(FakeBackend, "_reply", lambda backend, row, stack: backend.encode(" nonsense"))
+    with pytest.raises(openai.InternalServerError, match="had to call a tool"):
+        client.chat.completions.create(**asked)
+    with pytest.raises(openai.APIError, match="had to call a tool"):
+        list(client.chat.completions.create(**asked, stream=True))
+
+
+def test_a_reply_without_parallel_calls_ends_with_its_first(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>\n'
+    monkeypatch.setattr(FakeBackend, "_reply", lambda backend, row, stack: backend.encode(call * 2))
+    for parallel, count in ((True, 2), (False, 1)):
+        got = client.chat.completions.create(
+            model="ada", messages=HELLO, tools=[WEATHER], parallel_tool_calls=parallel
+        ).choices[0]
+        assert (got.finish_reason, len(got.message.tool_calls)) == ("tool_calls", count)
+
+
 def test_tools_are_refused_where_the_template_knows_none(tmp_path: Path) -> None:
     with personalpeft.open(tmp_path / "home", base="tiny-random") as plain:
         caller = administration(plain, make_app(plain, owner="ada"))
@@ -244,8 +290,12 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
         ("tools", [{"type": "web_search"}]),
         ("tools", [TOOL, TOOL]),
         ("tools", [{"type": "function", "function": {"name": "no name"}}]),
+        ("tools", [{"type": "function", "function": {"name": "f", "strict": True}}]),
         ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("tool_choice", "sometimes"),
+        ("tool_choice", ["required"]),
+        ("parallel_tool_calls", "no"),
         ("functions", [{"name": "f"}]),
         ("frequency_penalty", 0.5),
         ("logit_bias", {"50256": -100}),
@@ -275,6 +325,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
             [*HELLO, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "5"}}]}, *HELLO],
         ),
         ("messages", [*HELLO, {"role": "assistant", "content": "x", "tool_calls": 5}, *HELLO]),
+        ("messages", [*HELLO, {"role": "assistant", "content": "x", "function_call": {"name": "f"}}, *HELLO]),
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]),
         ("messages", None),
         ("model", None),
@@ -300,6 +351,9 @@ def test_what_is_not_supported_is_refused_by_name(admin: Caller, runtime: Runtim
         ("response_format", {"type": "text"}),
         ("tools", []),
         ("tools", None),
+        ("functions", []),
+        ("tool_choice", "none"),
+        ("parallel_tool_calls", False),
         ("user", "somebody"),
         ("logit_bias", None),
         ("n", 1),
@@ -308,6 +362,12 @@ def test_what_is_not_supported_is_refused_by_name(admin: Caller, runtime: Runtim
 def test_what_changes_nothing_is_taken(admin: Caller, runtime: Runtime, field: str, value: object) -> None:
     runtime.user("ada")
     assert admin.post("/v1/chat/completions", {"model": "ada", "messages": HELLO, field: value}).status_code == 200
+
+
+def test_a_tool_that_is_not_offered_cannot_be_named(admin: Caller, runtime: Runtime) -> None:
+    runtime.user("ada")
+    got = admin.post("/v1/chat/completions", {"model": "ada", "messages": HELLO, "tools": [TOOL], "tool_choice": NAMED})
+    assert (got.status_code, got.json["error"]["param"]) == (400, "tool_choice")
 
 
 def test_no_refusal_repeats_what_was_sent(admin: Caller, runtime: Runtime) -> None:

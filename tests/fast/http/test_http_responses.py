@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
-from http_makers import Caller, Served
+from http_makers import Caller, Served, administration
 
+import personalpeft
 from personalpeft import Runtime
+from personalpeft.backends.fake import FakeBackend
+from personalpeft_app.http.server import make_app
 
 
 @pytest.fixture
@@ -56,6 +62,83 @@ def test_a_reply_that_was_cut_is_incomplete(client: openai.OpenAI) -> None:
     assert events[-1].type == "response.incomplete"
 
 
+WEATHER: Any = {
+    "type": "function",
+    "name": "weather",
+    "description": "How it is outside.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "strict": False,
+}
+
+
+def test_a_tool_is_called_and_its_answer_heard(site: Served, client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "ada", "temperature": 0, "tools": [WEATHER]}
+    got = client.responses.create(input="weather in Rome?", **asked)
+    (call,) = got.output
+    assert (call.type, call.name, list(json.loads(call.arguments))) == ("function_call", "weather", ["city"])
+    assert (got.status, got.output_text) == ("completed", "")
+    ada = site.runtime.user("ada")
+    about = {key: WEATHER[key] for key in ("name", "description", "parameters")}
+    assert ada.turns()[0].messages[-1].tools[0] == {"type": "function", "function": {**about, "strict": False}}
+
+    told = [
+        {"role": "user", "content": "weather in Rome?"},
+        *got.output,
+        {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"},
+    ]
+    answer = client.responses.create(input=told, **asked)
+    assert [item.type for item in answer.output] == ["message"]
+    heard = ada.turns()[0].messages
+    assert [(each.role, each.content) for each in heard[1:]] == [("assistant", ""), ("tool", "sunny")]
+    assert (heard[1].tool_calls[0].name, heard[1].tool_calls[0].id) == ("weather", call.call_id)
+
+
+def test_calls_come_in_a_stream_with_the_text_around_them(
+    site: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = 'Let me see.\n<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>\nSo much for that.'
+    monkeypatch.setattr(FakeBackend, "_reply", lambda backend, row, stack: backend.encode(said))
+    asked: dict[str, Any] = {"model": "ada", "input": "Hello", "tools": [WEATHER]}
+    whole = client.responses.create(**asked)
+    with client.responses.stream(**asked) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    for got in (whole, final):
+        assert [item.type for item in got.output] == ["message", "function_call", "message"]
+        assert got.output[0].content[0].text == "Let me see."
+        assert json.loads(got.output[1].arguments) == {"city": "Rome"}
+        assert got.output[2].content[0].text == "So much for that."
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+    assert [e.output_index for e in events if e.type == "response.output_item.done"] == [0, 1, 2]
+    # What an assistant said and called between two questions is one message of it to the model.
+    again = [{"role": "user", "content": "Hello"}, *whole.output[:2]]
+    result = {"type": "function_call_output", "call_id": whole.output[1].call_id, "output": "sunny"}
+    client.responses.create(model="ada", input=[*again, result], tools=[WEATHER])
+    heard = site.runtime.user("ada").turns()[0].messages
+    assert [(each.role, len(each.tool_calls)) for each in heard] == [("user", 0), ("assistant", 1), ("tool", 0)]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
+def test_a_tool_must_be_called_where_that_is_asked(client: openai.OpenAI, choice: Any) -> None:
+    asked: dict[str, Any] = {"model": "ada", "input": "Hello", "tools": [WEATHER], "temperature": 0}
+    assert [item.type for item in client.responses.create(**asked).output] == ["message"]
+    forced = client.responses.create(**asked, tool_choice=choice)
+    assert [(item.type, item.name) for item in forced.output] == [("function_call", "weather")]
+    assert forced.model_dump()["tool_choice"] == choice
+    assert client.responses.create(**asked, tool_choice="none").output[0].type == "message"
+
+
+def test_tools_are_refused_where_the_template_knows_none(tmp_path: Path) -> None:
+    with personalpeft.open(tmp_path / "home", base="tiny-random") as plain:
+        caller = administration(plain, make_app(plain, owner="ada"))
+        called = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": "{}"}
+        result = {"type": "function_call_output", "call_id": "call_1", "output": "sunny"}
+        for field, value in (("tools", [WEATHER]), ("input", [called, result])):
+            got = caller.post("/v1/responses", {"model": "tiny-random", "input": "Hello", field: value})
+            assert (got.status_code, got.json["error"]["param"]) == (400, field)
+            assert "knows no tools" in got.json["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -63,12 +146,19 @@ def test_a_reply_that_was_cut_is_incomplete(client: openai.OpenAI) -> None:
         ("store", True),
         ("conversation", "c"),
         ("tools", [{"type": "web_search"}]),
+        ("tools", [{**WEATHER, "strict": True}]),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "file_search"}),
+        ("input", [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "5"}]),
+        ("input", [{"type": "function_call_output", "output": "x"}]),
+        ("input", [{"role": "tool", "content": "x", "tool_call_id": "c"}]),
+        ("input", [{"role": ["user"], "content": "x"}]),
         ("reasoning", {"effort": "high"}),
         ("input", [{"type": "item_reference", "id": "x"}]),
         ("input", None),
     ],
 )
-def test_what_needs_state_or_tools_is_refused_by_name(
+def test_what_needs_state_or_cannot_be_read_is_refused_by_name(
     admin: Caller, runtime: Runtime, field: str, value: object
 ) -> None:
     runtime.user("ada")
