@@ -38,6 +38,16 @@ export async function ask(method, path, more = {}) {
 }
 
 /**
+ * @param {string} path
+ * @param {Record<string, any>} [query]
+ * @returns {Promise<Blob>}
+ */
+export async function file(path, query = {}) {
+  const response = await send("GET", path, { query });
+  return response.blob().catch(unreachable);
+}
+
+/**
  * All pages of a list, or as many as hold `most`.
  * @param {string} path
  * @param {Record<string, any>} [query]

@@ -13,7 +13,7 @@ import { excerpt, moment } from "./words.js";
 
 /** @typedef {import("./threads.js").Thread} Thread */
 
-// The newest so many turns are gone through for conversations.
+// So many turns at a time are gone through for conversations, the newest first.
 const TURNS = 500;
 
 /** @param {import("./person.js").Person} person */
@@ -182,14 +182,34 @@ export function chatRoom(person) {
   }
 
   async function earlier() {
+    /** @type {import("./person.js").Turn[]} */
+    const turns = [];
+    const picks = h("ul", { class: "picks" });
+    const more = button("Show older", () => older().catch(complain));
+    const older = async () => {
+      more.disabled = true;
+      try {
+        const [found, signals] = await Promise.all([person.turns(TURNS, turns.at(-1)?.id), person.signals()]);
+        turns.push(...found);
+        more.hidden = found.length < TURNS;
+        const seen = picks.children.length;
+        // All anew: what was the beginning of a conversation may go on further back.
+        picks.replaceChildren(...threads(turns, signals).map(pick));
+        // Who works with keys goes on with what came.
+        if (seen) picks.children[Math.min(seen, picks.children.length - 1)].querySelector("button")?.focus();
+      } finally {
+        more.disabled = false;
+      }
+    };
+    /** @param {Thread} each */
+    const pick = (each) => h("li", {}, h("button", { type: "button", class: "pick", onclick: () => {
+      close();
+      open(each);
+    } }, h("span", { class: "words" }, said(excerpt(each.exchanges[0].asked))), h("span", { class: "dim number" }, moment(each.at))));
+    let close = () => {};
     try {
-      const [turns, signals] = await Promise.all([person.turns(TURNS), person.signals()]);
-      const found = threads(turns, signals);
-      const rows = found.map((each) => h("li", {}, h("button", { type: "button", class: "pick", onclick: () => {
-        close();
-        open(each);
-      } }, h("span", { class: "words" }, said(excerpt(each.exchanges[0].asked))), h("span", { class: "dim number" }, moment(each.at)))));
-      const close = openDialog("Earlier conversations", rows.length ? h("ul", { class: "picks" }, rows) : h("p", { class: "dim" }, "There are none yet."));
+      await older();
+      close = openDialog("Earlier conversations", turns.length ? picks : h("p", { class: "dim" }, "There are none yet."), more);
     } catch (error) {
       complain(error);
     }

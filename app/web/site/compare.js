@@ -1,7 +1,7 @@
 /** The room to compare blind: two revisions answer the same question, and whose the answers are is told after the choice. */
 
-import { button, h, written } from "./dom.js";
-import { fit } from "./exchange.js";
+import { button, h } from "./dom.js";
+import { fit, reply } from "./exchange.js";
 import { inTurn } from "./inturn.js";
 import { aloud, complain } from "./say.js";
 import { draft } from "./session.js";
@@ -79,7 +79,7 @@ export function compareRoom(person) {
   /** @param {{ id: string, same: boolean, answers: { number: 1 | 2, name: string, text: string }[] }} found */
   function show(found) {
     const [first, second] = found.answers.map((answer) => h("section", { class: "answer", "aria-label": answer.number === 1 ? "First answer" : "Second answer" },
-      h("h2", {}, answer.number === 1 ? "First" : "Second"), written(answer.text || "(nothing)", "reply"),
+      h("h2", {}, answer.number === 1 ? "First" : "Second"), reply(answer.text || "(nothing)"),
       found.same ? null : button(answer.number === 1 ? "The first is better" : "The second is better", () => choose(answer.number))));
     const neither = found.same ? h("p", { class: "dim" }, "Both say the same. Try another question.")
       : h("div", { class: "row" }, button("Neither", () => answers.replaceChildren(), { class: "quiet" }));

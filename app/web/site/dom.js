@@ -57,6 +57,18 @@ export function button(text, press, props = {}) {
   return h("button", { type: "button", class: "do", onclick: press, ...props }, text);
 }
 
+/**
+ * Has the browser keep a file, where the person keeps what they download.
+ * @param {Blob} content
+ * @param {string} name
+ */
+export function keepFile(content, name) {
+  const url = URL.createObjectURL(content);
+  h("a", { href: url, download: name }).click();
+  // It may be read a while after this has returned.
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);
+}
+
 /** @type {Record<string, string>} */
 const SHAPES = {
   good: "M7 10.5V20M7 10.5L11 3c1.4 0 2.3 1 2 2.6l-.7 3.9h5.2a2 2 0 0 1 2 2.4L18.3 18a2.5 2.5 0 0 1-2.4 2H7M7 10.5H3.5V20H7",

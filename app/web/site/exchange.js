@@ -5,6 +5,7 @@
 
 import { marked } from "./diff.js";
 import { button, h, icon, said, written } from "./dom.js";
+import { render } from "./markdown.js";
 import { draft } from "./session.js";
 import { aloud, complain, tell } from "./say.js";
 import { openWhy } from "./why.js";
@@ -41,7 +42,7 @@ export class ExchangeView {
     this.element.setAttribute("aria-label", `You asked: ${exchange.asked.slice(0, 120)}`);
     this.element.setAttribute("aria-busy", String(this.writing));
     if (exchange.edited !== null) this.body.replaceChildren(marked(exchange.reply, exchange.edited));
-    else if (exchange.reply || !exchange.turn) this.body.replaceChildren(this.text = written(exchange.reply, "reply"));
+    else if (exchange.reply || !exchange.turn) this.body.replaceChildren(this.text = reply(exchange.reply));
     else this.body.replaceChildren(h("p", { class: "dim" }, "It said nothing."));
     this.marks();
     this.tools.replaceChildren(...(exchange.turn ? this.buttons() : []));
@@ -53,7 +54,7 @@ export class ExchangeView {
    */
   grow(text) {
     this.exchange.reply = text;
-    if (this.text) this.text.textContent = text;
+    if (this.text) render(this.text, text);
   }
 
   /** What was said about it, in the margin. */
@@ -73,8 +74,8 @@ export class ExchangeView {
     let former = false;
     const press = button("Show what it said", () => {
       former = !former;
-      const { reply, edited } = this.exchange;
-      this.body.replaceChildren(former ? written(reply, "reply") : marked(reply, edited ?? reply));
+      const { reply: said, edited } = this.exchange;
+      this.body.replaceChildren(former ? reply(said) : marked(said, edited ?? said));
       press.textContent = former ? "Show the correction" : "Show what it said";
     }, { class: "link" });
     return press;
@@ -214,6 +215,12 @@ export class ExchangeView {
     field.setSelectionRange(field.value.length, field.value.length);
   }
 }
+
+/**
+ * What the model said.
+ * @param {string} text
+ */
+export const reply = (text) => render(written("", "reply"), text);
 
 /**
  * As high as what is in it.

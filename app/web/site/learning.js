@@ -1,15 +1,22 @@
 /**
- * What is being learned now, and the button that begins it; at the side of every room. Invariant: a learn goes on in the server
- * whatever becomes of this page, which finds it again when it is loaded anew.
+ * What is being learned now, and the button that begins it; at the side of every room. Invariants: a learn goes on in the server
+ * whatever becomes of this page, which finds it again when it is loaded anew; what another program learns is shown while it
+ * does, and can be stopped only there.
  */
 
 import { button, h, said } from "./dom.js";
 import { inTurn } from "./inturn.js";
 import { headline } from "./report.js";
 import { complain, tell } from "./say.js";
-import { count, percent } from "./words.js";
+import { count, layerName, percent } from "./words.js";
 
 /** @typedef {import("./person.js").Job} Job */
+/** @typedef {import("./person.js").Learning} Learning */
+
+// Milliseconds between two looks at what others learn: while they do, while they do not, and when nobody answers.
+const BEAT = 1000;
+const REST = 3000;
+const TROUBLE = 15000;
 
 /**
  * @param {import("./person.js").Person} person
@@ -24,11 +31,20 @@ export function learningStrip(person, place) {
 
   /** @type {Job | null} */
   let job = null;
+  // How many jobs this page has followed: an answer from before the last of them says nothing any more.
+  let followed = 0;
+  /** @type {Learning | null} what another program learns */
+  let elsewhere = null;
 
   function draw() {
-    bar.hidden = !job;
+    bar.hidden = !job && !elsewhere;
     press.textContent = job ? "Cancel" : "Learn";
-    press.disabled = job?.state === "stopping";
+    press.hidden = !job && Boolean(elsewhere);
+    press.disabled = press.hidden || job?.state === "stopping";
+    if (elsewhere && !job) {
+      text.replaceChildren(said(whatIsLearned(elsewhere)), h("span", { class: "dim block" }, "by another program here"));
+      bar.value = elsewhere.steps ? elsewhere.step / elsewhere.steps : 0;
+    }
     if (!job) return;
     // A stage that has only begun says nothing of how long it takes.
     const done = job.progress ? ` ${percent(job.progress)}` : "";
@@ -37,10 +53,10 @@ export function learningStrip(person, place) {
   }
 
   const look = inTurn(async () => {
-    if (job) return;
+    if (job || elsewhere) return;
     try {
       const pending = await person.pending();
-      if (!job) text.textContent = waiting(pending);
+      if (!job && !elsewhere) text.textContent = waiting(pending);
     } catch (error) {
       text.textContent = "What there is to learn is not known now.";
       complain(error);
@@ -66,7 +82,11 @@ export function learningStrip(person, place) {
 
   /** @param {Job} begun @returns {Promise<Job>} as it is when it is over */
   async function follow(begun) {
+    // Found by itself before the answer to who began it was here.
+    if (job?.id === begun.id) return begun;
     job = begun;
+    elsewhere = null;
+    followed += 1;
     draw();
     let now = begun;
     try {
@@ -91,12 +111,58 @@ export function learningStrip(person, place) {
     person.changed(over.kind === "forget" ? "forgotten" : "learned");
   }
 
+  async function glimpse() {
+    const at = followed;
+    const now = await person.learning();
+    // What this server does for another page can be followed from here too.
+    const own = now && !elsewhere ? await person.running() : null;
+    if (job || followed !== at) return;
+    if (own) return void (await follow(own));
+    const before = elsewhere;
+    elsewhere = now;
+    draw();
+    if (before && before.since !== now?.since) await endedElsewhere(before);
+  }
+
+  /** @param {Learning} before */
+  async function endedElsewhere(before) {
+    try {
+      const { reports } = await person.digest(before.since);
+      if (reports.length) tell(`${reports.map(headline).join(". ")}.`);
+    } finally {
+      person.changed("learned");
+    }
+  }
+
+  async function watch() {
+    for (;;) {
+      let rest = REST;
+      try {
+        if (!job) await glimpse();
+        if (elsewhere) rest = BEAT;
+      } catch {
+        // The next thing that is asked for says what is wrong; who only looks on keeps silent.
+        rest = TROUBLE;
+      }
+      await new Promise((done) => setTimeout(done, rest));
+      if (document.hidden) await new Promise((seen) => document.addEventListener("visibilitychange", seen, { once: true }));
+    }
+  }
+
   person.addEventListener("changed", look);
   look();
   person.running().then(async (found) => {
     if (found && !job) await follow(found);
   }).catch(complain);
+  watch();
   return { begin, follow };
+}
+
+/** @param {Learning} learning */
+function whatIsLearned({ layer, stage, step, steps }) {
+  const part = stage === "Practising" ? "round" : "step";
+  const what = stage === "Judging" || !steps ? stage.toLowerCase() || "beginning" : `${part} ${step} of ${steps}`;
+  return layer ? `${layerName(layer)}: ${what}` : "Something is being learned";
 }
 
 /** @param {{ news: { kind: string, layer: string }[], too_few: Record<string, number> }} pending */

@@ -35,12 +35,26 @@ export function memoryRoom(person, learning) {
     h("label", { for: "fact" }, "Tell it a fact about you"),
     h("div", { class: "row nowrap" }, field, h("button", { type: "submit", class: "go" }, "Remember")),
     h("p", { class: "hint", id: "fact-hint" }, "As “My dog is called Biscuit.” It is looked up when a question is near it."));
+  const asked = draft("teach.prompt");
+  const answered = draft("teach.answer");
+  const prompt = h("textarea", { id: "teach-prompt", rows: 2, dir: "auto", maxlength: 100000, value: asked.read() });
+  const answer = h("textarea", { id: "teach-answer", rows: 3, dir: "auto", maxlength: 100000, value: answered.read() });
+  const skill = h("input", { type: "text", id: "teach-skill", maxlength: 32, pattern: "[a-z0-9][a-z0-9_\\-]*", autocomplete: "off", autocapitalize: "none", spellcheck: "false", "aria-describedby": "teach-hint" });
+  prompt.addEventListener("input", () => asked.write(prompt.value));
+  answer.addEventListener("input", () => answered.write(answer.value));
+  const show = h("details", { open: Boolean(asked.read() || answered.read()) }, h("summary", {}, "Show it how you want something answered"),
+    h("form", { onsubmit: teach },
+      h("div", { class: "field" }, h("label", { for: "teach-prompt" }, "When somebody asks"), prompt),
+      h("div", { class: "field" }, h("label", { for: "teach-answer" }, "The answer that you want"), answer),
+      h("div", { class: "field" }, h("label", { for: "teach-skill" }, "Skill"), skill,
+        h("p", { class: "hint", id: "teach-hint" }, "Empty: it belongs to your style. A short name, as “email”, makes a layer of its own.")),
+      h("div", { class: "row" }, h("button", { type: "submit", class: "go" }, "Keep the answer"))));
   const rules = part("Rules", "What you said it should always do. Say one below any reply, with its speech mark.");
   const facts = part("Facts", "Nothing yet.");
   const rest = part("Corrections and everything else", "Nothing yet. Correct a reply, or say whether it was good.");
   const element = h("div", { class: "room" }, title,
     h("p", { class: "lead" }, "All that it goes by, and where each thing is from. What you switch off stays on record; what you forget is destroyed, with everything that was built from it."),
-    h("div", { class: "part" }, form), rules.element, facts.element, rest.element);
+    h("div", { class: "part" }, form, show), rules.element, facts.element, rest.element);
   let shown = PAGE;
 
   /** @param {Event} event */
@@ -56,6 +70,23 @@ export function memoryRoom(person, learning) {
     } catch (error) {
       complain(error);
     }
+  }
+
+  /** @param {Event} event */
+  async function teach(event) {
+    event.preventDefault();
+    const empty = [prompt, answer].find((each) => !each.value.trim());
+    if (empty) return empty.focus();
+    try {
+      await person.teach(prompt.value.trim(), answer.value.trim(), skill.value || null);
+      for (const each of [prompt, answer]) each.value = "";
+      asked.write("");
+      answered.write("");
+      tell("Kept. The next learn learns from it.");
+    } catch (error) {
+      complain(error);
+    }
+    return undefined;
   }
 
   const load = inTurn(async () => {
@@ -160,7 +191,7 @@ export function memoryRoom(person, learning) {
     shown: load,
     /** @param {string} about */
     // What is being written anew is not drawn over.
-    changed: (about) => void (about !== "talked" && !element.querySelector("textarea") && load()),
+    changed: (about) => void (about !== "talked" && !element.querySelector(".thing textarea") && load()),
   };
 }
 

@@ -3,7 +3,7 @@
  * anything that may have changed what is shown, with what that was about.
  */
 
-import { ask, events, pages } from "./api.js";
+import { ask, events, file, pages } from "./api.js";
 
 /**
  * @typedef {{ role: string, content: string }} Message
@@ -16,6 +16,7 @@ import { ask, events, pages } from "./api.js";
  * @typedef {{ id: string, layer: string, parent: string | null, scores: Record<string, any>, verdict: string, reason: string, probation: boolean, at: string, signals: Record<string, string> }} Revision
  * @typedef {{ layer: string, before: string | null, after: string | null, cause: string, at: string }} Move
  * @typedef {{ id: string, kind: string, state: string, stage: string, progress: number, begun: string, ended: string | null, report: Report | null, forgotten: any, error: { message: string, hint: string, kind: string } | null }} Job
+ * @typedef {{ layer: string | null, stage: string, step: number, steps: number, since: string }} Learning
  * @typedef {{ layer: string, verdict: string, reason: string, at: string, seconds: number, revision: string | null, before: string | null, probation: boolean, steps: number, sources: { signal: string, kind: string, text: string, use: string }[], examples: { prompt: string, before: string, after: string }[], scores: Record<string, any>, dry_run: boolean, accepted: boolean, event: string, error: string, above: Report[] }} Report
  */
 
@@ -34,9 +35,13 @@ export class Person extends EventTarget {
     this.dispatchEvent(new CustomEvent("changed", { detail: about }));
   }
 
-  /** @param {number} most @returns {Promise<Turn[]>} newest first */
-  turns(most) {
-    return pages(this.at("turns"), {}, most);
+  /**
+   * @param {number} most
+   * @param {string} [before] a turn: only what is older
+   * @returns {Promise<Turn[]>} newest first
+   */
+  turns(most, before) {
+    return pages(this.at("turns"), before ? { after: before } : {}, most);
   }
 
   /**
@@ -90,6 +95,16 @@ export class Person extends EventTarget {
     return ask("GET", this.at("pending"));
   }
 
+  /** @returns {Promise<Learning | null>} what is being learned now, by this server or another program on its home */
+  learning() {
+    return ask("GET", this.at("learning"));
+  }
+
+  /** @param {string} since a moment @returns {Promise<{ reports: Report[] }>} what learning did from then on */
+  digest(since) {
+    return ask("GET", this.at("digest"), { query: { since } });
+  }
+
   /** @param {string} turn */
   why(turn) {
     return ask("GET", this.at("turns", turn, "why"));
@@ -130,6 +145,12 @@ export class Person extends EventTarget {
    */
   observe(turn, seen) {
     return ask("POST", this.at("turns", turn, "observe"), { body: { seen } }).catch(() => null);
+  }
+
+  /** @param {string} prompt @param {string} answer @param {string | null} skill null: for the style */
+  async teach(prompt, answer, skill) {
+    await ask("POST", this.at("teach"), { body: { prompt, answer, skill } });
+    this.changed("said");
   }
 
   /** @param {string} text @param {{ questions?: string[], answer?: string }} more */
@@ -197,6 +218,16 @@ export class Person extends EventTarget {
     const move = await ask("POST", this.at("layers", layer, "rollback"), { body: { to } });
     this.changed("moved");
     return move;
+  }
+
+  /** @returns {Promise<Blob>} all that was said and learned, as a .personal file */
+  export() {
+    return file(this.at("export"));
+  }
+
+  /** @param {string | null} layer null: all that is live, as one @returns {Promise<Blob>} a zip of what PEFT loads */
+  exportPeft(layer) {
+    return file(this.at("peft"), layer ? { layer } : {});
   }
 
   /** @param {{ prompt: string, layer: string, a: string, b: string }} what */

@@ -1,8 +1,8 @@
 /** The room of what answers now: the base, and the layers that stand on it, each with its weight, its scope and its head. */
 
-import { button, h } from "./dom.js";
+import { button, h, keepFile } from "./dom.js";
 import { inTurn } from "./inturn.js";
-import { complain, tell } from "./say.js";
+import { aloud, complain, tell } from "./say.js";
 import { layerName, moment, shortId } from "./words.js";
 
 /** @typedef {import("./person.js").Layer} Layer */
@@ -19,9 +19,13 @@ const SCOPES = { always: "always", near: "when a question is near its lessons", 
  */
 export function stackRoom(person, base) {
   const title = h("h1", { tabindex: "-1" }, "Stack");
+  const peft = button("Download the layers for PEFT", () => take(() => person.exportPeft(null), `${person.id}.zip`), { hidden: true });
   const list = h("ol", { class: "stack", "aria-label": "What answers, the uppermost first" });
   const element = h("div", { class: "room" }, title,
-    h("p", { class: "lead" }, "What answers you: one shared base, and the layers that are yours. Turn a weight, and the next reply is made with it."), list);
+    h("p", { class: "lead" }, "What answers you: one shared base, and the layers that are yours. Turn a weight, and the next reply is made with it."), list,
+    h("section", { class: "part" }, h("h2", {}, "Take it with you"),
+      h("p", { class: "lead" }, "All that you said and all that was built from it, in one file that “personalpeft import” takes in elsewhere. Whoever has the file has all of it."),
+      h("div", { class: "row" }, button("Download everything", () => take(() => person.export(), `${person.id}.personal`)), peft)));
 
   // Whose weight is being turned must not be drawn anew under their hand.
   let turning = false;
@@ -29,6 +33,7 @@ export function stackRoom(person, base) {
   const load = inTurn(async () => {
     try {
       const [layers, revisions] = await Promise.all([person.layers(), person.revisions()]);
+      peft.hidden = !layers.some((layer) => layer.head);
       list.replaceChildren(...layers.toReversed().map((layer) => row(layer, revisions)), h("li", { class: "layer base" },
         h("h2", {}, base), h("p", { class: "dim" }, "The base, the same for everybody. Nothing ever changes it."),
         layers.length ? null : h("p", {}, "It answers alone: nothing of yours was learned yet.")));
@@ -46,7 +51,8 @@ export function stackRoom(person, base) {
       weight(layer, name),
       h("div", { class: "two" },
         h("div", { class: "field" }, h("label", { for: `head-${layer.name}` }, "Live"), heads(layer, own)),
-        h("div", { class: "field" }, h("label", { for: `scope-${layer.name}` }, "Attached"), scopes(layer))));
+        h("div", { class: "field" }, h("label", { for: `scope-${layer.name}` }, "Attached"), scopes(layer))),
+      layer.head ? h("div", { class: "row" }, button("Download for PEFT", () => take(() => person.exportPeft(layer.name), `${person.id}-${layer.name}.zip`), { class: "quiet", "aria-label": `Download ${name} for PEFT` })) : null);
   }
 
   /** @param {Layer} layer @param {string} name */
@@ -97,6 +103,17 @@ export function stackRoom(person, base) {
       Object.entries(SCOPES).map(([value, text]) => h("option", { value, selected: value === layer.scope }, text)));
     choice.addEventListener("change", () => act(() => person.scope(layer.name, choice.value), `${layerName(layer.name)} is attached ${SCOPES[choice.value]}.`));
     return choice;
+  }
+
+  /** @param {() => Promise<Blob>} what @param {string} name */
+  async function take(what, name) {
+    aloud("It is being packed.");
+    try {
+      keepFile(await what(), name);
+      tell(`${name} is in your downloads.`);
+    } catch (error) {
+      complain(error);
+    }
   }
 
   /** @param {() => Promise<any>} what @param {string} done */

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from web_makers import Site, Visit
 
 from personalpeft_app.http.own.shapes import give
@@ -29,6 +30,44 @@ _THREADS = """async ([path, turns, signals]) => {
 }"""
 
 
+# Texts of marks, words and lines in any order; what comes of one whole is what comes of it piece by piece.
+_MARKDOWN = """async ([path, count]) => {
+  const { render } = await import(path);
+  const words = ["a", "bb ", " ", "\\n", "\\n\\n", "*", "**", "_", "__", "~~", "`", "``", "```",
+    "# ", "- ", "1. ", "12) ", "> ", "---", "  ", "\\\\",
+    "[x](javascript:alert(1))", "<img src=x onerror=alert(1)>", "&lt;", "\\u202e", "😀"];
+  const allowed = new Set("P H3 UL OL LI SPAN BLOCKQUOTE HR PRE CODE STRONG EM S".split(" "));
+  const within = (small, large) => { let at = 0; for (const each of large) if (each === small[at]) at++; return at === small.length; };
+  const squeezed = (text) => [...text.replace(/\\s+/g, "")];
+  const draw = (n) => Math.floor(Math.random() * n);
+  for (let n = 0; n < count; n++) {
+    const pieces = Array.from({ length: draw(30) }, () => words[draw(words.length)]);
+    const text = pieces.join("");
+    const whole = render(document.createElement("div"), text);
+    for (const each of whole.querySelectorAll("*")) {
+      if (!allowed.has(each.tagName)) return [text, each.tagName];
+      for (const { name, value } of each.attributes) {
+        if (!(name === "dir" && value === "auto") && !(name === "start" && /^[0-9]+$/.test(value))) return [text, name, value];
+      }
+    }
+    // Nothing is said that does not stand in it, and no word of it is lost.
+    if (!within(squeezed(whole.textContent), squeezed(text))) return [text, whole.textContent];
+    const letters = (of) => of.replace(/[^ab😀]/gu, "");
+    // What stands beside the mark of a code's beginning says what language it is in.
+    const told = letters(text.replace(/(`{3,}|~{3,}).*$/gm, ""));
+    if (letters(whole.textContent).length < told.length) return [text, "lost", whole.textContent];
+    const grown = document.createElement("div");
+    for (let to = 1; to <= pieces.length; to++) render(grown, pieces.slice(0, to).join(""));
+    if (pieces.length && grown.innerHTML !== whole.innerHTML) return [text, "grown"];
+  }
+  return null;
+}"""
+_SHOWN = """async ([path, text]) => {
+  const { render } = await import(path);
+  return render(document.createElement("div"), text).innerHTML.replaceAll(' dir="auto"', "");
+}"""
+
+
 def _module(visit: Visit, name: str) -> str:
     source: str = visit.page.locator("script[src]").evaluate("(each) => each.src")
     return source.replace("main.js", name)
@@ -37,6 +76,45 @@ def _module(visit: Visit, name: str) -> str:
 def test_without_what_came_a_marked_correction_is_the_old_text_and_without_what_went_the_new_one(visit: Visit) -> None:
     visit.come()
     assert visit.page.evaluate(_CHANGES, [_module(visit, "diff.js"), 20_000]) is None
+
+
+def test_whatever_a_reply_says_comes_out_as_the_same_words_in_harmless_elements(visit: Visit) -> None:
+    visit.come()
+    assert visit.page.evaluate(_MARKDOWN, [_module(visit, "markdown.js"), 5_000]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("One\ntwo\n\nthree", "<p>One\ntwo</p><p>three</p>"),
+        ("**bold** and *slanted*, `a*b`", "<p><strong>bold</strong> and <em>slanted</em>, <code>a*b</code></p>"),
+        ("snake_case_name, 2*3*4, \\*not\\*", "<p>snake_case_name, 2*3*4, *not*</p>"),
+        (
+            "So:\n- a\n  more\n  - b\n- c\n\nend",
+            "<p>So:</p><ul><li><span>a\nmore</span><ul><li><span>b</span></li></ul></li><li><span>c</span></li></ul><p>end</p>",
+        ),
+        (
+            "3. a\n\n   b\n4. c",
+            '<ol start="3"><li><span>a</span><p>b</p></li><li><span>c</span></li></ol>',
+        ),
+        ("In\n1986. It was", "<p>In\n1986. It was</p>"),
+        ("# Title\n> said\n---", "<h3>Title</h3><blockquote><p>said</p></blockquote><hr>"),
+        ("```py\nx = '*a*'\n\ny\n```\nend", "<pre><code>x = '*a*'\n\ny</code></pre><p>end</p>"),
+        ("```\n<b>open", "<pre><code>&lt;b&gt;open</code></pre>"),
+        ("| a | b |\n|---|---|", "<p>| a | b |\n|---|---|</p>"),
+    ],
+)
+def test_a_reply_is_shown_as_the_markdown_that_it_is(visit: Visit, text: str, shown: str) -> None:
+    visit.come()
+    assert visit.page.evaluate(_SHOWN, [_module(visit, "markdown.js"), text]) == shown
+
+
+def test_no_text_keeps_the_page_busy(visit: Visit) -> None:
+    visit.come()
+    for text in ("*a " * 30_000, "`a ``b " * 15_000, ">" * 90_000, "- " * 50_000, "# " + " a" * 50_000, "_a" * 40_000):
+        began = visit.page.evaluate("performance.now()")
+        visit.page.evaluate(_SHOWN, [_module(visit, "markdown.js"), text])
+        assert visit.page.evaluate("performance.now()") - began < 2_000, text[:10]
 
 
 def test_conversations_are_the_same_here_and_in_the_terminal(site: Site, visit: Visit) -> None:

@@ -16,6 +16,8 @@ HOSTILE = (
     "\u202etxet desrever\u202c and \u2067isolated",
     "<a href=\"javascript:document.title='hacked'\">x</a> &lt;b&gt; ${document.title='hacked'} {{7*7}}",
     "<base href='https://evil.example/'><meta http-equiv=refresh content='0;url=https://evil.example'>",
+    "**<img src=x onerror=\"document.title='hacked'\">** [x](javascript:document.title='hacked') ![x](https://evil.example/x.png)",
+    "- <script>document.title='hacked'</script>\n\n```html\n<svg/onload=document.title='hacked'>\n```\n<https://evil.example>",
 )
 
 
@@ -48,6 +50,21 @@ def test_hostile_text_is_shown_as_text_in_every_room(site: Site, visit: Visit, m
     page.get_by_role("listitem").filter(has_text=f"fact {HOSTILE[1]}").get_by_role("button", name="Forget").click()
     expect(page.get_by_role("dialog")).to_contain_text(HOSTILE[1])
     assert page.locator("main img, main script, main a[href^=javascript], dialog img, base").count() == 0
+    assert "hacked" not in page.title()
+
+
+def test_a_reply_with_hostile_marks_is_harmless_while_it_is_written_and_afterwards(
+    site: Site, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = visit.come()
+    shown = []
+    for number, text in enumerate(HOSTILE):
+        monkeypatch.setattr(FakeBackend, "_reply", lambda self, row, stack, text=text: self.encode(text))
+        shown.append(visit.ask(f"Hello {number}").locator(".reply").inner_text())
+    assert ["hacked" in text for text in shown] == ["hacked" in text for text in HOSTILE]
+    assert shown[0] == HOSTILE[0]
+    expect(page.locator(".reply strong, .reply li, .reply pre")).to_have_count(3)
+    assert page.locator(".reply").locator("img, script, svg, a, base, meta, iframe").count() == 0
     assert "hacked" not in page.title()
 
 

@@ -1,0 +1,169 @@
+"""What else a person does on the page: sees what other programs learn, goes back to old talks, shows an answer, takes it with them."""
+
+from __future__ import annotations
+
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+from web_makers import Site, Visit, correct
+
+import personalpeft
+from personalpeft.types import SignalKind
+
+
+@contextmanager
+def learning_elsewhere(site: Site, stage: str = "Learning") -> Iterator[Callable[[], None]]:
+    """Another program on the home that is in the middle of a learn for ada, until it is let go on."""
+    there, on = threading.Event(), threading.Event()
+
+    def heard(now: str, done: float) -> None:
+        if now == stage and (stage != "Learning" or done > 0.3):
+            there.set()
+            assert on.wait(60)
+
+    def learn() -> None:
+        with personalpeft.open(site.runtime.settings.home, backend="fake") as other:
+            other.user("ada").learn(progress=heard)
+
+    thread = threading.Thread(target=learn)
+    thread.start()
+    try:
+        assert there.wait(60)
+        yield on.set
+    finally:
+        on.set()
+        thread.join(60)
+
+
+def strip(page: Page) -> Locator:
+    return page.get_by_role("region", name="Learning", exact=True)
+
+
+def test_what_another_program_learns_is_shown_while_it_does_and_told_when_it_is_done(site: Site, visit: Visit) -> None:
+    correct(site.runtime)
+    page = visit.come("Timeline")
+    expect(strip(page)).to_contain_text("5 things to learn from")
+    ada = site.runtime.user("ada")
+    with learning_elsewhere(site) as go_on:
+        learning = ada.learning()
+        assert learning is not None
+        expect(strip(page)).to_contain_text(f"Style: step {learning.step} of {learning.steps}")
+        expect(strip(page)).to_contain_text("by another program")
+        bar = page.get_by_role("progressbar")
+        expect(bar).to_be_visible()
+        assert bar.evaluate("(each) => each.value") == pytest.approx(learning.done)
+        # It can be stopped only where it runs, and no second one begins beside it.
+        expect(page.locator("#learn")).to_be_hidden()
+        page.keyboard.press("l")
+        go_on()
+        expect(page.locator(".note").last).to_contain_text("Style: learned")
+    expect(bar).to_be_hidden()
+    expect(page.locator("li.entry.is-live")).to_be_visible()
+    expect(page.get_by_role("button", name="Learn", exact=True)).to_be_enabled()
+    expect(page.locator(".note")).to_have_count(1)
+
+
+def test_a_page_that_comes_in_the_middle_of_anothers_learn_sees_it(site: Site, visit: Visit) -> None:
+    correct(site.runtime)
+    with learning_elsewhere(site, "Judging") as go_on:
+        page = visit.come()
+        expect(strip(page)).to_contain_text("Style: judging")
+        go_on()
+    expect(page.locator(".note").last).to_contain_text("Style: learned")
+
+
+def test_what_another_window_learns_here_can_be_cancelled_in_this_one(
+    site: Site, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from http_makers import Slow
+
+    correct(site.runtime)
+    page = visit.come()
+    second = page.context.new_page()
+    second.goto(site.link())
+    second.locator(".exchanges[aria-busy=false]").wait_for(state="attached")
+    Slow(monkeypatch, 0.3)
+    second.get_by_role("button", name="Learn", exact=True).click()
+    expect(page.get_by_role("progressbar")).to_be_visible()
+    page.get_by_role("button", name="Cancel").click()
+    for each in (page, second):
+        expect(each.get_by_role("progressbar")).to_be_hidden()
+        expect(each.locator(".note").last).to_contain_text("Stopped.")
+
+
+def test_a_conversation_of_long_ago_is_found_further_back(site: Site, visit: Visit) -> None:
+    ada = site.runtime.user("ada")
+    first = ada.chat("The oldest question", max_tokens=1)
+    told = [{"role": "user", "content": "The oldest question"}, {"role": "assistant", "content": first.text}]
+    for number in range(498):
+        ada.chat(f"question {number}", max_tokens=1)
+    # Of this conversation the newest 500 turns have only the end.
+    ada.chat([*told, {"role": "user", "content": "And its end"}], max_tokens=1)
+    ada.chat("Just now", max_tokens=1)
+    page = visit.come()
+    page.get_by_role("button", name="Earlier").click()
+    dialog = page.get_by_role("dialog", name="Earlier conversations")
+    expect(dialog.get_by_role("listitem")).to_have_count(500)
+    expect(dialog.get_by_role("button", name="The oldest question")).to_have_count(0)
+    dialog.get_by_role("button", name="Show older").click()
+    expect(dialog.get_by_role("button", name="Show older")).to_be_hidden()
+    expect(dialog.get_by_role("listitem")).to_have_count(500)
+    dialog.get_by_role("button", name="The oldest question").click()
+    expect(page.locator("article.exchange")).to_have_count(2)
+    expect(page.locator("article.exchange").last).to_contain_text("And its end")
+
+
+def test_an_answer_is_shown_and_named_where_it_is_from(site: Site, visit: Visit) -> None:
+    page = visit.come("Memory")
+    page.get_by_text("Show it how you want something answered").click()
+    page.get_by_label("When somebody asks").fill("Write to Bo.")
+    page.reload()
+    visit.go("Memory")
+    # What was typed is kept, and where it was typed is open.
+    expect(page.get_by_label("When somebody asks")).to_have_value("Write to Bo.")
+    page.get_by_role("button", name="Keep the answer").click()
+    expect(page.get_by_label("The answer that you want")).to_be_focused()
+    page.keyboard.type("Dear Bo, hello.")
+    page.get_by_label("Skill").fill("email")
+    page.get_by_role("button", name="Keep the answer").click()
+    expect(page.locator(".note")).to_contain_text("Kept.")
+    kept = page.get_by_role("listitem").filter(has_text="Dear Bo, hello.")
+    expect(kept).to_contain_text("shown answer Skill: email")
+    expect(kept).to_contain_text("about Write to Bo.")
+    (signal,) = site.runtime.user("ada").signals()
+    assert signal.kind is SignalKind.DEMONSTRATION
+    assert signal.payload == {"prompt": "Write to Bo.", "answer": "Dear Bo, hello.", "skill": "email"}
+    expect(page.get_by_label("When somebody asks")).to_have_value("")
+
+
+def test_a_person_takes_everything_with_them_and_layers_for_peft(site: Site, visit: Visit, tmp_path: Path) -> None:
+    page = visit.come("Stack")
+    # Nothing is live: there is nothing for PEFT, and all that was said goes out all the same.
+    expect(page.get_by_role("button", name="Download the layers for PEFT")).to_be_hidden()
+    correct(site.runtime)
+    site.runtime.user("ada").learn()
+    visit.go("Talk")
+    visit.go("Stack")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download everything").click()
+    assert download.value.suggested_filename == "ada.personal"
+    file = tmp_path / "ada.personal"
+    download.value.save_as(file)
+    imported = site.runtime.import_user(file, as_user="bob")
+    assert site.runtime.user(imported.user).stack().digest == site.runtime.user("ada").stack().digest
+    for name, suggested in (
+        ("Download Style for PEFT", "ada-style.zip"),
+        ("Download the layers for PEFT", "ada.zip"),
+    ):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=name).click()
+        assert download.value.suggested_filename == suggested
+        download.value.save_as(tmp_path / suggested)
+        with zipfile.ZipFile(tmp_path / suggested) as archive:
+            assert "adapter_config.json" in archive.namelist()
+    expect(page.locator(".note").last).to_contain_text("ada.zip is in your downloads.")
