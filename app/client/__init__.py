@@ -15,6 +15,7 @@ Nothing but the standard library is used to talk; no redirect is followed, so th
 from personalpeft_app.client.comparing import Comparison
 from personalpeft_app.client.following import RemoteStream
 from personalpeft_app.client.line import NotAllowed, Unreachable
-from personalpeft_app.client.remote import Client, RemoteUser, connect
+from personalpeft_app.client.remote import RemoteUser
+from personalpeft_app.client.server import Client, connect
 
 __all__ = ["Client", "Comparison", "NotAllowed", "RemoteStream", "RemoteUser", "Unreachable", "connect"]
