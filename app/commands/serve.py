@@ -74,14 +74,15 @@ def serve(
     display = Display(common)
     with opening.opened(common, "make", display, serving) as runtime:
         made = runtime.tokens.ensure_first()
-        with display:
-            runtime.engine()
         own = OwnApi(runtime)
         places = places_for(runtime)
         app = make_app(
             runtime, owner=common.user_id(), names=names, places=places, more=[own.blueprint, page.blueprint()]
         )
+        # Before the model, which takes a while to load: a port that another has is said at once.
         server = Server(app, places, host=address, port=port)
+        with display:
+            runtime.engine()
         _log(common)
         url = f"http://{f'[{address}]' if ':' in address else address}:{server.port}"
         show(common, {"url": url, "token_file": runtime.tokens.first, "token_made": made}, url)

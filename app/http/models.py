@@ -60,10 +60,15 @@ class Models:
         """
         yield self._runtime.base().card.name, 0
         yield self._runtime.embedder, 0
+        known = False
         for user, since in self._users():
+            known = known or user.id == self._own
             yield user.id, since
             for revision in user.revisions():
                 yield f"{user.id}@{revision.id}", int(revision.at.timestamp())
+        if self._own is not None and not known:
+            # Made by the first question; until then there is only the name to ask by.
+            yield self._own, 0
 
     @property
     def take_tools(self) -> bool:

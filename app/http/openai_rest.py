@@ -1,8 +1,9 @@
-"""``/v1/models`` and ``/v1/embeddings``, as OpenAI's clients speak them."""
+"""``/v1/models``, as OpenAI's and Anthropic's clients speak it, and ``/v1/embeddings``, as OpenAI's do."""
 
 from __future__ import annotations
 
 import base64
+from datetime import UTC, datetime
 
 from flask import Blueprint, Response, jsonify
 
@@ -20,7 +21,9 @@ def blueprint(runtime: Runtime, models: Models) -> Blueprint:
 
     @made.get("/v1/models")
     def listed() -> Response:
-        return jsonify({"object": "list", "data": [_model(*each) for each in models.names()]})
+        found = [_model(*each) for each in models.names()]
+        page = {"first_id": found[0]["id"], "last_id": found[-1]["id"], "has_more": False}
+        return jsonify({"object": "list", "data": found, **page})
 
     @made.get("/v1/models/<path:name>")
     def one(name: str) -> Response:
@@ -58,4 +61,7 @@ def blueprint(runtime: Runtime, models: Models) -> Blueprint:
 
 
 def _model(name: str, since: int) -> dict[str, object]:
-    return {"id": name, "object": "model", "created": since, "owned_by": "personalpeft"}
+    """A model in the words of both."""
+    openai = {"object": "model", "created": since, "owned_by": "personalpeft"}
+    anthropic = {"type": "model", "display_name": name, "created_at": datetime.fromtimestamp(since, UTC).isoformat()}
+    return {"id": name, **openai, **anthropic}

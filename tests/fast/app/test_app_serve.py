@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import signal
+import socket
 import stat
 import urllib.request
 from urllib.parse import parse_qs
@@ -30,6 +31,15 @@ def test_a_server_makes_its_token_says_where_it_lies_and_stops_on_a_signal(place
     assert server.returncode == 0
     assert "GET /v1/models 200" in errors
     assert secret not in out + errors + json.dumps(said)
+
+
+def test_a_port_that_another_has_is_said_before_the_model_is_loaded(place: Place) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = place.spawn("serve", "--port", str(taken.getsockname()[1]))
+        _, errors = ended(server)
+    assert server.returncode == 2
+    assert "Nothing can listen on 127.0.0.1" in errors
+    assert "Loading" not in errors
 
 
 def test_on_a_terminal_it_prints_a_link_that_leads_into_the_page_signed_in(place: Place) -> None:

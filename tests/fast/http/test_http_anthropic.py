@@ -86,6 +86,13 @@ def test_errors_are_of_the_kinds_that_the_client_knows(site: Served, client: ant
         nobody.messages.create(model="ada", max_tokens=5, messages=HELLO)
 
 
+def test_the_models_are_those_that_can_be_asked(site: Served, client: anthropic.Anthropic) -> None:
+    listed = [(model.id, model.type, model.display_name) for model in client.models.list()]
+    assert listed == [(name, "model", name) for name in ("fake", site.runtime.embedder, "ada")]
+    one = client.models.retrieve("ada")
+    assert (one.id, one.created_at) == ("ada", site.runtime.users()[0].since.replace(microsecond=0))
+
+
 WEATHER = {"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
 
 

@@ -148,6 +148,13 @@ def test_models_are_the_base_the_users_and_their_revisions(site: Served, client:
     assert ask(f"ada@{first}") != before
 
 
+def test_whoever_can_be_asked_is_listed_before_the_first_question(admin: Caller, runtime: Runtime) -> None:
+    listed = [model["id"] for model in admin.get("/v1/models").json["data"]]
+    assert listed == ["fake", runtime.embedder, "ada"]
+    assert runtime.users() == ()
+    assert admin.post("/v1/chat/completions", {"model": "ada", "messages": HELLO}).status_code == 200
+
+
 def test_what_is_not_there_is_a_model_not_found(site: Served) -> None:
     site.runtime.user("bob")
     said = {}
