@@ -28,7 +28,8 @@ export const listener = { refused: () => {} };
 /**
  * @param {string} method
  * @param {string} path below /api/v1/
- * @param {{ body?: any, query?: Record<string, any>, signal?: AbortSignal }} [more]
+ * @param {{ body?: any, query?: Record<string, any>, signal?: AbortSignal, quiet?: boolean }} [more] quiet: nobody did anything, so
+ *   nobody is asked for a token either
  * @returns {Promise<any>} what was answered; null for nothing
  */
 export async function ask(method, path, more = {}) {
@@ -116,9 +117,9 @@ function parsed(block) {
 /**
  * @param {string} method
  * @param {string} path
- * @param {{ body?: any, query?: Record<string, any>, signal?: AbortSignal }} more
+ * @param {{ body?: any, query?: Record<string, any>, signal?: AbortSignal, quiet?: boolean }} more
  */
-async function send(method, path, { body, query, signal }) {
+async function send(method, path, { body, query, signal, quiet }) {
   const url = new URL(path, ROOT);
   for (const [name, value] of Object.entries(query ?? {})) url.searchParams.set(name, String(value));
   /** @type {Record<string, string>} */
@@ -135,7 +136,7 @@ async function send(method, path, { body, query, signal }) {
   }).catch(unreachable);
   if (response.ok) return response;
   const told = await response.json().catch(() => ({}));
-  if (response.status === 401) listener.refused();
+  if (response.status === 401 && !quiet) listener.refused();
   throw problemOf(told.error ?? {}, response.status);
 }
 

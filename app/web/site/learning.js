@@ -42,7 +42,7 @@ export function learningStrip(person, place) {
     press.hidden = !job && Boolean(elsewhere);
     press.disabled = press.hidden || job?.state === "stopping";
     if (elsewhere && !job) {
-      text.replaceChildren(said(whatIsLearned(elsewhere)), h("span", { class: "dim block" }, "by another program here"));
+      text.replaceChildren(said(whatIsLearned(elsewhere)), h("span", { class: "dim block" }, "in another program"));
       bar.value = elsewhere.steps ? elsewhere.step / elsewhere.steps : 0;
     }
     if (!job) return;

@@ -97,7 +97,7 @@ export class Person extends EventTarget {
 
   /** @returns {Promise<Learning | null>} what is being learned now, by this server or another program on its home */
   learning() {
-    return ask("GET", this.at("learning"));
+    return ask("GET", this.at("learning"), { quiet: true });
   }
 
   /** @param {string} since a moment @returns {Promise<{ reports: Report[] }>} what learning did from then on */

@@ -58,15 +58,21 @@ export function reader() {
       const ends = [...text.slice(told).matchAll(/[.!?:;\n]+\s/g)].at(-1);
       if (!ends) return;
       const to = told + ends.index + ends[0].length;
-      aloud(text.slice(told, to));
+      aloud(spoken(text.slice(told, to)));
       told = to;
     },
     /** @param {string} text */
     over(text) {
-      if (text.length > told) aloud(text.slice(told));
+      if (text.length > told) aloud(spoken(text.slice(told)));
     },
   };
 }
+
+/**
+ * Without the marks of Markdown, which nobody wants to hear.
+ * @param {string} text
+ */
+const spoken = (text) => text.replace(/\*{1,3}(?=\S)|(?<=\S)\*{1,3}|`+|^ *(?:#+|>) /gm, "");
 
 /**
  * @param {string} message

@@ -2,7 +2,7 @@
 
 import { button, h, keepFile } from "./dom.js";
 import { inTurn } from "./inturn.js";
-import { aloud, complain, tell } from "./say.js";
+import { complain, tell } from "./say.js";
 import { layerName, moment, shortId } from "./words.js";
 
 /** @typedef {import("./person.js").Layer} Layer */
@@ -107,7 +107,7 @@ export function stackRoom(person, base) {
 
   /** @param {() => Promise<Blob>} what @param {string} name */
   async function take(what, name) {
-    aloud("It is being packed.");
+    tell("It is being packed.");
     try {
       keepFile(await what(), name);
       tell(`${name} is in your downloads.`);

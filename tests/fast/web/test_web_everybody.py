@@ -9,6 +9,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 from web_makers import Site, Visit, correct, visiting
 
+from personalpeft.backends.fake import FakeBackend
+
 ROOMS = ("Talk", "Timeline", "Memory", "Stack", "Compare")
 SMALL = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
 
@@ -90,6 +92,28 @@ def test_axe_finds_nothing_in_two_answers_a_message_and_a_question_before_forget
     page.get_by_role("button", name="Forget").first.click()
     page.get_by_role("dialog", name="Forget this?").wait_for()
     _check(page, "forget")
+
+
+@pytest.mark.parametrize("how", [{}, {**SMALL, "color_scheme": "dark"}], ids=["wide", "both"])
+def test_axe_finds_nothing_in_what_opens_what_others_learn_and_a_reply_with_everything(
+    lived_in: Site, browser: Browser, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
+) -> None:
+    text = "# Two\n1. *one*\n   - `a`\n2. **two**\n\n> said\n\n---\n```\ncode " + "x" * 90 + "\n```\nend"
+    monkeypatch.setattr(FakeBackend, "_reply", lambda self, row, stack: self.encode(text))
+    with visiting(browser, lived_in, **how) as visit, lived_in.runtime._store.lease("learn-ada"):
+        page = visit.come()
+        expect(page.get_by_role("progressbar")).to_be_visible()
+        visit.ask("Show me")
+        _check(page, "a reply")
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        page.get_by_role("button", name="Earlier").click()
+        expect(page.get_by_role("dialog").get_by_role("button", name="Close")).to_be_in_viewport()
+        _check(page, "earlier")
+        page.keyboard.press("Escape")
+        visit.go("Memory")
+        page.get_by_text("Show it how you want something answered").click()
+        _check(page, "showing an answer")
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
 
 def test_everything_that_can_be_pressed_on_a_small_screen_is_large_enough(lived_in: Site, browser: Browser) -> None:

@@ -53,7 +53,7 @@ def test_what_another_program_learns_is_shown_while_it_does_and_told_when_it_is_
         learning = ada.learning()
         assert learning is not None
         expect(strip(page)).to_contain_text(f"Style: step {learning.step} of {learning.steps}")
-        expect(strip(page)).to_contain_text("by another program")
+        expect(strip(page)).to_contain_text("in another program")
         bar = page.get_by_role("progressbar")
         expect(bar).to_be_visible()
         assert bar.evaluate("(each) => each.value") == pytest.approx(learning.done)
