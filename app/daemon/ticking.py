@@ -6,6 +6,7 @@ clock that was set back keeps nobody waiting, since the watch goes by the clock 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,10 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
 _ROUND = "round"
+
+# A round that outlasts the interval, as every learn does, is no news: the scheduler would warn of each tick that it leaves out for it.
+_log = logging.getLogger(f"{__name__}.scheduler")
+_log.setLevel(logging.ERROR)
 
 
 class Ticking:
@@ -41,6 +46,7 @@ class Ticking:
             # No round is too late to be made, and those that were missed are one.
             job_defaults={"coalesce": True, "misfire_grace_time": None, "max_instances": 1},
             timezone=UTC,
+            logger=_log,
         )
         trigger = IntervalTrigger(seconds=self._every, timezone=UTC)
         scheduler.add_job(self._round, trigger, id=_ROUND, next_run_time=datetime.now(UTC))
