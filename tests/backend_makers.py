@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,13 @@ def torch_backend(base: Base, **more: Any) -> Backend:
     from personalpeft.backends.torch.model import Device
 
     return TorchBackend(base, where=Device(torch.device("cpu"), torch.float32, "for tests"), **more)
+
+
+def llamacpp_backend(base: Base, cache: Path, **more: Any) -> Backend:
+    """On a GGUF file that is written from the base's weights in their own precision."""
+    from personalpeft.backends.llamacpp.backend import LlamaCppBackend
+
+    return LlamaCppBackend(base, cache=cache, **{"threads": 1, **more})
 
 
 def fake_backend(**more: Any) -> Backend:

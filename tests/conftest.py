@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from backend_makers import fake_backend, torch_backend
+from backend_makers import fake_backend, llamacpp_backend, torch_backend
 
 from personalpeft.backends.base import Backend
 from personalpeft.bases.base import Base
@@ -48,6 +48,12 @@ def torch_tiny(tiny_base: Base, shared_cache: Path) -> Backend:
     attaches something to it detaches it again.
     """
     return torch_backend(tiny_base, slots=4, cache=shared_cache)
+
+
+@pytest.fixture(scope="session")
+def llamacpp_tiny(tiny_base: Base, shared_cache: Path) -> Backend:
+    """The llama.cpp backend on the tiny base; who attaches something to it detaches it again."""
+    return llamacpp_backend(tiny_base, shared_cache, slots=4)
 
 
 @pytest.fixture(scope="session")

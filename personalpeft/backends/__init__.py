@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 __all__ = ["BACKENDS", "load_backend"]
 
-BACKENDS = ("torch", "fake")
+BACKENDS = ("torch", "llamacpp", "fake")
 
 
-def load_backend(name: str, base: Base, *, slots: int, rows: int, cache: Path | None = None) -> Backend:
+def load_backend(name: str, base: Base, *, slots: int, rows: int, cache: Path) -> Backend:
     """Loads a base into the backend of that name, with room for so many stacks and rows; its libraries are imported now,
     and what it compiles for this machine is kept in the cache folder.
 
@@ -26,6 +26,10 @@ def load_backend(name: str, base: Base, *, slots: int, rows: int, cache: Path | 
         from personalpeft.backends.torch.backend import TorchBackend
 
         return TorchBackend(base, slots=slots, rows=rows, cache=cache)
+    if name == "llamacpp":
+        from personalpeft.backends.llamacpp.backend import LlamaCppBackend
+
+        return LlamaCppBackend(base, slots=slots, rows=rows, cache=cache)
     if name == "fake":
         from personalpeft.backends.fake import FakeBackend
 

@@ -39,10 +39,10 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=["fake", "torch"])
+@pytest.fixture(params=["fake", "torch_tiny", "llamacpp_tiny"], ids=["fake", "torch", "llamacpp"])
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Each backend in turn, with the stacks "one", "two" and "three" attached and one slot free."""
-    backend: Backend = request.getfixturevalue("fake" if request.param == "fake" else "torch_tiny")
+    backend: Backend = request.getfixturevalue(request.param)
     names = ("one", "two", "three")
     for seed, name in enumerate(names):
         attach(backend, name, composed(backend, seed, rank=2 + seed))

@@ -1,0 +1,189 @@
+"""The llama.cpp backend: the base's own GGUF serves, torch learns. For one user on a small machine, and some more."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from personalpeft.adapters.base import Composed
+from personalpeft.adapters.gguf_lora import write_gguf_lora
+from personalpeft.backends.base import (
+    Continuation,
+    Occupancy,
+    Piece,
+    Row,
+    Score,
+    Session,
+    SessionSpec,
+    Staged,
+    Term,
+    Tokens,
+)
+from personalpeft.backends.llamacpp.batch import ALONE, Batch
+from personalpeft.backends.llamacpp.lanes import Lanes
+from personalpeft.backends.llamacpp.learning_side import LearningSide
+from personalpeft.backends.llamacpp.library import Model, Shape
+from personalpeft.backends.llamacpp.loras import Loras
+from personalpeft.backends.llamacpp.probe import Choice, choose
+from personalpeft.backends.llamacpp.scoring import Scorer
+from personalpeft.backends.text import Text
+from personalpeft.bases.base import Base
+from personalpeft.bases.gguf_file import gguf_file
+from personalpeft.bases.gguf_names import GgufNames, gguf_names
+from personalpeft.types import Message
+
+# How far a reply may be from a cold run of itself: activations are rounded to 8 bits a block, so a number may change with
+# how many tokens are computed in one call.
+_TOLERANCE = 0.1
+# Of the memory an eighth for keys and values, which is shared with everything else.
+_MEMORY_SHARE = 1 / 8
+# Sequences in one context; the library has a limit of its own.
+_MOST_SEQUENCES = 128
+# Distributions in one call of scoring: so many rows of the vocabulary lie in memory at once.
+_SCORED_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    stack: Composed
+
+    @property
+    def nbytes(self) -> int:
+        return sum(s.pair.a.nbytes + s.pair.b.nbytes for shares in self.stack.shares.values() for s in shares)
+
+
+class LlamaCppBackend:
+    """See ``personalpeft.backends.base.Backend``. Works for the architectures that ``gguf_names`` knows."""
+
+    name = "llamacpp"
+    tolerance = _TOLERANCE
+
+    def __init__(self, base: Base, *, slots: int = 8, rows: int = 16, cache: Path, threads: int | None = None) -> None:
+        self.base = base
+        self.slots, self.rows = slots, rows
+        names = gguf_names(base)
+        self._file = gguf_file(base, names, cache)
+        choice = choose(self._file, cache)
+        self._model = Model(self._file, extra=choice.extra)
+        places = _places(names, base.card.context, rows)
+        threads = threads or _processors()
+        self.longest = min(places, base.card.context)
+        self.description = _described(choice, threads)
+        self._text = Text(base)
+        self._turn = threading.Lock()
+        self._scoring = threading.Lock()
+        self._loras = Loras(slots, partial(_write, names), self._model.lora)
+        shape = Shape(places, min(2 * rows, _MOST_SEQUENCES), ALONE + rows, rows, threads, names.full)
+        self._lanes = Lanes(places, shape, self._model.context)
+        self._batch = Batch(self._lanes, self._loras, self._text, rows=rows, longest=self.longest)
+        one = Shape(self.longest, 1, ALONE, _SCORED_AT_ONCE, threads, names.full)
+        self._scorer = Scorer(one, self._model.context, self._taking_turns)
+        self._learning = LearningSide(base, slots=slots, cache=cache)
+
+    def render(self, messages: Sequence[Message]) -> Tokens:
+        return self._text.render(messages)
+
+    def encode(self, text: str) -> Tokens:
+        return self._text.encode(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._text.decode(tokens)
+
+    @property
+    def beginning(self) -> Tokens:
+        return self._text.beginning
+
+    @property
+    def end_of_turn(self) -> Tokens:
+        return self._text.end_of_turn
+
+    def stage(self, adapter: Composed) -> Staged:
+        return _Staged(adapter)
+
+    def attach(self, key: str, staged: Staged) -> None:
+        if not isinstance(staged, _Staged):
+            raise TypeError("this was staged for another backend")
+        self._loras.put(key, staged.stack)
+
+    def detach(self, key: str) -> None:
+        with self._turn:
+            self._batch.detach(key)
+
+    def admit(self, row: Row) -> int | None:
+        with self._turn:
+            return self._batch.admit(row)
+
+    def step(self) -> Sequence[Piece]:
+        with self._turn:
+            return self._batch.step()
+
+    def leave(self, number: int) -> Piece | None:
+        with self._turn:
+            return self._batch.leave(number)
+
+    def forget(self) -> None:
+        with self._turn:
+            self._batch.forget()
+            self._scorer.close()
+
+    def occupancy(self) -> Occupancy:
+        with self._turn:
+            return self._batch.occupancy()
+
+    def score(self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False) -> tuple[Score, ...]:
+        lora = None if stack is None else self._loras.stack(stack).lora
+        with self._scoring:
+            return self._scorer.score(items, lora, kl=kl)
+
+    def session(self, spec: SessionSpec) -> Session:
+        return self._learning.session(spec, None if spec.below is None else self._loras.stack(spec.below).stack)
+
+    def advance(
+        self, sessions: Sequence[Session], terms: Sequence[Sequence[Term]], rates: Sequence[float]
+    ) -> tuple[float, ...]:
+        return self._learning.advance(sessions, terms, rates)
+
+    def fingerprint(self) -> str:
+        """Of the file: its pages are what the library computes with, and are mapped to be read alone."""
+        digest = hashlib.sha256()
+        with self._file.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        return digest.hexdigest()
+
+    def close(self) -> None:
+        """Lets go of the model and of all contexts."""
+        self._learning.close()
+        with self._scoring, self._turn:
+            self._scorer.close()
+            self._lanes.close_all()
+            self._loras.close()
+            self._model.close()
+
+    def _taking_turns(self) -> AbstractContextManager[object]:
+        return self._turn
+
+
+def _write(names: GgufNames, stack: Composed, path: Path) -> None:
+    write_gguf_lora(stack, names, path)
+
+
+def _places(names: GgufNames, context: int, rows: int) -> int:
+    """How many tokens all lanes have room for: rows of a usual length and a long one, if there is memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**33
+    fits = int(memory * _MEMORY_SHARE) // names.bytes_per_token
+    return max(256, min(context + rows * 512, fits) // 256 * 256)
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _described(choice: Choice, threads: int) -> str:
+    return f"llama.cpp on the processor, threads: {threads}; {choice.why}"

@@ -1,0 +1,179 @@
+"""The batch: rows join and leave between steps, and each step gives every row that is ready its next token.
+
+A step is one call of llama.cpp for each stack that has rows: one token of each row that is being decoded, then as much of the
+waiting prompts as fits the step.
+
+Invariants: a row's numbers depend on its own tokens and stack alone; what a row held is free as soon as it has left.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from personalpeft.backends.base import Occupancy, Piece, Row
+from personalpeft.backends.llamacpp.lanes import Lane, Lanes, Seat
+from personalpeft.backends.llamacpp.library import Logits, Place
+from personalpeft.backends.llamacpp.loras import Loras, Resident
+from personalpeft.backends.llamacpp.sampling import Picker, likeliest, log_softmax
+from personalpeft.backends.text import Text, TextStream
+from personalpeft.types import FinishReason
+
+# Prompt tokens in one step beside rows that are being decoded, and when there are none (``Shape.batch`` has room for both).
+BESIDE_OTHERS = 64
+ALONE = 256
+
+
+# eq=False: two rows that ask for the same are two rows.
+@dataclass(eq=False, slots=True)
+class _Live:
+    """A row in the batch. ``tokens`` are the prompt and what was picked, of which ``read`` lie in its seat."""
+
+    number: int
+    row: Row
+    stack: Resident | None
+    lane: Lane
+    seat: Seat
+    picker: Picker
+    stream: TextStream
+    read: int
+    tokens: list[int] = field(default_factory=list)
+    written: int = 0
+
+    @property
+    def pending(self) -> int:
+        return len(self.tokens) - self.read
+
+    def places(self, count: int) -> Iterator[Place]:
+        """Its next tokens; the last of all that is pending is answered."""
+        for position in range(self.read, self.read + count):
+            asked = position == len(self.tokens) - 1
+            yield Place(self.tokens[position], position, self.seat.sequence, asked)
+
+    def take(self, logits: Logits, stop_tokens: frozenset[int]) -> Piece:
+        """The next token, what it adds to the reply, and whether it ends it."""
+        token = self.picker.pick(logits)
+        if token in stop_tokens:
+            return Piece(self.number, self.stream.finish(), (), "stop")
+        self.tokens.append(token)
+        self.written += 1
+        text = self.stream.push(token)
+        finish: FinishReason | None = "stop" if self.stream.stopped else None
+        if finish is None and self.written >= self.row.sampling.max_tokens:
+            text += self.stream.finish()
+            finish = "stop" if self.stream.stopped else "length"
+        if not self.row.logprobs:
+            return Piece(self.number, text, (token,), finish, stop=self.stream.stop)
+        known = log_softmax(logits)
+        top = (likeliest(known, self.row.top),) if self.row.top else ()
+        return Piece(self.number, text, (token,), finish, (float(known[token]),), top, self.stream.stop)
+
+
+class Batch:
+    """Up to ``rows`` rows at once. Not thread-safe: one thread runs it."""
+
+    def __init__(self, lanes: Lanes, loras: Loras, text: Text, *, rows: int, longest: int) -> None:
+        self._lanes, self._loras, self._text = lanes, loras, text
+        self._rows, self._longest = rows, longest
+        self._live: dict[int, _Live] = {}
+        self._numbers = itertools.count()
+        self._reused = 0
+
+    def admit(self, row: Row) -> int | None:
+        """See ``Backend.admit``."""
+        room = len(row.tokens) + row.sampling.max_tokens
+        if room > self._longest:
+            raise ValueError(f"a row of {room} tokens is longer than the {self._longest} that there is memory for")
+        if len(self._live) >= self._rows:
+            return None
+        stack = self._loras.point(row.stack)
+        lane = self._lanes.with_room(stack.lora if stack else None, room)
+        if lane is None:
+            self._let_go(stack)
+            return None
+        seat = lane.take(row.owner, row.tokens, room)
+        number = next(self._numbers)
+        self._reused += seat.found
+        self._live[number] = _Live(
+            number=number,
+            row=row,
+            stack=stack,
+            lane=lane,
+            seat=seat,
+            picker=Picker.of(row.sampling),
+            stream=TextStream(self._text, row.sampling.stop),
+            read=seat.found,
+            tokens=list(row.tokens),
+        )
+        return number
+
+    def step(self) -> Sequence[Piece]:
+        """See ``Backend.step``."""
+        by_lane: dict[Lane, list[_Live]] = {}
+        for live in self._live.values():
+            by_lane.setdefault(live.lane, []).append(live)
+        return [piece for lane, rows in by_lane.items() for piece in self._advance(lane, rows)]
+
+    def leave(self, number: int) -> Piece | None:
+        """See ``Backend.leave``."""
+        live = self._live.get(number)
+        if live is None:
+            return None
+        self._remove(live)
+        return Piece(number, live.stream.finish(), (), "cancelled")
+
+    def detach(self, key: str) -> None:
+        """See ``Backend.detach``."""
+        gone = self._loras.drop(key)
+        if gone is not None:
+            self._close(gone)
+
+    def forget(self) -> None:
+        """See ``Backend.forget``."""
+        for lane in self._lanes:
+            lane.forget()
+
+    def occupancy(self) -> Occupancy:
+        """See ``Backend.occupancy``."""
+        used = sum(live.read for live in self._live.values())
+        kept = sum(lane.kept for lane in self._lanes)
+        return Occupancy(len(self._live), used, kept, self._lanes.places, self._reused)
+
+    def _advance(self, lane: Lane, rows: Sequence[_Live]) -> Iterator[Piece]:
+        """A step of one lane's rows."""
+        decoding = [live for live in rows if live.pending == 1]
+        reading = list(_within(BESIDE_OTHERS if decoding else ALONE, rows))
+        going = [*((live, 1) for live in decoding), *reading]
+        logits = lane.compute([place for live, count in going for place in live.places(count)])
+        answers = iter(logits)
+        for live, count in going:
+            live.read += count
+            if live.pending == 0:
+                piece = live.take(next(answers), self._text.stop_tokens)
+                if piece.finish is not None:
+                    self._remove(live)
+                yield piece
+
+    def _remove(self, live: _Live) -> None:
+        del self._live[live.number]
+        live.lane.leave(live.seat, live.row.owner, tuple(live.tokens[: live.read]))
+        self._let_go(live.stack)
+
+    def _let_go(self, stack: Resident | None) -> None:
+        if stack is not None and self._loras.let_go(stack):
+            self._close(stack)
+
+    def _close(self, stack: Resident) -> None:
+        """Lets go of a stack that nobody will name again: its lane first, which answers with it."""
+        self._lanes.close(stack.lora)
+        stack.lora.close()
+
+
+def _within(budget: int, rows: Iterable[_Live]) -> Iterator[tuple[_Live, int]]:
+    """Which prompts are read on, and how far: those that came first first."""
+    for live in rows:
+        if live.pending > 1 and budget:
+            count = min(budget, live.pending)
+            budget -= count
+            yield live, count

@@ -1,0 +1,115 @@
+"""Where layers are learned for a base that llama.cpp serves: the torch backend, there only while something learns.
+
+Invariants: torch is loaded with the first session and its weights are let go with the last; the layer below a session is the
+stack that the session was opened with, whatever is attached or detached meanwhile.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from personalpeft.adapters.base import Composed, Pair
+from personalpeft.backends.base import Session, SessionSpec, Term
+from personalpeft.bases.base import Base
+
+if TYPE_CHECKING:
+    from personalpeft.backends.torch.backend import TorchBackend
+
+
+class LearningSide:
+    """Sessions for at most so many users at once. Safe from any thread."""
+
+    def __init__(self, base: Base, *, slots: int, cache: Path | None) -> None:
+        self._base, self._slots, self._cache = base, slots, cache
+        self._turn = threading.Lock()
+        self._backend: TorchBackend | None = None
+        self._open = 0
+
+    def session(self, spec: SessionSpec, below: Composed | None) -> Session:
+        """See ``Backend.session``; ``below`` is the stack that ``spec.below`` names."""
+        with self._turn:
+            backend = self._loaded()
+            key = None
+            if below is not None:
+                key = f"below {spec.below}"
+                backend.attach(key, backend.stage(below))
+            try:
+                inner = backend.session(replace(spec, below=key))
+            except BaseException:
+                if not self._open:
+                    self._let_go()
+                raise
+            self._open += 1
+        return _Lent(inner, self)
+
+    def advance(
+        self, sessions: Sequence[Session], terms: Sequence[Sequence[Term]], rates: Sequence[float]
+    ) -> tuple[float, ...]:
+        """See ``Backend.advance``."""
+        own = [session.inner for session in sessions if isinstance(session, _Lent)]
+        if len(own) < len(sessions) or self._backend is None:
+            raise ValueError("these are not sessions of this backend")
+        return self._backend.advance(own, terms, rates)
+
+    def given_back(self) -> None:
+        """A session was closed."""
+        with self._turn:
+            self._open -= 1
+            if not self._open:
+                self._let_go()
+
+    def close(self) -> None:
+        """Lets go of the weights. Closing twice is fine."""
+        with self._turn:
+            self._let_go()
+
+    def _loaded(self) -> TorchBackend:
+        if self._backend is None:
+            from personalpeft.backends.torch.backend import TorchBackend
+
+            self._backend = TorchBackend(self._base, slots=self._slots, rows=1, cache=self._cache)
+        return self._backend
+
+    def _let_go(self) -> None:
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            backend.close()
+            # The model's modules point to each other in circles.
+            gc.collect()
+
+
+class _Lent:
+    """A session of the torch backend, which goes when all of them are closed."""
+
+    def __init__(self, inner: Session, owner: LearningSide) -> None:
+        self.inner = inner
+        self._owner: LearningSide | None = owner
+
+    def refer(self, terms: Sequence[Term]) -> None:
+        self.inner.refer(terms)
+
+    def step(self, terms: Sequence[Term], learning_rate: float) -> float:
+        return self.inner.step(terms, learning_rate)
+
+    def pairs(self) -> Mapping[str, Pair]:
+        return self.inner.pairs()
+
+    def state(self) -> Mapping[str, npt.NDArray[np.float32]]:
+        return self.inner.state()
+
+    def restore(self, state: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        self.inner.restore(state)
+
+    def close(self) -> None:
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            self.inner.close()
+            owner.given_back()

@@ -1,0 +1,222 @@
+"""The little of llama.cpp that is used here, with its pointers and return codes kept inside.
+
+Invariants: nothing above this file sees ctypes; what failed is a ``RuntimeError`` that names the call; a model outlives its
+contexts and adapters, each of which is closed once, by its owner.
+
+A context has one set of adapters for all that it computes, and its keys and values know nothing of that set (llama.cpp's
+own prompt cache compares tokens alone). So whoever changes the set drops what the context holds: here a set is given when
+a context is made, or replaced in one that holds nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from personalpeft.errors import WeightsError
+
+log = logging.getLogger(__name__)
+
+Logits = npt.NDArray[np.float32]
+
+# What GGML calls its levels; its "continued" (5) belongs to the line before.
+_LEVELS = {2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
+
+# GGML's number for the type, and the library's for attention step by step, whose sums are in float32.
+_FLOAT32, _NO_FLASH = 0, 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One token to compute: where it stands in which sequence, and whether what comes after it is asked for."""
+
+    token: int
+    position: int
+    sequence: int
+    asked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large a context is: ``places`` for keys and values, which ``sequences`` share; at most ``batch`` tokens and
+    ``asked`` distributions in one call. ``full`` keeps and computes attention in float32, else in float16.
+    """
+
+    places: int
+    sequences: int
+    batch: int
+    asked: int
+    threads: int
+    full: bool = False
+
+
+class Lora:
+    """An adapter that is loaded. Close it when no context uses it."""
+
+    def __init__(self, pointer: Any) -> None:
+        self.pointer = pointer
+
+    def close(self) -> None:
+        """Frees its memory. Closing twice is fine."""
+        pointer, self.pointer = self.pointer, None
+        if pointer is not None:
+            _lib().llama_adapter_lora_free(pointer)
+
+
+class Model:
+    """A GGUF file, mapped into memory. ``extra`` lets llama.cpp keep weights in the processor's own order (``probe.py``).
+    Raises ``WeightsError`` for a file that the library cannot load.
+    """
+
+    def __init__(self, path: Path, *, extra: bool) -> None:
+        lib = _lib()
+        params = lib.llama_model_default_params()
+        params.use_extra_bufts = extra
+        self._model = lib.llama_model_load_from_file(str(path).encode(), params)
+        if not self._model:
+            raise WeightsError(
+                f"llama.cpp cannot load {path}.",
+                hint="The log has its reason. Its version may not know this kind of model; torch may.",
+            )
+        self.vocabulary = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model)))
+
+    def lora(self, path: Path) -> Lora:
+        """Loads a GGUF LoRA; the file is not needed any more then. Raises ``RuntimeError`` for one that does not fit the model."""
+        pointer = _lib().llama_adapter_lora_init(self._model, str(path).encode())
+        if not pointer:
+            raise RuntimeError("llama.cpp cannot load the adapter")
+        return Lora(pointer)
+
+    def context(self, shape: Shape, lora: Lora | None) -> Context:
+        """A context of that shape that answers with the adapter. Raises ``RuntimeError`` where there is no memory for it."""
+        return Context(self._model, self.vocabulary, shape, lora)
+
+    def close(self) -> None:
+        """Frees the model. Closing twice is fine."""
+        model, self._model = self._model, None
+        if model is not None:
+            _lib().llama_model_free(model)
+
+
+class Context:
+    """Keys and values of some sequences, computed with one set of adapters. Not thread-safe."""
+
+    def __init__(self, model: Any, vocabulary: int, shape: Shape, lora: Lora | None) -> None:
+        lib = _lib()
+        self.shape = shape
+        self._vocabulary = vocabulary
+        params = lib.llama_context_default_params()
+        params.n_ctx, params.n_seq_max, params.kv_unified = shape.places, shape.sequences, True
+        params.n_batch = params.n_ubatch = min(shape.batch, shape.places)
+        # The library ends the process where there are more sequences than outputs.
+        params.n_outputs_max = params.n_outputs_max_per_seq = max(shape.asked, shape.sequences)
+        params.n_threads = params.n_threads_batch = shape.threads
+        params.no_perf = True
+        if shape.full:
+            params.type_k = params.type_v = _FLOAT32
+            params.flash_attn_type = _NO_FLASH
+        self._context = lib.llama_init_from_model(model, params)
+        if not self._context:
+            raise RuntimeError(f"llama.cpp has no memory for {shape.places} tokens")
+        self._memory = lib.llama_get_memory(self._context)
+        self._batch = lib.llama_batch_init(shape.batch, 0, 1)
+        self._set(lora)
+
+    def answer_with(self, lora: Lora | None) -> None:
+        """Answers with another adapter from now on; what was computed with the one before is dropped."""
+        self.clear()
+        self._set(lora)
+
+    def compute(self, places: Sequence[Place]) -> Logits:
+        """Reads the tokens; gives the logits ``[asked for, vocabulary]`` after those that ask, in their order. Raises
+        ``RuntimeError``; ``ValueError`` for more than the context's shape allows.
+        """
+        asked = [index for index, place in enumerate(places) if place.asked]
+        if len(places) > self.shape.batch or len(asked) > self.shape.asked:
+            raise ValueError(f"{len(places)} tokens, {len(asked)} of them asked for, are too many for one call")
+        batch = self._batch
+        batch.n_tokens = len(places)
+        for index, place in enumerate(places):
+            batch.token[index] = place.token
+            batch.pos[index] = place.position
+            batch.n_seq_id[index] = 1
+            batch.seq_id[index][0] = place.sequence
+            batch.logits[index] = place.asked
+        code = _lib().llama_decode(self._context, batch)
+        if code:
+            raise RuntimeError(f"llama_decode failed ({code})")
+        logits = np.empty((len(asked), self._vocabulary), np.float32)
+        for row, index in enumerate(asked):
+            found = _lib().llama_get_logits_ith(self._context, index)
+            logits[row] = np.ctypeslib.as_array(found, (self._vocabulary,))
+        return logits
+
+    def cut(self, sequence: int, length: int) -> bool:
+        """Drops all of a sequence from a position on; False where this model cannot, and then all of it is dropped."""
+        if _lib().llama_memory_seq_rm(self._memory, sequence, length, -1):
+            return True
+        _lib().llama_memory_seq_rm(self._memory, sequence, -1, -1)
+        return False
+
+    def state(self, sequence: int) -> bytes:
+        """The keys and values of a sequence, for ``restore`` in a context of the same model and adapter."""
+        lib = _lib()
+        size = lib.llama_state_seq_get_size(self._context, sequence)
+        buffer = (ctypes.c_uint8 * size)()
+        if lib.llama_state_seq_get_data(self._context, buffer, size, sequence) != size:
+            raise RuntimeError("llama.cpp cannot copy a sequence out")
+        return bytes(buffer)
+
+    def restore(self, sequence: int, state: bytes) -> None:
+        """Takes over what ``state`` gave. Raises ``RuntimeError`` where it does not fit."""
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        if not _lib().llama_state_seq_set_data(self._context, buffer, len(state), sequence):
+            raise RuntimeError("llama.cpp cannot take a sequence over")
+
+    def clear(self) -> None:
+        """Drops all sequences and overwrites what they held."""
+        _lib().llama_memory_clear(self._memory, True)
+
+    def close(self) -> None:
+        """Frees its memory. Closing twice is fine."""
+        context, self._context = self._context, None
+        if context is not None:
+            _lib().llama_batch_free(self._batch)
+            _lib().llama_free(context)
+
+    def _set(self, lora: Lora | None) -> None:
+        lib = _lib()
+        loras = [] if lora is None else [lora.pointer]
+        pointers = (lib.llama_adapter_lora_p_ctypes * 1)(*loras)
+        scales = (ctypes.c_float * 1)(1.0)
+        if lib.llama_set_adapters_lora(self._context, pointers, len(loras), scales):
+            raise RuntimeError("llama.cpp cannot answer with the adapter")
+
+
+@cache
+def _lib() -> Any:
+    """The library, its log led into ours. Imported here, so that whoever does not serve with it need not load it."""
+    from llama_cpp import llama_cpp
+
+    llama_cpp.llama_log_set(_log_callback(llama_cpp), ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+    return llama_cpp
+
+
+@cache
+def _log_callback(lib: Any) -> Any:
+    """Kept for good: the library calls it as long as the process lives."""
+
+    def said(level: int, text: bytes, _: object) -> None:
+        if level in _LEVELS:
+            log.log(_LEVELS[level], "%s", text.decode(errors="replace").rstrip())
+
+    return lib.llama_log_callback(said)

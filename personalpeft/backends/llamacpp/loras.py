@@ -1,0 +1,103 @@
+"""Which stacks are loaded, each as one adapter.
+
+Invariants: never more than ``slots``; a stack that rows point to stays loaded until the last of them has left, also when its
+key was dropped or given to another one meanwhile. Safe from several threads: stacks are loaded beside the batch.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from personalpeft.adapters.base import Composed
+from personalpeft.backends.llamacpp.library import Lora
+
+
+# eq=False: the same stack loaded twice is two.
+@dataclass(eq=False, slots=True)
+class Resident:
+    """A stack that is loaded, and how many rows point to it. ``named`` as long as its key means it."""
+
+    lora: Lora
+    stack: Composed
+    rows: int = 0
+    named: bool = True
+
+
+class Loras:
+    """``write`` makes a stack's file, ``load`` loads it; neither is waited for by rows. One thread puts stacks in."""
+
+    def __init__(self, slots: int, write: Callable[[Composed, Path], None], load: Callable[[Path], Lora]) -> None:
+        self._slots, self._write, self._load = slots, write, load
+        self._turn = threading.Lock()
+        self._named: dict[str, Resident] = {}
+        # Dropped, but rows still point to them.
+        self._leaving: list[Resident] = []
+        self._coming = 0
+
+    def put(self, key: str, stack: Composed) -> None:
+        """See ``Backend.attach``."""
+        with self._turn:
+            if key in self._named:
+                return
+            if len(self._named) + len(self._leaving) + self._coming >= self._slots:
+                raise RuntimeError(f"all {self._slots} slots are taken")
+            self._coming += 1
+        resident = None
+        try:
+            # The library reads from a path alone. What is loaded lies in memory, so the file goes at once.
+            with tempfile.TemporaryDirectory(prefix="personalpeft-") as folder:
+                file = Path(folder, "stack.gguf")
+                self._write(stack, file)
+                resident = Resident(self._load(file), stack)
+        finally:
+            with self._turn:
+                self._coming -= 1
+                if resident is not None:
+                    self._named[key] = resident
+
+    def stack(self, key: str) -> Resident:
+        """What is loaded under a key. Raises ``KeyError``."""
+        with self._turn:
+            return self._named[key]
+
+    def point(self, key: str | None) -> Resident | None:
+        """What a row that names the key points to from now on; None for the bare base. Raises ``KeyError``."""
+        if key is None:
+            return None
+        with self._turn:
+            found = self._named[key]
+            found.rows += 1
+            return found
+
+    def let_go(self, stack: Resident) -> bool:
+        """Ends one row's use; True where it was the last of a stack that was dropped, which is then to be closed."""
+        with self._turn:
+            stack.rows -= 1
+            if stack.named or stack.rows:
+                return False
+            self._leaving.remove(stack)
+            return True
+
+    def drop(self, key: str) -> Resident | None:
+        """Forgets a key; gives its stack where nobody points to it, which is then to be closed."""
+        with self._turn:
+            stack = self._named.pop(key, None)
+            if stack is None:
+                return None
+            stack.named = False
+            if stack.rows:
+                self._leaving.append(stack)
+                return None
+            return stack
+
+    def close(self) -> None:
+        """Frees all of them."""
+        with self._turn:
+            for stack in (*self._named.values(), *self._leaving):
+                stack.lora.close()
+            self._named.clear()
+            self._leaving.clear()

@@ -1,0 +1,90 @@
+"""Which of the processor's features llama.cpp may use: tried in a process of its own, since what goes wrong there ends the
+process (on processors with AMX, ``llama_decode`` of some quantised files ends in a general protection fault).
+
+Invariant: the model is never loaded here in a way that has not run once on this machine, with this version of the library
+and this file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from personalpeft.types import canonical_digest
+
+# A small model is loaded and asked in a second; a large one is first read from the disk.
+_SECONDS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Whether weights may be kept in the processor's own order, and why."""
+
+    extra: bool
+    why: str
+
+
+def choose(file: Path, cache: Path) -> Choice:
+    """What a child process found, or what one found before and left in the cache."""
+    status = file.stat()
+    asked = [version("llama-cpp-python"), _processor(), file.name, status.st_size]
+    kept = cache / "llamacpp" / f"{canonical_digest(asked)[:16]}.json"
+    try:
+        found = json.loads(kept.read_text("utf-8"))
+        return Choice(bool(found["extra"]), str(found["why"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        choice = _tried(file)
+    _keep(choice, kept)
+    return choice
+
+
+def main(path: str) -> None:
+    """In the child: loads the model with all features and computes both ways, many tokens at once and one."""
+    from personalpeft.backends.llamacpp.library import Model, Place, Shape
+
+    model = Model(Path(path), extra=True)
+    context = model.context(Shape(256, 1, 64, 1, max(1, (os.cpu_count() or 1))), None)
+    tokens = [number % model.vocabulary for number in range(32)]
+    context.compute([Place(token, position, 0) for position, token in enumerate(tokens)])
+    context.compute([Place(1, len(tokens), 0, asked=True)])
+    context.close()
+    model.close()
+
+
+def _tried(file: Path) -> Choice:
+    command = [sys.executable, "-c", f"from {__name__} import main; main({str(file)!r})"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return Choice(False, f"plain weights, since a trial with the processor's own order took over {_SECONDS} s")
+    if done.returncode == 0:
+        return Choice(True, "weights in the processor's own order where it has one, which a trial got through")
+    how = f"ended by signal {-done.returncode}" if done.returncode < 0 else f"ended with {done.returncode}"
+    return Choice(False, f"plain weights, since a trial with the processor's own order {how}")
+
+
+def _keep(choice: Choice, kept: Path) -> None:
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False, encoding="utf-8") as file:
+            json.dump(asdict(choice), file)
+        Path(file.name).replace(kept)
+    except OSError:
+        # It is tried again the next time, which takes a second.
+        return
+
+
+def _processor() -> str:
+    """What tells one kind of processor from another."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return next((line for line in lines if line.startswith("flags")), platform.machine())

@@ -1,0 +1,53 @@
+"""Which token comes next, from one row of logits; as ``torch/sampling.py``, in numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from personalpeft.backends.llamacpp.library import Logits
+from personalpeft.types import Sampling
+
+# Colder than this, the numbers overflow; the draw is as good as greedy long before.
+_COLDEST = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Picker:
+    """How one row picks. The generator's state is its own, so what else is in the batch changes nothing."""
+
+    sampling: Sampling
+    generator: np.random.Generator
+
+    @staticmethod
+    def of(sampling: Sampling) -> Picker:
+        return Picker(sampling, np.random.Generator(np.random.PCG64(sampling.seed)))
+
+    def pick(self, logits: Logits) -> int:
+        """The next token, from ``[vocabulary]`` logits: the likeliest, or a draw from the smallest set of tokens that holds
+        ``top_p`` (Holtzman et al. 2019, section 3.1).
+        """
+        if self.sampling.temperature <= 0:
+            return int(logits.argmax())
+        scaled = logits.astype(np.float64) / max(self.sampling.temperature, _COLDEST)
+        chances = np.exp(scaled - scaled.max())
+        order = np.argsort(-chances, kind="stable")
+        summed = np.cumsum(chances[order])
+        # The likeliest token is always in, whatever top_p.
+        within = max(1, int(np.searchsorted(summed, self.sampling.top_p * summed[-1], side="left")) + 1)
+        within = min(within, len(order))
+        drawn = self.generator.random() * summed[within - 1]
+        return int(order[min(int(np.searchsorted(summed[:within], drawn, side="right")), within - 1)])
+
+
+def log_softmax(logits: Logits) -> Logits:
+    """Log-probs (nats, at temperature 1) over the last axis."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)), np.float32)
+
+
+def likeliest(logprobs: Logits, count: int) -> tuple[tuple[int, float], ...]:
+    """So many of the likeliest tokens with their log-probs, likeliest first; of equals the one with the lower number."""
+    order = np.argsort(-logprobs, kind="stable")[:count]
+    return tuple((int(token), float(logprobs[token])) for token in order)

@@ -1,0 +1,84 @@
+"""How likely a stack finds given continuations: read in a context of its own, some sequences at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+import numpy as np
+
+from personalpeft.backends.base import Continuation, Score
+from personalpeft.backends.llamacpp.library import Context, Logits, Lora, Place, Shape
+from personalpeft.backends.llamacpp.sampling import log_softmax
+
+_FEWEST = 512
+
+
+class Scorer:
+    """Each call of the library is one ``turn``, so that replies wait for no more than that. Not thread-safe.
+
+    ``shape.places`` is the longest item that there is memory for. The context is made for what is asked, and kept until
+    something longer comes.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        open_context: Callable[[Shape, Lora | None], Context],
+        turn: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        self._shape, self._open, self._turn = shape, open_context, turn
+        self._context: Context | None = None
+
+    def score(self, items: Sequence[Continuation], lora: Lora | None, *, kl: bool) -> tuple[Score, ...]:
+        """See ``Backend.score``."""
+        scores = []
+        for item in items:
+            said = self._read(item, lora)
+            apart = None
+            if kl:
+                bare = self._read(item, None)
+                apart = float((np.exp(bare) * (bare - said)).sum(-1).mean())
+            tokens = said[np.arange(len(item.completion)), list(item.completion)]
+            scores.append(Score(float(tokens.mean()), apart, tuple(float(token) for token in tokens)))
+        return tuple(scores)
+
+    def close(self) -> None:
+        """Frees its memory. Closing twice is fine."""
+        context, self._context = self._context, None
+        if context is not None:
+            context.close()
+
+    def _read(self, item: Continuation, lora: Lora | None) -> Logits:
+        """``[completion, vocabulary]`` log-probs at each token of the completion."""
+        tokens = (*item.prompt, *item.completion[:-1])
+        context = self._for(len(tokens))
+        with self._turn():
+            context.answer_with(lora)
+        said = []
+        for part in _parts(tokens, first=len(item.prompt) - 1, most=self._shape):
+            with self._turn():
+                said.append(log_softmax(context.compute(part)))
+        return np.concatenate(said)
+
+    def _for(self, length: int) -> Context:
+        if length > self._shape.places:
+            raise ValueError(f"{length} tokens are more than the {self._shape.places} that there is memory for")
+        if self._context is None or self._context.shape.places < length:
+            self.close()
+            places = min(self._shape.places, max(_FEWEST, 1 << (length - 1).bit_length()))
+            self._context = self._open(replace(self._shape, places=places), None)
+        return self._context
+
+
+def _parts(tokens: Sequence[int], *, first: int, most: Shape) -> Iterator[list[Place]]:
+    """The tokens in calls: so many at once, of which so many are answered, from ``first`` on."""
+    part: list[Place] = []
+    for position, token in enumerate(tokens):
+        part.append(Place(token, position, 0, asked=position >= first))
+        if len(part) == most.batch or sum(place.asked for place in part) == most.asked:
+            yield part
+            part = []
+    if part:
+        yield part

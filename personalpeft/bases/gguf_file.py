@@ -1,0 +1,62 @@
+"""A base as one GGUF file: the source's own where it is one, else written once from its weights.
+
+Invariants: the source's own file was hashed when the base was prepared; what is made in the cache is there whole or not at
+all, and its hash lies beside it and is checked on every call.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock
+
+from personalpeft.bases.base import Base
+from personalpeft.bases.files import hash_files, package_files
+from personalpeft.bases.gguf_model import FORMAT, write_gguf
+from personalpeft.bases.gguf_names import GgufNames
+from personalpeft.errors import WeightsError
+
+
+def gguf_file(base: Base, names: GgufNames, cache: Path) -> Path:
+    """Raises ``WeightsError`` where the file cannot be made."""
+    if base.card.source.kind != "package":
+        return _made(base, cache, f"{FORMAT}", lambda into: write_gguf(base, names, into))
+    parts = package_files(base.card)
+    if len(parts) == 1:
+        return parts[0]
+    return _made(base, cache, "joined", lambda into: _join(parts, into))
+
+
+def _join(parts: tuple[Path, ...], into: Path) -> None:
+    with into.open("wb") as whole:
+        for part in parts:
+            with part.open("rb") as source:
+                shutil.copyfileobj(source, whole, 1 << 20)
+
+
+def _made(base: Base, cache: Path, how: str, make: Callable[[Path], None]) -> Path:
+    """The cache's file, made by one process at a time if it is not there or not what it was."""
+    folder = cache / "gguf"
+    file = folder / f"{base.digest[:16]}-{how}.gguf"
+    seal = file.with_suffix(".sha256")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{file}.lock"):
+            if file.exists() and seal.exists() and seal.read_text("utf-8") == hash_files([file]):
+                return file
+            with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as fresh:
+                new = Path(fresh, file.name)
+                make(new)
+                digest = hash_files([new])
+                seal.unlink(missing_ok=True)
+                new.replace(file)
+                seal.write_text(digest, "utf-8")
+    except OSError as error:
+        raise WeightsError(
+            f"{base.card.name} cannot be written as a GGUF file in {folder}: {error}.",
+            hint="Make room there, or set PERSONALPEFT_CACHE to a folder that can be written.",
+        ) from error
+    return file
