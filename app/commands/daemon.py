@@ -19,6 +19,7 @@ from personalpeft_app.output import as_json, note, printable, show, table
 
 if TYPE_CHECKING:
     from personalpeft import Runtime
+    from personalpeft.learning.underway import Learning
     from personalpeft_app.daemon.deciding import Chore, Coming, Learn
     from personalpeft_app.daemon.journal import Line
     from personalpeft_app.daemon.settings import Settings
@@ -140,10 +141,13 @@ def status(common: Common) -> None:
         keeper = Keeper(runtime, lambda: _learning(common, settings))
         decision, holder = keeper.outlook(), runtime.upkeep.holder(TASK)
         begun, spent, lines = keeper.journal.begun, keeper.spent, keeper.journal.lines
-    now = f"{', '.join(begun)} learns" if begun and holder else _act(decision.act)
+        # Of who was cut off with the process that did it nothing is under way.
+        doing = {user: runtime.user(user, create=False).learning() for user in begun} if holder else {}
+    now = "; ".join(f"{user} learns{_how_far(learning)}" for user, learning in doing.items()) or _act(decision.act)
     data = {
         "running": holder,
-        "learning": list(begun) if holder else [],
+        "learning": list(doing),
+        "underway": doing,
         "due": decision.act,
         "next": decision.coming,
         "spent_today": round(spent, 1),
@@ -263,6 +267,13 @@ def _act(act: Learn | Chore | None) -> str:
     if act is None:
         return "nothing is due"
     return f"{act.user} is to learn: {act.because}" if isinstance(act, Learn) else f"{act.kind} is due: {act.because}"
+
+
+def _how_far(learning: Learning | None) -> str:
+    if learning is None or not learning.stage:
+        return ""
+    steps = f", {learning.step} of {learning.steps}" if learning.steps else ""
+    return f" ({learning.layer}: {learning.stage.lower()}{steps})"
 
 
 def _next(coming: Coming) -> tuple[str, str, str]:

@@ -177,6 +177,19 @@ def test_of_two_daemons_one_acts_and_the_other_waits_and_says_so(home: Home) -> 
     assert len(home.learns()) == 1
 
 
+def test_status_says_how_far_a_learn_is(home: Home) -> None:
+    home.say(9)
+    home.spawn("daemon", "run", slowly=3)
+    wait_for(lambda: MOMENTS["a step was saved"](home.path), "a step")
+    status, _ = ended(home.spawn("daemon", "status", "--json"))
+    told = json.loads(status)
+    assert told["learning"] == ["ada"]
+    assert (told["underway"]["ada"]["layer"], told["underway"]["ada"]["stage"]) == ("style", "Learning")
+    assert 0 < told["underway"]["ada"]["step"] < told["underway"]["ada"]["steps"]
+    status, _ = ended(home.spawn("daemon", "status"))
+    assert "ada learns (style: learning, " in status
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_between_two_steps_and_the_next_goes_on(home: Home, number: signal.Signals) -> None:
     home.say(9)
