@@ -44,7 +44,7 @@ _SAID = (
 )
 _EGG = ("How do I boil an egg?", "Eight minutes in boiling water. I hope that helps, and enjoy your delicious egg!")
 _EGG_EDITED = "Eight minutes in boiling water, then one in cold water."
-_QUAIL = ("And a quail’s egg?", "Two and a half minutes, then cold water.")
+_QUAIL = ("And a quail’s egg?", "**Two and a half minutes**, if they are:\n\n- as warm as the room\n- pricked at the blunt end")
 _SOUP = (
     "What shall I cook tonight?",
     "Leek soup for two: forty minutes, one pot.",
@@ -149,7 +149,7 @@ def main() -> None:
                 _draw(browser, link, "web-dark", "Talk", _edit, color_scheme="dark")
                 _draw(browser, link, "web-timeline", "Timeline")
                 _draw(browser, link, "web-memory", "Memory")
-                _draw(browser, link, "web-stack", "Stack", viewport={"width": 1180, "height": 560})
+                _draw(browser, link, "web-stack", "Stack", viewport={"width": 1180, "height": 720})
                 _draw(browser, link, "web-compare", "Compare", _compare, viewport={"width": 1180, "height": 640})
                 _draw(browser, link, "web-phone", "Talk", viewport=_NARROW, device_scale_factor=1.5, has_touch=True)
                 browser.close()
