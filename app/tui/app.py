@@ -12,13 +12,14 @@ from contextlib import suppress
 from functools import partial
 from typing import ClassVar
 
-from textual.app import App, ComposeResult, SystemCommand
+from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import Static
 
 from personalpeft_app.tui import theme, views
+from personalpeft_app.tui.keyboard import Keyboard
 from personalpeft_app.tui.keys import COMMANDS
 from personalpeft_app.tui.middle import Middle
 from personalpeft_app.tui.panel import Panel
@@ -35,7 +36,7 @@ _WATCH = 2.0
 _HINTS = "[@click=app.keys]F1 help[/]  [@click=app.command_palette]^P commands[/]"
 
 
-class Tui(App[None]):
+class Tui(Keyboard):
     """One user's model in a terminal. ``loading`` hears how far the loading of the model is; ``bug`` makes an error that can
     be shown of one that should not be. Afterwards ``unsent`` is all that was typed and that the ledger does not have, and
     ``broken`` the mistake of our own that ended it, if one did.

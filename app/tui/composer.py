@@ -31,10 +31,11 @@ class Composer(TextArea):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+up", "app.read", "To the replies")]
 
     class Sent(Message):
-        """Enter was pressed on a text that is not empty."""
+        """Enter was pressed on a text that is not empty. ``key`` is the conversation that it was typed in."""
 
-        def __init__(self, mode: Mode, text: str) -> None:
+        def __init__(self, key: str, mode: Mode, text: str) -> None:
             super().__init__()
+            self.key = key
             self.mode = mode
             self.text = text
 
@@ -55,12 +56,16 @@ class Composer(TextArea):
         self.border_title = _TITLES[mode]
         self.set_class(mode != "ask", "-saying")
 
-    def taken(self, key: str, mode: Mode) -> None:
-        """What was sent from there is in good hands: nothing of it is needed here."""
-        if self._place(key, mode) == self._place(self._key, self.mode):
-            self.load_text("")
+    def taken(self, sent: Sent) -> None:
+        """What was sent is in good hands: nothing of it is needed here. What was typed behind it meanwhile stays."""
+        place = self._place(sent.key, sent.mode)
+        here = place == self._place(self._key, self.mode)
+        left = (self.text if here else self._drafts.get(place, "")).lstrip().removeprefix(sent.text)
+        if here:
+            self.load_text(left)
+            self.move_cursor(self.document.end)
         else:
-            self._drafts.pop(self._place(key, mode), None)
+            self._drafts[place] = left
 
     def give_back(self, key: str, text: str) -> bool:
         """A question that could not be asked comes back where one typed it; false where something else stands there now."""
@@ -89,7 +94,7 @@ class Composer(TextArea):
             event.prevent_default()
             event.stop()
             if self.text.strip():
-                self.post_message(self.Sent(self.mode, self.text.strip()))
+                self.post_message(self.Sent(self._key, self.mode, self.text.strip()))
         elif event.key in _NEW_LINE:
             event.prevent_default()
             event.stop()

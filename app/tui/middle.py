@@ -138,24 +138,23 @@ class Middle(Vertical):
 
     def on_composer_sent(self, event: Composer.Sent) -> None:
         event.stop()
-        key, text = self.at, event.text
         match event.mode:
             case "ask":
-                self._composer.taken(key, "ask")
-                self.replying.follow(key)
-                self.speaking.ask(key, text)
+                self._composer.taken(event)
+                self.replying.follow(event.key)
+                self.speaking.ask(event.key, event.text)
             # The others stand until the ledger has them.
             case "remember":
                 note = "Remembered; it is looked up from the next question on."
-                work = partial(self._desk.user.remember, text)
-                self._threads.do(work, lambda _: self._kept(key, "remember", note), self._telling.wrong)
+                work = partial(self._desk.user.remember, event.text)
+                self._threads.do(work, lambda _: self._kept(event, note), self._telling.wrong)
             case "comment":
                 note = "Kept; it is a rule from the next question on."
-                self.replying.comment(key, text, partial(self._kept, key, "comment", note))
+                self.replying.comment(event.key, event.text, partial(self._kept, event, note))
 
-    def _kept(self, key: str, mode: Mode, note: str) -> None:
-        self._composer.taken(key, mode)
-        if self._composer.mode == mode:
+    def _kept(self, sent: Composer.Sent, note: str) -> None:
+        self._composer.taken(sent)
+        if self._composer.mode == sent.mode and not self._composer.text.strip():
             self._composer.turn(self.at, "ask")
         self._telling.note(note)
         self.post_message(self.Grew())

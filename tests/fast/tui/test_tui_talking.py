@@ -245,3 +245,22 @@ def test_what_anybody_wrote_is_text_and_never_markup(runtime: Runtime, monkeypat
 
     monkeypatch.setattr(FakeBackend, "decode", lambda self, tokens: "\x1b]0;title\x07[red]")
     sit_down(runtime, play)
+
+
+def test_keys_that_come_all_at_once_mean_what_they_mean_one_by_one(runtime: Runtime) -> None:
+    ada = runtime.user("ada")
+
+    async def play(seat: Seat) -> None:
+        seat.burst("f4", *"Biscuit", "enter")
+        await seat.until(ada.items, "the fact")
+        seat.burst(*"one", "enter", "ctrl+n", *"two", "enter")
+        await seat.until(lambda: len(ada.turns()) == 2, "both replies")
+        await seat.until(lambda: not seat.app._middle.speaking.busy)
+        seat.burst("up", "plus", "c", *"short", "enter", "f1", "escape", *"half a thought")
+        await seat.until(lambda: len(ada.signals()) == 3, "what was said of the reply")
+        await seat.until(lambda: seat.app.query_one(Composer).text == "half a thought", "the rest")
+
+    sit_down(runtime, play)
+    assert [item.text for item in ada.items()] == ["Biscuit", "short"]
+    assert [len(turn.messages) for turn in ada.turns()] == [1, 1]
+    assert sorted(turn.messages[0].content for turn in ada.turns()) == ["one", "two"]

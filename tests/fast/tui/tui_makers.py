@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from textual import events
+from textual.keys import _character_to_key
 from textual.pilot import Pilot
 
 from personalpeft import Runtime, User
@@ -53,6 +55,12 @@ class Seat:
         for key in keys:
             await self.pilot.press(key)
         await self.pilot.pause()
+
+    def burst(self, *keys: str) -> None:
+        """Presses keys faster than anything can be done about them, as they come over a slow line."""
+        for each in keys:
+            name = _character_to_key(each) if len(each) == 1 else each
+            self.app.post_message(events.Key(name, each if len(each) == 1 else None))
 
     async def until(self, happened: Callable[[], object], what: str = "", seconds: float = 20) -> None:
         """Waits for what threads do."""
