@@ -102,7 +102,11 @@ class Tui(Keyboard):
         self._middle.speaking.recall()
         self._panel.studying.look()
         self._panel.studying.load()
-        self.set_interval(_WATCH, self._middle.speaking.watch)
+        self.set_interval(_WATCH, self._watch)
+
+    def _watch(self) -> None:
+        self._middle.speaking.watch()
+        self._panel.studying.watch()
 
     def _tick(self) -> None:
         self._middle.speaking.look()
@@ -111,8 +115,7 @@ class Tui(Keyboard):
 
     def _foot(self) -> None:
         studying = self._panel.studying
-        going = [(job.stage or "Loading the model", job.done) for job in studying.jobs]
-        self.query_one("#status", Static).update(views.status(self._user, studying.standing, going))
+        self.query_one("#status", Static).update(views.status(self._user, studying.standing, studying.going))
 
     def on_middle_changed(self) -> None:
         middle = self._middle

@@ -145,7 +145,7 @@ class Panel(Vertical):
         self.call_next(self.show, standing)
         self.post_message(self.Changed())
 
-    def model_loaded(self) -> None:
+    def model_changed(self) -> None:
         self.post_message(self.Changed())
 
     def model_learned(self, report: LearnReport) -> None:

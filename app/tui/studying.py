@@ -1,4 +1,5 @@
-"""What is known of the model, and what changes it: learning, comparing, rolling back, turning weights, forgetting.
+"""What is known of the model, and what changes it: learning, comparing, rolling back, turning weights, forgetting. What other
+programs learn of the same user is seen too.
 
 Invariant: at most one learn, one comparison and one forgetting go on at a time, and ``standing`` is looked at again after each change.
 """
@@ -17,7 +18,7 @@ from personalpeft_app.tui.work import Desk, Job, Standing, told
 if TYPE_CHECKING:
     from textual.content import Content
 
-    from personalpeft import LearnReport, Why
+    from personalpeft import Learning, LearnReport, Why
     from personalpeft.comparing import Choice, Comparison
     from personalpeft.forgetting import ForgetReport
     from personalpeft.types import HeadMove
@@ -29,8 +30,8 @@ class Listener(Protocol):
     def model_stands(self, standing: Standing) -> None:
         """How things are now."""
 
-    def model_loaded(self) -> None:
-        """The model is there, or cannot be."""
+    def model_changed(self) -> None:
+        """Something has begun or is over: loading the model, or a learn of another program."""
 
     def model_learned(self, report: LearnReport) -> None:
         """A learn is over."""
@@ -46,7 +47,7 @@ class Listener(Protocol):
 
 
 class Studying:
-    """See above. ``loading``, ``learning``, ``comparing`` and ``forgetting`` are there while that goes on."""
+    """See above. ``loading``, ``learning``, ``comparing`` and ``forgetting`` are there while that goes on here."""
 
     def __init__(self, desk: Desk, threads: Threads, telling: Telling, listener: Listener, loading: Job) -> None:
         self._desk = desk
@@ -60,11 +61,46 @@ class Studying:
         self.learning: Job | None = None
         self.comparing: Job | None = None
         self.forgetting: Job | None = None
+        self._elsewhere: Learning | None = None
+        self._looking = False
 
     @property
     def jobs(self) -> Iterable[Job]:
         """All that goes on."""
         return [job for job in (self.loading, self.learning, self.comparing, self.forgetting) if job is not None]
+
+    @property
+    def going(self) -> list[tuple[str, float]]:
+        """What goes on and how far it is, 0 to 1, what another program learns last."""
+        here = [(job.stage or "Loading the model", job.done) for job in self.jobs]
+        other = self._elsewhere
+        if other is None or self._leased:
+            return here
+        doing = f"{other.stage or 'Learning'} {other.layer or ''}".strip()
+        return [*here, (f"Elsewhere: {doing}", other.done)]
+
+    @property
+    def _leased(self) -> bool:
+        # Whatever is learned now is learned here.
+        return self.learning is not None or self.forgetting is not None
+
+    def watch(self) -> None:
+        """Has a look at what other programs learn, unless one is under way."""
+        if not self._looking and not self._leased:
+            self._looking = True
+            self._threads.do(self._user.learning, self._seen, self._not_seen)
+
+    def _seen(self, learning: Learning | None) -> None:
+        self._looking = False
+        before, self._elsewhere = self._elsewhere, None if self._leased else learning
+        if self._elsewhere != before:
+            self._listener.model_changed()
+        if before is not None and self._elsewhere is None:
+            self.look()
+
+    def _not_seen(self, error: PersonalPeftError) -> None:
+        # It is looked again soon.
+        self._looking = False
 
     def load(self) -> None:
         """Loads the model."""
@@ -158,7 +194,7 @@ class Studying:
     def _loaded(self) -> None:
         self.loading = None
         self.look()
-        self._listener.model_loaded()
+        self._listener.model_changed()
 
     def _not_loaded(self, error: PersonalPeftError) -> None:
         self._loaded()

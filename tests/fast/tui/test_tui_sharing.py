@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
-from tui_makers import Seat, sit_down
+from tui_makers import Gate, Seat, sit_down
 
 import personalpeft
-from personalpeft import Runtime, User
+from personalpeft import Learning, Runtime, User
 from personalpeft.errors import HomeError
 from personalpeft_app.tui import app as screen
 from personalpeft_app.tui.composer import Composer
@@ -160,3 +162,39 @@ def test_what_cannot_be_forgotten_is_a_message_and_changes_nothing(
 
     sit_down(runtime, play, size=(120, 40))
     assert len(ada.items()) == 1
+
+
+def test_a_learn_of_another_program_is_in_the_footer_with_how_far_it_is(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now: list[Learning | None] = [Learning("style", "Learning", 3, 12, datetime(2026, 1, 1, tzinfo=UTC))]
+    monkeypatch.setattr(User, "learning", lambda self: now[0])
+
+    async def play(seat: Seat) -> None:
+        await seat.sees("Elsewhere: Learning style ━━······  25%")
+        now[0] = None
+        await seat.until(lambda: "Elsewhere" not in seat.screen, "its end")
+
+    sit_down(runtime, play)
+
+
+def test_what_is_learned_here_is_not_said_to_be_learned_elsewhere(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada = runtime.user("ada")
+    for number in range(5):
+        ada.feedback(ada.chat(f"question {number}"), edit=f"the answer to question {number}")
+
+    async def play(seat: Seat) -> None:
+        seen: list[str] = []
+        gate = Gate(monkeypatch)
+        await seat.press("ctrl+l")
+        await seat.until(lambda: ada.learning() is not None, "the learn")
+        for _ in range(10):
+            await seat.pilot.pause(0.05)
+            seen.append(seat.screen.splitlines()[-1])
+        gate.let(10_000)
+        await seat.until(lambda: seat.app._panel.studying.learning is None, "the end of the learn")
+        assert not any("Elsewhere" in line for line in seen)
+
+    sit_down(runtime, play)
