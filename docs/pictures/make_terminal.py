@@ -1,0 +1,147 @@
+"""Draws the pictures of docs/http.md and docs/daemon.md: ``python docs/pictures/make_terminal.py``.
+
+What is seen is what a real server answered to real clients, and what the real commands printed, on the backend without a model, in a
+throw-away home and by a clock of its own, so that every run draws the same. Only that backend's words are made up.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+from pace import steady
+from rich.console import Console
+from rich.text import Text
+
+import personalpeft
+from personalpeft import Runtime, clock
+from personalpeft.backends.fake import FakeBackend
+from personalpeft_app.cli import cli
+from personalpeft_app.http.own.routes import OwnApi
+from personalpeft_app.http.places import places_for
+from personalpeft_app.http.running import Server
+from personalpeft_app.http.server import make_app
+
+HERE = Path(__file__).parent
+_WIDTH = 100
+_BEFORE = "How nice of you to ask! That depends."
+_EGG = ("How do I boil an egg?", "Eight minutes, then cold water.")
+_LESSONS = {
+    "How long does rice take?": "Twelve minutes, lid on.",
+    "Which oil for frying?": "Rapeseed oil; it stands 200 °C.",
+    "Can I freeze bread?": "Yes, sliced, for three months.",
+    "How do I peel garlic?": "Crush it with the flat of the knife.",
+    "How much salt in pasta water?": "Ten grams for each litre.",
+    "Is raw milk safe?": "Not for children; boil it first.",
+    "How long do lentils take?": "Red ones fifteen minutes, green ones thirty.",
+    "Can I reheat rice?": "Once, until it steams.",
+}
+_SESSION = """\
+client = openai.OpenAI(base_url=f"{address}/v1", api_key=token)
+question = [{"role": "user", "content": "How do I boil an egg?"}]
+reply = client.chat.completions.create(model="ada", messages=question)
+reply.choices[0].message.content
+
+ada = connect(address, token).user("ada")
+ada.feedback(reply.personalpeft["turn"], edit="Eight minutes, then cold water.")
+print(ada.learn())
+
+client.chat.completions.create(model="ada", messages=question).choices[0].message.content
+"""
+
+
+def _say(self: FakeBackend, row: Any, stack: Any) -> tuple[int, ...]:
+    prompt, taught = self.decode(row.tokens), dict((*_LESSONS.items(), _EGG))
+    return self.encode(_BEFORE if stack is None else taught[max(taught, key=prompt.rfind)])
+
+
+def _teach(runtime: Runtime, user: str, count: int) -> None:
+    person = runtime.user(user)
+    for question, answer in list(_LESSONS.items())[:count]:
+        person.feedback(person.chat(question), edit=answer)
+
+
+def _draw(name: str, title: str, text: str) -> None:
+    console = Console(record=True, width=_WIDTH, file=StringIO(), force_terminal=True, color_system="truecolor")
+    for line in text.rstrip("\n").split("\n"):
+        typed = line.startswith(("$ ", ">>> "))
+        console.print(Text(line, style="bold" if typed else ""), highlight=False, soft_wrap=False)
+    (HERE / f"{name}.svg").write_text(console.export_svg(title=title, unique_id=name), "utf-8")
+    print(f"docs/pictures/{name}.svg")
+
+
+def _session(names: dict[str, Any]) -> str:
+    """What a person sees who types this into Python."""
+    seen = StringIO()
+    with redirect_stdout(seen):
+        for line in _SESSION.splitlines():
+            print(f">>> {line}" if line else "")
+            if line:
+                exec(compile(line, "<session>", "single"), names)
+    return seen.getvalue()
+
+
+def _http(home: Path) -> str:
+    import openai
+
+    from personalpeft_app.client import connect
+
+    runtime = personalpeft.open(home, backend="fake")
+    _teach(runtime, "ada", 7)
+    runtime.tokens.ensure_first()
+    own, places = OwnApi(runtime), places_for(runtime)
+    server = Server(make_app(runtime, places=places, more=[own.blueprint]), places, host="127.0.0.1", port=0)
+
+    def close() -> None:
+        own.close()
+        runtime.close()
+
+    thread = threading.Thread(target=lambda: server.run(grace=5, close=close))
+    thread.start()
+    try:
+        token = runtime.tokens.first.read_text().strip()
+        address = f"http://127.0.0.1:{server.port}"
+        return _session({"openai": openai, "connect": connect, "token": token, "address": address})
+    finally:
+        server.stop()
+        thread.join()
+
+
+def _daemon(home: Path) -> str:
+    with personalpeft.open(home, backend="fake") as runtime:
+        _teach(runtime, "ada", 8)
+        _teach(runtime, "bo", 5)
+    # Whatever this machine is about, and however it is powered.
+    (home / "config.toml").write_text("[daemon]\nload = 1\nmains = false\ntemperature = 999\n")
+    seen = []
+    for words in ("daemon once", "daemon status", "daemon report"):
+        told = CliRunner().invoke(cli, ["--home", str(home), "--backend", "fake", *words.split()])
+        if told.exit_code:
+            raise SystemExit(told.output)
+        seen.append(f"$ personalpeft {words}\n{told.stdout}\n")
+    # What was done once is what status tells of.
+    return "".join(seen[1:])
+
+
+def main() -> None:
+    # Moments are shown in the time of the place, and lines in the width of the terminal.
+    os.environ.update(TZ="UTC", COLUMNS=str(_WIDTH))
+    time.tzset()
+    steadily = steady()
+    for name in ("now", "timer", "entropy"):
+        object.__setattr__(clock.SYSTEM, name, getattr(steadily, name))
+    FakeBackend._reply = _say  # type: ignore[method-assign]  # only here does it say what it is told to
+    with tempfile.TemporaryDirectory() as folder:
+        _draw("http", "python", _http(Path(folder) / "http"))
+        _draw("daemon", "personalpeft daemon", _daemon(Path(folder) / "daemon"))
+
+
+if __name__ == "__main__":
+    main()
