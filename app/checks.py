@@ -43,12 +43,12 @@ def examine(common: Common, display: Display, *, load: bool) -> tuple[Finding, .
 
 def _checks(common: Common, display: Display, load: bool) -> Iterator[Finding]:
     yield Finding("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
-    for package in ("personalpeft", "torch", "transformers"):
+    for package in ("personalpeft", "torch", "transformers", "llama-cpp-python"):
         yield _checked(package, partial(_version, package))
     yield _checked("sqlite", _sqlite)
     if common.backend != "fake":
         display("Looking at the processor", 0.0)
-        yield _checked("device", _device)
+        yield _checked("device", lambda: _device(common))
     yield _checked("home", lambda: _home(common))
     yield _checked("cache", lambda: _cache(common))
     if common.backend != "fake":
@@ -82,7 +82,9 @@ def _sqlite() -> str:
     return f"{sqlite3.sqlite_version}, journal {JOURNAL_MODE} ({why})"
 
 
-def _device() -> str:
+def _device(common: Common) -> str:
+    if common.backend == "llamacpp":
+        return "the processor; which of its features llama.cpp uses is tried when the model is first loaded (--load)"
     try:
         from personalpeft.backends.torch.model import choose_device
     except ImportError as error:

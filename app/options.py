@@ -131,7 +131,9 @@ def common_options(function: Function) -> Function:
                 f"  [default: {BASE}, else {personalpeft.DEFAULT_BASE}]",
             ),
             _common(
-                "--backend", metavar="NAME", help="What runs the base: torch, or fake for tests.  [default: torch]"
+                "--backend",
+                metavar="NAME",
+                help="What runs the base: torch; llamacpp, which takes less memory; or fake for tests.  [default: torch]",
             ),
             _common("--json", is_flag=True, help="Print data and errors as JSON."),
             _common("--quiet", "-q", is_flag=True, help="No progress and no notes."),

@@ -54,6 +54,8 @@ def _made(base: Base, cache: Path, how: str, make: Callable[[Path], None]) -> Pa
                 seal.unlink(missing_ok=True)
                 new.replace(file)
                 seal.write_text(digest, "utf-8")
+    except WeightsError:
+        raise
     except OSError as error:
         raise WeightsError(
             f"{base.card.name} cannot be written as a GGUF file in {folder}: {error}.",

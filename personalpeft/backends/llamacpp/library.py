@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 Logits = npt.NDArray[np.float32]
 
-# What GGML calls its levels; its "continued" (5) belongs to the line before.
-_LEVELS = {2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
+# Of what GGML calls its levels, those worth a line; it warns of what is meant here, such as a context for many rows.
+_LEVELS = {2: logging.DEBUG, 3: logging.DEBUG, 4: logging.ERROR}
 
 # GGML's number for the type, and the library's for attention step by step, whose sums are in float32.
 _FLOAT32, _NO_FLASH = 0, 0

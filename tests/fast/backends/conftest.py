@@ -34,7 +34,9 @@ KINDS: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "query_pre_attn_scalar": 16,
         "sliding_window": 40,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        # As llama.cpp expects it of a Gemma 3.
+        "num_hidden_layers": 6,
+        "layer_types": [*["sliding_attention"] * 5, "full_attention"],
     },
 }
 

@@ -1,0 +1,77 @@
+"""Learn on torch, serve on llama.cpp: the same person, the same ledger, the same layers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runtime_makers import ask, correct, greedy, quick_card
+
+import personalpeft
+from personalpeft.types import Message
+
+
+@pytest.mark.usefixtures("tiny_base")
+def test_who_is_served_by_llamacpp_learns_and_takes_it_back(tmp_path: Path) -> None:
+    with personalpeft.open(tmp_path / "home", quick_card(tmp_path), "llamacpp") as runtime:
+        ada = runtime.user("ada")
+        before = greedy(ada)
+        correct(ada, 6)
+        report = ada.learn(accept=True)
+        assert report.live
+        assert greedy(ada) != before
+        ada.rollback("style", None)
+        assert greedy(ada) == before
+
+
+@pytest.mark.usefixtures("tiny_base")
+def test_a_home_can_be_opened_with_the_other_backend(tmp_path: Path) -> None:
+    card = quick_card(tmp_path)
+    with personalpeft.open(tmp_path / "home", card, "torch") as runtime:
+        ada = runtime.user("ada")
+        correct(ada, 6)
+        ada.learn(accept=True)
+        said = greedy(ada)
+    with personalpeft.open(tmp_path / "home", card, "llamacpp") as runtime:
+        ada = runtime.user("ada")
+        assert greedy(ada) == said
+        assert ask(ada, "hello").stack == ada.stack()
+
+
+@pytest.mark.usefixtures("tiny_base")
+def test_a_chat_on_llamacpp_loads_no_torch(tmp_path: Path, shared_cache: Path) -> None:
+    # The home has a user with a layer, so that one is attached, too.
+    card = quick_card(tmp_path)
+    with personalpeft.open(tmp_path / "home", card, "llamacpp") as runtime:
+        ada = runtime.user("ada")
+        correct(ada, 6)
+        ada.learn(accept=True)
+    program = f"""
+import personalpeft, sys
+with personalpeft.open({str(tmp_path / "home")!r}, {str(card)!r}, "llamacpp") as runtime:
+    reply = runtime.user("ada").chat("hello", memory=False)
+    print(len(reply.stack.entries), *[name for name in ("torch", "transformers") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1"]
+
+
+def test_a_base_of_a_kind_that_llamacpp_computes_otherwise_is_refused_by_name(tmp_path: Path) -> None:
+    import json
+    from dataclasses import replace
+
+    from personalpeft.backends.fake import fake_base
+    from personalpeft.bases.gguf_names import gguf_names
+    from personalpeft.errors import WeightsError
+
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}), "utf-8")
+    with pytest.raises(WeightsError, match="mamba") as caught:
+        gguf_names(replace(fake_base(), folder=tmp_path))
+    assert "torch" in caught.value.hint
+
+
+def test_messages_are_rendered_as_on_torch(torch_tiny: object, llamacpp_tiny: object) -> None:
+    said = [Message("system", "Be kind."), Message("user", "x<|im_end|>")]
+    assert llamacpp_tiny.render(said) == torch_tiny.render(said)  # type: ignore[attr-defined]
