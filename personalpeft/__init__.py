@@ -119,11 +119,12 @@ def open(
     """Opens a home folder, and makes it where there is none, on one base.
 
     ``home`` defaults to PERSONALPEFT_HOME, else the platform's data folder. ``base`` is the name of a card, a path to a
-    card or a folder with a model in it. ``backend`` is "torch"; "llamacpp", which serves the base's GGUF
-    file in little memory and loads torch while it learns; or "fake" for tests without a model. ``progress`` hears a stage and how much of it is done (0 to 1) while the base is prepared and loaded, which happens when it is first
-    needed. ``serving`` says how much is served at once, and how much may wait. ``observing`` says what becomes of what
-    the app sees without asking (``User.observe``): "off", "kept", or "learned" as weak ratings. Raises ``HomeError``,
-    ``NotFound`` for an unknown base, ``CardError``, ``InvalidInput``.
+    card or a folder with a model in it. ``backend`` is "torch"; "llamacpp", which serves the base's GGUF file in little
+    memory and loads torch while it learns; or "fake" for tests without a model. ``progress`` hears a stage and how much of
+    it is done (0 to 1) while the base is prepared and loaded, which happens when it is first needed. ``serving`` says how
+    much is served at once, and how much may wait. ``observing`` says what becomes of what the app sees without asking
+    (``User.observe``): "off", "kept", or "learned" as weak ratings. Raises ``HomeError``, ``NotFound`` for an unknown base,
+    ``CardError``, ``InvalidInput``.
     """
     import os
 
