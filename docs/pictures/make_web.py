@@ -44,7 +44,10 @@ _SAID = (
 )
 _EGG = ("How do I boil an egg?", "Eight minutes in boiling water. I hope that helps, and enjoy your delicious egg!")
 _EGG_EDITED = "Eight minutes in boiling water, then one in cold water."
-_QUAIL = ("And a quail’s egg?", "**Two and a half minutes**, if they are:\n\n- as warm as the room\n- pricked at the blunt end")
+_QUAIL = (
+    "And a quail’s egg?",
+    "**Two and a half minutes**, if they are:\n\n- as warm as the room\n- pricked at the blunt end",
+)
 _SOUP = (
     "What shall I cook tonight?",
     "Leek soup for two: forty minutes, one pot.",
