@@ -120,10 +120,7 @@ class _Chat:
         return {"delta": {"content": said} if said else {}}
 
     def logprobs(self, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-        return {
-            "content": [{**_token(each), "top_logprobs": [_token(other) for other in each.top]} for each in tokens],
-            "refusal": None,
-        }
+        return {"content": likely(tokens), "refusal": None}
 
 
 class _Completion:
@@ -223,6 +220,11 @@ def _events(
     if usage:
         yield asking.event({**head, "choices": [], "usage": _usage(replies)})
     yield asking.event("[DONE]")
+
+
+def likely(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """How likely each token was, and what else might have stood there."""
+    return [{**_token(each), "top_logprobs": [_token(other) for other in each.top]} for each in tokens]
 
 
 def _token(known: TokenLogprob | LikelyToken) -> dict[str, Any]:

@@ -13,27 +13,27 @@ from flask import Blueprint, Response, jsonify
 
 from personalpeft import Reply
 from personalpeft.bases.tools import Said
-from personalpeft.types import ToolCall
+from personalpeft.replies import TokenLogprob
+from personalpeft.types import MOST_TOP_LOGPROBS, ToolCall
 from personalpeft_app.http import asking, bodies, tools
 from personalpeft_app.http.asking import Asked
 from personalpeft_app.http.bodies import Body
 from personalpeft_app.http.failures import Unsupported
 from personalpeft_app.http.models import Models
-from personalpeft_app.http.openai_chat import IGNORED
+from personalpeft_app.http.openai_chat import IGNORED, likely
 from personalpeft_app.http.tools import Offer
 
 _KNOWN = (
     *("model", "input", "instructions", "max_output_tokens", "temperature", "top_p", "stream"),
-    *("tools", "tool_choice", "parallel_tool_calls"),
+    *("tools", "tool_choice", "parallel_tool_calls", "include", "top_logprobs"),
 )
 _NEUTRAL = {
     "store": False,
     "background": False,
     "text": {"format": {"type": "text"}},
     "truncation": "disabled",
-    "top_logprobs": 0,
-    "include": [],
 }
+_LOGPROBS = "message.output_text.logprobs"
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _PARTS = ("input_text", "output_text")
 
@@ -51,6 +51,7 @@ def blueprint(models: Models) -> Blueprint:
         alone = not bodies.flag(body, "parallel_tool_calls", True)
         choice = tools.openai_choice(body, flat=True)
         offer = tools.offered(models, body, tools.flat_tools(body.get("tools")), choice, alone=alone)
+        how |= _likely(body, offer)
         stream = bodies.flag(body, "stream")
         model = models.named(asking.model_name(body))
         asked = Asked(model, [said], **offer.asked(how))
@@ -59,14 +60,29 @@ def blueprint(models: Models) -> Blueprint:
             return asking.sent(asked, _events(asked, shape, offer), _fault)
         (reply,) = asked.replies()
         output = _Output()
-        for _ in chain(*map(output.add, offer.read(reply)), output.end(reply)):
-            pass
+        for said in offer.read(reply):
+            list(output.add(said, reply.logprobs))
+        list(output.end(reply))
         whole = {**shape.ended(reply, output), "personalpeft": asking.about(model, reply)}
         response = jsonify(whole)
         response.headers.update(asking.headers(model, reply.stack.digest, reply.turn_id))
         return response
 
     return made
+
+
+def _likely(body: Body, offer: Offer) -> dict[str, Any]:
+    """What is asked of log-probs. Raises ``Unsupported``."""
+    top = bodies.whole(body, "top_logprobs", least=0, most=MOST_TOP_LOGPROBS) or 0
+    wanted = bodies.texts(body, "include", most=1) if body.get("include") else ()
+    if wanted not in ((), (_LOGPROBS,)):
+        raise Unsupported(f"include can be {_LOGPROBS}.", "include")
+    if wanted and offer.tools:
+        # Which of the tokens are text and which are calls shows only when the reply is read.
+        raise Unsupported("include: log-probs are not told of a reply that may call tools.", "include")
+    if top and not wanted:
+        raise Unsupported(f"top_logprobs goes with include {_LOGPROBS}.", "top_logprobs")
+    return {"logprobs": bool(wanted), "top_logprobs": top}
 
 
 def _said(body: Body) -> list[dict[str, Any]]:
@@ -126,6 +142,7 @@ class _Shape:
             "text": {"format": {"type": "text"}},
             "tool_choice": body.get("tool_choice") or "auto",
             "tools": body.get("tools") or [],
+            "top_logprobs": body.get("top_logprobs") or 0,
             "truncation": "disabled",
         }
 
@@ -172,10 +189,11 @@ class _Output:
         self.items: list[dict[str, Any]] = []
         self.calls: list[ToolCall] = []
         self._text: list[str] | None = None
+        self._likely: list[dict[str, Any]] = []
         self._id = ""
 
-    def add(self, said: Said) -> Iterator[Happening]:
-        """One more text or call."""
+    def add(self, said: Said, tokens: Sequence[TokenLogprob] = ()) -> Iterator[Happening]:
+        """One more text or call, and how likely the tokens of the text were where that is told."""
         if isinstance(said, ToolCall):
             yield from self._closed("completed")
             yield from self._call(said)
@@ -184,10 +202,12 @@ class _Output:
             self._text, self._id = [], f"msg_{secrets.token_hex(16)}"
             item = {**self._message("in_progress"), "content": []}
             yield "response.output_item.added", {"output_index": len(self.items), "item": item}
-            yield "response.content_part.added", {**self._place, "part": _part("")}
+            yield "response.content_part.added", {**self._place, "part": _part("", [])}
+        known = likely(tokens)
         self._text.append(said)
-        if said:
-            yield "response.output_text.delta", {**self._place, "delta": said, "logprobs": []}
+        self._likely += known
+        if said or known:
+            yield "response.output_text.delta", {**self._place, "delta": said, "logprobs": known}
 
     def end(self, reply: Reply) -> Iterator[Happening]:
         """What is open ends with the reply. A response of nothing has one message."""
@@ -200,7 +220,7 @@ class _Output:
         return {"item_id": self._id, "output_index": len(self.items), "content_index": 0}
 
     def _message(self, status: str) -> dict[str, Any]:
-        content = [_part("".join(self._text or ()))]
+        content = [_part("".join(self._text or ()), self._likely)]
         return {"type": "message", "id": self._id, "status": status, "role": "assistant", "content": content}
 
     def _closed(self, status: str) -> Iterator[Happening]:
@@ -208,9 +228,9 @@ class _Output:
             return
         item, place = self._message(status), self._place
         (part,) = item["content"]
-        self._text = None
+        self._text, self._likely = None, []
         self.items.append(item)
-        yield "response.output_text.done", {**place, "text": part["text"], "logprobs": []}
+        yield "response.output_text.done", {**place, "text": part["text"], "logprobs": part["logprobs"]}
         yield "response.content_part.done", {**place, "part": part}
         yield "response.output_item.done", {"output_index": place["output_index"], "item": item}
 
@@ -234,9 +254,9 @@ class _Output:
         yield "response.output_item.done", {"output_index": number, "item": item}
 
 
-def _part(text: str) -> dict[str, Any]:
+def _part(text: str, likely: list[dict[str, Any]]) -> dict[str, Any]:
     """The one part of a message."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": likely}
 
 
 def _events(asked: Asked, shape: _Shape, offer: Offer) -> Iterator[str]:
@@ -252,13 +272,17 @@ def _events(asked: Asked, shape: _Shape, offer: Offer) -> Iterator[str]:
     first = [piece] if (piece := next(stream, None)) is not None else []
     yield event("response.created", response=shape.begun())
     yield event("response.in_progress", response=shape.begun())
-    reading, output = offer.reader(), _Output()
+    reading, output, told = offer.reader(), _Output(), 0
     for said in (said for each in chain(first, stream) for said in reading.push(each)):
-        for kind, more in output.add(said):
+        tokens = stream.logprobs[told:]
+        told += len(tokens)
+        for kind, more in output.add(said, tokens):
             yield event(kind, **more)
     reply, rest = asking.whole(stream), reading.finish()
     offer.check(reply, [*output.calls, *tools.calls_of(rest)])
-    for kind, more in chain(*map(output.add, rest), output.end(reply)):
+    # The last tokens may have made no text.
+    rest = rest or ([""] if told < len(reply.logprobs) else [])
+    for kind, more in chain(*(output.add(said, reply.logprobs[told:]) for said in rest), output.end(reply)):
         yield event(kind, **more)
     kind = "response.incomplete" if reply.finish_reason == "length" else "response.completed"
     yield event(kind, response={**shape.ended(reply, output), "personalpeft": asking.about(asked.model, reply)})

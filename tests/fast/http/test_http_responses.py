@@ -54,6 +54,21 @@ def test_a_stream_of_events_ends_with_the_whole_response(site: Served, client: o
     assert [e.sequence_number for e in events] == list(range(len(events)))
 
 
+def test_log_probs_are_told_where_they_are_asked_for(site: Served, client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "ada", "input": "Hello", "temperature": 0, "top_logprobs": 2}
+    asked["include"] = ["message.output_text.logprobs"]
+    whole = client.responses.create(**asked)
+    with client.responses.stream(**asked) as stream:
+        told = [each for e in stream if e.type == "response.output_text.delta" for each in e.logprobs]
+        final = stream.get_final_response()
+    expected = site.runtime.user("ada").chat("Hello", temperature=0, top_logprobs=2).logprobs
+    for logprobs in (whole.output[0].content[0].logprobs, final.output[0].content[0].logprobs, told):
+        assert [(each.token, each.logprob) for each in logprobs] == [(each.text, each.logprob) for each in expected]
+        assert [len(each.top_logprobs) for each in logprobs] == [2] * len(expected)
+    plain = client.responses.create(model="ada", input="Hello")
+    assert plain.output[0].content[0].logprobs == []
+
+
 def test_a_reply_that_was_cut_is_incomplete(client: openai.OpenAI) -> None:
     got = client.responses.create(model="ada", input="Hello", max_output_tokens=1)
     assert got.status == "incomplete"
@@ -154,6 +169,9 @@ def test_tools_are_refused_where_the_template_knows_none(tmp_path: Path) -> None
         ("input", [{"role": "tool", "content": "x", "tool_call_id": "c"}]),
         ("input", [{"role": ["user"], "content": "x"}]),
         ("reasoning", {"effort": "high"}),
+        ("include", ["reasoning.encrypted_content"]),
+        ("top_logprobs", 2),
+        ("top_logprobs", 21),
         ("input", [{"type": "item_reference", "id": "x"}]),
         ("input", None),
     ],
