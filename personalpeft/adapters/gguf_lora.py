@@ -12,21 +12,19 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from personalpeft.adapters.base import Adapter, Composed, Manifest, Matrix, Pair
 from personalpeft.adapters.compose import merged
+from personalpeft.adapters.gguf_reader import read_gguf
 from personalpeft.adapters.strict import fault, read_file, shown
 from personalpeft.adapters.validate import check_adapter, is_finite
 from personalpeft.bases.gguf_names import GgufNames
 from personalpeft.ids import check_layer_name
 from personalpeft.types import Architecture, canonical_digest
-
-if TYPE_CHECKING:
-    from gguf import GGUFReader
 
 _ALPHA = "adapter.lora.alpha"
 _LORA = re.compile(r"(.+)\.(lora_[ab])")
@@ -70,12 +68,12 @@ def import_gguf_lora(path: Path, architecture: Architecture, names: GgufNames, *
     """
     check_layer_name(layer)
     source = str(path)
-    # Read and bounded here first: the library maps whatever it is given.
-    digest = canonical_digest(["gguf", hashlib.sha256(read_file(path)).hexdigest()])
-    tensors, alpha = _read(path, names, source)
-    pairs = _paired(tensors, architecture, names, source)
+    data = read_file(path)
+    digest = canonical_digest(["gguf", hashlib.sha256(data).hexdigest()])
+    read = read_gguf(data, source=source)
+    alpha = _alpha(read.about, names, source)
+    pairs, scaling = _of_one_rank(_paired(read.arrays, architecture, names, source), alpha)
     rank = next(iter(pairs.values())).a.shape[1]
-    scaling = alpha / rank if alpha else 1.0
     recipe = {"imported": "gguf", "rank": rank}
     manifest = Manifest(base, layer, rank, scaling, tuple(sorted(pairs)), recipe, digest)
     adapter = Adapter(manifest, pairs)
@@ -90,42 +88,21 @@ def _narrow(matrix: Matrix) -> Matrix:
     return half if is_finite(half) else np.asarray(matrix, np.float32)
 
 
-def _read(path: Path, names: GgufNames, source: str) -> tuple[Mapping[str, npt.NDArray[Any]], float]:
-    """The file's tensors and its alpha, after all that it says of itself was looked at."""
-    from gguf import GGMLQuantizationType, GGUFReader
-
-    try:
-        reader = GGUFReader(path)
-        said = {key: _said(reader, key) for key in ("general.type", "adapter.type", "general.architecture", _ALPHA)}
-    # The library has no error of its own for a damaged file: whatever its parsing runs into comes out.
-    except (ValueError, KeyError, IndexError, TypeError, OverflowError, OSError, AttributeError, MemoryError) as error:
-        raise fault(source, "is no GGUF file, or a damaged one.") from error
-    if (said["general.type"], said["adapter.type"]) != ("adapter", "lora"):
+def _alpha(about: Mapping[str, object], names: GgufNames, source: str) -> float:
+    """The file's alpha, after all that it says of itself was looked at; 0 means that the scaling is 1."""
+    if (about.get("general.type"), about.get("adapter.type")) != ("adapter", "lora"):
         raise fault(source, "is no LoRA.", hint="Give a GGUF file that holds a LoRA adapter.")
-    if said["general.architecture"] != names.architecture:
+    architecture = about.get("general.architecture")
+    if architecture != names.architecture:
         raise fault(
             source,
-            f"is for the architecture {shown(said['general.architecture'])}, the base is {names.architecture}.",
+            f"is for the architecture {shown(architecture)}, the base is {names.architecture}.",
             hint="An adapter works only on the base it was built for.",
         )
-    alpha = said[_ALPHA] if said[_ALPHA] is not None else 0.0
+    alpha = about.get(_ALPHA, 0.0)
     if not isinstance(alpha, float) or not math.isfinite(alpha) or alpha < 0:
         raise fault(source, f"has an alpha of {shown(alpha)}.")
-    plain = (GGMLQuantizationType.F32, GGMLQuantizationType.F16)
-    tensors: dict[str, npt.NDArray[Any]] = {}
-    for tensor in reader.tensors:
-        if tensor.tensor_type not in plain:
-            kind = tensor.tensor_type.name
-            raise fault(source, f"{shown(tensor.name)} is {kind}.", hint="Convert the adapter to F16 or F32.")
-        if tensor.name in tensors:
-            raise fault(source, f"{shown(tensor.name)} occurs twice.")
-        tensors[tensor.name] = np.array(tensor.data)
-    return tensors, alpha
-
-
-def _said(reader: GGUFReader, key: str) -> Any:
-    field = reader.get_field(key)
-    return None if field is None else field.contents()
+    return alpha
 
 
 def _paired(
@@ -155,6 +132,25 @@ def _paired(
     return pairs
 
 
+def _of_one_rank(pairs: Mapping[str, Pair], alpha: float) -> tuple[Mapping[str, Pair], float]:
+    """The pairs with one rank for all, and their scaling. A whole stack has more ranks where more layers adapt: smaller
+    ones are filled with zeros, which add nothing.
+    """
+    ranks = {pair.a.shape[1] for pair in pairs.values()}
+    if len(ranks) == 1:
+        return pairs, alpha / ranks.pop() if alpha else 1.0
+    filled = {}
+    for name, pair in pairs.items():
+        rank = pair.a.shape[1]
+        missing = max(ranks) - rank
+        scale = np.float32(alpha / rank if alpha else 1.0)
+        filled[name] = Pair(
+            np.pad(pair.a, ((0, 0), (0, missing), (0, 0))),
+            np.pad(pair.b.astype(np.float32) * scale, ((0, 0), (0, 0), (0, missing))),
+        )
+    return filled, 1.0
+
+
 def _in_our_order(tensor: npt.NDArray[Any], projection: str, names: GgufNames, source: str) -> npt.NDArray[Any]:
     try:
         return names.from_gguf(projection, tensor)
@@ -165,6 +161,6 @@ def _in_our_order(tensor: npt.NDArray[Any], projection: str, names: GgufNames, s
 def _stacked(blocks: Any, projection: str, source: str) -> Matrix:
     if not blocks or any(block is None for block in blocks):
         raise fault(source, f"{projection} is not there in every block.")
-    if len({(block.shape, block.dtype) for block in blocks}) != 1:
-        raise fault(source, f"{projection} is not the same size in every block.")
+    if len({(block.shape, block.dtype) for block in blocks}) != 1 or blocks[0].ndim != 2:
+        raise fault(source, f"{projection} is no matrix of the same size in every block.")
     return np.stack(list(blocks))

@@ -11,8 +11,6 @@ import hashlib
 import json
 import math
 import re
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +22,7 @@ from safetensors.numpy import save
 from personalpeft.adapters.base import Adapter, Manifest, Matrix, Pair
 from personalpeft.adapters.compose import compose, merged
 from personalpeft.adapters.manifest import FORMAT, canonical_manifest, check_format, manifest_from_json
+from personalpeft.adapters.new_folder import new_folder
 from personalpeft.adapters.peft_config import PeftConfig, plain_config, read_config
 from personalpeft.adapters.safetensors_reader import read_tensors
 from personalpeft.adapters.strict import fault, parse_json, read_file, shown
@@ -211,24 +210,9 @@ def _stack_layer(part: Any, base: str, source: str) -> Manifest:
 def _write_folder(
     folder: Path, config: Mapping[str, Any], tensors: dict[str, Matrix], about: Mapping[str, Any]
 ) -> None:
-    """All three files in a temporary sibling, which then takes the folder's name."""
     data = save(tensors, metadata={"format": "pt"})
     provenance = {"format": FORMAT, "tensors": hashlib.sha256(data).hexdigest(), **about}
-    try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InvalidInput(f"{folder} is there already.", hint="Name a folder that does not exist yet or is empty.")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        sibling = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
-            (sibling / TENSOR_FILE).write_bytes(data)
-            (sibling / PROVENANCE_FILE).write_text(canonical_json(provenance) + "\n", encoding="utf-8")
-            (sibling / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-            if folder.exists():
-                folder.rmdir()
-            sibling.rename(folder)
-        finally:
-            shutil.rmtree(sibling, ignore_errors=True)
-    except OSError as error:
-        raise InvalidInput(
-            f"{folder} cannot be written: {error.strerror or error}.", hint="Choose a folder that can be written to."
-        ) from error
+    with new_folder(folder) as new:
+        (new / TENSOR_FILE).write_bytes(data)
+        (new / PROVENANCE_FILE).write_text(canonical_json(provenance) + "\n", encoding="utf-8")
+        (new / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

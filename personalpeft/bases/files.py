@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from personalpeft.bases.base import Card, Source
@@ -40,6 +43,27 @@ def package_files(card: Card) -> tuple[Path, ...]:
             )
         found.append(path)
     return tuple(found)
+
+
+@contextmanager
+def own_gguf(card: Card) -> Iterator[Path]:
+    """The one GGUF file of a package source; where it is in parts, joined for the while. Raises ``WeightsError``."""
+    parts = package_files(card)
+    if len(parts) == 1:
+        yield parts[0]
+        return
+    with TemporaryDirectory(prefix="personalpeft-") as folder:
+        whole = Path(folder, "joined.gguf")
+        join(parts, whole)
+        yield whole
+
+
+def join(parts: Sequence[Path], whole: Path) -> None:
+    """Writes files one after the other into one."""
+    with whole.open("wb") as out:
+        for part in parts:
+            with part.open("rb") as source:
+                shutil.copyfileobj(source, out, _BLOCK)
 
 
 def folder_files(card: Card, folder: Path) -> Mapping[str, Path]:

@@ -6,7 +6,6 @@ all, and its hash lies beside it and is checked on every call.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from personalpeft.bases.base import Base
-from personalpeft.bases.files import hash_files, package_files
+from personalpeft.bases.files import hash_files, join, package_files
 from personalpeft.bases.gguf_model import FORMAT, write_gguf
 from personalpeft.bases.gguf_names import GgufNames
 from personalpeft.errors import WeightsError
@@ -25,16 +24,7 @@ def gguf_file(base: Base, names: GgufNames, cache: Path) -> Path:
     if base.card.source.kind != "package":
         return _made(base, cache, f"{FORMAT}", lambda into: write_gguf(base, names, into))
     parts = package_files(base.card)
-    if len(parts) == 1:
-        return parts[0]
-    return _made(base, cache, "joined", lambda into: _join(parts, into))
-
-
-def _join(parts: tuple[Path, ...], into: Path) -> None:
-    with into.open("wb") as whole:
-        for part in parts:
-            with part.open("rb") as source:
-                shutil.copyfileobj(source, whole, 1 << 20)
+    return parts[0] if len(parts) == 1 else _made(base, cache, "joined", lambda into: join(parts, into))
 
 
 def _made(base: Base, cache: Path, how: str, make: Callable[[Path], None]) -> Path:

@@ -10,31 +10,29 @@ serve, tokens are all that llama.cpp needs, since text is turned into them here 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from personalpeft.bases.base import Base
+from personalpeft.bases.files import own_gguf
 from personalpeft.bases.gguf_names import GgufNames
 from personalpeft.errors import WeightsError
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
+    from torch import Tensor
 
 # Names what is written; raise it with every change of that.
 FORMAT = 1
 
-Tensors = Iterator[tuple[str, npt.NDArray[Any]]]
 _NORMAL, _CONTROL, _USER = 1, 3, 4
 
 
-def write_gguf(
-    base: Base, names: GgufNames, path: Path, *, changed: Mapping[str, npt.NDArray[Any]] | None = None
-) -> None:
-    """``changed`` are weights by transformers' names that take the place of the base's own. Raises ``WeightsError``, ``OSError``."""
+def write_gguf(base: Base, names: GgufNames, path: Path, weights: Iterable[tuple[str, Tensor]] | None = None) -> None:
+    """Writes the base's own weights, or others by the same names. Raises ``WeightsError``, ``OSError``."""
     from gguf import GGUFWriter
 
     _check(base, names)
@@ -43,13 +41,24 @@ def write_gguf(
         writer.add_name(base.card.title)
         _say_shape(writer, names)
         _say_tokenizer(writer, base)
-        for name, tensor in _weights(base.folder):
-            _add(writer, names, name, (changed or {}).get(name, tensor))
+        for name, tensor in weights_of(base) if weights is None else weights:
+            _add(writer, names, name, tensor)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
     finally:
         writer.close()
+
+
+def weights_of(base: Base) -> Iterator[tuple[str, Tensor]]:
+    """All weights by transformers' names, one at a time."""
+    from safetensors import safe_open
+
+    for file in sorted(base.folder.glob("*.safetensors")):
+        # By torch, since numpy has no bfloat16.
+        with safe_open(file, framework="pt") as tensors:
+            for name in sorted(tensors.keys()):
+                yield name, tensors.get_tensor(name)
 
 
 def _check(base: Base, names: GgufNames) -> None:
@@ -105,22 +114,10 @@ def _turning(config: Mapping[str, Any]) -> tuple[float, float]:
     return far, float(config.get("rope_local_base_freq") or far)
 
 
-def _weights(folder: Path) -> Tensors:
-    """All weights, one at a time."""
-    from safetensors import safe_open
-
-    for file in sorted(folder.glob("*.safetensors")):
-        # By torch, since numpy has no bfloat16.
-        with safe_open(file, framework="pt") as tensors:
-            for name in sorted(tensors.keys()):
-                yield name, tensors.get_tensor(name)
-
-
-def _add(writer: GGUFWriter, names: GgufNames, name: str, weight: Any) -> None:
+def _add(writer: GGUFWriter, names: GgufNames, name: str, tensor: Tensor) -> None:
     import torch
     from gguf import GGMLQuantizationType
 
-    tensor = weight if isinstance(weight, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(weight))
     half = tensor.dtype is torch.bfloat16 and tensor.ndim > 1
     if names.architecture == "gemma3" and name.endswith("norm.weight"):
         # transformers adds one to a Gemma's norms where it uses them, llama.cpp has them with it.
@@ -137,6 +134,12 @@ def _add(writer: GGUFWriter, names: GgufNames, name: str, weight: Any) -> None:
 
 
 def _say_tokenizer(writer: GGUFWriter, base: Base) -> None:
+    if base.card.source.kind == "package":
+        # It came out of a GGUF file, which says best how llama.cpp is to read its texts.
+        with own_gguf(base.card) as file:
+            _copy_tokenizer(writer, file)
+        writer.add_chat_template(base.template)
+        return
     tokenizer = json.loads((base.folder / "tokenizer.json").read_text("utf-8"))
     model, splitting = tokenizer["model"], _splitting(tokenizer)
     # It takes no vocabulary without merges either.
@@ -144,9 +147,8 @@ def _say_tokenizer(writer: GGUFWriter, base: Base) -> None:
         writer.add_tokenizer_model("none")
         return
     added = {each["id"]: each for each in tokenizer.get("added_tokens", ())}
-    tokens = {number: token for token, number in model["vocab"].items()} | {
-        n: each["content"] for n, each in added.items()
-    }
+    spelled = {number: token for token, number in model["vocab"].items()}
+    tokens = spelled | {number: each["content"] for number, each in added.items()}
     size = max(tokens) + 1
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(splitting)
@@ -162,6 +164,15 @@ def _say_tokenizer(writer: GGUFWriter, base: Base) -> None:
         writer.add_eos_token_id(ids[end])
     writer.add_add_bos_token(False)
     writer.add_chat_template(base.template)
+
+
+def _copy_tokenizer(writer: GGUFWriter, file: Path) -> None:
+    from gguf import GGUFReader, GGUFValueType
+
+    for key, field in GGUFReader(file).fields.items():
+        if key.startswith("tokenizer.") and key != "tokenizer.chat_template":
+            inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), field.types[0], inner)
 
 
 # Which of llama.cpp's ways to split a text before merging is this one's, by what its tokenizer does.

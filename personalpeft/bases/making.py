@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from personalpeft.bases.files import join
 from personalpeft.types import Json
 
 RECIPE = 1
@@ -24,7 +25,10 @@ def from_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float], 
     from gguf import GGUFReader
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    file = parts[0] if len(parts) == 1 else _join(parts, into / _JOINED)
+    file = parts[0]
+    if len(parts) > 1:
+        file = into / _JOINED
+        join(parts, file)
     folder, name = str(file.parent), file.name
     with _bars_to(report):
         report("Reading the tokenizer", 0.0)
@@ -43,16 +47,6 @@ def from_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float], 
         report("Saving the weights", 0.0)
         model.save_pretrained(str(into), max_shard_size="1TB")
     (into / _JOINED).unlink(missing_ok=True)
-
-
-def _join(parts: Sequence[Path], whole: Path) -> Path:
-    import shutil
-
-    with whole.open("wb") as out:
-        for part in parts:
-            with part.open("rb") as source:
-                shutil.copyfileobj(source, out, 1 << 20)
-    return whole
 
 
 def _split_as_gguf_says(tokenizer: Any, splitting: str | None) -> None:

@@ -1,0 +1,215 @@
+"""GGUF: what llama.cpp makes of ours, what we make of a file, and what is refused by name."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from adapter_files import deltas, make_adapter
+from backend_makers import adapter, attach, llamacpp_backend, row, torch_backend, written
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from personalpeft.adapters.base import Adapter
+from personalpeft.adapters.compose import compose
+from personalpeft.adapters.gguf_lora import import_gguf_lora, write_gguf_lora
+from personalpeft.adapters.gguf_reader import read_gguf
+from personalpeft.adapters.merged_model import write_merged_folder, write_merged_gguf
+from personalpeft.adapters.modelfile import modelfile
+from personalpeft.backends.base import Backend
+from personalpeft.bases.base import Base, Card, Source
+from personalpeft.bases.gguf_names import GgufNames, gguf_names
+from personalpeft.bases.prepare import prepare
+from personalpeft.errors import AdapterError, InvalidInput, WeightsError
+
+
+@pytest.fixture
+def names(tiny_base: Base) -> GgufNames:
+    return gguf_names(tiny_base)
+
+
+@pytest.fixture
+def own(torch_tiny: Backend) -> Adapter:
+    return adapter(torch_tiny, 3, rank=4)
+
+
+@pytest.fixture
+def good(own: Adapter, names: GgufNames, tmp_path: Path) -> Path:
+    path = tmp_path / "good.gguf"
+    write_gguf_lora(compose([(own, 1.0)]), names, path)
+    return path
+
+
+def taken(path: Path, base: Base, names: GgufNames) -> Adapter:
+    return import_gguf_lora(path, base.architecture, names, layer="style", base=base.digest)
+
+
+def test_what_was_written_comes_back_as_what_it_adds(
+    own: Adapter, good: Path, tiny_base: Base, names: GgufNames
+) -> None:
+    back = taken(good, tiny_base, names)
+    assert set(back.pairs) == set(own.pairs)
+    for name, change in deltas(own.pairs, own.manifest.scaling).items():
+        assert np.allclose(deltas(back.pairs, back.manifest.scaling)[name], change, rtol=1e-3, atol=1e-3)
+
+
+def test_a_stack_whose_layers_adapt_different_projections_comes_back(
+    torch_tiny: Backend, tiny_base: Base, names: GgufNames, tmp_path: Path
+) -> None:
+    style, memory = adapter(torch_tiny, 1, rank=2), adapter(torch_tiny, 2, rank=3, layer="memory")
+    pairs = {name: pair for name, pair in memory.pairs.items() if name.startswith("mlp")}
+    from dataclasses import replace
+
+    memory = replace(memory, pairs=pairs, manifest=replace(memory.manifest, targets=tuple(sorted(pairs))))
+    write_gguf_lora(compose([(style, 1.0), (memory, 0.5)]), names, tmp_path / "both.gguf")
+    back = taken(tmp_path / "both.gguf", tiny_base, names)
+    both = deltas(style.pairs, style.manifest.scaling)
+    for name, change in deltas(memory.pairs, memory.manifest.scaling).items():
+        both[name] = both[name] + 0.5 * change
+    for name, change in deltas(back.pairs, back.manifest.scaling).items():
+        assert np.allclose(change, both[name], rtol=1e-3, atol=1e-3)
+
+
+def test_an_adapter_for_another_architecture_is_refused_by_name(good: Path, tiny_base: Base, names: GgufNames) -> None:
+    from dataclasses import replace
+
+    with pytest.raises(AdapterError, match="for the architecture 'llama', the base is qwen2"):
+        taken(good, tiny_base, replace(names, architecture="qwen2"))
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (b"", "in the middle of its header"),
+        (b"GGML" + bytes(20), "no GGUF file"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0), "at most 65536"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**62), "at most 1048576"),
+        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 0, 2**62), "in the middle"),
+        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 9, 2**62), "unknown kind 9"),
+    ],
+)
+def test_a_file_that_says_too_much_of_itself_is_refused(data: bytes, match: str) -> None:
+    with pytest.raises(AdapterError, match=match):
+        read_gguf(data, source="hostile.gguf")
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_whatever_the_bytes_are_they_give_an_adapter_or_an_error_of_ours(
+    tmp_path_factory: pytest.TempPathFactory, tiny_base: Base, torch_tiny: Backend, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("gguf")
+    names = gguf_names(tiny_base)
+    write_gguf_lora(compose([(adapter(torch_tiny, 3, rank=1), 1.0)]), names, folder / "good.gguf")
+    raw = bytearray((folder / "good.gguf").read_bytes())
+    header = len(raw) - 40_000
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, max(1, min(header, 6000))))
+        raw[at] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(raw)))
+    bad = folder / "bad.gguf"
+    bad.write_bytes(raw[:cut] if data.draw(st.booleans()) else raw)
+    try:
+        back = taken(bad, tiny_base, names)
+    except AdapterError as error:
+        assert str(error).startswith(str(bad))  # noqa: PT017 - either is right
+    else:
+        assert all(np.isfinite(pair.a).all() for pair in back.pairs.values())
+
+
+def test_a_merged_model_says_without_a_stack_what_the_base_says_with_it(
+    tiny_base: Base, torch_tiny: Backend, own: Adapter, tmp_path: Path, shared_cache: Path
+) -> None:
+    stack = compose([(own, 1.0)])
+    write_merged_folder(tiny_base, stack, tmp_path / "merged")
+    attach(torch_tiny, "own", stack)
+    asked = [row(torch_tiny, prompt, "own", max_tokens=10) for prompt in ("hello", "why?")]
+    wanted = [reply.tokens for reply in written(torch_tiny, asked)]
+    torch_tiny.detach("own")
+    card = Card(
+        name="merged",
+        title="A merged one",
+        licence="Apache-2.0",
+        source=Source("folder", path=tmp_path / "merged"),
+        targets=tiny_base.card.targets,
+        context=512,
+        template=tiny_base.template,
+        stop_tokens=tiny_base.card.stop_tokens,
+    )
+    merged = prepare(card, cache=tmp_path / "cache")
+    for backend in (torch_backend(merged, slots=1, rows=2), llamacpp_backend(merged, shared_cache, slots=1, rows=2)):
+        plain = [row(backend, prompt, max_tokens=10) for prompt in ("hello", "why?")]
+        assert [reply.tokens for reply in written(backend, plain)] == wanted
+        backend.close()
+
+
+def test_llamacpp_loads_a_merged_gguf_and_says_the_same(
+    tiny_base: Base, llamacpp_tiny: Backend, own: Adapter, tmp_path: Path
+) -> None:
+    from personalpeft.backends.llamacpp.library import Model, Place, Shape
+
+    stack = compose([(own, 1.0)])
+    write_merged_gguf(tiny_base, stack, tmp_path / "merged")
+    attach(llamacpp_tiny, "own", stack)
+    asked = row(llamacpp_tiny, "hello", "own", max_tokens=1)
+    (reply,) = written(llamacpp_tiny, [asked])
+    llamacpp_tiny.detach("own")
+    model = Model(tmp_path / "merged" / "model.gguf", extra=False)
+    context = model.context(Shape(512, 1, 256, 1, 1, full=True), None)
+    last = len(asked.tokens) - 1
+    logits = context.compute([Place(token, n, 0, asked=n == last) for n, token in enumerate(asked.tokens)])
+    assert int(logits[0].argmax()) == reply.tokens[0]
+    context.close()
+    model.close()
+    assert (tmp_path / "merged" / "Modelfile").read_text("utf-8").startswith("FROM ./model.gguf\nTEMPLATE ")
+
+
+def test_what_fails_leaves_no_folder_behind(tiny_base: Base, own: Adapter, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "mine.txt").write_text("kept", "utf-8")
+    with pytest.raises(InvalidInput, match="is there already"):
+        write_merged_folder(tiny_base, compose([(own, 1.0)]), tmp_path / "there")
+    from dataclasses import replace
+
+    stretched = replace(tiny_base, folder=tmp_path / "other")
+    (tmp_path / "other").mkdir()
+    config = (tiny_base.folder / "config.json").read_text("utf-8").replace('"default"', '"yarn"')
+    (tmp_path / "other" / "config.json").write_text(config, "utf-8")
+    with pytest.raises(WeightsError, match="stretches its positions"):
+        write_merged_gguf(stretched, compose([(own, 1.0)]), tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "there"]
+
+
+def go(template: str, messages: list[tuple[str, str]]) -> str:
+    """What Ollama makes of a Modelfile's template, as far as ours go: a range with cases by role."""
+    import re
+
+    inside, rest = template.removeprefix("{{ range .Messages }}").split("{{ end }}{{ end }}")
+    cases = dict(re.findall(r'\{\{ (?:else )?if eq \.Role "(\w+)" \}\}(.*?)(?=\{\{ else if|\Z)', inside, re.DOTALL))
+    return "".join(cases[role].replace("{{ .Content }}", text) for role, text in messages) + rest
+
+
+def test_the_template_for_ollama_gives_what_the_bases_own_gives(tiny_base: Base) -> None:
+    from personalpeft.bases.template import chat_text
+    from personalpeft.types import Message
+
+    template = modelfile(tiny_base, "model.gguf").split('"""')[1]
+    said: list[tuple[Any, str]] = [("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello."), ("user", "Bye")]
+    assert go(template, said) == chat_text(tiny_base, [Message(role, text) for role, text in said])
+
+
+def test_a_template_that_depends_on_more_than_roles_is_left_to_ollama(tiny_base: Base) -> None:
+    from dataclasses import replace
+
+    odd = "{% for m in messages %}{{ loop.index }}{{ m.content }}<|im_end|>{% endfor %}"
+    assert "TEMPLATE" not in modelfile(replace(tiny_base, template=odd), "model.gguf")
+
+
+def test_make_adapter_is_for_another_base_than_the_tiny_one(tiny_base: Base, names: GgufNames, tmp_path: Path) -> None:
+    write_gguf_lora(compose([(make_adapter(1), 1.0)]), names, tmp_path / "foreign.gguf")
+    with pytest.raises(AdapterError):
+        taken(tmp_path / "foreign.gguf", tiny_base, names)
