@@ -47,6 +47,10 @@ KEYS: dict[str, tuple[Key, ...]] = {
         Key("Ctrl+S", "keep it: that is how it should have been"),
         Key("Esc", "leave it; what you typed stays there"),
     ),
+    "In your model": (
+        Key("← →", "another tab"),
+        Key("↓", "into what the tab shows"),
+    ),
     "In the stack": (
         Key("← →", "turn a layer's weight"),
         Key("1, 0", "as it was learned, without it"),

@@ -5,9 +5,10 @@ report, why the selected reply was so, and the memory; and what comes over the s
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.message import Message
@@ -34,6 +35,12 @@ if TYPE_CHECKING:
 class Panel(Vertical):
     """All of it, under tabs. ``loading`` hears how far the loading of the model is."""
 
+    # Reached where what has the focus has no use for them: the tabs, and a weight.
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down", "app.focus_next", "Into the tab"),
+        Binding("up", "app.focus_previous", "Back to the tabs"),
+    ]
+
     class Changed(Message):
         """How things stand is not as it was."""
 
@@ -55,7 +62,7 @@ class Panel(Vertical):
 
     def compose(self) -> ComposeResult:
         with TabbedContent(id="tabs"):
-            with TabPane("Stack", id="stack-tab"), VerticalScroll():
+            with TabPane("Stack", id="stack-tab"), VerticalScroll(can_focus=False):
                 yield Static(id="no-stack", markup=False)
                 yield Vertical(id="weights")
                 yield Static(_TURNING, id="turning")

@@ -17,7 +17,8 @@ from personalpeft_app.tui.work import Standing
 if TYPE_CHECKING:
     from personalpeft.types import Revision
 
-_WIDTH = 36
+# In cells, of the narrowest panel beside a bar that scrolls.
+_WIDTH = 34
 
 
 class Revisions(OptionList):

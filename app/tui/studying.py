@@ -158,6 +158,9 @@ class Studying:
 
     def roll_back(self, layer: str, to: str | None) -> None:
         """Makes a revision live; "previous" undoes the last change, None is the bare base."""
+        if any(each.name == layer and each.head == to for each in self.standing.layers):
+            self._telling.note(f"{layer}: {to or 'the bare base'} is live already.")
+            return
         self._threads.do(partial(self._user.rollback, layer, to), self._moved, self._telling.wrong)
 
     def weigh(self, layer: str, weight: float) -> None:

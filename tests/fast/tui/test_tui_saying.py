@@ -141,8 +141,7 @@ def test_nothing_to_learn_is_a_message(runtime: Runtime) -> None:
 def test_a_weight_is_turned_with_the_keys_and_with_the_mouse(learned: Runtime) -> None:
     async def play(seat: Seat) -> None:
         await seat.until(lambda: seat.app.query(Weight), "the weight")
-        weight = seat.app.query_one(Weight)
-        weight.focus()
+        await seat.press("f3", "down")
         await seat.press("left")
         await seat.until(lambda: learned.user("ada").layers()[0].weight == 0.9, "the new weight")
         await seat.pilot.click(Weight, offset=(0, 1))
@@ -158,6 +157,8 @@ def test_rolling_back_makes_another_revision_live(learned: Runtime) -> None:
         await seat.pilot.pause()
         await seat.sees("the bare base")
         seat.app.query_one(Revisions).focus()
+        await seat.press("home", "enter")
+        await seat.hears("is live already")
         await seat.press("end", "enter")
         await seat.until(lambda: learned.user("ada").layers()[0].head is None, "the rollback")
         await seat.hears("→ the bare base")

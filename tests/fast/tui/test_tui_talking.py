@@ -218,6 +218,25 @@ def test_an_edit_that_is_open_when_one_leaves_is_handed_back_and_one_that_change
     assert text.endswith(" but better")
 
 
+def test_an_edit_that_is_open_outlives_another_conversation_and_another_reply(runtime: Runtime) -> None:
+    async def play(seat: Seat) -> None:
+        await seat.ask("one")
+        await seat.press("up", "e")
+        await seat.sees("keep it so")
+        await seat.type(" unfinished")
+        await seat.press("ctrl+n")
+        await seat.ask("two")
+        await seat.press("f2", "down", "enter")
+        await seat.sees("› one")
+        await seat.press("up", "e")
+        await seat.sees("unfinished")
+        await seat.press("ctrl+r")
+        await seat.until(lambda: len(runtime.user("ada").turns()) == 3, "another reply")
+
+    (text,) = sit_down(runtime, play).unsent
+    assert text.endswith(" unfinished")
+
+
 def test_a_mistake_in_a_thread_is_a_message_and_loses_nothing(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
