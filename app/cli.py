@@ -16,7 +16,15 @@ from personalpeft_app.commands.daemon import daemon
 from personalpeft_app.commands.forget import forget
 from personalpeft_app.commands.learn import learn, rollback, scope, weigh
 from personalpeft_app.commands.look import lessons, memory, models, revisions, stack, turns, users, why
-from personalpeft_app.commands.move import export, export_peft, import_, import_peft
+from personalpeft_app.commands.move import (
+    export,
+    export_gguf,
+    export_merged,
+    export_peft,
+    import_,
+    import_gguf,
+    import_peft,
+)
 from personalpeft_app.commands.practice import practice
 from personalpeft_app.commands.report import report
 from personalpeft_app.commands.say import feedback, remember, teach
@@ -85,7 +93,7 @@ cli.add_section("Talk", (ask, chat, tui, demo))
 cli.add_section("Feedback", (feedback, compare, teach, remember))
 cli.add_section("Learn", (learn, daemon, practice, rollback, weigh, scope, forget))
 cli.add_section("Look", (stack, revisions, report, turns, lessons, why, memory, users, models))
-cli.add_section("Move", (export, import_, export_peft, import_peft))
+cli.add_section("Move", (export, import_, export_peft, import_peft, export_gguf, import_gguf, export_merged))
 cli.add_section("Serve", (serve, token))
 cli.add_section("Care", (doctor, verify, gc, path, bench, completion))
 

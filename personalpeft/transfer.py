@@ -1,19 +1,30 @@
-"""In and out: a user's stack as a PEFT folder, and a PEFT folder as a revision."""
+"""In and out: a user's stack as other programs read it, and an adapter of theirs as a revision."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal, TypeAlias, get_args
 
+from personalpeft.adapters.base import Adapter
+from personalpeft.adapters.compose import compose
+from personalpeft.adapters.gguf_lora import import_gguf_lora, write_gguf_lora
+from personalpeft.adapters.merged_model import write_merged_folder, write_merged_gguf
 from personalpeft.adapters.packed import pack
 from personalpeft.adapters.peft_folder import export_peft, export_stack_peft, import_peft
 from personalpeft.bases.base import Base
+from personalpeft.bases.gguf_names import gguf_names
 from personalpeft.clock import Clock
+from personalpeft.errors import InvalidInput
 from personalpeft.learning.plan import layers_below
 from personalpeft.learning.publishing import given
 from personalpeft.serving.engine import Engine
 from personalpeft.store.base import Store
 from personalpeft.types import Revision, Stack, StackEntry
+
+MergedForm: TypeAlias = Literal["safetensors", "gguf"]
+"""What a base with a stack in it is written as: for transformers, or for llama.cpp and Ollama."""
 
 
 def write_folder(engine: Engine, entries: Sequence[StackEntry], folder: Path, *, whole: bool) -> Path:
@@ -28,24 +39,67 @@ def write_folder(engine: Engine, entries: Sequence[StackEntry], folder: Path, *,
     return target
 
 
+def write_gguf(engine: Engine, entries: Sequence[StackEntry], file: Path) -> Path:
+    """Writes a stack as a GGUF LoRA; the file that was written."""
+    target = file.expanduser().absolute()
+    base = engine.backend.base
+    names = gguf_names(base)
+    stack = compose([(engine.adapter(entry.digest), entry.weight) for entry in entries])
+    if target.exists():
+        raise InvalidInput(f"{target} is there already.", hint="Name a file that does not exist yet.")
+    try:
+        with TemporaryDirectory(prefix=".personalpeft-", dir=target.parent) as folder:
+            part = Path(folder, target.name)
+            write_gguf_lora(stack, names, part, title=f"personalpeft for {base.card.title}")
+            part.replace(target)
+    except OSError as error:
+        raise InvalidInput(
+            f"{target} cannot be written: {error.strerror or error}.", hint="Choose a place that can be written to."
+        ) from error
+    return target
+
+
+def write_merged(engine: Engine, entries: Sequence[StackEntry], folder: Path, form: MergedForm) -> Path:
+    """Writes the base with a stack in its weights; the folder that was written."""
+    if form not in get_args(MergedForm):
+        raise InvalidInput(f"form cannot be {form!a}.", hint=f"Give one of {', '.join(get_args(MergedForm))}.")
+    target = folder.expanduser().absolute()
+    stack = compose([(engine.adapter(entry.digest), entry.weight) for entry in entries])
+    write = write_merged_gguf if form == "gguf" else write_merged_folder
+    write(engine.backend.base, stack, target)
+    return target
+
+
 def take_folder(store: Store, base: Base, clock: Clock, user: str, live: Stack, folder: Path, layer: str) -> Revision:
     """Records a PEFT folder as a revision of a layer, not judged, and makes it the head."""
     began = clock.timer()
     adapter = import_peft(folder.expanduser().absolute(), base.architecture, layer=layer, base=base.digest)
+    return _take(store, adapter, clock, began, user, live)
+
+
+def take_gguf(store: Store, base: Base, clock: Clock, user: str, live: Stack, file: Path, layer: str) -> Revision:
+    """Records a GGUF LoRA as a revision of a layer, not judged, and makes it the head."""
+    began = clock.timer()
+    target, names = file.expanduser().absolute(), gguf_names(base)
+    adapter = import_gguf_lora(target, base.architecture, names, layer=layer, base=base.digest)
+    return _take(store, adapter, clock, began, user, live)
+
+
+def _take(store: Store, adapter: Adapter, clock: Clock, began: float, user: str, live: Stack) -> Revision:
+    manifest = adapter.manifest
     blob = pack(adapter)
     digest = store.blobs.put(blob)
-    manifest = adapter.manifest
     # A learn on top of it has to know its shape, which a foreign recipe does not say in our words.
     shape = {"rank": manifest.rank, "alpha": manifest.scaling * manifest.rank, "targets": list(manifest.targets)}
     revision = given(
         user,
-        layer,
+        manifest.layer,
         digest,
-        base.digest,
+        manifest.base,
         {**manifest.recipe, **shape},
         reason="imported by name, not judged",
         at=clock.now(),
-        below=layers_below(live, layer),
+        below=layers_below(live, manifest.layer),
         seconds=clock.timer() - began,
     )
     store.catalog.add_revision(revision, blob, {"imported": revision.id}, promote=True, cause="import")

@@ -40,8 +40,8 @@ from personalpeft.prompts import (
 )
 from personalpeft.replies import Reply, Stream, Why, turn_of, why
 from personalpeft.store.base import UserSummary
-from personalpeft.transfer import take_folder, write_folder
-from personalpeft.types import PERSON, HeadMove, Layer, Progress, Revision, Scope, Signal, Stack, Turn
+from personalpeft.transfer import MergedForm, take_folder, take_gguf, write_folder, write_gguf, write_merged
+from personalpeft.types import PERSON, HeadMove, Layer, Progress, Revision, Scope, Signal, Stack, StackEntry, Turn
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -461,10 +461,7 @@ class User:
         """Writes the live stack (or one layer of it) as a folder that PEFT loads as one LoRA. Raises ``InvalidInput`` when
         the folder has something in it, ``NotFound`` when nothing is live.
         """
-        stack = self.stack() if layer is None else stacks.only(self._parts, self.id, [layer])
-        if not stack.entries:
-            raise NotFound(f"{self.id} has nothing live to export.", hint="Learn first, or roll back to a revision.")
-        return write_folder(self._parts.engine(), stack.entries, Path(folder), whole=layer is None)
+        return write_folder(self._parts.engine(), self._live(layer), Path(folder), whole=layer is None)
 
     def import_peft(self, folder: str | Path, *, layer: str = "style") -> Revision:
         """Takes a PEFT folder in as a revision of a layer and makes it live: naming it is the user's own word, so no gate
@@ -473,3 +470,29 @@ class User:
         check_layer_name(layer)
         parts = self._parts
         return take_folder(parts.store, parts.base(), parts.clock, self.id, self.stack(), Path(folder), layer)
+
+    def export_gguf(self, file: str | Path, *, layer: str | None = None) -> Path:
+        """Writes the live stack (or one layer of it) as a GGUF LoRA, which llama.cpp loads beside the base's GGUF file.
+        Raises as ``export_peft``, and ``WeightsError`` for a base of a kind that is not written as GGUF here.
+        """
+        return write_gguf(self._parts.engine(), self._live(layer), Path(file))
+
+    def import_gguf(self, file: str | Path, *, layer: str = "style") -> Revision:
+        """Takes a GGUF LoRA in, as ``import_peft`` takes a folder. Raises as that, and ``WeightsError``."""
+        check_layer_name(layer)
+        parts = self._parts
+        return take_gguf(parts.store, parts.base(), parts.clock, self.id, self.stack(), Path(file), layer)
+
+    def export_merged(self, folder: str | Path, *, form: MergedForm = "safetensors") -> Path:
+        """Writes the base with the live stack in its weights, for programs that know of no layers: a folder that transformers
+        loads, or with ``form="gguf"`` a model.gguf and a Modelfile for Ollama. It is a copy, as large as the base, which nothing
+        that is learned later changes. Raises as ``export_gguf``.
+        """
+        return write_merged(self._parts.engine(), self._live(None), Path(folder), form)
+
+    def _live(self, layer: str | None) -> tuple[StackEntry, ...]:
+        """What is live, of one layer or of all. Raises ``NotFound``."""
+        stack = self.stack() if layer is None else stacks.only(self._parts, self.id, [layer])
+        if not stack.entries:
+            raise NotFound(f"{self.id} has nothing live to export.", hint="Learn first, or roll back to a revision.")
+        return stack.entries

@@ -78,12 +78,19 @@ class Crowd:
 
 
 @contextmanager
-def crowd(base_name: str, users: int, *, serving: Serving = Serving(), say: Callable[[str], None]) -> Iterator[Crowd]:
+def crowd(
+    base_name: str,
+    users: int,
+    *,
+    backend: str = "torch",
+    serving: Serving = Serving(),
+    say: Callable[[str], None],
+) -> Iterator[Crowd]:
     """Builds the home in the temporary folder, and deletes it at the end. A user is about 5 MB with the default base."""
     with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder:
         home = Path(folder) / "home"
         with (
-            personalpeft.open(home, base_name, serving=serving) as runtime,
+            personalpeft.open(home, base_name, backend, serving=serving) as runtime,
             open_store(home, now=lambda: datetime.now(UTC), entropy=os.urandom) as store,
         ):
             base = runtime.base()

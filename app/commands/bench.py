@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from personalpeft_app.bench.facts import MOST
+from personalpeft_app.commands.bench_engines import bench_engines
 from personalpeft_app.commands.bench_learning import bench_gate, bench_learn, bench_prefeval
 from personalpeft_app.commands.bench_skill import bench_skill
 from personalpeft_app.options import Common, Function, Group, command, common_options
@@ -404,6 +405,6 @@ bench.add_section(
     "Benchmarks",
     (
         *(bench_style, bench_learn, bench_gate, bench_prefeval, bench_skill, bench_sweep, bench_capacity),
-        *(bench_catalog, bench_serve, bench_attach, bench_publish, bench_wave, bench_server, bench_page),
+        *(bench_catalog, bench_serve, bench_attach, bench_publish, bench_wave, bench_engines, bench_server, bench_page),
     ),
 )

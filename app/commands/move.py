@@ -84,3 +84,61 @@ def import_peft(common: Common, folder: str, layer: str) -> None:
         revision = user.import_peft(folder, layer=layer)
     show(common, revision, revision.id)
     note(common, f"Live for {user.id}. To take it back: personalpeft rollback {layer}")
+
+
+@command(
+    "export-gguf", examples=("personalpeft export-gguf ada.gguf", "personalpeft export-gguf --layer style style.gguf")
+)
+@click.argument("file")
+@click.option("--layer", help="Only this layer.  [default: the whole stack as one adapter]")
+def export_gguf(common: Common, file: str, layer: str | None) -> None:
+    """Write what is live as an adapter that llama.cpp loads.
+
+    It goes with the base's GGUF file. FILE must not be there yet.
+    """
+    display = Display(common)
+    with opening.user(common, "read", display) as user, display:
+        target = user.export_gguf(file, layer=layer)
+    show(common, {"file": target, "user": user.id}, str(target))
+
+
+@command("import-gguf", examples=("personalpeft import-gguf adapter.gguf --layer skill.email",))
+@click.argument("file")
+@click.option("--layer", default="style", show_default=True, help="What it becomes: style, memory or skill.NAME.")
+def import_gguf(common: Common, file: str, layer: str) -> None:
+    """Take a GGUF adapter in, and make it live.
+
+    What is in FILE becomes a revision of a layer. It is not judged: naming it is your own word. To take it back: personalpeft rollback
+    """
+    from personalpeft.ids import check_layer_name
+
+    check_layer_name(layer)
+    display = Display(common)
+    with opening.user(common, "make", display) as user, display:
+        revision = user.import_gguf(file, layer=layer)
+    show(common, revision, revision.id)
+    note(common, f"Live for {user.id}. To take it back: personalpeft rollback {layer}")
+
+
+@command(
+    "export-merged", examples=("personalpeft export-merged my-model", "personalpeft export-merged --form gguf my-model")
+)
+@click.argument("folder")
+@click.option(
+    "--form",
+    type=click.Choice(["safetensors", "gguf"]),
+    default="safetensors",
+    show_default=True,
+    help="safetensors for transformers; gguf for llama.cpp, with a Modelfile for Ollama.",
+)
+def export_merged(common: Common, folder: str, form: str) -> None:
+    """Write the base with what is live in its weights.
+
+    A model for programs that know of no layers, as large as the base. FOLDER must be empty or not there.
+    """
+    display = Display(common)
+    with opening.user(common, "read", display) as user, display:
+        target = user.export_merged(folder, form="gguf" if form == "gguf" else "safetensors")
+    show(common, {"folder": target, "user": user.id}, str(target))
+    if form == "gguf":
+        note(common, f"For Ollama: ollama create {user.id} -f {target}/Modelfile")

@@ -66,6 +66,6 @@ def _weights(base: Base, stack: Composed) -> Iterator[tuple[str, Tensor]]:
     for name, weight in weights_of(base):
         if name in adapted:
             pair, block = adapted[name]
-            change = torch.from_numpy(pair.b[block]) @ torch.from_numpy(pair.a[block])
+            change = torch.tensor(pair.b[block]) @ torch.tensor(pair.a[block])
             weight = (weight.float() + change).to(weight.dtype)
         yield name, weight

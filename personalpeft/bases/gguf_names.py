@@ -88,14 +88,14 @@ def _swapped(rows: npt.NDArray[Any], heads: npt.NDArray[Any]) -> npt.NDArray[Any
 
 def gguf_names(base: Base) -> GgufNames:
     """Raises ``WeightsError`` for a base that llama.cpp does not compute as transformers does, as far as is known here."""
-    config = read_json(base.folder / "config.json")
-    kind = str(config.get("model_type"))
+    kind = base.architecture.model_type
     architecture = _ARCHITECTURES.get(kind)
     if architecture is None:
         raise WeightsError(
-            f"{base.card.name} is a {kind} model, which is not served with llama.cpp here.",
-            hint=f"Open it with torch. Served with llama.cpp are {', '.join(_ARCHITECTURES)}.",
+            f"{base.card.name} is a {kind} model, of which llama.cpp is not known here to compute the same.",
+            hint=f"Use torch and PEFT folders with it. Known are {', '.join(_ARCHITECTURES)}.",
         )
+    config = read_json(base.folder / "config.json")
     heads = {}
     if architecture in _TURNED_BY_PAIRS:
         queries = int(config["num_attention_heads"])

@@ -10,6 +10,7 @@ import pytest
 from runtime_makers import ask, correct, greedy, quick_card
 
 import personalpeft
+from personalpeft import AdapterError, InvalidInput, NotFound, WeightsError
 from personalpeft.types import Message
 
 
@@ -59,17 +60,40 @@ with personalpeft.open({str(tmp_path / "home")!r}, {str(card)!r}, "llamacpp") as
 
 
 def test_a_base_of_a_kind_that_llamacpp_computes_otherwise_is_refused_by_name(tmp_path: Path) -> None:
-    import json
-    from dataclasses import replace
-
-    from personalpeft.backends.fake import fake_base
-    from personalpeft.bases.gguf_names import gguf_names
-    from personalpeft.errors import WeightsError
-
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}), "utf-8")
-    with pytest.raises(WeightsError, match="mamba") as caught:
-        gguf_names(replace(fake_base(), folder=tmp_path))
+    with personalpeft.open(tmp_path / "home", backend="fake") as runtime:
+        ada = runtime.user("ada")
+        correct(ada, 6)
+        ada.learn()
+        with pytest.raises(WeightsError, match="is a fake model") as caught:
+            ada.export_gguf(tmp_path / "ada.gguf")
     assert "torch" in caught.value.hint
+    assert not (tmp_path / "ada.gguf").exists()
+
+
+@pytest.mark.usefixtures("tiny_base")
+def test_a_stack_goes_out_and_comes_in_as_a_gguf_file_and_goes_out_in_the_weights(tmp_path: Path) -> None:
+    with personalpeft.open(tmp_path / "home", quick_card(tmp_path), "torch") as runtime:
+        ada, bo = runtime.user("ada"), runtime.user("bo")
+        with pytest.raises(NotFound, match="nothing live"):
+            ada.export_gguf(tmp_path / "ada.gguf")
+        correct(ada, 6)
+        ada.learn(accept=True)
+        file = ada.export_gguf(tmp_path / "ada.gguf")
+        with pytest.raises(InvalidInput, match="is there already"):
+            ada.export_gguf(file)
+        revision = bo.import_gguf(file)
+        assert bo.stack().entries[0].revision == revision.id
+        assert greedy(bo) == greedy(ada)
+        folder = ada.export_merged(tmp_path / "merged")
+        assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
+        both = ada.export_merged(tmp_path / "for-ollama", form="gguf")
+        assert sorted(path.name for path in both.iterdir()) == ["Modelfile", "model.gguf"]
+        with pytest.raises(InvalidInput, match="form cannot be"):
+            ada.export_merged(tmp_path / "other", form="ggml")  # type: ignore[arg-type]
+        file.write_bytes(file.read_bytes()[:999])
+        with pytest.raises(AdapterError, match=r"ada\.gguf"):
+            bo.import_gguf(file)
+        assert bo.revisions() == (revision,)
 
 
 def test_messages_are_rendered_as_on_torch(torch_tiny: object, llamacpp_tiny: object) -> None:
