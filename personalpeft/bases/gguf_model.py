@@ -118,19 +118,23 @@ def _add(writer: GGUFWriter, names: GgufNames, name: str, tensor: Tensor) -> Non
     import torch
     from gguf import GGMLQuantizationType
 
+    # Vectors are wanted in full precision.
     half = tensor.dtype is torch.bfloat16 and tensor.ndim > 1
     if names.architecture == "gemma3" and name.endswith("norm.weight"):
         # transformers adds one to a Gemma's norms where it uses them, llama.cpp has them with it.
         tensor = tensor.float() + 1
-    # Vectors are wanted in full precision.
-    plain = tensor.view(torch.uint16).numpy() if half else tensor.float().numpy()
+    rows = tensor.float().numpy()
     for projection in names.heads:
         if f".{projection}." in name:
-            plain = names.to_gguf(projection, plain)
-    if half:
-        writer.add_tensor(names.tensor(name), plain.view(np.uint8), raw_dtype=GGMLQuantizationType.BF16)
+            rows = names.to_gguf(projection, rows)
+    if not half:
+        writer.add_tensor(names.tensor(name), rows)
+    elif np.abs(rows).max() <= np.finfo(np.float16).max:
+        # llama.cpp rounds what it multiplies to the weights' type, and float16 has three bits more for it than bfloat16.
+        writer.add_tensor(names.tensor(name), rows.astype(np.float16))
     else:
-        writer.add_tensor(names.tensor(name), plain)
+        plain = torch.from_numpy(rows).bfloat16().view(torch.uint8).numpy()
+        writer.add_tensor(names.tensor(name), plain, raw_dtype=GGMLQuantizationType.BF16)
 
 
 def _say_tokenizer(writer: GGUFWriter, base: Base) -> None:
