@@ -1,7 +1,7 @@
 """``bench server``: what a reply costs more over HTTP than in the library, side by side in one run.
 
-Both ask the same runtime for replies of the same length, in turns; each question is new. A client reads every event as it comes. It runs
-in the server's own process, which is to the server's disadvantage. ``/healthz`` is asked again and again while the streams run.
+Both ask the same runtime for replies of the same length, in turns; each question is new. A client reads every event as it comes: that of
+the sixteen streams in a process of its own, as clients are. ``/healthz`` is asked again and again while the streams run.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import personalpeft
@@ -57,6 +58,7 @@ def bench_server(base: str, backend: str, *, repetitions: int, tokens: int, say:
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder,
         personalpeft.open(Path(folder) / "home", base, backend) as runtime,
         _serving(runtime) as address,
+        ProcessPoolExecutor(1, get_context("spawn")) as outside,
     ):
         line = _Line(*address)
         for number in range(STREAMS):
@@ -67,16 +69,18 @@ def bench_server(base: str, backend: str, *, repetitions: int, tokens: int, say:
             "library": lambda user, prompt, count: _in_library(runtime, user, prompt, count),
             "server": line.ask,
         }
-        for way in ways.values():
-            _rate(way, 0, tokens)
+
+        def from_outside(turn: int) -> float:
+            return outside.submit(_rate_outside, address, turn, tokens).result()
+
+        _rate(ways["library"], 0, tokens)
+        from_outside(0)
         # Neither may find the prompts of the other in a cache, so they ask in rounds of their own.
         contestants: dict[str, Callable[[int], float]] = {
             "library first": lambda repetition: _first(ways["library"], 2 * repetition),
             "server first": lambda repetition: _first(ways["server"], 2 * repetition + 1),
             "library rate": lambda repetition: _rate(ways["library"], 2 * repetition, tokens),
-            "server rate": lambda repetition: _under_watch(
-                line, health, lambda: _rate(ways["server"], 2 * repetition + 1, tokens)
-            ),
+            "server rate": lambda repetition: _under_watch(line, health, lambda: from_outside(2 * repetition + 1)),
         }
         figures = taking_turns(contestants, repetitions, say)
         first = {way: [1000 * each for each in figures[f"{way} first"]] for way in ways}
@@ -157,6 +161,11 @@ def _rate(way: Callable[[int, str, int], tuple[float, int]], turn: int, tokens: 
         prompts = [f"Tell {_name(user)} story {turn}." for user in range(STREAMS)]
         replies = pool.map(way, range(STREAMS), prompts, [tokens] * STREAMS)
         return sum(written for _, written in replies) / (time.perf_counter() - began)
+
+
+def _rate_outside(address: tuple[str, int, str], turn: int, tokens: int) -> float:
+    """``_rate`` over HTTP, in the process of a client."""
+    return _rate(_Line(*address).ask, turn, tokens)
 
 
 def _under_watch(line: _Line, health: list[float], work: Callable[[], float]) -> float:
