@@ -37,22 +37,23 @@ def write_gguf_lora(stack: Composed, names: GgufNames, path: Path, *, title: str
     """
     from gguf import GGUFWriter
 
-    pairs = merged(stack)
+    pairs, scaling = _as_one(stack)
     ranks = {pair.a.shape[1] for pair in pairs.values()}
+    if not names.full:
+        pairs = {name: Pair(_narrow(pair.a), _narrow(pair.b)) for name, pair in pairs.items()}
     writer = GGUFWriter(path, names.architecture)
     try:
         writer.add_type("adapter")
         writer.add_string("adapter.type", "lora")
         if title:
             writer.add_name(title)
-        # llama.cpp multiplies by alpha over the rank of each tensor, or by 1 where alpha is 0; our scaling is in B.
-        writer.add_float32(_ALPHA, float(ranks.pop()) if len(ranks) == 1 else 0.0)
+        # llama.cpp multiplies by alpha over the rank of each tensor, or by 1 where alpha is 0.
+        writer.add_float32(_ALPHA, scaling * ranks.pop() if len(ranks) == 1 else 0.0)
         for projection, pair in pairs.items():
-            a, b = (pair.a, pair.b) if names.full else (_narrow(pair.a), _narrow(pair.b))
-            for block in range(a.shape[0]):
+            for block in range(pair.a.shape[0]):
                 name = names.projection(projection, block)
-                writer.add_tensor(f"{name}.lora_a", a[block])
-                writer.add_tensor(f"{name}.lora_b", names.to_gguf(projection, b[block]))
+                writer.add_tensor(f"{name}.lora_a", pair.a[block])
+                writer.add_tensor(f"{name}.lora_b", names.to_gguf(projection, pair.b[block]))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -81,8 +82,20 @@ def import_gguf_lora(path: Path, architecture: Architecture, names: GgufNames, *
     return adapter
 
 
+def _as_one(stack: Composed) -> tuple[Mapping[str, Pair], float]:
+    """A stack as one pair for each projection, and what scales all of them. That of one layer alone is taken as it lies."""
+    shares = [each[0] for each in stack.shares.values() if len(each) == 1]
+    factors = {share.factor for share in shares}
+    ranks = {share.pair.a.shape[1] for share in shares}
+    if len(shares) == len(stack.shares) and len(factors) == len(ranks) == 1 and min(factors) > 0:
+        return {name: each[0].pair for name, each in stack.shares.items()}, factors.pop()
+    return merged(stack), 1.0
+
+
 def _narrow(matrix: Matrix) -> Matrix:
     """In half precision, which is what packed files are in, unless a weight took it beyond."""
+    if matrix.dtype == np.float16:
+        return matrix
     with np.errstate(over="ignore"):
         half = matrix.astype(np.float16)
     return half if is_finite(half) else np.asarray(matrix, np.float32)

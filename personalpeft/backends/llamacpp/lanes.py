@@ -40,9 +40,9 @@ class _Kept:
 class Lane:
     """One stack's context. Not thread-safe."""
 
-    def __init__(self, lora: Lora | None, shape: Shape, open_context: OpenContext) -> None:
+    def __init__(self, lora: Lora | None, context: Context, open_context: OpenContext) -> None:
         self._lora, self._open = lora, open_context
-        self._context = open_context(shape, lora)
+        self._context = context
         self._seats: dict[int, int] = {}
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
 
@@ -99,9 +99,9 @@ class Lane:
         else:
             self._context.clear()
 
-    def close(self) -> None:
-        """Frees its memory."""
-        self._context.close()
+    def close(self) -> Context:
+        """Ends it, and gives its context back."""
+        return self._context
 
     def _move(self, shape: Shape, sequences: Sequence[int]) -> None:
         old, new = self._context, self._open(shape, self._lora)
@@ -135,13 +135,17 @@ class Lane:
 
 
 class Lanes:
-    """The lanes of all stacks, of at most ``places`` places together. Not thread-safe."""
+    """The lanes of all stacks, of at most ``places`` places together. Not thread-safe.
+
+    The context of a lane that ended is kept for the next: to make one takes longer than to load an adapter.
+    """
 
     def __init__(self, places: int, shape: Shape, open_context: OpenContext) -> None:
         self.places = places
         self._shape, self._open = shape, open_context
         # Least recently used first.
         self._lanes: OrderedDict[Lora | None, Lane] = OrderedDict()
+        self._spare: Context | None = None
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._lanes.values())
@@ -151,41 +155,63 @@ class Lanes:
         nobody uses give way.
         """
         lane = self._lanes.get(lora)
-        have = 0 if lane is None else lane.places
-        lacking = room if lane is None else lane.missing(room)
-        if lacking:
-            size = self._size(lane, least=_rounded(have + lacking), wanted=max(2 * have, _FEWEST))
+        if lane is None:
+            context = self._context(lora, _rounded(room))
+            if context is None:
+                return None
+            lane = self._lanes[lora] = Lane(lora, context, self._open)
+        elif lacking := lane.missing(room):
+            size = self._size(lane, least=_rounded(lane.places + lacking), wanted=2 * lane.places)
             if size is None:
                 return None
-            if lane is None:
-                lane = self._lanes[lora] = Lane(lora, replace(self._shape, places=size), self._open)
-            else:
-                lane.grow(size)
+            lane.grow(size)
         self._lanes.move_to_end(lora)
         return lane
 
     def close(self, lora: Lora | None) -> None:
-        """Closes the lane of a stack, if there is one."""
+        """Ends the lane of a stack, if there is one."""
         lane = self._lanes.pop(lora, None)
         if lane is not None:
-            lane.close()
+            self._let_go_of_spare()
+            self._spare = lane.close()
+            # The adapter may be freed from here on, and what was said with it is nobody's any more.
+            self._spare.answer_with(None)
 
     def close_all(self) -> None:
-        """Closes every lane."""
+        """Ends every lane and frees all memory."""
         for lora in tuple(self._lanes):
             self.close(lora)
+        self._let_go_of_spare()
+
+    def _context(self, lora: Lora | None, least: int) -> Context | None:
+        spare = self._spare
+        if spare is not None and spare.shape.places >= least:
+            self._spare = None
+            spare.answer_with(lora)
+            return spare
+        size = self._size(None, least=least, wanted=_FEWEST)
+        return None if size is None else self._open(replace(self._shape, places=size), lora)
+
+    def _let_go_of_spare(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.close()
 
     def _size(self, own: Lane | None, *, least: int, wanted: int) -> int | None:
         """How large a lane may become; None where it cannot be so large as it has to be."""
 
         def left() -> int:
-            return self.places - sum(lane.places for lane in self if lane is not own)
+            spare = 0 if self._spare is None else self._spare.shape.places
+            return self.places - spare - sum(lane.places for lane in self if lane is not own)
 
         for lora, lane in tuple(self._lanes.items()):
             if left() >= least:
                 break
             if lane is not own and not lane.rows:
                 self.close(lora)
+                self._let_go_of_spare()
+        if left() < least:
+            self._let_go_of_spare()
         return min(max(least, wanted), left()) if left() >= least else None
 
 

@@ -6,6 +6,7 @@ key was dropped or given to another one meanwhile. Safe from several threads: st
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 from collections.abc import Callable
@@ -14,6 +15,9 @@ from pathlib import Path
 
 from personalpeft.adapters.base import Composed
 from personalpeft.backends.llamacpp.library import Lora
+
+_SHARED = Path("/dev/shm")
+_IN_MEMORY = _SHARED if os.access(_SHARED, os.W_OK) else None
 
 
 # eq=False: the same stack loaded twice is two.
@@ -48,8 +52,9 @@ class Loras:
             self._coming += 1
         resident = None
         try:
-            # The library reads from a path alone. What is loaded lies in memory, so the file goes at once.
-            with tempfile.TemporaryDirectory(prefix="personalpeft-") as folder:
+            # The library reads from a path alone. What is loaded lies in memory, so the file goes at once; it need not
+            # even come to a disk where the system has a folder that is memory.
+            with tempfile.TemporaryDirectory(prefix="personalpeft-", dir=_IN_MEMORY) as folder:
                 file = Path(folder, "stack.gguf")
                 self._write(stack, file)
                 resident = Resident(self._load(file), stack)

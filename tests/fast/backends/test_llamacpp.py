@@ -6,7 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from backend_makers import Writing, attach, composed, llamacpp_backend, row, torch_backend, written
+from backend_makers import (
+    Writing,
+    attach,
+    composed,
+    lessons,
+    llamacpp_backend,
+    row,
+    spec,
+    torch_backend,
+    train,
+    written,
+)
 
 from personalpeft.backends.base import Backend, Continuation
 from personalpeft.bases.base import Base
@@ -52,15 +63,29 @@ def test_the_next_turn_of_a_conversation_reads_only_what_is_new(llamacpp_tiny: B
     assert llamacpp_tiny.occupancy().reused > before + 10
 
 
-def test_torch_is_let_go_of_when_nothing_learns_any_more(llamacpp_tiny: Backend) -> None:
-    from backend_makers import lessons, spec, train
-
-    session = llamacpp_tiny.session(spec(llamacpp_tiny))
-    train(session, lessons(llamacpp_tiny, 2))
+def test_torch_is_let_go_of_when_nothing_learns_any_more(tiny_base: Base, shared_cache: Path) -> None:
+    backend = llamacpp_backend(tiny_base, shared_cache, slots=1)
+    session = backend.session(spec(backend))
+    train(session, lessons(backend, 2))
     session.close()
     session.close()
     with pytest.raises(ValueError, match="not sessions"):
-        llamacpp_tiny.advance([session], [[]], [0.1])
+        backend.advance([session], [[]], [0.1])
+    backend.close()
+
+
+def test_a_context_that_is_used_again_knows_nothing_of_the_stack_before(tiny_base: Base, shared_cache: Path) -> None:
+    backend = llamacpp_backend(tiny_base, shared_cache, slots=1)
+    said: dict[str | None, list[str]] = {}
+    for name in ("one", "two", "one", None, "two"):
+        if name is not None:
+            attach(backend, name, composed(backend, len(name) + ord(name[0]), rank=3))
+        said.setdefault(name, []).append(written(backend, [row(backend, "hello", name)])[0].text)
+        if name is not None:
+            backend.detach(name)
+    assert len(set(said["one"])) == len(set(said["two"])) == 1
+    assert len({said["one"][0], said["two"][0], said[None][0]}) == 3
+    backend.close()
 
 
 def test_an_item_longer_than_there_is_memory_for_is_refused(llamacpp_tiny: Backend) -> None:
