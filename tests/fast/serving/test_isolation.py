@@ -10,10 +10,11 @@ import itertools
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from backend_makers import torch_backend, written
+from backend_makers import llamacpp_backend, torch_backend, written
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Flaky
@@ -198,12 +199,17 @@ def test_each_hears_their_own_stack_whatever_others_do() -> None:
     run_state_machine_as_test(everybody, settings=quietly(100, 25))  # type: ignore[no-untyped-call]
 
 
-def test_each_hears_their_own_stack_on_a_model(tiny_base: Base) -> None:
-    cold = Cold(torch_backend(tiny_base, slots=1), Shelf(tiny_base))
+@pytest.mark.parametrize("engine", ["torch", "llamacpp"])
+def test_each_hears_their_own_stack_on_a_model(tiny_base: Base, shared_cache: Path, engine: str) -> None:
+    def backend(**more: int) -> Backend:
+        return (
+            torch_backend(tiny_base, **more) if engine == "torch" else llamacpp_backend(tiny_base, shared_cache, **more)
+        )
+
+    cold = Cold(backend(slots=1), Shelf(tiny_base))
 
     def everybody() -> Everybody:
-        backend = torch_backend(tiny_base, slots=2, rows=3)
-        return Everybody(tiny_base, backend, cold, lambda steps: None, 10)
+        return Everybody(tiny_base, backend(slots=2, rows=3), cold, lambda steps: None, 10)
 
     run_state_machine_as_test(everybody, settings=quietly(6, 15))  # type: ignore[no-untyped-call]
 

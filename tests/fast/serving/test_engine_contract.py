@@ -1,0 +1,128 @@
+"""What an engine promises on every backend: one suite for all of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from backend_makers import fake_backend, llamacpp_backend, torch_backend
+from serving_makers import Reader, Shelf, request, stack
+
+from personalpeft.backends.base import Backend
+from personalpeft.bases.base import Base
+from personalpeft.errors import BaseMismatch, PromptTooLong
+from personalpeft.serving.engine import Engine
+from personalpeft.settings import Serving
+from personalpeft.types import Stack
+
+
+@pytest.fixture(params=["fake", "torch", "llamacpp"])
+def backend(request: pytest.FixtureRequest, tiny_base: Base, shared_cache: Path) -> Iterator[Backend]:
+    size = {"slots": 2, "rows": 4}
+    match request.param:
+        case "fake":
+            made = fake_backend(**size)
+        case "torch":
+            made = torch_backend(tiny_base, **size)
+        case _:
+            made = llamacpp_backend(tiny_base, shared_cache, **size)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def engine(backend: Backend) -> Iterator[Engine]:
+    engine = Engine(backend, Shelf(backend.base), Serving(slots=2, rows=4))
+    yield engine
+    engine.close()
+
+
+def said(engine: Engine, *numbers: int, prompt: str = "hello", **more: object) -> str:
+    asked = request(numbers, prompt, base=engine.backend.base, **{"max_tokens": 10, "temperature": 0.0, **more})  # type: ignore[arg-type]
+    return engine.texts([asked])[0]
+
+
+def test_a_stream_is_the_text_in_pieces(engine: Engine) -> None:
+    asked = request((1,), base=engine.backend.base, max_tokens=12, temperature=0.0)
+    pieces = [piece.text for piece in engine.replies([asked])]
+    assert "".join(pieces) == engine.texts([asked])[0]
+    assert len(pieces) > 1
+
+
+def test_rows_with_different_stacks_and_none_say_together_what_they_say_alone(engine: Engine) -> None:
+    base = engine.backend.base
+    asked = [
+        request(numbers, prompt, user=f"u{n}", base=base, max_tokens=8, temperature=0.0)
+        for n, (numbers, prompt) in enumerate(
+            (((1,), "hi"), ((), "hi"), ((2,), "why"), ((1, 2), "hi"), ((3,), "x" * 200))
+        )
+    ]
+    alone = [engine.texts([each])[0] for each in asked]
+    assert engine.texts(asked) == alone
+    assert len(set(alone[:2])) == 2
+
+
+def test_a_weight_turns_a_layer_up_and_down_and_nought_is_the_base(engine: Engine) -> None:
+    base = engine.backend.base
+
+    def at(weight: float) -> str:
+        asked = request((1,), base=base, max_tokens=8, temperature=0.0)
+        return engine.texts([replace(asked, stack=stack(1, weight=weight, base=base))])[0]
+
+    assert at(0.0) == said(engine, max_tokens=8)
+    assert len({at(0.0), at(0.5), at(2.0)}) == 3
+    assert at(1.0) == said(engine, 1, max_tokens=8)
+
+
+def test_the_same_seed_says_the_same_and_a_stop_string_ends_it(engine: Engine) -> None:
+    first, again, other = (said(engine, 1, temperature=1.0, seed=seed, max_tokens=16) for seed in (3, 3, 4))
+    assert first == again != other
+    stop = first[4:6]
+    assert said(engine, 1, temperature=1.0, seed=3, max_tokens=16, stop=(stop,)) == first.partition(stop)[0]
+
+
+def test_who_goes_away_frees_their_row_and_nobody_else_notices(engine: Engine) -> None:
+    whole = said(engine, 2, max_tokens=30)
+    leaving = engine.replies([request((1,), base=engine.backend.base, max_tokens=400)])
+    staying = Reader(engine.replies([request((2,), base=engine.backend.base, max_tokens=30, temperature=0.0)]))
+    next(leaving)
+    leaving.close()
+    staying.end()
+    assert staying.text == whole
+    assert said(engine, 2, max_tokens=30) == whole
+
+
+def test_a_reply_ends_on_the_stack_that_it_began_with_while_others_are_published(engine: Engine) -> None:
+    whole = said(engine, 1, max_tokens=60)
+    reader = Reader(engine.replies([request((1,), base=engine.backend.base, max_tokens=60, temperature=0.0)]))
+    newer = [threading.Thread(target=engine.warm, args=(stack(n, base=engine.backend.base),)) for n in (4, 5, 6, 7)]
+    for thread in newer:
+        thread.start()
+    heard = [said(engine, number) for number in (4, 5, 6, 7)]
+    for thread in newer:
+        thread.join()
+    reader.end()
+    assert reader.text == whole
+    assert len(set(heard)) == 4
+
+
+def test_log_probs_are_of_the_tokens_that_were_written(engine: Engine) -> None:
+    asked = replace(request((1,), base=engine.backend.base, max_tokens=8, temperature=0.0), logprobs=True)
+    pieces = list(engine.replies([asked]))
+    assert [len(piece.logprobs) for piece in pieces] == [len(piece.tokens) for piece in pieces]
+    assert all(value <= 0 for piece in pieces for value in piece.logprobs)
+
+
+def test_a_prompt_that_does_not_fit_says_by_how_much(engine: Engine) -> None:
+    with pytest.raises(PromptTooLong, match="more than the") as caught:
+        said(engine, 1, prompt="x" * 10_000)
+    assert "Shorten the prompt" in caught.value.hint
+
+
+def test_a_stack_of_another_base_is_refused(engine: Engine) -> None:
+    foreign = replace(request((1,), base=engine.backend.base), stack=Stack("0" * 64, stack(1).entries))
+    with pytest.raises(BaseMismatch):
+        engine.texts([foreign])
