@@ -50,7 +50,7 @@ def write_gguf(engine: Engine, entries: Sequence[StackEntry], file: Path) -> Pat
     try:
         with TemporaryDirectory(prefix=".personalpeft-", dir=target.parent) as folder:
             part = Path(folder, target.name)
-            write_gguf_lora(stack, names, part, title=f"personalpeft for {base.card.title}")
+            write_gguf_lora(names, stack, part, title=f"personalpeft for {base.card.title}")
             part.replace(target)
     except OSError as error:
         raise InvalidInput(

@@ -171,3 +171,45 @@ def bytes_of(session: Session) -> bytes:
     return b"".join(
         name.encode() + pair.a.tobytes() + pair.b.tobytes() for name, pair in sorted(session.pairs().items())
     )
+
+
+def base_with_merges(folder: Path) -> Base:
+    """A tiny random Qwen 2 whose tokenizer merges letters, with more embeddings than tokens, as real ones have."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from personalpeft.bases.base import Card, Source
+    from personalpeft.bases.prepare import prepare
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(["the cat sat on the mat, the cat"] * 9, trainer)
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<|im_start|>", "<|im_end|>")])
+    config = AutoConfig.for_model(
+        "qwen2",
+        vocab_size=tokenizer.get_vocab_size() + 20,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "weights")
+    tokenizer.save(str(folder / "weights" / "tokenizer.json"))
+    card = Card(
+        name="with-merges",
+        title="One with merges",
+        licence="Apache-2.0",
+        source=Source("folder", path=folder / "weights"),
+        targets=("q_proj", "v_proj"),
+        context=256,
+        template="{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+        stop_tokens=("<|im_end|>",),
+    )
+    return prepare(card, cache=folder / "cache")

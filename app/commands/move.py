@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import click
 
 from personalpeft_app import opening
@@ -141,4 +143,4 @@ def export_merged(common: Common, folder: str, form: str) -> None:
         target = user.export_merged(folder, form="gguf" if form == "gguf" else "safetensors")
     show(common, {"folder": target, "user": user.id}, str(target))
     if form == "gguf":
-        note(common, f"For Ollama: ollama create {user.id} -f {target}/Modelfile")
+        note(common, f"For Ollama: ollama create {user.id} -f {shlex.quote(str(target / 'Modelfile'))}")

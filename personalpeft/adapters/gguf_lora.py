@@ -27,10 +27,11 @@ from personalpeft.ids import check_layer_name
 from personalpeft.types import Architecture, canonical_digest
 
 _ALPHA = "adapter.lora.alpha"
+_ACTIVATED = "adapter.alora.invocation_tokens"
 _LORA = re.compile(r"(.+)\.(lora_[ab])")
 
 
-def write_gguf_lora(stack: Composed, names: GgufNames, path: Path, *, title: str = "") -> None:
+def write_gguf_lora(names: GgufNames, stack: Composed, path: Path, *, title: str = "") -> None:
     """Writes a stack as one LoRA, in float16 where its numbers allow and the base is not in float32 itself.
 
     Raises ``OSError``; ``AdapterError`` where a weight makes its numbers too large.
@@ -39,8 +40,7 @@ def write_gguf_lora(stack: Composed, names: GgufNames, path: Path, *, title: str
 
     pairs, scaling = _as_one(stack)
     ranks = {pair.a.shape[1] for pair in pairs.values()}
-    if not names.full:
-        pairs = {name: Pair(_narrow(pair.a), _narrow(pair.b)) for name, pair in pairs.items()}
+    halves = pairs if names.full else {n: Pair(_narrow(pair.a), _narrow(pair.b)) for n, pair in pairs.items()}
     writer = GGUFWriter(path, names.architecture)
     try:
         writer.add_type("adapter")
@@ -49,7 +49,7 @@ def write_gguf_lora(stack: Composed, names: GgufNames, path: Path, *, title: str
             writer.add_name(title)
         # llama.cpp multiplies by alpha over the rank of each tensor, or by 1 where alpha is 0.
         writer.add_float32(_ALPHA, scaling * ranks.pop() if len(ranks) == 1 else 0.0)
-        for projection, pair in pairs.items():
+        for projection, pair in halves.items():
             for block in range(pair.a.shape[0]):
                 name = names.projection(projection, block)
                 writer.add_tensor(f"{name}.lora_a", pair.a[block])
@@ -73,7 +73,12 @@ def import_gguf_lora(path: Path, architecture: Architecture, names: GgufNames, *
     digest = canonical_digest(["gguf", hashlib.sha256(data).hexdigest()])
     read = read_gguf(data, source=source)
     alpha = _alpha(read.about, names, source)
-    pairs, scaling = _of_one_rank(_paired(read.arrays, architecture, names, source), alpha)
+    found = _paired(read.arrays, architecture, names, source)
+    for name, pair in found.items():
+        # Before ranks are filled up, which could make much of little.
+        manifest = Manifest(base, layer, pair.a.shape[1], 1.0, (name,), {}, digest)
+        check_adapter(Adapter(manifest, {name: pair}), source=source, architecture=architecture, numbers=False)
+    pairs, scaling = _of_one_rank(found, alpha)
     rank = next(iter(pairs.values())).a.shape[1]
     recipe = {"imported": "gguf", "rank": rank}
     manifest = Manifest(base, layer, rank, scaling, tuple(sorted(pairs)), recipe, digest)
@@ -87,7 +92,8 @@ def _as_one(stack: Composed) -> tuple[Mapping[str, Pair], float]:
     shares = [each[0] for each in stack.shares.values() if len(each) == 1]
     factors = {share.factor for share in shares}
     ranks = {share.pair.a.shape[1] for share in shares}
-    if len(shares) == len(stack.shares) and len(factors) == len(ranks) == 1 and min(factors) > 0:
+    # What alpha holds of it is a float32, in which 0 would mean full strength; ``merged`` checks what is beyond.
+    if len(shares) == len(stack.shares) and len(factors) == len(ranks) == 1 and 1e-6 < min(factors) < 1e6:
         return {name: each[0].pair for name, each in stack.shares.items()}, factors.pop()
     return merged(stack), 1.0
 
@@ -105,6 +111,10 @@ def _alpha(about: Mapping[str, object], names: GgufNames, source: str) -> float:
     """The file's alpha, after all that it says of itself was looked at; 0 means that the scaling is 1."""
     if (about.get("general.type"), about.get("adapter.type")) != ("adapter", "lora"):
         raise fault(source, "is no LoRA.", hint="Give a GGUF file that holds a LoRA adapter.")
+    if _ACTIVATED in about:
+        raise fault(
+            source, "answers only after certain words (an activated LoRA).", hint="Such adapters are not taken in."
+        )
     architecture = about.get("general.architecture")
     if architecture != names.architecture:
         raise fault(
@@ -136,7 +146,7 @@ def _paired(
         rows = tensor if found[2] == "lora_a" else _in_our_order(tensor, projection, names, source)
         empty: list[npt.NDArray[Any] | None] = [None] * architecture.blocks
         halves.setdefault(projection, {}).setdefault(found[2], empty)[block] = rows
-    pairs = {}
+    pairs: dict[str, Pair] = {}
     for projection, both in halves.items():
         a, b = (_stacked(both.get(half, ()), projection, source) for half in ("lora_a", "lora_b"))
         pairs[projection] = Pair(a, b)

@@ -32,9 +32,9 @@ _FLOATS = {0: ("F32", 4), 1: ("F16", 2), 30: ("BF16", 2)}
 
 @dataclass(frozen=True, slots=True)
 class GgufTensors:
-    """What a file says of itself, but for its arrays; and its tensors, outermost dimension first."""
+    """What a file says of itself (None for an array, which is passed over); and its tensors, outermost dimension first."""
 
-    about: Mapping[str, str | int | float | bool]
+    about: Mapping[str, str | int | float | bool | None]
     arrays: Mapping[str, Matrix]
 
 
@@ -49,16 +49,12 @@ def read_gguf(data: bytes, *, source: str) -> GgufTensors:
     tensors, items = cursor.number("<Q"), cursor.number("<Q")
     if max(tensors, items) > _ITEMS_LIMIT:
         raise fault(source, f"says that it holds {tensors} tensors and {items} keys; at most {_ITEMS_LIMIT} are read.")
-    about: dict[str, str | int | float | bool] = {}
-    seen: set[str] = set()
+    about: dict[str, str | int | float | bool | None] = {}
     for _ in range(items):
         key = cursor.text()
-        if key in seen:
+        if key in about:
             raise fault(source, f"the key {shown(key)} occurs twice.")
-        seen.add(key)
-        value = cursor.value()
-        if value is not None:
-            about[key] = value
+        about[key] = cursor.value()
     entries = [cursor.entry() for _ in range(tensors)]
     alignment = about.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= 2**16:

@@ -32,6 +32,7 @@ def write_merged_folder(base: Base, stack: Composed, folder: Path) -> None:
     Raises ``InvalidInput`` for a folder that holds something or cannot be written, ``AdapterError`` where a weight makes
     the stack's numbers too large.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     with new_folder(folder) as new:
@@ -40,7 +41,11 @@ def write_merged_folder(base: Base, stack: Composed, folder: Path) -> None:
                 shutil.copyfile(file, new / file.name)
         # What the card says of the template and of where a reply ends holds for whoever loads it.
         (new / "chat_template.jinja").write_text(base.template, "utf-8")
-        save_file(dict(_weights(base, stack)), new / "model.safetensors", metadata={"format": "pt"})
+        try:
+            save_file(dict(_weights(base, stack)), new / "model.safetensors", metadata={"format": "pt"})
+        except SafetensorError as error:
+            # A full disk, for one, which it does not say as an OSError.
+            raise OSError(str(error)) from error
 
 
 def write_merged_gguf(base: Base, stack: Composed, folder: Path) -> None:
@@ -49,7 +54,7 @@ def write_merged_gguf(base: Base, stack: Composed, folder: Path) -> None:
     """
     names = gguf_names(base)
     with new_folder(folder) as new:
-        write_gguf(base, names, new / _GGUF, _weights(base, stack))
+        write_gguf(base, names, new / _GGUF, _weights(base, stack), for_others=True)
         (new / "Modelfile").write_text(modelfile(base, _GGUF), "utf-8")
 
 

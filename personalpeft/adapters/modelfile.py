@@ -46,9 +46,9 @@ def modelfile(base: Base, weights: str) -> str:
         lines.append("# The chat template is in the model file; Ollama finds one that fits.")
     else:
         lines.append(f'TEMPLATE """{_in_go(frame)}"""')
-    if base.card.system:
+    if base.card.system and '"""' not in base.card.system:
         lines.append(f'SYSTEM """{base.card.system}"""')
-    lines += [f'PARAMETER stop "{token}"' for token in base.stop_tokens]
+    lines += [f'PARAMETER stop "{token}"' for token in base.stop_tokens if '"' not in token]
     sampling = base.card.sampling
     lines += [f"PARAMETER temperature {sampling.temperature}", f"PARAMETER top_p {sampling.top_p}"]
     lines.append(f"PARAMETER num_ctx {base.card.context}")

@@ -10,14 +10,15 @@ serve, tokens are all that llama.cpp needs, since text is turned into them here 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from personalpeft.bases.base import Base
-from personalpeft.bases.files import own_gguf
+from personalpeft.bases.files import own_gguf, read_json
 from personalpeft.bases.gguf_names import GgufNames
 from personalpeft.errors import WeightsError
 
@@ -26,23 +27,44 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Names what is written; raise it with every change of that.
-FORMAT = 1
+FORMAT = 2
 
-_NORMAL, _CONTROL, _USER = 1, 3, 4
+_NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
 
 
-def write_gguf(base: Base, names: GgufNames, path: Path, weights: Iterable[tuple[str, Tensor]] | None = None) -> None:
-    """Writes the base's own weights, or others by the same names. Raises ``WeightsError``, ``OSError``."""
+def write_gguf(
+    base: Base,
+    names: GgufNames,
+    path: Path,
+    weights: Iterable[tuple[str, Tensor]] | None = None,
+    *,
+    for_others: bool = False,
+) -> None:
+    """Writes the base's own weights, or others by the same names. ``for_others``: for programs that turn text into tokens by
+    the file. Raises ``WeightsError``, ``OSError``.
+    """
     from gguf import GGUFWriter
 
     _check(base, names)
+    tokenizer = _tokenizer(base)
+    if for_others and tokenizer is None:
+        raise WeightsError(
+            f"The tokenizer of {base.card.name} has no form in GGUF that is known here, so other programs could not read a text with it.",
+            hint="Write it as safetensors, and convert that with the model's own tools.",
+        )
+    tied = bool(names.config.get("tie_word_embeddings"))
     writer = GGUFWriter(path, names.architecture)
     try:
         writer.add_name(base.card.title)
         _say_shape(writer, names)
-        _say_tokenizer(writer, base)
+        if tokenizer is None:
+            writer.add_tokenizer_model("none")
+        else:
+            tokenizer(writer)
         for name, tensor in weights_of(base) if weights is None else weights:
-            _add(writer, names, name, tensor)
+            # Where they are tied transformers does not look at what else may lie there.
+            if not (tied and name == "lm_head.weight"):
+                _add(writer, names, name, tensor)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -62,20 +84,37 @@ def weights_of(base: Base) -> Iterator[tuple[str, Tensor]]:
 
 
 def _check(base: Base, names: GgufNames) -> None:
+    """That llama.cpp assumes of this base what its configuration says."""
     config = names.config
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kinds = {each.get("rope_type", "default") for each in (rope.values() if _by_layer(rope) else [rope])}
-    if kinds - {"default", None}:
-        raise WeightsError(
-            f"{base.card.name} stretches its positions ({', '.join(sorted(map(str, kinds)))}), which is not written to GGUF here.",
-            hint="Get the model's own GGUF file, or open the base with torch.",
-        )
-    if names.architecture == "gemma3":
+    # Older configurations call it "type".
+    kinds = {
+        str(each.get("rope_type") or each.get("type") or "default")
+        for each in (rope.values() if _by_layer(rope) else [rope])
+    }
+    gemma = names.architecture == "gemma3"
+    slides = config.get("use_sliding_window", True) and not gemma
+    window = config.get("sliding_window") if slides else None
+    says = {
+        "stretches its positions": kinds != {"default"},
+        "turns a part of each head alone": config.get("partial_rotary_factor", 1) not in (None, 1),
+        "looks back a part of its context alone": window is not None and window < base.card.context,
+        "has another activation than llama.cpp": (config.get("hidden_act") or config.get("hidden_activation"))
+        not in (("gelu_pytorch_tanh", None) if gemma else ("silu", None)),
+        "caps its numbers": any(config.get(f"{what}_logit_softcapping") for what in ("attn", "final")),
+    }
+    if gemma:
         pattern = ["full_attention" if (n + 1) % 6 == 0 else "sliding_attention" for n in range(names.blocks)]
-        if config.get("layer_types", pattern) != pattern:
+        says["looks far in other blocks than llama.cpp expects"] = (
+            config.get("layer_types", pattern) != pattern or config.get("sliding_window_pattern", 6) != 6
+        )
+        size = config.get("head_dim")
+        says["scales its attention by another number"] = config.get("query_pre_attn_scalar", size) != size
+    for what, is_so in says.items():
+        if is_so:
             raise WeightsError(
-                f"{base.card.name} looks far in other blocks than llama.cpp expects of a Gemma 3.",
-                hint="Open the base with torch.",
+                f"{base.card.name} {what}, which is not written to GGUF here.",
+                hint="Get the model's own GGUF file, or open the base with torch.",
             )
 
 
@@ -85,33 +124,47 @@ def _by_layer(rope: Mapping[str, Any]) -> bool:
 
 def _say_shape(writer: GGUFWriter, names: GgufNames) -> None:
     config = names.config
-    heads = int(config["num_attention_heads"])
-    size = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
+
+    def said(key: str) -> Any:
+        if key not in config:
+            raise WeightsError(
+                f"The base's config.json does not say its {key}.",
+                hint="Save it with transformers, which writes all of it.",
+            )
+        return config[key]
+
+    heads = int(said("num_attention_heads"))
+    size = int(config.get("head_dim") or int(said("hidden_size")) // heads)
     writer.add_block_count(names.blocks)
-    writer.add_context_length(int(config["max_position_embeddings"]))
-    writer.add_embedding_length(int(config["hidden_size"]))
-    writer.add_feed_forward_length(int(config["intermediate_size"]))
+    writer.add_context_length(int(said("max_position_embeddings")))
+    writer.add_embedding_length(int(said("hidden_size")))
+    writer.add_feed_forward_length(int(said("intermediate_size")))
     writer.add_head_count(heads)
     writer.add_head_count_kv(int(config.get("num_key_value_heads") or heads))
     writer.add_key_length(size)
     writer.add_value_length(size)
     writer.add_rope_dimension_count(size)
-    writer.add_layer_norm_rms_eps(float(config["rms_norm_eps"]))
-    writer.add_vocab_size(int(config["vocab_size"]))
-    far, near = _turning(config)
+    writer.add_layer_norm_rms_eps(float(said("rms_norm_eps")))
+    writer.add_vocab_size(int(said("vocab_size")))
+    gemma = names.architecture == "gemma3"
+    far, near = _turning(config, far=1e6 if gemma else 1e4, near=1e4)
     writer.add_rope_freq_base(far)
-    if names.architecture == "gemma3":
-        writer.add_sliding_window(int(config["sliding_window"]))
+    if gemma:
+        writer.add_sliding_window(int(said("sliding_window")))
         writer.add_float32(f"{names.architecture}.rope.freq_base_swa", near)
 
 
-def _turning(config: Mapping[str, Any]) -> tuple[float, float]:
-    """The base of the frequencies by which positions turn: of blocks that look far, and of those that look near."""
+def _turning(config: Mapping[str, Any], *, far: float, near: float) -> tuple[float, float]:
+    """The base of the frequencies by which positions turn: of blocks that look far, and of those that look near; with what
+    transformers takes where nothing is said.
+    """
     rope = config.get("rope_parameters") or {}
     if _by_layer(rope):
         return float(rope["full_attention"]["rope_theta"]), float(rope["sliding_attention"]["rope_theta"])
-    far = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
-    return far, float(config.get("rope_local_base_freq") or far)
+    return (
+        float(rope.get("rope_theta") or config.get("rope_theta") or far),
+        float(config.get("rope_local_base_freq") or near),
+    )
 
 
 def _add(writer: GGUFWriter, names: GgufNames, name: str, tensor: Tensor) -> None:
@@ -119,7 +172,7 @@ def _add(writer: GGUFWriter, names: GgufNames, name: str, tensor: Tensor) -> Non
     from gguf import GGMLQuantizationType
 
     # Vectors are wanted in full precision.
-    half = tensor.dtype is torch.bfloat16 and tensor.ndim > 1
+    half = tensor.dtype in (torch.bfloat16, torch.float16) and tensor.ndim > 1
     if names.architecture == "gemma3" and name.endswith("norm.weight"):
         # transformers adds one to a Gemma's norms where it uses them, llama.cpp has them with it.
         tensor = tensor.float() + 1
@@ -137,29 +190,52 @@ def _add(writer: GGUFWriter, names: GgufNames, name: str, tensor: Tensor) -> Non
         writer.add_tensor(names.tensor(name), plain, raw_dtype=GGMLQuantizationType.BF16)
 
 
-def _say_tokenizer(writer: GGUFWriter, base: Base) -> None:
+def _tokenizer(base: Base) -> Callable[[GGUFWriter], None] | None:
+    """What writes the tokenizer; None where llama.cpp has not its kind."""
     if base.card.source.kind == "package":
-        # It came out of a GGUF file, which says best how llama.cpp is to read its texts.
-        with own_gguf(base.card) as file:
-            _copy_tokenizer(writer, file)
-        writer.add_chat_template(base.template)
-        return
-    tokenizer = json.loads((base.folder / "tokenizer.json").read_text("utf-8"))
-    model, splitting = tokenizer["model"], _splitting(tokenizer)
+        return partial(_copy_tokenizer, base)
+    told = json.loads((base.folder / "tokenizer.json").read_text("utf-8"))
+    splitting = _splitting(told)
     # It takes no vocabulary without merges either.
-    if model.get("type") != "BPE" or splitting is None or not model.get("merges"):
-        writer.add_tokenizer_model("none")
-        return
-    added = {each["id"]: each for each in tokenizer.get("added_tokens", ())}
-    spelled = {number: token for token, number in model["vocab"].items()}
+    if told["model"].get("type") != "BPE" or splitting is None or not told["model"].get("merges"):
+        return None
+    return partial(_say_tokenizer, base, told, splitting)
+
+
+def _copy_tokenizer(base: Base, writer: GGUFWriter) -> None:
+    """It came out of a GGUF file, which says best how llama.cpp is to read its texts."""
+    from gguf import GGUFReader, GGUFValueType
+
+    with own_gguf(base.card) as file:
+        for key, field in GGUFReader(file).fields.items():
+            if key.startswith("tokenizer.") and key != "tokenizer.chat_template":
+                inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+                writer.add_key_value(key, field.contents(), field.types[0], inner)
+    writer.add_chat_template(base.template)
+
+
+def _say_tokenizer(base: Base, told: Mapping[str, Any], splitting: str, writer: GGUFWriter) -> None:
+    added = {each["id"]: each for each in told.get("added_tokens", ())}
+    spelled = {number: token for token, number in told["model"]["vocab"].items()}
     tokens = spelled | {number: each["content"] for number, each in added.items()}
-    size = max(tokens) + 1
+    # As many as there are embeddings, of which a model often has some to spare.
+    size = int(read_json(base.folder / "config.json")["vocab_size"])
+    if max(tokens) >= size:
+        raise WeightsError(
+            f"The tokenizer of {base.card.name} has tokens without embeddings.", hint="Get a fresh copy of the model."
+        )
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(splitting)
     writer.add_token_list([tokens.get(number, f"[unused{number}]") for number in range(size)])
-    kinds = [(_CONTROL if added[n]["special"] else _USER) if n in added else _NORMAL for n in range(size)]
-    writer.add_token_types(kinds)
-    writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]])
+
+    def kind(number: int) -> int:
+        if number in added:
+            return _CONTROL if added[number]["special"] else _USER
+        return _NORMAL if number in tokens else _UNUSED
+
+    writer.add_token_types([kind(number) for number in range(size)])
+    merges = told["model"]["merges"]
+    writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in merges])
     ids = {token: number for number, token in tokens.items()}
     if base.bos in ids:
         writer.add_bos_token_id(ids[base.bos])
@@ -170,29 +246,20 @@ def _say_tokenizer(writer: GGUFWriter, base: Base) -> None:
     writer.add_chat_template(base.template)
 
 
-def _copy_tokenizer(writer: GGUFWriter, file: Path) -> None:
-    from gguf import GGUFReader, GGUFValueType
-
-    for key, field in GGUFReader(file).fields.items():
-        if key.startswith("tokenizer.") and key != "tokenizer.chat_template":
-            inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
-            writer.add_key_value(key, field.contents(), field.types[0], inner)
+# The patterns by which texts are split before merging that llama.cpp knows, by its names for them.
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_PATTERNS = {_WORDS % r"\p{N}{1,3}": "llama-bpe", _WORDS % r"\p{N}": "qwen2"}
 
 
-# Which of llama.cpp's ways to split a text before merging is this one's, by what its tokenizer does.
-_LLAMA3 = r"\p{N}{1,3}"
-_QWEN2 = r"\p{N}|"
-
-
-def _splitting(tokenizer: Mapping[str, Any]) -> str | None:
-    """llama.cpp's name for how a text is split before it is merged; None for what it does not have."""
-    told = json.dumps(tokenizer.get("pre_tokenizer"), ensure_ascii=False)
-    if '"ByteLevel"' not in told:
-        return None
-    if '"Digits"' in told:
+def _splitting(told: Mapping[str, Any]) -> str | None:
+    """llama.cpp's name for how a text is split before it is merged; None for what it does not have, to the letter."""
+    first = told.get("pre_tokenizer") or {}
+    steps = first.get("pretokenizers", [first])
+    kinds = [step.get("type") for step in steps]
+    if kinds == ["ByteLevel"] and steps[0].get("use_regex", True):
+        return "gpt-2"
+    if kinds == ["Digits", "ByteLevel"] and steps[0].get("individual_digits"):
         return "smollm"
-    if _LLAMA3 in told.replace("\\\\", "\\"):
-        return "llama-bpe"
-    if _QWEN2 in told.replace("\\\\", "\\"):
-        return "qwen2"
-    return "gpt-2"
+    if kinds == ["Split", "ByteLevel"] and not steps[1].get("use_regex", True):
+        return _PATTERNS.get(steps[0].get("pattern", {}).get("Regex"))
+    return None

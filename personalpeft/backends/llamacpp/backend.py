@@ -6,7 +6,6 @@ import hashlib
 import os
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -77,13 +76,12 @@ class LlamaCppBackend:
         self.description = _described(choice, threads)
         self._text = Text(base)
         self._turn = threading.Lock()
-        self._scoring = threading.Lock()
-        self._loras = Loras(slots, partial(_write, names), self._model.lora)
+        self._loras = Loras(slots, partial(write_gguf_lora, names), self._model.lora)
         shape = Shape(places, min(2 * rows, _MOST_SEQUENCES), ALONE + rows, rows, threads, names.full)
-        self._lanes = Lanes(places, shape, self._model.context)
-        self._batch = Batch(self._lanes, self._loras, self._text, rows=rows, longest=self.longest)
+        lanes = Lanes(places, shape, self._model.context)
+        self._batch = Batch(lanes, self._loras, self._text, rows=rows, longest=self.longest)
         one = Shape(self.longest, 1, ALONE, _SCORED_AT_ONCE, threads, names.full)
-        self._scorer = Scorer(one, self._model.context, self._taking_turns)
+        self._scorer = Scorer(one, self._model.context, self._turn)
         self._learning = LearningSide(base, slots=slots, cache=cache)
 
     def render(self, messages: Sequence[Message]) -> Tokens:
@@ -130,16 +128,19 @@ class LlamaCppBackend:
     def forget(self) -> None:
         with self._turn:
             self._batch.forget()
-            self._scorer.close()
+        self._scorer.close()
 
     def occupancy(self) -> Occupancy:
         with self._turn:
             return self._batch.occupancy()
 
     def score(self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False) -> tuple[Score, ...]:
-        lora = None if stack is None else self._loras.stack(stack).lora
-        with self._scoring:
-            return self._scorer.score(items, lora, kl=kl)
+        resident = self._loras.point(stack)
+        try:
+            return self._scorer.score(items, resident.lora if resident else None, kl=kl)
+        finally:
+            with self._turn:
+                self._batch.let_go(resident)
 
     def session(self, spec: SessionSpec) -> Session:
         return self._learning.session(spec, None if spec.below is None else self._loras.stack(spec.below).stack)
@@ -150,7 +151,7 @@ class LlamaCppBackend:
         return self._learning.advance(sessions, terms, rates)
 
     def fingerprint(self) -> str:
-        """Of the file: its pages are what the library computes with, and are mapped to be read alone."""
+        """Of the file, which the library maps to be read alone; what it copies into an order of its own it gives nobody to see."""
         digest = hashlib.sha256()
         with self._file.open("rb") as file:
             while block := file.read(1 << 20):
@@ -160,18 +161,11 @@ class LlamaCppBackend:
     def close(self) -> None:
         """Lets go of the model and of all contexts."""
         self._learning.close()
-        with self._scoring, self._turn:
-            self._scorer.close()
-            self._lanes.close_all()
+        self._scorer.close()
+        with self._turn:
+            self._batch.close()
             self._loras.close()
             self._model.close()
-
-    def _taking_turns(self) -> AbstractContextManager[object]:
-        return self._turn
-
-
-def _write(names: GgufNames, stack: Composed, path: Path) -> None:
-    write_gguf_lora(stack, names, path)
 
 
 def _places(names: GgufNames, context: int, rows: int) -> int:

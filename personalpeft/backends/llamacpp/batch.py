@@ -9,7 +9,7 @@ Invariants: a row's numbers depend on its own tokens and stack alone; what a row
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from personalpeft.backends.base import Occupancy, Piece, Row
@@ -88,32 +88,27 @@ class Batch:
         if len(self._live) >= self._rows:
             return None
         stack = self._loras.point(row.stack)
-        lane = self._lanes.with_room(stack.lora if stack else None, room)
-        if lane is None:
-            self._let_go(stack)
+        try:
+            live = self._seated(row, stack, room)
+        except BaseException:
+            # Else one moment without memory would take a slot for good.
+            self.let_go(stack)
+            raise
+        if live is None:
+            self.let_go(stack)
             return None
-        seat = lane.take(row.owner, row.tokens, room)
-        number = next(self._numbers)
-        self._reused += seat.found
-        self._live[number] = _Live(
-            number=number,
-            row=row,
-            stack=stack,
-            lane=lane,
-            seat=seat,
-            picker=Picker.of(row.sampling),
-            stream=TextStream(self._text, row.sampling.stop),
-            read=seat.found,
-            tokens=list(row.tokens),
-        )
-        return number
+        self._reused += live.seat.found
+        self._live[live.number] = live
+        return live.number
 
     def step(self) -> Sequence[Piece]:
         """See ``Backend.step``."""
         by_lane: dict[Lane, list[_Live]] = {}
         for live in self._live.values():
             by_lane.setdefault(live.lane, []).append(live)
-        return [piece for lane, rows in by_lane.items() for piece in self._advance(lane, rows)]
+        waiting = any(live.pending == 1 for live in self._live.values())
+        reading = dict(_within(BESIDE_OTHERS if waiting else ALONE, self._live.values()))
+        return [piece for lane, rows in by_lane.items() for piece in self._advance(lane, rows, reading)]
 
     def leave(self, number: int) -> Piece | None:
         """See ``Backend.leave``."""
@@ -140,11 +135,32 @@ class Batch:
         kept = sum(lane.kept for lane in self._lanes)
         return Occupancy(len(self._live), used, kept, self._lanes.places, self._reused)
 
-    def _advance(self, lane: Lane, rows: Sequence[_Live]) -> Iterator[Piece]:
-        """A step of one lane's rows."""
-        decoding = [live for live in rows if live.pending == 1]
-        reading = list(_within(BESIDE_OTHERS if decoding else ALONE, rows))
-        going = [*((live, 1) for live in decoding), *reading]
+    def close(self) -> None:
+        """Frees all contexts; rows that were still there are gone."""
+        self._live.clear()
+        self._lanes.close_all()
+
+    def let_go(self, stack: Resident | None) -> None:
+        """Ends one use of a stack, and closes it where it was the last of one that was dropped."""
+        if stack is not None and self._loras.let_go(stack):
+            self._close(stack)
+
+    def _seated(self, row: Row, stack: Resident | None, room: int) -> _Live | None:
+        lane = self._lanes.with_room(stack.lora if stack else None, room)
+        if lane is None:
+            return None
+        # What can fail comes before the seat is taken.
+        picker, stream = Picker.of(row.sampling), TextStream(self._text, row.sampling.stop)
+        seat = lane.take(row.owner, row.tokens, room)
+        number = next(self._numbers)
+        return _Live(number, row, stack, lane, seat, picker, stream, seat.found, list(row.tokens))
+
+    def _advance(self, lane: Lane, rows: Sequence[_Live], reading: Mapping[_Live, int]) -> Iterator[Piece]:
+        """A step of one lane's rows, of which some read so much of their prompts."""
+        going = [(live, 1) for live in rows if live.pending == 1]
+        going += [(live, reading[live]) for live in rows if live in reading]
+        if not going:
+            return
         logits = lane.compute([place for live, count in going for place in live.places(count)])
         answers = iter(logits)
         for live, count in going:
@@ -158,11 +174,7 @@ class Batch:
     def _remove(self, live: _Live) -> None:
         del self._live[live.number]
         live.lane.leave(live.seat, live.row.owner, tuple(live.tokens[: live.read]))
-        self._let_go(live.stack)
-
-    def _let_go(self, stack: Resident | None) -> None:
-        if stack is not None and self._loras.let_go(stack):
-            self._close(stack)
+        self.let_go(live.stack)
 
     def _close(self, stack: Resident) -> None:
         """Lets go of a stack that nobody will name again: its lane first, which answers with it."""

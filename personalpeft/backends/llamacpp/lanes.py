@@ -3,7 +3,7 @@
 A context has one set of adapters, so rows of different stacks share none; to change the set of one costs as much as half a
 token, to keep another context costs its keys and values. Rows of one stack share a lane, and are computed in one call.
 
-Invariants: all lanes together have at most so many places for keys and values, and a row gets, when it joins, all that its
+Invariants: all lanes together have at most so many places for keys and values (while one grows, its old ones besides), and a row gets, when it joins, all that its
 prompt and its longest reply can need; what is kept of a row that has left is found only in the lane of its stack, by rows of
 its owner whose tokens begin alike; a sequence is never read under another stack than it was written under.
 """
@@ -60,6 +60,11 @@ class Lane:
         """How many tokens it keeps of rows that have left."""
         return sum(len(kept.tokens) for kept in self._kept.values())
 
+    @property
+    def full(self) -> bool:
+        """Whether every sequence has a row."""
+        return len(self._seats) == self._context.shape.sequences
+
     def missing(self, room: int) -> int:
         """How many places it lacks for a row of that length; it may forget what it keeps for it."""
         return max(0, sum(self._seats.values()) + room - self.places)
@@ -93,11 +98,11 @@ class Lane:
 
     def forget(self) -> None:
         """Keeps nothing of rows that have left; their keys and values are overwritten, or freed with their context."""
-        self._kept.clear()
         if self._seats:
             self._move(self._context.shape, [*self._seats])
         else:
             self._context.clear()
+        self._kept.clear()
 
     def close(self) -> Context:
         """Ends it, and gives its context back."""
@@ -105,9 +110,14 @@ class Lane:
 
     def _move(self, shape: Shape, sequences: Sequence[int]) -> None:
         old, new = self._context, self._open(shape, self._lora)
-        for sequence in sequences:
-            new.restore(sequence, old.state(sequence))
+        try:
+            for sequence in sequences:
+                new.restore(sequence, old.state(sequence))
+        except BaseException:
+            new.close()
+            raise
         self._context = new
+        old.clear()
         old.close()
 
     def _alike(self, owner: str, tokens: Tokens) -> tuple[int | None, int]:
@@ -155,6 +165,8 @@ class Lanes:
         nobody uses give way.
         """
         lane = self._lanes.get(lora)
+        if lane is not None and lane.full:
+            return None
         if lane is None:
             context = self._context(lora, _rounded(room))
             if context is None:
@@ -186,8 +198,8 @@ class Lanes:
     def _context(self, lora: Lora | None, least: int) -> Context | None:
         spare = self._spare
         if spare is not None and spare.shape.places >= least:
-            self._spare = None
             spare.answer_with(lora)
+            self._spare = None
             return spare
         size = self._size(None, least=least, wanted=_FEWEST)
         return None if size is None else self._open(replace(self._shape, places=size), lora)

@@ -31,44 +31,53 @@ class LearningSide:
         self._base, self._slots, self._cache = base, slots, cache
         self._turn = threading.Lock()
         self._backend: TorchBackend | None = None
-        self._open = 0
+        # What each open session stands on.
+        self._open: list[str | None] = []
+        self._closed = False
 
     def session(self, spec: SessionSpec, below: Composed | None) -> Session:
         """See ``Backend.session``; ``below`` is the stack that ``spec.below`` names."""
+        key = None if below is None else f"below {spec.below}"
         with self._turn:
-            backend = self._loaded()
-            key = None
-            if below is not None:
-                key = f"below {spec.below}"
-                backend.attach(key, backend.stage(below))
+            if self._closed:
+                raise RuntimeError("the backend is closed")
             try:
+                backend = self._loaded()
+                if key is not None and below is not None:
+                    backend.attach(key, backend.stage(below))
                 inner = backend.session(replace(spec, below=key))
             except BaseException:
-                if not self._open:
-                    self._let_go()
+                self._given_back(key)
                 raise
-            self._open += 1
-        return _Lent(inner, self)
+            self._open.append(key)
+        return _Lent(inner, self, key)
 
     def advance(
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Term]], rates: Sequence[float]
     ) -> tuple[float, ...]:
         """See ``Backend.advance``."""
-        own = [session.inner for session in sessions if isinstance(session, _Lent)]
+        own = [session.inner for session in sessions if isinstance(session, _Lent) and session.owner is self]
         if len(own) < len(sessions) or self._backend is None:
             raise ValueError("these are not sessions of this backend")
         return self._backend.advance(own, terms, rates)
 
-    def given_back(self) -> None:
-        """A session was closed."""
+    def given_back(self, key: str | None) -> None:
+        """A session above this stack was closed."""
         with self._turn:
-            self._open -= 1
-            if not self._open:
-                self._let_go()
+            self._open.remove(key)
+            self._given_back(key)
 
     def close(self) -> None:
         """Lets go of the weights. Closing twice is fine."""
         with self._turn:
+            self._closed = True
+            self._let_go()
+
+    def _given_back(self, key: str | None) -> None:
+        """Lets go of what no session needs any more."""
+        if key is not None and key not in self._open and self._backend is not None:
+            self._backend.detach(key)
+        if not self._open:
             self._let_go()
 
     def _loaded(self) -> TorchBackend:
@@ -89,9 +98,10 @@ class LearningSide:
 class _Lent:
     """A session of the torch backend, which goes when all of them are closed."""
 
-    def __init__(self, inner: Session, owner: LearningSide) -> None:
+    def __init__(self, inner: Session, owner: LearningSide, key: str | None) -> None:
         self.inner = inner
-        self._owner: LearningSide | None = owner
+        self.owner: LearningSide | None = owner
+        self._key = key
 
     def refer(self, terms: Sequence[Term]) -> None:
         self.inner.refer(terms)
@@ -109,7 +119,7 @@ class _Lent:
         self.inner.restore(state)
 
     def close(self) -> None:
-        owner, self._owner = self._owner, None
+        owner, self.owner = self.owner, None
         if owner is not None:
             self.inner.close()
-            owner.given_back()
+            owner.given_back(self._key)

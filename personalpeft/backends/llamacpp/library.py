@@ -1,7 +1,8 @@
 """The little of llama.cpp that is used here, with its pointers and return codes kept inside.
 
 Invariants: nothing above this file sees ctypes; what failed is a ``RuntimeError`` that names the call; a model outlives its
-contexts and adapters, each of which is closed once, by its owner.
+contexts and adapters, each of which is closed once, by its owner; an adapter is closed when no context answers with it (the
+library compares addresses, and takes a new adapter at an old one's address for the same).
 
 A context has one set of adapters for all that it computes, and its keys and values know nothing of that set (llama.cpp's
 own prompt cache compares tokens alone). So whoever changes the set drops what the context holds: here a set is given when
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -32,6 +35,9 @@ _LEVELS = {2: logging.DEBUG, 3: logging.DEBUG, 4: logging.ERROR}
 
 # GGML's number for the type, and the library's for attention step by step, whose sums are in float32.
 _FLOAT32, _NO_FLASH = 0, 0
+
+# A model keeps a list of its adapters, which the library does not lock.
+_ADAPTERS = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,8 @@ class Lora:
         """Frees its memory. Closing twice is fine."""
         pointer, self.pointer = self.pointer, None
         if pointer is not None:
-            _lib().llama_adapter_lora_free(pointer)
+            with _ADAPTERS:
+                _lib().llama_adapter_lora_free(pointer)
 
 
 class Model:
@@ -80,7 +87,7 @@ class Model:
         lib = _lib()
         params = lib.llama_model_default_params()
         params.use_extra_bufts = extra
-        self._model = lib.llama_model_load_from_file(str(path).encode(), params)
+        self._model = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
             raise WeightsError(
                 f"llama.cpp cannot load {path}.",
@@ -90,7 +97,8 @@ class Model:
 
     def lora(self, path: Path) -> Lora:
         """Loads a GGUF LoRA; the file is not needed any more then. Raises ``RuntimeError`` for one that does not fit the model."""
-        pointer = _lib().llama_adapter_lora_init(self._model, str(path).encode())
+        with _ADAPTERS:
+            pointer = _lib().llama_adapter_lora_init(self._model, os.fsencode(path))
         if not pointer:
             raise RuntimeError("llama.cpp cannot load the adapter")
         return Lora(pointer)
@@ -125,10 +133,14 @@ class Context:
             params.flash_attn_type = _NO_FLASH
         self._context = lib.llama_init_from_model(model, params)
         if not self._context:
-            raise RuntimeError(f"llama.cpp has no memory for {shape.places} tokens")
+            raise RuntimeError(f"llama.cpp is out of memory for {shape.places} tokens")
         self._memory = lib.llama_get_memory(self._context)
         self._batch = lib.llama_batch_init(shape.batch, 0, 1)
-        self._set(lora)
+        try:
+            self._set(lora)
+        except RuntimeError:
+            self.close()
+            raise
 
     def answer_with(self, lora: Lora | None) -> None:
         """Answers with another adapter from now on; what was computed with the one before is dropped."""
@@ -139,6 +151,8 @@ class Context:
         """Reads the tokens; gives the logits ``[asked for, vocabulary]`` after those that ask, in their order. Raises
         ``RuntimeError``; ``ValueError`` for more than the context's shape allows.
         """
+        if self._context is None:
+            raise RuntimeError("the context is closed")
         asked = [index for index, place in enumerate(places) if place.asked]
         if len(places) > self.shape.batch or len(asked) > self.shape.asked:
             raise ValueError(f"{len(places)} tokens, {len(asked)} of them asked for, are too many for one call")

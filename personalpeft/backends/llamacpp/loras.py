@@ -16,9 +16,6 @@ from pathlib import Path
 from personalpeft.adapters.base import Composed
 from personalpeft.backends.llamacpp.library import Lora
 
-_SHARED = Path("/dev/shm")
-_IN_MEMORY = _SHARED if os.access(_SHARED, os.W_OK) else None
-
 
 # eq=False: the same stack loaded twice is two.
 @dataclass(eq=False, slots=True)
@@ -32,37 +29,28 @@ class Resident:
 
 
 class Loras:
-    """``write`` makes a stack's file, ``load`` loads it; neither is waited for by rows. One thread puts stacks in."""
+    """``write`` makes a stack's file, ``load`` loads it; neither is waited for by rows."""
 
     def __init__(self, slots: int, write: Callable[[Composed, Path], None], load: Callable[[Path], Lora]) -> None:
         self._slots, self._write, self._load = slots, write, load
         self._turn = threading.Lock()
+        # Held while one is loaded, so that there is never one more than there are slots.
+        self._filling = threading.Lock()
         self._named: dict[str, Resident] = {}
         # Dropped, but rows still point to them.
         self._leaving: list[Resident] = []
-        self._coming = 0
 
     def put(self, key: str, stack: Composed) -> None:
         """See ``Backend.attach``."""
-        with self._turn:
-            if key in self._named:
-                return
-            if len(self._named) + len(self._leaving) + self._coming >= self._slots:
-                raise RuntimeError(f"all {self._slots} slots are taken")
-            self._coming += 1
-        resident = None
-        try:
-            # The library reads from a path alone. What is loaded lies in memory, so the file goes at once; it need not
-            # even come to a disk where the system has a folder that is memory.
-            with tempfile.TemporaryDirectory(prefix="personalpeft-", dir=_IN_MEMORY) as folder:
-                file = Path(folder, "stack.gguf")
-                self._write(stack, file)
-                resident = Resident(self._load(file), stack)
-        finally:
+        with self._filling:
             with self._turn:
-                self._coming -= 1
-                if resident is not None:
-                    self._named[key] = resident
+                if key in self._named:
+                    return
+                if len(self._named) + len(self._leaving) >= self._slots:
+                    raise RuntimeError(f"all {self._slots} slots are taken")
+            resident = Resident(self._loaded(stack), stack)
+            with self._turn:
+                self._named[key] = resident
 
     def stack(self, key: str) -> Resident:
         """What is loaded under a key. Raises ``KeyError``."""
@@ -106,3 +94,23 @@ class Loras:
                 stack.lora.close()
             self._named.clear()
             self._leaving.clear()
+
+    def _loaded(self, stack: Composed) -> Lora:
+        """The library reads from a path alone. What is loaded lies in memory, so the file goes at once; it need not even come
+        to a disk where the system has a folder that is memory, and room in it.
+        """
+        for place in dict.fromkeys((_in_memory(), None)):
+            try:
+                with tempfile.TemporaryDirectory(prefix="personalpeft-", dir=place) as folder:
+                    file = Path(folder, "stack.gguf")
+                    self._write(stack, file)
+                    return self._load(file)
+            except OSError:
+                if place is None:
+                    raise
+        raise AssertionError("unreachable")
+
+
+def _in_memory() -> Path | None:
+    shared = Path("/dev/shm")
+    return shared if os.access(shared, os.W_OK) else None

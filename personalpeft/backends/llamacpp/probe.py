@@ -1,15 +1,17 @@
 """Which of the processor's features llama.cpp may use: tried in a process of its own, since what goes wrong there ends the
 process (on processors with AMX, ``llama_decode`` of some quantised files ends in a general protection fault).
 
-Invariant: the model is never loaded here in a way that has not run once on this machine, with this version of the library
-and this file.
+Invariant: the processor's own order of weights is never used here where a trial did not get through with it, on this
+machine, with this version of the library and this file.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,29 +21,33 @@ from pathlib import Path
 
 from personalpeft.types import canonical_digest
 
+log = logging.getLogger(__name__)
+
 # A small model is loaded and asked in a second; a large one is first read from the disk.
 _SECONDS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Whether weights may be kept in the processor's own order, and why."""
+    """Whether weights may be kept in the processor's own order, and why; not ``certain`` where another trial may end otherwise."""
 
     extra: bool
     why: str
+    certain: bool = True
 
 
 def choose(file: Path, cache: Path) -> Choice:
     """What a child process found, or what one found before and left in the cache."""
     status = file.stat()
-    asked = [version("llama-cpp-python"), _processor(), file.name, status.st_size]
+    asked = [version("llama-cpp-python"), _processor(), str(file), status.st_size, status.st_mtime_ns]
     kept = cache / "llamacpp" / f"{canonical_digest(asked)[:16]}.json"
     try:
         found = json.loads(kept.read_text("utf-8"))
         return Choice(bool(found["extra"]), str(found["why"]))
     except (OSError, ValueError, KeyError, TypeError):
         choice = _tried(file)
-    _keep(choice, kept)
+    if choice.certain:
+        _keep(choice, kept)
     return choice
 
 
@@ -63,11 +69,17 @@ def _tried(file: Path) -> Choice:
     try:
         done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return Choice(False, f"plain weights, since a trial with the processor's own order took over {_SECONDS} s")
+        return Choice(
+            False, f"plain weights, since a trial with the processor's own order took over {_SECONDS} s", certain=False
+        )
     if done.returncode == 0:
         return Choice(True, "weights in the processor's own order where it has one, which a trial got through")
+    # Only that very crash says something of the processor: what ran out of memory is killed, and an error may be of the moment.
+    crashed = -done.returncode in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGABRT)
+    if not crashed:
+        log.warning("the trial ended with %s: %s", done.returncode, done.stderr.decode(errors="replace")[-2000:])
     how = f"ended by signal {-done.returncode}" if done.returncode < 0 else f"ended with {done.returncode}"
-    return Choice(False, f"plain weights, since a trial with the processor's own order {how}")
+    return Choice(False, f"plain weights, since a trial with the processor's own order {how}", certain=crashed)
 
 
 def _keep(choice: Choice, kept: Path) -> None:
@@ -87,4 +99,4 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    return next((line for line in lines if line.startswith("flags")), platform.machine())
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from personalpeft.backends.llamacpp.library import Logits
 from personalpeft.types import Sampling
@@ -32,13 +33,19 @@ class Picker:
             return int(logits.argmax())
         scaled = logits.astype(np.float64) / max(self.sampling.temperature, _COLDEST)
         chances = np.exp(scaled - scaled.max())
+        if self.sampling.top_p >= 1:
+            return _drawn(chances, self.generator)
         order = np.argsort(-chances, kind="stable")
         summed = np.cumsum(chances[order])
         # The likeliest token is always in, whatever top_p.
-        within = max(1, int(np.searchsorted(summed, self.sampling.top_p * summed[-1], side="left")) + 1)
-        within = min(within, len(order))
-        drawn = self.generator.random() * summed[within - 1]
-        return int(order[min(int(np.searchsorted(summed[:within], drawn, side="right")), within - 1)])
+        within = int(np.searchsorted(summed, self.sampling.top_p * summed[-1], side="left")) + 1
+        return int(order[_drawn(chances[order[:within]], self.generator)])
+
+
+def _drawn(chances: npt.NDArray[np.float64], generator: np.random.Generator) -> int:
+    """An index, each as likely as its chance."""
+    summed = np.cumsum(chances)
+    return min(int(np.searchsorted(summed, generator.random() * summed[-1], side="right")), len(summed) - 1)
 
 
 def log_softmax(logits: Logits) -> Logits:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from adapter_files import deltas, make_adapter
-from backend_makers import adapter, attach, llamacpp_backend, row, torch_backend, written
+from backend_makers import adapter, attach, base_with_merges, llamacpp_backend, row, torch_backend, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,7 +39,7 @@ def own(torch_tiny: Backend) -> Adapter:
 @pytest.fixture
 def good(own: Adapter, names: GgufNames, tmp_path: Path) -> Path:
     path = tmp_path / "good.gguf"
-    write_gguf_lora(compose([(own, 1.0)]), names, path)
+    write_gguf_lora(names, compose([(own, 1.0)]), path)
     return path
 
 
@@ -64,13 +64,49 @@ def test_a_stack_whose_layers_adapt_different_projections_comes_back(
     from dataclasses import replace
 
     memory = replace(memory, pairs=pairs, manifest=replace(memory.manifest, targets=tuple(sorted(pairs))))
-    write_gguf_lora(compose([(style, 1.0), (memory, 0.5)]), names, tmp_path / "both.gguf")
+    write_gguf_lora(names, compose([(style, 1.0), (memory, 0.5)]), tmp_path / "both.gguf")
     back = taken(tmp_path / "both.gguf", tiny_base, names)
     both = deltas(style.pairs, style.manifest.scaling)
     for name, change in deltas(memory.pairs, memory.manifest.scaling).items():
         both[name] = both[name] + 0.5 * change
     for name, change in deltas(back.pairs, back.manifest.scaling).items():
         assert np.allclose(change, both[name], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("weight", [1e-30, 1e-5, 3.0])
+def test_a_weight_goes_out_as_it_is_however_small(
+    weight: float, own: Adapter, tiny_base: Base, names: GgufNames, tmp_path: Path
+) -> None:
+    write_gguf_lora(names, compose([(own, weight)]), tmp_path / "weighed.gguf")
+    back = taken(tmp_path / "weighed.gguf", tiny_base, names)
+    wanted = deltas(own.pairs, own.manifest.scaling * weight)
+    for name, change in deltas(back.pairs, back.manifest.scaling).items():
+        assert np.allclose(change, wanted[name], rtol=1e-3, atol=1e-3 * weight)
+
+
+def test_a_weight_beyond_all_numbers_is_an_error_of_ours(own: Adapter, names: GgufNames, tmp_path: Path) -> None:
+    with pytest.raises(AdapterError, match="too large"):
+        write_gguf_lora(names, compose([(own, 1e39)]), tmp_path / "weighed.gguf")
+
+
+def test_ranks_that_would_make_much_of_little_are_refused(tiny_base: Base, names: GgufNames, tmp_path: Path) -> None:
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(tmp_path / "wide.gguf", "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    for block in range(tiny_base.architecture.blocks):
+        for projection, rank in (("self_attn.q_proj", 1), ("self_attn.v_proj", 100_000)):
+            inputs, outputs = tiny_base.architecture.projections[projection]
+            name = names.projection(projection, block)
+            writer.add_tensor(f"{name}.lora_a", np.zeros((rank, inputs if rank == 1 else 1), np.float16))
+            writer.add_tensor(f"{name}.lora_b", np.zeros((outputs if rank == 1 else 1, rank), np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(AdapterError):
+        taken(tmp_path / "wide.gguf", tiny_base, names)
 
 
 def test_an_adapter_for_another_architecture_is_refused_by_name(good: Path, tiny_base: Base, names: GgufNames) -> None:
@@ -104,7 +140,7 @@ def test_whatever_the_bytes_are_they_give_an_adapter_or_an_error_of_ours(
 ) -> None:
     folder = tmp_path_factory.mktemp("gguf")
     names = gguf_names(tiny_base)
-    write_gguf_lora(compose([(adapter(torch_tiny, 3, rank=1), 1.0)]), names, folder / "good.gguf")
+    write_gguf_lora(names, compose([(adapter(torch_tiny, 3, rank=1), 1.0)]), folder / "good.gguf")
     raw = bytearray((folder / "good.gguf").read_bytes())
     header = len(raw) - 40_000
     for _ in range(data.draw(st.integers(1, 3))):
@@ -147,17 +183,17 @@ def test_a_merged_model_says_without_a_stack_what_the_base_says_with_it(
         backend.close()
 
 
-def test_llamacpp_loads_a_merged_gguf_and_says_the_same(
-    tiny_base: Base, llamacpp_tiny: Backend, own: Adapter, tmp_path: Path
-) -> None:
+def test_llamacpp_loads_a_merged_gguf_and_says_the_same(tmp_path: Path, shared_cache: Path) -> None:
     from personalpeft.backends.llamacpp.library import Model, Place, Shape
 
-    stack = compose([(own, 1.0)])
-    write_merged_gguf(tiny_base, stack, tmp_path / "merged")
-    attach(llamacpp_tiny, "own", stack)
-    asked = row(llamacpp_tiny, "hello", "own", max_tokens=1)
-    (reply,) = written(llamacpp_tiny, [asked])
-    llamacpp_tiny.detach("own")
+    base = base_with_merges(tmp_path)
+    backend = llamacpp_backend(base, shared_cache, slots=1, rows=1)
+    stack = compose([(adapter(backend, 3, rank=4), 1.0)])
+    write_merged_gguf(base, stack, tmp_path / "merged")
+    attach(backend, "own", stack)
+    asked = row(backend, "the cat", "own", max_tokens=1)
+    (reply,) = written(backend, [asked])
+    backend.close()
     model = Model(tmp_path / "merged" / "model.gguf", extra=False)
     context = model.context(Shape(512, 1, 256, 1, 1, full=True), None)
     last = len(asked.tokens) - 1
@@ -166,6 +202,14 @@ def test_llamacpp_loads_a_merged_gguf_and_says_the_same(
     context.close()
     model.close()
     assert (tmp_path / "merged" / "Modelfile").read_text("utf-8").startswith("FROM ./model.gguf\nTEMPLATE ")
+
+
+def test_a_model_whose_tokenizer_has_no_form_in_gguf_is_not_given_to_others(
+    tiny_base: Base, own: Adapter, tmp_path: Path
+) -> None:
+    with pytest.raises(WeightsError, match="tokenizer of tiny-random"):
+        write_merged_gguf(tiny_base, compose([(own, 1.0)]), tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
 
 
 def test_what_fails_leaves_no_folder_behind(tiny_base: Base, own: Adapter, tmp_path: Path) -> None:
@@ -210,6 +254,6 @@ def test_a_template_that_depends_on_more_than_roles_is_left_to_ollama(tiny_base:
 
 
 def test_make_adapter_is_for_another_base_than_the_tiny_one(tiny_base: Base, names: GgufNames, tmp_path: Path) -> None:
-    write_gguf_lora(compose([(make_adapter(1), 1.0)]), names, tmp_path / "foreign.gguf")
+    write_gguf_lora(names, compose([(make_adapter(1), 1.0)]), tmp_path / "foreign.gguf")
     with pytest.raises(AdapterError):
         taken(tmp_path / "foreign.gguf", tiny_base, names)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +13,7 @@ import pytest
 from backend_makers import (
     Writing,
     attach,
+    base_with_merges,
     composed,
     lessons,
     llamacpp_backend,
@@ -20,7 +25,11 @@ from backend_makers import (
 )
 
 from personalpeft.backends.base import Backend, Continuation
+from personalpeft.backends.llamacpp.backend import LlamaCppBackend
 from personalpeft.bases.base import Base
+from personalpeft.bases.gguf_model import write_gguf
+from personalpeft.bases.gguf_names import gguf_names
+from personalpeft.errors import WeightsError
 
 
 @pytest.mark.parametrize("stack", [None, "one"])
@@ -91,3 +100,127 @@ def test_a_context_that_is_used_again_knows_nothing_of_the_stack_before(tiny_bas
 def test_an_item_longer_than_there_is_memory_for_is_refused(llamacpp_tiny: Backend) -> None:
     with pytest.raises(ValueError, match="more than"):
         llamacpp_tiny.score([Continuation((1,) * 10**5, (1,))], None)
+
+
+@pytest.fixture
+def own(tiny_base: Base, shared_cache: Path) -> Iterator[LlamaCppBackend]:
+    """A backend that nobody else has, with one slot."""
+    backend = LlamaCppBackend(tiny_base, slots=1, rows=4, cache=shared_cache, threads=1)
+    yield backend
+    backend.close()
+
+
+def test_what_is_scored_after_another_stack_took_the_slot_is_scored_with_that_one(own: LlamaCppBackend) -> None:
+    item = Continuation((1, 2, 3), (4, 5))
+    said: dict[int, set[float]] = {}
+    for number in (1, 2, 3, 1, 3, 2, 1):
+        attach(own, f"s{number}", composed(own, number, rank=1 + number))
+        (score,) = own.score([item], f"s{number}", kl=True)
+        said.setdefault(number, set()).add(round(score.logp, 5))
+        own.detach(f"s{number}")
+    assert [len(each) for each in said.values()] == [1, 1, 1]
+    assert len(set.union(*said.values())) == 3
+
+
+def test_a_stack_that_leaves_and_a_forget_while_it_is_scored_wait_for_it(own: LlamaCppBackend) -> None:
+    items = [Continuation((n % 200, 2, 3), (4, 5, 6)) for n in range(200)]
+    attach(own, "one", composed(own, 1))
+    whole = own.score(items, "one")
+    said: list[object] = []
+    scorer = threading.Thread(target=lambda: said.append(own.score(items, "one")))
+    scorer.start()
+    own.forget()
+    own.detach("one")
+    own.forget()
+    scorer.join()
+    assert said in ([whole], [])
+    attach(own, "two", composed(own, 2))
+    assert own.score(items[:1], "two")
+
+
+def test_a_context_that_cannot_be_made_takes_no_slot(own: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    attach(own, "one", composed(own, 1))
+    with monkeypatch.context() as broken:
+        broken.setattr("personalpeft.backends.llamacpp.library.Context.__init__", failing)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            own.admit(row(own, "hello", "one"))
+    own.detach("one")
+    attach(own, "two", composed(own, 2))
+    assert written(own, [row(own, "hello", "two")])[0].text
+
+
+def failing(*_: object) -> None:
+    raise RuntimeError("out of memory")
+
+
+def test_sessions_above_different_stacks_need_no_more_slots_than_stand_at_once(own: LlamaCppBackend) -> None:
+    for name in ("one", "two"):
+        attach(own, name, composed(own, 1))
+        session = own.session(spec(own, below=name))
+        own.detach(name)
+        train(session, lessons(own, 1))
+        session.close()
+
+
+def test_more_rows_than_a_context_has_sequences_wait(tiny_base: Base, shared_cache: Path) -> None:
+    backend = LlamaCppBackend(tiny_base, slots=1, rows=200, cache=shared_cache, threads=1)
+    taken = [backend.admit(row(backend, f"{n}", max_tokens=1)) for n in range(140)]
+    assert None in taken
+    assert None not in taken[:100]
+    backend.close()
+
+
+def test_after_it_is_closed_nothing_is_computed(own: LlamaCppBackend) -> None:
+    own.admit(row(own, "hello"))
+    own.close()
+    assert list(own.step()) == []
+    with pytest.raises(RuntimeError, match="closed"):
+        own.session(spec(own))
+
+
+def test_a_continuation_of_nothing_is_refused(own: LlamaCppBackend) -> None:
+    for item in (Continuation((), (1,)), Continuation((1,), ())):
+        with pytest.raises(ValueError, match="needs a prompt"):
+            own.score([item], None)
+
+
+def test_prompts_are_read_within_one_budget_whatever_their_stacks(tiny_base: Base, shared_cache: Path) -> None:
+    backend = LlamaCppBackend(tiny_base, slots=3, rows=4, cache=shared_cache, threads=1)
+    for name in ("one", "two", "three"):
+        attach(backend, name, composed(backend, len(name)))
+    writing = Writing(backend)
+    writing.join(row(backend, "hello", max_tokens=30))
+    writing.step()
+    before = backend.occupancy().tokens_used
+    for name in ("one", "two", "three"):
+        writing.join(row(backend, "x" * 400, name, max_tokens=2))
+    writing.step()
+    assert backend.occupancy().tokens_used - before <= 65
+    writing.finish()
+    backend.close()
+
+
+def test_a_vocabulary_with_merges_and_embeddings_to_spare_is_served(tmp_path: Path, shared_cache: Path) -> None:
+    base = base_with_merges(tmp_path)
+    both = [torch_backend(base, slots=1, rows=1), llamacpp_backend(base, shared_cache, slots=1, rows=1)]
+    said = [written(backend, [row(backend, "the cat", max_tokens=8)])[0].tokens for backend in both]
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}, "rope_parameters": None}, "stretches its positions"),
+        ({"sliding_window": 16}, "looks back a part"),
+        ({"hidden_act": "relu"}, "another activation"),
+        ({"partial_rotary_factor": 0.5}, "turns a part"),
+    ],
+)
+def test_what_llamacpp_would_compute_otherwise_is_refused_by_name(
+    changes: dict[str, object], why: str, tiny_base: Base, tmp_path: Path
+) -> None:
+    config = json.loads((tiny_base.folder / "config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**config, **changes}), "utf-8")
+    base = replace(tiny_base, folder=tmp_path)
+    with pytest.raises(WeightsError, match=why):
+        write_gguf(base, gguf_names(base), tmp_path / "model.gguf")
