@@ -3,9 +3,10 @@
 A context has one set of adapters, so rows of different stacks share none; to change the set of one costs as much as half a
 token, to keep another context costs its keys and values. Rows of one stack share a lane, and are computed in one call.
 
-Invariants: all lanes together have at most so many places for keys and values (while one grows, its old ones besides), and a row gets, when it joins, all that its
-prompt and its longest reply can need; what is kept of a row that has left is found only in the lane of its stack, by rows of
-its owner whose tokens begin alike; a sequence is never read under another stack than it was written under.
+Invariants: all lanes together have at most so many places for keys and values (while one grows, its old ones besides), and
+a row gets, when it joins, all that its prompt and its longest reply can need; what is kept of a row that has left is found
+only in the lane of its stack, by rows of its owner whose tokens begin alike; a sequence is never read under another stack
+than it was written under.
 """
 
 from __future__ import annotations
