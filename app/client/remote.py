@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+from personalpeft.adapters.strict import read_file
 from personalpeft.comparing import Choice
 from personalpeft.errors import InvalidInput
 from personalpeft.forgetting import ForgetReport
@@ -297,6 +298,18 @@ class RemoteUser:
             packed(Path(folder).expanduser(), archive)
             data = archive.read_bytes()
         revision: Revision = self._line.call(do.IMPORT_PEFT, data, v.PeftImportQuery(layer), user=self.id)
+        return revision
+
+    def export_gguf(self, file: str | Path, *, layer: str | None = None) -> Path:
+        """As ``User.export_gguf``; the file is written here."""
+        target = Path(file).expanduser().absolute()
+        self._line.download(do.EXPORT_GGUF, v.PeftQuery(layer), target, user=self.id)
+        return target
+
+    def import_gguf(self, file: str | Path, *, layer: str = "style") -> Revision:
+        """As ``User.import_gguf``, of a file that lies here."""
+        data = read_file(Path(file).expanduser())
+        revision: Revision = self._line.call(do.IMPORT_GGUF, data, v.PeftImportQuery(layer), user=self.id)
         return revision
 
     def _call(self, operation: do.Operation, body: Any = None, /, **path: str) -> Any:

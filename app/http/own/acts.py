@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from personalpeft.comparing import Choice
-from personalpeft.errors import InvalidInput, PersonalFileError
+from personalpeft.errors import AdapterError, InvalidInput, PersonalFileError
 from personalpeft.learning.account import Account
 from personalpeft.learning.digest import Digest
 from personalpeft.learning.pending import Pending
@@ -243,6 +243,21 @@ def import_peft(call: Call) -> Revision:
     with TemporaryDirectory(prefix="personal-") as folder:
         unpacked(call.body, Path(folder))
         return call.user.import_peft(folder, layer=call.query.layer)
+
+
+@contextmanager
+def export_gguf(call: Call) -> Iterator[v.Packed]:
+    """As ``export``."""
+    with TemporaryDirectory(prefix="personal-") as folder:
+        file = call.user.export_gguf(Path(folder) / f"{call.user.id}.gguf", layer=call.query.layer)
+        yield v.Packed(file, file.stat().st_size)
+
+
+def import_gguf(call: Call) -> Revision:
+    try:
+        return call.user.import_gguf(call.body, layer=call.query.layer)
+    except AdapterError as error:
+        raise AdapterError(error.message.replace(str(call.body), "The file"), hint=error.hint) from error
 
 
 def verify(call: Call) -> tuple[Problem, ...]:

@@ -300,6 +300,18 @@ IMPORT_PEFT = Operation(
     errors=(*ANY, AdapterError, BaseMismatch, WeightsError, MissingPackage),
 )  # fmt: skip
 
+EXPORT_GGUF = Operation(
+    "export_gguf", "GET", f"{_USER}/gguf", "Move",
+    "The live stack, or one layer of it, as a GGUF LoRA, which llama.cpp loads beside the base's GGUF file.",
+    query=v.PeftQuery, download=True, file="a GGUF LoRA", errors=(*SERVING, AdapterError, WeightsError),
+)  # fmt: skip
+IMPORT_GGUF = Operation(
+    "import_gguf", "POST", f"{_USER}/gguf", "Move",
+    "Takes a GGUF LoRA in as a revision of a layer and makes it live. Read as a stranger's, and not judged.",
+    Revision, query=v.PeftImportQuery, status=201, upload=True, makes_user=True, file="a GGUF LoRA",
+    errors=(*ANY, AdapterError, BaseMismatch, WeightsError, MissingPackage),
+)  # fmt: skip
+
 VERIFY = Operation(
     "verify", "POST", "/verify", "Care",
     "Derives every digest in the home again and says what is not as it should be; nothing is changed. It can take a while.",

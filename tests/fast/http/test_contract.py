@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 import zipfile
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from http_makers import Served, Slow, served
+from runtime_makers import quick_card
 
 import personalpeft
 from personalpeft import (
@@ -28,7 +30,9 @@ from personalpeft import (
     PromptTooLong,
     Runtime,
     User,
+    WeightsError,
 )
+from personalpeft.bases.base import Base
 from personalpeft.types import SignalKind
 from personalpeft_app.client import Client, NotAllowed, RemoteUser, Unreachable, connect
 from personalpeft_app.http.own.routes import OwnApi
@@ -376,6 +380,40 @@ def test_a_user_goes_into_a_file_and_comes_in_again_under_another_name(opened: A
     assert [user.id for user in opened.users()] == ["ada", "bob"]
 
 
+def test_a_stack_goes_out_and_comes_in_as_a_gguf_file(tiny_base: Base, tmp_path: Path) -> None:
+    assert tiny_base.architecture.model_type == "llama"
+    with (
+        personalpeft.open(tmp_path / "home", quick_card(tmp_path)) as runtime,
+        closing(OwnApi(runtime)) as api,
+        served(runtime, more=[api.blueprint]) as site,
+    ):
+        ada, bob = (connect(site.url, site.secret).user(name) for name in ("ada", "bob"))
+        with pytest.raises(NotFound):
+            ada.export_gguf(tmp_path / "nothing.gguf")
+        correct(ada)
+        ada.learn(accept=True)
+        file = ada.export_gguf(tmp_path / "ada.gguf")
+        with pytest.raises(InvalidInput):
+            ada.export_gguf(file)
+        revision = bob.import_gguf(file)
+        assert bob.stack().entries[0].revision == revision.id
+        own = runtime.user("bob").chat("hello", temperature=0, memory=False).text
+        assert own == runtime.user("ada").chat("hello", temperature=0, memory=False).text
+        file.write_bytes(b"GGUF and no more")
+        for damaged in (file, tmp_path / "nowhere.gguf"):
+            with pytest.raises(AdapterError) as caught:
+                bob.import_gguf(damaged)
+            assert "personal-" not in caught.value.message
+
+
+def test_a_base_without_a_form_in_gguf_says_so(opened: Any, ada: Any, tmp_path: Path) -> None:
+    correct(ada)
+    ada.learn()
+    with pytest.raises(WeightsError):
+        ada.export_gguf(tmp_path / "ada.gguf")
+    assert not (tmp_path / "ada.gguf").exists()
+
+
 def test_a_stack_goes_out_and_comes_in_as_a_peft_folder(opened: Any, ada: Any, tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         ada.export_peft(tmp_path / "nothing")
@@ -536,6 +574,8 @@ def test_the_client_has_the_methods_of_a_user_with_their_parameters() -> None:
     import inspect
 
     public = {name for name in dir(User) if not name.startswith("_")}
+    # A copy of the base, as large as that, is written where the base lies.
+    public -= {"export_merged"}
     assert public == {name for name in dir(RemoteUser) if not name.startswith("_")}
     for name in public:
         own, remote = (inspect.signature(getattr(kind, name)) for kind in (User, RemoteUser))
