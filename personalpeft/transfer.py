@@ -14,9 +14,9 @@ from personalpeft.adapters.merged_model import write_merged_folder, write_merged
 from personalpeft.adapters.packed import pack
 from personalpeft.adapters.peft_folder import export_peft, export_stack_peft, import_peft
 from personalpeft.bases.base import Base
-from personalpeft.bases.gguf_names import gguf_names
+from personalpeft.bases.gguf_names import GgufNames, gguf_names
 from personalpeft.clock import Clock
-from personalpeft.errors import InvalidInput
+from personalpeft.errors import InvalidInput, WeightsError
 from personalpeft.learning.plan import layers_below
 from personalpeft.learning.publishing import given
 from personalpeft.serving.engine import Engine
@@ -43,7 +43,7 @@ def write_gguf(engine: Engine, entries: Sequence[StackEntry], file: Path) -> Pat
     """Writes a stack as a GGUF LoRA; the file that was written."""
     target = file.expanduser().absolute()
     base = engine.backend.base
-    names = gguf_names(base)
+    names = _names(base)
     stack = compose([(engine.adapter(entry.digest), entry.weight) for entry in entries])
     if target.exists():
         raise InvalidInput(f"{target} is there already.", hint="Name a file that does not exist yet.")
@@ -80,9 +80,17 @@ def take_folder(store: Store, base: Base, clock: Clock, user: str, live: Stack, 
 def take_gguf(store: Store, base: Base, clock: Clock, user: str, live: Stack, file: Path, layer: str) -> Revision:
     """Records a GGUF LoRA as a revision of a layer, not judged, and makes it the head."""
     began = clock.timer()
-    target, names = file.expanduser().absolute(), gguf_names(base)
+    target, names = file.expanduser().absolute(), _names(base)
     adapter = import_gguf_lora(target, base.architecture, names, layer=layer, base=base.digest)
     return _take(store, adapter, clock, began, user, live)
+
+
+def _names(base: Base) -> GgufNames:
+    """Whoever asks for what this base has not is told so; nothing is wrong with its weights."""
+    try:
+        return gguf_names(base)
+    except WeightsError as error:
+        raise InvalidInput(error.message, hint=error.hint) from error
 
 
 def _take(store: Store, adapter: Adapter, clock: Clock, began: float, user: str, live: Stack) -> Revision:

@@ -473,12 +473,12 @@ class User:
 
     def export_gguf(self, file: str | Path, *, layer: str | None = None) -> Path:
         """Writes the live stack (or one layer of it) as a GGUF LoRA, which llama.cpp loads beside the base's GGUF file.
-        Raises as ``export_peft``, and ``WeightsError`` for a base of a kind that is not written as GGUF here.
+        Raises as ``export_peft``, and ``InvalidInput`` for a base of a kind that is not written as GGUF here.
         """
         return write_gguf(self._parts.engine(), self._live(layer), Path(file))
 
     def import_gguf(self, file: str | Path, *, layer: str = "style") -> Revision:
-        """Takes a GGUF LoRA in, as ``import_peft`` takes a folder. Raises as that, and ``WeightsError``."""
+        """Takes a GGUF LoRA in, as ``import_peft`` takes a folder. Raises as that, and ``InvalidInput``."""
         check_layer_name(layer)
         parts = self._parts
         return take_gguf(parts.store, parts.base(), parts.clock, self.id, self.stack(), Path(file), layer)
