@@ -76,6 +76,35 @@ def _beginning(tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(whole[: next(starts, 0)])
 
 
+class Speaks:
+    """What a backend says of text: all of it is the tokenizer's. Meant to be inherited."""
+
+    def __init__(self, base: Base) -> None:
+        self._text = Text(base)
+
+    def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """See ``Backend.render``."""
+        return self._text.render(messages)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """See ``Backend.encode``."""
+        return self._text.encode(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """See ``Backend.decode``."""
+        return self._text.decode(tokens)
+
+    @property
+    def beginning(self) -> tuple[int, ...]:
+        """See ``Backend.beginning``."""
+        return self._text.beginning
+
+    @property
+    def end_of_turn(self) -> tuple[int, ...]:
+        """See ``Backend.end_of_turn``."""
+        return self._text.end_of_turn
+
+
 class TextStream:
     """Turns the tokens of one reply into pieces of text as they come, and notices stop strings.
 

@@ -22,20 +22,18 @@ from personalpeft.backends.base import (
     SessionSpec,
     Staged,
     Term,
-    Tokens,
 )
+from personalpeft.backends.learning_side import LearningSide
 from personalpeft.backends.llamacpp.batch import ALONE, Batch
 from personalpeft.backends.llamacpp.lanes import Lanes
-from personalpeft.backends.llamacpp.learning_side import LearningSide
 from personalpeft.backends.llamacpp.library import Model, Shape
 from personalpeft.backends.llamacpp.loras import Loras
 from personalpeft.backends.llamacpp.probe import Choice, choose
 from personalpeft.backends.llamacpp.scoring import Scorer
-from personalpeft.backends.text import Text
+from personalpeft.backends.text import Speaks
 from personalpeft.bases.base import Base
 from personalpeft.bases.gguf_file import gguf_file
 from personalpeft.bases.gguf_names import GgufNames, gguf_names
-from personalpeft.types import Message
 
 # How far a reply may be from a cold run of itself: activations are rounded to 8 bits a block, so a number may change with
 # how many tokens are computed in one call.
@@ -57,13 +55,14 @@ class _Staged:
         return sum(s.pair.a.nbytes + s.pair.b.nbytes for shares in self.stack.shares.values() for s in shares)
 
 
-class LlamaCppBackend:
+class LlamaCppBackend(Speaks):
     """See ``personalpeft.backends.base.Backend``. Works for the architectures that ``gguf_names`` knows."""
 
     name = "llamacpp"
     tolerance = _TOLERANCE
 
     def __init__(self, base: Base, *, slots: int = 8, rows: int = 16, cache: Path, threads: int | None = None) -> None:
+        super().__init__(base)
         self.base = base
         self.slots, self.rows = slots, rows
         names = gguf_names(base)
@@ -74,7 +73,6 @@ class LlamaCppBackend:
         threads = threads or _processors()
         self.longest = min(places, base.card.context)
         self.description = _described(choice, threads)
-        self._text = Text(base)
         self._turn = threading.Lock()
         self._loras = Loras(slots, partial(write_gguf_lora, names), self._model.lora)
         shape = Shape(places, min(2 * rows, _MOST_SEQUENCES), ALONE + rows, rows, threads, names.full)
@@ -83,23 +81,6 @@ class LlamaCppBackend:
         one = Shape(self.longest, 1, ALONE, _SCORED_AT_ONCE, threads, names.full)
         self._scorer = Scorer(one, self._model.context, self._turn)
         self._learning = LearningSide(base, slots=slots, cache=cache)
-
-    def render(self, messages: Sequence[Message]) -> Tokens:
-        return self._text.render(messages)
-
-    def encode(self, text: str) -> Tokens:
-        return self._text.encode(text)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self._text.decode(tokens)
-
-    @property
-    def beginning(self) -> Tokens:
-        return self._text.beginning
-
-    @property
-    def end_of_turn(self) -> Tokens:
-        return self._text.end_of_turn
 
     def stage(self, adapter: Composed) -> Staged:
         return _Staged(adapter)

@@ -9,16 +9,16 @@ Invariants: a row's numbers depend on its own tokens and stack alone; what a row
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from personalpeft.backends.base import Occupancy, Piece, Row
 from personalpeft.backends.llamacpp.lanes import Lane, Lanes, Seat
 from personalpeft.backends.llamacpp.library import Logits, Place
 from personalpeft.backends.llamacpp.loras import Loras, Resident
-from personalpeft.backends.llamacpp.sampling import Picker, likeliest, log_softmax
-from personalpeft.backends.text import Text, TextStream
-from personalpeft.types import FinishReason
+from personalpeft.backends.llamacpp.sampling import Picker, known_of
+from personalpeft.backends.text import Text
+from personalpeft.backends.writing import Writing, read_on
 
 # Prompt tokens in one step beside rows that are being decoded, and when there are none (``Shape.batch`` has room for both).
 BESIDE_OTHERS = 64
@@ -36,10 +36,9 @@ class _Live:
     lane: Lane
     seat: Seat
     picker: Picker
-    stream: TextStream
+    writing: Writing
     read: int
-    tokens: list[int] = field(default_factory=list)
-    written: int = 0
+    tokens: list[int]
 
     @property
     def pending(self) -> int:
@@ -51,23 +50,12 @@ class _Live:
             asked = position == len(self.tokens) - 1
             yield Place(self.tokens[position], position, self.seat.sequence, asked)
 
-    def take(self, logits: Logits, stop_tokens: frozenset[int]) -> Piece:
-        """The next token, what it adds to the reply, and whether it ends it."""
+    def take(self, logits: Logits) -> Piece:
+        """The next token, and what it adds to the reply."""
         token = self.picker.pick(logits)
-        if token in stop_tokens:
-            return Piece(self.number, self.stream.finish(), (), "stop")
-        self.tokens.append(token)
-        self.written += 1
-        text = self.stream.push(token)
-        finish: FinishReason | None = "stop" if self.stream.stopped else None
-        if finish is None and self.written >= self.row.sampling.max_tokens:
-            text += self.stream.finish()
-            finish = "stop" if self.stream.stopped else "length"
-        if not self.row.logprobs:
-            return Piece(self.number, text, (token,), finish, stop=self.stream.stop)
-        known = log_softmax(logits)
-        top = (likeliest(known, self.row.top),) if self.row.top else ()
-        return Piece(self.number, text, (token,), finish, (float(known[token]),), top, self.stream.stop)
+        piece = self.writing.take(token, known_of(logits, token, self.row.top) if self.row.logprobs else None)
+        self.tokens += piece.tokens
+        return piece
 
 
 class Batch:
@@ -107,7 +95,7 @@ class Batch:
         for live in self._live.values():
             by_lane.setdefault(live.lane, []).append(live)
         waiting = any(live.pending == 1 for live in self._live.values())
-        reading = dict(_within(BESIDE_OTHERS if waiting else ALONE, self._live.values()))
+        reading = dict(read_on(BESIDE_OTHERS if waiting else ALONE, self._live.values()))
         return [piece for lane, rows in by_lane.items() for piece in self._advance(lane, rows, reading)]
 
     def leave(self, number: int) -> Piece | None:
@@ -116,7 +104,7 @@ class Batch:
         if live is None:
             return None
         self._remove(live)
-        return Piece(number, live.stream.finish(), (), "cancelled")
+        return live.writing.cut()
 
     def detach(self, key: str) -> None:
         """See ``Backend.detach``."""
@@ -150,10 +138,10 @@ class Batch:
         if lane is None:
             return None
         # What can fail comes before the seat is taken.
-        picker, stream = Picker.of(row.sampling), TextStream(self._text, row.sampling.stop)
-        seat = lane.take(row.owner, row.tokens, room)
         number = next(self._numbers)
-        return _Live(number, row, stack, lane, seat, picker, stream, seat.found, list(row.tokens))
+        picker, writing = Picker.of(row.sampling), Writing(number, row, self._text)
+        seat = lane.take(row.owner, row.tokens, room)
+        return _Live(number, row, stack, lane, seat, picker, writing, seat.found, list(row.tokens))
 
     def _advance(self, lane: Lane, rows: Sequence[_Live], reading: Mapping[_Live, int]) -> Iterator[Piece]:
         """A step of one lane's rows, of which some read so much of their prompts."""
@@ -166,7 +154,7 @@ class Batch:
         for live, count in going:
             live.read += count
             if live.pending == 0:
-                piece = live.take(next(answers), self._text.stop_tokens)
+                piece = live.take(next(answers))
                 if piece.finish is not None:
                     self._remove(live)
                 yield piece
@@ -180,12 +168,3 @@ class Batch:
         """Lets go of a stack that nobody will name again: its lane first, which answers with it."""
         self._lanes.close(stack.lora)
         stack.lora.close()
-
-
-def _within(budget: int, rows: Iterable[_Live]) -> Iterator[tuple[_Live, int]]:
-    """Which prompts are read on, and how far: those that came first first."""
-    for live in rows:
-        if live.pending > 1 and budget:
-            count = min(budget, live.pending)
-            budget -= count
-            yield live, count

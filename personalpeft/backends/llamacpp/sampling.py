@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from personalpeft.backends.llamacpp.library import Logits
+from personalpeft.backends.writing import Known
 from personalpeft.types import Sampling
 
 # Colder than this, the numbers overflow; the draw is as good as greedy long before.
@@ -54,7 +55,8 @@ def log_softmax(logits: Logits) -> Logits:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)), np.float32)
 
 
-def likeliest(logprobs: Logits, count: int) -> tuple[tuple[int, float], ...]:
-    """So many of the likeliest tokens with their log-probs, likeliest first; of equals the one with the lower number."""
-    order = np.argsort(-logprobs, kind="stable")[:count]
-    return tuple((int(token), float(logprobs[token])) for token in order)
+def known_of(logits: Logits, token: int, top: int) -> Known:
+    """What is known of one token, from ``[vocabulary]`` logits; of equally likely ones that with the lower number comes first."""
+    logprobs = log_softmax(logits)
+    order = np.argsort(-logprobs, kind="stable")[:top] if top else ()
+    return Known(float(logprobs[token]), tuple((int(each), float(logprobs[each])) for each in order))

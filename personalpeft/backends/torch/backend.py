@@ -19,9 +19,8 @@ from personalpeft.backends.base import (
     SessionSpec,
     Staged,
     Term,
-    Tokens,
 )
-from personalpeft.backends.text import Text
+from personalpeft.backends.text import Speaks
 from personalpeft.backends.torch.batch import Batch
 from personalpeft.backends.torch.kernels import choose_kernels
 from personalpeft.backends.torch.kernels.base import BLOCK
@@ -32,7 +31,6 @@ from personalpeft.backends.torch.session import Below, TorchSession, advance
 from personalpeft.backends.torch.slots import SlotBank, StagedStack
 from personalpeft.backends.torch.threads import dismiss
 from personalpeft.bases.base import Base
-from personalpeft.types import Message
 
 _SCORED_AT_ONCE = 1024
 # What rounding explains, in nats a token (docs/benchmarks.md has what was measured).
@@ -43,7 +41,7 @@ _TOKENS_A_ROW = 512
 _MEMORY_SHARE = {"cpu": 1 / 8, "cuda": 1 / 2}
 
 
-class TorchBackend:
+class TorchBackend(Speaks):
     """See ``personalpeft.backends.base.Backend``. Works for any transformers model whose projections the card's targets
     name.
 
@@ -62,12 +60,12 @@ class TorchBackend:
         cache: Path | None = None,
     ) -> None:
         where = where or choose_device()
+        super().__init__(base)
         self.base = base
         self.slots, self.rows = slots, rows
         kernels, why = choose_kernels(where.device, where.dtype, cache)
         self.tolerance = _TOLERANCE.get(where.dtype, _TOLERANCE[torch.float32])
         self.description = f"{where.reason}, {why}"
-        self._text = Text(base)
         self._model = Model(base, where, kernels)
         self._references = References(self._model)
         self._bank = SlotBank(
@@ -78,23 +76,6 @@ class TorchBackend:
         self.longest = min(blocks * BLOCK, base.card.context)
         self._batch = Batch(self._model, self._text, self._bank, pool, blocks, rows=self.rows)
         dismiss()  # Those who helped to load.
-
-    def render(self, messages: Sequence[Message]) -> Tokens:
-        return self._text.render(messages)
-
-    def encode(self, text: str) -> Tokens:
-        return self._text.encode(text)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self._text.decode(tokens)
-
-    @property
-    def beginning(self) -> Tokens:
-        return self._text.beginning
-
-    @property
-    def end_of_turn(self) -> Tokens:
-        return self._text.end_of_turn
 
     def stage(self, adapter: Composed) -> Staged:
         return self._bank.stage(adapter)

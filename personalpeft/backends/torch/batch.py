@@ -10,21 +10,21 @@ out of it; a row's numbers depend on its own tokens and slot alone; what a row h
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from personalpeft.backends.base import Occupancy, Piece, Row
-from personalpeft.backends.text import Text, TextStream
+from personalpeft.backends.text import Text
 from personalpeft.backends.torch.blocks import Blocks, first_name, next_name, whole_blocks
 from personalpeft.backends.torch.kernels.base import BLOCK, Chunk, Places
 from personalpeft.backends.torch.kv import Pass, Pool
 from personalpeft.backends.torch.model import Model
-from personalpeft.backends.torch.sampling import Known, Picker, logprobs, pick
+from personalpeft.backends.torch.sampling import Picker, logprobs, pick
 from personalpeft.backends.torch.slots import SlotBank
 from personalpeft.backends.torch.threads import dismiss
-from personalpeft.types import FinishReason
+from personalpeft.backends.writing import Writing, read_on
 
 # Prompt tokens in one step beside rows that are being decoded, and when there are none: the first keeps the others'
 # next tokens from waiting long, the second is where more no longer makes a token cheaper.
@@ -47,27 +47,12 @@ class _Live:
     read: int
     sealed: int
     picker: Picker
-    stream: TextStream
+    writing: Writing
     table: torch.Tensor
-    written: int = 0
 
     @property
     def pending(self) -> int:
         return len(self.tokens) - self.read
-
-    def take(self, token: int, known: Known | None, stop_tokens: frozenset[int]) -> Piece:
-        """What this token adds to the reply, and whether it ends it."""
-        if token in stop_tokens:
-            return Piece(self.number, self.stream.finish(), (), "stop")
-        self.tokens.append(token)
-        self.written += 1
-        text = self.stream.push(token)
-        finish: FinishReason | None = "stop" if self.stream.stopped else None
-        if finish is None and self.written >= self.row.sampling.max_tokens:
-            text += self.stream.finish()
-            finish = "stop" if self.stream.stopped else "length"
-        logprobs, top = ((known.logprob,), (known.top,)) if known else ((), ())
-        return Piece(self.number, text, (token,), finish, logprobs, top if self.row.top else (), self.stream.stop)
 
 
 class Batch:
@@ -111,7 +96,7 @@ class Batch:
             read=found * BLOCK,
             sealed=found,
             picker=Picker.of(row.sampling),
-            stream=TextStream(self._text, row.sampling.stop),
+            writing=Writing(number, row, self._text),
             table=torch.tensor(blocks, dtype=torch.int32, device=self._model.where.device),
         )
         return number
@@ -120,7 +105,7 @@ class Batch:
         """See ``Backend.step``."""
         decoding = [live for live in self._live.values() if live.pending == 1]
         budget = _BESIDE_OTHERS if decoding else _ALONE
-        reading = list(_within(budget.get(self._model.where.device.type, budget["cpu"]), self._live.values()))
+        reading = list(read_on(budget.get(self._model.where.device.type, budget["cpu"]), self._live.values()))
         if not decoding and not reading:
             return ()
         answering = decoding + [live for live, count in reading if count == live.pending]
@@ -134,7 +119,8 @@ class Batch:
             self._has_read(live, count)
         pieces = []
         for index, (live, token) in enumerate(zip(answering, picked, strict=True)):
-            piece = live.take(token, known.get(index), self._text.stop_tokens)
+            piece = live.writing.take(token, known.get(index))
+            live.tokens += piece.tokens
             if piece.finish is not None:
                 self._remove(live)
             pieces.append(piece)
@@ -148,7 +134,7 @@ class Batch:
         if live is None:
             return None
         self._remove(live)
-        return Piece(number, live.stream.finish(), (), "cancelled")
+        return live.writing.cut()
 
     def forget(self) -> None:
         """See ``Backend.forget``."""
@@ -208,12 +194,3 @@ class Batch:
         del self._live[live.number]
         self._blocks.give_back(live.blocks)
         self._bank.let_go(live.slot)
-
-
-def _within(budget: int, rows: Iterable[_Live]) -> Iterator[tuple[_Live, int]]:
-    """Which prompts are read on, and how far: those that came first first."""
-    for live in rows:
-        if live.pending > 1 and budget:
-            count = min(budget, live.pending)
-            budget -= count
-            yield live, count

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from personalpeft.backends.torch.kernels import Kernels
+from personalpeft.backends.writing import Known
 from personalpeft.types import MOST_TOP_LOGPROBS, Sampling
 
 # Colder than this, float32 overflows; the draw is as good as greedy long before.
@@ -47,14 +48,6 @@ def _draw(logits: Tensor, picker: Picker) -> int:
         beyond[0] = False
         chances = torch.zeros_like(chances).scatter_(0, order, ordered.masked_fill(beyond, 0.0))
     return int(torch.multinomial(chances, 1, generator=picker.generator))
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """Of one token: its log-prob (nats, at temperature 1), and the likeliest tokens in its place with theirs, likeliest first."""
-
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
 
 
 def logprobs(logits: Tensor, picked: Sequence[int], rows: Mapping[int, int]) -> dict[int, Known]:

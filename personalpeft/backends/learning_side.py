@@ -1,4 +1,4 @@
-"""Where layers are learned for a base that llama.cpp serves: the torch backend, there only while something learns.
+"""Where layers are learned for a base that another backend serves: the torch backend, there only while something learns.
 
 Invariants: torch is loaded with the first session and its weights are let go with the last; the layer below a session is the
 stack that the session was opened with, whatever is attached or detached meanwhile.
