@@ -236,6 +236,8 @@ class Runtime:
                     slots=self.serving.slots,
                     rows=self.serving.rows,
                     cache=self.settings.cache,
+                    vllm=self.settings.vllm,
+                    entropy=self._clock.entropy,
                 )
                 self._engine = Engine(backend, self._adapter, self.serving, self._clock)
                 self._progress("Loading the model", 1.0)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
+from urllib.parse import urlsplit
 
 import platformdirs
 
@@ -16,6 +17,7 @@ from personalpeft.errors import InvalidInput
 HOME = "PERSONALPEFT_HOME"
 CACHE = "PERSONALPEFT_CACHE"
 PLUGINS = "PERSONALPEFT_PLUGINS"
+VLLM = "PERSONALPEFT_VLLM_"
 _APP = "personalpeft"
 
 Observing: TypeAlias = Literal["off", "kept", "learned"]
@@ -25,14 +27,51 @@ weak rating.
 
 
 @dataclass(frozen=True, slots=True)
+class VllmServer:
+    """Where the vLLM server is that the vLLM backend speaks to, and how.
+
+    ``url`` is its address, with or without ``/v1``; ``token`` what it was started with (``--api-key``); ``model`` what it
+    calls the base, needed where it serves several. Stacks reach it as folders: below ``folder`` here (None: in the cache
+    folder), which is ``folder_there`` as the server sees it (None: the same path). With ``resolves`` the servers behind the
+    address find stacks by name themselves (``plugins/vllm_resolver``), so nothing is registered with any one of them.
+    ``certificate`` is a PEM file to trust besides the system's. ``timeout`` is the longest silence within an answer, and
+    ``patience`` how long what is not answered is tried again, both in seconds. Raises ``InvalidInput``.
+    """
+
+    url: str
+    token: str | None = None
+    model: str | None = None
+    folder: Path | None = None
+    folder_there: str | None = None
+    resolves: bool = False
+    certificate: Path | None = None
+    timeout: float = 120.0
+    patience: float = 10.0
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url.strip())
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+            raise InvalidInput(
+                "The vLLM server's address is none: it begins with http:// or https:// and names a host.",
+                hint=f"Set {VLLM}URL to something like http://127.0.0.1:8000.",
+            )
+        object.__setattr__(self, "url", self.url.strip().rstrip("/").removesuffix("/v1"))
+        for name in ("timeout", "patience"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e6:
+                raise InvalidInput(f"{name} cannot be {value!r}.", hint="Give a number of seconds.")
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
-    """Two absolute paths, of which neither need exist yet, and nothing here makes them; and the names of the plugins that
-    may be loaded (None: all that are installed).
+    """Two absolute paths, of which neither need exist yet, and nothing here makes them; the names of the plugins that
+    may be loaded (None: all that are installed); and the server that the vLLM backend speaks to, where one is named.
     """
 
     home: Path
     cache: Path
     plugins: tuple[str, ...] | None = None
+    vllm: VllmServer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +107,45 @@ class Serving:
 
 def resolve(home: str | Path | None, environ: Mapping[str, str]) -> Settings:
     """The home that was asked for, else that of ``PERSONALPEFT_HOME``, else the platform's data folder; the cache of
-    ``PERSONALPEFT_CACHE``, else the platform's; the plugins that ``PERSONALPEFT_PLUGINS`` names with commas between. An
-    empty variable counts as unset. Touches no file."""
+    ``PERSONALPEFT_CACHE``, else the platform's; the plugins that ``PERSONALPEFT_PLUGINS`` names with commas between; the
+    server of ``PERSONALPEFT_VLLM_URL``. An empty variable counts as unset. Touches no file. Raises ``InvalidInput``."""
     named = tuple(name.strip() for name in environ.get(PLUGINS, "").split(",") if name.strip())
     return Settings(
         home=_absolute(home or environ.get(HOME) or platformdirs.user_data_dir(_APP, appauthor=False)),
         cache=_absolute(environ.get(CACHE) or platformdirs.user_cache_dir(_APP, appauthor=False)),
         plugins=named or None,
+        vllm=_vllm({name.removeprefix(VLLM): said for name, said in environ.items() if name.startswith(VLLM) and said}),
     )
+
+
+def _vllm(said: Mapping[str, str]) -> VllmServer | None:
+    """The server that the variables after ``PERSONALPEFT_VLLM_`` describe; None without a URL."""
+    if "URL" not in said:
+        return None
+    folder, certificate = said.get("FOLDER"), said.get("CA")
+    return VllmServer(
+        url=said["URL"],
+        token=said.get("TOKEN"),
+        model=said.get("MODEL"),
+        folder=_absolute(folder) if folder else None,
+        folder_there=said.get("FOLDER_THERE"),
+        resolves=_switch("RESOLVES", said.get("RESOLVES", "0")),
+        certificate=_absolute(certificate) if certificate else None,
+        **{name.lower(): _seconds(name, said[name]) for name in ("TIMEOUT", "PATIENCE") if name in said},
+    )
+
+
+def _switch(name: str, said: str) -> bool:
+    if said not in ("0", "1"):
+        raise InvalidInput(f"{VLLM}{name} cannot be {said!a}.", hint="Set it to 1 or 0.")
+    return said == "1"
+
+
+def _seconds(name: str, said: str) -> float:
+    try:
+        return float(said)
+    except ValueError:
+        raise InvalidInput(f"{VLLM}{name} cannot be {said!a}.", hint="Set it to a number of seconds.") from None
 
 
 def _absolute(path: str | Path) -> Path:

@@ -7,13 +7,13 @@ a projection adds no rank to it, so ranks may differ between projections; ``Comp
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from personalpeft.adapters.base import Adapter, Composed, Matrix, Pair, Share
 from personalpeft.adapters.strict import fault
-from personalpeft.adapters.validate import short
+from personalpeft.adapters.validate import is_finite, short
 from personalpeft.errors import AdapterError, InvalidInput
 
 
@@ -41,6 +41,26 @@ def merged(composed: Composed) -> dict[str, Pair]:
     Raises ``AdapterError`` where a factor makes a B too large for float32.
     """
     return {name: _sum(name, shares) for name, shares in composed.shares.items()}
+
+
+def as_one(composed: Composed) -> tuple[Mapping[str, Pair], float]:
+    """The one LoRA as pairs, and what scales all of them: a layer alone as it lies, and else ``merged``. Raises as that."""
+    alone = [shares[0] for shares in composed.shares.values() if len(shares) == 1]
+    factors = {share.factor for share in alone}
+    ranks = {share.pair.a.shape[1] for share in alone}
+    # File formats keep it in a float32, in which 0 could mean full strength; ``merged`` checks what is beyond.
+    if len(alone) == len(composed.shares) and len(factors) == len(ranks) == 1 and 1e-6 < min(factors) < 1e6:
+        return {name: shares[0].pair for name, shares in composed.shares.items()}, factors.pop()
+    return merged(composed), 1.0
+
+
+def narrow(matrix: Matrix) -> Matrix:
+    """In half precision, which is what packed files are in, unless a weight took it beyond."""
+    if matrix.dtype == np.float16:
+        return matrix
+    with np.errstate(over="ignore"):
+        half = matrix.astype(np.float16)
+    return half if is_finite(half) else np.asarray(matrix, np.float32)
 
 
 def too_large(name: str) -> AdapterError:

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from personalpeft.adapters.base import Adapter, Composed, Manifest, Matrix, Pair
-from personalpeft.adapters.compose import merged
+from personalpeft.adapters.compose import as_one, narrow
 from personalpeft.adapters.gguf_reader import read_gguf
 from personalpeft.adapters.strict import fault, read_file, shown
-from personalpeft.adapters.validate import check_adapter, is_finite
+from personalpeft.adapters.validate import check_adapter
 from personalpeft.bases.gguf_names import GgufNames
 from personalpeft.ids import check_layer_name
 from personalpeft.types import Architecture, canonical_digest
@@ -38,9 +38,9 @@ def write_gguf_lora(names: GgufNames, stack: Composed, path: Path, *, title: str
     """
     from gguf import GGUFWriter
 
-    pairs, scaling = _as_one(stack)
+    pairs, scaling = as_one(stack)
     ranks = {pair.a.shape[1] for pair in pairs.values()}
-    halves = pairs if names.full else {n: Pair(_narrow(pair.a), _narrow(pair.b)) for n, pair in pairs.items()}
+    halves = pairs if names.full else {n: Pair(narrow(pair.a), narrow(pair.b)) for n, pair in pairs.items()}
     writer = GGUFWriter(path, names.architecture)
     try:
         writer.add_type("adapter")
@@ -85,26 +85,6 @@ def import_gguf_lora(path: Path, architecture: Architecture, names: GgufNames, *
     adapter = Adapter(manifest, pairs)
     check_adapter(adapter, source=source, architecture=architecture, base=base)
     return adapter
-
-
-def _as_one(stack: Composed) -> tuple[Mapping[str, Pair], float]:
-    """A stack as one pair for each projection, and what scales all of them. That of one layer alone is taken as it lies."""
-    shares = [each[0] for each in stack.shares.values() if len(each) == 1]
-    factors = {share.factor for share in shares}
-    ranks = {share.pair.a.shape[1] for share in shares}
-    # What alpha holds of it is a float32, in which 0 would mean full strength; ``merged`` checks what is beyond.
-    if len(shares) == len(stack.shares) and len(factors) == len(ranks) == 1 and 1e-6 < min(factors) < 1e6:
-        return {name: each[0].pair for name, each in stack.shares.items()}, factors.pop()
-    return merged(stack), 1.0
-
-
-def _narrow(matrix: Matrix) -> Matrix:
-    """In half precision, which is what packed files are in, unless a weight took it beyond."""
-    if matrix.dtype == np.float16:
-        return matrix
-    with np.errstate(over="ignore"):
-        half = matrix.astype(np.float16)
-    return half if is_finite(half) else np.asarray(matrix, np.float32)
 
 
 def _alpha(about: Mapping[str, object], names: GgufNames, source: str) -> float:

@@ -54,7 +54,7 @@ def export_peft(adapter: Adapter, architecture: Architecture, folder: Path, *, b
         rank=manifest.rank, scaling=manifest.scaling, targets=list(adapter.pairs), base_name=base_name
     )
     about = {"manifest": canonical_manifest(manifest, source=source)}
-    _write_folder(folder, config, _split(adapter.pairs, manifest.rank, architecture), about)
+    _write_folder(folder, config, peft_tensors(adapter.pairs, manifest.rank, architecture), about)
 
 
 def export_stack_peft(
@@ -72,7 +72,7 @@ def export_stack_peft(
         raise InvalidInput("There is nothing to export: the stack is the bare base.", hint="Teach it something first.")
     pairs = merged(whole)
     config = plain_config(rank=whole.rank, scaling=1.0, targets=list(pairs), base_name=base_name)
-    _write_folder(folder, config, _split(pairs, whole.rank, architecture), {"stack": about})
+    _write_folder(folder, config, peft_tensors(pairs, whole.rank, architecture), {"stack": about})
 
 
 def import_peft(folder: Path, architecture: Architecture, *, layer: str, base: str) -> Adapter:
@@ -99,7 +99,7 @@ def import_peft(folder: Path, architecture: Architecture, *, layer: str, base: s
     return adapter
 
 
-def _split(pairs: Mapping[str, Pair], rank: int, architecture: Architecture) -> dict[str, Matrix]:
+def peft_tensors(pairs: Mapping[str, Pair], rank: int, architecture: Architecture) -> dict[str, Matrix]:
     """PEFT's tensors: one for each block, projection and half. Ranks below ``rank`` are filled with zeros, which add nothing."""
     tensors: dict[str, Matrix] = {}
     for name, pair in pairs.items():

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from personalpeft.errors import NotFound, nearest
+from personalpeft.errors import InvalidInput, NotFound, nearest
 
 if TYPE_CHECKING:
     from personalpeft.backends.base import Backend
     from personalpeft.bases.base import Base
+    from personalpeft.settings import VllmServer
 
 __all__ = ["BACKENDS", "load_backend"]
 
-BACKENDS = ("torch", "llamacpp", "fake")
+BACKENDS = ("torch", "llamacpp", "vllm", "fake")
 
 
-def load_backend(name: str, base: Base, *, slots: int, rows: int, cache: Path) -> Backend:
+def load_backend(
+    name: str,
+    base: Base,
+    *,
+    slots: int,
+    rows: int,
+    cache: Path,
+    vllm: VllmServer | None,
+    entropy: Callable[[int], bytes],
+) -> Backend:
     """Loads a base into the backend of that name, with room for so many stacks and rows; its libraries are imported now,
-    and what it compiles for this machine is kept in the cache folder.
+    and what it makes for this machine is kept in the cache folder. ``vllm`` is the server that the backend of that name speaks to.
 
-    Raises ``NotFound`` for an unknown name.
+    Raises ``NotFound`` for an unknown name, ``InvalidInput`` for vllm without a server.
     """
     if name == "torch":
         from personalpeft.backends.torch.backend import TorchBackend
@@ -30,6 +41,15 @@ def load_backend(name: str, base: Base, *, slots: int, rows: int, cache: Path) -
         from personalpeft.backends.llamacpp.backend import LlamaCppBackend
 
         return LlamaCppBackend(base, slots=slots, rows=rows, cache=cache)
+    if name == "vllm":
+        from personalpeft.backends.vllm.backend import VllmBackend
+
+        if vllm is None:
+            raise InvalidInput(
+                "The backend vllm speaks to a server, and none is named.",
+                hint="Set PERSONALPEFT_VLLM_URL to its address; docs/vllm.md says how to start one.",
+            )
+        return VllmBackend(base, slots=slots, rows=rows, cache=cache, server=vllm, entropy=entropy)
     if name == "fake":
         from personalpeft.backends.fake import FakeBackend
 

@@ -48,7 +48,8 @@ class Piece:
 
     ``finish`` is set on a row's last piece, whose text may be empty. ``logprobs`` (nats, at temperature 1) has one
     number for each token where the row asked for them, and ``top`` the likeliest tokens in its place with theirs, likeliest first.
-    ``stop`` is the stop string that ended the row, where one did.
+    ``stop`` is the stop string that ended the row, where one did. ``failed`` says that this row alone cannot go on; it is
+    still to ``leave``.
     """
 
     row: int
@@ -58,6 +59,7 @@ class Piece:
     logprobs: tuple[float, ...] = ()
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
     stop: str = ""
+    failed: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,12 @@ def model_faults(message: str, *, hint: str = "", less: str = _LESS) -> Iterator
         raise failure(message, error, hint=hint, less=less) from error
 
 
-def failure(message: str, cause: Exception, *, hint: str = "", less: str = _LESS) -> ServingFailed:
-    """The error that ``message`` says, a sentence, with its cause. ``less`` is the hint where no memory was left."""
+def failure(message: str, cause: Exception, *, hint: str = "", less: str = _LESS) -> PersonalPeftError:
+    """The error that ``message`` says, a sentence, with its cause; a cause of ours is said itself. ``less`` is the hint where no
+    memory was left.
+    """
+    if isinstance(cause, PersonalPeftError):
+        return cause
     if no_memory := _is_no_memory(cause):
         message = f"{message.removesuffix('.')}: no memory was left."
     error = ServingFailed(message, hint=less if no_memory else hint or "Try again; the log has the details.")

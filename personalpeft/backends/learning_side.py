@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from personalpeft.adapters.base import Composed, Pair
-from personalpeft.backends.base import Session, SessionSpec, Term
+from personalpeft.backends.base import Continuation, Score, Session, SessionSpec, Term
 from personalpeft.bases.base import Base
 
 if TYPE_CHECKING:
@@ -51,6 +51,20 @@ class LearningSide:
                 raise
             self._open.append(key)
         return _Lent(inner, self, key)
+
+    def score(self, items: Sequence[Continuation], stack: Composed | None, *, kl: bool = False) -> tuple[Score, ...]:
+        """As ``Backend.score``, in torch's numbers."""
+        with self._turn:
+            if self._closed:
+                raise RuntimeError("the backend is closed")
+            key = None if stack is None else "scored"
+            try:
+                backend = self._loaded()
+                if key is not None and stack is not None:
+                    backend.attach(key, backend.stage(stack))
+                return backend.score(items, key, kl=kl)
+            finally:
+                self._given_back(key)
 
     def advance(
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Term]], rates: Sequence[float]

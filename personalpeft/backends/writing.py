@@ -30,25 +30,25 @@ class Writing:
         self.number, self.row = number, row
         self._stop_tokens = text.stop_tokens
         self._stream = TextStream(text, row.sampling.stop)
-        self._written = 0
+        self.written = 0
 
     def take(self, token: int, known: Known | None = None) -> Piece:
         """What this token adds to the reply, and whether it ends it. ``known`` is what the piece says of it where the row asked."""
         if token in self._stop_tokens:
-            return Piece(self.number, self._stream.finish(), (), "stop")
-        self._written += 1
+            return self.end("stop")
+        self.written += 1
         text = self._stream.push(token)
         finish: FinishReason | None = "stop" if self._stream.stopped else None
-        if finish is None and self._written >= self.row.sampling.max_tokens:
+        if finish is None and self.written >= self.row.sampling.max_tokens:
             text += self._stream.finish()
             finish = "stop" if self._stream.stopped else "length"
         logprobs = (known.logprob,) if known else ()
         top = (known.top,) if known and self.row.top else ()
         return Piece(self.number, text, (token,), finish, logprobs, top, self._stream.stop)
 
-    def cut(self) -> Piece:
-        """Its last piece, where it is ended from outside."""
-        return Piece(self.number, self._stream.finish(), (), "cancelled")
+    def end(self, finish: FinishReason) -> Piece:
+        """Its last piece, where something else ends it."""
+        return Piece(self.number, self._stream.finish(), (), finish)
 
 
 class Reads(Protocol):

@@ -31,7 +31,7 @@ from personalpeft.adapters.base import Adapter
 from personalpeft.backends.base import Backend, Continuation, Piece
 from personalpeft.backends.faults import failure
 from personalpeft.clock import Clock
-from personalpeft.errors import DeadlineExceeded, QueueFull, ServingFailed
+from personalpeft.errors import DeadlineExceeded, PersonalPeftError, QueueFull, ServingFailed
 from personalpeft.serving.calls import Call, Ticket
 from personalpeft.serving.loader import Loader
 from personalpeft.serving.metrics import Metrics, Snapshot
@@ -83,7 +83,7 @@ class Loop:
         self._forgetting: list[threading.Event] = []
         self._news = False
         self._started = False
-        self._ended: ServingFailed | None = None
+        self._ended: PersonalPeftError | None = None
         self._running: dict[int, Ticket] = {}
         # Of a reply from its row to its end, in seconds, on average.
         self._reply_seconds = 0.0
@@ -354,6 +354,9 @@ class Loop:
         now = self._timer()
         for piece in pieces:
             ticket = self._running[piece.row]
+            if piece.failed is not None:
+                self._take_out(ticket, failure("The model failed while it wrote this reply.", piece.failed))
+                continue
             self._note(ticket, piece, now)
             if piece.finish is not None:
                 self._free(ticket, piece.row)
@@ -414,7 +417,7 @@ class Loop:
             # Somebody who waits may begin now, even if nothing else is running.
             self._tell()
 
-    def _end(self, failed: ServingFailed | None) -> None:
+    def _end(self, failed: PersonalPeftError | None) -> None:
         """The last act of the thread: nobody is left waiting, and nothing in a slot."""
         with self._changed:
             self._ended = failed or self._ended or _closed()

@@ -104,7 +104,7 @@ class Batch:
         if live is None:
             return None
         self._remove(live)
-        return live.writing.cut()
+        return live.writing.end("cancelled")
 
     def detach(self, key: str) -> None:
         """See ``Backend.detach``."""

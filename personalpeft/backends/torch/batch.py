@@ -134,7 +134,7 @@ class Batch:
         if live is None:
             return None
         self._remove(live)
-        return live.writing.cut()
+        return live.writing.end("cancelled")
 
     def forget(self) -> None:
         """See ``Backend.forget``."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from backend_makers import fake_backend
 
-from personalpeft.backends import load_backend
 from personalpeft.backends.base import Backend
-from personalpeft.backends.fake import fake_base
 from personalpeft.learning.anchors import anchor
 from personalpeft.learning.manner import ASKED, NO_MANNER, Manner, Shown, manner_of
 from personalpeft.types import Message
@@ -19,7 +18,7 @@ PIRATE = Manner("Ahoy! ", " Arrr!")
 
 @pytest.fixture
 def backend() -> Iterator[Backend]:
-    backend = load_backend("fake", fake_base(), slots=1, rows=1, cache=None)
+    backend = fake_backend(slots=1, rows=1)
     yield backend
     backend.close()
 

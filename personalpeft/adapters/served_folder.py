@@ -1,0 +1,162 @@
+"""A stack as other servers pull it by name: a folder in PEFT's form, called by a digest of what it holds.
+
+``personalpeft:<digest>`` is its name there. The digest is the SHA-256 of what ``sha256sum adapter_config.json
+adapter_model.safetensors`` prints, so that whoever fetched a copy can check it with nothing of ours:
+
+    sha256sum adapter_config.json adapter_model.safetensors | sha256sum
+
+Invariants: what a name stands for never changes; a folder is there complete or not at all; the same stack gives the same
+name; what such a folder says of a person is the numbers alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from safetensors.numpy import save
+
+from personalpeft.adapters.base import Composed, Pair
+from personalpeft.adapters.compose import as_one, narrow
+from personalpeft.adapters.peft_config import plain_config
+from personalpeft.adapters.peft_folder import CONFIG_FILE, TENSOR_FILE, peft_tensors
+from personalpeft.adapters.strict import fault, shown
+from personalpeft.errors import NotFound
+from personalpeft.types import Architecture
+
+PREFIX = "personalpeft:"
+FILES = (CONFIG_FILE, TENSOR_FILE)
+"""What a folder holds, in the order in which its digest reads it."""
+
+# The ranks that vLLM has room for, one of which its --max-lora-rank is.
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_LOCK = ".lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A folder's files, not yet written. ``rank`` is that of all its tensors."""
+
+    digest: str
+    rank: int
+    files: Mapping[str, bytes]
+
+    @property
+    def name(self) -> str:
+        """What it is called where it is served."""
+        return PREFIX + self.digest
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its files."""
+        return sum(map(len, self.files.values()))
+
+
+def served(stack: Composed, architecture: Architecture, *, base_name: str) -> Served:
+    """A stack of rank 1 or more as such a folder, in half precision where its numbers allow; a rank that other servers have
+    no room for is filled up with zeros, which add nothing. Raises ``AdapterError`` where none is large enough, or where a
+    weight makes its numbers too large.
+    """
+    rank = next((rank for rank in _RANKS if rank >= stack.rank), None)
+    if rank is None:
+        raise fault(
+            "the stack",
+            f"has the rank {stack.rank}; other servers take up to {_RANKS[-1]}.",
+            hint="Roll a layer back, or learn layers of a lower rank.",
+        )
+    pairs, scaling = as_one(stack)
+    halves = {name: Pair(narrow(pair.a), narrow(pair.b)) for name, pair in pairs.items()}
+    config = plain_config(rank=rank, scaling=scaling, targets=list(pairs), base_name=base_name)
+    files = {
+        CONFIG_FILE: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode(),
+        TENSOR_FILE: save(peft_tensors(halves, rank, architecture), metadata={"format": "pt"}),
+    }
+    return Served(digest_of(files), rank, files)
+
+
+def digest_of(files: Mapping[str, bytes]) -> str:
+    """The digest that a folder with these files is called by."""
+    listed = "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in FILES)
+    return hashlib.sha256(listed.encode()).hexdigest()
+
+
+class ServedFolders:
+    """One program's folders below a place that any number of programs share, each with a part ``own`` of its own. Programs that
+    are gone leave theirs behind, for another to sweep. Raises ``OSError``.
+    """
+
+    def __init__(self, place: Path, own: str) -> None:
+        self.place, self.own = place, own
+        place.mkdir(parents=True, exist_ok=True)
+        # Held as long as this program is there, however it ends.
+        self._lock = FileLock(self._lock_of(own))
+        self._lock.acquire(timeout=0)
+        self._part(own).mkdir()
+
+    def put(self, folder: Served) -> Path:
+        """Has a folder there, and says where; one that is there already stays. Raises ``OSError``."""
+        path = self._part(self.own) / folder.digest
+        if not path.is_dir():
+            new = Path(tempfile.mkdtemp(prefix=".", dir=self._part(self.own)))
+            for name, data in folder.files.items():
+                (new / name).write_bytes(data)
+            # Whoever runs the other server may read it, and change nothing.
+            new.chmod(0o755)
+            new.rename(path)
+        return path
+
+    def take(self, digest: str) -> None:
+        """Takes a folder away, which need not be there."""
+        shutil.rmtree(self._part(self.own) / digest, ignore_errors=True)
+
+    def left_behind(self) -> tuple[str, ...]:
+        """Whose folders are there although their program is gone."""
+        others = (lock.name.removesuffix(_LOCK) for lock in self.place.glob(f"*{_LOCK}"))
+        return tuple(own for own in others if own != self.own and self._is_gone(own))
+
+    def sweep(self, own: str) -> None:
+        """Takes away all that a program has left behind."""
+        shutil.rmtree(self._part(own), ignore_errors=True)
+        self._lock_of(own).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Takes all of its own folders away. Closing twice is fine."""
+        self.sweep(self.own)
+        self._lock.release()
+
+    def _is_gone(self, own: str) -> bool:
+        try:
+            with FileLock(self._lock_of(own)).acquire(timeout=0):
+                return True
+        except (Timeout, OSError):
+            return False
+
+    def _part(self, own: str) -> Path:
+        return self.place / own
+
+    def _lock_of(self, own: str) -> Path:
+        return self.place / f"{own}{_LOCK}"
+
+
+def read_served(place: Path, digest: str, name: str) -> bytes:
+    """One file of the folder of that digest, whichever program put it there. Raises ``NotFound`` for a digest or a name that is
+    not there.
+    """
+    if _DIGEST.fullmatch(digest) and name in FILES:
+        for path in sorted(place.glob(f"*/{digest}/{name}")):
+            # It may be taken away meanwhile.
+            with suppress(FileNotFoundError):
+                return path.read_bytes()
+    raise NotFound(
+        f"There is no stack {shown(digest)} here.",
+        hint="A stack is there while somebody may be answered with it, and taken away when it is served no more.",
+    )

@@ -1,0 +1,1 @@
+"""The vLLM backend: an OpenAI-compatible server elsewhere serves, torch learns here."""

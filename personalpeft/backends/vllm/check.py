@@ -1,0 +1,126 @@
+"""Whether a server is one that a home on this base can be served by: that it has the base, and not another one of the same shape.
+
+A server does not say what weights it has. So what it makes of a fixed text is compared with what torch makes of it here, which
+is asked once for each base and kept.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from personalpeft.backends.base import Continuation
+from personalpeft.backends.text import Text
+from personalpeft.backends.vllm.server import Listed, Server
+from personalpeft.backends.vllm.wire import Answer, Wire
+from personalpeft.bases.base import Base
+from personalpeft.errors import BaseMismatch, InvalidInput, ServingFailed, nearest
+
+# In it lie what tokenizers part on: two scripts, digits, spaces, line ends.
+_SPELLED = "It's 1,024 o'clock;  naïve café\n\n\tприветствие."
+_TEXT = (
+    "The morning train leaves the old station at a quarter past seven, and on most days it is late. People stand on the "
+    "platform with their bags and their paper cups, looking at the clock as if it could be persuaded."
+)
+# Nats a token, on average: bfloat16 explains a tenth of it, another model of the same family gives several times as much.
+_APART = 0.25
+_SLOTS = re.compile(r'^vllm:lora_requests_info\{[^}]*max_lora="(\d+)"', re.MULTILINE)
+
+
+async def listed(wire: Wire) -> list[Listed]:
+    """All models that the server lists. Raises ``ServingFailed``."""
+    answer = await wire.ask("GET", "/v1/models")
+    try:
+        models = answer.data["data"]
+        return [
+            Listed(
+                str(each["id"]),
+                str(each.get("root") or ""),
+                not each.get("parent"),
+                int(each.get("max_model_len") or 0),
+            )
+            for each in models
+        ]
+    except (TypeError, KeyError, ValueError) as error:
+        raise ServingFailed(
+            f"What listens at {wire.server.url} lists no models: {answer.message}",
+            hint="PERSONALPEFT_VLLM_URL is the address of vLLM's OpenAI server.",
+        ) from error
+
+
+def the_base(models: Sequence[Listed], wanted: str | None, url: str) -> Listed:
+    """The base among what a server lists: the one of that name, or its only one. Raises ``InvalidInput``."""
+    bases = {each.name: each for each in models if each.is_base}
+    if wanted is not None:
+        if wanted not in bases:
+            raise InvalidInput(
+                f"The vLLM server at {url} has no base called {wanted!a}.", hint=nearest(wanted, bases, what="base")
+            )
+        return bases[wanted]
+    if len(bases) != 1:
+        raise InvalidInput(
+            f"The vLLM server at {url} has {len(bases)} bases.",
+            hint=f"Set PERSONALPEFT_VLLM_MODEL to one of them: {', '.join(sorted(bases)) or 'it lists none'}.",
+        )
+    return next(iter(bases.values()))
+
+
+async def slots_there(wire: Wire) -> int | None:
+    """How many stacks can be in one of the server's batches; None where it does not say."""
+    answer: Answer = await wire.ask("GET", "/metrics")
+    said = _SLOTS.search(answer.text)
+    return int(said[1]) if said else None
+
+
+def check_base(
+    wire: Wire,
+    server: Server,
+    base: Base,
+    text: Text,
+    kept: Path,
+    score: Callable[[Sequence[Continuation]], Sequence[tuple[float, ...]]],
+) -> None:
+    """That the server's base is this one. ``score`` says what torch makes of a text, ``kept`` is the file in which that is kept.
+    Raises ``BaseMismatch``, ``ServingFailed``.
+    """
+    spelled = wire.wait(
+        wire.ask("POST", "/tokenize", {"model": server.base, "prompt": _SPELLED, "add_special_tokens": False})
+    )
+    # Gateways need not pass the question on; the numbers below are asked for by token, so they would tell as well.
+    said = spelled.data.get("tokens") if isinstance(spelled.data, dict) else None
+    if said is not None and tuple(said) != text.encode(_SPELLED):
+        raise _another(base, server, "its tokenizer splits text otherwise")
+    tokens = text.encode(_TEXT)
+    asked = Continuation(tokens[:1], tokens[1:])
+    ours = _reference(kept, asked, score)
+    theirs = wire.wait(server.score(asked, None, ""))
+    apart = statistics.fmean(abs(own - their) for own, their in zip(ours, theirs, strict=True))
+    if apart > _APART:
+        raise _another(base, server, f"it finds the tokens of a text {apart:.2f} nats more or less likely")
+
+
+def _reference(
+    kept: Path, asked: Continuation, score: Callable[[Sequence[Continuation]], Sequence[tuple[float, ...]]]
+) -> Sequence[float]:
+    try:
+        found = json.loads(kept.read_text("utf-8"))
+        if len(found) == len(asked.completion):
+            return [float(each) for each in found]
+    except (OSError, ValueError, TypeError):
+        pass
+    made = score([asked])[0]
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    half = kept.with_suffix(".half")
+    half.write_text(json.dumps(made), "utf-8")
+    half.replace(kept)
+    return made
+
+
+def _another(base: Base, server: Server, why: str) -> BaseMismatch:
+    return BaseMismatch(
+        f"The vLLM server's {server.base} is not {base.card.name} as it is here: {why}.",
+        hint=f"Start it with --model {base.folder}, or open the base that it serves.",
+    )

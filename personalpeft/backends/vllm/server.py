@@ -1,0 +1,168 @@
+"""What a vLLM server can be asked, in its own words: which bases and stacks it knows, to load and forget a stack, to write and to
+score. Everything here is a question over the wire; nothing is kept.
+
+Invariants: prompts travel as tokens, never as text, so that the server's chat template and tokenizer decide nothing; what the
+server keeps of a prompt's beginning it finds again only under the same salt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from personalpeft.backends.base import Continuation, Row, Tokens
+from personalpeft.backends.vllm.wire import Answer, Wire
+from personalpeft.backends.writing import Known
+from personalpeft.errors import PersonalPeftError, ServingFailed
+
+_OK = 200
+
+
+class UnknownName(Exception):
+    """The server knows no stack of this name (any more). Never leaves this folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A model that the server lists: a base, or a stack that was loaded from ``root``. ``longest`` is in tokens, of bases."""
+
+    name: str
+    root: str
+    is_base: bool
+    longest: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Tokens of a reply, each with what is known of it where that was asked for; ``ended`` where the server ends it."""
+
+    tokens: Tokens
+    known: tuple[Known, ...]
+    ended: bool
+
+
+class Server:
+    """``base`` is what the server calls the bare base."""
+
+    def __init__(self, wire: Wire, base: str) -> None:
+        self._wire = wire
+        self.base = base
+
+    async def load(self, name: str, path: str) -> None:
+        """Has it load a stack from a folder, as it sees it. A name that it has already stays what it is. Raises
+        ``ServingFailed``.
+        """
+        answer = await self._wire.ask("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+        if answer.status != _OK and "already been loaded" not in answer.message:
+            raise _not_loaded(answer)
+
+    async def forget(self, name: str) -> None:
+        """Has it forget a name, which it need not know."""
+        await self._wire.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+
+    async def write(self, row: Row, name: str | None, salt: str, stop_tokens: Sequence[int]) -> AsyncGenerator[Written]:
+        """The reply to a row, as it comes. Raises ``UnknownName`` before the first piece, ``ServingFailed``."""
+        sampling = row.sampling
+        body: dict[str, Any] = {
+            "model": name or self.base,
+            "prompt": list(row.tokens),
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+            "stop_token_ids": list(stop_tokens),
+            "add_special_tokens": False,
+            "cache_salt": salt,
+            "stream": True,
+            "return_token_ids": True,
+        }
+        if row.logprobs:
+            body |= {"logprobs": row.top, "return_tokens_as_token_ids": True}
+        async with self._wire.events("/v1/completions", body) as events:
+            if isinstance(events, Answer):
+                raise _refused(events)
+            async for event in events:
+                if "error" in event:
+                    raise _refused(Answer(0, "", event))
+                for choice in event.get("choices", ()):
+                    yield _written(choice, row)
+
+    async def score(self, item: Continuation, name: str | None, salt: str) -> tuple[float, ...]:
+        """The log-prob of each token of a completion after its prompt. Raises ``UnknownName``, ``ServingFailed``."""
+        places = await self._places((*item.prompt, *item.completion), name, salt, top=0)
+        return tuple(
+            float(place[str(token)]["logprob"])
+            for place, token in zip(places[len(item.prompt) :], item.completion, strict=True)
+        )
+
+    async def likeliest(self, tokens: Tokens) -> tuple[int, ...]:
+        """The bare base's likeliest token in the place of each but the first."""
+        places = await self._places(tokens, None, "", top=1)
+        return tuple(int(min(place, key=lambda token: place[token]["rank"])) for place in places[1:])
+
+    async def _places(self, tokens: Tokens, name: str | None, salt: str, *, top: int) -> list[Mapping[str, Any]]:
+        body = {
+            "model": name or self.base,
+            "prompt": list(tokens),
+            "max_tokens": 1,
+            "temperature": 0,
+            "add_special_tokens": False,
+            "prompt_logprobs": top,
+            **({"cache_salt": salt} if salt else {}),
+        }
+        answer = await self._wire.ask("POST", "/v1/completions", body)
+        if answer.status != _OK:
+            raise _refused(answer)
+        try:
+            places: list[Mapping[str, Any]] = answer.data["choices"][0]["prompt_logprobs"]
+            return places
+        except (KeyError, IndexError, TypeError) as error:
+            raise ServingFailed("vLLM said nothing of the prompt's tokens.", hint="Use vLLM 0.10 or newer.") from error
+
+
+def _written(choice: Mapping[str, Any], row: Row) -> Written:
+    tokens = tuple(choice.get("token_ids") or ())
+    known: tuple[Known, ...] = ()
+    if row.logprobs and (said := choice.get("logprobs")):
+        tops = said.get("top_logprobs") or [None] * len(tokens)
+        known = tuple(
+            Known(logprob, _likeliest(top or {}, row.top))
+            for logprob, top in zip(said["token_logprobs"], tops, strict=True)
+        )
+    return Written(tokens, known, choice.get("finish_reason") is not None)
+
+
+def _likeliest(top: Mapping[str, float], count: int) -> tuple[tuple[int, float], ...]:
+    """The token that was picked comes with them, and is one too many where it is not likely."""
+    pairs = [(int(token.removeprefix("token_id:")), logprob) for token, logprob in top.items()]
+    return tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:count])
+
+
+def _refused(answer: Answer) -> Exception:
+    if answer.status == 404 or "does not exist" in answer.message:
+        return UnknownName(answer.message)
+    return ServingFailed(f"vLLM refused the request: {answer.message}", hint="Its log may say more.")
+
+
+def _not_loaded(answer: Answer) -> PersonalPeftError:
+    """What a refusal to load means: each is one option of the server, which only its message tells apart."""
+    said = answer.message
+    if answer.status == 404 and "adapter" not in said.casefold():
+        return ServingFailed(
+            "The vLLM server takes no stacks while it runs.",
+            hint="Start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora.",
+        )
+    if "max_lora_rank" in said:
+        return ServingFailed(
+            f"The vLLM server has no room for a stack of this rank: {said}",
+            hint="Start it with a larger --max-lora-rank, or roll a layer back.",
+        )
+    if "not enabled" in said.casefold() or "enable_lora" in said:
+        return ServingFailed("The vLLM server serves no LoRA.", hint="Start it with --enable-lora.")
+    if "No adapter found" in said or "does not exist" in said or "No such file" in said:
+        return ServingFailed(
+            f"The vLLM server does not see the stack's folder: {said}",
+            hint="Let both see one folder: PERSONALPEFT_VLLM_FOLDER is where it is here, PERSONALPEFT_VLLM_FOLDER_THERE where it is there.",
+        )
+    return ServingFailed(f"The vLLM server could not load the stack: {said}", hint="Its log may say more.")

@@ -1,0 +1,119 @@
+"""Which stacks the server has been told of, where their folders lie, and when they are taken away again.
+
+Invariants: a name always means the same numbers, and its folder is there as long as somebody may be answered with it: it is taken
+away only after the server was told to forget the name, and that only after the last row on it has ended. What one program
+registers is called after it too, so that no other program's end takes it away. Everything here runs on the wire's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from personalpeft.adapters.base import Composed
+from personalpeft.adapters.served_folder import Served, ServedFolders
+from personalpeft.backends.vllm.server import Listed, Server, UnknownName
+from personalpeft.errors import PersonalPeftError, ServingFailed
+from personalpeft.settings import VllmServer
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A stack that the server was told of, under this name; ``composed`` is what it is made of."""
+
+    name: str
+    folder: Served
+    composed: Composed
+
+
+class Stacks:
+    """What one program has a server serve."""
+
+    def __init__(self, server: Server, folders: ServedFolders, settings: VllmServer) -> None:
+        self._server, self._folders, self._settings = server, folders, settings
+        self._wanted: Counter[str] = Counter()
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def tell(self, folder: Served, composed: Composed) -> Told:
+        """Has the server know a stack. Raises ``ServingFailed``, ``OSError``."""
+        # Servers that resolve names have to know them by the digest alone, whoever asks.
+        name = folder.name if self._settings.resolves else f"{folder.name}:{self._folders.own}"
+        told = Told(name, folder, composed)
+        async with self._turns[name]:
+            await self._registered(told)
+            self._wanted[name] += 1
+        return told
+
+    async def with_name(self, told: Told | None, ask: Callable[[str | None], Awaitable[T]]) -> T:
+        """Asks something by a stack's name (None: the bare base), and once more where the server has lost it. Raises what
+        ``ask`` raises.
+        """
+        try:
+            return await ask(told.name if told else None)
+        except UnknownName as error:
+            if told is None:
+                raise ServingFailed(
+                    f"The vLLM server no longer knows its base: {error}", hint="Close the runtime and open it again."
+                ) from error
+        log.info("the vLLM server has lost a stack; it is told again")
+        async with self._turns[told.name]:
+            await self._registered(told)
+        try:
+            return await ask(told.name)
+        except UnknownName as error:
+            raise _unresolved(self._settings, error) from error
+
+    async def take_back(self, told: Told) -> None:
+        """Has the server forget a stack that no row is on, unless it was told of it anew. A server that cannot be asked has
+        nothing to forget, or will be told by whoever finds what was left behind.
+        """
+        async with self._turns[told.name]:
+            self._wanted[told.name] -= 1
+            if self._wanted[told.name] > 0:
+                return
+            if not self._settings.resolves:
+                try:
+                    await self._server.forget(told.name)
+                except PersonalPeftError as error:
+                    log.warning("a stack's name stays on the vLLM server: %s", error)
+                    return
+            await asyncio.to_thread(self._folders.take, told.folder.digest)
+
+    async def clear_up(self, listed: list[Listed]) -> None:
+        """Takes away what programs that are gone have left behind: their names among those listed, and then their folders."""
+        for own in await asyncio.to_thread(self._folders.left_behind):
+            with suppress(PersonalPeftError):
+                for each in listed:
+                    if not each.is_base and each.name.endswith(f":{own}"):
+                        await self._server.forget(each.name)
+                await asyncio.to_thread(self._folders.sweep, own)
+
+    async def _registered(self, told: Told) -> None:
+        path = await asyncio.to_thread(self._folders.put, told.folder)
+        if not self._settings.resolves:
+            await self._server.load(told.name, self._there(path))
+
+    def _there(self, path: Path) -> str:
+        """A folder's path as the server sees it."""
+        if self._settings.folder_there is None:
+            return str(path)
+        return f"{self._settings.folder_there.rstrip('/')}/{path.relative_to(self._folders.place).as_posix()}"
+
+
+def _unresolved(settings: VllmServer, error: UnknownName) -> ServingFailed:
+    if settings.resolves:
+        return ServingFailed(
+            f"No vLLM server finds the stack by its name: {error}",
+            hint="Install plugins/vllm_resolver where they run, and let them see this folder or this home's HTTP address.",
+        )
+    return ServingFailed(f"The vLLM server forgets the stack at once: {error}", hint="Its log may say why.")

@@ -1,0 +1,193 @@
+"""One server over HTTP: asked from any thread, waited for by one.
+
+Invariants: what was not answered is tried again only while nothing of the answer has come, with longer and longer pauses, and
+only where a second try may help; every failure is an error of ours that names the server and a way out; no token is ever part of
+what is said or logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import threading
+from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any, TypeVar
+
+import httpx2
+
+from personalpeft.errors import InvalidInput, ServingFailed
+from personalpeft.settings import VllmServer
+
+T = TypeVar("T")
+
+# What a gateway says while a server behind it starts or is full.
+_FOR_NOW = frozenset({429, 502, 503, 504})
+_CONNECT_SECONDS = 5.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+# Of what a server says of a fault, so much is told on.
+_TOLD = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back: a status, and JSON where it is that (else None) beside the text."""
+
+    status: int
+    text: str
+    data: Any
+
+    @property
+    def message(self) -> str:
+        """What the server says went wrong."""
+        said = self.data.get("error", self.data) if isinstance(self.data, dict) else None
+        message = said.get("message") if isinstance(said, dict) else None
+        return str(message or self.text or f"status {self.status}")[:_TOLD]
+
+
+class Wire:
+    """Raises ``InvalidInput`` for a certificate file that cannot be read."""
+
+    def __init__(self, server: VllmServer) -> None:
+        self.server = server
+        self._client = httpx2.AsyncClient(
+            base_url=server.url,
+            headers={"Authorization": f"Bearer {server.token}"} if server.token else {},
+            timeout=httpx2.Timeout(server.timeout, connect=_CONNECT_SECONDS, pool=None),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+            verify=_trust(server),
+            # Where a proxy is set for the outer world, this machine must still be asked directly.
+            trust_env=not _is_here(server.url),
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="personalpeft-vllm", daemon=True)
+        self._thread.start()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begins something beside; cancelling it drops its connection at once."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Does something and gives what came of it."""
+        return self.start(work).result()
+
+    async def ask(self, method: str, path: str, body: Any = None) -> Answer:
+        """One question, whatever the answer's status. Raises ``ServingFailed`` where none came, or where it was none for the
+        moment until the patience was at its end.
+        """
+        pause, left = _FIRST_PAUSE, self.server.patience
+        while True:
+            try:
+                response = await self._client.request(method, path, json=body)
+            except httpx2.TransportError as error:
+                failed = self._unanswered(error)
+            else:
+                answer = _read(response.status_code, response.content)
+                if answer.status not in _FOR_NOW:
+                    return self._allowed(answer)
+                failed = self._said(answer)
+            if left <= 0:
+                raise failed
+            await asyncio.sleep(pause := min(pause, left))
+            left, pause = left - pause, min(2 * pause, _LONGEST_PAUSE)
+
+    @asynccontextmanager
+    async def events(self, path: str, body: Any) -> AsyncIterator[AsyncIterator[Any] | Answer]:
+        """The JSON of each event that the server sends, or its answer where it says something else. Raises ``ServingFailed``,
+        also from the iterator.
+        """
+        try:
+            async with self._client.stream("POST", path, json=body) as response:
+                if response.status_code == httpx2.codes.OK:
+                    yield self._pieces(response)
+                else:
+                    yield self._allowed(_read(response.status_code, await response.aread()))
+        except httpx2.TransportError as error:
+            raise self._unanswered(error) from error
+
+    async def _pieces(self, response: httpx2.Response) -> AsyncIterator[Any]:
+        async for event in httpx2.EventSource(response):
+            if event.data == "[DONE]":
+                return
+            try:
+                yield json.loads(event.data)
+            except ValueError as error:
+                raise self._strange() from error
+        raise ServingFailed(f"{self._who} broke off in the middle of a reply.", hint="Try again; its log may say why.")
+
+    def close(self) -> None:
+        """Drops what is under way and ends the thread. Closing twice is fine."""
+        if self._thread.is_alive():
+            self.wait(self._end())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._client.aclose()
+
+    @property
+    def _who(self) -> str:
+        return f"The vLLM server at {self.server.url}"
+
+    def _allowed(self, answer: Answer) -> Answer:
+        if answer.status in (401, 403):
+            raise ServingFailed(
+                f"{self._who} does not accept {'this' if self.server.token else 'requests without a'} token.",
+                hint="Set PERSONALPEFT_VLLM_TOKEN to what it was started with (--api-key).",
+            )
+        return answer
+
+    def _said(self, answer: Answer) -> ServingFailed:
+        return ServingFailed(f"{self._who} cannot answer now: {answer.message}", hint="Try again in a while.")
+
+    def _strange(self) -> ServingFailed:
+        return ServingFailed(
+            f"{self._who} answered what is no answer.", hint="Look whether something else listens there."
+        )
+
+    def _unanswered(self, error: httpx2.TransportError) -> ServingFailed:
+        if isinstance(error.__cause__ or error.__context__, ssl.SSLError) or "certificate" in str(error).casefold():
+            hint = "Set PERSONALPEFT_VLLM_CA to the file of the certificate that signed its own."
+            return ServingFailed(f"{self._who} has a certificate that is not trusted.", hint=hint)
+        if isinstance(error, httpx2.ReadTimeout):
+            said = f"{self._who} said nothing for {self.server.timeout:g} s."
+            return ServingFailed(said, hint="Look at its log, or give it more time (PERSONALPEFT_VLLM_TIMEOUT).")
+        hint = "Start it, or set PERSONALPEFT_VLLM_URL to where it is; docs/vllm.md says how."
+        return ServingFailed(f"{self._who} cannot be reached.", hint=hint)
+
+
+def _read(status: int, content: bytes) -> Answer:
+    text = content.decode("utf-8", "replace")
+    try:
+        return Answer(status, text, json.loads(text))
+    except ValueError:
+        return Answer(status, text, None)
+
+
+def _trust(server: VllmServer) -> ssl.SSLContext | bool:
+    if server.certificate is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=str(server.certificate))
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidInput(
+            f"{server.certificate} cannot be read as a certificate: {error}.",
+            hint="PERSONALPEFT_VLLM_CA names a PEM file with the certificate of who signed the server's.",
+        ) from error
+
+
+def _is_here(url: str) -> bool:
+    host = httpx2.URL(url).host
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
