@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +55,7 @@ def write_merged_gguf(base: Base, stack: Composed, folder: Path) -> None:
     """
     names = gguf_names(base)
     with new_folder(folder) as new:
-        write_gguf(base, names, new / _GGUF, _weights(base, stack), for_others=True)
+        write_gguf(base, names, new / _GGUF, partial(_weights, base, stack), for_others=True)
         (new / "Modelfile").write_text(modelfile(base, _GGUF), "utf-8")
 
 

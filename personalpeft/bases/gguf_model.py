@@ -1,16 +1,19 @@
 """Writes a base's weights as a GGUF file, for those whose source is none.
 
-Invariant: llama.cpp computes from the file what transformers computes from the folder. What it would compute otherwise, or
-not at all, is refused by name.
+Invariants: llama.cpp computes from the file what transformers computes from the folder; what it would compute otherwise, or
+not at all, is refused by name. No more of the weights is in memory at a time than the largest one takes a few
+times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from personalpeft.bases.base import Base
 from personalpeft.bases.gguf_names import GgufNames
@@ -24,17 +27,21 @@ if TYPE_CHECKING:
 # Names what is written; raise it with every change of that.
 FORMAT = 2
 
+# numpy has no bfloat16: its bits.
+_BFLOAT16 = np.dtype(np.uint16)
+
 
 def write_gguf(
     base: Base,
     names: GgufNames,
     path: Path,
-    weights: Iterable[tuple[str, Tensor]] | None = None,
+    weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None,
     *,
     for_others: bool = False,
 ) -> None:
-    """Writes the base's own weights, or others by the same names. ``for_others``: for programs that turn text into tokens by
-    the file. Raises ``WeightsError``, ``OSError``.
+    """Writes the base's own weights, or others by the same names. ``weights`` is asked for them twice, and gives the same: a
+    file says first what is in it. ``for_others``: for programs that turn text into tokens by the file. Raises ``WeightsError``,
+    ``OSError``.
     """
     from gguf import GGUFWriter
 
@@ -45,7 +52,6 @@ def write_gguf(
             f"The tokenizer of {base.card.name} has no form in GGUF that is known here, so other programs could not read a text with it.",
             hint="Write it as safetensors, and convert that with the model's own tools.",
         )
-    tied = bool(names.config.get("tie_word_embeddings"))
     writer = GGUFWriter(path, names.architecture)
     try:
         writer.add_name(base.card.title)
@@ -55,13 +61,7 @@ def write_gguf(
             writer.add_tokenizer_model("none")
         else:
             tokenizer(writer)
-        for name, tensor in weights_of(base) if weights is None else weights:
-            # Where they are tied transformers does not look at what else may lie there.
-            if not (tied and name == "lm_head.weight"):
-                _add(writer, names, name, tensor)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
+        _write_weights(writer, names, weights or partial(weights_of, base))
     finally:
         writer.close()
 
@@ -161,12 +161,47 @@ def _turning(config: Mapping[str, Any], *, far: float, near: float) -> tuple[flo
     )
 
 
-def _add(writer: GGUFWriter, names: GgufNames, name: str, tensor: Tensor) -> None:
-    import torch
+def _write_weights(writer: GGUFWriter, names: GgufNames, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+    """The rest of a file of which all else was said: what its weights are, then the weights, one by one."""
     from gguf import GGMLQuantizationType
 
+    tied = bool(names.config.get("tie_word_embeddings"))
+    kinds: dict[str, np.dtype[Any]] = {}
+    for name, tensor in weights():
+        # Where they are tied transformers does not look at what else may lie there.
+        if tied and name == "lm_head.weight":
+            continue
+        kind = kinds[name] = _kind(tensor)
+        raw = GGMLQuantizationType.BF16 if kind == _BFLOAT16 else None
+        writer.add_tensor_info(
+            names.tensor(name), tuple(tensor.shape), kind, tensor.numel() * kind.itemsize, raw_dtype=raw
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for name, tensor in weights():
+        if name in kinds:
+            # In the order in which they were told of.
+            writer.write_tensor_data(_rows(names, name, tensor, kinds[name]))
+
+
+def _kind(tensor: Tensor) -> np.dtype[Any]:
+    """What a weight is written as."""
+    import torch
+
     # Vectors are wanted in full precision.
-    half = tensor.dtype in (torch.bfloat16, torch.float16) and tensor.ndim > 1
+    if tensor.ndim < 2 or tensor.dtype not in (torch.bfloat16, torch.float16):
+        return np.dtype(np.float32)
+    # llama.cpp rounds what it multiplies to the weights' type, and float16 has three bits more for it than bfloat16.
+    largest = float(np.finfo(np.float16).max)
+    fits = all(abs(float(end)) <= largest for end in tensor.aminmax())
+    return np.dtype(np.float16) if fits else _BFLOAT16
+
+
+def _rows(names: GgufNames, name: str, tensor: Tensor, kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    """A weight as it lies in the file."""
+    import torch
+
     if names.architecture == "gemma3" and name.endswith("norm.weight"):
         # transformers adds one to a Gemma's norms where it uses them, llama.cpp has them with it.
         tensor = tensor.float() + 1
@@ -174,11 +209,6 @@ def _add(writer: GGUFWriter, names: GgufNames, name: str, tensor: Tensor) -> Non
     for projection in names.heads:
         if f".{projection}." in name:
             rows = names.to_gguf(projection, rows)
-    if not half:
-        writer.add_tensor(names.tensor(name), rows)
-    elif np.abs(rows).max() <= np.finfo(np.float16).max:
-        # llama.cpp rounds what it multiplies to the weights' type, and float16 has three bits more for it than bfloat16.
-        writer.add_tensor(names.tensor(name), rows.astype(np.float16))
-    else:
-        plain = torch.from_numpy(rows).bfloat16().view(torch.uint8).numpy()
-        writer.add_tensor(names.tensor(name), plain, raw_dtype=GGMLQuantizationType.BF16)
+    if kind == _BFLOAT16:
+        return torch.from_numpy(rows).bfloat16().view(torch.uint16).numpy()
+    return rows.astype(kind, copy=False)

@@ -1,0 +1,100 @@
+"""A base's weights as a GGUF file: what stands in it, and what it takes to write one."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+
+from personalpeft.bases.base import Base
+from personalpeft.bases.gguf_model import weights_of, write_gguf
+from personalpeft.bases.gguf_names import gguf_names
+
+Weights = Callable[[], Iterator[tuple[str, torch.Tensor]]]
+
+
+def weights_in(base: Base, kind: torch.dtype, largest: float) -> Weights:
+    """The base's own in another type, each with a number of this size in it."""
+
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights_of(base):
+            changed = tensor.to(kind)
+            changed.view(-1)[0] = largest
+            yield name, changed
+
+    return weights
+
+
+def written_at_once(path: Path, like: Path) -> Path:
+    """A file that says what another says, by a writer that has all of it in memory first."""
+    reader = GGUFReader(like)
+    writer = GGUFWriter(path, "llama")
+    for key, field in reader.fields.items():
+        # What the reader calls by the name of the format is no key, and a writer says the architecture by itself.
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), field.types[0], inner)
+    for tensor in reader.tensors:
+        raw = tensor.tensor_type if tensor.tensor_type == GGMLQuantizationType.BF16 else None
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "largest"), [(torch.float32, 1.0), (torch.float16, 1.0), (torch.bfloat16, 1.0), (torch.bfloat16, 70_000.0)]
+)
+def test_what_is_written_weight_by_weight_is_to_the_byte_what_is_written_at_once(
+    kind: torch.dtype, largest: float, tiny: Base, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(tiny, gguf_names(tiny), file, weights_in(tiny, kind, largest))
+    assert len(GGUFReader(file).tensors) == len(list(weights_of(tiny)))
+    assert file.read_bytes() == written_at_once(tmp_path / "at-once.gguf", file).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("largest", "kind"),
+    [
+        (1.0, GGMLQuantizationType.F16),
+        (-60_000.0, GGMLQuantizationType.F16),
+        (70_000.0, GGMLQuantizationType.BF16),
+        (-70_000.0, GGMLQuantizationType.BF16),
+    ],
+)
+def test_a_matrix_in_bfloat16_becomes_float16_where_its_numbers_fit_and_a_vector_float32(
+    largest: float, kind: GGMLQuantizationType, tiny: Base, tmp_path: Path
+) -> None:
+    file, weights = tmp_path / "model.gguf", weights_in(tiny, torch.bfloat16, largest)
+    write_gguf(tiny, gguf_names(tiny), file, weights)
+    found = {tensor.name: tensor for tensor in GGUFReader(file).tensors}
+    for name, wanted in weights():
+        tensor = found[gguf_names(tiny).tensor(name)]
+        assert tensor.tensor_type == (kind if wanted.ndim > 1 else GGMLQuantizationType.F32)
+        if kind == GGMLQuantizationType.F16 and "up_proj" in name:
+            assert np.allclose(tensor.data, wanted.float().numpy(), atol=1e-7)
+
+
+def test_more_weights_take_no_more_memory_to_write(tiny: Base, tmp_path: Path) -> None:
+    blocks = 32
+    size = 2**18
+
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        for block in range(blocks):
+            yield f"model.layers.{block}.mlp.up_proj.weight", torch.ones(256, size // 512, dtype=torch.bfloat16)
+
+    tracemalloc.start()
+    write_gguf(tiny, replace(gguf_names(tiny), blocks=blocks), tmp_path / "model.gguf", weights)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (tmp_path / "model.gguf").stat().st_size > blocks * size
+    assert most < blocks * size / 4
