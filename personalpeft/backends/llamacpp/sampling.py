@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,9 @@ import numpy.typing as npt
 from personalpeft.backends.llamacpp.library import Logits
 from personalpeft.backends.writing import Known
 from personalpeft.types import Sampling
+
+Chances: TypeAlias = npt.NDArray[np.float64]
+"""How likely each is, to a common factor."""
 
 # Colder than this, the numbers overflow; the draw is as good as greedy long before.
 _COLDEST = 1e-4
@@ -35,17 +39,37 @@ class Picker:
         scaled = logits.astype(np.float64) / max(self.sampling.temperature, _COLDEST)
         chances = np.exp(scaled - scaled.max())
         if self.sampling.top_p >= 1:
-            return _drawn(chances, self.generator)
-        order = np.argsort(-chances, kind="stable")
-        summed = np.cumsum(chances[order])
-        # The likeliest token is always in, whatever top_p.
-        within = int(np.searchsorted(summed, self.sampling.top_p * summed[-1], side="left")) + 1
-        return int(order[_drawn(chances[order[:within]], self.generator)])
+            return _drawn(np.cumsum(chances), self.generator)
+        tokens, summed = _likeliest(chances, self.sampling.top_p)
+        return int(tokens[_drawn(summed, self.generator)])
 
 
-def _drawn(chances: npt.NDArray[np.float64], generator: np.random.Generator) -> int:
-    """An index, each as likely as its chance."""
-    summed = np.cumsum(chances)
+def _likeliest(chances: Chances, top_p: float) -> tuple[npt.NDArray[np.intp], Chances]:
+    """The smallest set of tokens that holds ``top_p`` of all chances, at least one, likeliest first; and the sums of their chances.
+    Of equally likely ones that with the lower number comes first.
+    """
+    count, total = len(chances), float(chances.sum())
+    # All that are less likely than this hold together at most half of what is left out, so the set is among the others: a few
+    # hundred in a language model's ten thousands, whose putting in order would take longer than all else here.
+    tokens, summed = _ordered(chances, np.flatnonzero(chances >= (1 - top_p) * total / (2 * count)))
+    # More than two sums of so many numbers in different orders can be apart by their rounding.
+    apart = 2 * count * np.finfo(np.float64).eps
+    least, most = np.searchsorted(summed, [top_p * total * (1 - apart), top_p * total * (1 + apart)])
+    if least < most or most == len(tokens):
+        # The last bits decide, and what they are depends on the order of all.
+        tokens, summed = _ordered(chances, np.arange(count))
+        most = np.searchsorted(summed, top_p * summed[-1])
+    return tokens[: most + 1], summed[: most + 1]
+
+
+def _ordered(chances: Chances, tokens: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], Chances]:
+    """Some tokens (by their numbers), likeliest first; and the sums of their chances."""
+    ordered = tokens[np.argsort(-chances[tokens], kind="stable")]
+    return ordered, np.cumsum(chances[ordered])
+
+
+def _drawn(summed: Chances, generator: np.random.Generator) -> int:
+    """A place among sums of chances, each as likely as what it adds."""
     return min(int(np.searchsorted(summed, generator.random() * summed[-1], side="right")), len(summed) - 1)
 
 

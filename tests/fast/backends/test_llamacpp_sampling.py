@@ -1,0 +1,63 @@
+"""Draws from llama.cpp's logits are those of a sort of the whole vocabulary, which they do without."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from personalpeft.backends.llamacpp.sampling import Picker
+from personalpeft.types import Sampling
+
+Logits = npt.NDArray[np.float32]
+
+
+class Plainly:
+    """The same draws by the book: all tokens in order, then as many as it takes."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self._generator = np.random.Generator(np.random.PCG64(sampling.seed))
+
+    def pick(self, logits: Logits) -> int:
+        scaled = logits.astype(np.float64) / self._sampling.temperature
+        chances = np.exp(scaled - scaled.max())
+        order = np.argsort(-chances, kind="stable")
+        summed = np.cumsum(chances[order])
+        within = int(np.searchsorted(summed, self._sampling.top_p * summed[-1])) + 1
+        summed = np.cumsum(chances[order[:within]])
+        drawn = int(np.searchsorted(summed, self._generator.random() * summed[-1], side="right"))
+        return int(order[min(drawn, len(summed) - 1)])
+
+
+# Shares that sums of equal chances meet exactly, and ones as near to none and to all as there are.
+_TOP_P = st.one_of(
+    st.sampled_from([0.1, 0.25, 0.5, 0.75, 0.9, 1e-300, 1 - 2**-53, 1 - 1e-12]),
+    st.floats(0, 1, exclude_min=True, exclude_max=True),
+)
+# Few values make many tokens equally likely; -inf is what cannot come.
+_FEW = st.lists(st.sampled_from([-np.inf, -40.0, -1.0, 0.0, 0.5, 30.0]), min_size=1, max_size=60).filter(
+    lambda values: max(values) > -np.inf
+)
+_MANY = st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=60)
+
+
+@settings(max_examples=400, deadline=None)
+@given(values=_FEW | _MANY, top_p=_TOP_P, temperature=st.sampled_from([0.3, 0.7, 1.0, 2.0]), seed=st.integers(0, 2**32))
+def test_the_same_seed_draws_what_a_sort_of_all_tokens_would_draw(
+    values: list[float], top_p: float, temperature: float, seed: int
+) -> None:
+    logits = np.array(values, np.float32)
+    sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
+    ours, plain = Picker.of(sampling), Plainly(sampling)
+    assert [ours.pick(logits) for _ in range(8)] == [plain.pick(logits) for _ in range(8)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(top_p=_TOP_P, spread=st.sampled_from([0.0, 0.1, 2.0, 8.0]), seed=st.integers(0, 2**32))
+def test_that_holds_for_large_vocabularies_whatever_their_spread(top_p: float, spread: float, seed: int) -> None:
+    logits = (np.random.default_rng(seed).standard_normal(20_000) * spread).astype(np.float32)
+    sampling = Sampling(temperature=1.0, top_p=top_p, seed=seed)
+    ours, plain = Picker.of(sampling), Plainly(sampling)
+    assert [ours.pick(logits) for _ in range(3)] == [plain.pick(logits) for _ in range(3)]
