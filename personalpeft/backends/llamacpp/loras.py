@@ -10,11 +10,15 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from personalpeft.adapters.base import Composed
 from personalpeft.backends.llamacpp.library import Lora
+
+# Linux has this folder in memory.
+_MEMORY = Path("/dev/shm")
 
 
 # eq=False: the same stack loaded twice is two.
@@ -99,18 +103,13 @@ class Loras:
         """The library reads from a path alone. What is loaded lies in memory, so the file goes at once; it need not even come
         to a disk where the system has a folder that is memory, and room in it.
         """
-        for place in dict.fromkeys((_in_memory(), None)):
-            try:
-                with tempfile.TemporaryDirectory(prefix="personalpeft-", dir=place) as folder:
-                    file = Path(folder, "stack.gguf")
-                    self._write(stack, file)
-                    return self._load(file)
-            except OSError:
-                if place is None:
-                    raise
-        raise AssertionError("unreachable")
+        if os.access(_MEMORY, os.W_OK):
+            with suppress(OSError):
+                return self._loaded_by(stack, _MEMORY)
+        return self._loaded_by(stack, None)
 
-
-def _in_memory() -> Path | None:
-    shared = Path("/dev/shm")
-    return shared if os.access(shared, os.W_OK) else None
+    def _loaded_by(self, stack: Composed, place: Path | None) -> Lora:
+        with tempfile.TemporaryDirectory(prefix="personalpeft-", dir=place) as folder:
+            file = Path(folder, "stack.gguf")
+            self._write(stack, file)
+            return self._load(file)
