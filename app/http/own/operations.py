@@ -303,7 +303,7 @@ IMPORT_PEFT = Operation(
 EXPORT_GGUF = Operation(
     "export_gguf", "GET", f"{_USER}/gguf", "Move",
     "The live stack, or one layer of it, as a GGUF LoRA, which llama.cpp loads beside the base's GGUF file.",
-    query=v.PeftQuery, download=True, file="a GGUF LoRA", errors=(*SERVING, AdapterError, WeightsError),
+    query=v.PeftQuery, download=True, file="a GGUF LoRA", errors=(*SERVING, AdapterError),
 )  # fmt: skip
 IMPORT_GGUF = Operation(
     "import_gguf", "POST", f"{_USER}/gguf", "Move",
