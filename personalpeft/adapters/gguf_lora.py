@@ -1,8 +1,8 @@
 """GGUF LoRAs: what llama.cpp and the programs around it load beside a base's GGUF file.
 
 Invariants: what llama.cpp makes of a written file is what this package makes of the stack, whatever the order in which
-the architecture keeps its rows (``bases/gguf_names.py``); a read takes the whole of a file or nothing, and allocates no more
-than the file has bytes.
+the architecture keeps its rows (``bases/gguf_names.py``); a read takes the whole of a file or nothing, in memory for a few
+times (three to five) what the file has in bytes, or, where ranks differ, what it would have with the largest for all.
 """
 
 from __future__ import annotations
