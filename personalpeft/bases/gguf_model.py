@@ -1,8 +1,7 @@
 """Writes a base's weights as a GGUF file, for those whose source is none.
 
 Invariants: llama.cpp computes from the file what transformers computes from the folder; what it would compute otherwise, or
-not at all, is refused by name. No more of the weights is in memory at a time than the largest one takes a few
-times.
+not at all, is refused by name. However large the base, weights are in memory one at a time.
 """
 
 from __future__ import annotations
