@@ -12,7 +12,7 @@ from typing import Any
 
 from flask import Blueprint, Response, jsonify
 
-from personalpeft import Reply
+from personalpeft import Reply, Stream
 from personalpeft.bases.tools import Said
 from personalpeft.replies import LikelyToken, TokenLogprob
 from personalpeft.types import MOST_TOP_LOGPROBS, ToolCall
@@ -178,6 +178,28 @@ def _answer(
     return response
 
 
+class _Written:
+    """How far one reply of a stream was written."""
+
+    def __init__(self, stream: Stream, form: _Chat | _Completion, logprobs: bool) -> None:
+        self.calls: list[ToolCall] = []
+        self._stream, self._form, self._logprobs = stream, form, logprobs
+        # As far as log-probs were told.
+        self._tokens = self._letters = 0
+
+    def delta(self, said: Said) -> dict[str, Any]:
+        """The next that was said, with the log-probs of the tokens that came since the last."""
+        delta = self._form.delta(said, len(self.calls))
+        self.calls += tools.calls_of([said])
+        if not self._logprobs:
+            return delta
+        tokens = self._stream.logprobs[self._tokens :]
+        known = self._form.logprobs(tokens, self._letters)
+        self._tokens += len(tokens)
+        self._letters += sum(len(token.text) for token in tokens)
+        return {**delta, "logprobs": known}
+
+
 def _events(
     asked: Asked, head: dict[str, Any], form: _Chat | _Completion, logprobs: bool, usage: bool
 ) -> Iterator[str]:
@@ -187,36 +209,22 @@ def _events(
 
     replies = []
     for number, stream in enumerate(asked.streams):
-        told = written = 0
         begun = False
         reading = form.offer.reader()
-        calls: list[ToolCall] = []
-
-        def new(said: Said) -> dict[str, Any]:
-            nonlocal told, written
-            delta = form.delta(said, len(calls))  # noqa: B023 - called in this round alone
-            calls.extend(tools.calls_of([said]))  # noqa: B023
-            if not logprobs:
-                return delta
-            tokens = stream.logprobs[told:]  # noqa: B023
-            known = form.logprobs(tokens, written)
-            told += len(tokens)
-            written += sum(len(token.text) for token in tokens)
-            return {**delta, "logprobs": known}
-
+        written = _Written(stream, form, logprobs)
         for piece in stream:
             if not begun and (opening := form.opening()):
                 yield chunk(number, opening)
             begun = True
             for said in reading.push(piece):
-                yield chunk(number, new(said))
+                yield chunk(number, written.delta(said))
         reply, rest = asking.whole(stream), reading.finish()
-        form.offer.check(reply, [*calls, *tools.calls_of(rest)])
+        form.offer.check(reply, [*written.calls, *tools.calls_of(rest)])
         for said in rest:
-            yield chunk(number, new(said))
+            yield chunk(number, written.delta(said))
         replies.append(reply)
-        finish = _finish(reply, called=bool(calls))
-        yield chunk(number, new(""), finish, personalpeft=asking.about(asked.model, reply))
+        finish = _finish(reply, called=bool(written.calls))
+        yield chunk(number, written.delta(""), finish, personalpeft=asking.about(asked.model, reply))
     if usage:
         yield asking.event({**head, "choices": [], "usage": _usage(replies)})
     yield asking.event("[DONE]")
