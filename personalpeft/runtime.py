@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 from personalpeft.adapters.base import Adapter
 from personalpeft.adapters.packed import unpack
+from personalpeft.adapters.served_folder import read_served
 from personalpeft.backends import BACKENDS, load_backend
 from personalpeft.bases.base import Base, Card
 from personalpeft.bases.prepare import prepare
@@ -200,6 +201,14 @@ class Runtime:
     def upkeep(self) -> Upkeep:
         """What a program that looks after this home at its own times needs of it, as the daemon does."""
         return self._store.upkeep
+
+    def served(self, digest: str, file: str) -> bytes:
+        """A file of the folder in which servers elsewhere get a stack that they know as ``personalpeft:<digest>``:
+        adapter_config.json or adapter_model.safetensors. It is there while somebody may be answered with it, whichever program
+        serves it. Loads no model. Raises ``NotFound``.
+        """
+        server = self.settings.vllm
+        return read_served((server and server.folder) or self.settings.cache / "served", digest, file)
 
     def verify(self) -> tuple[Problem, ...]:
         """Derives every digest in the home again; an empty answer means that all is as it should be."""

@@ -68,6 +68,8 @@ class Line:
         with self._answer(operation, body, query, path) as response:
             if operation.answer is None:
                 return None
+            if operation.answer is bytes:
+                return response.read()
             found = _json(response.read())
         if not operation.paged:
             return _value(operation.answer, found)

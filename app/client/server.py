@@ -81,6 +81,11 @@ class Client:
             raise broken_off("a learn")
         return job.reports
 
+    def served(self, digest: str, file: str) -> bytes:
+        """As ``Runtime.served``; needs a token of administration."""
+        data: bytes = self._line.call(do.SERVED, digest=digest, file=file)
+        return data
+
     def verify(self) -> tuple[Problem, ...]:
         """As ``Runtime.verify``; needs a token of administration."""
         problems: tuple[Problem, ...] = self._line.call(do.VERIFY)

@@ -260,6 +260,10 @@ def import_gguf(call: Call) -> Revision:
         raise AdapterError(error.message.replace(str(call.body), "The file"), hint=error.hint) from error
 
 
+def served(call: Call) -> bytes:
+    return call.runtime.served(call.path["digest"], call.path["file"])
+
+
 def verify(call: Call) -> tuple[Problem, ...]:
     return call.runtime.verify()
 

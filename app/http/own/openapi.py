@@ -38,7 +38,7 @@ def document(version: str) -> dict[str, Any]:
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
             "schemas": schemas(
-                [Refusal, *(each.answer for each in OPERATIONS if each.answer is not None), *_events()],
+                [Refusal, *(each.answer for each in OPERATIONS if each.answer not in (None, bytes)), *_events()],
                 [each.body for each in OPERATIONS if each.body is not None],
             ),
         },
@@ -103,6 +103,8 @@ def _answer(operation: Operation) -> dict[str, Any]:
         return {"description": "Server-sent events.", "content": {"text/event-stream": {"schema": event}}}
     if operation.download:
         return {"description": f"{operation.file.capitalize()}.", "content": {PERSONAL: {"schema": {}}}}
+    if operation.answer is bytes:
+        return {"description": "The file.", "content": {PERSONAL: {"schema": {}}}}
     if operation.answer is None:
         return {"description": "It is done."}
     schema = schema_of(operation.answer)

@@ -63,6 +63,8 @@ PARAMETERS: Mapping[str, tuple[Any, str]] = {
     "job": (v.OwnId, "The id of a learn, a practice or a forgetting."),
     "stream": (v.OwnId, "The name that the first event of a streamed reply gave."),
     "comparison": (v.OwnId, "The id of a comparison."),
+    "digest": (v.Sha256, "The digest of a stack, which is its name after `personalpeft:`."),
+    "file": (v.ServedFile, "adapter_config.json or adapter_model.safetensors."),
 }
 
 
@@ -70,10 +72,10 @@ PARAMETERS: Mapping[str, tuple[Any, str]] = {
 class Operation:
     """One line of the table.
 
-    ``name`` is the function that does it (``acts``) and the operationId. ``answer`` is the type of the answer, None for none;
-    ``paged`` answers a page of them; ``events`` answers server-sent events, by name, in place of one value. ``makes_user``: the
-    user is made on first use, as the library does. ``everybody``: only for who may act for all users. ``download``
-    answers a file, ``upload`` takes one as its body; ``file`` says what it is.
+    ``name`` is the function that does it (``acts``) and the operationId. ``answer`` is the type of the answer, None for none,
+    bytes for a file that is the same for ever; ``paged`` answers a page of them; ``events`` answers server-sent events, by
+    name, in place of one value. ``makes_user``: the user is made on first use, as the library does. ``everybody``: only for
+    who may act for all users. ``download`` answers a file, ``upload`` takes one as its body; ``file`` says what it is.
     """
 
     name: str
@@ -310,6 +312,12 @@ IMPORT_GGUF = Operation(
     "Takes a GGUF LoRA in as a revision of a layer and makes it live. Read as a stranger's, and not judged.",
     Revision, query=v.PeftImportQuery, status=201, upload=True, makes_user=True, file="a GGUF LoRA",
     errors=(*ANY, AdapterError, BaseMismatch, WeightsError, MissingPackage),
+)  # fmt: skip
+
+SERVED = Operation(
+    "served", "GET", "/served/{digest}/{file}", "Move",
+    "A file of a stack that is served now, for vLLM servers elsewhere, which know it by `personalpeft:<digest>` (plugins/vllm_resolver).",
+    bytes, everybody=True,
 )  # fmt: skip
 
 VERIFY = Operation(

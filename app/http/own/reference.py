@@ -110,6 +110,8 @@ def _answer(operation: Operation) -> str:
         return "events " + ", ".join(f"`{name}` ({kind.__name__})" for name, kind in operation.events.items())
     if operation.download:
         return operation.file
+    if operation.answer is bytes:
+        return "the file"
     if operation.answer is None:
         return "nothing"
     return f"{'a page of ' if operation.paged else ''}{_words(schema_of(operation.answer))}"

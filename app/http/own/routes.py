@@ -83,6 +83,8 @@ class OwnApi:
                 return _file(done)
             if operation.answer is None:
                 return Response(status=operation.status)
+            if operation.answer is bytes:
+                return _same_for_ever(done)
             response = _json(give(done), operation.status)
             if isinstance(done, v.Job) and operation.status == 202:
                 whose = "" if done.user is None else f"/users/{done.user}"
@@ -150,6 +152,11 @@ def _file(made: AbstractContextManager[Exported | v.Packed]) -> Response:
         # The file is there until the last byte of it is out.
         response.call_on_close(stack.pop_all().close)
         return response
+
+
+def _same_for_ever(data: bytes) -> Response:
+    # Whoever asked may keep it, and nobody between: it is somebody's, and shown to who holds a token.
+    return Response(data, mimetype=PERSONAL, headers={"Cache-Control": "private, max-age=31536000, immutable"})
 
 
 def _body(operation: Operation) -> Any:

@@ -31,6 +31,8 @@ TurnId: TypeAlias = Annotated[str, Text(64, 1, "[a-z0-9_]+", NotFound)]
 ItemId: TypeAlias = Annotated[str, Text(64, 1, "[a-z0-9_]+", NotFound)]
 OwnId: TypeAlias = Annotated[str, Text(64, 1, "[a-z]+_[a-z0-9]+", NotFound)]
 RevisionName: TypeAlias = Annotated[str, Text(128, 1, "[a-z0-9@._-]+", NotFound)]
+Sha256: TypeAlias = Annotated[str, Text(64, 64, "[0-9a-f]+", NotFound)]
+ServedFile: TypeAlias = Annotated[str, Text(64, 1, "adapter_config[.]json|adapter_model[.]safetensors", NotFound)]
 PluginName: TypeAlias = Annotated[str, Text(64, 1, "[A-Za-z0-9._-]+", NotFound)]
 
 Written: TypeAlias = Annotated[str, Text(LONGEST_WRITTEN, 1)]

@@ -31,6 +31,7 @@ from personalpeft import (
     Runtime,
     User,
 )
+from personalpeft.adapters import served_folder
 from personalpeft.bases.base import Base
 from personalpeft.types import SignalKind
 from personalpeft_app.client import Client, NotAllowed, RemoteUser, Unreachable, connect
@@ -464,6 +465,27 @@ def test_a_home_is_looked_after_by_administration_alone(opened: Any, ada: Any, r
     for forbidden in (mine.verify, mine.collect):
         with pytest.raises(NotAllowed):
             forbidden()
+
+
+def test_a_stack_that_is_served_is_given_by_its_digest_to_administration_alone(
+    opened: Any, ada: Any, runtime: Runtime, site: Served
+) -> None:
+    files = {"adapter_config.json": b"{}\n", "adapter_model.safetensors": bytes(range(256)) * 5000}
+    stack = served_folder.Served(served_folder.digest_of(files), 8, files)
+    with closing(served_folder.ServedFolders(runtime.settings.cache / "served", "another")) as folders:
+        folders.put(stack)
+        assert {name: opened.served(stack.digest, name) for name in files} == files
+        for digest, name in (
+            ("0" * 64, "adapter_config.json"),
+            (stack.digest, "../x"),
+            (".." * 32, "adapter_config.json"),
+        ):
+            with pytest.raises(NotFound):
+                opened.served(digest, name)
+        with pytest.raises(NotAllowed):
+            connect(site.url, site.of("ada")).served(stack.digest, "adapter_config.json")
+    with pytest.raises(NotFound, match="no stack"):
+        opened.served(stack.digest, "adapter_config.json")
 
 
 def test_turns_come_in_parts(ada: Any, own: User) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from http_makers import Caller, of_user
 
 import personalpeft
 from personalpeft import Runtime
+from personalpeft.adapters import served_folder
 from personalpeft.errors import OUTCOMES
 from personalpeft_app.http.own import reference
 from personalpeft_app.http.own.acts import ACTS
@@ -271,6 +273,19 @@ def test_a_bug_in_a_learn_says_nothing_of_itself(
     assert (job["state"], job["error"]["kind"]) == ("failed", "Bug")
     assert "4711" not in json.dumps(job) + caplog.text
     assert "RuntimeError" in caplog.text
+
+
+def test_a_file_of_a_stack_may_be_kept_by_who_asked_and_by_nobody_between(admin: Caller, runtime: Runtime) -> None:
+    files = {"adapter_config.json": b"{}\n", "adapter_model.safetensors": b"tensors"}
+    stack = served_folder.Served(served_folder.digest_of(files), 8, files)
+    with closing(served_folder.ServedFolders(runtime.settings.cache / "served", "kept")) as folders:
+        folders.put(stack)
+        answer = admin.get(f"{PREFIX}/served/{stack.digest}/adapter_model.safetensors")
+    assert (answer.status_code, answer.data, answer.mimetype) == (200, b"tensors", "application/octet-stream")
+    assert answer.headers["Content-Length"] == "7"
+    assert answer.headers["Cache-Control"] == "private, max-age=31536000, immutable"
+    gone = admin.get(f"{PREFIX}/served/{stack.digest}/adapter_model.safetensors")
+    assert (gone.status_code, gone.headers["Cache-Control"]) == (404, "no-store")
 
 
 # Streams and comparisons
