@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +13,10 @@ from personalpeft_app import opening
 from personalpeft_app.options import Common, command
 from personalpeft_app.output import note, show
 from personalpeft_app.progress import Display
+
+if TYPE_CHECKING:
+    from personalpeft import Revision, User
+    from personalpeft.transfer import MergedForm
 
 
 @command(
@@ -51,20 +58,23 @@ def import_(common: Common, file: str, as_user: str | None) -> None:
         note(common, f"{taken.left_out} revisions did not: {taken.why}. Next: personalpeft learn --user {taken.user}")
 
 
+_one_layer = click.option("--layer", help="Only this layer.  [default: the whole stack as one adapter]")
+_as_layer = click.option(
+    "--layer", default="style", show_default=True, help="What it becomes: style, memory or skill.NAME."
+)
+
+
 @command(
     "export-peft", examples=("personalpeft export-peft my-adapter", "personalpeft export-peft --layer style my-style")
 )
 @click.argument("folder")
-@click.option("--layer", help="Only this layer.  [default: the whole stack as one adapter]")
+@_one_layer
 def export_peft(common: Common, folder: str, layer: str | None) -> None:
     """Write what is live as an adapter that PEFT loads.
 
     FOLDER must be empty or not there.
     """
-    display = Display(common)
-    with opening.user(common, "read", display) as user, display:
-        target = user.export_peft(folder, layer=layer)
-    show(common, {"folder": target, "user": user.id}, str(target))
+    _write(common, "folder", lambda user: user.export_peft(folder, layer=layer))
 
 
 @command(
@@ -72,54 +82,37 @@ def export_peft(common: Common, folder: str, layer: str | None) -> None:
     examples=("personalpeft import-peft my-adapter", "personalpeft import-peft my-adapter --layer skill.email"),
 )
 @click.argument("folder")
-@click.option("--layer", default="style", show_default=True, help="What it becomes: style, memory or skill.NAME.")
+@_as_layer
 def import_peft(common: Common, folder: str, layer: str) -> None:
     """Take a PEFT adapter in, and make it live.
 
     What is in FOLDER becomes a revision of a layer. It is not judged: naming it is your own word. To take it back: personalpeft rollback
     """
-    from personalpeft.ids import check_layer_name
-
-    check_layer_name(layer)
-    display = Display(common)
-    with opening.user(common, "make", display) as user, display:
-        revision = user.import_peft(folder, layer=layer)
-    show(common, revision, revision.id)
-    note(common, f"Live for {user.id}. To take it back: personalpeft rollback {layer}")
+    _take(common, layer, lambda user: user.import_peft(folder, layer=layer))
 
 
 @command(
     "export-gguf", examples=("personalpeft export-gguf ada.gguf", "personalpeft export-gguf --layer style style.gguf")
 )
 @click.argument("file")
-@click.option("--layer", help="Only this layer.  [default: the whole stack as one adapter]")
+@_one_layer
 def export_gguf(common: Common, file: str, layer: str | None) -> None:
     """Write what is live as an adapter that llama.cpp loads.
 
     It goes with the base's GGUF file. FILE must not be there yet.
     """
-    display = Display(common)
-    with opening.user(common, "read", display) as user, display:
-        target = user.export_gguf(file, layer=layer)
-    show(common, {"file": target, "user": user.id}, str(target))
+    _write(common, "file", lambda user: user.export_gguf(file, layer=layer))
 
 
 @command("import-gguf", examples=("personalpeft import-gguf adapter.gguf --layer skill.email",))
 @click.argument("file")
-@click.option("--layer", default="style", show_default=True, help="What it becomes: style, memory or skill.NAME.")
+@_as_layer
 def import_gguf(common: Common, file: str, layer: str) -> None:
     """Take a GGUF adapter in, and make it live.
 
     What is in FILE becomes a revision of a layer. It is not judged: naming it is your own word. To take it back: personalpeft rollback
     """
-    from personalpeft.ids import check_layer_name
-
-    check_layer_name(layer)
-    display = Display(common)
-    with opening.user(common, "make", display) as user, display:
-        revision = user.import_gguf(file, layer=layer)
-    show(common, revision, revision.id)
-    note(common, f"Live for {user.id}. To take it back: personalpeft rollback {layer}")
+    _take(common, layer, lambda user: user.import_gguf(file, layer=layer))
 
 
 @command(
@@ -133,14 +126,34 @@ def import_gguf(common: Common, file: str, layer: str) -> None:
     show_default=True,
     help="safetensors for transformers; gguf for llama.cpp, with a Modelfile for Ollama.",
 )
-def export_merged(common: Common, folder: str, form: str) -> None:
+def export_merged(common: Common, folder: str, form: MergedForm) -> None:
     """Write the base with what is live in its weights.
 
     A model for programs that know of no layers, as large as the base. FOLDER must be empty or not there.
     """
+    target = _write(common, "folder", lambda user: user.export_merged(folder, form=form))
+    if form == "gguf":
+        modelfile = shlex.quote(str(target / "Modelfile"))
+        note(common, f"For Ollama: ollama create {common.user_id()} -f {modelfile}")
+
+
+def _write(common: Common, what: str, write: Callable[[User], Path]) -> Path:
+    """Has the user that is meant write something, and says where ``what`` was written lies."""
     display = Display(common)
     with opening.user(common, "read", display) as user, display:
-        target = user.export_merged(folder, form="gguf" if form == "gguf" else "safetensors")
-    show(common, {"folder": target, "user": user.id}, str(target))
-    if form == "gguf":
-        note(common, f"For Ollama: ollama create {user.id} -f {shlex.quote(str(target / 'Modelfile'))}")
+        target = write(user)
+    show(common, {what: target, "user": user.id}, str(target))
+    return target
+
+
+def _take(common: Common, layer: str, take: Callable[[User], Revision]) -> None:
+    """Has the user that is meant take something in as a layer, and says what it became."""
+    from personalpeft.ids import check_layer_name
+
+    # Before anybody is made who then has nothing.
+    check_layer_name(layer)
+    display = Display(common)
+    with opening.user(common, "make", display) as user, display:
+        revision = take(user)
+    show(common, revision, revision.id)
+    note(common, f"Live for {user.id}. To take it back: personalpeft rollback {layer}")
