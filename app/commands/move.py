@@ -15,8 +15,9 @@ from personalpeft_app.output import note, show
 from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
-    from personalpeft import Revision, User
+    from personalpeft import User
     from personalpeft.transfer import MergedForm
+    from personalpeft.types import Revision
 
 
 @command(
