@@ -22,8 +22,7 @@ from personalpeft_app.bench.figures import Spread, spread, taking_turns
 
 AGREE = 32
 """How many of the first greedy tokens are compared."""
-_SWITCHES = 6
-_PROMPTS = (
+PROMPTS = (
     "What is the capital of France?",
     "Write a short note to a neighbour about a parcel.",
     "How do I boil an egg?",
@@ -35,9 +34,12 @@ _PROMPTS = (
     "How does one make tea?",
     "Write one sentence about the sea.",
 )
-_FIXED = (
+"""What engines are asked to say the same to."""
+FIXED = (
     " A good answer begins with what matters most, says it in plain words, and ends where there is nothing left to say."
 )
+"""The text whose log-probs they are compared by."""
+_SWITCHES = 6
 _CHAT = """
 import sys
 import personalpeft
@@ -181,11 +183,11 @@ def _said(people: Crowd, stack: Stack | None) -> tuple[list[tuple[int, ...]], li
     """The first greedy tokens after each prompt, and the log-probs of the fixed continuation after all of them."""
     engine = people.engine
     stack = stack or Stack(people.base.digest)
-    requests = [Request("somebody", (Message("user", p),), stack, Sampling(max_tokens=AGREE)) for p in _PROMPTS]
+    requests = [Request("somebody", (Message("user", p),), stack, Sampling(max_tokens=AGREE)) for p in PROMPTS]
     written: list[tuple[int, ...]] = [() for _ in requests]
     for piece in engine.replies(requests):
         written[piece.row] += piece.tokens
-    fixed = engine.backend.encode(_FIXED)
+    fixed = engine.backend.encode(FIXED)
     items = [Continuation(engine.tokens(request), fixed) for request in requests]
     return written, [logp for score in engine.score(items, stack) for logp in score.tokens]
 

@@ -15,24 +15,9 @@ from personalpeft.backends.base import Backend, Continuation
 from personalpeft.bases.base import Base, Source
 from personalpeft.bases.prepare import prepare
 from personalpeft.bases.shelf import find_card
+from personalpeft_app.bench.engines import AGREE, FIXED, PROMPTS
 
 pytestmark = pytest.mark.slow
-
-PROMPTS = (
-    "What is the capital of France?",
-    "Write a short note to a neighbour about a parcel.",
-    "How do I boil an egg?",
-    "Explain why the sky is blue to a child.",
-    "Give me three names for a black cat.",
-    "What should I pack for a weekend in the mountains?",
-    "Translate 'good morning' into Spanish.",
-    "Tell me something about the moon.",
-    "How does one make tea?",
-    "Write one sentence about the sea.",
-)
-FIXED = (
-    " A good answer begins with what matters most, says it in plain words, and ends where there is nothing left to say."
-)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +45,7 @@ def with_stack(backend: Backend) -> Backend:
 
 
 def said(backend: Backend, stack: str | None) -> list[Sequence[int]]:
-    return [reply.tokens for reply in written(backend, [row(backend, p, stack, max_tokens=32) for p in PROMPTS])]
+    return [reply.tokens for reply in written(backend, [row(backend, p, stack, max_tokens=AGREE) for p in PROMPTS])]
 
 
 def scored(backend: Backend, stack: str | None) -> list[float]:
@@ -74,7 +59,7 @@ def apart(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 @pytest.mark.parametrize("stack", [None, "one"])
-def test_with_the_same_numbers_the_first_32_tokens_are_the_same(
+def test_with_the_same_numbers_the_first_tokens_are_the_same(
     stack: str | None, unpacked: Base, on_torch: Backend, shared_cache: Path
 ) -> None:
     backend = with_stack(llamacpp_backend(unpacked, shared_cache, slots=1, rows=10, threads=2))
