@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from personalpeft.replies import Reply, Stream, Why
     from personalpeft.runtime import Runtime
     from personalpeft.settings import Observing, Serving
+    from personalpeft.types import Verdict
     from personalpeft.user import User
 
 DEFAULT_BASE = "smollm2-135m-instruct"
@@ -86,6 +87,7 @@ __all__ = [
     "ServingFailed",
     "Stream",
     "User",
+    "Verdict",
     "WeightsError",
     "Why",
     "open",
@@ -101,6 +103,7 @@ _LAZY = {
     "Serving": "personalpeft.settings",
     "Stream": "personalpeft.replies",
     "User": "personalpeft.user",
+    "Verdict": "personalpeft.types",
     "Why": "personalpeft.replies",
 }
 

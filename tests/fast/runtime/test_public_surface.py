@@ -46,6 +46,7 @@ NAMES = [
     "ServingFailed",
     "Stream",
     "User",
+    "Verdict",
     "WeightsError",
     "Why",
     "open",

@@ -1,0 +1,221 @@
+"""The command ``personalpeft-ray-updates``: data goes to stdout, progress and errors to stderr, and nobody sees a traceback for
+a mistake of their own.
+
+Invariant: the first Ctrl-C asks the workers to stop after their step, the second ends them at once; neither loses what was saved.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+import personalpeft
+from personalpeft import Cancelled, LearnReport, PersonalPeftError
+from personalpeft.errors import outcome
+
+if TYPE_CHECKING:
+    from personalpeft_ray_updates import Standing
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f]")
+
+
+@click.command("personalpeft-ray-updates", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("users", nargs=-1, metavar="[USER]...")
+@click.option("--all", "everybody", is_flag=True, help="All users of the home who have something to learn.")
+@click.option("--home", metavar="FOLDER", help="Where everything is kept.  [default: as for personalpeft]")
+@click.option(
+    "--base", metavar="NAME|PATH", envvar="PERSONALPEFT_BASE", default=personalpeft.DEFAULT_BASE, show_default=True
+)
+@click.option("--backend", metavar="NAME", default="torch", show_default=True, help="What runs the base.")
+@click.option(
+    "--workers", metavar="N", default=2, show_default=True, help="So many processes, each with the base loaded."
+)
+@click.option(
+    "--at-once", metavar="N", default=8, show_default=True, help="So many users learn in one pass of a worker."
+)
+@click.option("--cpus", metavar="N", default=1, show_default=True, help="What a worker takes of this machine's CPUs.")
+@click.option(
+    "--gpus", metavar="N", default=0.0, help="What a worker takes of its GPUs; a share will do.  [default: 0]"
+)
+@click.option("--seconds", type=float, help="Stop after so long; the next run goes on from there.")
+@click.option(
+    "--address",
+    envvar="RAY_ADDRESS",
+    help="A Ray cluster that this machine is part of, or 'auto'.  [default: RAY_ADDRESS, else a Ray of its own]",
+)
+@click.option("--json", "as_data", is_flag=True, help="Print reports and errors as JSON.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress.")
+def command(users: tuple[str, ...], everybody: bool, as_data: bool, **asked: Any) -> None:
+    """Have users of a home learn on Ray workers of this machine.
+
+    As `personalpeft learn` for each of them, several workers at once. A worker that dies costs a step: its users learn on with
+    another one, and what was published is not learned again. Prints a report for each user, in this order.
+    Ctrl-C stops after the step that runs; the next run goes on from there.
+    """
+    if everybody == bool(users):
+        raise click.UsageError("Name users, or give --all.")
+    code = 0
+    try:
+        reports = _learn(users, hidden=asked.pop("quiet") or (as_data and not sys.stderr.isatty()), **asked)
+        if as_data:
+            text = json.dumps([each.as_json() for each in reports], ensure_ascii=False, indent=2, allow_nan=False)
+            click.echo(_CONTROL_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+        elif reports:
+            click.echo(_printable("\n\n".join(map(str, reports))))
+        else:
+            click.echo("Nobody has anything new to learn.", err=True)
+        if any(report.error == "Cancelled" for report in reports):
+            raise Cancelled("Stopped; what is reported as learned stays.", hint="The next run goes on from there.")
+    except PersonalPeftError as error:
+        code = _tell(error, as_data)
+    except KeyboardInterrupt:
+        code = _tell(Cancelled("Stopped.", hint="The next run goes on from what was saved."), as_data)
+    sys.exit(code)
+
+
+def main() -> None:
+    """The entry point."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    command(prog_name="personalpeft-ray-updates")
+
+
+def _learn(
+    users: Sequence[str], *, hidden: bool, seconds: float | None, address: str | None, **asked: Any
+) -> Sequence[LearnReport]:
+    """Has them learn, or everybody who has something to learn where nobody is named, with progress on stderr."""
+    with ExitStack() as within:
+        display = within.enter_context(_Display(hidden=hidden))
+        pressed = within.enter_context(_interruptible(display.stopping))
+        users = users or _due(asked["home"], asked["base"], asked["backend"])
+        end = inf if seconds is None else time.monotonic() + seconds
+        # Ray takes a second to import, which nobody waits for who only made a mistake above.
+        from personalpeft_ray_updates import learn_on_cluster
+        from personalpeft_ray_updates.cluster import connected
+
+        if address is not None:
+            within.enter_context(connected(address=address))
+        return learn_on_cluster(users, progress=display, cancelled=lambda: pressed() or time.monotonic() > end, **asked)
+
+
+def _due(home: str | None, base: str, backend: str) -> list[str]:
+    """Everybody of whom the ledger says that a learn would have something to go by."""
+    due: list[str] = []
+    with personalpeft.open(home, base, backend, read_only=True) as runtime:
+        last: str | None = None
+        while page := runtime.users(after=last):
+            due += [each.id for each in page if runtime.user(each.id, create=False).pending().news]
+            last = page[-1].id
+    return due
+
+
+class _Display:
+    """A line for each user who is done, and on a terminal one below them that says what is under way."""
+
+    def __init__(self, *, hidden: bool) -> None:
+        self._console = Console(stderr=True, quiet=hidden)
+        self._status = self._console.status("Starting")
+        self._told = 0
+
+    def __enter__(self) -> _Display:
+        self._status.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._status.stop()
+
+    def __call__(self, standing: Standing) -> None:
+        for report in standing.reports[self._told :]:
+            self._told += 1
+            self.say(f"{self._told} of {standing.users}  {report.user}: {_in_short(report)}")
+        under_way = "; ".join(
+            f"{pid}: {', '.join(f'{user}{_how_far(each)}' for user, each in users.items())}"
+            for pid, users in standing.workers.items()
+            if users
+        )
+        lost = f"  ({standing.lost} lost)" if standing.lost else ""
+        # As text, so that nothing in it is read as a style.
+        self._status.update(Text(f"{under_way or 'Waiting for workers'}{lost}"))
+
+    def stopping(self) -> None:
+        """Says what the first Ctrl-C does."""
+        self.say("Stopping after this step; Ctrl-C again stops at once.")
+
+    def say(self, text: str) -> None:
+        self._console.print(_printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def _in_short(report: LearnReport) -> str:
+    parts = (report, *report.above)
+    return "; ".join(
+        f"{each.error}, {each.reason}"
+        if each.error
+        else f"{each.layer} {each.verdict}{f' ({each.revision})' if each.revision else ''}"
+        for each in parts
+    )
+
+
+def _how_far(learning: personalpeft.Learning | None) -> str:
+    if learning is None or not learning.stage:
+        return ""
+    return f" {learning.step}/{learning.steps}" if learning.steps else f" {learning.stage.lower()}"
+
+
+def _printable(text: str) -> str:
+    """Control characters shown and not sent: what a model wrote cannot steer the terminal."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def _tell(error: PersonalPeftError, as_data: bool) -> int:
+    """An error on stderr; gives its exit code."""
+    code = outcome(error).exit_code
+    if as_data:
+        said = {"kind": type(error).__name__, "message": error.message, "hint": error.hint, "exit_code": code}
+        click.echo(json.dumps({"error": said}, ensure_ascii=True), err=True)
+        return code
+    click.echo(f"error: {_printable(error.message)}", err=True)
+    if error.hint:
+        click.echo(f"hint: {_printable(error.hint)}", err=True)
+    return code
+
+
+@contextmanager
+def _interruptible(asked: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """Gives the question whether Ctrl-C was pressed; ``asked`` is called at the first, the second raises ``KeyboardInterrupt``.
+    Where interrupts are ignored (a job in the background of a shell), they stay ignored.
+    """
+    pressed = threading.Event()
+
+    def press(came: int, frame: object) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+        asked()
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        yield pressed.is_set
+        return
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""A Ray of two machines on this one, for all tests, whose workers take as long over a step of the fake model as a file says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ray_makers import World
+
+# Read when Ray is imported. Its workers let every other process go first, and are killed where memory is short, which on a machine
+# that tests share would decide how long they take and what they test.
+os.environ.update(
+    RAY_worker_niceness="0", RAY_memory_monitor_refresh_ms="0", RAY_USAGE_STATS_ENABLED="0", HF_HUB_OFFLINE="1"
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A cache of the session's own, unless the caller named one."""
+    os.environ.setdefault("PERSONALPEFT_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="session")
+def pace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The seconds that a step of the fake model takes in a worker, as text; where it is not there, steps take no time."""
+    return tmp_path_factory.mktemp("pace") / "seconds"
+
+
+@pytest.fixture(scope="session")
+def ray_here(own_folders: None, pace: Path) -> Iterator[None]:
+    """This program on the first of two machines of a cluster, which has two CPUs."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    small = {"include_dashboard": False, "object_store_memory": 100 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **small})
+    cluster.add_node(num_cpus=4, object_store_memory=100 << 20)
+    ray.init(
+        address=cluster.address,
+        log_to_driver=False,
+        logging_level=40,
+        runtime_env={"worker_process_setup_hook": _paced_by(str(pace))},
+    )
+    yield
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture
+def world(tmp_path: Path, pace: Path) -> Iterator[World]:
+    yield World(tmp_path, pace)
+    pace.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory, pace: Path) -> dict[str, tuple[str, ...]]:
+    """The revisions that people come to by learning alone."""
+    return World(tmp_path_factory.mktemp("alone"), pace).learn_alone()
+
+
+def _paced_by(file: str) -> Callable[[], None]:
+    def slow_down() -> None:
+        import time
+        from contextlib import suppress
+        from pathlib import Path
+
+        from personalpeft.backends import fake
+
+        step = fake._FakeSession.step
+
+        def paced(self, *asked):  # type: ignore[no-untyped-def]
+            with suppress(FileNotFoundError):
+                time.sleep(float(Path(file).read_text()))
+            return step(self, *asked)
+
+        fake._FakeSession.step = paced
+
+    return slow_down

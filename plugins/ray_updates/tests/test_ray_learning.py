@@ -1,0 +1,218 @@
+"""Learns on a Ray of several processes: who learns where changes nothing, and no death of anything loses or doubles a learn."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any, TypeAlias
+
+import psutil
+import pytest
+from ray_makers import PEOPLE, World, killing
+
+from personalpeft import HomeError, InvalidId, InvalidInput, LearnReport, NotFound
+from personalpeft_ray_updates import Standing
+
+Alone: TypeAlias = dict[str, tuple[str, ...]]
+
+pytestmark = pytest.mark.usefixtures("ray_here")
+
+
+def test_many_learns_are_spread_over_processes_and_each_is_what_learning_alone_gives(
+    world: World, alone: Alone
+) -> None:
+    world.say()
+    # Both workers are there before the first is through with its users.
+    world.slowly(0.03)
+    order = PEOPLE[::-1]
+    reports = world.learn(order, at_once=2)
+    assert [report.user for report in reports] == list(order)
+    assert all(report.live for report in reports)
+    assert world.live() == alone
+    world.published_once()
+    assert len(world.taught) == 2
+    assert os.getpid() not in world.taught
+    assert [len(world.standings[-1].reports), world.standings[-1].lost] == [len(PEOPLE), 0]
+
+
+def test_workers_are_on_the_machine_of_the_home_and_as_many_as_fit(world: World) -> None:
+    import ray
+
+    world.say(PEOPLE[:3])
+    world.slowly(0.03)
+    parents: set[int] = set()
+
+    def look(standing: Standing) -> None:
+        parents.update(psutil.Process(pid).ppid() for pid in standing.workers)
+
+    # Four CPUs are on the other machine, to which nobody may go; two are on this one.
+    assert len(ray.nodes()) == 2
+    world.learn(PEOPLE[:3], look, workers=6, at_once=1)
+    assert len(parents) == 1
+    assert max(len(standing.workers) for standing in world.standings) == 2
+    with pytest.raises(InvalidInput, match="2 CPUs"):
+        world.learn(PEOPLE[:3], cpus=3)
+
+
+def test_a_worker_that_is_killed_midway_loses_nothing_and_each_is_published_once(world: World, alone: Alone) -> None:
+    world.say()
+    world.slowly(0.05)
+
+    def midway() -> int | None:
+        pid = world.holder("user-0")
+        return pid if pid is not None and max(world.steps("user-0", pid), default=0) >= 5 else None
+
+    with killing(midway) as killed:
+        reports = world.learn(at_once=2)
+    assert all(report.live for report in reports)
+    assert world.live() == alone
+    world.published_once()
+    assert world.standings[-1].lost == len(killed) == 1
+    # Whoever had them next went on from where the dead one had come.
+    done = max(world.steps("user-0", killed[0]))
+    later = [step for pid in world.taught if pid != killed[0] for step in world.steps("user-0", pid)]
+    assert later
+    assert min(later) >= done - 1
+
+
+def test_what_a_worker_published_before_it_died_is_told_and_not_learned_again(world: World) -> None:
+    first, second = PEOPLE[:2]
+    world.say([first])
+    world.say([second], shown=4)
+    world.slowly(0.05)
+    # Both styles were published together, and one has a skill to learn after that.
+    with killing(lambda: world.holder(second) if world.begun(second, "skill.email") else None) as killed:
+        reports = world.learn([first, second], workers=1)
+    assert len(killed) == 1
+    assert [(report.layer, report.live, report.error) for report in reports] == [("style", True, "")] * 2
+    assert [[(each.layer, each.live) for each in report.above] for report in reports] == [[], [("skill.email", True)]]
+    world.published_once([first])
+    world.published_once([second], layers=2)
+
+
+def test_two_runs_and_another_program_at_once_publish_once(world: World, alone: Alone) -> None:
+    world.say()
+    world.slowly(0.02)
+    told: dict[str, tuple[LearnReport, ...]] = {}
+
+    def run(name: str) -> None:
+        told[name] = world.learn(workers=1, at_once=2)
+
+    runs = [threading.Thread(target=run, args=(name,)) for name in ("one", "other")]
+    for each in runs:
+        each.start()
+    with world.opened() as runtime:
+        while any(each.is_alive() for each in runs):
+            runtime.learn_many(PEOPLE[::-1])
+    for each in runs:
+        each.join()
+    for reports in told.values():
+        assert all(report.live or report.error in {"Busy", "NothingToLearn"} for report in reports)
+    assert world.live() == alone
+    world.published_once()
+
+
+def test_what_one_cannot_do_is_their_report_and_stops_nobody(world: World) -> None:
+    world.say(PEOPLE[:2])
+    with world.opened() as runtime:
+        runtime.user("silent")
+        with runtime._parts.store.lease("learn-user-1"):
+            reports = world.learn(["silent", "user-0", "nobody", "user-1"], at_once=1)
+        assert [report.error for report in reports] == ["NothingToLearn", "", "NotFound", "Busy"]
+        assert "Did you mean" in reports[2].reason or "Known" in reports[2].reason
+        assert [summary.id for summary in runtime.users()] == ["silent", "user-0", "user-1"]
+    world.published_once(["user-0"])
+
+
+@pytest.mark.parametrize(
+    ("users", "more", "error"),
+    [
+        (["user-0", "user-0"], {}, InvalidInput),
+        ("user-0", {}, InvalidInput),
+        (["User 0"], {}, InvalidId),
+        (["user-0"], {"workers": 0}, InvalidInput),
+        (["user-0"], {"at_once": 0}, InvalidInput),
+        (["user-0"], {"cpus": 0}, InvalidInput),
+        (["user-0"], {"gpus": float("nan")}, InvalidInput),
+        (["user-0"], {"gpus": 1.0}, InvalidInput),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_nobody_learns(
+    world: World, users: Any, more: dict[str, Any], error: type[Exception]
+) -> None:
+    world.say(["user-0"])
+    with pytest.raises(error):
+        world.learn(users, **more)
+    assert world.live(["user-0"]) == {"user-0": ()}
+
+
+def test_a_home_or_a_base_that_is_not_there_is_told_before_a_worker_starts(world: World) -> None:
+    with pytest.raises(HomeError):
+        world.learn()
+    assert not world.home.exists()
+    world.say(["user-0"])
+    world.base = "nowhere"
+    with pytest.raises(NotFound):
+        world.learn()
+    assert world.standings == []
+
+
+def test_nobody_learns_where_nobody_is_named(world: World) -> None:
+    world.say(["user-0"])
+    assert world.learn([]) == ()
+
+
+def test_whoever_is_stopped_goes_on_with_the_next_run(world: World, alone: Alone) -> None:
+    world.say()
+    world.slowly(0.05)
+    reports = world.learn(at_once=2, cancelled=lambda: world.begun("user-0"))
+    world.quickly()
+    assert {report.error for report in reports} == {"Cancelled"}
+    assert all(report.reason for report in reports)
+    assert world.begun("user-0")
+    assert all(report.live for report in world.learn())
+    assert world.live() == alone
+    world.published_once()
+
+
+def test_who_brings_workers_down_is_given_up_and_all_others_learn(world: World) -> None:
+    world.say(PEOPLE[:3])
+    world.slowly(0.02)
+    killed: set[int] = set()
+
+    def kill(standing: Standing) -> None:
+        for pid, users in standing.workers.items():
+            if "user-1" in users and pid not in killed:
+                killed.add(pid)
+                os.kill(pid, signal.SIGKILL)
+
+    reports = world.learn(PEOPLE[:3], kill, workers=1)
+    assert [report.error for report in reports] == ["", "ServingFailed", ""]
+    assert "3 workers" in reports[1].reason
+    assert len(killed) == world.standings[-1].lost == 3
+    world.published_once(["user-0", "user-2"])
+    assert world.learn(["user-1"])[0].live
+    world.published_once(PEOPLE[:3])
+
+
+def test_on_a_model_each_learns_to_the_byte_what_they_learn_alone(world: World) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    world.base = _quick_card(world)
+    world.learn_alone(PEOPLE[:2])
+    world.say(PEOPLE[:2])
+    reports = world.learn(PEOPLE[:2], workers=1, at_once=1)
+    with world.opened("alone") as runtime:
+        assert [report.revision for report in reports] == [runtime.user(u).revisions()[0].id for u in PEOPLE[:2]]
+
+
+def _quick_card(world: World) -> Any:
+    from importlib import resources
+
+    tiny = (resources.files("personalpeft_models") / "tiny-random.toml").read_text("utf-8")
+    card = world.folder / "tiny-quick.toml"
+    learning = "\n[learning]\nrank = 2\nalpha = 8.0\nsteps = 12\nbatch = 2\nlearning_rate = 0.01\n"
+    card.write_text(tiny.replace('name = "tiny-random"', 'name = "tiny-quick"') + learning)
+    return card
