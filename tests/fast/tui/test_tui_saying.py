@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from runtime_makers import correct
 from tui_makers import Gate, Seat, sit_down
 
 from personalpeft import Runtime, User
@@ -32,12 +33,10 @@ def test_thumbs_comments_and_facts_become_signals(runtime: Runtime) -> None:
         await seat.press("minus")
         await seat.sees("▼ not good")
         await seat.press("c")
-        await seat.type("use metric units")
-        await seat.press("enter")
+        await seat.send("use metric units")
         await seat.sees("1 comment")
         await seat.press("f4")
-        await seat.type("my dog is Biscuit")
-        await seat.press("enter")
+        await seat.send("my dog is Biscuit")
         await seat.hears("Remembered")
         assert seat.app.query_one(Composer).mode == "ask"
         kinds = _kinds(runtime)
@@ -50,8 +49,7 @@ def test_a_reply_edited_in_its_place_becomes_an_edit_signal(runtime: Runtime) ->
     async def play(seat: Seat) -> None:
         await seat.ask("one")
         (turn,) = runtime.user("ada").turns()
-        await seat.press("up", "e")
-        await seat.sees("keep it so")
+        await seat.edit()
         await seat.type(" indeed")
         await seat.press("ctrl+s")
         await seat.sees("✎ edited")
@@ -68,8 +66,7 @@ def test_a_reply_edited_in_its_place_becomes_an_edit_signal(runtime: Runtime) ->
 def test_an_edit_that_is_left_is_there_again(runtime: Runtime) -> None:
     async def play(seat: Seat) -> None:
         await seat.ask("one")
-        await seat.press("up", "e")
-        await seat.sees("keep it so")
+        await seat.edit()
         await seat.type(" unfinished")
         await seat.press("escape")
         assert "unfinished" not in seat.screen
@@ -83,8 +80,7 @@ def test_an_edit_that_is_left_is_there_again(runtime: Runtime) -> None:
 def test_an_edit_that_changes_nothing_says_so_and_stays_open(runtime: Runtime) -> None:
     async def play(seat: Seat) -> None:
         await seat.ask("one")
-        await seat.press("up", "e")
-        await seat.sees("keep it so")
+        await seat.edit()
         await seat.press("ctrl+s")
         await seat.hears("That is the reply as it is.")
         assert "keep it so" in seat.screen
@@ -99,8 +95,7 @@ def test_a_fact_that_cannot_be_kept_stays_where_it_was_typed(runtime: Runtime, m
 
         monkeypatch.setattr(User, "remember", full)
         await seat.press("f4")
-        await seat.type("my dog is Biscuit")
-        await seat.press("enter")
+        await seat.send("my dog is Biscuit")
         await seat.hears("The disk is full.")
         composer = seat.app.query_one(Composer)
         assert (composer.mode, composer.text) == ("remember", "my dog is Biscuit")
@@ -110,8 +105,7 @@ def test_a_fact_that_cannot_be_kept_stays_where_it_was_typed(runtime: Runtime, m
 
 def test_learning_shows_how_far_it_is_and_then_its_report(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     ada = runtime.user("ada")
-    for number in range(5):
-        ada.feedback(ada.chat(f"question {number}"), edit=f"the answer to question {number}")
+    correct(ada, 5)
 
     async def play(seat: Seat) -> None:
         await seat.sees("5 to learn")
@@ -205,7 +199,7 @@ def test_why_names_what_the_selected_reply_was_made_of(learned: Runtime) -> None
         await seat.press("up", "w")
         head = learned.user("ada").layers()[0].head or ""
         await seat.sees(head)
-        assert "edit: the answer to question" in seat.screen
+        assert "edit: Ahoy! Answer" in seat.screen
 
     sit_down(learned, play)
 

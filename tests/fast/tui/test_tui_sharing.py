@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
+from runtime_makers import correct
 from tui_makers import Gate, Seat, sit_down
 
 import personalpeft
 from personalpeft import Learning, Runtime, User
 from personalpeft.errors import HomeError
 from personalpeft_app.tui import app as screen
-from personalpeft_app.tui.composer import Composer
 from personalpeft_app.tui.said import Said
 
 
@@ -38,7 +38,7 @@ def test_a_turn_of_another_program_appears_in_its_conversation_and_as_a_new_one(
             ada.feedback(first, rating=1)
             await seat.sees("▲ good")
             ada.chat("about dogs")
-        assert seat.app.query_one(Composer).text == "half a thought"
+        assert seat.typed == "half a thought"
         assert "about dogs" not in seat.screen
         await seat.press("f2")
         await seat.sees("about dogs")
@@ -75,17 +75,14 @@ def test_a_fact_is_forgotten_from_the_panel_once_one_is_sure(runtime: Runtime) -
         seat.app.action_open("memory")
         await seat.sees("I live in Ghent.")
         seat.app.query_one("#memory", Said).focus()
-        await seat.press("d")
-        await seat.sees("Forget this for good?")
+        await seat.want_forgotten()
         await seat.press("escape")
         assert len(ada.items()) == 2
-        await seat.press("d")
-        await seat.sees("Forget this for good?")
+        await seat.want_forgotten()
         # Where nobody says anything else, the answer is no.
         await seat.press("enter")
         assert len(ada.items()) == 2
-        await seat.press("d")
-        await seat.sees("Forget this for good?")
+        await seat.want_forgotten()
         await seat.press("y")
         await seat.sees("FORGOTTEN")
         await seat.press("escape")
@@ -103,7 +100,7 @@ def test_an_edit_that_a_reply_was_built_from_is_forgotten_from_why(learned: Runt
     async def play(seat: Seat) -> None:
         await seat.ask("something new")
         await seat.press("up", "w")
-        await seat.sees("edit: the answer to question 0")
+        await seat.sees("edit: Ahoy! Answer 0.")
         said = seat.app.query_one("#why", Said)
         said.focus()
         await seat.press("down", "d")
@@ -125,8 +122,7 @@ def test_a_conversation_whose_turn_is_forgotten_loses_it(runtime: Runtime) -> No
         await seat.press("up", "w")
         await seat.sees("this reply")
         seat.app.query_one("#why", Said).focus()
-        await seat.press("d")
-        await seat.sees("Forget this for good?")
+        await seat.want_forgotten()
         await seat.press("y")
         await seat.sees("FORGOTTEN")
         await seat.press("escape")
@@ -154,8 +150,7 @@ def test_what_cannot_be_forgotten_is_a_message_and_changes_nothing(
         seat.app.action_open("memory")
         await seat.sees("Biscuit")
         seat.app.query_one("#memory", Said).focus()
-        await seat.press("d")
-        await seat.sees("Forget this for good?")
+        await seat.want_forgotten()
         await seat.press("y")
         await seat.hears("The disk is full.")
         assert "Biscuit" in seat.screen
@@ -182,8 +177,7 @@ def test_what_is_learned_here_is_not_said_to_be_learned_elsewhere(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ada = runtime.user("ada")
-    for number in range(5):
-        ada.feedback(ada.chat(f"question {number}"), edit=f"the answer to question {number}")
+    correct(ada, 5)
 
     async def play(seat: Seat) -> None:
         seen: list[str] = []

@@ -10,7 +10,6 @@ from tui_makers import Gate, Seat, sit_down
 from personalpeft import Runtime, User
 from personalpeft.backends.fake import FakeBackend
 from personalpeft.errors import Busy
-from personalpeft_app.tui.composer import Composer
 
 
 def test_a_question_is_answered_and_kept(runtime: Runtime) -> None:
@@ -20,7 +19,7 @@ def test_a_question_is_answered_and_kept(runtime: Runtime) -> None:
         assert turn.messages[-1].content == "Hello there"
         await seat.sees(turn.reply)
         assert "› Hello there" in seat.screen
-        assert seat.app.query_one(Composer).text == ""
+        assert seat.typed == ""
 
     sit_down(runtime, play)
 
@@ -50,8 +49,7 @@ def test_what_is_asked_while_the_model_loads_waits_and_says_so(runtime: Runtime)
     there = threading.Event()
 
     async def play(seat: Seat) -> None:
-        await seat.type("early")
-        await seat.press("enter")
+        await seat.send("early")
         await seat.sees("waits for the model")
         assert not runtime.user("ada").turns()
         there.set()
@@ -64,11 +62,10 @@ def test_a_question_that_is_stopped_while_the_model_loads_is_back_where_it_was_t
     there = threading.Event()
 
     async def play(seat: Seat) -> None:
-        await seat.type("early")
-        await seat.press("enter")
+        await seat.send("early")
         await seat.sees("waits for the model")
         await seat.press("escape")
-        await seat.until(lambda: seat.app.query_one(Composer).text == "early", "the question's return")
+        await seat.until(lambda: seat.typed == "early", "the question's return")
         there.set()
 
     sit_down(runtime, play, load=lambda: there.wait(20) and None)
@@ -78,8 +75,7 @@ def test_a_question_that_is_stopped_while_the_model_loads_is_back_where_it_was_t
 def test_stopping_takes_one_step_and_keeps_what_came(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     async def play(seat: Seat) -> None:
         gate = Gate(monkeypatch)
-        await seat.type("long")
-        await seat.press("enter")
+        await seat.send("long")
         gate.let(2)
         await seat.until(lambda: gate.steps == 2, "two steps")
         await seat.press("escape")
@@ -100,11 +96,10 @@ def test_a_typed_text_survives_an_error(runtime: Runtime, monkeypatch: pytest.Mo
 
         with monkeypatch.context() as patch:
             patch.setattr(User, "stream", busy)
-            await seat.type("important words")
-            await seat.press("enter")
+            await seat.send("important words")
             await seat.hears("Too many wait.")
         assert "Try again in a moment." in seat.said
-        assert seat.app.query_one(Composer).text == "important words"
+        assert seat.typed == "important words"
         await seat.press("enter")
         await seat.until(lambda: runtime.user("ada").turns(), "the reply")
 
@@ -123,12 +118,11 @@ def test_a_question_that_fails_while_one_types_another_stays_and_can_be_tried_ag
 
         with monkeypatch.context() as patch:
             patch.setattr(User, "stream", late)
-            await seat.type("first")
-            await seat.press("enter")
+            await seat.send("first")
             await seat.type("second")
             typed.set()
             await seat.sees("✗ Too many wait.")
-        assert seat.app.query_one(Composer).text == "second"
+        assert seat.typed == "second"
         await seat.press("ctrl+r")
         await seat.until(lambda: runtime.user("ada").turns(), "the reply")
         assert runtime.user("ada").turns()[0].messages[-1].content == "first"
@@ -143,7 +137,7 @@ def test_a_reply_that_is_asked_for_again_takes_the_place_of_the_old_one(runtime:
         await seat.until(lambda: len(runtime.user("ada").turns()) == 2, "another reply")
         new, old = runtime.user("ada").turns()
         assert new.messages == old.messages
-        await seat.until(lambda: not seat.app._middle.speaking.busy)
+        await seat.rests()
         assert seat.screen.count("› one") == 1
 
     sit_down(runtime, play)
@@ -175,9 +169,9 @@ def test_what_was_typed_in_a_conversation_is_there_when_one_comes_back(runtime: 
         await seat.ask("one")
         await seat.type("half a thought")
         await seat.press("ctrl+n")
-        assert seat.app.query_one(Composer).text == ""
+        assert seat.typed == ""
         await seat.press("f2", "down", "enter")
-        assert seat.app.query_one(Composer).text == "half a thought"
+        assert seat.typed == "half a thought"
 
     app = sit_down(runtime, play)
     assert app.unsent == ["half a thought"]
@@ -189,8 +183,7 @@ def test_what_the_ledger_does_not_have_when_one_leaves_is_handed_back(runtime: R
     async def play(seat: Seat) -> None:
         # One question waits for the model, a second behind it; and in another conversation something is being typed.
         for text in ("first", "second"):
-            await seat.type(text)
-            await seat.press("enter")
+            await seat.send(text)
         await seat.sees("waits for the model")
         await seat.press("ctrl+n")
         await seat.type("half a thought")
@@ -206,8 +199,7 @@ def test_an_edit_that_is_open_when_one_leaves_is_handed_back_and_one_that_change
 ) -> None:
     async def open_it(seat: Seat) -> None:
         await seat.ask("one")
-        await seat.press("up", "e")
-        await seat.sees("keep it so")
+        await seat.edit()
 
     async def change_it(seat: Seat) -> None:
         await open_it(seat)
@@ -221,8 +213,7 @@ def test_an_edit_that_is_open_when_one_leaves_is_handed_back_and_one_that_change
 def test_an_edit_that_is_open_outlives_another_conversation_and_another_reply(runtime: Runtime) -> None:
     async def play(seat: Seat) -> None:
         await seat.ask("one")
-        await seat.press("up", "e")
-        await seat.sees("keep it so")
+        await seat.edit()
         await seat.type(" unfinished")
         await seat.press("ctrl+n")
         await seat.ask("two")
@@ -246,10 +237,9 @@ def test_a_mistake_in_a_thread_is_a_message_and_loses_nothing(
 
         with monkeypatch.context() as patch:
             patch.setattr(User, "stream", broken)
-            await seat.type("words")
-            await seat.press("enter")
+            await seat.send("words")
             await seat.hears("bug: ZeroDivisionError()")
-        assert seat.app.query_one(Composer).text == "words"
+        assert seat.typed == "words"
 
     sit_down(runtime, play, bugs=True)
 
@@ -274,10 +264,10 @@ def test_keys_that_come_all_at_once_mean_what_they_mean_one_by_one(runtime: Runt
         await seat.until(ada.items, "the fact")
         seat.burst(*"one", "enter", "ctrl+n", *"two", "enter")
         await seat.until(lambda: len(ada.turns()) == 2, "both replies")
-        await seat.until(lambda: not seat.app._middle.speaking.busy)
+        await seat.rests()
         seat.burst("up", "plus", "c", *"short", "enter", "f1", "escape", *"half a thought")
         await seat.until(lambda: len(ada.signals()) == 3, "what was said of the reply")
-        await seat.until(lambda: seat.app.query_one(Composer).text == "half a thought", "the rest")
+        await seat.until(lambda: seat.typed == "half a thought", "the rest")
 
     sit_down(runtime, play)
     assert [item.text for item in ada.items()] == ["Biscuit", "short"]

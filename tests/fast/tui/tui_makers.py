@@ -18,6 +18,7 @@ from personalpeft import Runtime, User
 from personalpeft.backends.fake import FakeBackend
 from personalpeft.errors import PersonalPeftError
 from personalpeft_app.tui.app import Tui
+from personalpeft_app.tui.composer import Composer
 from personalpeft_app.tui.work import Desk, Job
 
 
@@ -48,6 +49,11 @@ class Seat:
         """All messages so far."""
         return "\n".join(self.heard)
 
+    @property
+    def typed(self) -> str:
+        """What stands where one types."""
+        return self.app.query_one(Composer).text
+
     async def type(self, text: str) -> None:
         await self.pilot.press(*("space" if each == " " else each for each in text))
 
@@ -75,14 +81,30 @@ class Seat:
     async def hears(self, text: str) -> None:
         await self.until(lambda: text in self.said, f"the message {text!r}")
 
+    async def send(self, text: str) -> None:
+        await self.type(text)
+        await self.press("enter")
+
     async def ask(self, text: str) -> None:
         """Asks, and waits for the whole reply."""
         before = len(self.user.turns())
-        await self.type(text)
-        await self.press("enter")
+        await self.send(text)
         await self.until(lambda: len(self.user.turns()) > before, "a reply")
-        await self.until(lambda: not self.app._middle.speaking.busy, "the end of the reply")
+        await self.rests()
         await self.pilot.pause()
+
+    async def rests(self) -> None:
+        await self.until(lambda: not self.app._middle.speaking.busy, "the end of the reply")
+
+    async def edit(self) -> None:
+        """Opens the newest reply, to be edited in its place."""
+        await self.press("up", "e")
+        await self.sees("keep it so")
+
+    async def want_forgotten(self) -> None:
+        """Asks that what is chosen be forgotten, and is asked back."""
+        await self.press("d")
+        await self.sees("Forget this for good?")
 
 
 def sit_down(
