@@ -66,12 +66,12 @@ clean: ## Take away what was made here, the environment too
 	@rm -rf .venv .venv-vllm build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml constraints.txt plugins/ray_updates/pyproject.toml plugins/t2t/pyproject.toml
+$(STAMP): pyproject.toml constraints.txt plugins/ray_updates/pyproject.toml plugins/t2t/pyproject.toml plugins/vllm_resolver/pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "error: there is no $(PYTHON). Install Python 3.11 or newer, or name it: make PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "error: $$($(PYTHON) --version) is too old; Python 3.11 or newer is needed. Name it: make PYTHON=python3.11" >&2; exit 1; }
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv || { \
 	  echo "error: $(PYTHON) cannot make a virtual environment; your system may have that in a package of its own (python3-venv)." >&2; exit 1; }
 	@echo "== installing into .venv; the first time this takes some minutes"
-	@$(BIN)/pip install --progress-bar off -c constraints.txt -e ".[dev]" -e plugins/ray_updates -e plugins/t2t | { grep --line-buffered -E '^(Collecting|  Building|Successfully|Installing)' || true; } | cut -c 1-100
+	@$(BIN)/pip install --progress-bar off -c constraints.txt -e ".[dev]" -e plugins/ray_updates -e plugins/t2t -e plugins/vllm_resolver | { grep --line-buffered -E '^(Collecting|  Building|Successfully|Installing)' || true; } | cut -c 1-100
 	@touch $(STAMP)

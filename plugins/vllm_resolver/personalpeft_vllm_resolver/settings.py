@@ -1,0 +1,68 @@
+"""What the environment of a vLLM server says of where stacks are and where they go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+PREFIX = "PERSONALPEFT_RESOLVER_"
+NEEDED = f"set {PREFIX}FOLDER or {PREFIX}URL to where they are"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``folder`` is the place below which programs have their stacks (their PERSONALPEFT_VLLM_FOLDER, as it is seen here).
+    ``url`` is the address of a personalpeft server, ``token`` one of its administration, ``certificate`` a PEM file to trust
+    besides the system's, ``timeout`` how long it may take over a file, in seconds. Copies lie below ``cache`` (None: a folder
+    of this user among the temporary ones), at most ``cache_bytes`` for each process.
+    """
+
+    folder: Path | None
+    url: str | None
+    token: str = field(repr=False)
+    certificate: Path | None
+    timeout: float
+    cache: Path | None
+    cache_bytes: int
+
+
+def read(environ: Mapping[str, str]) -> Settings | None:
+    """What the variables after ``PERSONALPEFT_RESOLVER_`` say; None where they name neither a folder nor an address. An empty
+    one counts as unset. Raises ``ValueError``, which never repeats a token.
+    """
+    said = {name.removeprefix(PREFIX): value for name, value in environ.items() if name.startswith(PREFIX) and value}
+    if "FOLDER" not in said and "URL" not in said:
+        return None
+    url, token = said.get("URL"), said.get("TOKEN", "")
+    if url is not None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+            raise ValueError(f"{PREFIX}URL is no address: give https://HOST:PORT, and no password.")
+        # http.client would repeat a header that it refuses.
+        if not token or not token.isascii() or not token.isprintable():
+            raise ValueError(f"{PREFIX}URL needs a token of that server's administration in {PREFIX}TOKEN.")
+    return Settings(
+        folder=_path(said.get("FOLDER")),
+        url=None if url is None else url.rstrip("/"),
+        token=token,
+        certificate=_path(said.get("CA")),
+        timeout=_number("TIMEOUT", said.get("TIMEOUT", "60")),
+        cache=_path(said.get("CACHE")),
+        cache_bytes=int(_number("CACHE_BYTES", said.get("CACHE_BYTES", str(16 * 2**30)))),
+    )
+
+
+def _path(said: str | None) -> Path | None:
+    return None if said is None else Path(said).expanduser().absolute()
+
+
+def _number(name: str, said: str) -> float:
+    try:
+        value = float(said)
+    except ValueError:
+        value = 0
+    if not 0 < value < 1e18:
+        raise ValueError(f"{PREFIX}{name} is {said!a}, which is no number above 0.")
+    return value

@@ -1,0 +1,81 @@
+"""Stacks, caches that look for them, and servers that mean ill."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from personalpeft_vllm_resolver import settings
+from personalpeft_vllm_resolver.cache import Cache, opened
+from personalpeft_vllm_resolver.sources import FILES
+
+from personalpeft.adapters.served_folder import Served, digest_of
+
+TOKEN = "pp_secret_of_administration"
+
+
+def stack(seed: int = 0, size: int = 100_000) -> Served:
+    files = {FILES[0]: b'{"r": %d}\n' % seed, FILES[1]: bytes([seed % 256]) * size}
+    return Served(digest_of(files), 8, files)
+
+
+def cache(tmp_path: Path, **said: Any) -> Cache:
+    """As the environment would have it; ``folder=...`` for PERSONALPEFT_RESOLVER_FOLDER and so on."""
+    environ = {f"{settings.PREFIX}{name.upper()}": str(value) for name, value in said.items()}
+    wanted = settings.read({f"{settings.PREFIX}CACHE": str(tmp_path / "cache"), **environ})
+    assert wanted is not None
+    return opened(wanted)
+
+
+def held(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+def what_lies_in(tmp_path: Path) -> list[str]:
+    """The names of all copies in the caches, whole and half."""
+    return sorted(path.name for path in (tmp_path / "cache").glob("process-*/*") if path.is_dir())
+
+
+@contextmanager
+def answering(answer: Callable[[socket.socket, bytes], None]) -> Iterator[tuple[str, list[bytes]]]:
+    """The address of a server that does so with each connection, and the requests that came."""
+    came: list[bytes] = []
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def one(line: socket.socket) -> None:
+        with line:
+            try:
+                asked = line.recv(65536)
+                came.append(asked)
+                answer(line, asked)
+            except OSError:
+                # It was hung up on.
+                return
+
+    def run() -> None:
+        while True:
+            try:
+                line, _ = listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=one, args=(line,), daemon=True).start()
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", came
+    finally:
+        # Closing alone would leave whoever waits in accept there.
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+
+
+def file_of(made: Served, asked: bytes) -> bytes:
+    return made.files[asked.split(b" ")[1].rpartition(b"/")[2].decode()]
+
+
+def ok(data: bytes, length: int | None = None) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (len(data) if length is None else length) + data

@@ -1,0 +1,200 @@
+"""A stack is found by its name in a folder that programs share, and pulled whole and sound, or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from personalpeft_vllm_resolver.cache import digest_in
+from personalpeft_vllm_resolver.sources import SharedFolder
+from resolver_makers import cache, held, stack, what_lies_in
+
+from personalpeft.adapters.served_folder import ServedFolders
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    return tmp_path / "shared"
+
+
+@pytest.fixture
+def program(shared: Path) -> Iterator[ServedFolders]:
+    with closing(ServedFolders(shared, "a-program")) as folders:
+        yield folders
+
+
+def test_a_stack_is_pulled_once_and_stays_when_its_program_takes_it_away(
+    tmp_path: Path, shared: Path, program: ServedFolders
+) -> None:
+    made = stack()
+    program.put(made)
+    with closing(cache(tmp_path, folder=shared)) as pulled:
+        path = pulled.get(made.digest)
+        assert path is not None
+        assert held(path) == made.files
+        assert not path.is_relative_to(shared)
+        program.take(made.digest)
+        assert pulled.get(made.digest) == path
+        assert held(path) == made.files
+    assert what_lies_in(tmp_path) == []
+
+
+@given(st.text() | st.from_regex(r"personalpeft:[0-9a-fA-F]{60,68}(:[a-z0-9]+)?|[0-9a-f]{64}", fullmatch=True))
+def test_only_names_of_ours_are_ours(name: str) -> None:
+    prefix, _, digest = name.partition(":")
+    is_ours = prefix == "personalpeft" and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
+    assert digest_in(name) == (digest if is_ours else None)
+
+
+def changed(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").write_bytes(b"other numbers")
+
+
+def half(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").unlink()
+
+
+def linked(folder: Path) -> None:
+    target = (folder / "adapter_config.json").rename(folder.parent / "elsewhere")
+    (folder / "adapter_config.json").symlink_to(target)
+
+
+def piped(folder: Path) -> None:
+    half(folder)
+    os.mkfifo(folder / "adapter_model.safetensors")
+
+
+def huge_config(folder: Path) -> None:
+    (folder / "adapter_config.json").write_bytes(bytes(2 << 20))
+
+
+@pytest.mark.parametrize("spoil", [changed, half, linked, piped, huge_config])
+def test_what_is_not_sound_is_not_given_and_leaves_nothing(
+    tmp_path: Path,
+    shared: Path,
+    program: ServedFolders,
+    caplog: pytest.LogCaptureFixture,
+    spoil: Callable[[Path], None],
+) -> None:
+    made = stack()
+    spoil(program.put(made))
+    with closing(cache(tmp_path, folder=shared)) as pulled:
+        assert pulled.get(made.digest) is None
+        assert what_lies_in(tmp_path) == []
+        assert f"personalpeft:{made.digest} is nowhere to be had" in caplog.text
+        # Another program has a sound one by now.
+        with closing(ServedFolders(shared, "b-program")) as other:
+            other.put(made)
+            assert pulled.get(made.digest) is not None
+
+
+def test_what_is_not_there_is_not_given(tmp_path: Path, shared: Path) -> None:
+    with closing(cache(tmp_path, folder=shared)) as pulled:
+        assert pulled.get("0" * 64) is None
+        shared.mkdir()
+        assert pulled.get("0" * 64) is None
+
+
+def test_however_many_ask_at_once_it_is_pulled_once(
+    tmp_path: Path, shared: Path, program: ServedFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, others = stack(), [stack(seed) for seed in range(1, 4)]
+    for each in (made, *others):
+        program.put(each)
+    begun, may_go = [], threading.Event()
+    copies = SharedFolder.copies
+
+    def slowly(source: SharedFolder, digest: str) -> object:
+        begun.append(digest)
+        assert may_go.wait(20)
+        return copies(source, digest)
+
+    monkeypatch.setattr(SharedFolder, "copies", slowly)
+    with closing(cache(tmp_path, folder=shared)) as pulled:
+        paths: list[Path | None] = []
+        asking = [threading.Thread(target=lambda: paths.append(pulled.get(made.digest))) for _ in range(8)]
+        asking += [threading.Thread(target=pulled.get, args=(other.digest,)) for other in others]
+        for each in asking:
+            each.start()
+        may_go.set()
+        for each in asking:
+            each.join(20)
+        assert sorted(begun) == sorted([made.digest, *(other.digest for other in others)])
+        assert len(paths) == 8
+        assert len(set(paths)) == 1
+        assert held(paths[0]) == made.files if paths[0] else False
+    # Whoever fails alone is asked anew.
+    with closing(cache(tmp_path, folder=shared)) as pulled:
+        program.take(made.digest)
+        assert pulled.get(made.digest) is None
+        program.put(made)
+        assert pulled.get(made.digest) is not None
+
+
+def test_a_full_cache_takes_nothing_new_in_and_keeps_what_it_gave(
+    tmp_path: Path, shared: Path, program: ServedFolders, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, large = stack(1, 100_000), stack(2, 100_000), stack(3, 9_000_000)
+    for each in (first, second, large):
+        program.put(each)
+    with closing(cache(tmp_path, folder=shared, cache_bytes=250_000)) as pulled:
+        given = pulled.get(first.digest)
+        assert given is not None
+        assert pulled.get(large.digest) is None
+        assert "PERSONALPEFT_RESOLVER_CACHE_BYTES" in caplog.text
+        # What had to be given up takes no room.
+        assert pulled.get(second.digest) is not None
+        assert pulled.get(stack(4, 100_000).digest) is None
+        assert held(given) == first.files
+        assert what_lies_in(tmp_path) == sorted([first.digest, second.digest])
+
+
+def test_what_a_killed_process_left_is_swept_and_a_living_ones_copies_stay(
+    tmp_path: Path, shared: Path, program: ServedFolders
+) -> None:
+    first, second, third = stack(1), stack(2), stack(3)
+    for each in (first, second, third):
+        program.put(each)
+    code = (
+        "import os, sys; from personalpeft_vllm_resolver.cache import opened; "
+        "from personalpeft_vllm_resolver.settings import read; assert opened(read(os.environ)).get(sys.argv[1]); os._exit(9)"
+    )
+    environ = {
+        "PERSONALPEFT_RESOLVER_FOLDER": str(shared),
+        "PERSONALPEFT_RESOLVER_CACHE": str(tmp_path / "cache"),
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
+    # With nothing installed: it needs neither personalpeft nor vLLM nor anything else.
+    killed = subprocess.run([sys.executable, "-S", "-c", code, first.digest], env=environ, check=False)
+    assert killed.returncode == 9
+    assert what_lies_in(tmp_path) == [first.digest]
+    with closing(cache(tmp_path, folder=shared)) as living, closing(cache(tmp_path, folder=shared)) as other:
+        assert living.get(second.digest)
+        assert other.get(third.digest)
+        assert what_lies_in(tmp_path) == sorted([second.digest, third.digest])
+
+
+def test_a_place_that_others_may_write_to_is_refused(tmp_path: Path, shared: Path) -> None:
+    place = tmp_path / "cache"
+    place.mkdir()
+    place.chmod(0o777)
+    with pytest.raises(PermissionError, match="PERSONALPEFT_RESOLVER_CACHE"):
+        cache(tmp_path, folder=shared)
+    place.rename(tmp_path / "real")
+    (tmp_path / "real").chmod(0o700)
+    place.symlink_to(tmp_path / "real")
+    with pytest.raises(PermissionError):
+        cache(tmp_path, folder=shared)
+
+
+def test_a_name_is_the_one_that_the_backend_asks_by() -> None:
+    made = stack()
+    assert digest_in(made.name) == made.digest

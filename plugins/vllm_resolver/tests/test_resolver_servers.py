@@ -1,0 +1,218 @@
+"""A stack is pulled from our own HTTP server with a token; whatever else answers gives nothing, leaves nothing and learns nothing."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from personalpeft_vllm_resolver.settings import read
+from resolver_makers import TOKEN, answering, cache, file_of, held, ok, stack, what_lies_in
+
+import personalpeft
+from personalpeft import Runtime
+from personalpeft.adapters.served_folder import ServedFolders
+from personalpeft_app.http.own.routes import OwnApi
+from personalpeft_app.http.places import places_for
+from personalpeft_app.http.running import Server
+from personalpeft_app.http.server import make_app
+
+MADE = stack()
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
+    monkeypatch.setenv("PERSONALPEFT_CACHE", str(tmp_path / "personalpeft-cache"))
+    with personalpeft.open(tmp_path / "home", backend="fake") as opened:
+        yield opened
+
+
+@pytest.fixture
+def url(runtime: Runtime) -> Iterator[str]:
+    api, places = OwnApi(runtime), places_for(runtime)
+    server = Server(make_app(runtime, more=[api.blueprint], places=places), places, host="127.0.0.1", port=0)
+    thread = threading.Thread(target=lambda: server.run(grace=1, close=runtime.close))
+    thread.start()
+    yield f"http://127.0.0.1:{server.port}"
+    server.stop()
+    thread.join(20)
+    api.close()
+
+
+def test_a_stack_is_pulled_from_our_server_by_a_token_of_its_administration(
+    tmp_path: Path, runtime: Runtime, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime.tokens.ensure_first()
+    admin, adas = runtime.tokens.first.read_text().strip(), runtime.tokens.make("ada")[1]
+    made = stack(size=3_000_000)
+    with closing(ServedFolders(runtime.settings.cache / "served", "program")) as folders:
+        folders.put(made)
+        for token, given in ((adas, False), ("pp_wrong", False), (admin, True)):
+            with closing(cache(tmp_path, url=url, token=token)) as pulled:
+                path = pulled.get(made.digest)
+                assert (path is not None) == given
+                assert not path or held(path) == made.files
+                assert token not in caplog.text
+    assert "does not accept the token" in caplog.text
+    with closing(cache(tmp_path, url=f"{url}/", token=admin)) as pulled:
+        assert pulled.get(made.digest) is None
+    assert "nowhere to be had" in caplog.text
+
+
+def test_the_folder_is_asked_first_and_the_server_for_what_it_has_not(tmp_path: Path) -> None:
+    other = stack(7)
+    with (
+        closing(ServedFolders(tmp_path / "shared", "program")) as folders,
+        answering(lambda line, asked: line.sendall(ok(file_of(other, asked)))) as (url, came),
+        closing(cache(tmp_path, folder=tmp_path / "shared", url=url, token=TOKEN)) as pulled,
+    ):
+        folders.put(MADE)
+        assert pulled.get(MADE.digest)
+        assert came == []
+        assert pulled.get(other.digest)
+        assert [request.split(b" ")[1].decode() for request in came] == [
+            f"/api/v1/served/{other.digest}/{name}" for name in other.files
+        ]
+
+
+def other_numbers(line: socket.socket, asked: bytes) -> None:
+    line.sendall(ok(file_of(stack(1), asked)))
+
+
+def too_short(line: socket.socket, asked: bytes) -> None:
+    data = file_of(MADE, asked)
+    line.sendall(ok(data[:-1], len(data)))
+
+
+def cut_by_its_length(line: socket.socket, asked: bytes) -> None:
+    data = file_of(MADE, asked)
+    line.sendall(ok(data, len(data) - 1))
+
+
+def endless(line: socket.socket, asked: bytes) -> None:
+    line.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+    while True:
+        line.sendall(bytes(100_000))
+
+
+def dripping(line: socket.socket, asked: bytes) -> None:
+    line.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+    while True:
+        line.sendall(b"x")
+        time.sleep(0.05)
+
+
+def dripping_headers(line: socket.socket, asked: bytes) -> None:
+    line.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+    while True:
+        line.sendall(b"x")
+        time.sleep(0.05)
+
+
+def silent(line: socket.socket, asked: bytes) -> None:
+    line.recv(1)
+
+
+def hanging_up(line: socket.socket, asked: bytes) -> None:
+    return
+
+
+def no_http(line: socket.socket, asked: bytes) -> None:
+    line.sendall(b"SSH-2.0-OpenSSH_9.9\r\n" * 3)
+
+
+def broken(line: socket.socket, asked: bytes) -> None:
+    line.sendall(b"HTTP/1.1 500 Oh\r\nContent-Length: 0\r\n\r\n")
+
+
+HOSTILE = [
+    other_numbers,
+    too_short,
+    cut_by_its_length,
+    endless,
+    dripping,
+    dripping_headers,
+    silent,
+    hanging_up,
+    no_http,
+    broken,
+]
+
+
+@pytest.mark.parametrize("answer", HOSTILE)
+def test_a_server_that_means_ill_gives_nothing_and_leaves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, answer: Callable[[socket.socket, bytes], None]
+) -> None:
+    begun = time.monotonic()
+    with (
+        answering(answer) as (url, _),
+        closing(cache(tmp_path, url=url, token=TOKEN, timeout=1, cache_bytes=1_000_000)) as pulled,
+    ):
+        assert pulled.get(MADE.digest) is None
+        assert what_lies_in(tmp_path) == []
+    assert time.monotonic() - begun < 8
+    assert caplog.text.count(f"personalpeft:{MADE.digest}") >= 1
+    assert TOKEN not in caplog.text
+
+
+def test_where_a_server_sends_one_elsewhere_nobody_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with answering(lambda line, asked: line.sendall(ok(file_of(MADE, asked)))) as (elsewhere, came):
+
+        def sends(line: socket.socket, asked: bytes) -> None:
+            path = asked.split(b" ")[1]
+            line.sendall(b"HTTP/1.1 302 Found\r\nLocation: %s%s\r\n\r\n" % (elsewhere.encode(), path))
+
+        with answering(sends) as (url, _), closing(cache(tmp_path, url=url, token=TOKEN)) as pulled:
+            assert pulled.get(MADE.digest) is None
+        assert came == []
+    assert "sends elsewhere" in caplog.text
+
+
+def test_no_proxy_hears_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        answering(hanging_up) as (proxy, heard),
+        answering(lambda line, asked: line.sendall(ok(file_of(MADE, asked)))) as (url, came),
+        closing(cache(tmp_path, url=url, token=TOKEN)) as pulled,
+    ):
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy)
+        assert pulled.get(MADE.digest)
+        assert TOKEN.encode() in came[0]
+        assert heard == []
+
+
+def test_a_server_that_is_not_there_gives_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with closing(cache(tmp_path, url="http://127.0.0.1:9", token=TOKEN)) as pulled:
+        assert pulled.get(MADE.digest) is None
+    assert "refused" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"URL": "ftp://host", "TOKEN": TOKEN},
+        {"URL": f"https://me:{TOKEN}@host", "TOKEN": TOKEN},
+        {"URL": "http://host"},
+        {"URL": "http://host", "TOKEN": f"{TOKEN}\nX-More: 1"},
+        {"FOLDER": "/x", "CACHE_BYTES": "much"},
+        {"FOLDER": "/x", "TIMEOUT": "0"},
+    ],
+)
+def test_settings_that_cannot_be_are_refused_without_repeating_a_token(said: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="PERSONALPEFT_RESOLVER_") as refused:
+        read({f"PERSONALPEFT_RESOLVER_{name}": value for name, value in said.items()})
+    assert TOKEN not in str(refused.value)
+
+
+def test_without_a_folder_and_an_address_there_is_nothing_to_do_and_settings_show_no_token() -> None:
+    assert read({"PATH": "/bin", "PERSONALPEFT_RESOLVER_CACHE": "/x", "PERSONALPEFT_RESOLVER_URL": ""}) is None
+    assert TOKEN not in repr(read({"PERSONALPEFT_RESOLVER_URL": "https://h", "PERSONALPEFT_RESOLVER_TOKEN": TOKEN}))
+
+
+def test_a_certificate_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no\.pem"):
+        cache(tmp_path, url="https://host", token=TOKEN, ca=tmp_path / "no.pem")
