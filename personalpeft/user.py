@@ -293,8 +293,8 @@ class User:
         shaping: str | Shaping | None = None,
         rounds: int | None = None,
         seconds: float | None = None,
-        progress: Progress = lambda stage, done: None,
-        cancelled: Callable[[], bool] = lambda: False,
+        progress: Progress = silent,
+        cancelled: Callable[[], bool] = never,
     ) -> LearnReport:
         """Has a skill try tasks that a verifier sets and judges, so that what was right becomes likelier; then the gate
         compares what it makes of tasks held back, before and after. A refusal is a report, not an error.

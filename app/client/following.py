@@ -5,18 +5,17 @@ Invariant: whoever goes away in the middle, or says so, has it stopped there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Self
 
 from personalpeft.errors import NotFound, PersonalPeftError
+from personalpeft.learning.order import Asking
 from personalpeft.replies import Reply
+from personalpeft.types import Progress
 from personalpeft_app.client.line import Line, Unreachable, error_of
 from personalpeft_app.http.own import operations as do
 from personalpeft_app.http.own import values as v
-
-Progress = Callable[[str, float], None]
-Asking = Callable[[], bool]
 
 
 class RemoteStream(Iterator[str]):

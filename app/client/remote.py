@@ -15,6 +15,7 @@ from personalpeft.errors import InvalidInput
 from personalpeft.forgetting import ForgetReport
 from personalpeft.learning.account import Account
 from personalpeft.learning.digest import Digest
+from personalpeft.learning.order import Asking, never, silent
 from personalpeft.learning.pending import Pending
 from personalpeft.learning.recipe import Start
 from personalpeft.learning.report import LearnReport
@@ -24,9 +25,9 @@ from personalpeft.personal import Exported
 from personalpeft.prompts import Prompt, Tool, check_prompt, check_tools
 from personalpeft.replies import Reply, Why
 from personalpeft.store.base import UserSummary
-from personalpeft.types import PERSON, HeadMove, Layer, Revision, Scope, Signal, Stack, Turn
+from personalpeft.types import PERSON, HeadMove, Layer, Progress, Revision, Scope, Signal, Stack, Turn
 from personalpeft_app.client.comparing import Comparison
-from personalpeft_app.client.following import Asking, Progress, RemoteStream, broken_off, follow
+from personalpeft_app.client.following import RemoteStream, broken_off, follow
 from personalpeft_app.client.line import Line
 from personalpeft_app.http.own import operations as do
 from personalpeft_app.http.own import values as v
@@ -142,8 +143,8 @@ class RemoteUser:
         memory: float | None = None,
         dry_run: bool = False,
         accept: bool = False,
-        progress: Progress = lambda stage, done: None,
-        cancelled: Asking = lambda: False,
+        progress: Progress = silent,
+        cancelled: Asking = never,
     ) -> LearnReport:
         """As ``User.learn``; it runs in the server. Whoever leaves this call in the middle stops it there."""
         body = v.LearnBody(layer, start, seconds, steps, memory, dry_run, accept)
@@ -158,8 +159,8 @@ class RemoteUser:
         shaping: str | None = None,
         rounds: int | None = None,
         seconds: float | None = None,
-        progress: Progress = lambda stage, done: None,
-        cancelled: Asking = lambda: False,
+        progress: Progress = silent,
+        cancelled: Asking = never,
     ) -> LearnReport:
         """As ``User.practice``, with plugins by name; it runs in the server."""
         body = v.PracticeBody(skill, verifier, family, shaping, rounds, seconds)
@@ -171,8 +172,8 @@ class RemoteUser:
         *,
         rebuild: bool = True,
         dry_run: bool = False,
-        progress: Progress = lambda stage, done: None,
-        cancelled: Asking = lambda: False,
+        progress: Progress = silent,
+        cancelled: Asking = never,
     ) -> ForgetReport:
         """As ``User.forget``; it runs in the server."""
         job = self._followed(self._call(do.FORGET, v.ForgetBody(_turn(item), rebuild, dry_run)), progress, cancelled)

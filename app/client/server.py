@@ -7,11 +7,13 @@ from pathlib import Path
 
 from personalpeft.errors import PersonalFileError
 from personalpeft.ids import check_user_id
+from personalpeft.learning.order import Asking, never, silent
 from personalpeft.learning.recipe import Start
 from personalpeft.learning.report import LearnReport
 from personalpeft.personal import Imported
 from personalpeft.store.base import Collected, Problem, UserSummary
-from personalpeft_app.client.following import Asking, Progress, broken_off, follow
+from personalpeft.types import Progress
+from personalpeft_app.client.following import broken_off, follow
 from personalpeft_app.client.line import Line
 from personalpeft_app.client.remote import RemoteUser
 from personalpeft_app.http.own import operations as do
@@ -69,8 +71,8 @@ class Client:
         memory: float | None = None,
         dry_run: bool = False,
         accept: bool = False,
-        progress: Progress = lambda stage, done: None,
-        cancelled: Asking = lambda: False,
+        progress: Progress = silent,
+        cancelled: Asking = never,
     ) -> tuple[LearnReport, ...]:
         """As ``Runtime.learn_many``; it runs in the server, and needs a token of administration. Whoever leaves this call in
         the middle stops it there.
