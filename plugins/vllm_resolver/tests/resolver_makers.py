@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from personalpeft.adapters.served_folder import Served, digest_of
 from personalpeft_vllm_resolver import settings
 from personalpeft_vllm_resolver.cache import Cache, opened
 from personalpeft_vllm_resolver.sources import FILES
-
-from personalpeft.adapters.served_folder import Served, digest_of
 
 TOKEN = "pp_secret_of_administration"
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from personalpeft_vllm_resolver.cache import digest_in
-from personalpeft_vllm_resolver.sources import SharedFolder
 from resolver_makers import cache, held, stack, what_lies_in
 
 from personalpeft.adapters.served_folder import ServedFolders
+from personalpeft_vllm_resolver.cache import digest_in
+from personalpeft_vllm_resolver.sources import SharedFolder
 
 
 @pytest.fixture

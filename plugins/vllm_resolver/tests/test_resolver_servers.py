@@ -10,7 +10,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from personalpeft_vllm_resolver.settings import read
 from resolver_makers import TOKEN, answering, cache, file_of, held, ok, stack, what_lies_in
 
 import personalpeft
@@ -20,6 +19,7 @@ from personalpeft_app.http.own.routes import OwnApi
 from personalpeft_app.http.places import places_for
 from personalpeft_app.http.running import Server
 from personalpeft_app.http.server import make_app
+from personalpeft_vllm_resolver.settings import read
 
 MADE = stack()
 
