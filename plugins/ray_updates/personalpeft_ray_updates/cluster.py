@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from personalpeft_ray_updates.worker import Opening, Worker
 
 # Bytes that Ray keeps for what processes hand each other. Here that is names and reports.
 _STORE = 100 << 20
+# Seconds that whoever is at an address is given to answer.
+_PATIENCE = 5.0
 # Seconds that workers are given to close the home when all is done.
 _MANNERS = 5.0
 
@@ -50,8 +53,12 @@ def connected(address: str = "local", **room: Any) -> Iterator[None]:
         # What is started here tells its makers nothing of it.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
+        if address not in {"local", "auto"}:
+            # Ray itself would try for minutes.
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), _PATIENCE).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **room)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise NotFound(
             f"There is no Ray at {address!a} that can be used: {str(error).strip().partition('. ')[0]}.",
             hint="Start one on this machine with: ray start --head; or leave the address out.",
