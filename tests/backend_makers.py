@@ -124,6 +124,8 @@ class Writing:
     def step(self, count: int = 1) -> None:
         for _ in range(count):
             for piece in self._backend.step():
+                if piece.failed is not None:
+                    raise piece.failed
                 self._replies[piece.row].add(piece)
 
     def finish(self) -> None:

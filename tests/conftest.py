@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from backend_makers import fake_backend, llamacpp_backend, torch_backend
+from vllm_maker import running, tiny_base_for_vllm, vllm_backend
 
 from personalpeft.backends.base import Backend
 from personalpeft.bases.base import Base
-from personalpeft.settings import CACHE, HOME
+from personalpeft.settings import CACHE, HOME, VllmServer
 
 # Before anything imports Triton, which reads it then: kernels for a GPU are tested on the processor. TRITON_INTERPRET=0
 # tests them on a GPU.
@@ -54,6 +55,27 @@ def torch_tiny(tiny_base: Base, shared_cache: Path) -> Backend:
 def llamacpp_tiny(tiny_base: Base, shared_cache: Path) -> Backend:
     """The llama.cpp backend on the tiny base; who attaches something to it detaches it again."""
     return llamacpp_backend(tiny_base, shared_cache, slots=4)
+
+
+@pytest.fixture(scope="session")
+def vllm_server(tmp_path_factory: pytest.TempPathFactory, vllm_base: Base) -> Iterator[VllmServer]:
+    """A real server on ``vllm_base``, which takes about a minute to start."""
+    with running(vllm_base, tmp_path_factory.mktemp("vllm")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def vllm_base(shared_cache: Path) -> Base:
+    """The tiny base in a shape that vLLM takes."""
+    return tiny_base_for_vllm(shared_cache)
+
+
+@pytest.fixture(scope="session")
+def vllm_tiny(vllm_server: VllmServer, vllm_base: Base, shared_cache: Path) -> Iterator[Backend]:
+    """The vLLM backend on a real server; who attaches something to it detaches it again."""
+    backend = vllm_backend(vllm_base, shared_cache, vllm_server, slots=4)
+    yield backend
+    backend.close()
 
 
 @pytest.fixture(scope="session")

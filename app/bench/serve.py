@@ -77,7 +77,9 @@ def bench_serve(
             longest = min(2048, people.base.card.context)
             log, few = work / "vllm.log", folders[:_VLLM_ADAPTERS]
             server = ends.enter_context(
-                vllm.served(python, people.base.folder, few, log, rank=RANK, longest=longest, say=say)
+                vllm.served(
+                    python, people.base.folder, log, adapters=few, slots=len(few), rank=RANK, longest=longest, say=say
+                )
             )
         say("loading the peers")
         plain = peers.load_plain(people.base.folder)

@@ -16,11 +16,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from personalpeft.backends.base import Tokens
@@ -66,33 +67,38 @@ def python_with_vllm() -> Path | None:
 def served(
     python: Path,
     base: Path,
-    adapters: Sequence[Path],
     log: Path,
     *,
+    adapters: Sequence[Path] = (),
+    slots: int,
     rank: int,
     longest: int,
+    dtype: str = "bfloat16",
+    options: Sequence[str] = (),
+    port: int = 0,
+    environment: Mapping[str, str] = MappingProxyType({}),
     say: Callable[[str], None],
 ) -> Iterator[Server]:
-    """Starts the server on a base's folder with these PEFT folders, by their names, and waits until it answers. Rows have up
-    to ``longest`` tokens; what it says goes to ``log``. For the main thread. Raises ``MissingPackage``, ``ServingFailed``.
+    """Starts the server on a base's folder, which it calls "base", with these PEFT folders by their names and with room for so
+    many at once, and waits until it answers. Others can be loaded while it runs. Rows have up to ``longest`` tokens; what it says
+    goes to ``log``. For the main thread. Raises ``MissingPackage``, ``ServingFailed``.
     """
     if subprocess.run([python, "-c", "import vllm"], capture_output=True, check=False).returncode:
         raise MissingPackage(f"{python} has no vLLM that can be imported.", hint="Run make vllm-env.")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = port or free_port()
     command = [
         *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(base), "--served-model-name", "base", "--host", "127.0.0.1", "--port", str(port)),
-        *("--dtype", "bfloat16", "--max-model-len", str(longest)),
-        *("--enable-lora", "--max-loras", str(len(adapters)), "--max-lora-rank", str(rank)),
-        *("--lora-modules", *(f"{folder.name}={folder}" for folder in adapters)),
+        *("--dtype", dtype, "--max-model-len", str(longest)),
+        *("--enable-lora", "--max-loras", str(slots), "--max-lora-rank", str(rank)),
+        *(("--lora-modules", *(f"{folder.name}={folder}" for folder in adapters)) if adapters else ()),
+        *options,
     ]
     # By default it leaves one processor idle, of two half the machine; what the caller has set wins.
     roomy = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_KVCACHE_SPACE": "2"}
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     quiet |= {"VLLM_CACHE_ROOT": str(log.parent / "vllm-cache")}
-    environment = {**roomy, **os.environ, **quiet}
+    environment = {**roomy, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", **os.environ, **quiet, **environment}
     say("starting vLLM's server, about a minute")
     with log.open("wb") as output, _sigterm_unwinds():
         # A session of its own, so that its workers can be ended with it, and Ctrl-C reaches us first.
@@ -104,6 +110,13 @@ def served(
             yield Server(f"http://127.0.0.1:{port}")
         finally:
             _end(process)
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 @contextmanager

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from personalpeft.adapters.base import Composed
-from personalpeft.adapters.served_folder import Served, ServedFolders, served
+from personalpeft.adapters.served_folder import Served, ServedFolders
 from personalpeft.backends.base import (
     Continuation,
     Occupancy,
@@ -25,15 +24,19 @@ from personalpeft.backends.learning_side import LearningSide
 from personalpeft.backends.residents import Residents
 from personalpeft.backends.text import Speaks
 from personalpeft.backends.vllm.batch import Batch
-from personalpeft.backends.vllm.check import check_base, listed, slots_there, the_base
-from personalpeft.backends.vllm.server import Server
-from personalpeft.backends.vllm.stacks import Stacks, Told
+from personalpeft.backends.vllm.check import TEXT, Said, listed, same_numbers, same_tokens, slots_there, the_base
+from personalpeft.backends.vllm.server import Listed, Server, Written
+from personalpeft.backends.vllm.stacks import Stacks, Told, nothing, staged
 from personalpeft.backends.vllm.wire import Wire
 from personalpeft.bases.base import Base
+from personalpeft.errors import ServingFailed
 from personalpeft.settings import VllmServer
+from personalpeft.types import Sampling
 
 # How far a reply may be from a cold run of itself, in nats a token: what else is in the server's batch moves its rounding.
 _TOLERANCE = 0.1
+# How many tokens of a reply tell one base from another.
+_SAID = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,41 +76,57 @@ class VllmBackend(Speaks):
         self._salt = entropy(16)
         self._wire = Wire(server)
         self._learning = LearningSide(base, slots=slots, cache=cache)
-        try:
-            models = self._wire.wait(listed(self._wire))
-            there = the_base(models, server.model, server.url)
-            self._server = Server(self._wire, there.name)
-            check_base(
-                self._wire, self._server, base, self._text, cache / "vllm" / f"{base.digest}.json", self._by_torch
-            )
-            room = self._wire.wait(slots_there(self._wire))
-            self._folders = ServedFolders(server.folder or cache / "served", entropy(8).hex())
-        except BaseException:
-            self._wire.close()
-            self._learning.close()
-            raise
-        self.slots = slots if room is None else min(slots, room)
-        self.longest = min(there.longest or base.card.context, base.card.context)
-        self.description = f"vLLM at {server.url}, which calls the base {there.name} and holds " + (
-            f"{room} stacks at once" if room else "as many stacks at once as it says to nobody"
-        )
+        self._folders = ServedFolders(server.folder or cache / "served", entropy(8).hex())
+        self._server = Server(self._wire)
         self._stacks = Stacks(self._server, self._folders, server)
+        try:
+            there, room = self._open(server, cache)
+        except BaseException:
+            self._let_go()
+            raise
+        self.slots = slots if room is None else min(slots, room - 1)
+        self.longest = min(there.longest or base.card.context, base.card.context)
+        held = f"up to {room} stacks" if room else "it does not say how many stacks"
+        self.description = f"vLLM at {server.url}, which calls the base {there.name} and holds {held} at once"
         self._residents = Residents[Told](self.slots)
         self._batch = Batch(
             self._wire,
             self._server,
             self._stacks,
             self._residents,
+            self._bare,
             self._text,
             self._salted,
             rows=rows,
             longest=self.longest,
         )
+
+    def _open(self, server: VllmServer, cache: Path) -> tuple[Listed, int | None]:
+        """Finds the base there and that all of the server works which is needed."""
+        models = self._wire.wait(listed(self._wire))
+        there = the_base(models, server.model, server.url)
+        self._wire.wait(same_tokens(self._wire, there.name, self.base, self._text))
+        room = self._wire.wait(slots_there(self._wire))
+        if room == 1:
+            raise ServingFailed(
+                f"The vLLM server at {server.url} has room for one stack at once, and the bare base takes that.",
+                hint="Start it with --max-loras 2 or more.",
+            )
         self._wire.wait(self._stacks.clear_up(models))
+        bare = nothing(self.base)
+        self._bare = self._wire.wait(self._stacks.tell(staged(bare, self.base), bare))
+        same_numbers(
+            self._said(),
+            lambda asked: tuple(zip(asked.completion, self._learning.score([asked], None)[0].tokens, strict=True)),
+            there.name,
+            self.base,
+            self._text,
+            cache / "vllm" / f"{self.base.digest}.json",
+        )
+        return there, room
 
     def stage(self, adapter: Composed) -> Staged:
-        made = served(adapter, self.base.architecture, base_name=f"{self.base.card.name}@{self.base.digest}")
-        return _Staged(made, adapter)
+        return _Staged(staged(adapter, self.base), adapter)
 
     def attach(self, key: str, staged: Staged) -> None:
         if not isinstance(staged, _Staged):
@@ -135,20 +154,8 @@ class VllmBackend(Speaks):
         return self._batch.occupancy()
 
     def score(self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False) -> tuple[Score, ...]:
-        resident = self._residents.point(stack)
-        try:
-            if kl:
-                # A server tells of a few tokens in each place, and the divergence is one of all of them.
-                return self._learning.score(items, resident.held.composed if resident else None, kl=True)
-
-            async def ask(name: str | None) -> list[tuple[float, ...]]:
-                return await asyncio.gather(*(self._server.score(item, name, self._salted("")) for item in items))
-
-            said = self._wire.wait(self._stacks.with_name(resident.held if resident else None, ask))
-            return tuple(Score(sum(tokens) / max(1, len(tokens)), None, tokens) for tokens in said)
-        finally:
-            if gone := self._residents.let_go(resident):
-                self._wire.start(self._stacks.take_back(gone))
+        """In torch's numbers: a server tells of a few tokens in each place, and is not to be asked for those of a prompt."""
+        return self._learning.score(items, None if stack is None else self._residents.held(stack).composed, kl=kl)
 
     def session(self, spec: SessionSpec) -> Session:
         return self._learning.session(spec, None if spec.below is None else self._residents.held(spec.below).composed)
@@ -159,22 +166,34 @@ class VllmBackend(Speaks):
         return self._learning.advance(sessions, terms, rates)
 
     def fingerprint(self) -> str:
-        """Of what the server's base finds likeliest in each place of a text: the weights themselves it shows nobody."""
-        likeliest = self._wire.wait(self._server.likeliest(self._text.encode(self.base.card.title * 8)))
-        return hashlib.sha256(repr(likeliest).encode()).hexdigest()
+        """Of what the server's base writes after a fixed text: the weights themselves it shows nobody."""
+        return hashlib.sha256(repr([token for token, _ in self._said()]).encode()).hexdigest()
 
     def close(self) -> None:
         """Has the server forget all stacks that it was told of, and takes their folders away. Closing twice is fine."""
         self._batch.close()
-        for told in self._residents.clear():
-            self._wire.wait(self._stacks.take_back(told))
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._wire.is_open:
+            self._wire.wait(self._stacks.take_back_all())
         self._wire.close()
         self._folders.close()
         self._learning.close()
 
+    def _said(self) -> Said:
+        """What the server's base writes greedily after a fixed text, and how likely it finds that."""
+        row = Row(self._text.encode(TEXT), None, Sampling(temperature=0, max_tokens=_SAID), logprobs=True)
+        salt = self._salted("")
+
+        async def ask(name: str) -> list[Written]:
+            return [written async for written in self._server.write(row, name, salt, ())]
+
+        written = self._wire.wait(self._stacks.with_name(self._bare, ask))
+        return tuple(
+            (token, known.logprob) for each in written for token, known in zip(each.tokens, each.known, strict=True)
+        )
+
     def _salted(self, owner: str) -> str:
         """What an owner's prompts are kept under on the server: of no use to anybody else, not even to guess the owner."""
         return hashlib.blake2b(owner.encode(), key=self._salt, digest_size=16).hexdigest()
-
-    def _by_torch(self, items: Sequence[Continuation]) -> Sequence[tuple[float, ...]]:
-        return [score.tokens for score in self._learning.score(items, None)]

@@ -22,9 +22,12 @@ from personalpeft.backends.vllm.server import Server, Written
 from personalpeft.backends.vllm.stacks import Stacks, Told
 from personalpeft.backends.vllm.wire import Wire
 from personalpeft.backends.writing import Writing
+from personalpeft.errors import InvalidInput
 
 # How long a step waits for the next token of any row, in seconds: as long, nobody who left or came is noticed.
 _STEP = 0.05
+
+_HOTTEST = 2.0
 
 News: TypeAlias = tuple[int, Written | Exception]
 
@@ -38,7 +41,9 @@ class _Live:
 
 
 class Batch:
-    """Up to ``rows`` rows of up to ``longest`` tokens. ``salt`` is what an owner's prompts are kept under."""
+    """Up to ``rows`` rows of up to ``longest`` tokens. ``bare`` is the stack of rows without one, ``salt`` what an owner's prompts
+    are kept under.
+    """
 
     def __init__(
         self,
@@ -46,6 +51,7 @@ class Batch:
         server: Server,
         stacks: Stacks,
         residents: Residents[Told],
+        bare: Told,
         text: Text,
         salt: Callable[[str], str],
         *,
@@ -53,7 +59,7 @@ class Batch:
         longest: int,
     ) -> None:
         self._wire, self._server, self._stacks, self._residents = wire, server, stacks, residents
-        self._text, self._salt = text, salt
+        self._bare, self._text, self._salt = bare, text, salt
         self._rows, self._longest = rows, longest
         self._live: dict[int, _Live] = {}
         self._numbers = itertools.count()
@@ -63,11 +69,16 @@ class Batch:
         """See ``Backend.admit``."""
         if (room := len(row.tokens) + row.sampling.max_tokens) > self._longest:
             raise ValueError(f"a row of {room} tokens is longer than the {self._longest} that the server has room for")
+        if row.sampling.temperature > _HOTTEST:
+            raise InvalidInput(
+                f"The temperature {row.sampling.temperature:g} is more than vLLM takes.",
+                hint=f"Give 0 to {_HOTTEST:g}.",
+            )
         if len(self._live) >= self._rows:
             return None
         stack = self._residents.point(row.stack)
         number = next(self._numbers)
-        reply = self._wire.start(self._written(number, row, stack.held if stack else None))
+        reply = self._wire.start(self._written(number, row, stack.held if stack else self._bare))
         self._live[number] = _Live(row, stack, Writing(number, row, self._text), reply)
         return number
 
@@ -96,8 +107,8 @@ class Batch:
         for number in tuple(self._live):
             self._remove(number)
 
-    async def _written(self, number: int, row: Row, told: Told | None) -> None:
-        async def ask(name: str | None) -> None:
+    async def _written(self, number: int, row: Row, told: Told) -> None:
+        async def ask(name: str) -> None:
             salt, stop = self._salt(row.owner), sorted(self._text.stop_tokens)
             async with aclosing(self._server.write(row, name, salt, stop)) as pieces:
                 async for written in pieces:

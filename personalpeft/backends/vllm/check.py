@@ -1,7 +1,7 @@
 """Whether a server is one that a home on this base can be served by: that it has the base, and not another one of the same shape.
 
-A server does not say what weights it has. So what it makes of a fixed text is compared with what torch makes of it here, which
-is asked once for each base and kept.
+A server does not say what weights it has. So how likely it finds what it writes after a fixed text is compared with how likely
+torch finds that here, which is asked once for each base and kept.
 """
 
 from __future__ import annotations
@@ -9,24 +9,31 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 from personalpeft.backends.base import Continuation
 from personalpeft.backends.text import Text
-from personalpeft.backends.vllm.server import Listed, Server
+from personalpeft.backends.vllm.server import Listed
 from personalpeft.backends.vllm.wire import Answer, Wire
 from personalpeft.bases.base import Base
 from personalpeft.errors import BaseMismatch, InvalidInput, ServingFailed, nearest
 
 # In it lie what tokenizers part on: two scripts, digits, spaces, line ends.
 _SPELLED = "It's 1,024 o'clock;  naïve café\n\n\tприветствие."
-_TEXT = (
+TEXT = (
     "The morning train leaves the old station at a quarter past seven, and on most days it is late. People stand on the "
     "platform with their bags and their paper cups, looking at the clock as if it could be persuaded."
 )
+"""What a server writes on, to be compared."""
 # Nats a token, on average: bfloat16 explains a tenth of it, another model of the same family gives several times as much.
 _APART = 0.25
+Said: TypeAlias = tuple[tuple[int, float], ...]
+"""Tokens, each with its log-prob (nats)."""
+
 _SLOTS = re.compile(r'^vllm:lora_requests_info\{[^}]*max_lora="(\d+)"', re.MULTILINE)
 
 
@@ -75,52 +82,45 @@ async def slots_there(wire: Wire) -> int | None:
     return int(said[1]) if said else None
 
 
-def check_base(
-    wire: Wire,
-    server: Server,
-    base: Base,
-    text: Text,
-    kept: Path,
-    score: Callable[[Sequence[Continuation]], Sequence[tuple[float, ...]]],
-) -> None:
-    """That the server's base is this one. ``score`` says what torch makes of a text, ``kept`` is the file in which that is kept.
-    Raises ``BaseMismatch``, ``ServingFailed``.
-    """
-    spelled = wire.wait(
-        wire.ask("POST", "/tokenize", {"model": server.base, "prompt": _SPELLED, "add_special_tokens": False})
-    )
-    # Gateways need not pass the question on; the numbers below are asked for by token, so they would tell as well.
+async def same_tokens(wire: Wire, called: str, base: Base, text: Text) -> None:
+    """That the server's tokenizer splits text as the base's does. Raises ``BaseMismatch``, ``ServingFailed``."""
+    spelled = await wire.ask("POST", "/tokenize", {"model": called, "prompt": _SPELLED, "add_special_tokens": False})
+    # Gateways need not pass the question on; the numbers are asked for by token, so they would tell as well.
     said = spelled.data.get("tokens") if isinstance(spelled.data, dict) else None
     if said is not None and tuple(said) != text.encode(_SPELLED):
-        raise _another(base, server, "its tokenizer splits text otherwise")
-    tokens = text.encode(_TEXT)
-    asked = Continuation(tokens[:1], tokens[1:])
-    ours = _reference(kept, asked, score)
-    theirs = wire.wait(server.score(asked, None, ""))
-    apart = statistics.fmean(abs(own - their) for own, their in zip(ours, theirs, strict=True))
+        raise _another(base, called, "its tokenizer splits text otherwise")
+
+
+def same_numbers(
+    said: Said, reference: Callable[[Continuation], Said], called: str, base: Base, text: Text, kept: Path
+) -> None:
+    """That the server finds what it ``said`` after ``TEXT`` as likely as torch does here, where ``reference`` is asked once for
+    each base and what it says is kept in the file. Raises ``BaseMismatch``, and what ``reference`` raises.
+    """
+    asked = Continuation(text.encode(TEXT), tuple(token for token, _ in said))
+    ours = _kept(kept, asked) or _keep(kept, reference(asked))
+    apart = statistics.fmean(abs(own - their) for (_, own), (_, their) in zip(ours, said, strict=True))
     if apart > _APART:
-        raise _another(base, server, f"it finds the tokens of a text {apart:.2f} nats more or less likely")
+        raise _another(base, called, f"it finds the tokens of a text {apart:.2f} nats more or less likely")
 
 
-def _reference(
-    kept: Path, asked: Continuation, score: Callable[[Sequence[Continuation]], Sequence[tuple[float, ...]]]
-) -> Sequence[float]:
-    try:
-        found = json.loads(kept.read_text("utf-8"))
-        if len(found) == len(asked.completion):
-            return [float(each) for each in found]
-    except (OSError, ValueError, TypeError):
-        pass
-    made = score([asked])[0]
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    half = kept.with_suffix(".half")
-    half.write_text(json.dumps(made), "utf-8")
-    half.replace(kept)
-    return made
+def _kept(file: Path, asked: Continuation) -> Said | None:
+    with suppress(OSError, ValueError, TypeError):
+        found = tuple((int(token), float(logprob)) for token, logprob in json.loads(file.read_text("utf-8")))
+        return found if tuple(token for token, _ in found) == asked.completion else None
+    return None
 
 
-def _another(base: Base, server: Server, why: str) -> BaseMismatch:
+def _keep(file: Path, said: Said) -> Said:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".half", delete=False) as half:
+        json.dump(said, half)
+    Path(half.name).replace(file)
+    return said
+
+
+def _another(base: Base, called: str, why: str) -> BaseMismatch:
     return BaseMismatch(
-        f"The vLLM server's {server.base} is not {base.card.name} as it is here: {why}.",
+        f"The vLLM server's {called} is not {base.card.name} as it is here: {why}.",
         hint=f"Start it with --model {base.folder}, or open the base that it serves.",
     )

@@ -1,5 +1,8 @@
-"""What a vLLM server can be asked, in its own words: which bases and stacks it knows, to load and forget a stack, to write and to
-score. Everything here is a question over the wire; nothing is kept.
+"""What a vLLM server can be asked, in its own words: which bases and stacks it knows, to load and forget a stack, and to
+write. Everything here is a question over the wire; nothing is kept.
+
+It is not asked how likely given text is (``prompt_logprobs``): on a processor, vLLM 0.32 ends itself over that where its batch has
+other rows with LoRA.
 
 Invariants: prompts travel as tokens, never as text, so that the server's chat template and tokenizer decide nothing; what the
 server keeps of a prompt's beginning it finds again only under the same salt.
@@ -11,7 +14,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from personalpeft.backends.base import Continuation, Row, Tokens
+from personalpeft.backends.base import Row, Tokens
 from personalpeft.backends.vllm.wire import Answer, Wire
 from personalpeft.backends.writing import Known
 from personalpeft.errors import PersonalPeftError, ServingFailed
@@ -43,11 +46,10 @@ class Written:
 
 
 class Server:
-    """``base`` is what the server calls the bare base."""
+    """Names are those under which stacks were loaded, or what the server calls its bare base."""
 
-    def __init__(self, wire: Wire, base: str) -> None:
+    def __init__(self, wire: Wire) -> None:
         self._wire = wire
-        self.base = base
 
     async def load(self, name: str, path: str) -> None:
         """Has it load a stack from a folder, as it sees it. A name that it has already stays what it is. Raises
@@ -58,14 +60,14 @@ class Server:
             raise _not_loaded(answer)
 
     async def forget(self, name: str) -> None:
-        """Has it forget a name, which it need not know."""
-        await self._wire.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+        """Has it forget a name, which it need not know. Tries once: a server that is gone has forgotten. Raises ``ServingFailed``."""
+        await self._wire.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name}, patience=0)
 
     async def write(self, row: Row, name: str | None, salt: str, stop_tokens: Sequence[int]) -> AsyncGenerator[Written]:
         """The reply to a row, as it comes. Raises ``UnknownName`` before the first piece, ``ServingFailed``."""
         sampling = row.sampling
         body: dict[str, Any] = {
-            "model": name or self.base,
+            "model": name,
             "prompt": list(row.tokens),
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
@@ -87,38 +89,6 @@ class Server:
                     raise _refused(Answer(0, "", event))
                 for choice in event.get("choices", ()):
                     yield _written(choice, row)
-
-    async def score(self, item: Continuation, name: str | None, salt: str) -> tuple[float, ...]:
-        """The log-prob of each token of a completion after its prompt. Raises ``UnknownName``, ``ServingFailed``."""
-        places = await self._places((*item.prompt, *item.completion), name, salt, top=0)
-        return tuple(
-            float(place[str(token)]["logprob"])
-            for place, token in zip(places[len(item.prompt) :], item.completion, strict=True)
-        )
-
-    async def likeliest(self, tokens: Tokens) -> tuple[int, ...]:
-        """The bare base's likeliest token in the place of each but the first."""
-        places = await self._places(tokens, None, "", top=1)
-        return tuple(int(min(place, key=lambda token: place[token]["rank"])) for place in places[1:])
-
-    async def _places(self, tokens: Tokens, name: str | None, salt: str, *, top: int) -> list[Mapping[str, Any]]:
-        body = {
-            "model": name or self.base,
-            "prompt": list(tokens),
-            "max_tokens": 1,
-            "temperature": 0,
-            "add_special_tokens": False,
-            "prompt_logprobs": top,
-            **({"cache_salt": salt} if salt else {}),
-        }
-        answer = await self._wire.ask("POST", "/v1/completions", body)
-        if answer.status != _OK:
-            raise _refused(answer)
-        try:
-            places: list[Mapping[str, Any]] = answer.data["choices"][0]["prompt_logprobs"]
-            return places
-        except (KeyError, IndexError, TypeError) as error:
-            raise ServingFailed("vLLM said nothing of the prompt's tokens.", hint="Use vLLM 0.10 or newer.") from error
 
 
 def _written(choice: Mapping[str, Any], row: Row) -> Written:

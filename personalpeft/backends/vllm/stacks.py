@@ -16,9 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from personalpeft.adapters.base import Composed
-from personalpeft.adapters.served_folder import Served, ServedFolders
+import numpy as np
+
+from personalpeft.adapters.base import Composed, Pair, Share
+from personalpeft.adapters.served_folder import Served, ServedFolders, served
 from personalpeft.backends.vllm.server import Listed, Server, UnknownName
+from personalpeft.bases.base import Base
 from personalpeft.errors import PersonalPeftError, ServingFailed
 from personalpeft.settings import VllmServer
 
@@ -36,12 +39,32 @@ class Told:
     composed: Composed
 
 
+def staged(composed: Composed, base: Base) -> Served:
+    """A stack's folder. Raises ``AdapterError``."""
+    return served(composed, base.architecture, base_name=f"{base.card.name}@{base.digest}")
+
+
+def nothing(base: Base) -> Composed:
+    """A stack that changes nothing, for rows on the bare base.
+
+    Where a batch has rows with stacks, vLLM on a processor (0.32) computes rows without one as if they had that in its last slot,
+    since it looks stacks up by number and their number is -1. So a row without a stack would be answered with somebody else's,
+    and nothing would tell. No row is ever sent without one.
+    """
+    projection, (inputs, outputs) = min(base.architecture.projections.items())
+    blocks = base.architecture.blocks
+    pair = Pair(np.zeros((blocks, 1, inputs), np.float16), np.zeros((blocks, outputs, 1), np.float16))
+    return Composed(1, {projection: (Share(pair, 1.0),)})
+
+
 class Stacks:
     """What one program has a server serve."""
 
     def __init__(self, server: Server, folders: ServedFolders, settings: VllmServer) -> None:
         self._server, self._folders, self._settings = server, folders, settings
-        self._wanted: Counter[str] = Counter()
+        # What the server was told of by name, and how often it was.
+        self._told: dict[str, Told] = {}
+        self._times: Counter[str] = Counter()
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def tell(self, folder: Served, composed: Composed) -> Told:
@@ -51,20 +74,16 @@ class Stacks:
         told = Told(name, folder, composed)
         async with self._turns[name]:
             await self._registered(told)
-            self._wanted[name] += 1
+            self._told[name] = told
+            self._times[name] += 1
         return told
 
-    async def with_name(self, told: Told | None, ask: Callable[[str | None], Awaitable[T]]) -> T:
-        """Asks something by a stack's name (None: the bare base), and once more where the server has lost it. Raises what
-        ``ask`` raises.
+    async def with_name(self, told: Told, ask: Callable[[str], Awaitable[T]]) -> T:
+        """Asks something by a stack's name, and once more where the server has lost it. Raises what ``ask`` raises, and
+        ``ServingFailed`` where it does not find the stack.
         """
-        try:
-            return await ask(told.name if told else None)
-        except UnknownName as error:
-            if told is None:
-                raise ServingFailed(
-                    f"The vLLM server no longer knows its base: {error}", hint="Close the runtime and open it again."
-                ) from error
+        with suppress(UnknownName):
+            return await ask(told.name)
         log.info("the vLLM server has lost a stack; it is told again")
         async with self._turns[told.name]:
             await self._registered(told)
@@ -74,20 +93,17 @@ class Stacks:
             raise _unresolved(self._settings, error) from error
 
     async def take_back(self, told: Told) -> None:
-        """Has the server forget a stack that no row is on, unless it was told of it anew. A server that cannot be asked has
-        nothing to forget, or will be told by whoever finds what was left behind.
-        """
+        """Has the server forget a stack that no row is on, unless it was told of it anew."""
         async with self._turns[told.name]:
-            self._wanted[told.name] -= 1
-            if self._wanted[told.name] > 0:
-                return
-            if not self._settings.resolves:
-                try:
-                    await self._server.forget(told.name)
-                except PersonalPeftError as error:
-                    log.warning("a stack's name stays on the vLLM server: %s", error)
-                    return
-            await asyncio.to_thread(self._folders.take, told.folder.digest)
+            self._times[told.name] -= 1
+            if not self._times[told.name]:
+                await self._gone(self._told.pop(told.name))
+
+    async def take_back_all(self) -> None:
+        """Has the server forget everything; no row may be on any of it."""
+        while self._told:
+            await self._gone(self._told.popitem()[1])
+        self._times.clear()
 
     async def clear_up(self, listed: list[Listed]) -> None:
         """Takes away what programs that are gone have left behind: their names among those listed, and then their folders."""
@@ -97,6 +113,15 @@ class Stacks:
                     if not each.is_base and each.name.endswith(f":{own}"):
                         await self._server.forget(each.name)
                 await asyncio.to_thread(self._folders.sweep, own)
+
+    async def _gone(self, told: Told) -> None:
+        if not self._settings.resolves:
+            try:
+                await self._server.forget(told.name)
+            except PersonalPeftError as error:
+                # It has nothing to forget if it is gone; and else the next program that is opened finds what was left behind.
+                log.warning("the name of a stack stays on the vLLM server: %s", error)
+        await asyncio.to_thread(self._folders.take, told.folder.digest)
 
     async def _registered(self, told: Told) -> None:
         path = await asyncio.to_thread(self._folders.put, told.folder)

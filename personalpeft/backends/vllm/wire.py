@@ -75,11 +75,11 @@ class Wire:
         """Does something and gives what came of it."""
         return self.start(work).result()
 
-    async def ask(self, method: str, path: str, body: Any = None) -> Answer:
+    async def ask(self, method: str, path: str, body: Any = None, *, patience: float | None = None) -> Answer:
         """One question, whatever the answer's status. Raises ``ServingFailed`` where none came, or where it was none for the
-        moment until the patience was at its end.
+        moment until the patience (seconds; None: the server's) was at its end.
         """
-        pause, left = _FIRST_PAUSE, self.server.patience
+        pause, left = _FIRST_PAUSE, self.server.patience if patience is None else patience
         while True:
             try:
                 response = await self._client.request(method, path, json=body)
@@ -119,9 +119,14 @@ class Wire:
                 raise self._strange() from error
         raise ServingFailed(f"{self._who} broke off in the middle of a reply.", hint="Try again; its log may say why.")
 
+    @property
+    def is_open(self) -> bool:
+        """Whether anything can still be asked."""
+        return self._thread.is_alive()
+
     def close(self) -> None:
         """Drops what is under way and ends the thread. Closing twice is fine."""
-        if self._thread.is_alive():
+        if self.is_open:
             self.wait(self._end())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

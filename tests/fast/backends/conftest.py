@@ -41,7 +41,10 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=["fake", "torch_tiny", "llamacpp_tiny"], ids=["fake", "torch", "llamacpp"])
+@pytest.fixture(
+    params=["fake", "torch_tiny", "llamacpp_tiny", pytest.param("vllm_tiny", marks=pytest.mark.vllm)],
+    ids=["fake", "torch", "llamacpp", "vllm"],
+)
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Each backend in turn, with the stacks "one", "two" and "three" attached and one slot free."""
     backend: Backend = request.getfixturevalue(request.param)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from personalpeft.adapters.compose import compose
 from personalpeft.backends.base import Backend, Continuation
+from personalpeft.errors import InvalidInput
 from personalpeft.types import Message
 
 STACKS = st.sampled_from([None, "one", "two", "three"])
@@ -56,11 +57,20 @@ def test_greedy_replies_do_not_depend_on_the_seed(backend: Backend) -> None:
     assert first.text == second.text
 
 
-@pytest.mark.parametrize("temperature", [1e-300, 1e-6, 10.0])
+@pytest.mark.parametrize("temperature", [1e-300, 1e-6, 2.0])
 @pytest.mark.parametrize("top_p", [1e-300, 0.5, 1.0])
 def test_any_number_that_is_allowed_can_be_sampled_with(backend: Backend, temperature: float, top_p: float) -> None:
     reply = written(backend, [row(backend, "hello", temperature=temperature, top_p=top_p, max_tokens=2)])[0]
     assert len(reply.tokens) <= 2
+
+
+def test_more_heat_than_a_backend_takes_is_refused_before_anything_is_written(backend: Backend) -> None:
+    hot = row(backend, "hello", temperature=10.0, max_tokens=2)
+    if backend.name == "vllm":
+        with pytest.raises(InvalidInput, match="temperature"):
+            backend.admit(hot)
+    else:
+        assert len(written(backend, [hot])[0].tokens) <= 2
 
 
 def test_nearly_no_temperature_is_greedy(torch_tiny: Backend) -> None:

@@ -1,0 +1,56 @@
+"""A real vLLM server for the tests, where there is a Python that has one: what ``PERSONALPEFT_BENCH_VLLM`` names, or ``make vllm-env``
+made. On a base of its own, since vLLM's processor kernels take no heads as small as the tiny base's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from personalpeft.backends.base import Backend
+from personalpeft.bases.base import Base
+from personalpeft.bases.prepare import prepare
+from personalpeft.bases.shelf import find_card
+from personalpeft.errors import MissingPackage
+from personalpeft.settings import VllmServer
+
+SLOTS, RANK = 6, 16
+_MADE = Path(__file__).parent.parent / ".venv-vllm" / "bin" / "python"
+
+
+def tiny_base_for_vllm(cache: Path) -> Base:
+    """As the tiny base, with heads of 32."""
+    card = find_card("tiny-random")
+    shape = {**card.source.shape, "hidden": 128, "intermediate": 256}
+    return prepare(replace(card, source=replace(card.source, shape=shape)), cache=cache)
+
+
+@contextmanager
+def running(base: Base, folder: Path, **more: Any) -> Iterator[VllmServer]:
+    """A server on this base. Skips the test where there is none that can be started."""
+    from personalpeft_app.bench import vllm
+
+    python = vllm.python_with_vllm() or _MADE
+    if not python.is_file():
+        pytest.skip("there is no vLLM here; make vllm-env makes an environment for it")
+    shape: dict[str, Any] = {"slots": SLOTS, "rank": RANK, "longest": base.card.context, "dtype": "float32", **more}
+    options = ("--enforce-eager", "--max-num-seqs", "16", "--max-cpu-loras", "8")
+    few: dict[str, str] = {"VLLM_CPU_KVCACHE_SPACE": "1"} if "VLLM_CPU_KVCACHE_SPACE" not in os.environ else {}
+    try:
+        log = folder / "vllm.log"
+        with vllm.served(python, base.folder, log, options=options, environment=few, say=print, **shape) as server:
+            yield VllmServer(server.url, patience=2.0, timeout=60.0)
+    except MissingPackage as error:
+        pytest.skip(str(error))
+
+
+def vllm_backend(base: Base, cache: Path, server: VllmServer, **more: Any) -> Backend:
+    from personalpeft.backends.vllm.backend import VllmBackend
+
+    return VllmBackend(base, cache=cache, server=server, entropy=os.urandom, **more)
