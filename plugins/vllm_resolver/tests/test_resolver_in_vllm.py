@@ -1,24 +1,23 @@
-"""The thin part that knows vLLM, in a Python that has it: what ``PERSONALPEFT_BENCH_VLLM`` names, or ``make vllm-env`` made.
-
-A whole server that is asked for a stack that it has never heard of is tests/fast/backends' business, which starts one.
-"""
+"""The thin part that knows vLLM, in a Python that has it and in a whole server, which is asked for stacks that it has never heard of."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
+import urllib.error
+import urllib.request
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from resolver_makers import stack, what_lies_in
+from resolver_makers import PLUGIN, PYTHON, card_for_vllm, random_stack, stack, what_lies_in
 
 from personalpeft.adapters.served_folder import ServedFolders
-
-PLUGIN = Path(__file__).parents[1]
-PYTHON = Path(os.environ.get("PERSONALPEFT_BENCH_VLLM") or PLUGIN.parents[1] / ".venv-vllm" / "bin" / "python")
+from personalpeft.bases.prepare import prepare
+from personalpeft.bases.shelf import find_card
+from personalpeft_app.bench import vllm
 
 ASK = """
 import asyncio, json, os, sys, time
@@ -63,8 +62,12 @@ print("SAID", json.dumps([asyncio.run(ask_all()), ticks]))
 """
 
 
-@pytest.mark.vllm
-@pytest.mark.skipif(not PYTHON.is_file(), reason="there is no vLLM here; make vllm-env makes an environment for it")
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(not PYTHON.is_file(), reason="there is no vLLM here; make vllm-env makes an environment for it"),
+]
+
+
 def test_vllm_gets_our_stacks_by_name_while_its_loop_goes_on_and_no_others(tmp_path: Path) -> None:
     made = stack()
     with closing(ServedFolders(tmp_path / "shared", "program")) as folders:
@@ -87,3 +90,54 @@ def test_vllm_gets_our_stacks_by_name_while_its_loop_goes_on_and_no_others(tmp_p
     assert said[1] > 10
     # It went away by itself at the end.
     assert what_lies_in(tmp_path) == []
+
+
+@pytest.mark.timeout(900)
+def test_a_server_answers_with_stacks_that_it_had_never_heard_of_also_when_their_program_is_gone(
+    tmp_path: Path,
+) -> None:
+    base = prepare(find_card(card_for_vllm(tmp_path)), cache=tmp_path / "personalpeft-cache")
+    stacks = [random_stack(base, seed) for seed in range(4)]
+    environment = {
+        "PERSONALPEFT_RESOLVER_FOLDER": str(tmp_path / "shared"),
+        "PERSONALPEFT_RESOLVER_CACHE": str(tmp_path / "cache"),
+        "PYTHONPATH": str(PLUGIN),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+    }
+    # It holds two stacks of the four, and so has to read the others again.
+    few = ("--enforce-eager", "--max-num-seqs", "2", "--max-cpu-loras", "2")
+    with (
+        closing(ServedFolders(tmp_path / "shared", "program")) as folders,
+        vllm.served(
+            PYTHON,
+            base.folder,
+            tmp_path / "vllm.log",
+            slots=2,
+            rank=8,
+            longest=512,
+            dtype="float32",
+            options=few,
+            environment=environment,
+            say=print,
+        ) as server,
+    ):
+
+        def said(model: str) -> str:
+            body = {"model": model, "prompt": "How do I boil an egg?", "max_tokens": 8, "temperature": 0}
+            asked = urllib.request.Request(
+                f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            )
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=60) as answer:
+                return str(json.loads(answer.read())["choices"][0]["text"])
+
+        for each in stacks:
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                said(each.name)
+            folders.put(each)
+        bare, *first = [said(name) for name in ("base", *(each.name for each in stacks))]
+        assert len({bare, *first}) == 1 + len(stacks)
+        for each in stacks:
+            folders.take(each.digest)
+        assert [said(each.name) for each in stacks] == first
+        assert said("base") == bare
+        assert what_lies_in(tmp_path) == sorted(each.digest for each in stacks)
