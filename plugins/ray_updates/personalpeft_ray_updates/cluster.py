@@ -167,7 +167,9 @@ def dismiss(hands: Sequence[Hand]) -> None:
 
 
 def _why(error: ray.exceptions.RayError) -> str:
-    """In one line. What was raised in the worker is a bug of ours, which its last line names; Ray says more of a death than helps."""
-    if isinstance(error, ray.exceptions.RayTaskError):
-        return str(error).strip().rpartition("\n")[2]
-    return "its process ended" if isinstance(error, ray.exceptions.ActorDiedError) else type(error).__name__
+    """In one line. What a worker raised is a bug, which its last line names; of a death Ray says more than helps."""
+    if isinstance(error, ray.exceptions.RayActorError) and not error.actor_init_failed:
+        return "its process ended"
+    if isinstance(error, ray.exceptions.RayActorError | ray.exceptions.RayTaskError):
+        return str(error).strip().rpartition("\n")[2].strip()
+    return type(error).__name__

@@ -70,9 +70,6 @@ class World:
     def slowly(self, seconds: float) -> None:
         self.pace.write_text(str(seconds))
 
-    def quickly(self) -> None:
-        self.pace.unlink(missing_ok=True)
-
     def learn(
         self,
         users: Sequence[str] = PEOPLE,

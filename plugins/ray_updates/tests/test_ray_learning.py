@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import psutil
 import pytest
 from ray_makers import PEOPLE, World, killing
 
-from personalpeft import HomeError, InvalidId, InvalidInput, LearnReport, NotFound
+from personalpeft import HomeError, InvalidId, InvalidInput, LearnReport, NotFound, ServingFailed
 from personalpeft_ray_updates import Standing
 
 Alone: TypeAlias = dict[str, tuple[str, ...]]
@@ -53,6 +54,38 @@ def test_workers_are_on_the_machine_of_the_home_and_as_many_as_fit(world: World)
     assert max(len(standing.workers) for standing in world.standings) == 2
     with pytest.raises(InvalidInput, match="2 CPUs"):
         world.learn(PEOPLE[:3], cpus=3)
+
+
+def test_each_machine_of_a_cluster_learns_for_the_home_that_lies_on_it(world: World, alone: Alone) -> None:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    def learn_there(users: Sequence[str], **how: Any) -> tuple[Sequence[LearnReport], set[int]]:
+        from personalpeft_ray_updates import learn_on_cluster
+
+        machines: set[int] = set()
+
+        def look(standing: Standing) -> None:
+            machines.update(psutil.Process(pid).ppid() for pid in standing.workers)
+
+        return learn_on_cluster(users, progress=look, workers=1, **how), machines
+
+    here, *there = PEOPLE[:3]
+    world.say(PEOPLE[:3])
+    with world.opened() as runtime:
+        for user in there:
+            runtime.user(user).export(world.folder / user)
+    with world.opened("there") as runtime:
+        for user in there:
+            runtime.import_user(world.folder / user)
+    (machine,) = {node["NodeID"] for node in ray.nodes()} - {ray.get_runtime_context().get_node_id()}
+    pinned: Any = ray.remote(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(machine, soft=False))
+    far = pinned(learn_there).remote(there, home=world.folder / "there", **world.how)
+    near, machines = learn_there([here], home=world.home, **world.how)
+    far_reports, far_machines = ray.get(far)
+    assert all(report.live for report in (*near, *far_reports))
+    assert [len(machines), len(far_machines), len(machines | far_machines)] == [1, 1, 2]
+    assert world.live(there, name="there") == {user: alone[user] for user in there}
 
 
 def test_a_worker_that_is_killed_midway_loses_nothing_and_each_is_published_once(world: World, alone: Alone) -> None:
@@ -167,11 +200,11 @@ def test_whoever_is_stopped_goes_on_with_the_next_run(world: World, alone: Alone
     world.say()
     world.slowly(0.05)
     reports = world.learn(at_once=2, cancelled=lambda: world.begun("user-0"))
-    world.quickly()
     assert {report.error for report in reports} == {"Cancelled"}
     assert all(report.reason for report in reports)
     assert world.begun("user-0")
-    assert all(report.live for report in world.learn())
+    with world.opened() as runtime:
+        assert all(report.live for report in runtime.learn_many(PEOPLE))
     assert world.live() == alone
     world.published_once()
 
@@ -192,8 +225,27 @@ def test_who_brings_workers_down_is_given_up_and_all_others_learn(world: World) 
     assert "3 workers" in reports[1].reason
     assert len(killed) == world.standings[-1].lost == 3
     world.published_once(["user-0", "user-2"])
-    assert world.learn(["user-1"])[0].live
+    with world.opened() as runtime:
+        assert runtime.user("user-1").learn().live
     world.published_once(PEOPLE[:3])
+
+
+def test_where_no_worker_comes_up_that_is_told_with_its_reason(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    from personalpeft_ray_updates import cluster
+
+    class Broken:
+        def __init__(self, opening: object) -> None:
+            raise ModuleNotFoundError("No module named 'personalpeft'")
+
+        def ready(self) -> int:
+            raise AssertionError
+
+    world.say(["user-0"])
+    monkeypatch.setattr(cluster, "Worker", Broken)
+    with pytest.raises(ServingFailed, match="No module named 'personalpeft'") as raised:
+        world.learn(["user-0"], workers=1)
+    assert "logs" in raised.value.hint
+    assert world.live(["user-0"]) == {"user-0": ()}
 
 
 def test_on_a_model_each_learns_to_the_byte_what_they_learn_alone(world: World) -> None:
@@ -201,11 +253,18 @@ def test_on_a_model_each_learns_to_the_byte_what_they_learn_alone(world: World) 
 
     torch.set_num_threads(1)
     world.base = _quick_card(world)
-    world.learn_alone(PEOPLE[:2])
-    world.say(PEOPLE[:2])
+    alone = []
+    for name in ("alone", "home"):
+        with world.opened(name) as runtime:
+            for user in PEOPLE[:2]:
+                # Shown and not asked for, so that no model is loaded to say it.
+                for number in range(4):
+                    runtime.user(user).teach(f"question {number} of {user}", f"Ahoy! {number} of {user}")
+                if name == "alone":
+                    alone.append(runtime.user(user).learn().revision)
     reports = world.learn(PEOPLE[:2], workers=1, at_once=1)
-    with world.opened("alone") as runtime:
-        assert [report.revision for report in reports] == [runtime.user(u).revisions()[0].id for u in PEOPLE[:2]]
+    assert [report.revision for report in reports] == alone
+    assert None not in alone
 
 
 def _quick_card(world: World) -> Any:
