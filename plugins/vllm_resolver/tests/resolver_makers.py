@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,14 +55,17 @@ def what_lies_in(tmp_path: Path) -> list[str]:
 
 
 @contextmanager
-def answering(answer: Callable[[socket.socket, bytes], None]) -> Iterator[tuple[str, list[bytes]]]:
+def answering(
+    answer: Callable[[socket.socket, bytes], None], tls: ssl.SSLContext | None = None
+) -> Iterator[tuple[str, list[bytes]]]:
     """The address of a server that does so with each connection, and the requests that came."""
     came: list[bytes] = []
     listening = socket.create_server(("127.0.0.1", 0))
 
-    def one(line: socket.socket) -> None:
-        with line:
+    def one(plain: socket.socket) -> None:
+        with plain:
             try:
+                line = tls.wrap_socket(plain, server_side=True) if tls else plain
                 asked = line.recv(65536)
                 came.append(asked)
                 answer(line, asked)
@@ -79,7 +83,7 @@ def answering(answer: Callable[[socket.socket, bytes], None]) -> Iterator[tuple[
 
     threading.Thread(target=run, daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}", came
+        yield f"http{'s' if tls else ''}://127.0.0.1:{listening.getsockname()[1]}", came
     finally:
         # Closing alone would leave whoever waits in accept there.
         listening.shutdown(socket.SHUT_RDWR)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -189,6 +192,33 @@ def test_a_server_that_is_not_there_gives_nothing(tmp_path: Path, caplog: pytest
     with closing(cache(tmp_path, url="http://127.0.0.1:9", token=TOKEN)) as pulled:
         assert pulled.get(MADE.digest) is None
     assert "refused" in caplog.text
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing here makes a certificate")
+def test_a_server_is_trusted_by_its_certificate_and_a_slow_one_is_left_over_tls_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem -out ca.pem -days 2"
+    )
+    named = "-subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run(f"{made} {named}".split(), cwd=tmp_path, capture_output=True, check=True)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(tmp_path / "ca.pem", tmp_path / "key.pem")
+    said = {"token": TOKEN, "timeout": 1}
+    with answering(lambda line, asked: line.sendall(ok(file_of(MADE, asked))), tls) as (url, came):
+        with closing(cache(tmp_path, url=url, **said)) as pulled:
+            assert pulled.get(MADE.digest) is None
+        assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
+        assert came == []
+        with closing(cache(tmp_path, url=url, ca=tmp_path / "ca.pem", **said)) as pulled:
+            assert pulled.get(MADE.digest)
+    with (
+        answering(dripping, tls) as (url, _),
+        closing(cache(tmp_path, url=url, ca=tmp_path / "ca.pem", **said)) as pulled,
+    ):
+        assert pulled.get(MADE.digest) is None
+    assert "longer than 1 s" in caplog.text
 
 
 @pytest.mark.parametrize(
