@@ -81,7 +81,7 @@ class Cache:
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="personalpeft-resolver")
         self._turn = threading.Lock()
         self._own: Path | None = None
-        self._held = -1
+        self._process = self._held = -1
         # Of each copy, under the name that it had while it was taken in.
         self._bytes: Counter[Path] = Counter()
         self._pulls: dict[str, Future[Path | None]] = {}
@@ -116,7 +116,8 @@ class Cache:
     def close(self) -> None:
         """Takes all of this process's copies away. Closing twice is fine."""
         with self._turn:
-            if self._own is not None:
+            # What this process forked ends with the same words, and must not take away what is read here.
+            if self._own is not None and self._process == os.getpid():
                 shutil.rmtree(self._own, ignore_errors=True)
                 os.close(self._held)
                 self._own = None
@@ -132,6 +133,7 @@ class Cache:
                 # Held as long as this process is there, and what it forks.
                 self._held = os.open(self._own / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
                 fcntl.flock(self._held, fcntl.LOCK_EX)
+            self._process = os.getpid()
             atexit.register(self.close)
         return self._own
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -180,6 +181,19 @@ def test_what_a_killed_process_left_is_swept_and_a_living_ones_copies_stay(
         assert living.get(second.digest)
         assert other.get(third.digest)
         assert what_lies_in(tmp_path) == sorted([second.digest, third.digest])
+
+
+def test_what_a_process_forks_takes_nothing_of_it_away(tmp_path: Path, shared: Path, program: ServedFolders) -> None:
+    made = stack()
+    program.put(made)
+    with closing(cache(tmp_path, folder=shared)) as pulled:
+        path = pulled.get(made.digest)
+        child = multiprocessing.get_context("fork").Process(target=pulled.close)
+        child.start()
+        child.join(20)
+        assert child.exitcode == 0
+        assert path is not None
+        assert held(path) == made.files
 
 
 def test_a_place_that_others_may_write_to_is_refused(tmp_path: Path, shared: Path) -> None:
