@@ -70,14 +70,8 @@ def connected(address: str = "local", **room: Any) -> Iterator[None]:
 
 
 def enough(workers: int, means: Means) -> dict[str, Any]:
-    """The room that so many workers take, for a Ray of their own."""
-    gpus = {"num_gpus": workers * means.gpus} if means.gpus else {}
-    return {
-        "num_cpus": workers * means.cpus,
-        **gpus,
-        "object_store_memory": _STORE,
-        "include_dashboard": False,
-    }
+    """The room for so many workers in a Ray of their own; of GPUs it has what it finds."""
+    return {"num_cpus": workers * means.cpus, "object_store_memory": _STORE, "include_dashboard": False}
 
 
 def room(means: Means) -> int:
