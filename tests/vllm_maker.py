@@ -25,10 +25,10 @@ _MADE = Path(__file__).parent.parent / ".venv-vllm" / "bin" / "python"
 
 
 def tiny_base_for_vllm(cache: Path) -> Base:
-    """As the tiny base, with heads of 32."""
+    """As the tiny base, with heads of 32; with this seed no reply that the tests ask for ends at once."""
     card = find_card("tiny-random")
     shape = {**card.source.shape, "hidden": 128, "intermediate": 256}
-    return prepare(replace(card, source=replace(card.source, shape=shape)), cache=cache)
+    return prepare(replace(card, source=replace(card.source, shape=shape, seed=9)), cache=cache)
 
 
 @contextmanager

@@ -90,17 +90,21 @@ def digest_of(files: Mapping[str, bytes]) -> str:
 
 
 class ServedFolders:
-    """One program's folders below a place that any number of programs share, each with a part ``own`` of its own. Programs that
-    are gone leave theirs behind, for another to sweep. Raises ``OSError``.
+    """One program's folders below a place that any number of programs share, each with a part ``own`` of its own, which begins
+    with the name of its machine and a dot. Programs that are gone leave theirs behind, for another on that machine to sweep: on
+    another one their lock may not be seen. Raises ``OSError``.
     """
 
     def __init__(self, place: Path, own: str) -> None:
         self.place, self.own = place, own
-        place.mkdir(parents=True, exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Whoever may look into the place may read what lies there: another server need not run as the same user.
+        self._mode = place.stat().st_mode & 0o777
         # Held as long as this program is there, however it ends.
         self._lock = FileLock(self._lock_of(own))
         self._lock.acquire(timeout=0)
         self._part(own).mkdir()
+        self._part(own).chmod(self._mode)
 
     def put(self, folder: Served) -> Path:
         """Has a folder there, and says where; one that is there already stays. Raises ``OSError``."""
@@ -109,8 +113,8 @@ class ServedFolders:
             new = Path(tempfile.mkdtemp(prefix=".", dir=self._part(self.own)))
             for name, data in folder.files.items():
                 (new / name).write_bytes(data)
-            # Whoever runs the other server may read it, and change nothing.
-            new.chmod(0o755)
+                (new / name).chmod(self._mode & 0o644)
+            new.chmod(self._mode)
             new.rename(path)
         return path
 
@@ -119,8 +123,9 @@ class ServedFolders:
         shutil.rmtree(self._part(self.own) / digest, ignore_errors=True)
 
     def left_behind(self) -> tuple[str, ...]:
-        """Whose folders are there although their program is gone."""
-        others = (lock.name.removesuffix(_LOCK) for lock in self.place.glob(f"*{_LOCK}"))
+        """Whose folders are there although their program, on this machine, is gone."""
+        here = self.own.partition(".")[0]
+        others = (lock.name.removesuffix(_LOCK) for lock in self.place.glob(f"{here}.*{_LOCK}"))
         return tuple(own for own in others if own != self.own and self._is_gone(own))
 
     def sweep(self, own: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import platform
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +78,7 @@ class VllmBackend(Speaks):
         self._salt = entropy(16)
         self._wire = Wire(server)
         self._learning = LearningSide(base, slots=slots, cache=cache)
-        self._folders = ServedFolders(server.folder or cache / "served", entropy(8).hex())
+        self._folders = ServedFolders(server.folder or cache / "served", f"{_machine()}.{entropy(8).hex()}")
         self._server = Server(self._wire)
         self._stacks = Stacks(self._server, self._folders, server)
         try:
@@ -197,3 +199,8 @@ class VllmBackend(Speaks):
     def _salted(self, owner: str) -> str:
         """What an owner's prompts are kept under on the server: of no use to anybody else, not even to guess the owner."""
         return hashlib.blake2b(owner.encode(), key=self._salt, digest_size=16).hexdigest()
+
+
+def _machine() -> str:
+    """The name of this machine, as it may stand in a path and in a name of a stack."""
+    return re.sub("[^a-z0-9-]", "-", platform.node().casefold())[:63] or "here"

@@ -113,6 +113,8 @@ class Batch:
             async with aclosing(self._server.write(row, name, salt, stop)) as pieces:
                 async for written in pieces:
                     self._news.put((number, written))
+            # Should it have ended without a word about why, the row must not wait for more.
+            self._news.put((number, Written((), (), True)))
 
         try:
             await self._stacks.with_name(told, ask)
@@ -150,6 +152,7 @@ class Batch:
 
     def _remove(self, number: int) -> None:
         live = self._live.pop(number)
-        live.reply.cancel()
+        if live.reply.cancel():
+            self._stacks.drop_row()
         if gone := self._residents.let_go(live.stack):
             self._wire.start(self._stacks.take_back(gone))

@@ -86,7 +86,8 @@ class Server:
                 raise _refused(events)
             async for event in events:
                 if "error" in event:
-                    raise _refused(Answer(0, "", event))
+                    # Whatever it is: something may have been said already, so it must not be asked for again.
+                    raise _failed(Answer(0, "", event))
                 for choice in event.get("choices", ()):
                     yield _written(choice, row)
 
@@ -110,8 +111,17 @@ def _likeliest(top: Mapping[str, float], count: int) -> tuple[tuple[int, float],
 
 
 def _refused(answer: Answer) -> Exception:
-    if answer.status == 404 or "does not exist" in answer.message:
+    if answer.status == 404 and "does not exist" in answer.message:
         return UnknownName(answer.message)
+    if "could not be loaded" in answer.message:
+        return ServingFailed(
+            f"vLLM found the stack and could not load it: {answer.message}",
+            hint="Its log says why; most often its --max-lora-rank is smaller than the stack's.",
+        )
+    return _failed(answer)
+
+
+def _failed(answer: Answer) -> ServingFailed:
     return ServingFailed(f"vLLM refused the request: {answer.message}", hint="Its log may say more.")
 
 

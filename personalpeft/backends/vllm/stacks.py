@@ -1,20 +1,23 @@
 """Which stacks the server has been told of, where their folders lie, and when they are taken away again.
 
-Invariants: a name always means the same numbers, and its folder is there as long as somebody may be answered with it: it is taken
-away only after the server was told to forget the name, and that only after the last row on it has ended. What one program
-registers is called after it too, so that no other program's end takes it away. Everything here runs on the wire's thread.
+Invariants: a name always means the same numbers, and its folder is there as long as the server may read it: it is taken away only
+after the server was told to forget the name, that only after the last row on it has ended, and a moment after any row was
+dropped (a server that looks for the folder of a row in its queue and finds none ends itself). What one program registers is
+called after it too, so that no other program's end takes it away. All but ``drop_row`` runs on the wire's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, defaultdict
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -28,6 +31,9 @@ from personalpeft.settings import VllmServer
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+# Seconds after which a server has certainly heard that a row was dropped.
+_GRACE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +71,16 @@ class Stacks:
         # What the server was told of by name, and how often it was.
         self._told: dict[str, Told] = {}
         self._times: Counter[str] = Counter()
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        # One for each name, as long as somebody is at it.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._dropped = -_GRACE
 
     async def tell(self, folder: Served, composed: Composed) -> Told:
         """Has the server know a stack. Raises ``ServingFailed``, ``OSError``."""
         # Servers that resolve names have to know them by the digest alone, whoever asks.
         name = folder.name if self._settings.resolves else f"{folder.name}:{self._folders.own}"
         told = Told(name, folder, composed)
-        async with self._turns[name]:
+        async with self._turn(name):
             await self._registered(told)
             self._told[name] = told
             self._times[name] += 1
@@ -85,7 +93,7 @@ class Stacks:
         with suppress(UnknownName):
             return await ask(told.name)
         log.info("the vLLM server has lost a stack; it is told again")
-        async with self._turns[told.name]:
+        async with self._turn(told.name):
             await self._registered(told)
         try:
             return await ask(told.name)
@@ -94,7 +102,7 @@ class Stacks:
 
     async def take_back(self, told: Told) -> None:
         """Has the server forget a stack that no row is on, unless it was told of it anew."""
-        async with self._turns[told.name]:
+        async with self._turn(told.name):
             self._times[told.name] -= 1
             if not self._times[told.name]:
                 await self._gone(self._told.pop(told.name))
@@ -104,6 +112,10 @@ class Stacks:
         while self._told:
             await self._gone(self._told.popitem()[1])
         self._times.clear()
+
+    def drop_row(self) -> None:
+        """Notes that a row was dropped before its end. From any thread."""
+        self._dropped = time.monotonic()
 
     async def clear_up(self, listed: list[Listed]) -> None:
         """Takes away what programs that are gone have left behind: their names among those listed, and then their folders."""
@@ -121,7 +133,11 @@ class Stacks:
             except PersonalPeftError as error:
                 # It has nothing to forget if it is gone; and else the next program that is opened finds what was left behind.
                 log.warning("the name of a stack stays on the vLLM server: %s", error)
+        await asyncio.sleep(self._dropped + _GRACE - time.monotonic())
         await asyncio.to_thread(self._folders.take, told.folder.digest)
+
+    def _turn(self, name: str) -> asyncio.Lock:
+        return self._turns.setdefault(name, asyncio.Lock())
 
     async def _registered(self, told: Told) -> None:
         path = await asyncio.to_thread(self._folders.put, told.folder)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from backend_makers import fake_backend, llamacpp_backend, torch_backend
 from serving_makers import Reader, Shelf, request, stack
+from vllm_maker import vllm_backend
 
 from personalpeft.backends.base import Backend
 from personalpeft.bases.base import Base
@@ -19,7 +20,7 @@ from personalpeft.settings import Serving
 from personalpeft.types import Stack
 
 
-@pytest.fixture(params=["fake", "torch", "llamacpp"])
+@pytest.fixture(params=["fake", "torch", "llamacpp", pytest.param("vllm", marks=pytest.mark.vllm)])
 def backend(request: pytest.FixtureRequest, tiny_base: Base, shared_cache: Path) -> Iterator[Backend]:
     size = {"slots": 2, "rows": 4}
     match request.param:
@@ -27,8 +28,11 @@ def backend(request: pytest.FixtureRequest, tiny_base: Base, shared_cache: Path)
             made = fake_backend(**size)
         case "torch":
             made = torch_backend(tiny_base, **size)
-        case _:
+        case "llamacpp":
             made = llamacpp_backend(tiny_base, shared_cache, **size)
+        case _:
+            base, server = (request.getfixturevalue(name) for name in ("vllm_base", "vllm_server"))
+            made = vllm_backend(base, shared_cache, server, **size)
     yield made
     made.close()
 

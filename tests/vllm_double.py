@@ -1,0 +1,180 @@
+"""A server that speaks vLLM's protocol and does on demand what a real one does by accident: forgets, restarts, is slow, refuses.
+
+What it writes depends on the prompt's tokens and on the bytes of the adapter's folder alone. What real servers say is held to a
+real one in ``test_vllm_server.py``; here stands what they said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from personalpeft.backends.text import Text
+from personalpeft.bases.base import Base
+
+NO_LOAD = {"error": {"message": "Loading lora failed: LoRA rank 32 is greater than max_lora_rank 16.", "code": 500}}
+
+
+class Double:
+    """What it was asked lies in ``asked`` (path, body), in order; what it knows in ``known`` (name, path)."""
+
+    def __init__(self, base: Base, *, token: str = "", slots: int = 6) -> None:
+        self.base, self.token, self.slots = base, token, slots
+        self.text = Text(base)
+        self.asked: list[tuple[str, Any]] = []
+        self.known: dict[str, str] = {}
+        self.bases = ["base"]
+        self.updates = True
+        # (status, body) to answer next instead, by path; the seconds until a load is done; what follows a reply's third token.
+        self.instead: dict[str, list[tuple[int, Any]]] = {}
+        self.load_seconds = 0.0
+        self.token_seconds = 0.0
+        self.breaks_off: list[str] = []
+        self.resolver: Path | None = None
+        self.dropped = threading.Event()
+        self.logprob = -1.0
+        # A reply's last piece says nothing of its end; or after its second token comes this.
+        self.silent_end = False
+        self.late_error = ""
+        self.url = ""
+
+    def restart(self) -> None:
+        """Knows no stack any more, as after a restart."""
+        self.known.clear()
+
+    def times(self, path: str) -> int:
+        """How often something was asked."""
+        return sum(asked == path for asked, _ in self.asked)
+
+    def answer(self, path: str, body: Any) -> tuple[int, Any]:
+        self.asked.append((path, body))
+        if self.instead.get(path):
+            return self.instead[path].pop(0)
+        match path:
+            case "/v1/models":
+                return 200, {"data": [*map(self._listed, self.bases), *map(self._lora, self.known.items())]}
+            case "/metrics":
+                return 200, f'vllm:lora_requests_info{{max_lora="{self.slots}",running_lora_adapters=""}} 1.0'
+            case "/tokenize":
+                return 200, {"tokens": list(self.text.encode(body["prompt"]))}
+            case "/v1/load_lora_adapter" if self.updates:
+                return self._load(body["lora_name"], body["lora_path"])
+            case "/v1/unload_lora_adapter" if self.updates:
+                return (200, "gone") if self.known.pop(body["lora_name"], None) else (404, {"error": {"message": "?"}})
+        return 404, {"detail": "Not Found"}
+
+    def tokens(self, body: Any) -> list[int] | None:
+        """What follows a prompt; None where the model is none that it knows."""
+        name = body["model"]
+        if self.resolver is not None and name.startswith("personalpeft:"):
+            found = list(self.resolver.glob(f"*/{name.removeprefix('personalpeft:')}"))
+            if not found:
+                return None
+            folder = found[0]
+        elif name in self.known:
+            folder = Path(self.known[name])
+        else:
+            return None
+        said = hashlib.sha256(repr(body["prompt"]).encode() + (folder / "adapter_model.safetensors").read_bytes())
+        return [97 + byte % 26 for byte in said.digest()[: body["max_tokens"]]]
+
+    def _load(self, name: str, path: str) -> tuple[int, Any]:
+        time.sleep(self.load_seconds)
+        if name in self.known:
+            return 400, {"error": {"message": f"The lora adapter '{name}' has already been loaded."}}
+        if not Path(path, "adapter_config.json").is_file():
+            return 404, {"error": {"message": f"Loading lora {name} failed: No adapter found for {path}"}}
+        self.known[name] = path
+        return 200, "loaded"
+
+    def _listed(self, name: str) -> Any:
+        return {"id": name, "root": "/weights", "parent": None, "max_model_len": 2048}
+
+    def _lora(self, known: tuple[str, str]) -> Any:
+        return {"id": known[0], "root": known[1], "parent": "base"}
+
+
+@contextmanager
+def doubled(double: Double, tls: ssl.SSLContext | None = None) -> Iterator[Double]:
+    """Runs it on a free port of this machine."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._said(*double.answer(self.path, None))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if double.token and self.headers.get("Authorization") != f"Bearer {double.token}":
+                self._said(401, {"error": "Unauthorized"})
+            elif self.path == "/v1/completions" and not double.instead.get(self.path):
+                double.asked.append((self.path, body))
+                self._write(body)
+            else:
+                self._said(*double.answer(self.path, body))
+
+        def _write(self, body: Any) -> None:
+            tokens = double.tokens(body)
+            if tokens is None:
+                self._said(404, {"error": {"message": f"The model `{body['model']}` does not exist.", "code": 404}})
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Connection", "close")
+            self.end_headers()
+            self.close_connection = True
+            try:
+                for count, token in enumerate(tokens):
+                    time.sleep(double.token_seconds)
+                    if count == 3 and double.breaks_off and double.breaks_off[0] == body["model"]:
+                        double.breaks_off.pop()
+                        return
+                    if count == 2 and double.late_error:
+                        self._event({"error": {"message": double.late_error, "code": 404}})
+                        return
+                    last = count + 1 == len(tokens) and not double.silent_end
+                    choice = {"token_ids": [token], "finish_reason": "length" if last else None}
+                    if body.get("logprobs") is not None:
+                        choice["logprobs"] = {"token_logprobs": [double.logprob], "top_logprobs": [None]}
+                    self._event({"choices": [choice]})
+                self.wfile.write(b"data: [DONE]\n\n")
+            except OSError:
+                double.dropped.set()
+
+        def _event(self, data: Any) -> None:
+            self.wfile.write(b"data: " + json.dumps(data).encode() + b"\n\n")
+            self.wfile.flush()
+
+        def _said(self, status: int, data: Any) -> None:
+            body = data.encode() if isinstance(data, str) else json.dumps(data).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            with suppress(OSError):
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Says nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    double.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield double
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
