@@ -13,7 +13,7 @@ STAMP := .venv/.installed
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint fast slow docs plots browser vllm-env clean
+.PHONY: help demo test lint fast slow vllm docs plots browser vllm-env clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -22,7 +22,7 @@ help: ## This list
 demo: $(STAMP) ## See it all work, on the real base, in a throw-away home
 	@$(BIN)/personalpeft demo
 
-test: lint fast slow ## Everything that has to hold, one after another
+test: lint fast slow vllm ## Everything that has to hold, one after another
 	@echo "== all is well"
 
 lint: $(STAMP) ## Format, lint, types, and the directions of imports
@@ -32,10 +32,13 @@ lint: $(STAMP) ## Format, lint, types, and the directions of imports
 	@echo "== lint-imports"; $(BIN)/lint-imports
 
 fast: $(STAMP) ## Tests that take seconds
-	@echo "== pytest tests/fast plugins"; $(BIN)/pytest tests/fast plugins -q
+	@echo "== pytest tests/fast plugins"; $(BIN)/pytest tests/fast plugins -q -m "not vllm"
 
 slow: $(STAMP) ## Tests on the real base
-	@echo "== pytest tests/slow"; $(BIN)/pytest tests/slow -q
+	@echo "== pytest tests/slow"; $(BIN)/pytest tests/slow -q -m "not vllm"
+
+vllm: $(STAMP) vllm-env ## Tests on real vLLM servers
+	@echo "== pytest -m vllm"; $(BIN)/pytest tests plugins -q -m vllm
 
 docs: $(STAMP) ## Write the pages that are made from the code
 	@$(BIN)/python -m personalpeft_app.reference > docs/commands.md.new && mv docs/commands.md.new docs/commands.md

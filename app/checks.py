@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from personalpeft.errors import MissingPackage, PersonalPeftError, outcome
+from personalpeft.errors import InvalidInput, MissingPackage, PersonalPeftError, outcome
 from personalpeft_app import opening
 from personalpeft_app.options import Common
 from personalpeft_app.progress import Display
@@ -85,11 +86,24 @@ def _sqlite() -> str:
 def _device(common: Common) -> str:
     if common.backend == "llamacpp":
         return "the processor; which of its features llama.cpp uses is tried when the model is first loaded (--load)"
+    if common.backend == "vllm":
+        return f"the vLLM server at {_vllm()}; whether it serves this base is asked when it is first needed (--load)"
     try:
         from personalpeft.backends.torch.model import choose_device
     except ImportError as error:
         raise MissingPackage(f"torch cannot be loaded: {error}", hint="Run: pip install torch") from error
     return choose_device().reason
+
+
+def _vllm() -> str:
+    from personalpeft.settings import resolve
+
+    server = resolve(None, os.environ).vllm
+    if server is None:
+        raise InvalidInput(
+            "No vLLM server is named.", hint="Set PERSONALPEFT_VLLM_URL; docs/engines.md says how to start one."
+        )
+    return server.url
 
 
 def _home(common: Common) -> str:

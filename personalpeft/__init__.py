@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from personalpeft.learning.underway import Learning
     from personalpeft.replies import Reply, Stream, Why
     from personalpeft.runtime import Runtime
-    from personalpeft.settings import Observing, Serving
+    from personalpeft.settings import Observing, Serving, VllmServer
     from personalpeft.types import Verdict
     from personalpeft.user import User
 
@@ -88,6 +88,7 @@ __all__ = [
     "Stream",
     "User",
     "Verdict",
+    "VllmServer",
     "WeightsError",
     "Why",
     "open",
@@ -103,6 +104,7 @@ _LAZY = {
     "Serving": "personalpeft.settings",
     "Stream": "personalpeft.replies",
     "User": "personalpeft.user",
+    "VllmServer": "personalpeft.settings",
     "Verdict": "personalpeft.types",
     "Why": "personalpeft.replies",
 }
@@ -118,25 +120,29 @@ def open(
     read_only: bool = False,
     serving: Serving | None = None,
     observing: Observing = "off",
+    vllm: VllmServer | None = None,
 ) -> Runtime:
     """Opens a home folder, and makes it where there is none, on one base.
 
     ``home`` defaults to PERSONALPEFT_HOME, else the platform's data folder. ``base`` is the name of a card, a path to a
     card or a folder with a model in it. ``backend`` is "torch"; "llamacpp", which serves the base's GGUF file in little
-    memory and loads torch while it learns; or "fake" for tests without a model. ``progress`` hears a stage and how much of
+    memory and loads torch while it learns; "vllm", which does so on the server that ``vllm`` or PERSONALPEFT_VLLM_URL
+    names; or "fake" for tests without a model. ``progress`` hears a stage and how much of
     it is done (0 to 1) while the base is prepared and loaded, which happens when it is first needed. ``serving`` says how
     much is served at once, and how much may wait. ``observing`` says what becomes of what the app sees without asking
     (``User.observe``): "off", "kept", or "learned" as weak ratings. Raises ``HomeError``, ``NotFound`` for an unknown base,
     ``CardError``, ``InvalidInput``.
     """
     import os
+    from dataclasses import replace
 
     from personalpeft.clock import SYSTEM
     from personalpeft.runtime import Runtime
     from personalpeft.settings import Serving, resolve
 
+    settings = resolve(home, os.environ)
     return Runtime(
-        resolve(home, os.environ),
+        replace(settings, vllm=vllm) if vllm else settings,
         base,
         backend,
         clock=clock or SYSTEM,

@@ -47,7 +47,7 @@ def load_backend(
         if vllm is None:
             raise InvalidInput(
                 "The backend vllm speaks to a server, and none is named.",
-                hint="Set PERSONALPEFT_VLLM_URL to its address; docs/vllm.md says how to start one.",
+                hint="Set PERSONALPEFT_VLLM_URL to its address; docs/engines.md says how to start one.",
             )
         return VllmBackend(base, slots=slots, rows=rows, cache=cache, server=vllm, entropy=entropy)
     if name == "fake":

@@ -166,7 +166,7 @@ class Wire:
         if isinstance(error, httpx2.ReadTimeout):
             said = f"{self._who} said nothing for {self.server.timeout:g} s."
             return ServingFailed(said, hint="Look at its log, or give it more time (PERSONALPEFT_VLLM_TIMEOUT).")
-        hint = "Start it, or set PERSONALPEFT_VLLM_URL to where it is; docs/vllm.md says how."
+        hint = "Start it, or set PERSONALPEFT_VLLM_URL to where it is; docs/engines.md says how."
         return ServingFailed(f"{self._who} cannot be reached.", hint=hint)
 
 

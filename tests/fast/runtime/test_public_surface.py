@@ -47,6 +47,7 @@ NAMES = [
     "Stream",
     "User",
     "Verdict",
+    "VllmServer",
     "WeightsError",
     "Why",
     "open",
