@@ -88,7 +88,7 @@ class LlamaCppBackend(Speaks):
     def attach(self, key: str, staged: Staged) -> None:
         if not isinstance(staged, _Staged):
             raise TypeError("this was staged for another backend")
-        self._loras.put(key, staged.stack)
+        self._loras.attach(key, staged.stack)
 
     def detach(self, key: str) -> None:
         with self._turn:
@@ -118,13 +118,13 @@ class LlamaCppBackend(Speaks):
     def score(self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False) -> tuple[Score, ...]:
         resident = self._loras.point(stack)
         try:
-            return self._scorer.score(items, resident.lora if resident else None, kl=kl)
+            return self._scorer.score(items, resident.held.lora if resident else None, kl=kl)
         finally:
             with self._turn:
                 self._batch.let_go(resident)
 
     def session(self, spec: SessionSpec) -> Session:
-        return self._learning.session(spec, None if spec.below is None else self._loras.stack(spec.below).stack)
+        return self._learning.session(spec, None if spec.below is None else self._loras.held(spec.below).stack)
 
     def advance(
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Term]], rates: Sequence[float]
@@ -145,7 +145,8 @@ class LlamaCppBackend(Speaks):
         self._scorer.close()
         with self._turn:
             self._batch.close()
-            self._loras.close()
+            for loaded in self._loras.clear():
+                loaded.lora.close()
             self._model.close()
 
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from personalpeft.backends.base import Occupancy, Piece, Row
 from personalpeft.backends.llamacpp.lanes import Lane, Lanes, Seat
 from personalpeft.backends.llamacpp.library import Logits, Place
-from personalpeft.backends.llamacpp.loras import Loras, Resident
+from personalpeft.backends.llamacpp.loras import Loaded, Loras
 from personalpeft.backends.llamacpp.sampling import Picker, known_of
+from personalpeft.backends.residents import Resident
 from personalpeft.backends.text import Text
 from personalpeft.backends.writing import Writing, read_on
 
@@ -32,7 +33,7 @@ class _Live:
 
     number: int
     row: Row
-    stack: Resident | None
+    stack: Resident[Loaded] | None
     lane: Lane
     seat: Seat
     picker: Picker
@@ -108,9 +109,7 @@ class Batch:
 
     def detach(self, key: str) -> None:
         """See ``Backend.detach``."""
-        gone = self._loras.drop(key)
-        if gone is not None:
-            self._close(gone)
+        self._close(self._loras.drop(key))
 
     def forget(self) -> None:
         """See ``Backend.forget``."""
@@ -128,13 +127,12 @@ class Batch:
         self._live.clear()
         self._lanes.close_all()
 
-    def let_go(self, stack: Resident | None) -> None:
+    def let_go(self, stack: Resident[Loaded] | None) -> None:
         """Ends one use of a stack, and closes it where it was the last of one that was dropped."""
-        if stack is not None and self._loras.let_go(stack):
-            self._close(stack)
+        self._close(self._loras.let_go(stack))
 
-    def _seated(self, row: Row, stack: Resident | None, room: int) -> _Live | None:
-        lane = self._lanes.with_room(stack.lora if stack else None, room)
+    def _seated(self, row: Row, stack: Resident[Loaded] | None, room: int) -> _Live | None:
+        lane = self._lanes.with_room(stack.held.lora if stack else None, room)
         if lane is None:
             return None
         # What can fail comes before the seat is taken.
@@ -164,7 +162,8 @@ class Batch:
         live.lane.leave(live.seat, live.row.owner, tuple(live.tokens[: live.read]))
         self.let_go(live.stack)
 
-    def _close(self, stack: Resident) -> None:
+    def _close(self, gone: Loaded | None) -> None:
         """Lets go of a stack that nobody will name again: its lane first, which answers with it."""
-        self._lanes.close(stack.lora)
-        stack.lora.close()
+        if gone is not None:
+            self._lanes.close(gone.lora)
+            gone.lora.close()
