@@ -24,7 +24,7 @@ from personalpeft.backends.base import Staged
 from personalpeft.bases.base import Base
 from personalpeft.learning.publishing import given
 from personalpeft.serving.engine import Engine
-from personalpeft.settings import Serving
+from personalpeft.settings import Serving, VllmServer
 from personalpeft.store import open_store
 from personalpeft.store.base import Build, Store
 from personalpeft.types import Message, Stack, canonical_digest
@@ -84,13 +84,16 @@ def crowd(
     *,
     backend: str = "torch",
     serving: Serving = Serving(),
+    server: VllmServer | None = None,
     say: Callable[[str], None],
 ) -> Iterator[Crowd]:
-    """Builds the home in the temporary folder, and deletes it at the end. A user is about 5 MB with the default base."""
+    """Builds the home in the temporary folder, and deletes it at the end. A user is about 5 MB with the default base. ``server``
+    is for the vLLM backend.
+    """
     with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder:
         home = Path(folder) / "home"
         with (
-            personalpeft.open(home, base_name, backend, serving=serving) as runtime,
+            personalpeft.open(home, base_name, backend, serving=serving, vllm=server) as runtime,
             open_store(home, now=lambda: datetime.now(UTC), entropy=os.urandom) as store,
         ):
             base = runtime.base()

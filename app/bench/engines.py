@@ -2,7 +2,7 @@
 
 llama.cpp: one user's reply with a layer of rank 8 and without one; what a request costs more when the one before was another
 user's, with the adapter in memory and from its file; the same text's log-probs on both engines; and how much memory a
-process has that chats and has not loaded torch.
+process has that chats and has not loaded torch. vLLM's rows are in ``engines_vllm``.
 """
 
 from __future__ import annotations
@@ -16,29 +16,13 @@ from dataclasses import dataclass
 from personalpeft.backends.base import Continuation
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.settings import Serving
-from personalpeft.types import Message, Sampling, Stack
+from personalpeft.types import Sampling, Stack
 from personalpeft_app.bench.crowd import Crowd, crowd, name, question
+from personalpeft_app.bench.engines_asked import FIXED, Agreement, agreement, first_token, prompts, said
+from personalpeft_app.bench.engines_vllm import VllmFigures, bench_vllm
 from personalpeft_app.bench.figures import Spread, spread, taking_turns
+from personalpeft_app.bench.vllm import python_with_vllm
 
-AGREE = 32
-"""How many of the first greedy tokens are compared."""
-PROMPTS = (
-    "What is the capital of France?",
-    "Write a short note to a neighbour about a parcel.",
-    "How do I boil an egg?",
-    "Explain why the sky is blue to a child.",
-    "Give me three names for a black cat.",
-    "What should I pack for a weekend in the mountains?",
-    "Translate 'good morning' into Spanish.",
-    "Tell me something about the moon.",
-    "How does one make tea?",
-    "Write one sentence about the sea.",
-)
-"""What engines are asked to say the same to."""
-FIXED = (
-    " A good answer begins with what matters most, says it in plain words, and ends where there is nothing left to say."
-)
-"""The text whose log-probs they are compared by."""
 _SWITCHES = 6
 _CHAT = """
 import sys
@@ -51,22 +35,10 @@ with personalpeft.open(sys.argv[1], sys.argv[2], "llamacpp") as runtime:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
-    """Of so many prompts, how many begin with the same greedy tokens on both engines, how many tokens on average are the same
-    before the first that differs, and the mean absolute difference of the log-probs of a fixed continuation (nats).
-    """
-
-    prompts: int
-    same: int
-    tokens_alike: float
-    logprob_difference: float
-
-
-@dataclass(frozen=True, slots=True)
 class EnginesBench:
     """The object that ``--json`` prints. ``switch_ms`` is what a first token takes more when the request before was another
     user's: whose adapter is in memory, or has to come from its file. ``memory_mb`` is the most that a process had that opened the
-    home, chatted with one user's layer, and did not load torch.
+    home, chatted with one user's layer, and did not load torch. ``vllm`` is None where it was not run; all else is llama.cpp's.
     """
 
     bench: str
@@ -80,10 +52,17 @@ class EnginesBench:
     agreement: dict[str, Agreement]
     memory_mb: int | None
     torch_loaded: bool
+    vllm: VllmFigures | None
 
 
-def bench_engines(base_name: str, *, repetitions: int, tokens: int, say: Callable[[str], None]) -> EnginesBench:
-    """Runs the contestants in turns. Needs nothing but what is installed."""
+def bench_engines(
+    base_name: str, *, repetitions: int, tokens: int, with_vllm: bool, say: Callable[[str], None]
+) -> EnginesBench:
+    """Runs the contestants in turns. vLLM takes part where its Python is named and ``with_vllm``; all else needs nothing but
+    what is installed. Raises ``InvalidInput`` for a Python that is not there, ``MissingPackage`` for one without vLLM,
+    ``ServingFailed``.
+    """
+    python = python_with_vllm() if with_vllm else None
     with crowd(base_name, 3, backend="llamacpp", say=say) as people:
         engine, bare = people.engine, Stack(people.base.digest)
         stacks = [people.stack(number) for number in range(3)]
@@ -93,14 +72,14 @@ def bench_engines(base_name: str, *, repetitions: int, tokens: int, say: Callabl
 
         say("warming up")
         for stack in (bare, *stacks):
-            _first_token(engine, stack, 0)
+            first_token(engine, stack, 0)
         rates = taking_turns({"bare": rate(bare), "stack": rate(stacks[0])}, repetitions, say)
-        agreement = {"bare": _agreement(people, base_name, None, say), "stack": _agreement(people, base_name, 0, say)}
+        agreed = _agreement(people, base_name, say)
         first = taking_turns(
             {
-                "same": lambda n: _median([_first_token(engine, stacks[0], n * 100 + i) for i in range(_SWITCHES)]),
+                "same": lambda n: _median([first_token(engine, stacks[0], n * 100 + i) for i in range(_SWITCHES)]),
                 "resident": lambda n: _median(
-                    [_first_token(engine, stacks[1 + i % 2], n * 100 + 50 + i) for i in range(_SWITCHES)]
+                    [first_token(engine, stacks[1 + i % 2], n * 100 + 50 + i) for i in range(_SWITCHES)]
                 ),
             },
             repetitions,
@@ -131,9 +110,10 @@ def bench_engines(base_name: str, *, repetitions: int, tokens: int, say: Callabl
         stack_over_bare=spread([a / b for a, b in zip(rates["stack"], rates["bare"], strict=True)]),
         first_token_ms={key: spread(each) for key, each in first.items()},
         switch_ms={key: spread(each) for key, each in more.items()},
-        agreement=agreement,
+        agreement=agreed,
         memory_mb=memory,
         torch_loaded=loaded,
+        vllm=bench_vllm(base_name, python, repetitions=repetitions, tokens=tokens, say=say) if python else None,
     )
 
 
@@ -144,20 +124,12 @@ def _rate(engine: Engine, stack: Stack, repetition: int, tokens: int) -> float:
     return (len(times) - 1) / (times[-1] - times[0])
 
 
-def _first_token(engine: Engine, stack: Stack, number: int) -> float:
-    """Milliseconds to the first token of somebody of whom nothing is kept."""
-    request = Request(f"somebody-{number}", question(number, number), stack, Sampling(max_tokens=1))
-    began = time.perf_counter()
-    engine.texts([request])
-    return (time.perf_counter() - began) * 1000
-
-
 def _after(engine: Engine, before: Stack, stack: Stack, repetition: int) -> float:
-    """As ``_first_token``, when the request before was for another stack; the median of some."""
+    """As ``first_token``, when the request before was for another stack; the median of some."""
     times = []
     for number in range(_SWITCHES):
-        _first_token(engine, before, repetition * 1000 + 2 * number)
-        times.append(_first_token(engine, stack, repetition * 1000 + 2 * number + 1))
+        first_token(engine, before, repetition * 1000 + 2 * number)
+        times.append(first_token(engine, stack, repetition * 1000 + 2 * number + 1))
     return _median(times)
 
 
@@ -165,38 +137,22 @@ def _median(times: Sequence[float]) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def _agreement(people: Crowd, base_name: str, user: int | None, say: Callable[[str], None]) -> Agreement:
-    """Both engines on the same prompts, with one user's layer or none."""
+def _agreement(people: Crowd, base_name: str, say: Callable[[str], None]) -> dict[str, Agreement]:
+    """Both engines on the same prompts, with one user's layer and without one."""
+    stacks = {"bare": Stack(people.base.digest), "stack": people.stack(0)}
     with crowd(base_name, 1, say=say) as others:
-        said = [_said(each, None if user is None else each.stack(user)) for each in (people, others)]
-    alike = [_alike(a, b) for a, b in zip(said[0][0], said[1][0], strict=True)]
-    apart = [abs(a - b) for a, b in zip(said[0][1], said[1][1], strict=True)]
-    return Agreement(
-        prompts=len(alike),
-        same=sum(count >= AGREE for count in alike),
-        tokens_alike=round(sum(alike) / len(alike), 1),
-        logprob_difference=round(sum(apart) / len(apart), 4),
-    )
+        both = (people.engine, others.engine)
+        return {
+            key: agreement(*(said(each, stack) for each in both), *(_fixed(each, stack) for each in both))
+            for key, stack in stacks.items()
+        }
 
 
-def _said(people: Crowd, stack: Stack | None) -> tuple[list[tuple[int, ...]], list[float]]:
-    """The first greedy tokens after each prompt, and the log-probs of the fixed continuation after all of them."""
-    engine = people.engine
-    stack = stack or Stack(people.base.digest)
-    requests = [Request("somebody", (Message("user", p),), stack, Sampling(max_tokens=AGREE)) for p in PROMPTS]
-    written: list[tuple[int, ...]] = [() for _ in requests]
-    for piece in engine.replies(requests):
-        written[piece.row] += piece.tokens
+def _fixed(engine: Engine, stack: Stack) -> list[float]:
+    """The log-probs of the fixed continuation after each of the prompts."""
     fixed = engine.backend.encode(FIXED)
-    items = [Continuation(engine.tokens(request), fixed) for request in requests]
-    return written, [logp for score in engine.score(items, stack) for logp in score.tokens]
-
-
-def _alike(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens are the same from the first on; all that are compared where both ended alike."""
-    if tuple(one) == tuple(other):
-        return AGREE
-    return next(n for n in range(len(one) + 1) if one[: n + 1] != other[: n + 1])
+    items = [Continuation(engine.tokens(request), fixed) for request in prompts(stack)]
+    return [logp for score in engine.score(items, stack) for logp in score.tokens]
 
 
 def _memory(people: Crowd, base_name: str) -> tuple[int | None, bool]:

@@ -7,6 +7,7 @@ interface alone.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -24,11 +25,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import httpx2
+
 from personalpeft.backends.base import Tokens
 from personalpeft.errors import InvalidInput, MissingPackage, ServingFailed
 
 VARIABLE = "PERSONALPEFT_BENCH_VLLM"
 _START_SECONDS, _REPLY_SECONDS, _END_SECONDS = 600, 600, 15
+_WITHOUT = "Leave it out: --without-vllm."
 # Where a proxy is set for the outer world, the loopback interface must still be asked directly.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -49,6 +53,41 @@ class Server:
 
         with ThreadPoolExecutor(len(prompts)) as pool:
             return sum(pool.map(one, prompts, adapters))
+
+    def stream(self, prompts: Sequence[Tokens], adapters: Sequence[str], count: int, end: Tokens) -> int:
+        """As ``write``, but each reply is read token by token as it comes, and ends with ``end`` where the model says so: what a
+        client does that people wait for. How many tokens all have without that. Raises ``ServingFailed``.
+        """
+
+        async def one(client: httpx2.AsyncClient, prompt: Tokens, adapter: str) -> int:
+            body = {"model": adapter, "prompt": list(prompt), "max_tokens": count, "temperature": 0}
+            body |= {"stop_token_ids": list(end), "stream": True, "return_token_ids": True}
+            written = 0
+            async with client.stream("POST", "/v1/completions", json=body) as response:
+                if response.status_code != httpx2.codes.OK:
+                    said = (await response.aread())[:300].decode("utf-8", "replace")
+                    raise ServingFailed(f"vLLM refused a request: {said}", hint=_WITHOUT)
+                async for event in httpx2.EventSource(response):
+                    if event.data != "[DONE]":
+                        tokens = json.loads(event.data)["choices"][0]["token_ids"]
+                        written += sum(token not in end for token in tokens)
+            return written
+
+        async def all_of_them() -> int:
+            # The loopback interface needs neither a proxy nor certificates.
+            client = httpx2.AsyncClient(base_url=self.url, timeout=_REPLY_SECONDS, trust_env=False, verify=False)
+            async with client:
+                return sum(await asyncio.gather(*(one(client, *each) for each in zip(prompts, adapters, strict=True))))
+
+        try:
+            return asyncio.run(all_of_them())
+        except httpx2.TransportError as error:
+            raise ServingFailed(f"vLLM did not answer: {error}.", hint=_WITHOUT) from error
+
+    def models(self) -> tuple[str, ...]:
+        """What it can be asked for: its base, and all adapters that it knows now."""
+        with _DIRECT.open(f"{self.url}/v1/models", timeout=_REPLY_SECONDS) as answer:
+            return tuple(each["id"] for each in json.load(answer)["data"])
 
 
 def python_with_vllm() -> Path | None:
@@ -143,7 +182,7 @@ def _wait_for(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     said = log.read_text("utf-8", "replace").strip().splitlines() or ["nothing"]
     raise ServingFailed(
         f"vLLM's server did not start. The last that it said: {said[-1][:300]}",
-        hint="Leave it out: --without-vllm.",
+        hint=_WITHOUT,
     )
 
 
@@ -156,10 +195,10 @@ def _asked(url: str, body: dict[str, Any]) -> Any:
     except urllib.error.HTTPError as error:
         raise ServingFailed(
             f"vLLM refused a request: {error.read(300).decode('utf-8', 'replace')}",
-            hint="Leave it out: --without-vllm.",
+            hint=_WITHOUT,
         ) from error
     except OSError as error:
-        raise ServingFailed(f"vLLM did not answer: {error}.", hint="Leave it out: --without-vllm.") from error
+        raise ServingFailed(f"vLLM did not answer: {error}.", hint=_WITHOUT) from error
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -2,34 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
 import click
 
 from personalpeft_app.options import Common, command
 from personalpeft_app.output import note, show, table
 
+if TYPE_CHECKING:
+    from personalpeft_app.bench.engines_asked import Agreement
+    from personalpeft_app.bench.engines_vllm import VllmFigures
 
-@command("engines", examples=("personalpeft bench engines", "personalpeft bench engines --repeat 9 --json"))
+_NO_VLLM = "vLLM was not run: it takes part where PERSONALPEFT_BENCH_VLLM names a Python that has it (make vllm-env makes one)."
+
+
+@command("engines", examples=("personalpeft bench engines", "personalpeft bench engines --without-vllm --json"))
 @click.option("--repeat", "repetitions", type=click.IntRange(1), default=5, show_default=True, help="How often.")
 @click.option("--tokens", type=click.IntRange(8, 1024), default=96, show_default=True, help="Length of a reply.")
-def bench_engines(common: Common, repetitions: int, tokens: int) -> None:
-    """llama.cpp beside itself without layers, and beside torch.
+@click.option("--without-vllm", is_flag=True, help="Leave vLLM out, whatever PERSONALPEFT_BENCH_VLLM names.")
+def bench_engines(common: Common, repetitions: int, tokens: int, without_vllm: bool) -> None:
+    """llama.cpp and vLLM, beside themselves without us and beside torch.
 
-    What a layer costs, what a switch of user costs, whether both engines say the same, and the memory of a process that
-    chats without torch. Takes some minutes.
+    llama.cpp: what a layer costs, what a switch of user costs, and the memory of a process that chats without torch. vLLM,
+    where PERSONALPEFT_BENCH_VLLM names a Python that has it (make vllm-env makes one): what a user costs whom the server has
+    never seen, and what sixteen requests lose by going through us. Of both, whether they say what torch says. Takes some
+    minutes with each.
     """
     from personalpeft_app.bench import engines
 
     found = engines.bench_engines(
-        common.base_name(), repetitions=repetitions, tokens=tokens, say=lambda text: note(common, text)
+        common.base_name(),
+        repetitions=repetitions,
+        tokens=tokens,
+        with_vllm=not without_vllm,
+        say=lambda text: note(common, text),
     )
     rows = [
         *((f"tokens a second, {key}", str(each)) for key, each in found.tokens_per_second.items()),
         ("with a layer over without", str(found.stack_over_bare)),
         *((f"first token, {key} (ms)", str(each)) for key, each in found.first_token_ms.items()),
         *((f"a switch of user, {key} (ms)", str(each)) for key, each in found.switch_ms.items()),
+        *_agreement(found.agreement),
+        ("memory without torch (MB)", "unknown" if found.memory_mb is None else str(found.memory_mb)),
     ]
-    for key, each in found.agreement.items():
-        rows.append((f"{engines.AGREE} greedy tokens as on torch, {key}", f"{each.same} of {each.prompts} prompts"))
-        rows.append((f"log-prob difference, {key} (nats)", f"{each.logprob_difference}"))
-    rows.append(("memory without torch (MB)", "unknown" if found.memory_mb is None else str(found.memory_mb)))
-    show(common, found, table(("WHAT", "MEDIAN (LEAST TO MOST)"), rows))
+    rows = [(f"llama.cpp: {what}", figure) for what, figure in rows]
+    rows += [(f"vLLM: {what}", figure) for what, figure in (_vllm(found.vllm) if found.vllm else ())]
+    shown = table(("WHAT", "MEDIAN (LEAST TO MOST)"), rows)
+    show(common, found, shown if found.vllm else f"{shown}\n\n{_NO_VLLM}")
+
+
+def _vllm(figures: VllmFigures) -> Iterator[tuple[str, str]]:
+    for key, each in figures.first_token_ms.items():
+        yield f"first token, {key} user (ms)", str(each)
+    yield "first token, unseen later than seen (ms)", str(figures.unseen_ms)
+    for key, each in figures.tokens_per_second.items():
+        yield f"{figures.requests} requests, {key}, tokens a second", str(each)
+    yield f"{figures.requests} requests, engine over direct", str(figures.engine_over_direct)
+    yield from _agreement(figures.agreement)
+
+
+def _agreement(agreement: Mapping[str, Agreement]) -> Iterator[tuple[str, str]]:
+    from personalpeft_app.bench.engines_asked import AGREE
+
+    for key, each in agreement.items():
+        yield f"{AGREE} greedy tokens as on torch, {key}", f"{each.same} of {each.prompts} prompts"
+        yield f"log-prob difference, {key} (nats)", f"{each.logprob_difference}"

@@ -181,7 +181,9 @@ def test_the_server_ends_with_the_block_however_that_ends(
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupted() -> None:
-        with vllm.served(python, tmp_path, [tmp_path / "a"], log, rank=8, longest=64, say=_nothing) as served:
+        with vllm.served(
+            python, tmp_path, log, adapters=[tmp_path / "a"], slots=1, rank=8, longest=64, say=_nothing
+        ) as served:
             assert served.write([(1, 2), (3,)], ["a", "a"], 5) == 10
             signal.raise_signal(sent)
 
@@ -197,7 +199,7 @@ def test_a_server_that_does_not_start_says_why(server: Make, tmp_path: Path) -> 
     log = tmp_path / "log"
     with (
         pytest.raises(ServingFailed, match="no such model"),
-        vllm.served(server(False), tmp_path, [tmp_path / "a"], log, rank=8, longest=64, say=_nothing),
+        vllm.served(server(False), tmp_path, log, adapters=[tmp_path / "a"], slots=1, rank=8, longest=64, say=_nothing),
     ):
         pass
     assert _gone(log)

@@ -15,7 +15,7 @@ from personalpeft.backends.base import Backend, Continuation
 from personalpeft.bases.base import Base, Source
 from personalpeft.bases.prepare import prepare
 from personalpeft.bases.shelf import find_card
-from personalpeft_app.bench.engines import AGREE, FIXED, PROMPTS
+from personalpeft_app.bench.engines_asked import AGREE, FIXED, PROMPTS
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,107 @@
+"""The benchmark of other engines measures what it says and prints it under the names that the documentation gives: on a tiny
+base, and for vLLM on what stands in for its server, where the figures themselves mean nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from app_makers import Place
+from vllm_double import Double, doubled
+
+from personalpeft.bases.base import Base
+from personalpeft.errors import ServingFailed
+from personalpeft_app.bench import engines, engines_vllm, vllm
+from personalpeft_app.bench.engines_asked import AGREE, PROMPTS, Said, agreement
+
+_BASE = "tiny-random"
+
+
+def _nothing(text: str) -> None:
+    pass
+
+
+@pytest.fixture
+def double(tiny_base: Base, monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]:
+    """In the place of the server that would be started."""
+    # It writes what no model would.
+    monkeypatch.setattr("personalpeft.backends.vllm.check._APART", 100.0)
+    # All requests knock at once.
+    monkeypatch.setattr(ThreadingHTTPServer, "request_queue_size", 2 * engines_vllm.REQUESTS)
+    with doubled(Double(tiny_base, slots=engines_vllm.STACKS + 1)) as double:
+
+        @contextmanager
+        def served(*args: Any, slots: int, **more: Any) -> Iterator[vllm.Server]:
+            assert slots == double.slots
+            yield vllm.Server(double.url)
+
+        monkeypatch.setattr(vllm, "served", served)
+        yield double
+
+
+def test_llamacpp_is_measured_without_vllm_and_the_output_says_how_to_get_that(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(vllm.VARIABLE, raising=False)
+    found = engines.bench_engines(_BASE, repetitions=1, tokens=8, with_vllm=True, say=_nothing)
+    monkeypatch.setattr(engines, "bench_engines", lambda *args, **more: found)
+    told = json.loads(place.run("bench", "engines", "--json").stdout)
+    assert told["bench"] == "engines"
+    assert set(told["tokens_per_second"]) == set(told["agreement"]) == {"bare", "stack"}
+    assert set(told["first_token_ms"]) == {"same", "resident", "same, one slot", "from disk"}
+    assert set(told["switch_ms"]) == {"resident", "from disk"}
+    assert told["torch_loaded"] is False
+    assert told["vllm"] is None
+    shown = place.run("bench", "engines").stdout
+    assert "llama.cpp: with a layer over without" in shown
+    assert "make vllm-env" in shown
+
+
+def test_vllm_is_measured_through_our_engine_and_straight(double: Double) -> None:
+    found = engines_vllm.bench_vllm(_BASE, Path("python"), repetitions=1, tokens=8, say=_nothing)
+    assert set(found.first_token_ms) == {"unseen", "seen"}
+    assert set(found.tokens_per_second) == {"engine", "direct"}
+    assert all(each.least > 0 for each in (*found.tokens_per_second.values(), *found.first_token_ms.values()))
+    assert {key: each.prompts for key, each in found.agreement.items()} == dict.fromkeys(
+        ("bare", "stack"), len(PROMPTS)
+    )
+    timed = [body for path, body in double.asked if path == "/v1/completions" and body["max_tokens"] == 8]
+    ours, direct = timed[: found.requests], timed[found.requests :]
+    assert len(direct) == found.requests
+    for requests in (ours, direct):
+        assert len({body["model"] for body in requests}) == found.stacks
+        assert all(body["stream"] and body["temperature"] == 0 for body in requests)
+
+    # Both ask for the same, of the same stacks.
+    def asked(requests: list[Any]) -> list[tuple[str, list[int], list[int]]]:
+        return sorted((body["model"], body["prompt"], body["stop_token_ids"]) for body in requests)
+
+    assert asked(ours) == asked(direct)
+
+
+def test_a_user_counts_as_unseen_once(double: Double) -> None:
+    found = engines_vllm.bench_vllm(_BASE, Path("python"), repetitions=2, tokens=8, say=_nothing)
+    loaded = [body["lora_name"] for path, body in double.asked if path == "/v1/load_lora_adapter"]
+    # All of them, those of the throughput, and the one that changes nothing; each is loaded when it is first asked for.
+    assert len(set(loaded)) == found.users + found.stacks + 1
+
+
+def test_a_client_that_is_refused_says_what_the_server_said(double: Double) -> None:
+    with pytest.raises(ServingFailed, match="does not exist"):
+        vllm.Server(double.url).stream([(1, 2)], ["nobody"], 4, ())
+
+
+def test_replies_are_compared_up_to_the_first_token_that_differs() -> None:
+    whole, short = tuple(range(AGREE)), (1, 2)
+    one = Said((whole, short, (1, 2, 3)), ())
+    other = Said((whole, short, (1, 9, 3)), ())
+    found = agreement(one, other, [-1.0, -2.0], [-1.5, -2.0])
+    assert (found.prompts, found.same) == (3, 2)
+    assert found.tokens_alike == round((AGREE + AGREE + 1) / 3, 1)
+    assert found.logprob_difference == 0.25

@@ -1,0 +1,64 @@
+"""vLLM says what torch says, on the real base and a real server: both in float32, where hardly anything but the order of sums
+differs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from backend_makers import attach, composed, row, torch_backend, written
+from vllm_maker import running, vllm_backend
+
+from personalpeft.backends.base import Backend, Continuation
+from personalpeft.bases.base import Base
+from personalpeft.bases.prepare import prepare
+from personalpeft.bases.shelf import find_card
+from personalpeft_app.bench.engines_asked import AGREE, PROMPTS
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+
+
+@pytest.fixture(scope="module")
+def real(shared_cache: Path) -> Base:
+    return prepare(find_card("smollm2-135m-instruct"), cache=shared_cache)
+
+
+@pytest.fixture(scope="module")
+def on_torch(real: Base) -> Iterator[Backend]:
+    backend = with_stack(torch_backend(real, slots=1, rows=len(PROMPTS)))
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def on_vllm(real: Base, shared_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    with running(real, tmp_path_factory.mktemp("vllm"), longest=1024) as server:
+        backend = with_stack(vllm_backend(real, shared_cache, server, slots=1, rows=len(PROMPTS)))
+        yield backend
+        backend.close()
+
+
+def with_stack(backend: Backend) -> Backend:
+    attach(backend, "one", composed(backend, 1, rank=8, size=0.02))
+    return backend
+
+
+@pytest.mark.parametrize("stack", [None, "one"])
+def test_the_first_tokens_are_the_same_and_found_as_likely(
+    stack: str | None, on_vllm: Backend, on_torch: Backend
+) -> None:
+    rows = [row(on_torch, prompt, stack, logprobs=True, max_tokens=AGREE) for prompt in PROMPTS]
+    theirs, ours = written(on_vllm, rows), written(on_torch, rows)
+    same = [their.tokens == our.tokens for their, our in zip(theirs, ours, strict=True)]
+    # Of what vLLM wrote, since it cannot be asked how likely given text is.
+    items = [Continuation(row.tokens, their.tokens) for row, their in zip(rows, theirs, strict=True)]
+    apart = [
+        abs(a - b)
+        for their, score in zip(theirs, on_torch.score(items, stack), strict=True)
+        for a, b in zip(their.logprobs, score.tokens, strict=True)
+    ]
+    assert sum(same) >= 9
+    assert statistics.fmean(apart) < 0.0001
