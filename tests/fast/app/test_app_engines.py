@@ -5,8 +5,10 @@ base, and for vLLM on what stands in for its server, where the figures themselve
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from app_makers import Place
 from vllm_double import Double, doubled
 
 from personalpeft.bases.base import Base
-from personalpeft.errors import ServingFailed
+from personalpeft.errors import InvalidInput, ServingFailed
 from personalpeft_app.bench import engines, engines_vllm, vllm
 from personalpeft_app.bench.engines_asked import AGREE, PROMPTS, Said, agreement
 
@@ -45,22 +47,36 @@ def double(tiny_base: Base, monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]
         yield double
 
 
-def test_llamacpp_is_measured_without_vllm_and_the_output_says_how_to_get_that(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+def test_both_are_measured_and_without_vllm_the_output_says_how_to_get_it(
+    place: Place, double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(vllm.VARIABLE, raising=False)
+    monkeypatch.setenv(vllm.VARIABLE, sys.executable)
     found = engines.bench_engines(_BASE, repetitions=1, tokens=8, with_vllm=True, say=_nothing)
-    monkeypatch.setattr(engines, "bench_engines", lambda *args, **more: found)
-    told = json.loads(place.run("bench", "engines", "--json").stdout)
+
+    def shown(found: engines.EnginesBench, *args: str) -> str:
+        monkeypatch.setattr(engines, "bench_engines", lambda *args, **more: found)
+        return place.run("bench", "engines", *args).stdout
+
+    told = json.loads(shown(found, "--json"))
     assert told["bench"] == "engines"
     assert set(told["tokens_per_second"]) == set(told["agreement"]) == {"bare", "stack"}
     assert set(told["first_token_ms"]) == {"same", "resident", "same, one slot", "from disk"}
     assert set(told["switch_ms"]) == {"resident", "from disk"}
     assert told["torch_loaded"] is False
-    assert told["vllm"] is None
-    shown = place.run("bench", "engines").stdout
-    assert "llama.cpp: with a layer over without" in shown
-    assert "make vllm-env" in shown
+    assert set(told["vllm"]["agreement"]) == {"bare", "stack"}
+    assert {"unseen_ms", "engine_over_direct"} < set(told["vllm"])
+    for line in ("llama.cpp: with a layer over without", "vLLM: 16 requests, engine over direct"):
+        assert line in shown(found)
+    without = replace(found, vllm=None)
+    assert json.loads(shown(without, "--json"))["vllm"] is None
+    assert "make vllm-env" in shown(without)
+    assert "make vllm-env" not in shown(found)
+
+
+def test_a_python_that_is_not_there_is_said_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(vllm.VARIABLE, "/nowhere/python")
+    with pytest.raises(InvalidInput, match="/nowhere/python"):
+        engines.bench_engines(_BASE, repetitions=1, tokens=8, with_vllm=True, say=_nothing)
 
 
 def test_vllm_is_measured_through_our_engine_and_straight(double: Double) -> None:
