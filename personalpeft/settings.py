@@ -5,7 +5,7 @@ how much is served at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -39,7 +39,7 @@ class VllmServer:
     """
 
     url: str
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     model: str | None = None
     folder: Path | None = None
     folder_there: str | None = None
@@ -49,17 +49,20 @@ class VllmServer:
     patience: float = 10.0
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url.strip())
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+        if not _is_address(self.url.strip()):
             raise InvalidInput(
                 "The vLLM server's address is none: it begins with http:// or https:// and names a host.",
                 hint=f"Set {VLLM}URL to something like http://127.0.0.1:8000.",
             )
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
+            raise InvalidInput(
+                "The vLLM server's token has letters in it that no header can carry.", hint=f"Look at {VLLM}TOKEN."
+            )
         object.__setattr__(self, "url", self.url.strip().rstrip("/").removesuffix("/v1"))
-        for name in ("timeout", "patience"):
+        for name, least in (("timeout", 0.1), ("patience", 0.0)):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e6:
-                raise InvalidInput(f"{name} cannot be {value!r}.", hint="Give a number of seconds.")
+            if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < 1e6:
+                raise InvalidInput(f"{name} cannot be {value!r}.", hint=f"Give a number of seconds, {least:g} or more.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,15 @@ def _vllm(said: Mapping[str, str]) -> VllmServer | None:
         certificate=_absolute(certificate) if certificate else None,
         **{name.lower(): _seconds(name, said[name]) for name in ("TIMEOUT", "PATIENCE") if name in said},
     )
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        # Read for what it raises: a port that is no number.
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not parts.query
+    except ValueError:
+        return False
 
 
 def _switch(name: str, said: str) -> bool:

@@ -125,6 +125,7 @@ class Writing:
         for _ in range(count):
             for piece in self._backend.step():
                 if piece.failed is not None:
+                    self._backend.leave(piece.row)
                     raise piece.failed
                 self._replies[piece.row].add(piece)
 

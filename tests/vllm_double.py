@@ -41,9 +41,12 @@ class Double:
         self.resolver: Path | None = None
         self.dropped = threading.Event()
         self.logprob = -1.0
-        # A reply's last piece says nothing of its end; or after its second token comes this.
-        self.silent_end = False
+        # What a reply's last piece says of its end; and what comes after its second token.
+        self.finish: str | None = "length"
         self.late_error = ""
+        # A token that it writes instead of any other; and how many connections it was asked by.
+        self.odd = 0
+        self.connections = 0
         self.url = ""
 
     def restart(self) -> None:
@@ -62,6 +65,9 @@ class Double:
             case "/v1/models":
                 return 200, {"data": [*map(self._listed, self.bases), *map(self._lora, self.known.items())]}
             case "/metrics":
+                # A real one has nothing to say before it has written something.
+                if not self.times("/v1/completions"):
+                    return 200, "# TYPE vllm:lora_requests_info gauge"
                 return 200, f'vllm:lora_requests_info{{max_lora="{self.slots}",running_lora_adapters=""}} 1.0'
             case "/tokenize":
                 return 200, {"tokens": list(self.text.encode(body["prompt"]))}
@@ -109,6 +115,10 @@ def doubled(double: Double, tls: ssl.SSLContext | None = None) -> Iterator[Doubl
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
+        def setup(self) -> None:
+            double.connections += 1
+            super().setup()
+
         def do_GET(self) -> None:
             self._said(*double.answer(self.path, None))
 
@@ -129,29 +139,33 @@ def doubled(double: Double, tls: ssl.SSLContext | None = None) -> Iterator[Doubl
                 return
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
-            self.send_header("Connection", "close")
+            self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            self.close_connection = True
             try:
                 for count, token in enumerate(tokens):
                     time.sleep(double.token_seconds)
                     if count == 3 and double.breaks_off and double.breaks_off[0] == body["model"]:
                         double.breaks_off.pop()
+                        self.close_connection = True
                         return
                     if count == 2 and double.late_error:
                         self._event({"error": {"message": double.late_error, "code": 404}})
-                        return
-                    last = count + 1 == len(tokens) and not double.silent_end
-                    choice = {"token_ids": [token], "finish_reason": "length" if last else None}
+                        break
+                    finish = double.finish if count + 1 == len(tokens) else None
+                    choice = {"token_ids": [double.odd or token], "finish_reason": finish}
                     if body.get("logprobs") is not None:
                         choice["logprobs"] = {"token_logprobs": [double.logprob], "top_logprobs": [None]}
                     self._event({"choices": [choice]})
-                self.wfile.write(b"data: [DONE]\n\n")
+                self._chunk(b"data: [DONE]\n\n")
+                self._chunk(b"")
             except OSError:
                 double.dropped.set()
 
         def _event(self, data: Any) -> None:
-            self.wfile.write(b"data: " + json.dumps(data).encode() + b"\n\n")
+            self._chunk(b"data: " + json.dumps(data).encode() + b"\n\n")
+
+        def _chunk(self, data: bytes) -> None:
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
             self.wfile.flush()
 
         def _said(self, status: int, data: Any) -> None:
@@ -165,6 +179,7 @@ def doubled(double: Double, tls: ssl.SSLContext | None = None) -> Iterator[Doubl
         def log_message(self, format: str, *args: object) -> None:
             """Says nothing."""
 
+    ThreadingHTTPServer.request_queue_size = 64
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     if tls is not None:

@@ -134,9 +134,12 @@ class ServedFolders:
         self._lock_of(own).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Takes all of its own folders away. Closing twice is fine."""
-        self.sweep(self.own)
-        self._lock.release()
+        """Ends its part, and takes it away unless a folder in it still stays. Closing twice is fine."""
+        if self._lock.is_locked:
+            with suppress(OSError):
+                self._part(self.own).rmdir()
+                self._lock_of(self.own).unlink()
+            self._lock.release()
 
     def _is_gone(self, own: str) -> bool:
         try:

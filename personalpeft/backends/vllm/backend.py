@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import re
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +28,12 @@ from personalpeft.backends.learning_side import LearningSide
 from personalpeft.backends.residents import Residents
 from personalpeft.backends.text import Speaks
 from personalpeft.backends.vllm.batch import Batch
-from personalpeft.backends.vllm.check import TEXT, Said, listed, same_numbers, same_tokens, slots_there, the_base
+from personalpeft.backends.vllm.check import Said, listed, same_numbers, same_tokens, slots_there, the_base, written_on
 from personalpeft.backends.vllm.server import Listed, Server, Written
 from personalpeft.backends.vllm.stacks import Stacks, Told, nothing, staged
 from personalpeft.backends.vllm.wire import Wire
 from personalpeft.bases.base import Base
-from personalpeft.errors import ServingFailed
+from personalpeft.errors import InvalidInput, ServingFailed
 from personalpeft.settings import VllmServer
 from personalpeft.types import Sampling
 
@@ -75,45 +77,43 @@ class VllmBackend(Speaks):
         super().__init__(base)
         self.base, self.rows = base, rows
         self._entropy = entropy
+        self._process = os.getpid()
         self._salt = entropy(16)
-        self._wire = Wire(server)
-        self._learning = LearningSide(base, slots=slots, cache=cache)
-        self._folders = ServedFolders(server.folder or cache / "served", f"{_machine()}.{entropy(8).hex()}")
-        self._server = Server(self._wire)
-        self._stacks = Stacks(self._server, self._folders, server)
-        try:
+        with ExitStack() as ends:
+            self._wire = Wire(server)
+            ends.callback(self._wire.close)
+            self._learning = LearningSide(base, slots=slots, cache=cache)
+            ends.callback(self._learning.close)
+            folders = _folders(server.folder or cache / "served", entropy(8).hex())
+            ends.callback(folders.close)
+            self._server = Server(self._wire)
+            self._stacks = Stacks(self._server, folders, server)
+            ends.callback(lambda: self._wire.wait(self._stacks.take_back_all()))
             there, room = self._open(server, cache)
-        except BaseException:
-            self._let_go()
-            raise
-        self.slots = slots if room is None else min(slots, room - 1)
-        self.longest = min(there.longest or base.card.context, base.card.context)
-        held = f"up to {room} stacks" if room else "it does not say how many stacks"
-        self.description = f"vLLM at {server.url}, which calls the base {there.name} and holds {held} at once"
-        self._residents = Residents[Told](self.slots)
-        self._batch = Batch(
-            self._wire,
-            self._server,
-            self._stacks,
-            self._residents,
-            self._bare,
-            self._text,
-            self._salted,
-            rows=rows,
-            longest=self.longest,
-        )
+            self.slots = slots if room is None else min(slots, room - 1)
+            self.longest = min(there.longest or base.card.context, base.card.context)
+            held = f"holds up to {room} stacks at once" if room else "does not say how many stacks it holds"
+            self.description = f"vLLM at {server.url}, which calls the base {there.name} and {held}"
+            self._residents = Residents[Told](self.slots)
+            self._batch = Batch(
+                self._wire,
+                self._server,
+                self._stacks,
+                self._residents,
+                self._bare,
+                self._text,
+                self._salted,
+                rows=rows,
+                longest=self.longest,
+            )
+            ends.callback(self._batch.close)
+            self._ends = ends.pop_all()
 
     def _open(self, server: VllmServer, cache: Path) -> tuple[Listed, int | None]:
         """Finds the base there and that all of the server works which is needed."""
         models = self._wire.wait(listed(self._wire))
         there = the_base(models, server.model, server.url)
         self._wire.wait(same_tokens(self._wire, there.name, self.base, self._text))
-        room = self._wire.wait(slots_there(self._wire))
-        if room == 1:
-            raise ServingFailed(
-                f"The vLLM server at {server.url} has room for one stack at once, and the bare base takes that.",
-                hint="Start it with --max-loras 2 or more.",
-            )
         self._wire.wait(self._stacks.clear_up(models))
         bare = nothing(self.base)
         self._bare = self._wire.wait(self._stacks.tell(staged(bare, self.base), bare))
@@ -125,6 +125,13 @@ class VllmBackend(Speaks):
             self._text,
             cache / "vllm" / f"{self.base.digest}.json",
         )
+        # Only now: it says so after the first reply.
+        room = self._wire.wait(slots_there(self._wire))
+        if room == 1:
+            raise ServingFailed(
+                f"The vLLM server at {server.url} has room for one stack at once, and the bare base takes that.",
+                hint="Start it with --max-loras 2 or more.",
+            )
         return there, room
 
     def stage(self, adapter: Composed) -> Staged:
@@ -172,20 +179,15 @@ class VllmBackend(Speaks):
         return hashlib.sha256(repr([token for token, _ in self._said()]).encode()).hexdigest()
 
     def close(self) -> None:
-        """Has the server forget all stacks that it was told of, and takes their folders away. Closing twice is fine."""
-        self._batch.close()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        if self._wire.is_open:
-            self._wire.wait(self._stacks.take_back_all())
-        self._wire.close()
-        self._folders.close()
-        self._learning.close()
+        """Has the server forget all stacks that it was told of, and takes their folders away. Closing twice is fine; a process that
+        was forked from the one that opened it has nothing to close.
+        """
+        if os.getpid() == self._process:
+            self._ends.close()
 
     def _said(self) -> Said:
         """What the server's base writes greedily after a fixed text, and how likely it finds that."""
-        row = Row(self._text.encode(TEXT), None, Sampling(temperature=0, max_tokens=_SAID), logprobs=True)
+        row = Row(written_on(self._text), None, Sampling(temperature=0, max_tokens=_SAID), logprobs=True)
         salt = self._salted("")
 
         async def ask(name: str) -> list[Written]:
@@ -201,6 +203,13 @@ class VllmBackend(Speaks):
         return hashlib.blake2b(owner.encode(), key=self._salt, digest_size=16).hexdigest()
 
 
-def _machine() -> str:
-    """The name of this machine, as it may stand in a path and in a name of a stack."""
-    return re.sub("[^a-z0-9-]", "-", platform.node().casefold())[:63] or "here"
+def _folders(place: Path, program: str) -> ServedFolders:
+    # The machine's name may stand in a path and in a stack's name.
+    machine = re.sub("[^a-z0-9-]", "-", platform.node().casefold())[:63] or "here"
+    try:
+        return ServedFolders(place, f"{machine}.{program}")
+    except OSError as error:
+        raise InvalidInput(
+            f"{place} cannot be a folder for stacks: {error.strerror or error}.",
+            hint="PERSONALPEFT_VLLM_FOLDER is a folder that can be written to.",
+        ) from error

@@ -22,7 +22,7 @@ from personalpeft.backends.vllm.server import Server, Written
 from personalpeft.backends.vllm.stacks import Stacks, Told
 from personalpeft.backends.vllm.wire import Wire
 from personalpeft.backends.writing import Writing
-from personalpeft.errors import InvalidInput
+from personalpeft.errors import InvalidInput, ServingFailed
 
 # How long a step waits for the next token of any row, in seconds: as long, nobody who left or came is noticed.
 _STEP = 0.05
@@ -93,7 +93,7 @@ class Batch:
         live = self._live.get(number)
         if live is None:
             return None
-        self._remove(number)
+        self._remove(number, cancel=True)
         return live.writing.end("cancelled")
 
     def occupancy(self) -> Occupancy:
@@ -105,7 +105,7 @@ class Batch:
     def close(self) -> None:
         """Drops all rows."""
         for number in tuple(self._live):
-            self._remove(number)
+            self._remove(number, cancel=True)
 
     async def _written(self, number: int, row: Row, told: Told) -> None:
         async def ask(name: str) -> None:
@@ -113,8 +113,8 @@ class Batch:
             async with aclosing(self._server.write(row, name, salt, stop)) as pieces:
                 async for written in pieces:
                     self._news.put((number, written))
-            # Should it have ended without a word about why, the row must not wait for more.
-            self._news.put((number, Written((), (), True)))
+            # Does nothing where the row has ended; else nobody knows whether this was all of it.
+            self._news.put((number, ServingFailed("vLLM ended a reply without saying why.", hint="Try again.")))
 
         try:
             await self._stacks.with_name(told, ask)
@@ -141,18 +141,19 @@ class Batch:
         for token, known in itertools.zip_longest(news.tokens, news.known):
             piece = live.writing.take(token, known)
             if piece.finish is not None:
-                self._remove(number)
+                self._remove(number, cancel=news.finish is None)
             yield piece
             if piece.finish is not None:
                 return
-        if news.ended:
-            # By a stop token that the base's card does not name.
-            self._remove(number)
-            yield live.writing.end("stop")
+        if news.finish is not None:
+            # By a stop token that the base's card does not name, or where its context ends.
+            self._remove(number, cancel=False)
+            yield live.writing.end(news.finish)
 
-    def _remove(self, number: int) -> None:
+    def _remove(self, number: int, *, cancel: bool) -> None:
+        """Takes a row out; ``cancel`` where the server still writes it."""
         live = self._live.pop(number)
-        if live.reply.cancel():
-            self._stacks.drop_row()
+        if cancel and live.reply.cancel():
+            self._stacks.row_cancelled()
         if gone := self._residents.let_go(live.stack):
             self._wire.start(self._stacks.take_back(gone))

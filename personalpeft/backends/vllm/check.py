@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from personalpeft.backends.base import Continuation
+from personalpeft.backends.base import Continuation, Tokens
 from personalpeft.backends.text import Text
 from personalpeft.backends.vllm.server import Listed
 from personalpeft.backends.vllm.wire import Answer, Wire
@@ -24,11 +24,10 @@ from personalpeft.errors import BaseMismatch, InvalidInput, ServingFailed, neare
 
 # In it lie what tokenizers part on: two scripts, digits, spaces, line ends.
 _SPELLED = "It's 1,024 o'clock;  naïve café\n\n\tприветствие."
-TEXT = (
+_TEXT = (
     "The morning train leaves the old station at a quarter past seven, and on most days it is late. People stand on the "
     "platform with their bags and their paper cups, looking at the clock as if it could be persuaded."
 )
-"""What a server writes on, to be compared."""
 # Nats a token, on average: bfloat16 explains a tenth of it, another model of the same family gives several times as much.
 _APART = 0.25
 Said: TypeAlias = tuple[tuple[int, float], ...]
@@ -42,15 +41,7 @@ async def listed(wire: Wire) -> list[Listed]:
     answer = await wire.ask("GET", "/v1/models")
     try:
         models = answer.data["data"]
-        return [
-            Listed(
-                str(each["id"]),
-                str(each.get("root") or ""),
-                not each.get("parent"),
-                int(each.get("max_model_len") or 0),
-            )
-            for each in models
-        ]
+        return [Listed(str(each["id"]), not each.get("parent"), int(each.get("max_model_len") or 0)) for each in models]
     except (TypeError, KeyError, ValueError) as error:
         raise ServingFailed(
             f"What listens at {wire.server.url} lists no models: {answer.message}",
@@ -76,28 +67,34 @@ def the_base(models: Sequence[Listed], wanted: str | None, url: str) -> Listed:
 
 
 async def slots_there(wire: Wire) -> int | None:
-    """How many stacks can be in one of the server's batches; None where it does not say."""
-    answer: Answer = await wire.ask("GET", "/metrics")
+    """How many stacks can be in one of the server's batches; None where it does not say, as before it has written anything."""
+    answer: Answer = await wire.ask("GET", "/metrics", needed=False)
     said = _SLOTS.search(answer.text)
     return int(said[1]) if said else None
 
 
 async def same_tokens(wire: Wire, called: str, base: Base, text: Text) -> None:
     """That the server's tokenizer splits text as the base's does. Raises ``BaseMismatch``, ``ServingFailed``."""
-    spelled = await wire.ask("POST", "/tokenize", {"model": called, "prompt": _SPELLED, "add_special_tokens": False})
+    asked = {"model": called, "prompt": _SPELLED, "add_special_tokens": False}
+    spelled = await wire.ask("POST", "/tokenize", asked, needed=False)
     # Gateways need not pass the question on; the numbers are asked for by token, so they would tell as well.
     said = spelled.data.get("tokens") if isinstance(spelled.data, dict) else None
-    if said is not None and tuple(said) != text.encode(_SPELLED):
+    if isinstance(said, list) and tuple(said) != text.encode(_SPELLED):
         raise _another(base, called, "its tokenizer splits text otherwise")
+
+
+def written_on(text: Text) -> Tokens:
+    """What a server writes on, to be compared, as tokens."""
+    return text.beginning + text.encode(_TEXT)
 
 
 def same_numbers(
     said: Said, reference: Callable[[Continuation], Said], called: str, base: Base, text: Text, kept: Path
 ) -> None:
-    """That the server finds what it ``said`` after ``TEXT`` as likely as torch does here, where ``reference`` is asked once for
+    """That the server finds what it ``said`` after ``written_on`` as likely as torch does here, where ``reference`` is asked once for
     each base and what it says is kept in the file. Raises ``BaseMismatch``, and what ``reference`` raises.
     """
-    asked = Continuation(text.encode(TEXT), tuple(token for token, _ in said))
+    asked = Continuation(written_on(text), tuple(token for token, _ in said))
     ours = _kept(kept, asked) or _keep(kept, reference(asked))
     apart = statistics.fmean(abs(own - their) for (_, own), (_, their) in zip(ours, said, strict=True))
     if apart > _APART:

@@ -18,8 +18,13 @@ from personalpeft.backends.base import Row, Tokens
 from personalpeft.backends.vllm.wire import Answer, Wire
 from personalpeft.backends.writing import Known
 from personalpeft.errors import PersonalPeftError, ServingFailed
+from personalpeft.types import FinishReason
 
-_OK = 200
+_OK, _NOT_FOUND = 200, 404
+_UNCHANGED = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+_FORGET_SECONDS = 5.0
+# Tokens are numbers of this size everywhere.
+_TOKENS = range(2**31)
 
 
 class UnknownName(Exception):
@@ -28,21 +33,20 @@ class UnknownName(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A model that the server lists: a base, or a stack that was loaded from ``root``. ``longest`` is in tokens, of bases."""
+    """A model that the server lists: a base, or a stack that was loaded. ``longest`` is in tokens, of bases."""
 
     name: str
-    root: str
     is_base: bool
     longest: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Tokens of a reply, each with what is known of it where that was asked for; ``ended`` where the server ends it."""
+    """Tokens of a reply, each with what is known of it where that was asked for; ``finish`` where the server ends it."""
 
     tokens: Tokens
-    known: tuple[Known, ...]
-    ended: bool
+    known: tuple[Known, ...] = ()
+    finish: FinishReason | None = None
 
 
 class Server:
@@ -60,8 +64,13 @@ class Server:
             raise _not_loaded(answer)
 
     async def forget(self, name: str) -> None:
-        """Has it forget a name, which it need not know. Tries once: a server that is gone has forgotten. Raises ``ServingFailed``."""
-        await self._wire.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name}, patience=0)
+        """Has it forget a name, which it need not know. Tries once. Raises ``ServingFailed``, of which ``Unreachable`` says that it
+        knows nothing any more.
+        """
+        body = {"lora_name": name}
+        answer = await self._wire.ask("POST", "/v1/unload_lora_adapter", body, patience=0, timeout=_FORGET_SECONDS)
+        if answer.status not in (_OK, _NOT_FOUND):
+            raise _failed(answer)
 
     async def write(self, row: Row, name: str | None, salt: str, stop_tokens: Sequence[int]) -> AsyncGenerator[Written]:
         """The reply to a row, as it comes. Raises ``UnknownName`` before the first piece, ``ServingFailed``."""
@@ -73,6 +82,8 @@ class Server:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "seed": sampling.seed,
+            # What is not said here comes from the model's generation_config.json, and would change replies without a word.
+            **_UNCHANGED,
             "stop_token_ids": list(stop_tokens),
             "add_special_tokens": False,
             "cache_salt": salt,
@@ -93,15 +104,28 @@ class Server:
 
 
 def _written(choice: Mapping[str, Any], row: Row) -> Written:
-    tokens = tuple(choice.get("token_ids") or ())
-    known: tuple[Known, ...] = ()
-    if row.logprobs and (said := choice.get("logprobs")):
-        tops = said.get("top_logprobs") or [None] * len(tokens)
-        known = tuple(
-            Known(logprob, _likeliest(top or {}, row.top))
-            for logprob, top in zip(said["token_logprobs"], tops, strict=True)
-        )
-    return Written(tokens, known, choice.get("finish_reason") is not None)
+    """What an event says, looked at before anybody relies on it. Raises ``ServingFailed``."""
+    try:
+        tokens = tuple(choice.get("token_ids") or ())
+        known: tuple[Known, ...] = ()
+        if row.logprobs and tokens:
+            said = choice["logprobs"]
+            tops = said.get("top_logprobs") or [None] * len(tokens)
+            known = tuple(
+                Known(float(logprob), _likeliest(top or {}, row.top))
+                for logprob, top in zip(said["token_logprobs"], tops, strict=True)
+            )
+        if not all(token in _TOKENS for token in tokens) or (row.logprobs and len(known) != len(tokens)):
+            raise ValueError
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ServingFailed("vLLM sent a piece of a reply that is none.", hint="Use vLLM 0.10 or newer.") from error
+    match choice.get("finish_reason"):
+        case None:
+            return Written(tokens, known)
+        case "stop" | "length" as finish:
+            return Written(tokens, known, finish)
+        case other:
+            raise ServingFailed(f"vLLM gave a reply up: {other!a}.", hint="Try again; its log may say why.")
 
 
 def _likeliest(top: Mapping[str, float], count: int) -> tuple[tuple[int, float], ...]:
@@ -111,7 +135,7 @@ def _likeliest(top: Mapping[str, float], count: int) -> tuple[tuple[int, float],
 
 
 def _refused(answer: Answer) -> Exception:
-    if answer.status == 404 and "does not exist" in answer.message:
+    if answer.status == _NOT_FOUND and "does not exist" in answer.message:
         return UnknownName(answer.message)
     if "could not be loaded" in answer.message:
         return ServingFailed(
@@ -128,7 +152,7 @@ def _failed(answer: Answer) -> ServingFailed:
 def _not_loaded(answer: Answer) -> PersonalPeftError:
     """What a refusal to load means: each is one option of the server, which only its message tells apart."""
     said = answer.message
-    if answer.status == 404 and "adapter" not in said.casefold():
+    if answer.status == _NOT_FOUND and "adapter" not in said.casefold():
         return ServingFailed(
             "The vLLM server takes no stacks while it runs.",
             hint="Start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora.",

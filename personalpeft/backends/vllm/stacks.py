@@ -2,8 +2,8 @@
 
 Invariants: a name always means the same numbers, and its folder is there as long as the server may read it: it is taken away only
 after the server was told to forget the name, that only after the last row on it has ended, and a moment after any row was
-dropped (a server that looks for the folder of a row in its queue and finds none ends itself). What one program registers is
-called after it too, so that no other program's end takes it away. All but ``drop_row`` runs on the wire's thread.
+cancelled (a server that looks for the folder of a row in its queue and finds none ends itself). What one program registers is
+called after it too, so that no other program's end takes it away. All but ``row_cancelled`` runs on the wire's thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -24,6 +24,7 @@ import numpy as np
 from personalpeft.adapters.base import Composed, Pair, Share
 from personalpeft.adapters.served_folder import Served, ServedFolders, served
 from personalpeft.backends.vllm.server import Listed, Server, UnknownName
+from personalpeft.backends.vllm.wire import Unreachable
 from personalpeft.bases.base import Base
 from personalpeft.errors import PersonalPeftError, ServingFailed
 from personalpeft.settings import VllmServer
@@ -32,8 +33,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Seconds after which a server has certainly heard that a row was dropped.
+# Seconds after which a server has certainly heard that a row was cancelled.
 _GRACE = 2.0
+_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +75,22 @@ class Stacks:
         self._times: Counter[str] = Counter()
         # One for each name, as long as somebody is at it.
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._dropped = -_GRACE
+        self._taking_back: set[asyncio.Task[Any] | None] = set()
+        self._cancelled = -_GRACE
 
     async def tell(self, folder: Served, composed: Composed) -> Told:
-        """Has the server know a stack. Raises ``ServingFailed``, ``OSError``."""
+        """Has the server know a stack. Raises ``ServingFailed``, ``OSError``; then there is nothing of it."""
         # Servers that resolve names have to know them by the digest alone, whoever asks.
         name = folder.name if self._settings.resolves else f"{folder.name}:{self._folders.own}"
         told = Told(name, folder, composed)
         async with self._turn(name):
-            await self._registered(told)
+            try:
+                await self._registered(told)
+            except BaseException:
+                # Of one whose answer was lost the server may know.
+                if not self._times[name]:
+                    await asyncio.shield(self._gone(told))
+                raise
             self._told[name] = told
             self._times[name] += 1
         return told
@@ -93,8 +102,8 @@ class Stacks:
         with suppress(UnknownName):
             return await ask(told.name)
         log.info("the vLLM server has lost a stack; it is told again")
-        async with self._turn(told.name):
-            await self._registered(told)
+        # Whoever asked may go away meanwhile, and others may wait for the same.
+        await asyncio.shield(self._tell_again(told))
         try:
             return await ask(told.name)
         except UnknownName as error:
@@ -102,20 +111,37 @@ class Stacks:
 
     async def take_back(self, told: Told) -> None:
         """Has the server forget a stack that no row is on, unless it was told of it anew."""
-        async with self._turn(told.name):
-            self._times[told.name] -= 1
-            if not self._times[told.name]:
-                await self._gone(self._told.pop(told.name))
+        self._taking_back.add(task := asyncio.current_task())
+        try:
+            # Before its turn: who comes with the same stack meanwhile need not wait.
+            await asyncio.sleep(self._cancelled + _GRACE - time.monotonic())
+            async with self._turn(told.name):
+                self._times[told.name] -= 1
+                if not self._times[told.name]:
+                    await self._gone(self._told.pop(told.name))
+        except Exception:
+            # Nobody waits for this who could hear of it.
+            log.exception("a stack could not be taken back from the vLLM server")
+        finally:
+            self._taking_back.discard(task)
 
     async def take_back_all(self) -> None:
         """Has the server forget everything; no row may be on any of it."""
-        while self._told:
-            await self._gone(self._told.popitem()[1])
-        self._times.clear()
+        await asyncio.gather(*filter(None, self._taking_back))
+        await asyncio.sleep(self._cancelled + _GRACE - time.monotonic())
+        at_once = asyncio.Semaphore(_AT_ONCE)
 
-    def drop_row(self) -> None:
-        """Notes that a row was dropped before its end. From any thread."""
-        self._dropped = time.monotonic()
+        async def gone(told: Told) -> None:
+            async with at_once:
+                await self._gone(told)
+
+        told, self._told = tuple(self._told.values()), {}
+        self._times.clear()
+        await asyncio.gather(*map(gone, told))
+
+    def row_cancelled(self) -> None:
+        """Notes that a row was ended while the server was still writing it. From any thread."""
+        self._cancelled = time.monotonic()
 
     async def clear_up(self, listed: list[Listed]) -> None:
         """Takes away what programs that are gone have left behind: their names among those listed, and then their folders."""
@@ -126,14 +152,22 @@ class Stacks:
                         await self._server.forget(each.name)
                 await asyncio.to_thread(self._folders.sweep, own)
 
+    async def _tell_again(self, told: Told) -> None:
+        async with self._turn(told.name):
+            # What was taken back meanwhile nobody may be answered with any more.
+            if self._times[told.name]:
+                await self._registered(told)
+
     async def _gone(self, told: Told) -> None:
         if not self._settings.resolves:
             try:
                 await self._server.forget(told.name)
+            except Unreachable:
+                log.info("the vLLM server is gone, and all that it knew with it")
             except PersonalPeftError as error:
-                # It has nothing to forget if it is gone; and else the next program that is opened finds what was left behind.
+                # It may still look for the folder, so that stays until another program finds what this one left behind.
                 log.warning("the name of a stack stays on the vLLM server: %s", error)
-        await asyncio.sleep(self._dropped + _GRACE - time.monotonic())
+                return
         await asyncio.to_thread(self._folders.take, told.folder.digest)
 
     def _turn(self, name: str) -> asyncio.Lock:

@@ -11,6 +11,7 @@ import asyncio
 import json
 import ssl
 import threading
+import time
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -31,6 +32,13 @@ _CONNECT_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 # Of what a server says of a fault, so much is told on.
 _TOLD = 300
+
+
+_START = "Start it, or set PERSONALPEFT_VLLM_URL to where it is; docs/engines.md says how."
+
+
+class Unreachable(ServingFailed):
+    """Nobody listens there: whatever the server knew, it knows no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,52 +80,86 @@ class Wire:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Does something and gives what came of it."""
+        """Does something and gives what came of it. Raises ``RuntimeError`` where nobody would do it: after ``close``, or in a
+        process that was forked from the one that opened it.
+        """
+        if not self.is_open:
+            work.close()
+            raise RuntimeError("the wire is closed")
         return self.start(work).result()
 
-    async def ask(self, method: str, path: str, body: Any = None, *, patience: float | None = None) -> Answer:
-        """One question, whatever the answer's status. Raises ``ServingFailed`` where none came, or where it was none for the
-        moment until the patience (seconds; None: the server's) was at its end.
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        patience: float | None = None,
+        timeout: float | None = None,
+        needed: bool = True,
+    ) -> Answer:
+        """One question, whatever the answer's status. ``patience`` and ``timeout`` (seconds) are else the server's; what is not
+        ``needed`` may be forbidden. Raises ``ServingFailed`` where no answer came, or none but for the moment.
         """
-        pause, left = _FIRST_PAUSE, self.server.patience if patience is None else patience
-        while True:
-            try:
-                response = await self._client.request(method, path, json=body)
-            except httpx2.TransportError as error:
-                failed = self._unanswered(error)
-            else:
-                answer = _read(response.status_code, response.content)
-                if answer.status not in _FOR_NOW:
-                    return self._allowed(answer)
-                failed = self._said(answer)
-            if left <= 0:
-                raise failed
-            await asyncio.sleep(pause := min(pause, left))
-            left, pause = left - pause, min(2 * pause, _LONGEST_PAUSE)
+        try:
+            answer = await _whole(await self._opened(method, path, body, patience, timeout))
+        except httpx2.TransportError as error:
+            raise self._unanswered(error) from error
+        return self._allowed(answer) if needed else answer
 
     @asynccontextmanager
     async def events(self, path: str, body: Any) -> AsyncIterator[AsyncIterator[Any] | Answer]:
         """The JSON of each event that the server sends, or its answer where it says something else. Raises ``ServingFailed``,
         also from the iterator.
         """
+        response = await self._opened("POST", path, body, None, None)
         try:
-            async with self._client.stream("POST", path, json=body) as response:
-                if response.status_code == httpx2.codes.OK:
-                    yield self._pieces(response)
-                else:
-                    yield self._allowed(_read(response.status_code, await response.aread()))
+            if response.status_code == httpx2.codes.OK:
+                yield self._pieces(response)
+            else:
+                yield self._allowed(_read(response.status_code, await response.aread()))
+        except httpx2.SSEError as error:
+            raise self._strange() from error
         except httpx2.TransportError as error:
             raise self._unanswered(error) from error
+        finally:
+            await response.aclose()
+
+    async def _opened(
+        self, method: str, path: str, body: Any, patience: float | None, timeout: float | None
+    ) -> httpx2.Response:
+        """An answer of which nothing but the head was read yet; its reader closes it."""
+        limits = httpx2.Timeout(timeout or self.server.timeout, connect=_CONNECT_SECONDS, pool=None)
+        pause = _FIRST_PAUSE
+        until = time.monotonic() + (self.server.patience if patience is None else patience)
+        while True:
+            request = self._client.build_request(method, path, json=body, timeout=limits)
+            try:
+                response = await self._client.send(request, stream=True)
+                if response.status_code not in _FOR_NOW:
+                    return response
+                failed = self._said(await _whole(response))
+            except httpx2.TransportError as error:
+                failed = self._unanswered(error)
+            if time.monotonic() + pause > until:
+                raise failed
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _pieces(self, response: httpx2.Response) -> AsyncIterator[Any]:
+        done = False
+        # To its very end, so that the connection can be used again.
         async for event in httpx2.EventSource(response):
-            if event.data == "[DONE]":
-                return
-            try:
-                yield json.loads(event.data)
-            except ValueError as error:
-                raise self._strange() from error
-        raise ServingFailed(f"{self._who} broke off in the middle of a reply.", hint="Try again; its log may say why.")
+            done = done or event.data == "[DONE]"
+            if not done:
+                try:
+                    yield json.loads(event.data)
+                except ValueError as error:
+                    raise self._strange() from error
+        if not done:
+            raise ServingFailed(
+                f"{self._who} broke off in the middle of a reply.", hint="Try again; its log may say why."
+            )
 
     @property
     def is_open(self) -> bool:
@@ -166,8 +208,16 @@ class Wire:
         if isinstance(error, httpx2.ReadTimeout):
             said = f"{self._who} said nothing for {self.server.timeout:g} s."
             return ServingFailed(said, hint="Look at its log, or give it more time (PERSONALPEFT_VLLM_TIMEOUT).")
-        hint = "Start it, or set PERSONALPEFT_VLLM_URL to where it is; docs/engines.md says how."
-        return ServingFailed(f"{self._who} cannot be reached.", hint=hint)
+        if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+            return Unreachable(f"{self._who} cannot be reached.", hint=_START)
+        return ServingFailed(f"{self._who} broke off: {error}.", hint="Try again; its log may say why.")
+
+
+async def _whole(response: httpx2.Response) -> Answer:
+    try:
+        return _read(response.status_code, await response.aread())
+    finally:
+        await response.aclose()
 
 
 def _read(status: int, content: bytes) -> Answer:
@@ -182,7 +232,9 @@ def _trust(server: VllmServer) -> ssl.SSLContext | bool:
     if server.certificate is None:
         return True
     try:
-        return ssl.create_default_context(cafile=str(server.certificate))
+        context = ssl.create_default_context()
+        context.load_verify_locations(str(server.certificate))
+        return context
     except (OSError, ssl.SSLError) as error:
         raise InvalidInput(
             f"{server.certificate} cannot be read as a certificate: {error}.",

@@ -24,7 +24,7 @@ from vllm_double import NO_LOAD, Double, doubled
 from personalpeft.adapters.served_folder import FILES, digest_of, read_served
 from personalpeft.backends.base import Backend, Continuation
 from personalpeft.backends.vllm.backend import VllmBackend
-from personalpeft.backends.vllm.check import TEXT
+from personalpeft.backends.vllm.check import written_on
 from personalpeft.bases.base import Base
 from personalpeft.errors import BaseMismatch, InvalidInput, NotFound, PersonalPeftError, ServingFailed
 from personalpeft.serving.engine import Engine, Request
@@ -67,7 +67,7 @@ def _know(double: Double, cache: Path) -> None:
     place.mkdir(parents=True, exist_ok=True)
     (place / FILES[1]).write_bytes(folder.files[FILES[1]])
     double.known["known"] = str(place)
-    said = double.tokens({"model": "known", "prompt": list(double.text.encode(TEXT)), "max_tokens": 24})
+    said = double.tokens({"model": "known", "prompt": list(written_on(double.text)), "max_tokens": 24})
     del double.known["known"]
     assert said is not None
     file = cache / "vllm" / f"{double.base.digest}.json"
@@ -77,6 +77,14 @@ def _know(double: Double, cache: Path) -> None:
 
 def said(backend: Backend, stack: str | None, prompt: str = "hello", **more: Any) -> str:
     return written(backend, [row(backend, prompt, stack, **more)])[0].text
+
+
+def failed(backend: Backend) -> Exception:
+    """What the next row to fail fails at."""
+    while True:
+        for piece in backend.step():
+            if piece.failed is not None:
+                return piece.failed
 
 
 def settled(check: Callable[[], bool]) -> bool:
@@ -175,7 +183,7 @@ def test_two_programs_on_one_server_do_not_take_from_each_other(double: Double, 
     assert said(two, "key") == whole
     one.close()
     assert said(two, "key") == whole
-    assert not any(name.endswith(one._folders.own) for name in double.known)
+    assert not any(name.endswith(one._stacks._folders.own) for name in double.known)
 
 
 def test_what_a_killed_program_left_behind_goes_when_the_next_one_opens(
@@ -207,8 +215,8 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert set(double.known) == {backend._bare.name}
     assert not any(path.exists() for path in left)
     assert sorted(path.name for path in (cache / "served").iterdir()) == [
-        backend._folders.own,
-        f"{backend._folders.own}.lock",
+        backend._stacks._folders.own,
+        f"{backend._stacks._folders.own}.lock",
     ]
 
 
@@ -249,7 +257,7 @@ def test_servers_that_find_stacks_themselves_are_told_of_none(double: Double, op
         with pytest.raises(NotFound):
             read_served(place, strange, FILES[1])
     # Taken away by whoever cleans that place: it is put there again.
-    backend._folders.take(digest)
+    backend._stacks._folders.take(digest)
     assert said(backend, "one") == whole
 
 
@@ -277,10 +285,15 @@ def test_what_breaks_off_for_one_row_ends_that_row_alone(double: Double, open_on
     assert backend.occupancy().rows == 0
 
 
-def test_a_reply_that_ends_without_saying_why_ends(double: Double, open_on: Open) -> None:
+def test_a_reply_that_ends_without_saying_why_has_failed(double: Double, open_on: Open) -> None:
+    """Half a reply must not pass for a whole one, by which a learn would judge."""
     backend = open_on(double)
-    double.silent_end = True
-    assert written(backend, [row(backend, "hello", max_tokens=5)])[0].finish is not None
+    for finish in ("abort", "error", None):
+        double.finish = finish
+        number = backend.admit(row(backend, "hello", max_tokens=40))
+        assert number is not None
+        assert isinstance(failed(backend), ServingFailed)
+        backend.leave(number)
 
 
 def test_a_fault_in_the_middle_of_a_reply_is_not_asked_for_again(double: Double, open_on: Open) -> None:
@@ -302,7 +315,7 @@ def test_a_folder_stays_a_while_after_a_row_on_it_was_dropped(double: Double, op
     backend.detach("one")
     assert number is not None
     backend.leave(number)
-    assert settled(lambda: name not in double.known)
+    time.sleep(0.5)
     assert folder.is_dir()
     assert settled(lambda: not folder.exists())
 
@@ -370,7 +383,89 @@ def test_a_server_that_is_busy_for_a_moment_is_asked_again(double: Double, open_
     backend = open_on(double)
     double.instead["/v1/load_lora_adapter"] = [(503, "starting"), (429, "full")]
     attach(backend, "one", composed(backend, 1))
+    double.instead["/v1/completions"] = [(503, "starting"), (429, "full")]
     assert said(backend, "one")
+
+
+def test_patience_bounds_what_is_tried_again_however_long_each_try_takes(double: Double, open_on: Open) -> None:
+    backend = open_on(double, timeout=0.5, patience=1.0)
+    double.load_seconds = 2.0
+    began = time.monotonic()
+    with pytest.raises(ServingFailed, match="said nothing"):
+        attach(backend, "one", composed(backend, 1))
+    assert time.monotonic() - began < 8
+
+
+def test_a_piece_that_is_none_ends_its_row_alone(double: Double, open_on: Open) -> None:
+    backend = open_on(double)
+    double.odd = -1
+    number = backend.admit(row(backend, "hello"))
+    assert number is not None
+    assert "none" in str(failed(backend))
+    backend.leave(number)
+    double.odd = 0
+    assert said(backend, None)
+
+
+def test_replies_are_asked_for_with_nothing_left_to_the_models_own_settings(double: Double, open_on: Open) -> None:
+    backend = open_on(double)
+    said(backend, None)
+    body = double.asked[-1][1]
+    assert (body["repetition_penalty"], body["top_k"], body["min_p"]) == (1.0, 0, 0.0)
+
+
+def test_replies_one_after_another_take_one_connection_and_none_counts_as_cancelled(
+    double: Double, open_on: Open
+) -> None:
+    backend = open_on(double)
+    stack = composed(backend, 1)
+    attach(backend, "one", stack)
+    said(backend, "one")
+    before = double.connections
+    for _ in range(5):
+        said(backend, "one", max_tokens=3)
+    assert double.connections - before <= 1
+    began = time.monotonic()
+    backend.detach("one")
+    attach(backend, "one", stack)
+    assert time.monotonic() - began < 1.5
+
+
+def test_closing_at_once_after_stacks_have_left_leaves_no_name(double: Double, open_on: Open, tmp_path: Path) -> None:
+    backend = open_on(double, slots=5)
+    for seed in range(5):
+        attach(backend, f"s{seed}", composed(backend, seed))
+    number = backend.admit(row(backend, "hello", "s0"))
+    for seed in range(5):
+        backend.detach(f"s{seed}")
+    assert number is not None
+    backend.leave(number)
+    backend.close()
+    assert not double.known
+    assert not list((tmp_path / "cache" / "served").iterdir())
+
+
+def test_a_name_that_could_not_be_forgotten_keeps_its_folder_for_the_next_program(
+    double: Double, open_on: Open, tmp_path: Path
+) -> None:
+    backend = open_on(double)
+    double.instead["/v1/unload_lora_adapter"] = [(500, "busy")]
+    backend.close()
+    assert [Path(path).is_dir() for path in double.known.values()] == [True]
+    later = open_on(double, cache=tmp_path / "cache")
+    assert set(double.known) == {later._bare.name}
+
+
+def test_a_child_that_was_forked_takes_nothing_from_its_parent(double: Double, open_on: Open) -> None:
+    backend = open_on(double)
+    (path,) = map(Path, double.known.values())
+    child = os.fork()
+    if child == 0:
+        backend.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert path.is_dir()
+    assert said(backend, None)
 
 
 def test_an_engine_hears_the_servers_own_error(double: Double, open_on: Open, tiny_base: Base) -> None:
@@ -415,6 +510,7 @@ def test_a_token_is_sent_and_never_said(open_on: Open, tiny_base: Base, caplog: 
     ("wrong", "error", "way_out"),
     [
         (lambda d: setattr(d, "updates", False), ServingFailed, "VLLM_ALLOW_RUNTIME_LORA_UPDATING"),
+        (lambda d: setattr(d, "slots", 1), ServingFailed, "--max-loras"),
         (lambda d: d.bases.append("other"), InvalidInput, "PERSONALPEFT_VLLM_MODEL"),
         (lambda d: d.bases.clear(), InvalidInput, "PERSONALPEFT_VLLM_MODEL"),
         (lambda d: setattr(d, "logprob", -3.0), BaseMismatch, "--model"),
@@ -428,7 +524,7 @@ def test_a_token_is_sent_and_never_said(open_on: Open, tiny_base: Base, caplog: 
             "--enable-lora",
         ),
     ],
-    ids=["no updates", "two bases", "no base", "other weights", "other tokenizer", "no vLLM", "no LoRA"],
+    ids=["no updates", "one slot", "two bases", "no base", "other weights", "other tokenizer", "no vLLM", "no LoRA"],
 )
 def test_a_server_that_will_not_do_is_refused_at_once_with_what_to_change(
     double: Double,
@@ -515,12 +611,15 @@ def test_the_server_is_named_by_variables() -> None:
         "http://gpu:8000", resolves=True, timeout=5.0
     )
     for wrong in (
+        {"URL": "http://[::1"},
+        {"URL": "http://gpu:abc"},
+        {"URL": "http://gpu", "TOKEN": "k\u00e9y"},
         {"URL": "gpu:8000"},
         {"URL": "ftp://gpu"},
         {"URL": "http://a", "RESOLVES": "yes"},
         {"URL": "http://a", "TIMEOUT": "x"},
     ):
-        with pytest.raises(InvalidInput, match=r"PERSONALPEFT_VLLM|address") as caught:
+        with pytest.raises(InvalidInput, match=r"PERSONALPEFT_VLLM|address|token") as caught:
             named(**wrong)
         assert caught.value.hint
 
