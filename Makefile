@@ -32,7 +32,7 @@ lint: $(STAMP) ## Format, lint, types, and the directions of imports
 	@echo "== lint-imports"; $(BIN)/lint-imports
 
 fast: $(STAMP) ## Tests that take seconds
-	@echo "== pytest tests/fast plugins"; $(BIN)/pytest tests/fast plugins -q -m "not vllm"
+	@echo "== pytest tests/fast plugins"; $(BIN)/pytest tests/fast plugins -q -m "not vllm" -n logical --dist loadfile
 
 slow: $(STAMP) ## Tests on the real base
 	@echo "== pytest tests/slow"; $(BIN)/pytest tests/slow -q -m "not vllm"

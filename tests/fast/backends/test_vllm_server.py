@@ -8,9 +8,11 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from backend_makers import attach, composed, row, written
+from backend_makers import adapter, attach, composed, row, written
 from vllm_maker import RANK, vllm_backend
 
+from personalpeft.adapters.compose import compose
+from personalpeft.adapters.peft_folder import export_peft
 from personalpeft.backends.base import Backend
 from personalpeft.backends.vllm.backend import VllmBackend
 from personalpeft.bases.base import Base
@@ -45,6 +47,29 @@ def test_a_folder_that_the_server_does_not_see_is_said_to_be_that(
     blind = VllmServer(vllm_server.url, folder_there="/nowhere")
     with pytest.raises(ServingFailed, match="does not see"):
         VllmBackend(vllm_base, cache=shared_cache, server=blind, entropy=os.urandom)
+
+
+def test_an_exported_peft_folder_is_loaded_and_says_what_the_stack_says(
+    backend: Backend, vllm_server: VllmServer, tmp_path: Path
+) -> None:
+    """Without us: vLLM loads what ``export-peft`` writes."""
+    made = adapter(backend, 3)
+    attach(backend, "ours", compose([(made, 1.0)]))
+    asked = row(backend, "hello", "ours", temperature=0.0, max_tokens=8)
+    (ours,) = written(backend, [asked])
+    export_peft(made, backend.base.architecture, tmp_path / "theirs", base_name="base")
+    folder = {"lora_name": "theirs", "lora_path": str(tmp_path / "theirs")}
+    httpx2.post(f"{vllm_server.url}/v1/load_lora_adapter", json=folder).raise_for_status()
+    body = {
+        "model": "theirs",
+        "prompt": list(asked.tokens),
+        "max_tokens": 8,
+        "temperature": 0,
+        "return_token_ids": True,
+    }
+    said = httpx2.post(f"{vllm_server.url}/v1/completions", json=body, timeout=60).raise_for_status().json()
+    httpx2.post(f"{vllm_server.url}/v1/unload_lora_adapter", json=folder).raise_for_status()
+    assert tuple(said["choices"][0]["token_ids"]) == ours.tokens
 
 
 def test_a_stack_that_the_server_has_lost_is_told_again(backend: Backend, vllm_server: VllmServer) -> None:
