@@ -19,9 +19,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Flaky
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from serving_makers import BASE, Reader, Shelf, Stepped, stack
-from serving_makers import request as asking
-from vllm_maker import vllm_backend
+from serving_makers import BASE, Reader, Shelf, Stepped, request, stack
 
 from personalpeft.adapters.compose import compose
 from personalpeft.backends.base import Backend, Row
@@ -101,7 +99,7 @@ class Everybody(RuleBasedStateMachine):
     @rule(questions=st.lists(QUESTIONS, min_size=1, max_size=6))
     def ask(self, questions: list[Question]) -> None:
         for user, prompt, temperature, seed, stop, share in questions:
-            asked = asking(
+            asked = request(
                 self.live[user],
                 prompt,
                 user=user,
@@ -151,7 +149,6 @@ class Everybody(RuleBasedStateMachine):
             closing = threading.Thread(target=self.engine.close)
             closing.start()
             self._until(lambda: not closing.is_alive())
-            self.engine.backend.close()
         assert metrics["self_check_mismatches_total"] == 0
         assert metrics["num_requests_waiting"] == metrics["num_requests_running"] == metrics["failures_total"] == 0
 
@@ -202,31 +199,19 @@ def test_each_hears_their_own_stack_whatever_others_do() -> None:
     run_state_machine_as_test(everybody, settings=quietly(100, 25))  # type: ignore[no-untyped-call]
 
 
-@pytest.mark.parametrize("engine", ["torch", "llamacpp", pytest.param("vllm", marks=pytest.mark.vllm)])
-def test_each_hears_their_own_stack_on_a_model(
-    request: pytest.FixtureRequest, tiny_base: Base, shared_cache: Path, engine: str
-) -> None:
-    base = request.getfixturevalue("vllm_base") if engine == "vllm" else tiny_base
-
+@pytest.mark.parametrize("engine", ["torch", "llamacpp"])
+def test_each_hears_their_own_stack_on_a_model(tiny_base: Base, shared_cache: Path, engine: str) -> None:
     def backend(**more: int) -> Backend:
-        match engine:
-            case "torch":
-                return torch_backend(base, **more)
-            case "llamacpp":
-                return llamacpp_backend(base, shared_cache, **more)
-            case _:
-                return vllm_backend(base, shared_cache, request.getfixturevalue("vllm_server"), **more)
+        return (
+            torch_backend(tiny_base, **more) if engine == "torch" else llamacpp_backend(tiny_base, shared_cache, **more)
+        )
 
-    alone = backend(slots=1)
-    cold = Cold(alone, Shelf(base))
+    cold = Cold(backend(slots=1), Shelf(tiny_base))
 
     def everybody() -> Everybody:
-        return Everybody(base, backend(slots=2, rows=3), cold, lambda steps: None, 10)
+        return Everybody(tiny_base, backend(slots=2, rows=3), cold, lambda steps: None, 10)
 
-    try:
-        run_state_machine_as_test(everybody, settings=quietly(6, 15))  # type: ignore[no-untyped-call]
-    finally:
-        alone.close()
+    run_state_machine_as_test(everybody, settings=quietly(6, 15))  # type: ignore[no-untyped-call]
 
 
 class Mixing(Stepped):
