@@ -173,7 +173,9 @@ def test_the_beginning_of_an_id_must_be_an_id_even_where_there_is_one_turn_alone
         lived.bo.feedback(turn, rating=1)
 
 
-@pytest.mark.parametrize("turn", [None, 5, b"turn_1", object(), ["last"]], ids=repr)
+@pytest.mark.parametrize(
+    "turn", [None, 5, b"turn_1", object(), ["last"]], ids=["none", "number", "bytes", "object", "list"]
+)
 def test_what_is_no_reply_at_all(lived: Lived, turn: Any) -> None:
     with nothing_changes(lived.home), pytest.raises((NotFound, InvalidInput)):
         lived.ada.feedback(turn, rating=1)
