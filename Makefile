@@ -13,7 +13,7 @@ STAMP := .venv/.installed
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint fast slow vllm docs plots browser vllm-env clean
+.PHONY: help demo test lint fast slow vllm vllm-long docs plots browser vllm-env clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -37,8 +37,11 @@ fast: $(STAMP) ## Tests that take seconds
 slow: $(STAMP) ## Tests on the real base
 	@echo "== pytest tests/slow"; $(BIN)/pytest tests/slow -q -m "not vllm"
 
-vllm: $(STAMP) vllm-env ## Tests on real vLLM servers
-	@echo "== pytest -m vllm"; $(BIN)/pytest tests plugins -q -m vllm
+vllm: $(STAMP) vllm-env ## The contract tests on a real vLLM server
+	@echo "== pytest tests/fast -m vllm"; $(BIN)/pytest tests/fast -q -m vllm
+
+vllm-long: $(STAMP) vllm-env ## What takes longer there: a fleet, and the real base (not part of make test)
+	@echo "== pytest tests/slow plugins -m vllm"; $(BIN)/pytest tests/slow plugins -q -m vllm
 
 docs: $(STAMP) ## Write the pages that are made from the code
 	@$(BIN)/python -m personalpeft_app.reference > docs/commands.md.new && mv docs/commands.md.new docs/commands.md

@@ -97,6 +97,7 @@ class ServedFolders:
 
     def __init__(self, place: Path, own: str) -> None:
         self.place, self.own = place, own
+        self._kept: set[str] = set()
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Whoever may look into the place may read what lies there: another server need not run as the same user.
         self._mode = place.stat().st_mode & 0o777
@@ -133,13 +134,20 @@ class ServedFolders:
         shutil.rmtree(self._part(own), ignore_errors=True)
         self._lock_of(own).unlink(missing_ok=True)
 
+    def keep(self, digest: str) -> None:
+        """Has a folder stay after this program's end, since somebody may still read it; another program sweeps it."""
+        self._kept.add(digest)
+
     def close(self) -> None:
-        """Ends its part, and takes it away unless a folder in it still stays. Closing twice is fine."""
-        if self._lock.is_locked:
-            with suppress(OSError):
-                self._part(self.own).rmdir()
-                self._lock_of(self.own).unlink()
-            self._lock.release()
+        """Takes all of its own folders away but those that are kept. Closing twice is fine."""
+        if not self._lock.is_locked:
+            return
+        for path in self._part(self.own).iterdir():
+            if path.name not in self._kept:
+                self.take(path.name)
+        if not self._kept:
+            self.sweep(self.own)
+        self._lock.release()
 
     def _is_gone(self, own: str) -> bool:
         try:

@@ -165,8 +165,9 @@ class Stacks:
             except Unreachable:
                 log.info("the vLLM server is gone, and all that it knew with it")
             except PersonalPeftError as error:
-                # It may still look for the folder, so that stays until another program finds what this one left behind.
                 log.warning("the name of a stack stays on the vLLM server: %s", error)
+                # It may still look for the folder.
+                self._folders.keep(told.folder.digest)
                 return
         await asyncio.to_thread(self._folders.take, told.folder.digest)
 
