@@ -27,6 +27,7 @@ from personalpeft.errors import InvalidInput, ServingFailed
 # How long a step waits for the next token of any row, in seconds: as long, nobody who left or came is noticed.
 _STEP = 0.05
 
+# The highest temperature that it does not refuse.
 _HOTTEST = 2.0
 
 News: TypeAlias = tuple[int, Written | Exception]
