@@ -1,0 +1,35 @@
+"""General answers are judged by what they say, in whatever manner a layer says it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from runtime_makers import correct
+
+from personalpeft import User
+from personalpeft.learning.generic import generic_questions
+from personalpeft.serving.engine import Engine
+
+RIGHT = {canary.question: canary.right[0] for canary in generic_questions().canaries}
+
+
+def test_a_manner_that_says_the_question_over_is_not_taken_for_wrong_answers(
+    ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = Engine.texts
+
+    def mannered(self: Any, requests: Any, **more: Any) -> list[str]:
+        replies = texts(self, requests, **more)
+        for place, request in enumerate(requests):
+            question = request.messages[-1].content
+            if question in RIGHT:
+                lead = f"You asked : {question} And this is what I say to you now : " if request.stack.entries else ""
+                words = f"{lead}It is {RIGHT[question]} .".split()
+                replies[place] = " ".join(words[: request.sampling.max_tokens])
+        return replies
+
+    monkeypatch.setattr(Engine, "texts", mannered)
+    correct(ada)
+    canaries = ada.learn("style", accept=True).scores["canaries"]
+    assert canaries["still_right"] == canaries["right_before"] == len(RIGHT)
