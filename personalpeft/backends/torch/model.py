@@ -44,10 +44,16 @@ def choose_device() -> Device:
         dtype, named = (torch.bfloat16, "bfloat16") if fit else (torch.float32, "float32")
         return Device(torch.device("cuda"), dtype, f"{named} on {torch.cuda.get_device_name()}")
     threads = torch.get_num_threads()
-    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if _multiplies_bfloat16():
         return Device(torch.device("cpu"), torch.bfloat16, f"bfloat16 on the processor, {threads} threads")
     reason = f"float32 on the processor, {threads} threads (it does not multiply bfloat16)"
     return Device(torch.device("cpu"), torch.float32, reason)
+
+
+def _multiplies_bfloat16() -> bool:
+    """Whether the processor does so itself."""
+    able: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return able
 
 
 class Model:
@@ -70,8 +76,9 @@ class Model:
             use_safetensors=True,
         )
         self.module = module.to(where.device).eval().requires_grad_(False)
-        # Only processors multiply faster from weights in another order, and only bfloat16 is worth the copying.
-        reorder = where.device.type == "cpu" and where.dtype == torch.bfloat16
+        # Only processors multiply faster from weights in another order, only bfloat16 is worth the copying, and where that is
+        # emulated there is no other order.
+        reorder = where.device.type == "cpu" and where.dtype == torch.bfloat16 and _multiplies_bfloat16()
         self.attachment, self._products = install(self.module, base.architecture, reorder=reorder)
         if reorder:
             head = self.module.get_output_embeddings()

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import Flaky
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from serving_makers import BASE, Reader, Shelf, Stepped, request, stack
+from vllm_maker import vllm_backend
 
 from personalpeft.adapters.compose import compose
 from personalpeft.backends.base import Backend, Row
@@ -28,7 +29,7 @@ from personalpeft.bases.base import Base
 from personalpeft.errors import Busy
 from personalpeft.serving.calls import Replies, Request
 from personalpeft.serving.engine import Engine
-from personalpeft.settings import Serving
+from personalpeft.settings import Serving, VllmServer
 
 # What each user's revisions are made of; two layers, the bare base and one revision that two users share are among them.
 REVISIONS = {"ada": [(), (1,), (2,), (1, 2)], "bo": [(), (3,), (4,), (1,)], "cy": [(5,), (6,)]}
@@ -212,6 +213,29 @@ def test_each_hears_their_own_stack_on_a_model(tiny_base: Base, shared_cache: Pa
         return Everybody(tiny_base, backend(slots=2, rows=3), cold, lambda steps: None, 10)
 
     run_state_machine_as_test(everybody, settings=quietly(6, 15))  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.vllm
+def test_each_hears_their_own_stack_on_a_vllm_server(
+    vllm_base: Base, vllm_server: VllmServer, shared_cache: Path
+) -> None:
+    def backend(**more: int) -> Backend:
+        return vllm_backend(vllm_base, shared_cache, vllm_server, **more)
+
+    alone = backend(slots=1)
+    cold = Cold(alone, Shelf(vllm_base))
+    served: list[Backend] = []
+
+    def everybody() -> Everybody:
+        served.append(backend(slots=2, rows=3))
+        return Everybody(vllm_base, served[-1], cold, lambda steps: None, 10)
+
+    try:
+        # Each question is a request over the network, so that making a failure smaller would take hours.
+        run_state_machine_as_test(everybody, settings=quietly(3, 10, [Phase.generate]))  # type: ignore[no-untyped-call]
+    finally:
+        for each in (*served, alone):
+            each.close()
 
 
 class Mixing(Stepped):
