@@ -44,7 +44,8 @@ class Double:
         # What a reply's last piece says of its end; and what comes after its second token.
         self.finish: str | None = "length"
         self.late_error = ""
-        # A token that it writes instead of any other; and how many connections it was asked by.
+        # How many tokens it has to say at most; one that it writes instead of any other; and how many connections it was asked by.
+        self.longest = 32
         self.odd = 0
         self.connections = 0
         self.url = ""
@@ -90,7 +91,7 @@ class Double:
         else:
             return None
         said = hashlib.sha256(repr(body["prompt"]).encode() + (folder / "adapter_model.safetensors").read_bytes())
-        return [97 + byte % 26 for byte in said.digest()[: body["max_tokens"]]]
+        return [97 + byte % 26 for byte in said.digest()[: min(self.longest, body["max_tokens"])]]
 
     def _load(self, name: str, path: str) -> tuple[int, Any]:
         time.sleep(self.load_seconds)

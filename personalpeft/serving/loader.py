@@ -62,10 +62,11 @@ class Loader:
         self._loads.put(("", None))
 
     def close(self) -> None:
-        """Ends the thread after the load that it is at; further ones are dropped."""
+        """Ends the thread after the load that it is at; further ones are dropped. Closing twice is fine, and before ``start``."""
         self._closing = True
         self._loads.put(None)
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _run(self) -> None:
         while (load := self._loads.get()) is not None and not self._closing:

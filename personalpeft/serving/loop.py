@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 _LOOK = 0.05
 # How much the newest reply counts in the average that hints are made of.
 _NEWEST = 0.2
+_AGAIN = "Close the runtime and open it again."
 
 
 @dataclass(eq=False, slots=True)
@@ -175,18 +176,25 @@ class Loop:
         """
         with self._changed:
             self._ended = self._ended or _closed()
-            started = self._started
             self._tell()
-        if started:
+        if self._thread.is_alive():
             self._thread.join()
+        # The loop's thread does that, but where it never came to run.
+        self._loader.close()
 
     def _begin(self) -> None:
         if self._ended is not None:
             raise self._ended
         if not self._started:
             self._started = True
-            self._loader.start()
-            self._thread.start()
+            try:
+                self._loader.start()
+                self._thread.start()
+            except BaseException:
+                # Ctrl-C, mostly. Whoever asked next would wait for threads of which nobody knows whether they run.
+                self._ended = ServingFailed("Serving was stopped while it began.", hint=_AGAIN)
+                self._tell()
+                raise
 
     def _tell(self) -> None:
         self._news = True
@@ -231,7 +239,7 @@ class Loop:
                     self._check.run_one(self._slots.ready)
         except Exception as bug:
             log.exception("serving has ended")
-            failed = failure("Serving has stopped after an error.", bug, hint="Close the runtime and open it again.")
+            failed = failure("Serving has stopped after an error.", bug, hint=_AGAIN)
         finally:
             self._end(failed)
 
@@ -455,4 +463,4 @@ def _late(ticket: Ticket) -> DeadlineExceeded:
 
 
 def _closed() -> ServingFailed:
-    return ServingFailed("The engine is closed.", hint="Open the runtime again.")
+    return ServingFailed("The engine is closed.", hint=_AGAIN)

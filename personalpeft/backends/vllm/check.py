@@ -94,6 +94,8 @@ def same_numbers(
     """That the server finds what it ``said`` after ``written_on`` as likely as torch does here, where ``reference`` is asked once for
     each base and what it says is kept in the file. Raises ``BaseMismatch``, and what ``reference`` raises.
     """
+    if not said:
+        raise _another(base, called, "it has nothing to say on a text")
     asked = Continuation(written_on(text), tuple(token for token, _ in said))
     ours = _kept(kept, asked) or _keep(kept, reference(asked))
     apart = statistics.fmean(abs(own - their) for (_, own), (_, their) in zip(ours, said, strict=True))

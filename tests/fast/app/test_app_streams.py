@@ -164,7 +164,7 @@ def test_a_second_ctrl_c_stops_a_learn_at_once(taught: Place) -> None:
     wait_for(lambda: b"Stopping" in process.stderr.readline(), "the note")
     process.send_signal(signal.SIGINT)
     said = ended(process)[1]
-    assert process.returncode == 130
+    assert process.returncode == 130, said
     assert "Traceback" not in said
     assert taught.run("verify").exit_code == 0
 

@@ -514,6 +514,7 @@ def test_a_token_is_sent_and_never_said(open_on: Open, tiny_base: Base, caplog: 
         (lambda d: d.bases.append("other"), InvalidInput, "PERSONALPEFT_VLLM_MODEL"),
         (lambda d: d.bases.clear(), InvalidInput, "PERSONALPEFT_VLLM_MODEL"),
         (lambda d: setattr(d, "logprob", -3.0), BaseMismatch, "--model"),
+        (lambda d: setattr(d, "longest", 0), BaseMismatch, "--model"),
         (lambda d: d.instead.update({"/tokenize": [(200, {"tokens": [1, 2]})]}), BaseMismatch, "--model"),
         (lambda d: d.instead.update({"/v1/models": [(200, "<html>")]}), ServingFailed, "PERSONALPEFT_VLLM_URL"),
         (
@@ -524,7 +525,17 @@ def test_a_token_is_sent_and_never_said(open_on: Open, tiny_base: Base, caplog: 
             "--enable-lora",
         ),
     ],
-    ids=["no updates", "one slot", "two bases", "no base", "other weights", "other tokenizer", "no vLLM", "no LoRA"],
+    ids=[
+        "no updates",
+        "one slot",
+        "two bases",
+        "no base",
+        "other weights",
+        "silent",
+        "other tokenizer",
+        "no vLLM",
+        "no LoRA",
+    ],
 )
 def test_a_server_that_will_not_do_is_refused_at_once_with_what_to_change(
     double: Double,

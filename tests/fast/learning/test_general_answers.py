@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_makers import correct
+from runtime_makers import correct, opened
 
-from personalpeft import User
 from personalpeft.learning.generic import generic_questions
 from personalpeft.serving.engine import Engine
+from personalpeft.settings import CACHE
 
 RIGHT = {canary.question: canary.right[0] for canary in generic_questions().canaries}
 
 
 def test_a_manner_that_says_the_question_over_is_not_taken_for_wrong_answers(
-    ada: User, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # With nothing kept there of what the base has said to other tests.
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     texts = Engine.texts
 
     def mannered(self: Any, requests: Any, **more: Any) -> list[str]:
@@ -30,6 +33,8 @@ def test_a_manner_that_says_the_question_over_is_not_taken_for_wrong_answers(
         return replies
 
     monkeypatch.setattr(Engine, "texts", mannered)
-    correct(ada)
-    canaries = ada.learn("style", accept=True).scores["canaries"]
+    with opened(tmp_path / "home") as runtime:
+        ada = runtime.user("ada")
+        correct(ada)
+        canaries = ada.learn("style", accept=True).scores["canaries"]
     assert canaries["still_right"] == canaries["right_before"] == len(RIGHT)

@@ -411,6 +411,31 @@ def test_an_engine_that_was_never_asked_closes_at_once() -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.parametrize("interrupted", ["personalpeft-loader", "personalpeft-serving"])
+@pytest.mark.parametrize("runs", [True, False], ids=["which runs", "which never came to run"])
+def test_ctrl_c_while_a_thread_begins_leaves_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch, interrupted: str, runs: bool
+) -> None:
+    start = threading.Thread.start
+
+    def pressed(thread: threading.Thread) -> None:
+        if thread.name != interrupted:
+            return start(thread)
+        if runs:
+            start(thread)
+        raise KeyboardInterrupt
+
+    before = threading.active_count()
+    with engine_on() as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", pressed)
+            with pytest.raises(KeyboardInterrupt):
+                text(engine, request())
+        with pytest.raises(ServingFailed, match="while it began"):
+            text(engine, request())
+    assert threading.active_count() == before
+
+
 def test_half_a_reply_never_passes_for_a_whole_one(shelf: Shelf) -> None:
     stepped = Stepped()
     with engine_on(stepped, shelf) as engine:

@@ -8,6 +8,7 @@ import pytest
 
 import personalpeft
 from personalpeft import User
+from personalpeft_app.bench.learn_course import chat_all
 from personalpeft_app.bench.people import GENERAL, STYLES, UNSEEN, Style
 from personalpeft_app.bench.persons import pools
 from personalpeft_app.bench.style import is_right
@@ -18,12 +19,13 @@ SIGNED, LISTED = (next(style for style in STYLES if style.name == name) for name
 
 
 def edit(user: User, style: Style, first: int) -> None:
-    for question, answer in pools().everyday[first : first + 12]:
-        user.feedback(user.chat(question, temperature=0, max_tokens=40), edit=style.apply(answer))
+    pairs = pools().everyday[first : first + 12]
+    for reply, (_, answer) in zip(chat_all(user, [question for question, _ in pairs], 40), pairs, strict=True):
+        user.feedback(reply, edit=style.apply(answer))
 
 
 def replies(user: User, prompts: list[str], length: int) -> list[str]:
-    return [user.chat(prompt, temperature=0, max_tokens=length).text for prompt in prompts]
+    return [reply.text for reply in chat_all(user, prompts, length)]
 
 
 def general(user: User) -> int:
