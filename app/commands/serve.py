@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import click
@@ -15,6 +16,9 @@ from personalpeft_app import opening
 from personalpeft_app.options import Common, Group, command, common_options
 from personalpeft_app.output import note, show, table
 from personalpeft_app.progress import Display
+
+if TYPE_CHECKING:
+    from personalpeft.store.tokens import Token
 
 _LOOPBACK = "127.0.0.1"
 _EVERYWHERE = "0.0.0.0"
@@ -172,17 +176,27 @@ def token_first(common: Common) -> None:
     show(common, {"token_file": where, "token_made": made}, str(where))
 
 
-@command("make", examples=("personalpeft token make --user ada", "personalpeft token make --administration --json"))
+@command(
+    "make",
+    examples=(
+        "personalpeft token make --user ada",
+        "personalpeft token make --administration --json",
+        "personalpeft token make --worker",
+    ),
+)
 @click.option("--administration", is_flag=True, help="One that may do everything for everybody.")
-def token_make(common: Common, administration: bool) -> None:
+@click.option("--worker", is_flag=True, help="One that fetches stacks and nothing else, for vLLM servers elsewhere.")
+def token_make(common: Common, administration: bool, worker: bool) -> None:
     """Make a token of one user and print it.
 
     It is shown this once; only a digest of it is kept. Its holder may see and change what is that user's, and nothing else.
     """
+    if administration and worker:
+        raise InvalidInput("A token is of administration or of a worker.", hint="Give one of the two.")
     with opening.opened(common, "make") as runtime:
-        made, secret = runtime.tokens.make(None if administration else common.user_id())
-    show(common, {"id": made.id, "user": made.user, "token": secret}, secret)
-    note(common, f"Its id is {made.id}: {made.user or 'administration'}.")
+        made, secret = runtime.tokens.make(None if administration or worker else common.user_id(), worker=worker)
+    show(common, {"id": made.id, "user": made.user, "worker": made.worker, "token": secret}, secret)
+    note(common, f"Its id is {made.id}: {_whose(made)}.")
 
 
 @command("revoke", examples=("personalpeft token revoke 5f0c",))
@@ -198,11 +212,15 @@ def token_revoke(common: Common, token_id: str) -> None:
 token.add_section("Commands", (token_list, token_first, token_make, token_revoke))
 
 
+def _whose(token: Token) -> str:
+    return token.user or ("a worker" if token.worker else "administration")
+
+
 def _list(common: Common) -> None:
     with opening.opened(common, "read") as runtime:
         known, first = runtime.tokens.known(), runtime.tokens.first
         there = first.exists()
-    rows = [(each.id, each.user or "administration", each.at) for each in known]
+    rows = [(each.id, _whose(each), each.at) for each in known]
     data = {"tokens": known, "token_file": first if there else None}
     show(common, data, table(("TOKEN", "WHOSE", "SINCE"), rows))
     note(common, f"The first, of administration, {'lies in' if there else 'is made at the first start, in'} {first}.")

@@ -5,7 +5,9 @@ before its views run, and it opens no route without a token. In a view it asks:
 
     user = acting_for(user_id)       # the id, checked; 403 unless the caller is that user or administration
     administration()                 # 403 unless the caller is administration
-    caller().user                    # whose token it is; None: administration
+    caller().user                    # whose token it is; None: administration, or a worker
+
+A view that says ``for_workers`` is open to workers that serve stacks elsewhere, besides whom it lets in itself. No other is.
 
 Invariants: a name in ``Host`` that we do not answer to is refused, so that no foreign page can reach us through its own
 name (DNS rebinding; an address is no name); a page of another origin is refused even with a token; nothing but a view that
@@ -28,24 +30,27 @@ from personalpeft.store.tokens import Tokens
 
 View = TypeVar("View", bound=Callable[..., Any])
 
-_OPEN = "for_anybody"
+_OPEN, _WORKERS = "for_anybody", "for_workers"
 _HOST = re.compile(r"(\[(?P<address>[0-9a-fA-F:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(:[0-9]{1,5})?")
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who holds the token of this request. ``user`` None is administration, which may act for everybody."""
+    """Who holds the token of this request. ``user`` None is administration, which may act for everybody, or a ``worker``, which
+    may act for nobody.
+    """
 
     token: str
     user: str | None
+    worker: bool = False
 
     @property
     def is_administration(self) -> bool:
-        return self.user is None
+        return self.user is None and not self.worker
 
     def may_act_for(self, user: str) -> bool:
         """Whether this caller may see and change what is that user's."""
-        return self.user is None or self.user == user
+        return self.is_administration or self.user == user
 
 
 def caller() -> Caller:
@@ -74,9 +79,15 @@ def for_anybody(view: View) -> View:
     return view
 
 
+def for_workers(view: View) -> View:
+    """Marks a view that a worker's token is for."""
+    setattr(view, _WORKERS, True)
+    return view
+
+
 def is_open() -> bool:
     """Whether this request needs no token."""
-    return hasattr(current_app.view_functions.get(request.endpoint or ""), _OPEN)
+    return _is_marked(_OPEN)
 
 
 def guard(app: Flask, tokens: Tokens, names: Collection[str] = ()) -> None:
@@ -95,9 +106,16 @@ def guard(app: Flask, tokens: Tokens, names: Collection[str] = ()) -> None:
         token = tokens.holder(_secret())
         if token is None:
             raise Unauthorized("A valid token is needed: Authorization: Bearer <token>, or X-Api-Key: <token>.")
-        g.caller = Caller(token.id, token.user)
+        g.caller = Caller(token.id, token.user, token.worker)
+        # Here, before any view: one that forgot to ask who is calling is closed to them as well.
+        if token.worker and not _is_marked(_WORKERS):
+            raise Forbidden("This token only fetches stacks that are served.")
 
     app.before_request(let_in)
+
+
+def _is_marked(mark: str) -> bool:
+    return hasattr(current_app.view_functions.get(request.endpoint or ""), mark)
 
 
 def _is_ours(host: str, names: Collection[str]) -> bool:

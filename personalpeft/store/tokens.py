@@ -1,4 +1,4 @@
-"""Who may ask a server of this home: secrets, each of one user or of administration.
+"""Who may ask a server of this home: secrets, each of one user, of administration, or of workers that serve its stacks elsewhere.
 
 Invariants: the file ``token`` holds the first secret of administration as text, so that programs of the same account can
 read it; of every other secret only a digest is kept, and it is shown once. A secret that was revoked is nobody's from the
@@ -38,12 +38,13 @@ _Seen: TypeAlias = tuple[tuple[int, int, int] | None, ...]
 @dataclass(frozen=True, slots=True)
 class Token:
     """One secret, by the beginning of its SHA-256. ``user`` is whose it is; None: administration, which may do
-    everything for everybody.
+    everything for everybody, or a ``worker``, which may fetch the stacks that are served now and nothing else.
     """
 
     id: str
     user: str | None
     at: str
+    worker: bool = False
 
 
 class Tokens:
@@ -86,15 +87,17 @@ class Tokens:
                 part.unlink(missing_ok=True)
             return True
 
-    def make(self, user: str | None) -> tuple[Token, str]:
-        """A new secret of a user, or of administration: what is kept of it, and itself, which is nowhere else. Raises
-        ``InvalidId``, ``HomeError``, ``Busy``.
+    def make(self, user: str | None, *, worker: bool = False) -> tuple[Token, str]:
+        """A new secret of a user, or without one of administration or of a ``worker``: what is kept of it, and itself, which is
+        nowhere else. Raises ``InvalidId``, ``InvalidInput``, ``HomeError``, ``Busy``.
         """
+        if worker and user is not None:
+            raise InvalidInput("A worker serves everybody's stacks.", hint="Name no user for its token.")
         if user is not None:
             check_user_id(user)
         secret = self._secret()
         digest = _digest(secret)
-        token = Token(digest[:_ID], user, self._now().isoformat(timespec="seconds"))
+        token = Token(digest[:_ID], user, self._now().isoformat(timespec="seconds"), worker)
         with self._changing() as known:
             known[digest] = token
         return token, secret

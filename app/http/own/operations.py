@@ -75,7 +75,8 @@ class Operation:
     ``name`` is the function that does it (``acts``) and the operationId. ``answer`` is the type of the answer, None for none,
     bytes for a file that is the same for ever; ``paged`` answers a page of them; ``events`` answers server-sent events, by
     name, in place of one value. ``makes_user``: the user is made on first use, as the library does. ``everybody``: only for
-    who may act for all users. ``download`` answers a file, ``upload`` takes one as its body; ``file`` says what it is.
+    who may act for all users; ``workers``: for workers that serve stacks elsewhere, too. ``download`` answers a
+    file, ``upload`` takes one as its body; ``file`` says what it is.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Operation:
     events: Mapping[str, type] = field(default_factory=dict)
     makes_user: bool = False
     everybody: bool = False
+    workers: bool = False
     download: bool = False
     upload: bool = False
     file: str = "a `.personal` file"
@@ -317,7 +319,7 @@ IMPORT_GGUF = Operation(
 SERVED = Operation(
     "served", "GET", "/served/{digest}/{file}", "Move",
     "A file of a stack that is served now, for vLLM servers elsewhere, which know it by `personalpeft:<digest>` (plugins/vllm_resolver).",
-    bytes, everybody=True,
+    bytes, everybody=True, workers=True,
 )  # fmt: skip
 
 VERIFY = Operation(

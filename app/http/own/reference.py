@@ -27,9 +27,9 @@ curl -s localhost:8080/api/v1/users/ada/chat -H "Authorization: Bearer $token" \
   -H 'Content-Type: application/json' -d '{"prompt": "How do I boil an egg?"}'
 ```
 
-Every request needs a token. One of administration may act for everybody, one of a user for that user alone. What is sent is read
-strictly: a key that is not known is refused by its name, and so is a number out of its bounds. A page says in `next` what to send as
-`after` for the one that follows; null is the last.
+Every request needs a token. One of administration may act for everybody, one of a user for that user alone, one of a worker
+for nobody. What is sent is read strictly: a key that is not known is refused by its name, and so is a number out of its bounds. A page
+says in `next` what to send as `after` for the one that follows; null is the last.
 
 ## From Python
 
@@ -88,7 +88,7 @@ def render() -> str:
 
 
 def _one(operation: Operation) -> Iterator[str]:
-    alone = " Administration only." if operation.everybody else ""
+    alone = f" Administration{' and workers' if operation.workers else ''} only." if operation.everybody else ""
     yield from ("", f"### `{operation.method} {PREFIX}{operation.path}`", "", f"{operation.text}{alone}", "")
     rows = [(name, kind, needed, default, "query") for name, kind, needed, default in fields_of(operation.query)]
     if operation.body is not None:

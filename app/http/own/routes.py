@@ -65,7 +65,7 @@ class OwnApi:
 
     def _view(self, operation: Operation) -> Callable[..., Response]:
         def view(**path: str) -> Response:
-            if operation.everybody:
+            if operation.everybody and not (operation.workers and security.caller().worker):
                 security.administration()
             if "user" in path:
                 security.acting_for(path["user"])
@@ -91,7 +91,7 @@ class OwnApi:
                 response.headers["Location"] = f"{PREFIX}{whose}/jobs/{done.id}"
             return response
 
-        return view
+        return security.for_workers(view) if operation.workers else view
 
     def _call(self, operation: Operation, path: Mapping[str, str], query: Any, body: Any) -> Call:
         person = self._runtime.user(path["user"], create=operation.makes_user) if "user" in path else None

@@ -14,7 +14,7 @@ NEEDED = f"set {PREFIX}FOLDER or {PREFIX}URL to where they are"
 @dataclass(frozen=True, slots=True)
 class Settings:
     """``folder`` is the place below which programs have their stacks (their PERSONALPEFT_VLLM_FOLDER, as it is seen here).
-    ``url`` is the address of a personalpeft server, ``token`` one of its administration, ``certificate`` a PEM file to trust
+    ``url`` is the address of a personalpeft server, ``token`` one that it made for workers, ``certificate`` a PEM file to trust
     besides the system's, ``timeout`` how long it may take over a file, in seconds. Copies lie below ``cache`` (None: a folder
     of this user among the temporary ones), at most ``cache_bytes`` for each process.
     """
@@ -42,7 +42,9 @@ def read(environ: Mapping[str, str]) -> Settings | None:
             raise ValueError(f"{PREFIX}URL is no address: give https://HOST:PORT, and no password.")
         # http.client would repeat a header that it refuses.
         if not token or not token.isascii() or not token.isprintable():
-            raise ValueError(f"{PREFIX}URL needs a token of that server's administration in {PREFIX}TOKEN.")
+            raise ValueError(
+                f"{PREFIX}URL needs a token of that server in {PREFIX}TOKEN: personalpeft token make --worker."
+            )
     return Settings(
         folder=_path(said.get("FOLDER")),
         url=None if url is None else url.rstrip("/"),

@@ -158,7 +158,7 @@ def _check(response: HTTPResponse) -> None:
     if response.status == 404:
         raise Missing("it has no such stack")
     if response.status in (401, 403):
-        raise Unfit("it does not accept the token: it takes one of its administration")
+        raise Unfit("it does not accept the token: personalpeft token make --worker makes one")
     if 300 <= response.status < 400:
         raise Unfit("it sends elsewhere, where nobody goes")
     if response.status != 200:

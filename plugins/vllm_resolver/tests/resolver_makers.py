@@ -29,7 +29,7 @@ PLUGIN = Path(__file__).parents[1]
 PYTHON = Path(os.environ.get("PERSONALPEFT_BENCH_VLLM") or PLUGIN.parents[1] / ".venv-vllm" / "bin" / "python")
 """One with vLLM, where there is one: what the variable names, or what make vllm-env made."""
 
-TOKEN = "pp_secret_of_administration"
+TOKEN = "pp_secret_of_a_worker"
 
 
 def stack(seed: int = 0, size: int = 100_000) -> Served:

@@ -46,16 +46,17 @@ def url(runtime: Runtime) -> Iterator[str]:
     api.close()
 
 
-def test_a_stack_is_pulled_from_our_server_by_a_token_of_its_administration(
+def test_a_stack_is_pulled_from_our_server_by_a_token_of_a_worker_or_of_administration(
     tmp_path: Path, runtime: Runtime, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime.tokens.ensure_first()
     admin, adas = runtime.tokens.first.read_text().strip(), runtime.tokens.make("ada")[1]
+    worker = runtime.tokens.make(None, worker=True)[1]
     made = stack(size=3_000_000)
     with closing(ServedFolders(runtime.settings.cache / "served", "program")) as folders:
         folders.put(made)
-        for token, given in ((adas, False), ("pp_wrong", False), (admin, True)):
-            with closing(cache(tmp_path, url=url, token=token)) as pulled:
+        for token, given in ((adas, False), ("pp_wrong", False), (worker, True), (admin, True)):
+            with closing(cache(tmp_path / token[-8:], url=url, token=token)) as pulled:
                 path = pulled.get(made.digest)
                 assert (path is not None) == given
                 assert not path or held(path) == made.files

@@ -92,6 +92,12 @@ def test_tokens_are_made_listed_and_revoked(place: Place) -> None:
     assert [token["user"] for token in tokens] == ["ada", None]
     assert secret not in listed.output
     assert everything not in listed.output
+    assert place.run("token", "make", "--worker", "--administration").exit_code == 2
+    assert place.run("token", "make", "--worker").exit_code == 0
+    worker = json.loads(place.run("token", "--json").stdout)["tokens"][-1]
+    assert (worker["user"], worker["worker"]) == (None, True)
+    assert "a worker" in place.run("token").stdout
+    assert place.run("token", "revoke", worker["id"]).exit_code == 0
     assert place.run("token", "revoke", tokens[0]["id"][:6]).exit_code == 0
     assert len(json.loads(place.run("token", "list", "--json").stdout)["tokens"]) == 1
     assert place.run("token", "revoke", "zzzz").exit_code == 3

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +288,21 @@ def test_a_file_of_a_stack_may_be_kept_by_who_asked_and_by_nobody_between(admin:
     assert answer.headers["Cache-Control"] == "private, max-age=31536000, immutable"
     gone = admin.get(f"{PREFIX}/served/{stack.digest}/adapter_model.safetensors")
     assert (gone.status_code, gone.headers["Cache-Control"]) == (404, "no-store")
+
+
+def test_a_worker_may_fetch_stacks_and_nothing_else(admin: Caller, runtime: Runtime) -> None:
+    worker = replace(admin, secret=runtime.tokens.make(None, worker=True)[1])
+    files = {"adapter_config.json": b"{}\n", "adapter_model.safetensors": b"tensors"}
+    stack = served_folder.Served(served_folder.digest_of(files), 8, files)
+    with closing(served_folder.ServedFolders(runtime.settings.cache / "served", "kept")) as folders:
+        folders.put(stack)
+        assert worker.get(f"{PREFIX}/served/{stack.digest}/adapter_config.json").data == b"{}\n"
+    for rule in admin.app.url_map.iter_rules():
+        path = re.sub("<[^>]*>", "ada", rule.rule)
+        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}:
+            nobody = replace(admin, secret=None).ask(method, path).status_code
+            if nobody == 401 and "/served/" not in path:
+                assert worker.ask(method, path).status_code == 403, (method, path)
 
 
 # Streams and comparisons
