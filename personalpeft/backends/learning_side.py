@@ -1,12 +1,14 @@
 """Where layers are learned for a base that another backend serves: the torch backend, there only while something learns.
 
-Invariants: torch is loaded with the first session and its weights are let go with the last; the layer below a session is the
-stack that the session was opened with, whatever is attached or detached meanwhile.
+Invariants: torch is loaded with the first session, or the first scores, and its weights are let go with the last session or a
+while after the last scores, since who asked for some soon asks for more; the layer below a session is the stack that the session
+was opened with, whatever is attached or detached meanwhile.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,16 +25,25 @@ from personalpeft.bases.base import Base
 if TYPE_CHECKING:
     from personalpeft.backends.torch.backend import TorchBackend
 
+# For all that learn at once and what is scored beside them; one that nobody uses takes no memory.
+_SLOTS = 32
+# A gate scores some twenty times in a minute or two, and torch takes seconds to load.
+_WHILE = 30.0
+
 
 class LearningSide:
-    """Sessions for at most so many users at once. Safe from any thread."""
+    """Safe from any thread. ``linger`` is for how long, in seconds, torch stays after the last scores."""
 
-    def __init__(self, base: Base, *, slots: int, cache: Path | None) -> None:
-        self._base, self._slots, self._cache = base, slots, cache
+    def __init__(self, base: Base, *, cache: Path | None, linger: float = _WHILE) -> None:
+        self._base, self._cache, self._linger = base, cache, linger
         self._turn = threading.Lock()
         self._backend: TorchBackend | None = None
         # What each open session stands on.
         self._open: list[str | None] = []
+        # How many are scoring now, and the end of the while after the last of them.
+        self._scoring = 0
+        self._names = itertools.count()
+        self._leaving: threading.Timer | None = None
         self._closed = False
 
     def session(self, spec: SessionSpec, below: Composed | None) -> Session:
@@ -47,24 +58,29 @@ class LearningSide:
                     backend.attach(key, backend.stage(below))
                 inner = backend.session(replace(spec, below=key))
             except BaseException:
-                self._given_back(key)
+                self._detached(key)
+                self._leave()
                 raise
             self._open.append(key)
         return _Lent(inner, self, key)
 
     def score(self, items: Sequence[Continuation], stack: Composed | None, *, kl: bool = False) -> tuple[Score, ...]:
         """As ``Backend.score``, in torch's numbers."""
+        key = None if stack is None else f"scored {next(self._names)}"
         with self._turn:
             if self._closed:
                 raise RuntimeError("the backend is closed")
-            key = None if stack is None else "scored"
-            try:
-                backend = self._loaded()
-                if key is not None and stack is not None:
-                    backend.attach(key, backend.stage(stack))
-                return backend.score(items, key, kl=kl)
-            finally:
-                self._given_back(key)
+            backend = self._loaded()
+            self._scoring += 1
+        try:
+            if key is not None and stack is not None:
+                backend.attach(key, backend.stage(stack))
+            return backend.score(items, key, kl=kl)
+        finally:
+            with self._turn:
+                self._scoring -= 1
+                self._detached(key)
+                self._leave(self._linger)
 
     def advance(
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Term]], rates: Sequence[float]
@@ -79,26 +95,48 @@ class LearningSide:
         """A session above this stack was closed."""
         with self._turn:
             self._open.remove(key)
-            self._given_back(key)
+            self._detached(key)
+            # What was scored meanwhile has its while yet.
+            if self._leaving is None:
+                self._leave()
 
     def close(self) -> None:
         """Lets go of the weights. Closing twice is fine."""
         with self._turn:
             self._closed = True
-            self._let_go()
+            self._leave()
 
-    def _given_back(self, key: str | None) -> None:
-        """Lets go of what no session needs any more."""
+    def _detached(self, key: str | None) -> None:
+        """Frees the slot of a stack that nobody needs any more."""
         if key is not None and key not in self._open and self._backend is not None:
             self._backend.detach(key)
-        if not self._open:
+
+    def _leave(self, after: float = 0.0) -> None:
+        """Lets go of the weights, now or after so many seconds, where nobody needs them then."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
+        if self._open or self._scoring:
+            return
+        if after and not self._closed:
+            self._leaving = threading.Timer(after, self._left)
+            self._leaving.name = "personalpeft-torch-leaves"
+            self._leaving.daemon = True
+            self._leaving.start()
+        else:
             self._let_go()
+
+    def _left(self) -> None:
+        """The while after some scores is over, unless others came meanwhile."""
+        with self._turn:
+            if threading.current_thread() is self._leaving:
+                self._leave()
 
     def _loaded(self) -> TorchBackend:
         if self._backend is None:
             from personalpeft.backends.torch.backend import TorchBackend
 
-            self._backend = TorchBackend(self._base, slots=self._slots, rows=1, cache=self._cache)
+            self._backend = TorchBackend(self._base, slots=_SLOTS, rows=1, cache=self._cache)
         return self._backend
 
     def _let_go(self) -> None:

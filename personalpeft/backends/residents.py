@@ -70,7 +70,8 @@ class Residents(Generic[T]):
             return None
         with self._turn:
             resident.rows -= 1
-            if resident.named or resident.rows:
+            # Of what ``clear`` gave away nothing is left to give.
+            if resident.named or resident.rows or resident not in self._leaving:
                 return None
             self._leaving.remove(resident)
             return resident.held

@@ -80,7 +80,7 @@ class LlamaCppBackend(Speaks):
         self._batch = Batch(lanes, self._loras, self._text, rows=rows, longest=self.longest)
         one = Shape(self.longest, 1, ALONE, _SCORED_AT_ONCE, threads, names.full)
         self._scorer = Scorer(one, self._model.context, self._turn)
-        self._learning = LearningSide(base, slots=slots, cache=cache)
+        self._learning = LearningSide(base, cache=cache)
 
     def stage(self, adapter: Composed) -> Staged:
         return _Staged(adapter)
@@ -109,7 +109,7 @@ class LlamaCppBackend(Speaks):
     def forget(self) -> None:
         with self._turn:
             self._batch.forget()
-        self._scorer.close()
+        self._scorer.forget()
 
     def occupancy(self) -> Occupancy:
         with self._turn:

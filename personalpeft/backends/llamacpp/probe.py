@@ -72,6 +72,11 @@ def _tried(file: Path) -> Choice:
         return Choice(
             False, f"plain weights, since a trial with the processor's own order took over {_SECONDS} s", certain=False
         )
+    except (OSError, TypeError) as error:
+        # Programs that Python is built into may name no Python, or one that is none.
+        return Choice(
+            False, f"plain weights, since no trial of the processor's own order began: {error}", certain=False
+        )
     if done.returncode == 0:
         return Choice(True, "weights in the processor's own order where it has one, which a trial got through")
     # Only that very crash says something of the processor: what ran out of memory is killed, and an error may be of the moment.

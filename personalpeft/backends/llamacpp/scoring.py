@@ -29,20 +29,31 @@ class Scorer:
         self._shape, self._open, self._turn = shape, open_context, turn
         self._items = threading.Lock()
         self._context: Context | None = None
+        self._closed = False
 
     def score(self, items: Sequence[Continuation], lora: Lora | None, *, kl: bool) -> tuple[Score, ...]:
-        """See ``Backend.score``. The adapter must not be freed meanwhile."""
+        """See ``Backend.score``. The adapter must not be freed meanwhile. Raises ``RuntimeError`` once it is closed, also between
+        two items: what the model and its adapters were is then freed memory.
+        """
         return tuple(self._score(item, lora, kl=kl) for item in items)
+
+    def forget(self) -> None:
+        """Frees its memory, once the item that is being read is done, until the next is asked for."""
+        with self._items:
+            self._let_go()
 
     def close(self) -> None:
         """Frees its memory, once the item that is being read is done. Closing twice is fine."""
         with self._items:
+            self._closed = True
             self._let_go()
 
     def _score(self, item: Continuation, lora: Lora | None, *, kl: bool) -> Score:
         if not item.prompt or not item.completion:
             raise ValueError("a continuation needs a prompt and a completion")
         with self._items:
+            if self._closed:
+                raise RuntimeError("the backend is closed")
             said = self._read(item, lora)
             bare = self._read(item, None) if kl else None
         apart = None if bare is None else float((np.exp(bare) * (bare - said)).sum(-1).mean())

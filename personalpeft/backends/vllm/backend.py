@@ -82,7 +82,7 @@ class VllmBackend(Speaks):
         with ExitStack() as ends:
             self._wire = Wire(server)
             ends.callback(self._wire.close)
-            self._learning = LearningSide(base, slots=slots, cache=cache)
+            self._learning = LearningSide(base, cache=cache)
             ends.callback(self._learning.close)
             folders = _folders(server.folder or cache / "served", entropy(8).hex())
             ends.callback(folders.close)

@@ -111,10 +111,14 @@ def _kept(file: Path, asked: Continuation) -> Said | None:
 
 
 def _keep(file: Path, said: Said) -> Said:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".half", delete=False) as half:
-        json.dump(said, half)
-    Path(half.name).replace(file)
+    # Where nothing can be written, torch is asked again the next time.
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # In a folder of its own, which goes whatever happens.
+        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+            half = Path(folder, file.name)
+            half.write_text(json.dumps(said), "utf-8")
+            half.replace(file)
     return said
 
 

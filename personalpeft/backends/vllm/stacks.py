@@ -73,6 +73,8 @@ class Stacks:
         # What the server was told of by name, and how often it was.
         self._told: dict[str, Told] = {}
         self._times: Counter[str] = Counter()
+        # How often the server was told again of a name that it had lost.
+        self._again: Counter[str] = Counter()
         # One for each name, as long as somebody is at it.
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._taking_back: set[asyncio.Task[Any] | None] = set()
@@ -99,11 +101,11 @@ class Stacks:
         """Asks something by a stack's name, and once more where the server has lost it. Raises what ``ask`` raises, and
         ``ServingFailed`` where it does not find the stack.
         """
+        seen = self._again[told.name]
         with suppress(UnknownName):
             return await ask(told.name)
-        log.info("the vLLM server has lost a stack; it is told again")
         # Whoever asked may go away meanwhile, and others may wait for the same.
-        await asyncio.shield(self._tell_again(told))
+        await asyncio.shield(self._tell_again(told, seen))
         try:
             return await ask(told.name)
         except UnknownName as error:
@@ -118,6 +120,7 @@ class Stacks:
             async with self._turn(told.name):
                 self._times[told.name] -= 1
                 if not self._times[told.name]:
+                    self._again.pop(told.name, None)
                     await self._gone(self._told.pop(told.name))
         except Exception:
             # Nobody waits for this who could hear of it.
@@ -152,11 +155,14 @@ class Stacks:
                         await self._server.forget(each.name)
                 await asyncio.to_thread(self._folders.sweep, own)
 
-    async def _tell_again(self, told: Told) -> None:
+    async def _tell_again(self, told: Told, seen: int) -> None:
+        """Once for all who found it lost: ``seen`` is how often that was done before they asked."""
         async with self._turn(told.name):
             # What was taken back meanwhile nobody may be answered with any more.
-            if self._times[told.name]:
+            if self._times[told.name] and self._again[told.name] == seen:
+                log.info("the vLLM server has lost a stack; it is told again")
                 await self._registered(told)
+                self._again[told.name] += 1
 
     async def _gone(self, told: Told) -> None:
         if not self._settings.resolves:

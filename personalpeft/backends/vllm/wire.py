@@ -208,7 +208,10 @@ class Wire:
         if isinstance(error, httpx2.ReadTimeout):
             said = f"{self._who} said nothing for {self.server.timeout:g} s."
             return ServingFailed(said, hint="Look at its log, or give it more time (PERSONALPEFT_VLLM_TIMEOUT).")
-        if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+        if isinstance(error, httpx2.ConnectTimeout):
+            # It may be there, and busy, and know what it knew.
+            return ServingFailed(f"{self._who} cannot be reached within {_CONNECT_SECONDS:g} s.", hint=_START)
+        if isinstance(error, httpx2.ConnectError):
             return Unreachable(f"{self._who} cannot be reached.", hint=_START)
         return ServingFailed(f"{self._who} broke off: {error}.", hint="Try again; its log may say why.")
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +80,7 @@ def test_torch_is_let_go_of_when_nothing_learns_any_more(tiny_base: Base, shared
     train(session, lessons(backend, 2))
     session.close()
     session.close()
+    assert backend._learning._backend is None
     with pytest.raises(ValueError, match="not sessions"):
         backend.advance([session], [[]], [0.1])
     backend.close()
@@ -128,14 +131,49 @@ def test_a_stack_that_leaves_and_a_forget_while_it_is_scored_wait_for_it(own: Ll
     whole = own.score(items, "one")
     said: list[object] = []
     scorer = threading.Thread(target=lambda: said.append(own.score(items, "one")))
-    scorer.start()
-    own.forget()
-    own.detach("one")
-    own.forget()
+    with begun(own) as reading:
+        scorer.start()
+        reading()
+        own.forget()
+        own.detach("one")
+        own.forget()
     scorer.join()
-    assert said in ([whole], [])
+    assert said == [whole]
     attach(own, "two", composed(own, 2))
     assert own.score(items[:1], "two")
+
+
+def test_who_is_scored_while_it_closes_hears_so_and_nothing_freed_is_read(own: LlamaCppBackend) -> None:
+    attach(own, "one", composed(own, 1))
+    failed: list[RuntimeError] = []
+
+    def score() -> None:
+        try:
+            own.score([Continuation((n % 200, 2, 3), (4, 5, 6)) for n in range(2000)], "one")
+        except RuntimeError as error:
+            failed.append(error)
+
+    scorer = threading.Thread(target=score)
+    with begun(own) as reading:
+        scorer.start()
+        reading()
+        own.close()
+    scorer.join()
+    assert [str(error) for error in failed] == ["the backend is closed"]
+
+
+@contextmanager
+def begun(backend: LlamaCppBackend) -> Iterator[Callable[[], object]]:
+    """Gives what waits until an item is being scored."""
+    read, reading = backend._scorer._read, threading.Event()
+
+    def watched(*asked: Any) -> Any:
+        reading.set()
+        return read(*asked)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend._scorer, "_read", watched)
+        yield lambda: reading.wait(20)
 
 
 def test_a_context_that_cannot_be_made_takes_no_slot(own: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch) -> None:

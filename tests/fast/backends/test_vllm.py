@@ -141,9 +141,22 @@ def test_many_rows_that_find_a_stack_lost_have_it_told_once(double: Double, open
     attach(backend, "one", composed(backend, 1))
     alone = said(backend, "one")
     double.restart()
+    # So slow that all of them find it lost before the first has had it told again.
+    double.load_seconds = 0.3
+    before = double.times("/v1/load_lora_adapter")
     replies = written(backend, [row(backend, "hello", "one") for _ in range(8)])
     assert {reply.text for reply in replies} == {alone}
-    assert len(double.known) == 1
+    assert double.times("/v1/load_lora_adapter") == before + 1
+
+
+def test_a_cache_that_nothing_can_be_written_to_only_means_that_torch_is_asked_again(
+    double: Double, open_on: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("personalpeft.backends.vllm.check.tempfile.TemporaryDirectory", full)
+    assert said(open_on(double), None)
 
 
 def test_a_stack_that_is_dropped_is_forgotten_only_after_its_last_row(double: Double, open_on: Open) -> None:
