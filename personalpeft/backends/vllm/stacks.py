@@ -196,6 +196,7 @@ def _unresolved(settings: VllmServer, error: UnknownName) -> ServingFailed:
     if settings.resolves:
         return ServingFailed(
             f"No vLLM server finds the stack by its name: {error}",
-            hint="Install plugins/vllm_resolver where they run, and let them see this folder or this home's HTTP address.",
+            hint="Install plugins/vllm_resolver where they run, and let them see this folder or this home's HTTP address. Where they do, "
+            "their log says why: a token, a cache that is full.",
         )
     return ServingFailed(f"The vLLM server forgets the stack at once: {error}", hint="Its log may say why.")
