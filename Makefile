@@ -34,9 +34,9 @@ lint: $(STAMP) ## Format, lint, types, and the directions of imports
 fast: $(STAMP) ## Tests that take seconds
 	@echo "== pytest tests/fast plugins"; $(BIN)/pytest tests/fast plugins -q -m "not vllm" -n logical --dist loadfile
 
-# Two processes of one thread each are done sooner than one of two, and each takes 3 GB: no more of them.
+# A learn takes minutes where the processor has no AVX-512.
 slow: $(STAMP) ## Tests on the real base
-	@echo "== pytest tests/slow"; OMP_NUM_THREADS=1 $(BIN)/pytest tests/slow -q -m "not vllm" -n 2 --dist loadfile
+	@echo "== pytest tests/slow"; $(BIN)/pytest tests/slow -q -m "not vllm" --timeout 2400
 
 vllm: $(STAMP) vllm-env ## The contract tests on a real vLLM server
 	@echo "== pytest tests/fast -m vllm"; $(BIN)/pytest tests/fast -q -m vllm
