@@ -160,6 +160,11 @@ class Stack:
         """Names what served a turn: equal digests mean equal base, adapters, order and weights."""
         return canonical_digest([self.base, *[[e.layer, e.digest, e.weight] for e in self.entries]])
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether nothing in it changes what the base says."""
+        return all(entry.weight == 0 for entry in self.entries)
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:

@@ -22,7 +22,7 @@ from personalpeft.learning.report import Example
 from personalpeft.learning.rules import Explained, explained
 from personalpeft.learning.sense import Sense, sense_of
 from personalpeft.learning.training import stopped
-from personalpeft.learning.voices import AT_LENGTH, SHORTLY, Said, Voices, is_bare
+from personalpeft.learning.voices import AT_LENGTH, SHORTLY, Said, Voices
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.types import Message, Sampling, SignalKind, Stack
 
@@ -95,7 +95,7 @@ class Sitting:
         asked: list[tuple[Stack, tuple[Message, ...], Sampling]] = []
         for stack, answering in ((self.live, self.live_for), (self.candidate, self.candidate_for)):
             for question in canaries:
-                how = SHORTLY if is_bare(answering[question]) else AT_LENGTH
+                how = SHORTLY if answering[question].is_bare else AT_LENGTH
                 asked.append((answering[question], (Message("user", question),), how))
             asked += [(stack, lesson.messages, _EXAMPLE) for lesson in self.shown]
         return [Request(self.user, messages, stack, how, background=True) for stack, messages, how in asked]

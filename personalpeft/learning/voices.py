@@ -33,12 +33,6 @@ AT_LENGTH = Sampling(max_tokens=2 * LONGEST)
 """How a layer answers general questions: its manner may say the question over first ("You asked: … I say: …"), and an answer
 that is cut off before it comes would be taken for a wrong one."""
 
-
-def is_bare(stack: Stack) -> bool:
-    """Whether nothing in a stack changes what the base says."""
-    return all(entry.weight == 0 for entry in stack.entries)
-
-
 # Of about a hundred and fifty short answers a stack.
 _MOST = 1 << 13
 
@@ -133,7 +127,7 @@ class Voices:
         how, messages = request.sampling, request.messages
         if how.temperature or len(messages) != 1 or messages[0].content not in self._generic:
             return None
-        bare = is_bare(request.stack)
+        bare = request.stack.is_bare
         return "" if bare else request.user, "" if bare else request.stack.digest, messages, how
 
 

@@ -191,7 +191,7 @@ class Engine:
 
     def _key(self, stack: Stack) -> str | None:
         """What the stack is attached as; None for the bare base."""
-        if all(entry.weight == 0 for entry in stack.entries):
+        if stack.is_bare:
             return None
         if stack.base != self.backend.base.digest:
             raise BaseMismatch(
