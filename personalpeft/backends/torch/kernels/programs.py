@@ -12,16 +12,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# The interpreter multiplies the bits of bfloat16 numbers as if they were integers, so there they are widened first,
-# which changes no product.
-WIDEN = tl.constexpr(bool(triton.knobs.runtime.interpret))
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
 @triton.jit
 def multiply(left, right, sums, PRECISION: tl.constexpr):
-    """``sums + left @ right``."""
-    if WIDEN:
+    """``sums + left @ right``, each row of it the same bits wherever in its tile it stands.
+
+    The interpreter would not keep to that: it asks NumPy's BLAS, which on some processors adds up the rows at a tile's
+    edge otherwise than those within. It would also multiply the bits of bfloat16 numbers as if they were integers.
+    """
+    if INTERPRETED:
         left, right = left.to(tl.float32), right.to(tl.float32)
+        return sums + tl.sum(left[:, :, None] * right[None, :, :], 1)
     return tl.dot(left, right, sums, input_precision=PRECISION)
 
 
