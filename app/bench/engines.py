@@ -7,6 +7,7 @@ process has that chats and has not loaded torch. vLLM's rows are in ``engines_vl
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from personalpeft.backends.base import Continuation
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.settings import Serving
-from personalpeft.types import Sampling, Stack
+from personalpeft.types import Message, Sampling, Stack
 from personalpeft_app.bench.crowd import Crowd, crowd, name, question
 from personalpeft_app.bench.engines_asked import FIXED, Agreement, agreement, first_token, prompts, said
 from personalpeft_app.bench.engines_vllm import VllmFigures, bench_vllm
@@ -24,13 +25,17 @@ from personalpeft_app.bench.figures import Spread, spread, taking_turns
 from personalpeft_app.bench.vllm import python_with_vllm
 
 _SWITCHES = 6
+# The conversation of the process whose memory is looked at: so many tokens of context, of which the last are the reply.
+_CONTEXT, _REPLY = 2048, 64
 _CHAT = """
 import sys
 import personalpeft
 from personalpeft_app.bench.peak import peak_mb
-with personalpeft.open(sys.argv[1], sys.argv[2], "llamacpp") as runtime:
-    runtime.user(sys.argv[3], create=False).chat("Hello, who are you?", temperature=0, max_tokens=64, memory=False)
-    print(peak_mb() or -1, int("torch" in sys.modules))
+home, base, user, most = sys.argv[1:]
+with personalpeft.open(home, base, "llamacpp") as runtime:
+    user = runtime.user(user, create=False)
+    usage = user.chat(sys.stdin.read(), temperature=0, max_tokens=int(most), memory=False).usage
+    print(peak_mb() or -1, usage.prompt_tokens + usage.completion_tokens, int("torch" in sys.modules))
 """
 
 
@@ -38,7 +43,8 @@ with personalpeft.open(sys.argv[1], sys.argv[2], "llamacpp") as runtime:
 class EnginesBench:
     """The object that ``--json`` prints. ``switch_ms`` is what a first token takes more when the request before was another
     user's: whose adapter is in memory, or has to come from its file. ``memory_mb`` is the most that a process had that opened the
-    home, chatted with one user's layer, and did not load torch. ``vllm`` is None where it was not run; all else is llama.cpp's.
+    home, answered a long question with one user's layer, so that ``memory_tokens`` of context were filled, and did not load torch.
+    ``vllm`` is None where it was not run; all else is llama.cpp's.
     """
 
     bench: str
@@ -51,6 +57,7 @@ class EnginesBench:
     switch_ms: dict[str, Spread]
     agreement: dict[str, Agreement]
     memory_mb: int | None
+    memory_tokens: int
     torch_loaded: bool
     vllm: VllmFigures | None
 
@@ -85,7 +92,7 @@ def bench_engines(
             repetitions,
             say,
         )
-        memory, loaded = _memory(people, base_name)
+        memory, filled, loaded = _memory(people, base_name)
     with crowd(base_name, 3, backend="llamacpp", serving=Serving(slots=1, host_bytes=0), say=say) as people:
         stacks = [people.stack(number) for number in range(3)]
         engine = people.engine
@@ -112,6 +119,7 @@ def bench_engines(
         switch_ms={key: spread(each) for key, each in more.items()},
         agreement=agreed,
         memory_mb=memory,
+        memory_tokens=filled,
         torch_loaded=loaded,
         vllm=bench_vllm(base_name, python, repetitions=repetitions, tokens=tokens, say=say) if python else None,
     )
@@ -155,10 +163,26 @@ def _fixed(engine: Engine, stack: Stack) -> list[float]:
     return [logp for score in engine.score(items, stack) for logp in score.tokens]
 
 
-def _memory(people: Crowd, base_name: str) -> tuple[int | None, bool]:
-    home = str(people.runtime.settings.home)
+def _memory(people: Crowd, base_name: str) -> tuple[int | None, int, bool]:
+    """Of a process of its own: the most memory that it had, how many tokens of context it filled, and whether it loaded torch."""
+    home, most = str(people.runtime.settings.home), min(_CONTEXT, people.engine.backend.longest)
     done = subprocess.run(
-        [sys.executable, "-c", _CHAT, home, base_name, name(0)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", _CHAT, home, base_name, name(0), str(_REPLY)],
+        input=_filling(people, most - _REPLY),
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    peak, torch = done.stdout.split()
-    return (int(peak) if int(peak) > 0 else None), torch == "1"
+    peak, filled, torch = map(int, done.stdout.split())
+    return (peak if peak > 0 else None), filled, bool(torch)
+
+
+def _filling(people: Crowd, room: int) -> str:
+    """A message as long as goes into so many tokens, with what the template puts around it."""
+    text = ""
+    for number in itertools.count():
+        longer = f"{text}{question(number, number)[0].content} "
+        if len(people.engine.backend.render([Message("user", longer)])) > room:
+            break
+        text = longer
+    return text

@@ -44,7 +44,10 @@ def bench_engines(common: Common, repetitions: int, tokens: int, without_vllm: b
         *((f"first token, {key} (ms)", str(each)) for key, each in found.first_token_ms.items()),
         *((f"a switch of user, {key} (ms)", str(each)) for key, each in found.switch_ms.items()),
         *_agreement(found.agreement),
-        ("memory without torch (MB)", "unknown" if found.memory_mb is None else str(found.memory_mb)),
+        (
+            f"memory without torch, {found.memory_tokens} tokens of context filled (MB)",
+            "unknown" if found.memory_mb is None else str(found.memory_mb),
+        ),
     ]
     rows = [(f"llama.cpp: {what}", figure) for what, figure in rows]
     rows += [(f"vLLM: {what}", figure) for what, figure in (_vllm(found.vllm) if found.vllm else ())]

@@ -63,6 +63,8 @@ def test_both_are_measured_and_without_vllm_the_output_says_how_to_get_it(
     assert set(told["first_token_ms"]) == {"same", "resident", "same, one slot", "from disk"}
     assert set(told["switch_ms"]) == {"resident", "from disk"}
     assert told["torch_loaded"] is False
+    # Nearly all of the 2,048 tokens of context that the figure is for.
+    assert 1900 < told["memory_tokens"] <= 2048
     assert set(told["vllm"]["agreement"]) == {"bare", "stack"}
     assert {"unseen_ms", "engine_over_direct"} < set(told["vllm"])
     for line in ("llama.cpp: with a layer over without", "vLLM: 16 requests, engine over direct"):
