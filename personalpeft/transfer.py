@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, TypeAlias, get_args
@@ -13,6 +14,7 @@ from personalpeft.adapters.gguf_lora import import_gguf_lora, write_gguf_lora
 from personalpeft.adapters.merged_model import write_merged_folder, write_merged_gguf
 from personalpeft.adapters.packed import pack
 from personalpeft.adapters.peft_folder import export_peft, export_stack_peft, import_peft
+from personalpeft.backends.llamacpp.splitting import check_splitting
 from personalpeft.bases.base import Base
 from personalpeft.bases.gguf_names import GgufNames, gguf_names
 from personalpeft.clock import Clock
@@ -64,9 +66,12 @@ def write_merged(engine: Engine, entries: Sequence[StackEntry], folder: Path, fo
     if form not in get_args(MergedForm):
         raise InvalidInput(f"form cannot be {form!a}.", hint=f"Give one of {', '.join(get_args(MergedForm))}.")
     target = folder.expanduser().absolute()
+    base = engine.backend.base
     stack = compose([(engine.adapter(entry.digest), entry.weight) for entry in entries])
-    write = write_merged_gguf if form == "gguf" else write_merged_folder
-    write(engine.backend.base, stack, target)
+    if form == "gguf":
+        write_merged_gguf(base, stack, target, partial(check_splitting, base))
+    else:
+        write_merged_folder(base, stack, target)
     return target
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -176,8 +176,10 @@ def bytes_of(session: Session) -> bytes:
     )
 
 
-def base_with_merges(folder: Path) -> Base:
-    """A tiny random Qwen 2 whose tokenizer merges letters, with more embeddings than tokens, as real ones have."""
+def base_with_merges(folder: Path, change: Callable[[Any], None] = lambda tokenizer: None) -> Base:
+    """A tiny random Qwen 2 whose tokenizer merges letters, with more embeddings than tokens, as real ones have; ``change`` is
+    what makes of that tokenizer another.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -191,6 +193,7 @@ def base_with_merges(folder: Path) -> Base:
     trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(["the cat sat on the mat, the cat"] * 9, trainer)
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<|im_start|>", "<|im_end|>")])
+    change(tokenizer)
     config = AutoConfig.for_model(
         "qwen2",
         vocab_size=tokenizer.get_vocab_size() + 20,

@@ -7,7 +7,7 @@ appears complete or not at all. What is baked in cannot be taken out again: it i
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,13 +49,15 @@ def write_merged_folder(base: Base, stack: Composed, folder: Path) -> None:
             raise OSError(str(error)) from error
 
 
-def write_merged_gguf(base: Base, stack: Composed, folder: Path) -> None:
-    """A folder with model.gguf and a Modelfile, from which Ollama makes a model. Raises as ``write_merged_folder``, and
-    ``WeightsError`` for a base that has no form in GGUF here.
+def write_merged_gguf(base: Base, stack: Composed, folder: Path, check: Callable[[Path], None]) -> None:
+    """A folder with model.gguf and a Modelfile, from which Ollama makes a model. ``check`` is shown the file before there is a
+    folder, and raises for one that nobody is to have. Raises as ``write_merged_folder``, and ``WeightsError`` for a base that
+    has no form in GGUF here.
     """
     names = gguf_names(base)
     with new_folder(folder) as new:
         write_gguf(base, names, new / _GGUF, partial(_weights, base, stack), for_others=True)
+        check(new / _GGUF)
         (new / "Modelfile").write_text(modelfile(base, _GGUF), "utf-8")
 
 

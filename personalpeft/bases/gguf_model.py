@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Names what is written; raise it with every change of that.
-FORMAT = 2
+FORMAT = 3
 
 # numpy has no bfloat16: its bits.
 _BFLOAT16 = np.dtype(np.uint16)

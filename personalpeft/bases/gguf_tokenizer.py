@@ -85,8 +85,14 @@ def _say_tokenizer(base: Base, told: Mapping[str, Any], splitting: str, writer: 
 
 def _splitting(told: Mapping[str, Any]) -> str | None:
     """llama.cpp's name for how a text is split before it is merged; None for what it does not have, to the letter."""
+    # It takes a text as it is. To compose its characters first changes nothing in most texts; whatever else is done first does.
+    normalizer = told.get("normalizer")
+    if normalizer and normalizer.get("type") != "NFC":
+        return None
     first = told.get("pre_tokenizer") or {}
     steps = first.get("pretokenizers", [first])
+    if any(step.get("add_prefix_space") for step in steps):
+        return None
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"] and steps[0].get("use_regex", True):
         return "gpt-2"

@@ -87,12 +87,7 @@ class Model:
         lib = _lib()
         params = lib.llama_model_default_params()
         params.use_extra_bufts = extra
-        self._model = lib.llama_model_load_from_file(os.fsencode(path), params)
-        if not self._model:
-            raise WeightsError(
-                f"llama.cpp cannot load {path}.",
-                hint="The log has its reason. Its version may not know this kind of model; torch may.",
-            )
+        self._model = _loaded(path, params)
         self.vocabulary = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model)))
 
     def lora(self, path: Path) -> Lora:
@@ -109,6 +104,32 @@ class Model:
 
     def close(self) -> None:
         """Frees the model. Closing twice is fine."""
+        model, self._model = self._model, None
+        if model is not None:
+            _lib().llama_model_free(model)
+
+
+class Vocabulary:
+    """The tokenizer in a GGUF file, which need hold no weights. Raises ``WeightsError`` for a file that the library cannot load."""
+
+    def __init__(self, path: Path) -> None:
+        params = _lib().llama_model_default_params()
+        params.vocab_only = True
+        self._model = _loaded(path, params)
+
+    def tokens(self, text: str, *, control: bool) -> tuple[int, ...]:
+        """A text as llama.cpp splits it, with nothing before it; ``control`` says whether it may spell control tokens."""
+        lib, data = _lib(), text.encode()
+        # No token is shorter than a byte.
+        found = (lib.llama_token * max(1, len(data)))()
+        vocabulary = lib.llama_model_get_vocab(self._model)
+        count = lib.llama_tokenize(vocabulary, data, len(data), found, len(found), False, control)
+        if count < 0:
+            raise RuntimeError("llama.cpp cannot split a text")
+        return tuple(found[:count])
+
+    def close(self) -> None:
+        """Frees its memory. Closing twice is fine."""
         model, self._model = self._model, None
         if model is not None:
             _lib().llama_model_free(model)
@@ -213,6 +234,17 @@ class Context:
         scales = (ctypes.c_float * 1)(1.0)
         if lib.llama_set_adapters_lora(self._context, pointers, len(loras), scales):
             raise RuntimeError("llama.cpp cannot answer with the adapter")
+
+
+def _loaded(path: Path, params: Any) -> Any:
+    """The library's pointer to a file that it has read. Raises ``WeightsError``."""
+    model = _lib().llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        raise WeightsError(
+            f"llama.cpp cannot load {path}.",
+            hint="The log has its reason. Its version may not know this kind of model; torch may.",
+        )
+    return model
 
 
 @cache

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from adapter_files import deltas, make_adapter
 from backend_makers import adapter, attach, base_with_merges, llamacpp_backend, row, torch_backend, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
 from personalpeft.adapters.base import Adapter
 from personalpeft.adapters.compose import compose
@@ -20,6 +23,8 @@ from personalpeft.adapters.gguf_reader import read_gguf
 from personalpeft.adapters.merged_model import write_merged_folder, write_merged_gguf
 from personalpeft.adapters.modelfile import modelfile
 from personalpeft.backends.base import Backend
+from personalpeft.backends.llamacpp.splitting import check_splitting
+from personalpeft.bases import gguf_tokenizer
 from personalpeft.bases.base import Base, Card, Source
 from personalpeft.bases.gguf_names import GgufNames, gguf_names
 from personalpeft.bases.prepare import prepare
@@ -189,7 +194,7 @@ def test_llamacpp_loads_a_merged_gguf_and_says_the_same(tmp_path: Path, shared_c
     base = base_with_merges(tmp_path)
     backend = llamacpp_backend(base, shared_cache, slots=1, rows=1)
     stack = compose([(adapter(backend, 3, rank=4), 1.0)])
-    write_merged_gguf(base, stack, tmp_path / "merged")
+    write_merged_gguf(base, stack, tmp_path / "merged", partial(check_splitting, base))
     attach(backend, "own", stack)
     asked = row(backend, "the cat", "own", max_tokens=1)
     (reply,) = written(backend, [asked])
@@ -208,8 +213,78 @@ def test_a_model_whose_tokenizer_has_no_form_in_gguf_is_not_given_to_others(
     tiny_base: Base, own: Adapter, tmp_path: Path
 ) -> None:
     with pytest.raises(WeightsError, match="tokenizer of tiny-random"):
-        write_merged_gguf(tiny_base, compose([(own, 1.0)]), tmp_path / "merged")
+        write_merged_gguf(tiny_base, compose([(own, 1.0)]), tmp_path / "merged", partial(check_splitting, tiny_base))
     assert not (tmp_path / "merged").exists()
+
+
+def lowered(tokenizer: Any) -> None:
+    tokenizer.normalizer = normalizers.Lowercase()
+
+
+def begun_with_a_space(tokenizer: Any) -> None:
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+
+
+def with_a_token_that_takes_the_space_before_it(tokenizer: Any) -> None:
+    tokenizer.add_special_tokens([AddedToken("<|tool|>", special=True, lstrip=True)])
+
+
+def with_a_token_of_whole_words(tokenizer: Any) -> None:
+    tokenizer.add_tokens([AddedToken("tea", single_word=True)])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lowered, begun_with_a_space, with_a_token_that_takes_the_space_before_it, with_a_token_of_whole_words],
+)
+def test_a_model_whose_texts_llamacpp_would_split_otherwise_is_not_given_to_others(
+    change: Callable[[Any], None], tmp_path: Path
+) -> None:
+    base = base_with_merges(tmp_path, change)
+    stack = compose([(make_adapter(architecture=base.architecture), 1.0)])
+    with pytest.raises(WeightsError, match="tokenizer of with-merges") as caught:
+        write_merged_gguf(base, stack, tmp_path / "merged", partial(check_splitting, base))
+    assert "safetensors" in caught.value.hint
+    assert not (tmp_path / "merged").exists()
+
+
+def composed_first(tokenizer: Any) -> None:
+    tokenizer.normalizer = normalizers.NFC()
+
+
+def with_tokens_of_its_own(tokenizer: Any) -> None:
+    tokenizer.add_tokens(["hello", AddedToken("<tool>", normalized=False)])
+
+
+def with_digits_apart(tokenizer: Any) -> None:
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+
+
+def split_by_a_pattern(name: str, tokenizer: Any) -> None:
+    (pattern,) = (pattern for pattern, known in gguf_tokenizer._PATTERNS.items() if known == name)
+    parts = pre_tokenizers.Split(Regex(pattern), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([parts, pre_tokenizers.ByteLevel(False, use_regex=False)])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(composed_first, id="composed"),
+        pytest.param(with_tokens_of_its_own, id="tokens"),
+        pytest.param(with_digits_apart, id="digits"),
+        pytest.param(partial(split_by_a_pattern, "qwen2"), id="qwen"),
+        pytest.param(partial(split_by_a_pattern, "llama-bpe"), id="llama"),
+    ],
+)
+def test_a_model_whose_texts_llamacpp_splits_alike_is_given_to_others(
+    change: Callable[[Any], None], tmp_path: Path
+) -> None:
+    base = base_with_merges(tmp_path, change)
+    stack = compose([(make_adapter(architecture=base.architecture), 1.0)])
+    write_merged_gguf(base, stack, tmp_path / "merged", partial(check_splitting, base))
+    assert (tmp_path / "merged" / "model.gguf").is_file()
 
 
 def test_what_fails_leaves_no_folder_behind(tiny_base: Base, own: Adapter, tmp_path: Path) -> None:
@@ -224,7 +299,7 @@ def test_what_fails_leaves_no_folder_behind(tiny_base: Base, own: Adapter, tmp_p
     config = (tiny_base.folder / "config.json").read_text("utf-8").replace('"default"', '"yarn"')
     (tmp_path / "other" / "config.json").write_text(config, "utf-8")
     with pytest.raises(WeightsError, match="stretches its positions"):
-        write_merged_gguf(stretched, compose([(own, 1.0)]), tmp_path / "new")
+        write_merged_gguf(stretched, compose([(own, 1.0)]), tmp_path / "new", partial(check_splitting, stretched))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "there"]
 
 
