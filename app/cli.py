@@ -26,6 +26,7 @@ from personalpeft_app.commands.move import (
     import_peft,
 )
 from personalpeft_app.commands.practice import practice
+from personalpeft_app.commands.publish import publish
 from personalpeft_app.commands.report import report
 from personalpeft_app.commands.say import feedback, remember, teach
 from personalpeft_app.commands.serve import serve, token
@@ -94,7 +95,7 @@ cli.add_section("Feedback", (feedback, compare, teach, remember))
 cli.add_section("Learn", (learn, daemon, practice, rollback, weigh, scope, forget))
 cli.add_section("Look", (stack, revisions, report, turns, lessons, why, memory, users, models))
 cli.add_section("Move", (export, import_, export_peft, import_peft, export_gguf, import_gguf, export_merged))
-cli.add_section("Serve", (serve, token))
+cli.add_section("Serve", (serve, token, publish))
 cli.add_section("Care", (doctor, verify, gc, path, bench, completion))
 
 

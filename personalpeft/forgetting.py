@@ -18,6 +18,7 @@ from personalpeft.learning.order import Order
 from personalpeft.learning.plan import rank_of
 from personalpeft.learning.report import LearnReport
 from personalpeft.parts import Parts
+from personalpeft.published import withdrawing
 from personalpeft.store.base import Removal
 
 
@@ -82,7 +83,9 @@ class ForgetReport:
         if not self.complete:
             lines.append("  a program that reads this home keeps an older moment of it; the next command ends this")
         if not self.dry_run:
-            lines.append("  not reached: backups, exports, and other programs' memory of what they have already read")
+            lines.append(
+                "  not reached: backups, exports, copies of what was published, and other programs' memory of what they have already read"
+            )
             lines.append(f"  {self.seconds:.1f} s")
         return "\n".join(lines)
 
@@ -111,10 +114,13 @@ def forget(
         if cancelled():
             raise Cancelled("Stopped before anything was destroyed.", hint="Nothing has changed.")
         progress("Destroying", 0.0)
+        if decisions[0].removal.revisions:
+            # Before anything is destroyed: else a kill could leave it where nobody knows of it.
+            withdraw()
         return decisions[0].removal
 
     # A learn that runs would write down again what is being destroyed.
-    with store.lease(f"learn-{user}"):
+    with store.lease(f"learn-{user}"), withdrawing(parts, user) as withdraw:
         destroyed = store.forget(user, decided)
         parts.forget(user)
     progress("Destroying", 1.0)

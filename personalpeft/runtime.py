@@ -41,6 +41,7 @@ from personalpeft.parts import Parts
 from personalpeft.personal import Imported, read_in
 from personalpeft.plugins import Plugins
 from personalpeft.prompts import check_written
+from personalpeft.published import Published, publish
 from personalpeft.scopes import Scopes
 from personalpeft.serving.engine import Engine
 from personalpeft.settings import Observing, Serving, Settings
@@ -205,10 +206,29 @@ class Runtime:
     def served(self, digest: str, file: str) -> bytes:
         """A file of the folder in which servers elsewhere get a stack that they know as ``personalpeft:<digest>``:
         adapter_config.json or adapter_model.safetensors. It is there while somebody may be answered with it, whichever program
-        serves it. Loads no model. Raises ``NotFound``.
+        serves it, and as long as it is published. Loads no model. Raises ``NotFound``.
         """
-        server = self.settings.vllm
-        return read_served((server and server.folder) or self.settings.cache / "served", digest, file)
+        return read_served(self._shared(), digest, file)
+
+    def publish(
+        self,
+        users: Sequence[str] | None = None,
+        *,
+        to: str | Path | None = None,
+        progress: Progress = lambda stage, done: None,
+    ) -> Published:
+        """Puts what is live of these users, None: of everybody, where servers elsewhere find it by ``personalpeft:<digest>``,
+        whoever is served here now: below the folder ``to`` in a part of this home's own, or where ``served`` reads.
+
+        That part then has one stack for each user who was ever published there: what was live when they were published last.
+        So publish again after a learn. Of whom nothing is live, or nothing that others could serve, nothing stays there, and
+        the answer says why. What is there already is not written again, and each folder comes whole or not at all. A
+        forgetting that destroys revisions takes all away that is published of the user, where it can be reached. Loads no
+        model. Raises ``InvalidId``, ``NotFound``, ``InvalidInput`` for a folder that cannot be written, a disk that is full,
+        ``HomeError``, and ``Busy`` while another program publishes from this home.
+        """
+        place = self._shared() if to is None else Path(to).expanduser().absolute()
+        return publish(self._parts, self._adapter, place, users, progress)
 
     def verify(self) -> tuple[Problem, ...]:
         """Derives every digest in the home again; an empty answer means that all is as it should be."""
@@ -276,6 +296,11 @@ class Runtime:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _shared(self) -> Path:
+        """Where programs put the stacks that servers elsewhere look for."""
+        server = self.settings.vllm
+        return (server and server.folder) or self.settings.cache / "served"
 
     def _warm(self, stack: Stack) -> None:
         """Brings a stack into its slot where a model is loaded; where none is, there is no slot to warm."""

@@ -29,8 +29,8 @@ from personalpeft.adapters.compose import as_one, narrow
 from personalpeft.adapters.peft_config import plain_config
 from personalpeft.adapters.peft_folder import CONFIG_FILE, TENSOR_FILE, peft_tensors
 from personalpeft.adapters.strict import fault, shown
+from personalpeft.bases.base import Base
 from personalpeft.errors import NotFound
-from personalpeft.types import Architecture
 
 PREFIX = "personalpeft:"
 FILES = (CONFIG_FILE, TENSOR_FILE)
@@ -61,9 +61,9 @@ class Served:
         return sum(map(len, self.files.values()))
 
 
-def served(stack: Composed, architecture: Architecture, *, base_name: str) -> Served:
-    """A stack of rank 1 or more as such a folder, in half precision where its numbers allow; a rank that other servers have
-    no room for is filled up with zeros, which add nothing. Raises ``AdapterError`` where none is large enough, or where a
+def served(stack: Composed, base: Base) -> Served:
+    """A stack of rank 1 or more on a base as such a folder, in half precision where its numbers allow; a rank that other servers
+    have no room for is filled up with zeros, which add nothing. Raises ``AdapterError`` where none is large enough, or where a
     weight makes its numbers too large.
     """
     rank = next((rank for rank in _RANKS if rank >= stack.rank), None)
@@ -75,10 +75,11 @@ def served(stack: Composed, architecture: Architecture, *, base_name: str) -> Se
         )
     pairs, scaling = as_one(stack)
     halves = {name: Pair(narrow(pair.a), narrow(pair.b)) for name, pair in pairs.items()}
+    base_name = f"{base.card.name}@{base.digest}"
     config = plain_config(rank=rank, scaling=scaling, targets=list(pairs), base_name=base_name)
     files = {
         CONFIG_FILE: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode(),
-        TENSOR_FILE: save(peft_tensors(halves, rank, architecture), metadata={"format": "pt"}),
+        TENSOR_FILE: save(peft_tensors(halves, rank, base.architecture), metadata={"format": "pt"}),
     }
     return Served(digest_of(files), rank, files)
 
@@ -112,10 +113,7 @@ class ServedFolders:
         path = self._part(self.own) / folder.digest
         if not path.is_dir():
             new = Path(tempfile.mkdtemp(prefix=".", dir=self._part(self.own)))
-            for name, data in folder.files.items():
-                (new / name).write_bytes(data)
-                (new / name).chmod(self._mode & 0o644)
-            new.chmod(self._mode)
+            _write(folder, new, self._mode)
             new.rename(path)
         return path
 
@@ -163,6 +161,68 @@ class ServedFolders:
         return self.place / f"{own}{_LOCK}"
 
 
+class PublishedPart:
+    """A part of a shared place that outlives the programs that write to it: no lock names it, and no machine's name begins as
+    its does, so nobody sweeps it. One program at a time may put. Raises ``OSError``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # Beside it, so that who copies the part to somewhere else finds whole folders alone.
+        self._halves = path.with_name(f".{path.name}")
+
+    @classmethod
+    def below(cls, place: Path, key: str) -> PublishedPart:
+        """The part of whoever has this key, made where it is not there."""
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        part = cls(place / f"published_{key}")
+        part.path.mkdir(exist_ok=True)
+        part.path.chmod(place.stat().st_mode & 0o777)
+        return part
+
+    def put(self, folder: Served) -> bool:
+        """Has a folder there with exactly these bytes; whether it had to be written."""
+        path = self.path / folder.digest
+        if _holds(path, folder):
+            return False
+        self.sweep()
+        self._halves.mkdir(mode=0o700)
+        try:
+            _write(folder, new := self._halves / "new", self.path.stat().st_mode & 0o777)
+            # Of what a power cut or somebody else has spoilt; a copy that is not sound nobody takes anyway.
+            shutil.rmtree(path, ignore_errors=True)
+            new.rename(path)
+        finally:
+            self.sweep()
+        return True
+
+    def take(self, digest: str) -> None:
+        """Takes a folder away, which need not be there; the part itself must be."""
+        self.path.stat()
+        if (path := self.path / digest).exists():
+            shutil.rmtree(path)
+
+    def sweep(self) -> None:
+        """Takes away what a program that was killed had half written."""
+        if self._halves.exists():
+            shutil.rmtree(self._halves)
+
+
+def _write(folder: Served, new: Path, mode: int) -> None:
+    new.mkdir(exist_ok=True)
+    for name, data in folder.files.items():
+        (new / name).write_bytes(data)
+        (new / name).chmod(mode & 0o644)
+    new.chmod(mode)
+
+
+def _holds(path: Path, folder: Served) -> bool:
+    try:
+        return all((path / name).read_bytes() == data for name, data in folder.files.items())
+    except OSError:
+        return False
+
+
 def read_served(place: Path, digest: str, name: str) -> bytes:
     """One file of the folder of that digest, whichever program put it there. Raises ``NotFound`` for a digest or a name that is
     not there.
@@ -174,5 +234,5 @@ def read_served(place: Path, digest: str, name: str) -> bytes:
                 return path.read_bytes()
     raise NotFound(
         f"There is no stack {shown(digest)} here.",
-        hint="A stack is there while somebody may be answered with it, and taken away when it is served no more.",
+        hint="A stack is there while somebody may be answered with it, and as long as it is published: personalpeft publish.",
     )

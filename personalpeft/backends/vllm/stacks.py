@@ -49,7 +49,7 @@ class Told:
 
 def staged(composed: Composed, base: Base) -> Served:
     """A stack's folder. Raises ``AdapterError``."""
-    return served(composed, base.architecture, base_name=f"{base.card.name}@{base.digest}")
+    return served(composed, base)
 
 
 def nothing(base: Base) -> Composed:

@@ -1,0 +1,49 @@
+"""``personalpeft publish``, through the command line alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from app_makers import Place
+
+
+def test_what_is_live_is_published_by_name_and_served_by_the_server_of_this_home(learned: Place) -> None:
+    learned.run("remember", "My dog is called Biscuit.", "--user", "bo")
+    first = learned.run("publish")
+    assert first.exit_code == 0, first.output
+    (heading, row) = first.stdout.splitlines()
+    assert heading.split() == ["USER", "NAME"]
+    user, name = row.split()
+    assert (user, name[:13], len(name)) == ("ada", "personalpeft:", 77)
+    assert "1 written, 0 taken away" in first.stderr
+    (there,) = learned.cache.glob("served/published_*/*")
+    assert there.name == name[13:]
+    again = json.loads(learned.run("publish", "--json").stdout)
+    assert again == {
+        "folder": str(there.parent),
+        "stacks": [{"user": "ada", "name": name, "reason": ""}],
+        "written": 0,
+        "taken": 0,
+    }
+
+
+def test_users_that_are_named_are_published_where_it_is_said(learned: Place, tmp_path: Path) -> None:
+    learned.run("remember", "My dog is called Biscuit.", "--user", "bo")
+    to = ("--to", str(tmp_path / "stacks"))
+    both = learned.run("publish", "ada", "bo", *to)
+    assert "bo    nothing: nothing is live" in both.stdout
+    assert len(list(tmp_path.glob("stacks/published_*/*"))) == 1
+    # Who names a user means nobody else.
+    assert "ada" not in learned.run("publish", "--user", "bo", *to).stdout
+    unknown = learned.run("publish", "adaa", *to)
+    assert unknown.exit_code != 0
+    assert "ada" in unknown.stderr.partition("hint:")[2]
+    assert learned.run("publish", "--to", str(learned.home / "personalpeft.db")).exit_code == 2
+
+
+def test_without_a_home_nothing_is_published_and_none_is_made(place: Place) -> None:
+    result = place.run("publish")
+    assert "no home" in result.stderr
+    assert not place.home.exists()
+    assert not place.cache.exists()
