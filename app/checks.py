@@ -20,6 +20,7 @@ from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
     from personalpeft import Runtime
+    from personalpeft.bases.base import Card
 
 _FEW_BYTES = 1 << 30
 
@@ -85,7 +86,7 @@ def _sqlite() -> str:
 
 def _device(common: Common) -> str:
     if common.backend == "llamacpp":
-        return "the processor; which of its features llama.cpp uses is tried when the model is first loaded (--load)"
+        return f"the processor; {_features(common)}"
     if common.backend == "vllm":
         return f"the vLLM server at {_vllm()}; whether it serves this base is asked when it is first needed (--load)"
     try:
@@ -93,6 +94,19 @@ def _device(common: Common) -> str:
     except ImportError as error:
         raise MissingPackage(f"torch cannot be loaded: {error}", hint="Run: pip install torch") from error
     return choose_device().reason
+
+
+def _features(common: Common) -> str:
+    """Which of the processor's features llama.cpp uses, where that was tried for the base's own file."""
+    from personalpeft.backends.llamacpp.probe import kept
+    from personalpeft.bases.gguf_file import own_file
+
+    _, cache = common.places()
+    file = own_file(_card(common))
+    found = None if file is None else kept(file, cache)
+    if found is None:
+        return "which of its features llama.cpp uses is tried when the model is first loaded (--load)"
+    return f"llama.cpp has {found.why}"
 
 
 def _vllm() -> str:
@@ -139,10 +153,8 @@ def _cache(common: Common) -> str:
 
 def _base(common: Common, display: Display) -> str:
     from personalpeft.bases.files import check_digest, folder_digest, folder_files, hash_files, package_files
-    from personalpeft.bases.shelf import find_card
 
-    home, _ = common.places()
-    card = find_card(common.base_name(), cards=[home / "models"])
+    card = _card(common)
     source = card.source
     if source.kind == "package":
         files = package_files(card)
@@ -157,6 +169,13 @@ def _base(common: Common, display: Display) -> str:
         check_digest(card, digest, str(source.path))
         return f"{card.name} in {source.path}, weights {digest[:12]}"
     return f"{card.name}, {'from the hub' if source.kind == 'hub' else 'made from a seed'} when it is first needed"
+
+
+def _card(common: Common) -> Card:
+    from personalpeft.bases.shelf import find_card
+
+    home, _ = common.places()
+    return find_card(common.base_name(), cards=[home / "models"])
 
 
 def _retrieval() -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from personalpeft.bases.base import Base
+from personalpeft.bases.base import Base, Card
 from personalpeft.bases.files import hash_files, join, package_files
 from personalpeft.bases.gguf_model import FORMAT, write_gguf
 from personalpeft.bases.gguf_names import GgufNames
@@ -21,10 +21,19 @@ from personalpeft.errors import WeightsError
 
 def gguf_file(base: Base, names: GgufNames, cache: Path) -> Path:
     """Raises ``WeightsError`` where the file cannot be made."""
+    own = own_file(base.card)
+    if own is not None:
+        return own
     if base.card.source.kind != "package":
         return _made(base, cache, f"{FORMAT}", lambda into: write_gguf(base, names, into))
     parts = package_files(base.card)
-    return parts[0] if len(parts) == 1 else _made(base, cache, "joined", lambda into: join(parts, into))
+    return _made(base, cache, "joined", lambda into: join(parts, into))
+
+
+def own_file(card: Card) -> Path | None:
+    """The GGUF file that a source is, where it is one. Raises ``WeightsError`` for a package that is not installed."""
+    parts = package_files(card) if card.source.kind == "package" else ()
+    return parts[0] if len(parts) == 1 else None
 
 
 def _made(base: Base, cache: Path, how: str, make: Callable[[Path], None]) -> Path:

@@ -38,17 +38,22 @@ class Choice:
 
 def choose(file: Path, cache: Path) -> Choice:
     """What a child process found, or what one found before and left in the cache."""
-    status = file.stat()
-    asked = [version("llama-cpp-python"), _processor(), str(file), status.st_size, status.st_mtime_ns]
-    kept = cache / "llamacpp" / f"{canonical_digest(asked)[:16]}.json"
+    found = kept(file, cache)
+    if found is not None:
+        return found
+    choice = _tried(file)
+    if choice.certain:
+        _keep(choice, _note(file, cache))
+    return choice
+
+
+def kept(file: Path, cache: Path) -> Choice | None:
+    """What was found before for this file, here; None where nothing is known."""
     try:
-        found = json.loads(kept.read_text("utf-8"))
+        found = json.loads(_note(file, cache).read_text("utf-8"))
         return Choice(bool(found["extra"]), str(found["why"]))
     except (OSError, ValueError, KeyError, TypeError):
-        choice = _tried(file)
-    if choice.certain:
-        _keep(choice, kept)
-    return choice
+        return None
 
 
 def main(path: str) -> None:
@@ -87,12 +92,19 @@ def _tried(file: Path) -> Choice:
     return Choice(False, f"plain weights, since a trial with the processor's own order {how}", certain=crashed)
 
 
-def _keep(choice: Choice, kept: Path) -> None:
+def _note(file: Path, cache: Path) -> Path:
+    """Where it is written what this processor, file and version of the library can do together. Raises ``OSError``."""
+    status = file.stat()
+    asked = [version("llama-cpp-python"), _processor(), str(file), status.st_size, status.st_mtime_ns]
+    return cache / "llamacpp" / f"{canonical_digest(asked)[:16]}.json"
+
+
+def _keep(choice: Choice, note: Path) -> None:
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False, encoding="utf-8") as file:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=note.parent, delete=False, encoding="utf-8") as file:
             json.dump(asdict(choice), file)
-        Path(file.name).replace(kept)
+        Path(file.name).replace(note)
     except OSError:
         # It is tried again the next time, which takes a second.
         return

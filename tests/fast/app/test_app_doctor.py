@@ -1,0 +1,44 @@
+"""What ``doctor`` says of llama.cpp: what was tried is said, what was not is said to be tried, and with --load it is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from app_makers import Place
+
+from personalpeft.backends.llamacpp.probe import choose
+from personalpeft.bases.gguf_file import own_file
+from personalpeft.bases.shelf import find_card
+
+_REAL = "smollm2-135m-instruct"
+
+
+def found(place: Place, *args: str) -> tuple[int, dict[str, Any]]:
+    """The exit code, and each finding by its name."""
+    result = place.run("doctor", *args, "--json", backend="llamacpp")
+    assert "Traceback" not in result.output
+    return result.exit_code, {each["name"]: each for each in json.loads(result.stdout)["checks"]}
+
+
+def test_which_features_llamacpp_uses_is_said_once_that_was_tried(place: Place) -> None:
+    code, before = found(place, "--base", _REAL)
+    assert code == 0
+    assert "is tried when the model is first loaded" in before["device"]["said"]
+    file = own_file(find_card(_REAL))
+    assert file is not None
+    tried = choose(file, place.cache)
+    assert tried.why in found(place, "--base", _REAL)[1]["device"]["said"]
+
+
+def test_loading_says_what_serves_with_which_features_and_makes_no_home(place: Place) -> None:
+    code, said = found(place, "--load", "--base", "tiny-random")
+    assert code == 0, said
+    (note,) = (place.cache / "llamacpp").iterdir()
+    model = said["model"]["said"]
+    assert model.startswith("llama.cpp on the processor, threads: ")
+    assert json.loads(note.read_text("utf-8"))["why"] in model
+    assert not place.home.exists()
+    # What is kept is used again, whatever it says.
+    note.write_text(json.dumps({"extra": False, "why": "plain weights, since that was written here"}), "utf-8")
+    assert "since that was written here" in found(place, "--load", "--base", "tiny-random")[1]["model"]["said"]
