@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import httpx2
@@ -11,8 +12,9 @@ import pytest
 from backend_makers import adapter, attach, composed, row, written
 from vllm_maker import RANK, vllm_backend
 
+from personalpeft.adapters.base import Adapter
 from personalpeft.adapters.compose import compose
-from personalpeft.adapters.peft_folder import export_peft
+from personalpeft.adapters.peft_folder import export_peft, export_stack_peft
 from personalpeft.backends.base import Backend
 from personalpeft.backends.vllm.backend import VllmBackend
 from personalpeft.bases.base import Base
@@ -49,27 +51,47 @@ def test_a_folder_that_the_server_does_not_see_is_said_to_be_that(
         VllmBackend(vllm_base, cache=shared_cache, server=blind, entropy=os.urandom)
 
 
+def loaded_and_asked(server: VllmServer, folder: Path, tokens: Sequence[int]) -> tuple[int, ...]:
+    """What vLLM writes with a PEFT folder that it is told of without us."""
+    named = {"lora_name": folder.name, "lora_path": str(folder)}
+    httpx2.post(f"{server.url}/v1/load_lora_adapter", json=named).raise_for_status()
+    body = {"model": folder.name, "prompt": list(tokens), "max_tokens": 8, "temperature": 0, "return_token_ids": True}
+    said = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status().json()
+    httpx2.post(f"{server.url}/v1/unload_lora_adapter", json=named).raise_for_status()
+    return tuple(said["choices"][0]["token_ids"])
+
+
 def test_an_exported_peft_folder_is_loaded_and_says_what_the_stack_says(
     backend: Backend, vllm_server: VllmServer, tmp_path: Path
 ) -> None:
-    """Without us: vLLM loads what ``export-peft`` writes."""
     made = adapter(backend, 3)
     attach(backend, "ours", compose([(made, 1.0)]))
     asked = row(backend, "hello", "ours", temperature=0.0, max_tokens=8)
     (ours,) = written(backend, [asked])
     export_peft(made, backend.base.architecture, tmp_path / "theirs", base_name="base")
-    folder = {"lora_name": "theirs", "lora_path": str(tmp_path / "theirs")}
-    httpx2.post(f"{vllm_server.url}/v1/load_lora_adapter", json=folder).raise_for_status()
-    body = {
-        "model": "theirs",
-        "prompt": list(asked.tokens),
-        "max_tokens": 8,
-        "temperature": 0,
-        "return_token_ids": True,
-    }
-    said = httpx2.post(f"{vllm_server.url}/v1/completions", json=body, timeout=60).raise_for_status().json()
-    httpx2.post(f"{vllm_server.url}/v1/unload_lora_adapter", json=folder).raise_for_status()
-    assert tuple(said["choices"][0]["token_ids"]) == ours.tokens
+    assert loaded_and_asked(vllm_server, tmp_path / "theirs", asked.tokens) == ours.tokens
+
+
+def test_an_exported_stack_of_layers_of_other_ranks_and_projections_says_what_the_stack_says(
+    backend: Backend, vllm_server: VllmServer, tmp_path: Path
+) -> None:
+    style, skill = adapter(backend, 3, rank=2), adapter(backend, 4, rank=5, layer="skill.sums")
+    memory = only(adapter(backend, 5, rank=3, layer="memory"), "mlp.")
+    below = [(style, 1.0), (only(skill, "self_attn.q_proj", "self_attn.o_proj"), -0.5)]
+    parts = [*below, (memory, 0.75)]
+    for key, layers in (("below", below), ("whole", parts)):
+        attach(backend, key, compose(layers))
+    asked = [row(backend, "hello", key, temperature=0.0, max_tokens=8) for key in ("below", "whole")]
+    less, whole = written(backend, asked)
+    assert less.tokens != whole.tokens
+    export_stack_peft(parts, backend.base.architecture, tmp_path / "stack", base_name="base")
+    assert loaded_and_asked(vllm_server, tmp_path / "stack", asked[1].tokens) == whole.tokens
+
+
+def only(made: Adapter, *names: str) -> Adapter:
+    """An adapter of those projections alone."""
+    pairs = {name: pair for name, pair in made.pairs.items() if name.startswith(names)}
+    return replace(made, pairs=pairs, manifest=replace(made.manifest, targets=tuple(sorted(pairs))))
 
 
 def test_a_stack_that_the_server_has_lost_is_told_again(backend: Backend, vllm_server: VllmServer) -> None:
