@@ -25,7 +25,7 @@ from personalpeft.backends.base import (
 )
 from personalpeft.backends.learning_side import LearningSide
 from personalpeft.backends.llamacpp.batch import ALONE, Batch
-from personalpeft.backends.llamacpp.lanes import Lanes
+from personalpeft.backends.llamacpp.lanes import Lanes, Room
 from personalpeft.backends.llamacpp.library import Model, Shape
 from personalpeft.backends.llamacpp.loras import Loras
 from personalpeft.backends.llamacpp.probe import Choice, choose
@@ -38,8 +38,10 @@ from personalpeft.bases.gguf_names import GgufNames, gguf_names
 # How far a reply may be from a cold run of itself: activations are rounded to 8 bits a block, so a number may change with
 # how many tokens are computed in one call.
 _TOLERANCE = 0.1
-# Of the memory an eighth for keys and values, which is shared with everything else.
+# Of the memory, which is shared with everything else, an eighth for all lanes.
 _MEMORY_SHARE = 1 / 8
+# Tokens that a row of a usual length has, and that a lane has room for where memory is short.
+_USUAL, _FEWEST = 512, 256
 # Sequences in one context; the library has a limit of its own.
 _MOST_SEQUENCES = 128
 # Distributions in one call of scoring: so many rows of the vocabulary lie in memory at once.
@@ -69,14 +71,14 @@ class LlamaCppBackend(Speaks):
         self._file = gguf_file(base, names, cache)
         choice = choose(self._file, cache)
         self._model = Model(self._file, extra=choice.extra)
-        places = _places(names, base.card.context, rows)
         threads = threads or _processors()
-        self.longest = min(places, base.card.context)
+        shape = Shape(_FEWEST, min(2 * rows, _MOST_SEQUENCES), ALONE + rows, rows, threads, names.full)
+        room = _room(names, self._model.vocabulary, shape, wanted=base.card.context + rows * _USUAL)
+        self.longest = min(room.places, base.card.context)
         self.description = _described(choice, threads)
         self._turn = threading.Lock()
         self._loras = Loras(slots, partial(write_gguf_lora, names), self._model.lora)
-        shape = Shape(places, min(2 * rows, _MOST_SEQUENCES), ALONE + rows, rows, threads, names.full)
-        lanes = Lanes(places, shape, self._model.context)
+        lanes = Lanes(room, shape, self._model.context)
         self._batch = Batch(lanes, self._loras, self._text, rows=rows, longest=self.longest)
         one = Shape(self.longest, 1, ALONE, _SCORED_AT_ONCE, threads, names.full)
         self._scorer = Scorer(one, self._model.context, self._turn)
@@ -150,11 +152,25 @@ class LlamaCppBackend(Speaks):
             self._model.close()
 
 
-def _places(names: GgufNames, context: int, rows: int) -> int:
-    """How many tokens all lanes have room for: rows of a usual length and a long one, if there is memory."""
+def _room(names: GgufNames, vocabulary: int, shape: Shape, *, wanted: int) -> Room:
+    """What all lanes have room for: so many tokens as are wanted, if there is memory, and one short lane where there is not."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**33
-    fits = int(memory * _MEMORY_SHARE) // names.bytes_per_token
-    return max(256, min(context + rows * 512, fits) // 256 * 256)
+    place, lane = memory_of(names, vocabulary, shape)
+    memory = max(int(memory * _MEMORY_SHARE), lane + _FEWEST * place)
+    most = Room(wanted, memory, place, lane).left([])
+    return Room(most, memory, place, lane)
+
+
+def memory_of(names: GgufNames, vocabulary: int, shape: Shape) -> tuple[int, int]:
+    """Bytes that a context takes for each of its places, and besides. The library tells nobody but its log; what it says there
+    is a little less.
+    """
+    # Distributions lie there twice, where they are computed and where they are read; beside them what goes through a block.
+    distributions = 2 * max(shape.asked, shape.sequences) * vocabulary
+    widths = 2 * int(names.config["hidden_size"]) + 2 * int(names.config["intermediate_size"])
+    # What each token of a call finds at each place: whether it may look there, and step by step (in float32) what it sees there.
+    seen = shape.batch * (3 + int(names.config["num_attention_heads"]) if shape.full else 1)
+    return names.bytes_per_token + 4 * seen, 4 * (distributions + shape.batch * widths)
 
 
 def _processors() -> int:

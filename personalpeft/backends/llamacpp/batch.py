@@ -120,7 +120,7 @@ class Batch:
         """See ``Backend.occupancy``."""
         used = sum(live.read for live in self._live.values())
         kept = sum(lane.kept for lane in self._lanes)
-        return Occupancy(len(self._live), used, kept, self._lanes.places, self._reused)
+        return Occupancy(len(self._live), used, kept, self._lanes.room.places, self._reused)
 
     def close(self) -> None:
         """Frees all contexts; rows that were still there are gone."""

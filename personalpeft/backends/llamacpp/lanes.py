@@ -3,8 +3,8 @@
 A context has one set of adapters, so rows of different stacks share none; to change the set of one costs as much as half a
 token, to keep another context costs its keys and values. Rows of one stack share a lane, and are computed in one call.
 
-Invariants: all lanes together have at most so many places for keys and values (while one grows, its old ones besides), and
-a row gets, when it joins, all that its prompt and its longest reply can need; what is kept of a row that has left is found
+Invariants: all lanes together keep within a bound of places and of memory (while one grows, its old ones besides), and a
+row gets, when it joins, all that its prompt and its longest reply can need; what is kept of a row that has left is found
 only in the lane of its stack, by rows of its owner whose tokens begin alike; a sequence is never read under another stack
 than it was written under.
 """
@@ -18,9 +18,26 @@ from dataclasses import dataclass, replace
 from personalpeft.backends.base import Tokens
 from personalpeft.backends.llamacpp.library import Context, Logits, Lora, Place, Shape
 
-# A lane begins with this many places, and doubles when its rows need more.
-_FEWEST = 512
+# A lane begins with this many places, and doubles when its rows need more. llama.cpp rounds up to multiples of the step.
+_FEWEST, _STEP = 512, 256
 OpenContext = Callable[[Shape, Lora | None], Context]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What all lanes may take together: ``places`` for tokens, and ``memory`` bytes, of which a place takes ``place`` and every
+    lane ``lane`` besides, however short it is.
+    """
+
+    places: int
+    memory: int
+    place: int
+    lane: int
+
+    def left(self, taken: Sequence[int]) -> int:
+        """How many places one more lane may have beside lanes of so many."""
+        fits = (self.memory - (len(taken) + 1) * self.lane) // self.place
+        return (min(self.places, fits) - sum(taken)) // _STEP * _STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +163,13 @@ class Lane:
 
 
 class Lanes:
-    """The lanes of all stacks, of at most ``places`` places together. Not thread-safe.
+    """The lanes of all stacks, within ``room`` together. Not thread-safe.
 
     The context of a lane that ended is kept for the next: to make one takes longer than to load an adapter.
     """
 
-    def __init__(self, places: int, shape: Shape, open_context: OpenContext) -> None:
-        self.places = places
+    def __init__(self, room: Room, shape: Shape, open_context: OpenContext) -> None:
+        self.room = room
         self._shape, self._open = shape, open_context
         # Least recently used first.
         self._lanes: OrderedDict[Lora | None, Lane] = OrderedDict()
@@ -214,8 +231,8 @@ class Lanes:
         """How large a lane may become; None where it cannot be so large as it has to be."""
 
         def left() -> int:
-            spare = 0 if self._spare is None else self._spare.shape.places
-            return self.places - spare - sum(lane.places for lane in self if lane is not own)
+            spare = [] if self._spare is None else [self._spare.shape.places]
+            return self.room.left(spare + [lane.places for lane in self if lane is not own])
 
         for lora, lane in tuple(self._lanes.items()):
             if left() >= least:
@@ -229,8 +246,7 @@ class Lanes:
 
 
 def _rounded(places: int) -> int:
-    """llama.cpp rounds up to these."""
-    return -(-places // 256) * 256
+    return -(-places // _STEP) * _STEP
 
 
 def _alike(kept: Tokens, wanted: Tokens) -> int:

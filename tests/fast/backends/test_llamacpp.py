@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,8 +29,11 @@ from backend_makers import (
 )
 
 from personalpeft.backends.base import Backend, Continuation
-from personalpeft.backends.llamacpp.backend import LlamaCppBackend
+from personalpeft.backends.llamacpp import backend as reckoning
+from personalpeft.backends.llamacpp.backend import LlamaCppBackend, memory_of
+from personalpeft.backends.llamacpp.library import Model, Shape
 from personalpeft.bases.base import Base
+from personalpeft.bases.gguf_file import gguf_file
 from personalpeft.bases.gguf_model import write_gguf
 from personalpeft.bases.gguf_names import gguf_names
 from personalpeft.errors import WeightsError
@@ -262,3 +267,42 @@ def test_what_llamacpp_would_compute_otherwise_is_refused_by_name(
     base = replace(tiny_base, folder=tmp_path)
     with pytest.raises(WeightsError, match=why):
         write_gguf(base, gguf_names(base), tmp_path / "model.gguf")
+
+
+def test_what_a_lane_takes_is_reckoned_at_no_less_than_llamacpp_says(
+    base: Base, shared_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = gguf_names(base)
+    file = gguf_file(base, names, shared_cache)
+    model = Model(file, extra=False)
+    for places in (512, 4096):
+        shape = Shape(places, 32, 272, 16, 1, names.full)
+        place, lane = memory_of(names, model.vocabulary, shape)
+        caplog.clear()
+        with caplog.at_level("DEBUG", "personalpeft.backends.llamacpp.library"):
+            model.context(shape, None).close()
+        said = re.findall(r"buffer size = +([0-9.]+) MiB", caplog.text)
+        assert len(said) >= 3
+        taken = sum(map(float, said)) * 2**20
+        assert taken <= places * place + lane
+    model.close()
+
+
+def test_lanes_keep_within_the_memory_with_what_each_takes_besides_its_tokens(
+    tiny_base: Base, shared_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each lane takes as much as 600 tokens besides, and there is memory for two lanes of 512, or for the tokens of four.
+    monkeypatch.setattr(reckoning, "memory_of", lambda names, *_: (1 << 20, 600 << 20))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    monkeypatch.setattr(reckoning, "_MEMORY_SHARE", (2 * 600 + 2 * 512 << 20) / memory)
+    backend = llamacpp_backend(tiny_base, shared_cache, slots=3, rows=4)
+    for seed, name in enumerate(("one", "two")):
+        attach(backend, name, composed(backend, seed))
+    writing = Writing(backend)
+    first, _ = (writing.join(row(backend, "hello", stack, max_tokens=8)) for stack in ("one", None))
+    last = row(backend, "hello", "two", max_tokens=8)
+    assert backend.admit(last) is None
+    writing.leave(first)
+    assert writing.join(last)
+    writing.finish()
+    backend.close()
