@@ -7,11 +7,14 @@ adapters takes whatever lies in a bucket; this one checks.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 from fastapi import HTTPException
+from ray import serve
 from ray.serve.llm.deployment import LLMServer
 
 from personalpeft_vllm_resolver import settings
@@ -46,8 +49,14 @@ class Puller:
 
 
 class Server(LLMServer):
-    """Ray's own server but for where its adapters come from."""
+    """Ray's own server but for where its adapters come from, and for requests that come for the same new one at once."""
 
     # Ray waits for it.
     async def __init__(self, llm_config: Any, **more: Any) -> None:  # type: ignore[misc]
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         await super().__init__(llm_config, **{**more, "model_downloader": Puller})
+
+    async def _maybe_resolve_lora_from_multiplex(self) -> None:
+        # Ray looks whether a stack is loaded, and waits while it loads: of two first requests at once it would refuse the second.
+        async with self._turns.setdefault(serve.get_multiplexed_model_id(), asyncio.Lock()):
+            await super()._maybe_resolve_lora_from_multiplex()
