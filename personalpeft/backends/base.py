@@ -263,7 +263,9 @@ class Backend(Protocol):
         ...
 
     def detach(self, key: str) -> None:
-        """Forgets a key; its slot is free once no row points to it. A key that is not attached is fine."""
+        """Forgets a key; its slot is free once no row points to it. A key that is not attached is fine; where it is being attached, and
+        that waits for another machine, it may be given up: then ``attach`` raises.
+        """
         ...
 
     def admit(self, row: Row) -> int | None:

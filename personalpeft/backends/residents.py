@@ -1,7 +1,8 @@
 """Which stacks are resident by key, and how many rows point to each.
 
-Invariants: never more than ``slots``; what rows point to stays until the last of them has left, also when its key was dropped
-or given to another one meanwhile. Safe from several threads: stacks are loaded beside the batch.
+Invariants: never more than ``slots``, those included that are being loaded; what rows point to stays until the last of them has
+left, also when its key was dropped or given to another one meanwhile. Safe from several threads: stacks are loaded beside the
+batch, and beside each other.
 """
 
 from __future__ import annotations
@@ -29,26 +30,34 @@ class Residents(Generic[T]):
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
-        self._turn = threading.Lock()
-        # Held while one is loaded, so that there is never one more than there are slots.
-        self._filling = threading.Lock()
+        # Held for a moment at a time, never while one is loaded.
+        self._turn = threading.Condition(threading.Lock())
         self._named: dict[str, Resident[T]] = {}
         # Dropped, but rows still point to them.
         self._leaving: list[Resident[T]] = []
+        # Being loaded.
+        self._coming: set[str] = set()
 
     def put(self, key: str, load: Callable[[], T]) -> None:
-        """Has a key stand for what ``load`` gives; one that is there already stays. Raises ``RuntimeError`` where all slots
-        are taken, and what ``load`` raises.
+        """Has a key stand for what ``load`` gives; one that is there already stays, and one that is being loaded is waited for.
+        Raises ``RuntimeError`` where all slots are taken, and what ``load`` raises, which leaves its slot free.
         """
-        with self._filling:
-            with self._turn:
-                if key in self._named:
-                    return
-                if len(self._named) + len(self._leaving) >= self._slots:
-                    raise RuntimeError(f"all {self._slots} slots are taken")
+        with self._turn:
+            self._turn.wait_for(lambda: key not in self._coming)
+            if key in self._named:
+                return
+            if len(self._named) + len(self._leaving) + len(self._coming) >= self._slots:
+                raise RuntimeError(f"all {self._slots} slots are taken")
+            self._coming.add(key)
+        resident = None
+        try:
             resident = Resident(load())
+        finally:
             with self._turn:
-                self._named[key] = resident
+                self._coming.remove(key)
+                if resident is not None:
+                    self._named[key] = resident
+                self._turn.notify_all()
 
     def held(self, key: str) -> T:
         """What a key stands for. Raises ``KeyError``."""

@@ -1,15 +1,18 @@
 """Brings stacks from disk over host memory into their slots, beside decoding.
 
-One thread does one load after the other. It is told of a load only when a slot is already free for it, so it never waits
-for anything but the next load, and nobody waits for it holding a lock. What it owns alone: the host cache. What it calls:
-``read`` (the disk), ``stage`` and ``attach`` of the backend, and ``done`` for each load, with the error if it failed; a
-failure is said once and not remembered.
+One thread reads and stages one stack after the other, since that is this machine's work; a few attach them side by side, since that
+may be another machine's, which may be slow with one of them. They are told of a load only when a slot is already free for it, so
+they never wait for anything but the next load, and nobody waits for them holding a lock. What the first owns alone: the host
+cache. What they call: ``read`` (the disk), ``stage`` and ``attach`` of the backend, and ``done`` for each load, with the error if it
+failed; a failure is said once and not remembered.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 
 from personalpeft.adapters.base import Adapter
@@ -19,6 +22,20 @@ from personalpeft.backends.faults import model_faults
 from personalpeft.serving.metrics import Metrics
 from personalpeft.serving.residency import HostCache
 from personalpeft.types import Stack
+
+# Stacks that are attached at once, at most.
+_AT_ONCE = 4
+# Seconds between two looks at what is still attached when all shall end.
+_LOOK = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A stack that is staged; ``began`` is when its load did."""
+
+    key: str
+    staged: Staged
+    began: float
 
 
 class Loader:
@@ -41,8 +58,14 @@ class Loader:
         self._done = done
         # An empty key asks for the host memory to be cleared, None for the end.
         self._loads: SimpleQueue[tuple[str, Stack | None] | None] = SimpleQueue()
+        self._ready: SimpleQueue[_Ready | None] = SimpleQueue()
+        self._attaching: set[str] = set()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="personalpeft-loader", daemon=True)
+        self._threads = [threading.Thread(target=self._stage, name="personalpeft-loader", daemon=True)]
+        self._threads += [
+            threading.Thread(target=self._attach, name=f"personalpeft-loader-{number}", daemon=True)
+            for number in range(min(_AT_ONCE, backend.slots))
+        ]
 
     @property
     def host_bytes(self) -> int:
@@ -50,8 +73,9 @@ class Loader:
         return self._host.nbytes
 
     def start(self) -> None:
-        """Begins the thread, which ``close`` ends."""
-        self._thread.start()
+        """Begins the threads, which ``close`` ends."""
+        for thread in self._threads:
+            thread.start()
 
     def ask(self, key: str, stack: Stack) -> None:
         """Has a stack brought into the slot that is free for it."""
@@ -62,28 +86,51 @@ class Loader:
         self._loads.put(("", None))
 
     def close(self) -> None:
-        """Ends the thread after the load that it is at; further ones are dropped. Closing twice is fine, and before ``start``."""
+        """Ends the threads after the loads that they are at, which the backend may give up; further ones are dropped. For the thread
+        that detaches. Closing twice is fine, and before ``start``.
+        """
         self._closing = True
         self._loads.put(None)
-        if self._thread.is_alive():
-            self._thread.join()
+        for _ in self._threads:
+            self._ready.put(None)
+        for thread in self._threads:
+            while thread.is_alive():
+                # Again and again, since one may have been about to begin.
+                for key in tuple(self._attaching):
+                    self._backend.detach(key)
+                thread.join(_LOOK)
 
-    def _run(self) -> None:
+    def _stage(self) -> None:
         while (load := self._loads.get()) is not None and not self._closing:
             key, stack = load
             if stack is None:
                 self._host.clear()
                 continue
-            began = self._timer()
-            try:
-                with model_faults("The model could not take these layers."):
-                    self._backend.attach(key, self._staged(key, stack))
-            except Exception as error:  # noqa: BLE001 - whatever it is, those who wait for this stack must hear it
-                self._metrics.count("stack_load_failures_total")
-                self._done(key, error)
-            else:
-                self._metrics.observe("stack_load_seconds", self._timer() - began)
-                self._done(key, None)
+            if failed := self._failed(partial(self._bring, key, stack)):
+                self._done(key, failed)
+
+    def _attach(self) -> None:
+        while (ready := self._ready.get()) is not None and not self._closing:
+            self._attaching.add(ready.key)
+            failed = self._failed(partial(self._backend.attach, ready.key, ready.staged))
+            self._attaching.remove(ready.key)
+            if failed is None:
+                self._metrics.observe("stack_load_seconds", self._timer() - ready.began)
+            self._done(ready.key, failed)
+
+    def _failed(self, work: Callable[[], None]) -> Exception | None:
+        """What some work on a load failed at: whatever it is, those who wait for this stack must hear it."""
+        try:
+            with model_faults("The model could not take these layers."):
+                work()
+        except Exception as error:  # noqa: BLE001 - see above
+            self._metrics.count("stack_load_failures_total")
+            return error
+        return None
+
+    def _bring(self, key: str, stack: Stack) -> None:
+        began = self._timer()
+        self._ready.put(_Ready(key, self._staged(key, stack), began))
 
     def _staged(self, key: str, stack: Stack) -> Staged:
         kept = self._host.get(key)

@@ -12,9 +12,9 @@ Who may touch what:
   bookkeeping only, never while anything is read, computed, asked of a caller or waited for.
 - Callers put requests in and pin stacks that are ready. The loader says what has arrived or failed.
 
-Why nobody waits for ever: the loader waits for nothing but its next load. A slot that is claimed comes free, since keys
-that are not claimed begin no new row and every row ends. Whoever holds a stack waits for nothing meanwhile (``hold``).
-Whatever ends the loop's thread ends all that wait for it first.
+Why nobody waits for ever: the loader waits for nothing but its next loads, and at the end gives up those that can be given up. A slot
+that is claimed comes free, since keys that are not claimed begin no new row and every row ends. Whoever holds a stack waits for
+nothing meanwhile (``hold``). Whatever ends the loop's thread ends all that wait for it first.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Loop:
                     self._changed.wait_for(lambda: self._slots.ready(key) or holder.error or self._ended)
                 finally:
                     self._holders = [each for each in self._holders if each is not holder]
-                if error := holder.error or self._ended:
+                if error := self._ended or holder.error:
                     raise error
             self._slots.pin(key)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from queue import SimpleQueue
 
 import pytest
 from serving_makers import (
+    BASE,
     PATIENCE,
     Shelf,
     Stepped,
@@ -21,6 +23,8 @@ from serving_makers import (
     waiting,
 )
 
+from personalpeft.backends.base import Staged
+from personalpeft.backends.fake import FakeBackend
 from personalpeft.serving.engine import Engine
 
 
@@ -142,6 +146,51 @@ def test_a_slow_read_stops_nobody_whose_stack_is_there(shelf: Shelf) -> None:
         held.set()
         assert late.text
         assert shelf.asked == digests(1, 3)
+
+
+class Slow(FakeBackend):
+    """Whose slots are filled by somebody else, who is slow with some stacks."""
+
+    def __init__(self, *slow: int, gives_up: bool = False) -> None:
+        super().__init__(BASE, slots=4, rows=4)
+        self.may = {stack(number).digest: threading.Event() for number in slow}
+        self.attaching: SimpleQueue[str] = SimpleQueue()
+        self._gives_up = gives_up
+
+    def attach(self, key: str, staged: Staged) -> None:
+        self.attaching.put(key)
+        if key in self.may:
+            assert self.may[key].wait(PATIENCE)
+        super().attach(key, staged)
+
+    def detach(self, key: str) -> None:
+        if self._gives_up and key in self.may:
+            self.may[key].set()
+        super().detach(key)
+
+
+def test_a_slot_that_is_slow_to_fill_holds_up_nobody_elses(shelf: Shelf) -> None:
+    slow = Slow(1, 2)
+    with engine_on(slow, shelf) as engine:
+        late = [ask(engine, request((n,), user=f"user-{n}")) for n in (1, 2)]
+        assert {slow.attaching.get(timeout=PATIENCE) for _ in late} == set(slow.may)
+        in_turn(engine, 3, 4, 3)
+        assert [reader.pieces for reader in late] == [[], []]
+        for may in slow.may.values():
+            may.set()
+        assert all(reader.text for reader in late)
+
+
+def test_closing_gives_up_a_load_that_can_be_given_up(shelf: Shelf) -> None:
+    slow = Slow(1, gives_up=True)
+    with engine_on(slow, shelf) as engine:
+        late = ask(engine, request((1,)))
+        slow.attaching.get(timeout=PATIENCE)
+        closer = threading.Thread(target=engine.close, daemon=True)
+        closer.start()
+        closer.join(PATIENCE / 2)
+        assert not closer.is_alive()
+        assert late.finish == "cancelled"
 
 
 def test_a_stack_is_brought_while_its_request_still_waits_for_a_row(shelf: Shelf) -> None:
