@@ -2,7 +2,7 @@
 
 llama.cpp: one user's reply with a layer of rank 8 and without one; what a request costs more when the one before was another
 user's, with the adapter in memory and from its file; the same text's log-probs on both engines; and how much memory a
-process has that chats and has not loaded torch. vLLM's rows are in ``engines_vllm``.
+process has that chats and has not loaded torch. vLLM's rows are in ``engines_vllm``, those of a fleet in ``engines_fleet``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from personalpeft.settings import Serving
 from personalpeft.types import Message, Sampling, Stack
 from personalpeft_app.bench.crowd import Crowd, crowd, name, question
 from personalpeft_app.bench.engines_asked import FIXED, Agreement, agreement, first_token, prompts, said
+from personalpeft_app.bench.engines_fleet import FleetFigures, bench_fleet
 from personalpeft_app.bench.engines_vllm import VllmFigures, bench_vllm
 from personalpeft_app.bench.figures import Spread, spread, taking_turns
 from personalpeft_app.bench.vllm import python_with_vllm
@@ -44,7 +45,7 @@ class EnginesBench:
     """The object that ``--json`` prints. ``switch_ms`` is what a first token takes more when the request before was another
     user's: whose adapter is in memory, or has to come from its file. ``memory_mb`` is the most that a process had that opened the
     home, answered a long question with one user's layer, so that ``memory_tokens`` of context were filled, and did not load torch.
-    ``vllm`` is None where it was not run; all else is llama.cpp's.
+    ``vllm`` and ``fleet`` are None where they were not run; all else is llama.cpp's.
     """
 
     bench: str
@@ -60,6 +61,7 @@ class EnginesBench:
     memory_tokens: int
     torch_loaded: bool
     vllm: VllmFigures | None
+    fleet: FleetFigures | None
 
 
 def bench_engines(
@@ -122,6 +124,7 @@ def bench_engines(
         memory_tokens=filled,
         torch_loaded=loaded,
         vllm=bench_vllm(base_name, python, repetitions=repetitions, tokens=tokens, say=say) if python else None,
+        fleet=bench_fleet(base_name, python, repetitions=repetitions, tokens=tokens, say=say) if python else None,
     )
 
 

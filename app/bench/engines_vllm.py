@@ -56,7 +56,7 @@ def bench_vllm(
     """Starts the server from this Python and runs everything on it. Raises ``MissingPackage``, ``ServingFailed``."""
     users = STACKS + repetitions * _UNSEEN
     with tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as work:
-        base = _base(base_name, Path(work))
+        base = prepared(base_name, Path(work))
         with (
             vllm.served(
                 python,
@@ -90,7 +90,7 @@ def bench_vllm(
     )
 
 
-def _base(base_name: str, work: Path) -> Base:
+def prepared(base_name: str, work: Path) -> Base:
     """The base, before there is a server to open it with."""
     with personalpeft.open(work / "home", base_name) as runtime:
         return runtime.base()
@@ -118,20 +118,11 @@ def _rates(
     engine = people.engine
     stacks = [people.stack(number) for number in range(STACKS)]
 
-    def requests(repetition: int, count: int) -> list[Request]:
-        return [
-            Request(f"user-{n}", question(n, repetition), stacks[n % STACKS], Sampling(max_tokens=count))
-            for n in range(REQUESTS)
-        ]
-
     def through_us(repetition: int, count: int = tokens) -> float:
-        asked = requests(repetition, count)
-        began = time.perf_counter()
-        written = sum(len(piece.tokens) for piece in engine.replies(asked))
-        return written / (time.perf_counter() - began)
+        return rate(engine, stacks, repetition, count)
 
     def direct(repetition: int, count: int = tokens) -> float:
-        sent = [engine.tokens(request) for request in requests(repetition, count)]
+        sent = [engine.tokens(request) for request in _requests(stacks, repetition, count)]
         called = [names[n % STACKS] for n in range(REQUESTS)]
         began = time.perf_counter()
         written = server.stream(sent, called, count, engine.backend.end_of_turn)
@@ -140,6 +131,21 @@ def _rates(
     for contestant in (through_us, direct):
         contestant(0, _WARM_UP)
     return taking_turns({"engine": through_us, "direct": direct}, repetitions, say)
+
+
+def rate(engine: Engine, stacks: Sequence[Stack], repetition: int, tokens: int) -> float:
+    """Tokens a second of all requests together through an engine, from handing them in to the last token."""
+    asked = _requests(stacks, repetition, tokens)
+    began = time.perf_counter()
+    written = sum(len(piece.tokens) for piece in engine.replies(asked))
+    return written / (time.perf_counter() - began)
+
+
+def _requests(stacks: Sequence[Stack], repetition: int, tokens: int) -> list[Request]:
+    return [
+        Request(f"user-{n}", question(n, repetition), stacks[n % len(stacks)], Sampling(max_tokens=tokens))
+        for n in range(REQUESTS)
+    ]
 
 
 def _first_tokens(people: Crowd, users: Sequence[int], say: Callable[[str], None]) -> tuple[list[float], list[float]]:

@@ -139,7 +139,7 @@ def served(
     quiet |= {"VLLM_CACHE_ROOT": str(log.parent / "vllm-cache")}
     environment = {**roomy, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", **os.environ, **quiet, **environment}
     say("starting vLLM's server, about a minute")
-    with log.open("wb") as output, _sigterm_unwinds():
+    with log.open("wb") as output, sigterm_unwinds():
         # A session of its own, so that its workers can be ended with it, and Ctrl-C reaches us first.
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=log.parent, start_new_session=True
@@ -148,7 +148,7 @@ def served(
             _wait_for(process, f"http://127.0.0.1:{port}", log)
             yield Server(f"http://127.0.0.1:{port}")
         finally:
-            _end(process)
+            ended(process)
 
 
 def free_port() -> int:
@@ -159,7 +159,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def _sigterm_unwinds() -> Iterator[None]:
+def sigterm_unwinds() -> Iterator[None]:
     """Inside, SIGTERM (that of ``timeout``, for one) ends this program as an exception does, and not at once."""
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
@@ -201,8 +201,10 @@ def _asked(url: str, body: dict[str, Any]) -> Any:
         raise ServingFailed(f"vLLM did not answer: {error}.", hint=_WITHOUT) from error
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The server and all that it started. Its own end comes first, since it has shared memory to give back."""
+def ended(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process that began a session, and all that it started there. Its own end comes first, since it may have shared memory
+    to give back.
+    """
     try:
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, signal.SIGTERM)

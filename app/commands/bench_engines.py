@@ -12,6 +12,7 @@ from personalpeft_app.output import note, show, table
 
 if TYPE_CHECKING:
     from personalpeft_app.bench.engines_asked import Agreement
+    from personalpeft_app.bench.engines_fleet import FleetFigures
     from personalpeft_app.bench.engines_vllm import VllmFigures
 
 _NO_VLLM = "vLLM was not run: it takes part where PERSONALPEFT_BENCH_VLLM names a Python that has it (make vllm-env makes one)."
@@ -26,8 +27,8 @@ def bench_engines(common: Common, repetitions: int, tokens: int, without_vllm: b
 
     llama.cpp: what a layer costs, what a switch of user costs, and the memory of a process that chats without torch. vLLM,
     where PERSONALPEFT_BENCH_VLLM names a Python that has it (make vllm-env makes one): what a user costs whom the server has
-    never seen, and what sixteen requests lose by going through us. Of both, whether they say what torch says. Takes some
-    minutes with each.
+    never seen, and what sixteen requests lose by going through us. Of both, whether they say what torch says. Where that
+    Python has Ray too, two replicas against one. Takes some minutes with each.
     """
     from personalpeft_app.bench import engines
 
@@ -51,6 +52,7 @@ def bench_engines(common: Common, repetitions: int, tokens: int, without_vllm: b
     ]
     rows = [(f"llama.cpp: {what}", figure) for what, figure in rows]
     rows += [(f"vLLM: {what}", figure) for what, figure in (_vllm(found.vllm) if found.vllm else ())]
+    rows += [(f"vLLM: {what}", figure) for what, figure in (_fleet(found.fleet) if found.fleet else ())]
     shown = table(("WHAT", "MEDIAN (LEAST TO MOST)"), rows)
     show(common, found, shown if found.vllm else f"{shown}\n\n{_NO_VLLM}")
 
@@ -63,6 +65,13 @@ def _vllm(figures: VllmFigures) -> Iterator[tuple[str, str]]:
         yield f"{figures.requests} requests, {key}, tokens a second", str(each)
     yield f"{figures.requests} requests, engine over direct", str(figures.engine_over_direct)
     yield from _agreement(figures.agreement)
+
+
+def _fleet(figures: FleetFigures) -> Iterator[tuple[str, str]]:
+    for key, each in figures.tokens_per_second.items():
+        yield f"{figures.requests} requests, replicas: {key}, tokens a second", str(each)
+    yield f"{figures.requests} requests, two replicas over one", str(figures.two_over_one)
+    yield "requests that went where their stack was", f"{figures.at_home:.1%}"
 
 
 def _agreement(agreement: Mapping[str, Agreement]) -> Iterator[tuple[str, str]]:

@@ -19,8 +19,9 @@ from vllm_double import Double, doubled
 
 from personalpeft.bases.base import Base
 from personalpeft.errors import InvalidInput, ServingFailed
-from personalpeft_app.bench import engines, engines_vllm, vllm
+from personalpeft_app.bench import engines, engines_fleet, engines_vllm, vllm
 from personalpeft_app.bench.engines_asked import AGREE, PROMPTS, Said, agreement
+from personalpeft_app.bench.fleet import Fleet
 
 _BASE = "tiny-random"
 
@@ -47,6 +48,27 @@ def double(tiny_base: Base, monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]
         yield double
 
 
+@pytest.fixture
+def fleet(tiny_base: Base, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Fleet]:
+    """In the place of replicas behind Ray Serve: the larger fleet, which stands for both of those that would be started."""
+    monkeypatch.setattr("personalpeft.backends.vllm.check._APART", 100.0)
+    monkeypatch.setattr(ThreadingHTTPServer, "request_queue_size", 2 * engines_vllm.REQUESTS)
+    monkeypatch.setattr(engines_fleet, "_TOLD_SECONDS", 0)
+    monkeypatch.setattr(engines_fleet, "example", lambda python: tmp_path / "example.yaml")
+    with doubled(Double(tiny_base)) as double:
+        double.resolver = tmp_path / "stacks"
+        two = Fleet(double.url, 2, double.resolver, tmp_path / "cache")
+
+        @contextmanager
+        def fleets(*args: Any, replicas: list[int], **more: Any) -> Iterator[list[Fleet]]:
+            assert replicas == [1, 2]
+            yield [replace(two, replicas=1), two]
+
+        monkeypatch.setattr(engines_fleet, "fleets", fleets)
+        yield two
+
+
+@pytest.mark.usefixtures("fleet")
 def test_both_are_measured_and_without_vllm_the_output_says_how_to_get_it(
     place: Place, double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,9 +89,11 @@ def test_both_are_measured_and_without_vllm_the_output_says_how_to_get_it(
     assert 1900 < told["memory_tokens"] <= 2048
     assert set(told["vllm"]["agreement"]) == {"bare", "stack"}
     assert {"unseen_ms", "engine_over_direct"} < set(told["vllm"])
-    for line in ("llama.cpp: with a layer over without", "vLLM: 16 requests, engine over direct"):
-        assert line in shown(found)
-    without = replace(found, vllm=None)
+    assert set(told["fleet"]["tokens_per_second"]) == {"one", "two"}
+    rows = ("with a layer over without", "16 requests, engine over direct", "16 requests, two replicas over one")
+    for engine, row in zip(("llama.cpp", "vLLM", "vLLM"), rows, strict=True):
+        assert f"{engine}: {row}" in shown(found)
+    without = replace(found, vllm=None, fleet=None)
     assert json.loads(shown(without, "--json"))["vllm"] is None
     assert "make vllm-env" in shown(without)
     assert "make vllm-env" not in shown(found)
@@ -107,7 +131,29 @@ def test_a_user_counts_as_unseen_once(double: Double) -> None:
     found = engines_vllm.bench_vllm(_BASE, Path("python"), repetitions=2, tokens=8, say=_nothing)
     loaded = [body["lora_name"] for path, body in double.asked if path == "/v1/load_lora_adapter"]
     # All of them, those of the throughput, and the one that changes nothing; each is loaded when it is first asked for.
-    assert len(set(loaded)) == found.users + found.stacks + 1
+    # What a server is tried with is nobody's.
+    assert len({name for name in loaded if ":trial:" not in name}) == found.users + found.stacks + 1
+
+
+def test_who_is_answered_where_their_stack_was_is_told_from_who_has_it_pulled_anew(fleet: Fleet) -> None:
+    def pull(text: str) -> None:
+        # As a replica does, while the two are measured for the first time.
+        if text.startswith("1 of 2: two"):
+            (fleet.cache / "process-x" / ("0" * 64)).mkdir(parents=True)
+
+    found = engines_fleet.bench_fleet(_BASE, Path("python"), repetitions=2, tokens=8, say=pull)
+    assert found is not None
+    assert found.at_home == round(1 - 1 / (2 * engines_vllm.REQUESTS), 4)
+    assert all(each.least > 0 for each in found.tokens_per_second.values())
+
+
+def test_a_python_without_ray_runs_no_fleet(tmp_path: Path) -> None:
+    heard: list[str] = []
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
+    bare.chmod(0o755)
+    assert engines_fleet.bench_fleet(_BASE, bare, repetitions=1, tokens=8, say=heard.append) is None
+    assert "no Ray" in heard[0]
 
 
 def test_a_client_that_is_refused_says_what_the_server_said(double: Double) -> None:

@@ -1,0 +1,158 @@
+"""Fleets of vLLM replicas behind Ray Serve LLM on this machine: the plugin's own example (plugins/vllm_resolver), for ``bench engines``
+and for the plugin's tests. In a process of its own, of the Python that has vLLM, Ray and the plugin.
+
+Invariant: it ends with the ``with`` block, however that ends, and listens on the loopback interface alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from personalpeft.errors import ServingFailed
+from personalpeft_app.bench.vllm import ended, free_port, sigterm_unwinds
+
+_START_SECONDS, _END_SECONDS = 900, 60
+
+# The example as it stands but for where things lie here, how many replicas there are, and how much of this machine they take.
+_SERVE = """
+import json, sys, yaml
+import ray
+from ray import serve
+from ray.serve.llm import build_openai_app
+
+said = json.loads(sys.argv[1])
+ray.init(address="local", num_cpus=8 * len(said["fleets"]), include_dashboard=False, object_store_memory=100 << 20)
+serve.start(http_options={"host": "127.0.0.1", "port": said["port"]})
+for fleet in said["fleets"]:
+    (application,) = yaml.safe_load(open(said["example"]))["applications"]
+    (config,) = application["args"]["llm_configs"]
+    config["model_loading_config"]["model_source"] = said["base"]
+    config["deployment_config"]["num_replicas"] = fleet["replicas"]
+    config["engine_kwargs"] |= said["engine"]
+    config["runtime_env"]["env_vars"] |= {**said["environment"], "PERSONALPEFT_RESOLVER_CACHE": fleet["cache"]}
+    config["log_engine_metrics"] = False
+    serve.run(build_openai_app(application["args"]), name=fleet["name"], route_prefix=fleet["route"])
+print("it is up", flush=True)
+sys.stdin.read()
+serve.shutdown()
+ray.shutdown()
+"""
+_FIND = """
+from importlib.util import find_spec
+from pathlib import Path
+plugin = find_spec("ray") and find_spec("personalpeft_vllm_resolver")
+print(Path(plugin.origin).parents[1] / "examples" / "ray_serve_llm.yaml" if plugin else "")
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """So many replicas behind one address. Stacks are put below ``stacks``; each replica's copies lie below ``cache``."""
+
+    url: str
+    replicas: int
+    stacks: Path
+    cache: Path
+
+    def pulled(self) -> list[set[str]]:
+        """The digests of the stacks that each replica has pulled, of those that have any."""
+        parts = [{each.name for each in part.iterdir() if each.is_dir()} for part in self.cache.glob("process-*")]
+        return [part for part in parts if part]
+
+
+def example(python: Path) -> Path | None:
+    """The example beside the plugin that this Python has; None where it has no plugin, no Ray, or none lies there."""
+    found = subprocess.run([python, "-c", _FIND], capture_output=True, text=True, check=False).stdout.strip()
+    return Path(found) if found and Path(found).is_file() else None
+
+
+@contextmanager
+def fleets(
+    python: Path,
+    example: Path,
+    base: Path,
+    work: Path,
+    *,
+    replicas: Sequence[int],
+    threads: int = 1,
+    dtype: str = "bfloat16",
+    environment: Mapping[str, str],
+    say: Callable[[str], None],
+) -> Iterator[list[Fleet]]:
+    """Starts a fleet for each number of replicas, on a base's folder, each replica with so many threads, and waits until all
+    answer. What they say goes to a log in ``work``. For the main thread. Raises ``ServingFailed``.
+    """
+    port, stacks, log = free_port(), work / "stacks", work / "ray.log"
+    made = [
+        Fleet(f"http://127.0.0.1:{port}/fleet-{number}", count, stacks, work / f"cache-{number}")
+        for number, count in enumerate(replicas)
+    ]
+    environment = {
+        "PERSONALPEFT_RESOLVER_FOLDER": str(stacks),
+        # The example's is none of this machine's.
+        "PERSONALPEFT_RESOLVER_BUCKET": "",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "OMP_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        **environment,
+    }
+    said = {
+        "example": str(example),
+        "base": str(base),
+        "port": port,
+        "environment": environment,
+        "engine": {"dtype": dtype, "max_model_len": 2048, "max_num_seqs": 16},
+        "fleets": [
+            {"name": f"fleet-{n}", "route": f"/fleet-{n}", "replicas": each.replicas, "cache": str(each.cache)}
+            for n, each in enumerate(made)
+        ],
+    }
+    # Else Ray's workers let every other process go first, for minutes on a machine that is busy.
+    quiet = {"RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    say(f"starting {sum(replicas)} replicas behind Ray Serve, some minutes")
+    with log.open("wb") as output, sigterm_unwinds():
+        process = subprocess.Popen(
+            [python, "-c", _SERVE, json.dumps(said)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=work,
+            env={**os.environ, **environment, **quiet},
+            start_new_session=True,
+        )
+        try:
+            _wait_for(process, log)
+            yield made
+        finally:
+            _end(process)
+
+
+def _wait_for(process: subprocess.Popen[bytes], log: Path) -> None:
+    until = time.monotonic() + _START_SECONDS
+    while b"it is up" not in log.read_bytes():
+        if process.poll() is not None or time.monotonic() > until:
+            said = log.read_text("utf-8", "replace").strip().splitlines() or ["nothing"]
+            raise ServingFailed(
+                f"Ray Serve did not start. The last that it said: {said[-1][:300]}",
+                hint="Leave it out: --without-vllm.",
+            )
+        time.sleep(0.5)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """It ends by itself when nothing more can come; what does not, is ended."""
+    try:
+        with suppress(subprocess.TimeoutExpired, BrokenPipeError):
+            process.communicate(timeout=_END_SECONDS)
+    finally:
+        ended(process)
