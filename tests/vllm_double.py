@@ -1,4 +1,5 @@
-"""A server that speaks vLLM's protocol and does on demand what a real one does by accident: forgets, restarts, is slow, refuses.
+"""A server that speaks vLLM's protocol and does on demand what a real one does by accident: forgets, restarts, is slow, refuses,
+comes back with another model.
 
 What it writes depends on the prompt's tokens and on the bytes of the adapter's folder alone. What real servers say is held to a
 real one in ``test_vllm_server.py``; here stands what they said.
@@ -8,19 +9,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from backend_makers import row, written
+
+from personalpeft.adapters.served_folder import FILES
+from personalpeft.backends.base import Backend
 from personalpeft.backends.text import Text
+from personalpeft.backends.vllm.backend import VllmBackend
+from personalpeft.backends.vllm.check import written_on
+from personalpeft.backends.vllm.stacks import nothing, staged
 from personalpeft.bases.base import Base
 
 NO_LOAD = {"error": {"message": "Loading lora failed: LoRA rank 32 is greater than max_lora_rank 16.", "code": 500}}
+
+Open = Callable[..., VllmBackend]
+"""Opens the backend on a double; what is named besides is of its settings, or ``cache``, ``slots`` and ``rows``."""
 
 
 class Double:
@@ -29,6 +41,7 @@ class Double:
     def __init__(self, base: Base, *, token: str = "", slots: int = 6) -> None:
         self.base, self.token, self.slots = base, token, slots
         self.text = Text(base)
+        self._letters = self.text.encode("abcdefghijklmnopqrstuvwxyz")
         self.asked: list[tuple[str, Any]] = []
         self.known: dict[str, str] = {}
         self.bases = ["base"]
@@ -49,10 +62,33 @@ class Double:
         self.odd = 0
         self.connections = 0
         self.url = ""
+        # How its tokenizer splits text, where not as the base's.
+        self.spelled: list[int] | None = None
+        # Called with each name that it was told of, once it knows it.
+        self.loaded: Callable[[str], None] = lambda name: None
+        # Ends every connection with its answer; and whether it takes new ones.
+        self.hangs_up = False
+        self.accepts = threading.Event()
+        self.accepts.set()
 
     def restart(self) -> None:
         """Knows no stack any more, as after a restart."""
         self.known.clear()
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Takes no connection inside, nor has room for one that waits. For a client that has none open, as ``hangs_up`` leaves it."""
+        host, port = self.url.removeprefix("http://").split(":")
+        self.accepts.clear()
+        with ExitStack() as knocking:
+            for _ in range(2 * ThreadingHTTPServer.request_queue_size):
+                each = knocking.enter_context(socket.socket())
+                each.setblocking(False)
+                each.connect_ex((host, int(port)))
+            try:
+                yield
+            finally:
+                self.accepts.set()
 
     def times(self, path: str) -> int:
         """How often something was asked."""
@@ -71,7 +107,7 @@ class Double:
                     return 200, "# TYPE vllm:lora_requests_info gauge"
                 return 200, f'vllm:lora_requests_info{{max_lora="{self.slots}",running_lora_adapters=""}} 1.0'
             case "/tokenize":
-                return 200, {"tokens": list(self.text.encode(body["prompt"]))}
+                return 200, {"tokens": self.spelled or list(self.text.encode(body["prompt"]))}
             case "/v1/load_lora_adapter" if self.updates:
                 return self._load(body["lora_name"], body["lora_path"])
             case "/v1/unload_lora_adapter" if self.updates:
@@ -91,7 +127,7 @@ class Double:
         else:
             return None
         said = hashlib.sha256(repr(body["prompt"]).encode() + (folder / "adapter_model.safetensors").read_bytes())
-        return [97 + byte % 26 for byte in said.digest()[: min(self.longest, body["max_tokens"])]]
+        return [self._letters[byte % 26] for byte in said.digest()[: min(self.longest, body["max_tokens"])]]
 
     def _load(self, name: str, path: str) -> tuple[int, Any]:
         time.sleep(self.load_seconds)
@@ -100,6 +136,7 @@ class Double:
         if not Path(path, "adapter_config.json").is_file():
             return 404, {"error": {"message": f"Loading lora {name} failed: No adapter found for {path}"}}
         self.known[name] = path
+        self.loaded(name)
         return 200, "loaded"
 
     def _listed(self, name: str) -> Any:
@@ -107,6 +144,21 @@ class Double:
 
     def _lora(self, known: tuple[str, str]) -> Any:
         return {"id": known[0], "root": known[1], "parent": "base"}
+
+
+def know(double: Double, cache: Path) -> None:
+    """Keeps in a cache that torch finds the tokens that the double writes as likely as the double does."""
+    folder = staged(nothing(double.base), double.base)
+    place = cache / "known"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / FILES[1]).write_bytes(folder.files[FILES[1]])
+    double.known["known"] = str(place)
+    said = double.tokens({"model": "known", "prompt": list(written_on(double.text)), "max_tokens": 24})
+    del double.known["known"]
+    assert said is not None
+    file = cache / "vllm" / f"{double.base.digest}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps([(token, -1.0) for token in said]))
 
 
 @contextmanager
@@ -141,7 +193,7 @@ def doubled(double: Double, tls: ssl.SSLContext | None = None) -> Iterator[Doubl
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
+            self._end_headers()
             try:
                 for count, token in enumerate(tokens):
                     time.sleep(double.token_seconds)
@@ -173,16 +225,27 @@ def doubled(double: Double, tls: ssl.SSLContext | None = None) -> Iterator[Doubl
             body = data.encode() if isinstance(data, str) else json.dumps(data).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
+            self._end_headers()
             with suppress(OSError):
                 self.wfile.write(body)
+
+        def _end_headers(self) -> None:
+            if double.hangs_up:
+                self.send_header("Connection", "close")
+            self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:
             """Says nothing."""
 
+    class Listening(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def get_request(self) -> tuple[socket.socket, Any]:
+            double.accepts.wait()
+            return super().get_request()
+
     ThreadingHTTPServer.request_queue_size = 64
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = Listening(("127.0.0.1", 0), Handler)
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     double.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_address[1]}"
@@ -194,3 +257,22 @@ def doubled(double: Double, tls: ssl.SSLContext | None = None) -> Iterator[Doubl
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def said(backend: Backend, stack: str | None, prompt: str = "hello", **more: Any) -> str:
+    return written(backend, [row(backend, prompt, stack, **more)])[0].text
+
+
+def failed(backend: Backend) -> Exception:
+    """What the next row to fail fails at."""
+    while True:
+        for piece in backend.step():
+            if piece.failed is not None:
+                return piece.failed
+
+
+def settled(check: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 10
+    while not check() and time.monotonic() < until:
+        time.sleep(0.02)
+    return check()

@@ -113,8 +113,14 @@ class ServedFolders:
         path = self._part(self.own) / folder.digest
         if not path.is_dir():
             new = Path(tempfile.mkdtemp(prefix=".", dir=self._part(self.own)))
-            _write(folder, new, self._mode)
-            new.rename(path)
+            try:
+                _write(folder, new, self._mode)
+                new.rename(path)
+            except OSError:
+                # Where there is no room, half a folder would take what is left of it.
+                shutil.rmtree(new, ignore_errors=True)
+                if not path.is_dir():
+                    raise
         return path
 
     def take(self, digest: str) -> None:
@@ -140,9 +146,11 @@ class ServedFolders:
         """Takes all of its own folders away but those that are kept. Closing twice is fine."""
         if not self._lock.is_locked:
             return
-        for path in self._part(self.own).iterdir():
-            if path.name not in self._kept:
-                self.take(path.name)
+        # Somebody may have cleared the place.
+        with suppress(FileNotFoundError):
+            for path in self._part(self.own).iterdir():
+                if path.name not in self._kept:
+                    self.take(path.name)
         if not self._kept:
             self.sweep(self.own)
         self._lock.release()

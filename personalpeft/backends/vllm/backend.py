@@ -7,6 +7,7 @@ import os
 import platform
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,19 +29,16 @@ from personalpeft.backends.learning_side import LearningSide
 from personalpeft.backends.residents import Residents
 from personalpeft.backends.text import Speaks
 from personalpeft.backends.vllm.batch import Batch
-from personalpeft.backends.vllm.check import Said, listed, same_numbers, same_tokens, slots_there, the_base, written_on
-from personalpeft.backends.vllm.server import Listed, Server, Written
-from personalpeft.backends.vllm.stacks import Stacks, Told, nothing, staged
+from personalpeft.backends.vllm.check import Check, Said, slots_there
+from personalpeft.backends.vllm.server import Listed, Server
+from personalpeft.backends.vllm.stacks import Stacks, Told, staged
 from personalpeft.backends.vllm.wire import Wire
 from personalpeft.bases.base import Base
 from personalpeft.errors import InvalidInput, ServingFailed
 from personalpeft.settings import VllmServer
-from personalpeft.types import Sampling
 
 # How far a reply may be from a cold run of itself, in nats a token: what else is in the server's batch moves its rounding.
 _TOLERANCE = 0.1
-# How many tokens of a reply tell one base from another.
-_SAID = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +84,31 @@ class VllmBackend(Speaks):
             ends.callback(self._learning.close)
             folders = _folders(server.folder or cache / "served", entropy(8).hex())
             ends.callback(folders.close)
-            self._server = Server(self._wire)
-            self._stacks = Stacks(self._server, folders, server)
+            called = Server(self._wire)
+            self._check = Check(
+                self._wire,
+                called,
+                base,
+                self._text,
+                salt=lambda: self._salted(""),
+                reference=self._torchs,
+                kept=cache / "vllm" / f"{base.digest}.json",
+            )
+            self._stacks = Stacks(called, self._check, folders, server, base)
             ends.callback(lambda: self._wire.wait(self._stacks.take_back_all()))
-            there, room = self._open(server, cache)
+            there, room = self._open()
             self.slots = slots if room is None else min(slots, room - 1)
             self.longest = min(there.longest or base.card.context, base.card.context)
             held = f"holds up to {room} stacks at once" if room else "does not say how many stacks it holds"
             self.description = f"vLLM at {server.url}, which calls the base {there.name} and {held}"
             self._residents = Residents[Told](self.slots)
+            # What is being loaded, by key.
+            self._loading: dict[str, Future[Told]] = {}
             self._batch = Batch(
                 self._wire,
-                self._server,
+                called,
                 self._stacks,
                 self._residents,
-                self._bare,
                 self._text,
                 self._salted,
                 rows=rows,
@@ -109,27 +117,16 @@ class VllmBackend(Speaks):
             ends.callback(self._batch.close)
             self._ends = ends.pop_all()
 
-    def _open(self, server: VllmServer, cache: Path) -> tuple[Listed, int | None]:
+    def _open(self) -> tuple[Listed, int | None]:
         """Finds the base there and that all of the server works which is needed."""
-        models = self._wire.wait(listed(self._wire))
-        there = the_base(models, server.model, server.url)
-        self._wire.wait(same_tokens(self._wire, there.name, self.base, self._text))
-        self._wire.wait(self._stacks.clear_up(models))
-        bare = nothing(self.base)
-        self._bare = self._wire.wait(self._stacks.tell(staged(bare, self.base), bare))
-        same_numbers(
-            self._said(),
-            lambda asked: tuple(zip(asked.completion, self._learning.score([asked], None)[0].tokens, strict=True)),
-            there.name,
-            self.base,
-            self._text,
-            cache / "vllm" / f"{self.base.digest}.json",
-        )
+        there = self._wire.wait(self._check.found())
+        self._wire.wait(self._stacks.clear_up())
+        self._wire.wait(self._stacks.right())
         # Only now: it says so after the first reply.
         room = self._wire.wait(slots_there(self._wire))
         if room == 1:
             raise ServingFailed(
-                f"The vLLM server at {server.url} has room for one stack at once, and the bare base takes that.",
+                f"The vLLM server at {self._wire.server.url} has room for one stack at once, and the bare base takes that.",
                 hint="Start it with --max-loras 2 or more.",
             )
         return there, room
@@ -140,9 +137,12 @@ class VllmBackend(Speaks):
     def attach(self, key: str, staged: Staged) -> None:
         if not isinstance(staged, _Staged):
             raise TypeError("this was staged for another backend")
-        self._residents.put(key, lambda: self._wire.wait(self._stacks.tell(staged.folder, staged.composed)))
+        self._residents.put(key, lambda: self._told(key, staged))
 
     def detach(self, key: str) -> None:
+        """See ``Backend.detach``. A load of the key ends at once: the server may be slow with it, or say nothing."""
+        if loading := self._loading.get(key):
+            loading.cancel()
         if gone := self._residents.drop(key):
             self._wire.start(self._stacks.take_back(gone))
 
@@ -176,7 +176,8 @@ class VllmBackend(Speaks):
 
     def fingerprint(self) -> str:
         """Of what the server's base writes after a fixed text: the weights themselves it shows nobody."""
-        return hashlib.sha256(repr([token for token, _ in self._said()]).encode()).hexdigest()
+        said = self._wire.wait(self._stacks.with_name(self._stacks.bare, self._check.said))
+        return hashlib.sha256(repr([token for token, _ in said]).encode()).hexdigest()
 
     def close(self) -> None:
         """Has the server forget all stacks that it was told of, and takes their folders away. Closing twice is fine; a process that
@@ -185,18 +186,19 @@ class VllmBackend(Speaks):
         if os.getpid() == self._process:
             self._ends.close()
 
-    def _said(self) -> Said:
-        """What the server's base writes greedily after a fixed text, and how likely it finds that."""
-        row = Row(written_on(self._text), None, Sampling(temperature=0, max_tokens=_SAID), logprobs=True)
-        salt = self._salted("")
+    def _told(self, key: str, staged: _Staged) -> Told:
+        loading = self._loading[key] = self._wire.start(self._stacks.tell(staged.folder, staged.composed))
+        try:
+            return loading.result()
+        except CancelledError as error:
+            raise ServingFailed("The load of a stack was given up.", hint="Ask again.") from error
+        finally:
+            # Does nothing but where whoever waits was interrupted.
+            loading.cancel()
+            del self._loading[key]
 
-        async def ask(name: str) -> list[Written]:
-            return [written async for written in self._server.write(row, name, salt, ())]
-
-        written = self._wire.wait(self._stacks.with_name(self._bare, ask))
-        return tuple(
-            (token, known.logprob) for each in written for token, known in zip(each.tokens, each.known, strict=True)
-        )
+    def _torchs(self, asked: Continuation) -> Said:
+        return tuple(zip(asked.completion, self._learning.score([asked], None)[0].tokens, strict=True))
 
     def _salted(self, owner: str) -> str:
         """What an owner's prompts are kept under on the server: of no use to anybody else, not even to guess the owner."""

@@ -42,9 +42,7 @@ class _Live:
 
 
 class Batch:
-    """Up to ``rows`` rows of up to ``longest`` tokens. ``bare`` is the stack of rows without one, ``salt`` what an owner's prompts
-    are kept under.
-    """
+    """Up to ``rows`` rows of up to ``longest`` tokens. ``salt`` is what an owner's prompts are kept under."""
 
     def __init__(
         self,
@@ -52,7 +50,6 @@ class Batch:
         server: Server,
         stacks: Stacks,
         residents: Residents[Told],
-        bare: Told,
         text: Text,
         salt: Callable[[str], str],
         *,
@@ -60,7 +57,7 @@ class Batch:
         longest: int,
     ) -> None:
         self._wire, self._server, self._stacks, self._residents = wire, server, stacks, residents
-        self._bare, self._text, self._salt = bare, text, salt
+        self._text, self._salt = text, salt
         self._rows, self._longest = rows, longest
         self._live: dict[int, _Live] = {}
         self._numbers = itertools.count()
@@ -79,7 +76,7 @@ class Batch:
             return None
         stack = self._residents.point(row.stack)
         number = next(self._numbers)
-        reply = self._wire.start(self._written(number, row, stack.held if stack else self._bare))
+        reply = self._wire.start(self._written(number, row, stack.held if stack else self._stacks.bare))
         self._live[number] = _Live(row, stack, Writing(number, row, self._text), reply)
         return number
 

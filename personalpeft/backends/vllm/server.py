@@ -55,6 +55,20 @@ class Server:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
+    async def listed(self) -> list[Listed]:
+        """All models that it lists. Raises ``ServingFailed``."""
+        answer = await self._wire.ask("GET", "/v1/models")
+        try:
+            models = answer.data["data"]
+            return [
+                Listed(str(each["id"]), not each.get("parent"), int(each.get("max_model_len") or 0)) for each in models
+            ]
+        except (TypeError, KeyError, ValueError) as error:
+            raise ServingFailed(
+                f"What listens at {self._wire.server.url} lists no models: {answer.message}",
+                hint="PERSONALPEFT_VLLM_URL is the address of vLLM's OpenAI server.",
+            ) from error
+
     async def load(self, name: str, path: str) -> None:
         """Has it load a stack from a folder, as it sees it. A name that it has already stays what it is. Raises
         ``ServingFailed``.

@@ -37,7 +37,11 @@ _TOLD = 300
 _START = "Start it, or set PERSONALPEFT_VLLM_URL to where it is; docs/engines.md says how."
 
 
-class Unreachable(ServingFailed):
+class Lost(ServingFailed):
+    """A connection failed: who answers next need not be the same server."""
+
+
+class Unreachable(Lost):
     """Nobody listens there: whatever the server knew, it knows no more."""
 
 
@@ -76,16 +80,16 @@ class Wire:
         self._thread.start()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begins something beside; cancelling it drops its connection at once."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Does something and gives what came of it. Raises ``RuntimeError`` where nobody would do it: after ``close``, or in a
-        process that was forked from the one that opened it.
+        """Begins something beside; cancelling it drops its connection at once. Raises ``RuntimeError`` where nobody would do it:
+        after ``close``, or in a process that was forked from the one that opened it.
         """
         if not self.is_open:
             work.close()
             raise RuntimeError("the wire is closed")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Does something and gives what came of it. Raises ``RuntimeError`` as ``start`` does."""
         return self.start(work).result()
 
     async def ask(
@@ -157,9 +161,7 @@ class Wire:
                 except ValueError as error:
                     raise self._strange() from error
         if not done:
-            raise ServingFailed(
-                f"{self._who} broke off in the middle of a reply.", hint="Try again; its log may say why."
-            )
+            raise Lost(f"{self._who} broke off in the middle of a reply.", hint="Try again; its log may say why.")
 
     @property
     def is_open(self) -> bool:
@@ -213,7 +215,7 @@ class Wire:
             return ServingFailed(f"{self._who} cannot be reached within {_CONNECT_SECONDS:g} s.", hint=_START)
         if isinstance(error, httpx2.ConnectError):
             return Unreachable(f"{self._who} cannot be reached.", hint=_START)
-        return ServingFailed(f"{self._who} broke off: {error}.", hint="Try again; its log may say why.")
+        return Lost(f"{self._who} broke off: {error}.", hint="Try again; its log may say why.")
 
 
 async def _whole(response: httpx2.Response) -> Answer:

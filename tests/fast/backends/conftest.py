@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from backend_makers import attach, composed
+from vllm_double import Double, Open, doubled, know
 
 from personalpeft.backends.base import Backend
+from personalpeft.backends.vllm.backend import VllmBackend
 from personalpeft.bases.base import Base, Card, Source
 from personalpeft.bases.prepare import prepare
+from personalpeft.settings import VllmServer
 from personalpeft.types import Sampling
 
 SHAPE: dict[str, Any] = {
@@ -54,6 +59,30 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     yield backend
     for name in (*names, "four"):
         backend.detach(name)
+
+
+@pytest.fixture
+def double(tiny_base: Base) -> Iterator[Double]:
+    """A server like vLLM's that fails on demand."""
+    with doubled(Double(tiny_base)) as double:
+        yield double
+
+
+@pytest.fixture
+def open_on(tiny_base: Base, tmp_path: Path) -> Iterator[Open]:
+    """Opens the vLLM backend on a double, with what torch makes of its base's text known beforehand."""
+    with ExitStack() as ends:
+
+        def opened(double: Double, **more: Any) -> VllmBackend:
+            cache = more.pop("cache", tmp_path / "cache")
+            know(double, cache)
+            sizes = {name: more.pop(name) for name in ("slots", "rows") if name in more}
+            server = VllmServer(**{"url": double.url, "patience": 1.0, "timeout": 10.0, **more})
+            backend = VllmBackend(tiny_base, cache=cache, server=server, entropy=os.urandom, **sizes)
+            ends.callback(backend.close)
+            return backend
+
+        yield opened
 
 
 @pytest.fixture(params=KINDS)

@@ -5,94 +5,29 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import ssl
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trustme
-from backend_makers import Writing, Written, attach, composed, row, written
-from vllm_double import NO_LOAD, Double, doubled
+from backend_makers import Writing, Written, adapter, attach, composed, row, written
+from vllm_double import NO_LOAD, Double, Open, doubled, failed, know, said, settled
 
 from personalpeft.adapters.served_folder import FILES, digest_of, read_served
 from personalpeft.backends.base import Backend, Continuation
-from personalpeft.backends.vllm.backend import VllmBackend
-from personalpeft.backends.vllm.check import written_on
 from personalpeft.bases.base import Base
 from personalpeft.errors import BaseMismatch, InvalidInput, NotFound, PersonalPeftError, ServingFailed
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.settings import Settings, VllmServer, resolve
-from personalpeft.types import Message, Sampling, Stack
-
-Open = Callable[..., VllmBackend]
-
-
-@pytest.fixture
-def double(tiny_base: Base) -> Iterator[Double]:
-    with doubled(Double(tiny_base)) as double:
-        yield double
-
-
-@pytest.fixture
-def open_on(tiny_base: Base, tmp_path: Path) -> Iterator[Open]:
-    """Opens the backend on a double, with what torch makes of its base's text known beforehand."""
-    with ExitStack() as ends:
-
-        def opened(double: Double, *, knows: bool = True, **more: Any) -> VllmBackend:
-            cache = more.pop("cache", tmp_path / "cache")
-            if knows:
-                _know(double, cache)
-            sizes = {name: more.pop(name) for name in ("slots", "rows") if name in more}
-            server = VllmServer(**{"url": double.url, "patience": 1.0, "timeout": 10.0, **more})
-            backend = VllmBackend(tiny_base, cache=cache, server=server, entropy=os.urandom, **sizes)
-            ends.callback(backend.close)
-            return backend
-
-        yield opened
-
-
-def _know(double: Double, cache: Path) -> None:
-    """Keeps that torch finds the tokens that the double writes as likely as the double does."""
-    from personalpeft.backends.vllm.stacks import nothing, staged
-
-    folder = staged(nothing(double.base), double.base)
-    place = cache / "known"
-    place.mkdir(parents=True, exist_ok=True)
-    (place / FILES[1]).write_bytes(folder.files[FILES[1]])
-    double.known["known"] = str(place)
-    said = double.tokens({"model": "known", "prompt": list(written_on(double.text)), "max_tokens": 24})
-    del double.known["known"]
-    assert said is not None
-    file = cache / "vllm" / f"{double.base.digest}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps([(token, -1.0) for token in said]))
-
-
-def said(backend: Backend, stack: str | None, prompt: str = "hello", **more: Any) -> str:
-    return written(backend, [row(backend, prompt, stack, **more)])[0].text
-
-
-def failed(backend: Backend) -> Exception:
-    """What the next row to fail fails at."""
-    while True:
-        for piece in backend.step():
-            if piece.failed is not None:
-                return piece.failed
-
-
-def settled(check: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 10
-    while not check() and time.monotonic() < until:
-        time.sleep(0.02)
-    return check()
-
+from personalpeft.types import Message, Sampling, Stack, StackEntry
 
 # Stacks and their names
 
@@ -103,7 +38,7 @@ def test_a_stack_is_registered_once_under_its_digest_from_a_folder_that_anybody_
     backend = open_on(double)
     attach(backend, "one", composed(backend, 1))
     attach(backend, "one", composed(backend, 1))
-    names = [name for name in double.known if not name.startswith(backend._bare.name)]
+    names = [name for name in double.known if not name.startswith(backend._stacks.bare.name)]
     (name,) = names
     digest = name.split(":")[1]
     folder = Path(double.known[name])
@@ -143,10 +78,11 @@ def test_many_rows_that_find_a_stack_lost_have_it_told_once(double: Double, open
     double.restart()
     # So slow that all of them find it lost before the first has had it told again.
     double.load_seconds = 0.3
-    before = double.times("/v1/load_lora_adapter")
+    double.asked.clear()
     replies = written(backend, [row(backend, "hello", "one") for _ in range(8)])
     assert {reply.text for reply in replies} == {alone}
-    assert double.times("/v1/load_lora_adapter") == before + 1
+    loads = [body["lora_name"] for path, body in double.asked if path == "/v1/load_lora_adapter"]
+    assert loads.count(backend._residents.held("one").name) == loads.count(backend._stacks.bare.name) == 1
 
 
 def test_a_cache_that_nothing_can_be_written_to_only_means_that_torch_is_asked_again(
@@ -163,7 +99,7 @@ def test_a_stack_that_is_dropped_is_forgotten_only_after_its_last_row(double: Do
     double.token_seconds = 0.05
     backend = open_on(double)
     attach(backend, "one", composed(backend, 1))
-    (name,) = set(double.known) - {backend._bare.name}
+    (name,) = set(double.known) - {backend._stacks.bare.name}
     folder = Path(double.known[name])
     writing = Writing(backend)
     reply = writing.join(row(backend, "hello", "one"))
@@ -203,7 +139,7 @@ def test_what_a_killed_program_left_behind_goes_when_the_next_one_opens(
     double: Double, open_on: Open, tmp_path: Path, tiny_base: Base
 ) -> None:
     cache = tmp_path / "cache"
-    _know(double, cache)
+    know(double, cache)
     code = f"""
 import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
@@ -225,7 +161,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert all(path.is_dir() for path in left)
 
     backend = open_on(double, cache=cache)
-    assert set(double.known) == {backend._bare.name}
+    assert set(double.known) == {backend._stacks.bare.name}
     assert not any(path.exists() for path in left)
     assert sorted(path.name for path in (cache / "served").iterdir()) == [
         backend._stacks._folders.own,
@@ -264,7 +200,7 @@ def test_servers_that_find_stacks_themselves_are_told_of_none(double: Double, op
     attach(backend, "one", composed(backend, 1))
     whole = said(backend, "one")
     assert double.times("/v1/load_lora_adapter") == 0
-    (digest,) = (path.name for path in place.glob("*/*") if path.name != backend._bare.folder.digest)
+    (digest,) = (path.name for path in place.glob("*/*") if path.name != backend._stacks.bare.folder.digest)
     assert read_served(place, digest, FILES[1])
     for strange in ("../" + digest, digest.upper(), "0" * 64):
         with pytest.raises(NotFound):
@@ -322,7 +258,7 @@ def test_a_folder_stays_a_while_after_a_row_on_it_was_dropped(double: Double, op
     double.token_seconds = 0.05
     backend = open_on(double)
     attach(backend, "one", composed(backend, 1))
-    (name,) = set(double.known) - {backend._bare.name}
+    (name,) = set(double.known) - {backend._stacks.bare.name}
     folder = Path(double.known[name])
     number = backend.admit(row(backend, "hello", "one", max_tokens=30))
     backend.detach("one")
@@ -361,13 +297,13 @@ def test_a_row_that_leaves_drops_its_connection(double: Double, open_on: Open) -
 def test_prompts_travel_as_tokens_and_what_is_kept_of_them_is_the_owners(double: Double, open_on: Open) -> None:
     backend = open_on(double)
     double.asked.clear()
-    written(backend, [row(backend, "hello", owner=owner) for owner in ("ada", "ada", "bo")])
+    written(backend, [row(backend, "hello", owner=owner) for owner in ("zora", "zora", "bo")])
     backend.forget()
-    written(backend, [row(backend, "hello", owner="ada")])
+    written(backend, [row(backend, "hello", owner="zora")])
     bodies = [body for path, body in double.asked if path == "/v1/completions"]
     assert all(body["prompt"] == list(row(backend, "hello").tokens) for body in bodies)
     assert [len({body["cache_salt"] for body in bodies[:3]}), len({body["cache_salt"] for body in bodies})] == [2, 3]
-    assert "ada" not in json.dumps(bodies)
+    assert "zora" not in json.dumps(bodies)
 
 
 def test_a_slow_load_does_not_stop_the_replies_beside_it(double: Double, open_on: Open) -> None:
@@ -466,7 +402,70 @@ def test_a_name_that_could_not_be_forgotten_keeps_its_folder_for_the_next_progra
     backend.close()
     assert [Path(path).is_dir() for path in double.known.values()] == [True]
     later = open_on(double, cache=tmp_path / "cache")
-    assert set(double.known) == {later._bare.name}
+    assert set(double.known) == {later._stacks.bare.name}
+
+
+def test_a_server_that_is_too_busy_to_answer_is_not_taken_for_one_that_is_gone(
+    double: Double, open_on: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It still knows the names, and may look for their folders."""
+    monkeypatch.setattr("personalpeft.backends.vllm.wire._CONNECT_SECONDS", 0.5)
+    double.hangs_up = True
+    backend = open_on(double)
+    with double.busy():
+        began = time.monotonic()
+        with pytest.raises(ServingFailed, match=r"within 0\.5 s"):
+            said(backend, None)
+        assert time.monotonic() - began < 8
+        backend.close()
+    assert [Path(path).is_dir() for path in double.known.values()] == [True]
+
+
+def test_a_server_that_is_gone_keeps_no_folder(double: Double, open_on: Open, tmp_path: Path) -> None:
+    with doubled(Double(double.base)) as leaving:
+        leaving.hangs_up = True
+        backend = open_on(leaving)
+    backend.close()
+    assert not list((tmp_path / "cache" / "served").iterdir())
+
+
+def _no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("personalpeft.adapters.served_folder.tempfile.mkdtemp", full)
+
+
+def test_a_place_without_room_is_said_with_a_way_out_when_a_home_is_opened(
+    double: Double, open_on: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        _no_room(patch)
+        with pytest.raises(ServingFailed, match="No space left") as caught:
+            open_on(double)
+    assert "PERSONALPEFT_VLLM_FOLDER" in caught.value.hint
+    assert not double.known
+    assert not list((tmp_path / "cache" / "served").iterdir())
+    assert said(open_on(double), None)
+
+
+def test_a_place_that_is_gone_is_said_to_those_who_need_it_and_ends_nobody_else(
+    double: Double, open_on: Open, tmp_path: Path, tiny_base: Base
+) -> None:
+    backend = open_on(double)
+    engine = Engine(backend, read=lambda digest: adapter(backend, 1))
+    bare = Request("ada", (Message("user", "hello"),), Stack(tiny_base.digest, ()), Sampling(max_tokens=4))
+    own = replace(bare, stack=Stack(tiny_base.digest, (StackEntry("style", "style@1", "12" * 32),)))
+    try:
+        before = engine.texts([bare])
+        shutil.rmtree(tmp_path / "cache" / "served")
+        with pytest.raises(ServingFailed, match="cannot be written") as caught:
+            engine.texts([own])
+        assert "PERSONALPEFT_VLLM_FOLDER" in caught.value.hint
+        assert engine.metrics()["failures_total"] == 1
+    finally:
+        engine.close()
+    assert before
 
 
 def test_a_child_that_was_forked_takes_nothing_from_its_parent(double: Double, open_on: Open) -> None:
