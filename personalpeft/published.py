@@ -1,7 +1,7 @@
 """What is live, put where servers elsewhere find it by name, whoever is served here now.
 
-Invariants: what is published holds one stack for each user who was ever published to that place and had one then: what was live
-when they were published last. Publishing what is there writes nothing. What a user has published is written down in the home
+Invariants: what is published on a base holds one stack for each user who was ever published to that place and had one then: what was
+live when they were published last. Publishing what is there writes nothing. What a user has published is written down in the home
 before it lies anywhere, so that a forgetting knows of it whatever was killed meanwhile.
 """
 
@@ -68,11 +68,12 @@ def publish(
     """As ``Runtime.publish``, below a place; ``read`` brings an adapter by the digest of its packed file."""
     store = parts.store
     asked = _learned(store) if users is None else _checked(store, users)
-    parts.base()
+    base = parts.base().digest
     said: list[PublishedStack] = []
     written = 0
     with store.upkeep.only("publish"), _faults(place):
-        part = PublishedPart.below(place, _key(parts))
+        # A worker has one base, and can do nothing with what was built on another.
+        part = PublishedPart.below(place, f"{_key(parts)}_{base[:12]}")
         part.sweep()
         for number, user in enumerate(asked):
             progress(_STAGE, number / len(asked))

@@ -218,7 +218,7 @@ class Runtime:
         progress: Progress = lambda stage, done: None,
     ) -> Published:
         """Puts what is live of these users, None: of everybody, where servers elsewhere find it by ``personalpeft:<digest>``,
-        whoever is served here now: below the folder ``to`` in a part of this home's own, or where ``served`` reads.
+        whoever is served here now: below the folder ``to`` in a part of this home's own for the open base, or where ``served`` reads.
 
         That part then has one stack for each user who was ever published there: what was live when they were published last.
         So publish again after a learn. Of whom nothing is live, or nothing that others could serve, nothing stays there, and

@@ -28,6 +28,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+from personalpeft_vllm_resolver.bucket import Bucket
 from personalpeft_vllm_resolver.settings import PREFIX, Settings
 from personalpeft_vllm_resolver.sources import FILES, Copy, Missing, Server, SharedFolder, Source, Unfit
 
@@ -54,10 +55,14 @@ def digest_in(name: str) -> str | None:
 
 
 def opened(settings: Settings) -> Cache:
-    """The cache that the settings describe. Raises ``OSError``, ``PermissionError`` among them."""
+    """The cache that the settings describe. Raises ``OSError``, ``PermissionError`` among them, and ``ValueError`` where
+    something that they need is not here.
+    """
     sources: list[Source] = []
     if settings.folder is not None:
         sources.append(SharedFolder(settings.folder))
+    if settings.bucket is not None:
+        sources.append(Bucket(settings.bucket, settings.timeout))
     if settings.url is not None:
         sources.append(Server(settings.url, settings.token, settings.certificate, settings.timeout))
     place = settings.cache or Path(tempfile.gettempdir()) / f"personalpeft-resolver-{os.getuid()}"

@@ -1,4 +1,4 @@
-"""Where copies of a stack are found: below a shared folder, and at a personalpeft server.
+"""Where copies of a stack are found: below a shared folder, and at a personalpeft server. ``bucket`` has those in object storage.
 
 Invariants: a source gives bytes and decides nothing by them; a token goes to the one server that it is for, however that answers,
 and is never part of what is said; what takes too long ends.
@@ -22,7 +22,8 @@ from urllib.parse import urlsplit
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 """What a stack's folder holds, in the order in which its digest reads it."""
 
-_CHUNK = 1 << 20
+CHUNK = 1 << 20
+"""How much of a file is read at once."""
 # Of a server that says nothing, in seconds; how long all of it may take is a setting.
 _SILENCE = 10.0
 
@@ -75,7 +76,7 @@ class _Folder:
         with os.fdopen(handle, "rb") as opened:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise Unfit(f"{file} is no plain file")
-            while chunk := opened.read(_CHUNK):
+            while chunk := opened.read(CHUNK):
                 yield chunk
 
 
@@ -120,7 +121,7 @@ class Server:
                 connection.request("GET", target, headers={"Authorization": f"Bearer {self._token}"})
                 response = connection.getresponse()
                 _check(response)
-                while chunk := response.read1(_CHUNK):
+                while chunk := response.read1(CHUNK):
                     yield chunk
                 if response.length or late.is_set():
                     raise Unfit("it broke off in the middle of a file")

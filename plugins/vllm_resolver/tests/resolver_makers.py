@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
+from personalpeft import User
 from personalpeft.adapters.base import Pair
 from personalpeft.adapters.peft_config import plain_config
 from personalpeft.adapters.peft_folder import peft_tensors
@@ -88,6 +89,13 @@ def answering(
         # Closing alone would leave whoever waits in accept there.
         listening.shutdown(socket.SHUT_RDWR)
         listening.close()
+
+
+def learned(user: User) -> None:
+    """Has somebody on the fake model learn a style."""
+    for number in range(5):
+        user.feedback(user.chat(f"question {number}", temperature=0), edit=f"Ahoy! Answer {number}. Arrr!")
+    assert user.learn().verdict == "promoted"
 
 
 def file_of(made: Served, asked: bytes) -> bytes:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from resolver_makers import cache, held, stack, what_lies_in
+from resolver_makers import cache, held, learned, stack, what_lies_in
 
+import personalpeft
 from personalpeft.adapters.served_folder import ServedFolders
 from personalpeft_vllm_resolver.cache import digest_in
 from personalpeft_vllm_resolver.sources import SharedFolder
@@ -194,6 +196,43 @@ def test_what_a_process_forks_takes_nothing_of_it_away(tmp_path: Path, shared: P
         assert child.exitcode == 0
         assert path is not None
         assert held(path) == made.files
+
+
+def test_while_a_home_publishes_a_worker_gets_whole_stacks_or_none(
+    tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PERSONALPEFT_CACHE", str(tmp_path / "personalpeft-cache"))
+    with personalpeft.open(tmp_path / "home", backend="fake") as runtime:
+        ada = runtime.user("ada")
+        learned(ada)
+        wanted: dict[str, dict[str, bytes]] = {}
+        for weight in (0.5, 1.0):
+            ada.weigh("style", weight)
+            done = runtime.publish(to=shared)
+            wanted |= {path.name: held(path) for path in done.folder.iterdir()}
+        over, given = threading.Event(), Counter[str]()
+
+        def work(number: int) -> None:
+            while not over.is_set():
+                with closing(cache(tmp_path / f"{number}", folder=shared)) as pulled:
+                    for digest, files in wanted.items():
+                        path = pulled.get(digest)
+                        assert path is None or held(path) == files
+                        given[digest] += path is not None
+
+        workers = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+        for worker in workers:
+            worker.start()
+        for turn in range(60):
+            ada.weigh("style", 0.5 if turn % 2 else 1.0)
+            runtime.publish(to=shared)
+        over.set()
+        for worker in workers:
+            worker.join(20)
+    assert len(given) == 2
+    assert min(given.values()) > 2
+    # What was taken away in the middle is missing, and nothing is ever wrong.
+    assert "not what the name stands for" not in caplog.text
 
 
 def test_a_place_that_others_may_write_to_is_refused(tmp_path: Path, shared: Path) -> None:

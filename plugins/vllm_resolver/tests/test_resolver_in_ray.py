@@ -1,5 +1,5 @@
-"""The example for Ray Serve LLM: two replicas of vLLM, each of which pulls the stacks that it is asked for, and is asked again for those
-that it has.
+"""The example for Ray Serve LLM: two replicas of vLLM, each of which pulls the stacks that it is asked for, from a folder and from object
+storage, and is asked again for those that it has.
 
 Where the Python with vLLM has Ray too: what ``PERSONALPEFT_BENCH_VLLM`` names, or ``make vllm-env`` made. It takes two minutes or more.
 """
@@ -12,12 +12,13 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from socket import create_server
 
 import pytest
 from resolver_makers import PLUGIN, PYTHON, card_for_vllm, random_stack, written
+from s3_maker import BUCKET, copy_to, has_s3, s3_server
 
 import personalpeft
 from personalpeft import Runtime
@@ -54,8 +55,8 @@ ray.shutdown()
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.skipif(
-        not list(PYTHON.parents[1].glob("lib/python*/site-packages/ray/serve")),
-        reason="there is no vLLM with Ray here; make vllm-env makes an environment for both",
+        not (list(PYTHON.parents[1].glob("lib/python*/site-packages/ray/serve")) and has_s3()),
+        reason="there is no vLLM with Ray and object storage here; make vllm-env makes an environment for them",
     ),
 ]
 
@@ -71,13 +72,22 @@ def base(place: Path) -> Base:
 
 
 @pytest.fixture(scope="module")
-def url(base: Base, place: Path) -> Iterator[str]:
+def storage(place: Path) -> Iterator[dict[str, str]]:
+    """Object storage that is empty, as its variables name it."""
+    with s3_server(place / "s3.log") as environment:
+        yield environment
+
+
+@pytest.fixture(scope="module")
+def url(base: Base, place: Path, storage: dict[str, str]) -> Iterator[str]:
     """The address of two replicas."""
     with create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {
         "PERSONALPEFT_RESOLVER_FOLDER": str(place / "shared"),
+        "PERSONALPEFT_RESOLVER_BUCKET": f"s3://{BUCKET}/fleet",
         "PERSONALPEFT_RESOLVER_CACHE": str(place / "cache"),
+        **storage,
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
@@ -123,34 +133,73 @@ def resident(place: Path) -> list[set[str]]:
     return [part for part in parts if part]
 
 
+def asked_in_rounds(place: Path, names: set[str], ask_all: Callable[[], list[str]]) -> list[str]:
+    """What is answered by these stacks, which each replica is asked for again that has them, and pulls no more."""
+    said = ask_all()
+    # Replicas tell the router now and then what they have.
+    time.sleep(3)
+    pulled = [part & names for part in resident(place)]
+    assert [ask_all() for _ in range(3)] == 3 * [said]
+    assert [part & names for part in resident(place)] == pulled
+    one, other = pulled
+    assert not one & other
+    assert one | other == names
+    return said
+
+
 @pytest.mark.timeout(900)
 def test_each_replica_pulls_the_stacks_that_it_is_asked_for_and_is_asked_again_for_those(
-    runtime: Runtime, base: Base, place: Path, tmp_path: Path, url: str
+    runtime: Runtime, base: Base, place: Path, tmp_path: Path
 ) -> None:
     people = [runtime.user(f"user-{number}") for number in range(PEOPLE)]
     bare = people[0].chat("How do I boil an egg?", temperature=0, max_tokens=8).text
     for number, person in enumerate(people):
         person.import_peft(written(random_stack(base, number), tmp_path / person.id), layer="style")
+    done = runtime.publish(to=tmp_path / "published")
 
-    def round_of_all() -> list[str]:
+    def ask_all() -> list[str]:
         return [person.chat("How do I boil an egg?", temperature=0, max_tokens=8).text for person in people]
 
-    said = round_of_all()
+    # A home's own server and what it publishes call a stack the same.
+    said = asked_in_rounds(place, {path.name for path in done.folder.iterdir()}, ask_all)
     assert len({bare, *said}) == PEOPLE + 1
-    # Replicas tell the router now and then what they have.
-    time.sleep(3)
-    pulled = resident(place)
-    assert [round_of_all() for _ in range(3)] == 3 * [said]
-    assert resident(place) == pulled
-    one, other = pulled
-    assert not one & other
-    assert len(one | other) >= PEOPLE
+
+
+@pytest.mark.timeout(900)
+def test_what_was_published_into_object_storage_is_pulled_from_there_by_name(
+    url: str, base: Base, place: Path, tmp_path: Path, storage: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERSONALPEFT_CACHE", str(place / "personalpeft-cache"))
+    # Nobody serves these people, and no model is loaded for them.
+    with personalpeft.open(tmp_path / "home", base=card_for_vllm(place)) as home:
+        for number in range(PEOPLE):
+            made = written(random_stack(base, 100 + number), tmp_path / f"{number}")
+            home.user(f"user-{number}").import_peft(made, layer="style")
+        done = home.publish(to=tmp_path / "published")
+    names = [each.name for each in done.stacks if each.name]
+
+    def ask_all() -> list[str]:
+        return [completed(url, name) for name in names]
+
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        ask_all()
+    copy_to(storage, "fleet", done.folder)
+    said = asked_in_rounds(place, {path.name for path in done.folder.iterdir()}, ask_all)
+    assert len(set(said)) == PEOPLE
+
+
+def completed(url: str, model: str) -> str:
+    """As any client of OpenAI's API asks."""
+    body = {"model": model, "prompt": "How do I boil an egg?", "max_tokens": 8, "temperature": 0}
+    asked = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=60) as answer:
+        return str(json.loads(answer.read())["choices"][0]["text"])
 
 
 def test_a_stack_that_is_nowhere_to_be_had_is_not_found(url: str) -> None:
-    body = json.dumps({"model": f"personalpeft:{'0' * 64}", "prompt": "Hello", "max_tokens": 1}).encode()
-    asked = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=60)
+        completed(url, f"personalpeft:{'0' * 64}")
     assert refused.value.code == 404
     assert b"does not exist" in refused.value.read()

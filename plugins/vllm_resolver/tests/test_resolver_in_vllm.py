@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from resolver_makers import PLUGIN, PYTHON, card_for_vllm, random_stack, stack, what_lies_in
+from resolver_makers import PLUGIN, PYTHON, card_for_vllm, random_stack, stack, what_lies_in, written
 
+import personalpeft
 from personalpeft.adapters.served_folder import ServedFolders
+from personalpeft.bases.base import Base
 from personalpeft.bases.prepare import prepare
 from personalpeft.bases.shelf import find_card
 from personalpeft_app.bench import vllm
@@ -92,35 +96,39 @@ def test_vllm_gets_our_stacks_by_name_while_its_loop_goes_on_and_no_others(tmp_p
     assert what_lies_in(tmp_path) == []
 
 
-@pytest.mark.timeout(900)
-def test_a_server_answers_with_stacks_that_it_had_never_heard_of_also_when_their_program_is_gone(
-    tmp_path: Path,
-) -> None:
-    base = prepare(find_card(card_for_vllm(tmp_path)), cache=tmp_path / "personalpeft-cache")
-    stacks = [random_stack(base, seed) for seed in range(4)]
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("vllm")
+
+
+@pytest.fixture(scope="module")
+def base(place: Path) -> Base:
+    return prepare(find_card(card_for_vllm(place)), cache=place / "personalpeft-cache")
+
+
+@pytest.fixture(scope="module")
+def said(base: Base, place: Path) -> Iterator[Callable[[str], str]]:
+    """Asks a server for a model. It holds two stacks at once, and looks for those that it does not know in a folder and a bucket."""
     environment = {
-        "PERSONALPEFT_RESOLVER_FOLDER": str(tmp_path / "shared"),
-        "PERSONALPEFT_RESOLVER_CACHE": str(tmp_path / "cache"),
+        "PERSONALPEFT_RESOLVER_FOLDER": str(place / "shared"),
+        "PERSONALPEFT_RESOLVER_BUCKET": f"file://{place / 'bucket'}",
+        "PERSONALPEFT_RESOLVER_CACHE": str(place / "cache"),
         "PYTHONPATH": str(PLUGIN),
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
-    # It holds two stacks of the four, and so has to read the others again.
     few = ("--enforce-eager", "--max-num-seqs", "2", "--max-cpu-loras", "2")
-    with (
-        closing(ServedFolders(tmp_path / "shared", "program")) as folders,
-        vllm.served(
-            PYTHON,
-            base.folder,
-            tmp_path / "vllm.log",
-            slots=2,
-            rank=8,
-            longest=512,
-            dtype="float32",
-            options=few,
-            environment=environment,
-            say=print,
-        ) as server,
-    ):
+    with vllm.served(
+        PYTHON,
+        base.folder,
+        place / "vllm.log",
+        slots=2,
+        rank=8,
+        longest=512,
+        dtype="float32",
+        options=few,
+        environment=environment,
+        say=print,
+    ) as server:
 
         def said(model: str) -> str:
             body = {"model": model, "prompt": "How do I boil an egg?", "max_tokens": 8, "temperature": 0}
@@ -130,6 +138,16 @@ def test_a_server_answers_with_stacks_that_it_had_never_heard_of_also_when_their
             with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=60) as answer:
                 return str(json.loads(answer.read())["choices"][0]["text"])
 
+        yield said
+
+
+@pytest.mark.timeout(900)
+def test_a_server_answers_with_stacks_that_it_had_never_heard_of_also_when_their_program_is_gone(
+    said: Callable[[str], str], base: Base, place: Path
+) -> None:
+    # More than it holds, so that it has to read the others again.
+    stacks = [random_stack(base, seed) for seed in range(4)]
+    with closing(ServedFolders(place / "shared", "program")) as folders:
         for each in stacks:
             with pytest.raises(urllib.error.HTTPError, match="404"):
                 said(each.name)
@@ -140,4 +158,26 @@ def test_a_server_answers_with_stacks_that_it_had_never_heard_of_also_when_their
             folders.take(each.digest)
         assert [said(each.name) for each in stacks] == first
         assert said("base") == bare
-        assert what_lies_in(tmp_path) == sorted(each.digest for each in stacks)
+        assert {each.digest for each in stacks} <= set(what_lies_in(place))
+
+
+@pytest.mark.timeout(900)
+def test_a_server_answers_with_what_was_published_of_people_whom_nobody_serves(
+    said: Callable[[str], str], base: Base, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERSONALPEFT_CACHE", str(place / "personalpeft-cache"))
+    with personalpeft.open(tmp_path / "home", base=card_for_vllm(place)) as home:
+        for number, name in enumerate(("ada", "bo")):
+            home.user(name).import_peft(written(random_stack(base, 100 + number), tmp_path / name), layer="style")
+        (adas,) = home.publish(["ada"], to=place / "shared").stacks
+        bos = home.publish(["bo"], to=tmp_path / "out")
+    assert adas.name
+    assert bos.stacks[0].name
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        said(bos.stacks[0].name)
+    # As `aws s3 sync` would copy it.
+    shutil.copytree(bos.folder, place / "bucket")
+    answers = [said("base"), said(adas.name), said(bos.stacks[0].name)]
+    assert len(set(answers)) == 3
+    assert {adas.name[13:], bos.stacks[0].name[13:]} <= set(what_lies_in(place))
+    assert "is pulled from file://" in (place / "vllm.log").read_text("utf-8", "replace")

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from resolver_makers import TOKEN, answering, cache, file_of, held, ok, stack, what_lies_in
+from resolver_makers import TOKEN, answering, cache, file_of, held, learned, ok, stack, what_lies_in
 
 import personalpeft
 from personalpeft import Runtime
@@ -65,6 +65,23 @@ def test_a_stack_is_pulled_from_our_server_by_a_token_of_a_worker_or_of_administ
     with closing(cache(tmp_path, url=f"{url}/", token=admin)) as pulled:
         assert pulled.get(made.digest) is None
     assert "nowhere to be had" in caplog.text
+
+
+def test_what_was_published_of_somebody_whom_nobody_serves_is_pulled_from_our_server(
+    tmp_path: Path, runtime: Runtime, url: str
+) -> None:
+    ada, worker = runtime.user("ada"), runtime.tokens.make(None, worker=True)[1]
+    learned(ada)
+    done = runtime.publish()
+    assert done.stacks[0].name
+    digest = done.stacks[0].name.removeprefix("personalpeft:")
+    with closing(cache(tmp_path, url=url, token=worker)) as pulled:
+        path = pulled.get(digest)
+        assert path is not None
+        assert held(path) == held(done.folder / digest)
+    ada.forget(ada.signals()[0].id, rebuild=False)
+    with closing(cache(tmp_path, url=url, token=worker)) as pulled:
+        assert pulled.get(digest) is None
 
 
 def test_the_folder_is_asked_first_and_the_server_for_what_it_has_not(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from runtime_makers import correct, opened, python_environment
+from runtime_makers import correct, opened, python_environment, quick_card
 
 import personalpeft
 from personalpeft import Busy, InvalidId, InvalidInput, NotFound, Runtime, User
@@ -242,6 +242,18 @@ def test_neither_another_program_nor_another_home_takes_away_what_is_published(c
     assert len(digests(done.folder)) == 3
 
 
+def test_what_was_built_on_another_base_is_published_apart(crowd: Runtime, home: Path, tmp_path: Path) -> None:
+    done = crowd.publish(to=tmp_path / "place")
+    crowd.close()
+    with opened(home, quick_card(tmp_path)) as other:
+        its = other.publish(["ada"], to=tmp_path / "place")
+        assert "was built on the base" in its.stacks[0].reason
+        assert (its.written, its.taken) == (0, 0)
+        other.publish(to=tmp_path / "place")
+    assert len(digests(done.folder)) == 3
+    assert digests(its.folder) == set()
+
+
 def test_one_program_at_a_time_publishes_from_a_home(crowd: Runtime, home: Path) -> None:
     with opened(home) as other, other.upkeep.only("publish"), pytest.raises(Busy):
         crowd.publish()
@@ -296,7 +308,7 @@ def test_a_kill_leaves_whole_stacks_alone_and_a_forgetting_still_knows_of_them(
 ) -> None:
     assert run(KILLED, home, cache).returncode == 9
     # Ada's is there and bo's was being written.
-    (part,) = cache.glob("served/published_*")
+    (part,) = cache.glob("served/published_*_*")
     assert len(digests(part)) == 1
     for name in ("ada", "bo"):
         crowd.user(name).forget(crowd.user(name).signals()[0].id, rebuild=False)
@@ -325,7 +337,7 @@ def test_on_a_full_disk_what_was_published_stays_and_nothing_is_half(crowd: Runt
     told = run(FULL, home, cache)
     assert "cannot hold published stacks: File too large" in told.stdout, told.stderr
     assert "Make room" in told.stdout
-    (part,) = cache.glob("served/published_*")
+    (part,) = cache.glob("served/published_*_*")
     assert len(digests(part)) == 1
     assert [path.name for path in part.parent.iterdir()] == [part.name]
     assert (crowd.publish().written, len(digests(part))) == (3, 3)

@@ -1,0 +1,67 @@
+"""A server that speaks S3's protocol on this machine, in the Python that ``make vllm-env`` made."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from socket import create_connection, create_server
+
+from resolver_makers import PYTHON
+
+BUCKET = "stacks"
+
+# Copies a folder, as `aws s3 sync` does.
+_FILL = """
+import os, sys, pathlib, boto3
+client, (bucket, prefix, folder) = boto3.client("s3"), sys.argv[1:]
+if bucket not in [each["Name"] for each in client.list_buckets()["Buckets"]]:
+    client.create_bucket(Bucket=bucket)
+for path in pathlib.Path(folder).rglob("*"):
+    if path.is_file():
+        client.upload_file(str(path), bucket, f"{prefix}/{path.relative_to(folder).as_posix()}")
+"""
+
+
+def has_s3() -> bool:
+    """Whether there is one to be had."""
+    return bool(list(PYTHON.parents[1].glob("lib/python*/site-packages/moto")))
+
+
+@contextmanager
+def s3_server(log: Path) -> Iterator[dict[str, str]]:
+    """Runs one, and gives the variables by which the storage's own libraries find it."""
+    with create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            [PYTHON, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stderr=said, stdout=said
+        )
+    try:
+        ends = time.monotonic() + 60
+        while True:
+            try:
+                create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < ends
+                time.sleep(0.1)
+        yield {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ACCESS_KEY_ID": "somebody",
+            "AWS_SECRET_ACCESS_KEY": "a-secret-of-the-bucket",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def copy_to(environment: dict[str, str], prefix: str, folder: Path) -> str:
+    """Copies what lies in a folder below a prefix of the bucket; the address of that."""
+    subprocess.run([PYTHON, "-c", _FILL, BUCKET, prefix, str(folder)], env={**os.environ, **environment}, check=True)
+    return f"s3://{BUCKET}/{prefix}"

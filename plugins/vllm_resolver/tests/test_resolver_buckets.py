@@ -1,0 +1,198 @@
+"""A stack is pulled from object storage, whole and sound, or not at all: a mounted one, and one that speaks S3's protocol."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from resolver_makers import TOKEN, answering, cache, file_of, held, learned, ok, stack, what_lies_in, written
+from s3_maker import copy_to, has_s3, s3_server
+
+import personalpeft
+from personalpeft_vllm_resolver.settings import read
+
+pytest.importorskip("pyarrow")
+SECRET = "a-secret-of-the-bucket"
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    if not has_s3():
+        pytest.skip("there is no S3 server here; make vllm-env installs one")
+    with s3_server(tmp_path_factory.mktemp("s3") / "log") as environment, pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        yield environment
+
+
+@pytest.fixture(params=["file", "s3"])
+def filled(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], str]:
+    """Has a bucket hold what lies in a folder, and gives the bucket's address."""
+    if request.param == "file":
+        return lambda folder: f"file://{shutil.copytree(folder, tmp_path / 'bucket' / 'a-home', symlinks=True)}"
+    environment = request.getfixturevalue("s3")
+    return lambda folder: copy_to(environment, tmp_path.name, folder)
+
+
+def test_what_a_home_published_and_somebody_copied_is_pulled_by_name(
+    tmp_path: Path, filled: Callable[[Path], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PERSONALPEFT_CACHE", str(tmp_path / "personalpeft-cache"))
+    with personalpeft.open(tmp_path / "home", backend="fake") as runtime:
+        learned(runtime.user("ada"))
+        done = runtime.publish(to=tmp_path / "out")
+    (published,) = done.stacks
+    assert published.name
+    digest = published.name.removeprefix("personalpeft:")
+    address = filled(done.folder)
+    caplog.set_level("INFO")
+    with closing(cache(tmp_path, bucket=f"{address}/")) as pulled:
+        path = pulled.get(digest)
+        assert path is not None
+        assert held(path) == {file.name: file.read_bytes() for file in (done.folder / digest).iterdir()}
+        assert f"{published.name} is pulled from {address}" in caplog.text
+        assert pulled.get("0" * 64) is None
+        assert f"personalpeft:{'0' * 64} is nowhere to be had" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def other_numbers(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").write_bytes(b"other numbers")
+
+
+def half(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").unlink()
+
+
+def huge_config(folder: Path) -> None:
+    (folder / "adapter_config.json").write_bytes(bytes(2 << 20))
+
+
+def a_folder_in_its_place(folder: Path) -> None:
+    half(folder)
+    (folder / "adapter_model.safetensors").mkdir()
+    (folder / "adapter_model.safetensors" / "more").write_bytes(b"more")
+
+
+@pytest.mark.parametrize("spoil", [other_numbers, half, huge_config, a_folder_in_its_place])
+def test_what_is_not_sound_in_a_bucket_is_not_given_and_leaves_nothing(
+    tmp_path: Path, filled: Callable[[Path], str], caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None]
+) -> None:
+    made = stack(size=3_000_000)
+    (tmp_path / "part").mkdir()
+    spoil(written(made, tmp_path / "part" / made.digest))
+    with closing(cache(tmp_path, bucket=filled(tmp_path / "part"))) as pulled:
+        assert pulled.get(made.digest) is None
+        assert "nowhere to be had" in caplog.text
+        assert what_lies_in(tmp_path) == []
+
+
+def test_a_pipe_in_a_mounted_bucket_holds_nobody_up(tmp_path: Path) -> None:
+    made = stack()
+    folder = written(made, tmp_path / made.digest)
+    half(folder)
+    os.mkfifo(folder / "adapter_model.safetensors")
+    with closing(cache(tmp_path, bucket=f"file://{tmp_path}")) as pulled:
+        assert pulled.get(made.digest) is None
+
+
+def test_the_folder_is_asked_before_the_bucket_and_the_bucket_before_the_server(tmp_path: Path) -> None:
+    in_all, in_bucket, at_server = stack(1), stack(2), stack(3)
+    for place, having in (("shared/part", [in_all]), ("bucket", [in_all, in_bucket])):
+        (tmp_path / place).mkdir(parents=True)
+        for each in having:
+            written(each, tmp_path / place / each.digest)
+    # What the folder has must not be asked of the bucket.
+    other_numbers(tmp_path / "bucket" / in_all.digest)
+    with (
+        answering(lambda line, asked: line.sendall(ok(file_of(at_server, asked)))) as (url, came),
+        closing(
+            cache(tmp_path, folder=tmp_path / "shared", bucket=f"file://{tmp_path}/bucket", url=url, token=TOKEN)
+        ) as pulled,
+    ):
+        assert pulled.get(in_all.digest)
+        assert pulled.get(in_bucket.digest)
+        assert came == []
+        assert pulled.get(at_server.digest)
+
+
+def test_a_bucket_that_is_not_there_or_not_ours_is_said_so_and_gives_nothing(
+    tmp_path: Path, s3: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for address in ("s3://no-such-bucket/a", "zz://bucket/a"):
+        with closing(cache(tmp_path, bucket=address)) as pulled:
+            assert pulled.get("0" * 64) is None
+    assert "zz://bucket/a: it cannot be opened as a bucket (ArrowInvalid)" in caplog.text
+
+
+def refusing(line: socket.socket, asked: bytes) -> None:
+    line.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+
+
+def silent(line: socket.socket, asked: bytes) -> None:
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("answer", [refusing, silent])
+def test_storage_that_refuses_or_says_nothing_gives_nothing_in_a_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, answer: Callable[..., None]
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with answering(answer) as (url, came):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        began = time.monotonic()
+        with closing(cache(tmp_path, bucket="s3://stacks/a?region=us-east-1", timeout=5)) as pulled:
+            assert pulled.get("0" * 64) is None
+        assert time.monotonic() - began < 20
+        assert came
+    assert "cannot be had from s3://stacks/a: " in caplog.text
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "said", ["stacks", "stacks/a", "s3://", f"s3://me:{SECRET}@stacks/a", "file:a", "s3://[stacks/a"]
+)
+def test_an_address_that_cannot_be_one_is_refused_without_repeating_it(said: str) -> None:
+    with pytest.raises(ValueError, match="PERSONALPEFT_RESOLVER_BUCKET") as refused:
+        read({"PERSONALPEFT_RESOLVER_BUCKET": said})
+    assert SECRET not in str(refused.value)
+
+
+def test_settings_show_no_address_of_a_bucket_since_it_may_hold_secrets() -> None:
+    wanted = read({"PERSONALPEFT_RESOLVER_BUCKET": f"abfs://c@a.dfs.core.windows.net/p?client_secret={SECRET}"})
+    assert wanted is not None
+    assert SECRET not in repr(wanted)
+
+
+def test_pyarrow_is_looked_for_only_where_a_bucket_is_named_and_then_said_to_be_missing(tmp_path: Path) -> None:
+    code = (
+        "import os; from personalpeft_vllm_resolver.cache import opened; "
+        "from personalpeft_vllm_resolver.settings import read; opened(read(os.environ))"
+    )
+    environ = {
+        "PERSONALPEFT_RESOLVER_FOLDER": str(tmp_path),
+        "PERSONALPEFT_RESOLVER_CACHE": str(tmp_path / "cache"),
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
+
+    def started(**more: str) -> subprocess.CompletedProcess[str]:
+        # With nothing installed.
+        program = [sys.executable, "-S", "-c", code]
+        return subprocess.run(program, env={**environ, **more}, capture_output=True, text=True, check=False)
+
+    assert started().returncode == 0
+    refused = started(PERSONALPEFT_RESOLVER_BUCKET="s3://stacks/a")
+    assert refused.returncode == 1
+    assert refused.stderr.rstrip().endswith(
+        "ValueError: stacks in a bucket are read with pyarrow, which is not here: pip install pyarrow"
+    )
