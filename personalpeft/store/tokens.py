@@ -38,7 +38,7 @@ _Seen: TypeAlias = tuple[tuple[int, int, int] | None, ...]
 @dataclass(frozen=True, slots=True)
 class Token:
     """One secret, by the beginning of its SHA-256. ``user`` is whose it is; None: administration, which may do
-    everything for everybody, or a ``worker``, which may fetch the stacks that are served now and nothing else.
+    everything for everybody, or a ``worker``, which may fetch the stacks that are served or published and nothing else.
     """
 
     id: str

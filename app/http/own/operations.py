@@ -318,7 +318,8 @@ IMPORT_GGUF = Operation(
 
 SERVED = Operation(
     "served", "GET", "/served/{digest}/{file}", "Move",
-    "A file of a stack that is served now, for vLLM servers elsewhere, which know it by `personalpeft:<digest>` (plugins/vllm_resolver).",
+    "A file of a stack that is served now or was published, for vLLM servers elsewhere, which know it by `personalpeft:<digest>` "
+    "(plugins/vllm_resolver).",
     bytes, everybody=True, workers=True,
 )  # fmt: skip
 
