@@ -7,14 +7,12 @@ Where the Python with vLLM has Ray too: what ``PERSONALPEFT_BENCH_VLLM`` names, 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from socket import create_server
 
 import pytest
 from resolver_makers import PLUGIN, PYTHON, card_for_vllm, random_stack, written
@@ -25,32 +23,10 @@ from personalpeft import Runtime
 from personalpeft.bases.base import Base
 from personalpeft.bases.prepare import prepare
 from personalpeft.bases.shelf import find_card
+from personalpeft_app.bench.fleet import Fleet, fleets
 
 EXAMPLE = PLUGIN / "examples" / "ray_serve_llm.yaml"
 PEOPLE = 6
-
-# The example as it stands but for where things lie here, and for how much of this machine it may take.
-SERVE = """
-import json, sys, yaml
-import ray
-from ray import serve
-from ray.serve.llm import build_openai_app
-
-said = json.loads(sys.argv[1])
-(application,) = yaml.safe_load(open(said["example"]))["applications"]
-(config,) = application["args"]["llm_configs"]
-config["model_loading_config"]["model_source"] = said["base"]
-config["engine_kwargs"] |= {"dtype": "float32", "max_model_len": 2048, "max_num_seqs": 16}
-config["runtime_env"]["env_vars"] |= said["environment"]
-config["log_engine_metrics"] = False
-ray.init(address="local", num_cpus=8, include_dashboard=False, object_store_memory=100 << 20)
-serve.start(http_options={"host": "127.0.0.1", "port": said["port"]})
-serve.run(build_openai_app(application["args"]))
-print("it is up", flush=True)
-sys.stdin.read()
-serve.shutdown()
-ray.shutdown()
-"""
 
 pytestmark = [
     pytest.mark.vllm,
@@ -79,68 +55,35 @@ def storage(place: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def url(base: Base, place: Path, storage: dict[str, str]) -> Iterator[str]:
-    """The address of two replicas."""
-    with create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    environment = {
-        "PERSONALPEFT_RESOLVER_FOLDER": str(place / "shared"),
-        "PERSONALPEFT_RESOLVER_BUCKET": f"s3://{BUCKET}/fleet",
-        "PERSONALPEFT_RESOLVER_CACHE": str(place / "cache"),
-        **storage,
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "PYTHONPATH": str(PLUGIN),
-    }
-    said = {"example": str(EXAMPLE), "base": str(base.folder), "port": port, "environment": environment}
-    # Else Ray's workers let every other process go first, for minutes on a machine that is busy.
-    quiet = {"RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    with (place / "ray.log").open("wb+") as log:
-        process = subprocess.Popen(
-            [PYTHON, "-c", SERVE, json.dumps(said)],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=place,
-            env={**os.environ, **environment, **quiet},
-        )
-        try:
-            while b"it is up" not in (place / "ray.log").read_bytes():
-                assert process.poll() is None, (place / "ray.log").read_text("utf-8", "replace")[-3000:]
-                time.sleep(0.5)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.communicate()
+def fleet(base: Base, place: Path, storage: dict[str, str]) -> Iterator[Fleet]:
+    """Two replicas."""
+    environment = {"PERSONALPEFT_RESOLVER_BUCKET": f"s3://{BUCKET}/fleet", **storage, "PYTHONPATH": str(PLUGIN)}
+    with fleets(
+        PYTHON, EXAMPLE, base.folder, place, replicas=[2], dtype="float32", environment=environment, say=print
+    ) as (two,):
+        yield two
 
 
 @pytest.fixture
-def runtime(url: str, base: Base, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
+def runtime(
+    fleet: Fleet, base: Base, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Runtime]:
     monkeypatch.setenv("PERSONALPEFT_CACHE", str(place / "personalpeft-cache"))
-    monkeypatch.setenv("PERSONALPEFT_VLLM_URL", url)
+    monkeypatch.setenv("PERSONALPEFT_VLLM_URL", fleet.url)
     monkeypatch.setenv("PERSONALPEFT_VLLM_RESOLVES", "1")
-    monkeypatch.setenv("PERSONALPEFT_VLLM_FOLDER", str(place / "shared"))
+    monkeypatch.setenv("PERSONALPEFT_VLLM_FOLDER", str(fleet.stacks))
     with personalpeft.open(tmp_path / "home", base=card_for_vllm(place), backend="vllm") as opened:
         yield opened
 
 
-def resident(place: Path) -> list[set[str]]:
-    """Which stacks each replica has pulled."""
-    parts = [{each.name for each in part.iterdir() if each.is_dir()} for part in (place / "cache").glob("process-*")]
-    return [part for part in parts if part]
-
-
-def asked_in_rounds(place: Path, names: set[str], ask_all: Callable[[], list[str]]) -> list[str]:
+def asked_in_rounds(fleet: Fleet, names: set[str], ask_all: Callable[[], list[str]]) -> list[str]:
     """What is answered by these stacks, which each replica is asked for again that has them, and pulls no more."""
     said = ask_all()
     # Replicas tell the router now and then what they have.
     time.sleep(3)
-    pulled = [part & names for part in resident(place)]
+    pulled = [part & names for part in fleet.pulled()]
     assert [ask_all() for _ in range(3)] == 3 * [said]
-    assert [part & names for part in resident(place)] == pulled
+    assert [part & names for part in fleet.pulled()] == pulled
     one, other = pulled
     assert not one & other
     assert one | other == names
@@ -149,7 +92,7 @@ def asked_in_rounds(place: Path, names: set[str], ask_all: Callable[[], list[str
 
 @pytest.mark.timeout(900)
 def test_each_replica_pulls_the_stacks_that_it_is_asked_for_and_is_asked_again_for_those(
-    runtime: Runtime, base: Base, place: Path, tmp_path: Path
+    runtime: Runtime, fleet: Fleet, base: Base, tmp_path: Path
 ) -> None:
     people = [runtime.user(f"user-{number}") for number in range(PEOPLE)]
     bare = people[0].chat("How do I boil an egg?", temperature=0, max_tokens=8).text
@@ -161,13 +104,13 @@ def test_each_replica_pulls_the_stacks_that_it_is_asked_for_and_is_asked_again_f
         return [person.chat("How do I boil an egg?", temperature=0, max_tokens=8).text for person in people]
 
     # A home's own server and what it publishes call a stack the same.
-    said = asked_in_rounds(place, {path.name for path in done.folder.iterdir()}, ask_all)
+    said = asked_in_rounds(fleet, {path.name for path in done.folder.iterdir()}, ask_all)
     assert len({bare, *said}) == PEOPLE + 1
 
 
 @pytest.mark.timeout(900)
 def test_what_was_published_into_object_storage_is_pulled_from_there_by_name(
-    url: str, base: Base, place: Path, tmp_path: Path, storage: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, base: Base, place: Path, tmp_path: Path, storage: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PERSONALPEFT_CACHE", str(place / "personalpeft-cache"))
     # Nobody serves these people, and no model is loaded for them.
@@ -179,12 +122,12 @@ def test_what_was_published_into_object_storage_is_pulled_from_there_by_name(
     names = [each.name for each in done.stacks if each.name]
 
     def ask_all() -> list[str]:
-        return [completed(url, name) for name in names]
+        return [completed(fleet.url, name) for name in names]
 
     with pytest.raises(urllib.error.HTTPError, match="404"):
         ask_all()
     copy_to(storage, "fleet", done.folder)
-    said = asked_in_rounds(place, {path.name for path in done.folder.iterdir()}, ask_all)
+    said = asked_in_rounds(fleet, {path.name for path in done.folder.iterdir()}, ask_all)
     assert len(set(said)) == PEOPLE
 
 
@@ -198,8 +141,21 @@ def completed(url: str, model: str) -> str:
         return str(json.loads(answer.read())["choices"][0]["text"])
 
 
-def test_a_stack_that_is_nowhere_to_be_had_is_not_found(url: str) -> None:
+def test_first_requests_for_a_stack_that_come_at_once_are_all_answered(
+    fleet: Fleet, runtime: Runtime, base: Base, tmp_path: Path
+) -> None:
+    ada = runtime.user("ada")
+    ada.import_peft(written(random_stack(base, 200), tmp_path / "ada"), layer="style")
+
+    def ask(_: int) -> str:
+        return ada.chat("How do I boil an egg?", temperature=0, max_tokens=8).text
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(ask, range(8)))) == 1
+
+
+def test_a_stack_that_is_nowhere_to_be_had_is_not_found(fleet: Fleet) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
-        completed(url, f"personalpeft:{'0' * 64}")
+        completed(fleet.url, f"personalpeft:{'0' * 64}")
     assert refused.value.code == 404
     assert b"does not exist" in refused.value.read()
