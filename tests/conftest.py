@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from backend_makers import fake_backend, llamacpp_backend, torch_backend
+from hypothesis import settings
 from vllm_maker import running, tiny_base_for_vllm, vllm_backend
 
 from personalpeft.backends.base import Backend
@@ -18,6 +19,10 @@ from personalpeft.settings import CACHE, HOME, VllmServer
 # Before anything imports Triton, which reads it then: kernels for a GPU are tested on the processor. TRITON_INTERPRET=0
 # tests them on a GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# How long an example takes says something of the machine, and of what else it is busy with.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -32,7 +32,7 @@ def stacks(draw: st.DrawFn) -> list[tuple[Adapter, float]]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(stacks(), st.randoms())
 def test_the_whole_is_the_sum_of_its_parts_in_any_order(parts: list[tuple[Adapter, float]], random: object) -> None:
     expected = {n: np.zeros((2, o, i)) for n, (i, o) in ARCHITECTURE.projections.items()}

@@ -16,7 +16,7 @@ from personalpeft.errors import InvalidInput
 from personalpeft.types import Message
 
 STACKS = st.sampled_from([None, "one", "two", "three"])
-few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @few

@@ -44,7 +44,7 @@ def test_a_continuation_of_nothing_is_refused(item: Continuation) -> None:
         pack([item])
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(items=ITEMS, stack=st.sampled_from([None, "one"]))
 def test_scores_of_a_pack_are_those_of_each_alone(
     backend: Backend, items: list[Continuation], stack: str | None

@@ -17,7 +17,7 @@ from personalpeft.learning.objectives import Distilled, Supervised
 from personalpeft.types import Message
 
 STEPS = 6
-few = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def trained(backend: Backend, **changes: Any) -> bytes:

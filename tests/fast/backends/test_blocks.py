@@ -78,7 +78,7 @@ class Sharing(RuleBasedStateMachine):
 
 
 TestSharing = Sharing.TestCase
-TestSharing.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSharing.settings = settings(max_examples=60, stateful_step_count=40)
 
 TOKENS = st.lists(st.integers(0, 3), min_size=2 * BLOCK, max_size=2 * BLOCK)
 

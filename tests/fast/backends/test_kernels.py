@@ -26,8 +26,8 @@ from personalpeft.backends.torch.kernels.plain import PlainKernels, attention
 
 PLAIN = PlainKernels()
 DTYPES = (torch.float32, torch.bfloat16)
-few = settings(max_examples=25, deadline=None)
-fewer = settings(max_examples=6, deadline=None)
+few = settings(max_examples=25)
+fewer = settings(max_examples=6)
 
 
 @dataclass(frozen=True)

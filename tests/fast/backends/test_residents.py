@@ -109,7 +109,7 @@ class Shop:
 acts = st.tuples(st.sampled_from(["put", "put", "fail", "drop", "row", "row"]), st.sampled_from(KEYS))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(acts, max_size=12), min_size=THREADS, max_size=THREADS))
 def test_whatever_threads_do_there_is_never_too_much_and_each_thing_is_given_back_once(work: list[list[Act]]) -> None:
     shop = Shop()

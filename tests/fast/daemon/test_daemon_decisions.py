@@ -99,7 +99,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(EVENTS, max_size=40))
 def test_no_history_learns_twice_for_one_reason_or_forgets_one(events: list[tuple[object, ...]]) -> None:
     home = Home(now=at("2026-10-24 23:00"))

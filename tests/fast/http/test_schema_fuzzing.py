@@ -71,7 +71,6 @@ def test_whatever_is_sent_is_answered_as_the_document_says(
 
     @settings(
         max_examples=4,
-        deadline=None,
         database=None,
         derandomize=True,
         phases=[Phase.generate],

@@ -160,7 +160,7 @@ REPLIES = ("Your dog is called Biscuit.", "I cannot say.", "Biscuit and walnuts.
 ASKED = [*QUESTIONS, "What may I not eat?", "And the walnuts?"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     answered=st.lists(st.booleans(), min_size=1, max_size=3),
     turns=st.lists(

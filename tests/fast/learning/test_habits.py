@@ -40,7 +40,7 @@ _SAY = ("Take", "Look at", "Begin with", "Forget", "Never mind", "Ask for", "Som
 _MANY = len(_ASKED) * len(_WHAT)
 
 # Deadlines would measure the machine.
-many = settings(max_examples=40, deadline=None)
+many = settings(max_examples=40)
 ways = st.sampled_from(sorted(WAYS))
 # Of three in a row two are never the other: no cut in time that would stand for a change.
 mixed = st.lists(st.integers(1, 2), max_size=40).map(

@@ -19,7 +19,7 @@ from personalpeft.learning.learner import TOGETHER
 from personalpeft.types import Verdict
 
 PEOPLE = ("ada", "bo", "cy")
-few = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def say(runtime: Runtime, lessons: Sequence[tuple[int, int]] = ((5, 0), (6, 5), (0, 6))) -> None:

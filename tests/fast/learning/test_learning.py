@@ -31,7 +31,7 @@ from personalpeft.learning.gate import Margins
 from personalpeft.learning.order import Order
 from personalpeft.types import Verdict
 
-many = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture

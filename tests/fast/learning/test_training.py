@@ -19,7 +19,7 @@ from personalpeft.learning.training import Course, Desk, Manners, Trained, train
 
 STEPS = 13
 RECIPE = Recipe(learning_rate=1e-2)
-few = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Killed(Exception):

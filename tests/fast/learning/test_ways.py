@@ -11,7 +11,7 @@ from personalpeft.learning.manner import Shown
 from personalpeft.learning.ways import divided
 
 MARKED = ("signed", "listed", "numbered", "greeted", "loud")
-many = settings(max_examples=60, deadline=None)
+many = settings(max_examples=60)
 marked = st.sampled_from(MARKED)
 
 

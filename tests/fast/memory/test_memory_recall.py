@@ -75,7 +75,7 @@ def test_a_hostile_item_stays_on_its_line_between_its_marks(home: Home, hostile:
     assert all(line in added.split("\n") for line in lines)
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(
     rules=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), max_size=5),
     facts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), max_size=5),

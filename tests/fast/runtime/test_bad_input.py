@@ -32,7 +32,7 @@ from personalpeft import (
 )
 from personalpeft.types import Message
 
-some = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+some = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @dataclass

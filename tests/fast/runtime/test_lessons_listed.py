@@ -148,7 +148,7 @@ ACTS = st.lists(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(acts=ACTS, observing=st.sampled_from(["kept", "learned"]))
 def test_whatever_is_said_every_signal_has_one_account_and_nothing_held_back_is_learned(
     tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[str, int]], observing: str

@@ -124,7 +124,7 @@ ACTS = st.lists(
 
 
 @given(acts=ACTS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_place_has_for_each_user_what_was_live_when_they_were_published_last(
     crowd: Runtime, tmp_path: Path, acts: list[tuple[str, str | list[str] | None, float]]
 ) -> None:

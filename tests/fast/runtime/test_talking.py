@@ -374,7 +374,7 @@ def test_a_reward_a_preference_and_a_rating_can_all_be_said_of_one_turn(ada: Use
 ACTS = st.lists(st.sampled_from(["ask", "correct", "remember", "rule", "learn", "rollback", "weigh"]), max_size=6)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(acts=ACTS)
 def test_whatever_one_does_another_hears_and_sees_nothing_of_it(
     tmp_path_factory: pytest.TempPathFactory, acts: list[str]

@@ -184,7 +184,6 @@ def quietly(examples: int, steps: int, phases: Collection[Phase] = tuple(Phase))
     return settings(
         max_examples=examples,
         stateful_step_count=steps,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
         phases=phases,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -35,7 +35,6 @@ def served(line: FairQueue[Asker]) -> list[tuple[str, int]]:
     return order
 
 
-@settings(deadline=None)
 @given(users=st.lists(USERS, max_size=30))
 def test_users_take_turns_and_within_one_it_is_first_come_first_served(users: list[str]) -> None:
     line = queue()
@@ -90,7 +89,6 @@ def test_background_work_begins_only_while_no_person_waits() -> None:
     assert served(line) == [("ada", 0), ("bo", 0), ("bo", 1), ("bo", 2)]
 
 
-@settings(deadline=None)
 @given(
     there=st.lists(USERS, max_size=8),
     more=st.lists(st.tuples(USERS, st.booleans()), max_size=8),
@@ -179,4 +177,3 @@ class Turns(RuleBasedStateMachine):
 
 
 TestTurns = Turns.TestCase
-TestTurns.settings = settings(deadline=None)

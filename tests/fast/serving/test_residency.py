@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -85,10 +85,8 @@ class Comparison(RuleBasedStateMachine):
 
 
 TestSlotsAgainstAModel = Comparison.TestCase
-TestSlotsAgainstAModel.settings = settings(deadline=None)
 
 
-@settings(deadline=None)
 @given(
     limit=st.integers(0, 20),
     acts=st.lists(st.tuples(KEYS, st.one_of(st.none(), st.integers(0, 12))), max_size=40),

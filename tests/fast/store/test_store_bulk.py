@@ -31,7 +31,7 @@ def dumped(home: Path) -> list[str]:
         return sorted(line for line in database.iterdump() if "_sqlite_migrations" not in line)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.tuples(

@@ -44,7 +44,7 @@ _PIECES = st.sampled_from(
 _TEXTS = st.one_of(st.text(max_size=80), st.lists(_PIECES, max_size=30).map("".join))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(_TEXTS, st.integers(12, 90), st.booleans())
 def test_every_text_fits_and_sends_no_control_character(text: str, width: int, writing: bool) -> None:
     shown = rendered(text, width, writing=writing)
