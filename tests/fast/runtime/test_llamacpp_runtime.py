@@ -63,7 +63,7 @@ def test_a_base_of_a_kind_that_llamacpp_computes_otherwise_is_refused_by_name(tm
     with personalpeft.open(tmp_path / "home", backend="fake") as runtime:
         ada = runtime.user("ada")
         correct(ada, 6)
-        ada.learn(accept=True)
+        ada.learn()
         with pytest.raises(InvalidInput, match="is a fake model") as caught:
             ada.export_gguf(tmp_path / "ada.gguf")
     assert "torch" in caught.value.hint
