@@ -40,8 +40,8 @@ fast: $(STAMP) ## Tests that take seconds
 slow: $(STAMP) ## Tests on the real base
 	@echo "== pytest tests/slow"; $(BIN)/pytest tests/slow -q -m "not vllm" --timeout 2400
 
-vllm: $(STAMP) vllm-env ## The contract tests on a real vLLM server
-	@echo "== pytest tests/fast -m vllm"; $(BIN)/pytest tests/fast -q -m vllm
+vllm: $(STAMP) vllm-env ## The contract tests on a real vLLM server, and object storage
+	@echo "== pytest -m vllm"; $(BIN)/pytest tests/fast plugins/vllm_resolver/tests/test_resolver_buckets.py -q -m vllm
 
 vllm-long: $(STAMP) vllm-env ## What takes longer there: a fleet, and the real base (not part of make test)
 	@echo "== pytest tests/slow plugins -m vllm"; $(BIN)/pytest tests/slow plugins -q -m vllm

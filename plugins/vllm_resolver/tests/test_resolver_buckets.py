@@ -33,7 +33,8 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         yield environment
 
 
-@pytest.fixture(params=["file", "s3"])
+# An S3 server is in the environment of the tests on vLLM.
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.vllm)])
 def filled(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], str]:
     """Has a bucket hold what lies in a folder, and gives the bucket's address."""
     if request.param == "file":
@@ -124,6 +125,7 @@ def test_the_folder_is_asked_before_the_bucket_and_the_bucket_before_the_server(
         assert pulled.get(at_server.digest)
 
 
+@pytest.mark.vllm
 def test_a_bucket_that_is_not_there_or_not_ours_is_said_so_and_gives_nothing(
     tmp_path: Path, s3: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
