@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from backend_makers import Writing, Written, attach, composed, row
 
 from personalpeft.backends.base import Backend, Row
@@ -34,8 +35,6 @@ def real_base(shared_cache: Path) -> Base:
 
 
 def backend_in(dtype: str, base: Base, cache: Path) -> Backend:
-    import torch
-
     from personalpeft.backends.torch.backend import TorchBackend
     from personalpeft.backends.torch.model import Device
 
@@ -84,6 +83,9 @@ def test_in_float32_every_token_is_the_same_alone_and_in_company(real_base: Base
     assert [reply.tokens for reply in said(backend, rows_of(backend, "one by one"), apart=2)] == expected
 
 
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="nobody is served in bfloat16 here: the processor has none"
+)
 def test_in_bfloat16_no_token_is_further_from_the_one_said_alone_than_the_tolerance(
     real_base: Base, shared_cache: Path
 ) -> None:
