@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from personalpeft.errors import PersonalPeftError, outcome
+from personalpeft.errors import PersonalPeftError, kind_of, outcome
 from personalpeft_app.options import Common
 from personalpeft_app.output import as_json, printable, styled
 
@@ -48,7 +48,7 @@ def reported(common: Callable[[], Common]) -> Iterator[None]:
 def report(error: PersonalPeftError, *, as_data: bool) -> int:
     """Says on stderr what went wrong and what to do about it; gives the exit code."""
     code = outcome(error).exit_code
-    return tell(error.message, error.hint, kind=type(error).__name__, code=code, as_data=as_data)
+    return tell(error.message, error.hint, kind=kind_of(error).__name__, code=code, as_data=as_data)
 
 
 def tell(message: str, hint: str, *, kind: str, code: int, as_data: bool) -> int:

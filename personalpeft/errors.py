@@ -142,9 +142,16 @@ OUTCOMES: dict[type[PersonalPeftError], Outcome] = {
 }
 
 
+def kind_of(error: PersonalPeftError) -> type[PersonalPeftError]:
+    """The class that callers know an error by: its own, or the nearest above it that has an outcome. What a backend tells apart
+    among its own errors is its own affair.
+    """
+    return next(each for each in type(error).__mro__ if each in OUTCOMES)
+
+
 def outcome(error: PersonalPeftError) -> Outcome:
-    """Exit code and HTTP status of an error: those of its own class."""
-    return OUTCOMES[type(error)]
+    """Exit code and HTTP status of an error: those of its kind."""
+    return OUTCOMES[kind_of(error)]
 
 
 def nearest(wanted: str, known: Iterable[str], *, what: str) -> str:

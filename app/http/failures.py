@@ -24,6 +24,7 @@ from personalpeft.errors import (
     PersonalPeftError,
     PluginError,
     WeightsError,
+    kind_of,
     outcome,
 )
 
@@ -104,8 +105,8 @@ def told(error: PersonalPeftError, hidden: Iterable[str] = ()) -> tuple[int, str
     """Status, message and hint of an error of ours, as a caller may hear it."""
     status = outcome(error).http_status
     if isinstance(error, _TOLD_TO_THE_LOG):
-        log.error("%s: %s %s", type(error).__name__, error.message, error.hint)
-        said = (type(error).__doc__ or "").partition("\n")[0].partition(";")[0].partition("The message")[0].strip()
+        log.error("%s: %s %s", kind_of(error).__name__, error.message, error.hint)
+        said = (kind_of(error).__doc__ or "").partition("\n")[0].partition(";")[0].partition("The message")[0].strip()
         return status, said, "The server's log has the details."
     message, hint = error.message, error.hint
     for path in hidden:
@@ -127,7 +128,7 @@ def answer(status: int, message: str, hint: str, error: Exception) -> Response:
 
 def body(status: int, message: str, hint: str, error: Exception, path: str) -> dict[str, Any]:
     """An error as the clients of that path read it."""
-    kind = "Bug" if status == 500 and not isinstance(error, PersonalPeftError) else type(error).__name__
+    kind = _kind(status, error)
     if path.startswith("/v1/messages"):
         usual = "invalid_request_error" if status < 500 else "api_error"
         text = f"{message} {hint}".strip()
@@ -139,3 +140,9 @@ def body(status: int, message: str, hint: str, error: Exception, path: str) -> d
         text = f"{message} {hint}".strip()
         return {"error": {"message": text, "type": _OPENAI.get(status, usual), "param": param, "code": code}}
     return {"error": {"kind": kind, "message": message, "hint": hint}}
+
+
+def _kind(status: int, error: Exception) -> str:
+    if isinstance(error, PersonalPeftError):
+        return kind_of(error).__name__
+    return "Bug" if status == 500 else type(error).__name__

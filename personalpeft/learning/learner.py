@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from personalpeft.errors import InvalidInput, NothingToLearn, PersonalPeftError
+from personalpeft.errors import InvalidInput, NothingToLearn, PersonalPeftError, kind_of
 from personalpeft.ids import check_user_id
 from personalpeft.learning.build import Builder, Job, Outcome
 from personalpeft.learning.lessons import routings_of
@@ -216,7 +216,7 @@ class Learner:
             reason=f"{error.message} {error.hint}".strip(),
             at=self.means.now(),
             seconds=0.0,
-            error=type(error).__name__,
+            error=kind_of(error).__name__,
         )
 
 

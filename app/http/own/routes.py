@@ -21,7 +21,7 @@ from werkzeug.exceptions import UnsupportedMediaType
 
 from personalpeft import Runtime
 from personalpeft.clock import SYSTEM, Clock
-from personalpeft.errors import InvalidInput, PersonalPeftError
+from personalpeft.errors import InvalidInput, PersonalPeftError, kind_of
 from personalpeft.learning.order import never
 from personalpeft.personal import Exported
 from personalpeft_app.http import bodies, failures, security
@@ -121,7 +121,7 @@ class OwnApi:
 
     def _told(self, error: PersonalPeftError) -> v.Fault:
         _, message, hint = failures.told(error, self._hidden)
-        return v.Fault(type(error).__name__, message, hint)
+        return v.Fault(kind_of(error).__name__, message, hint)
 
 
 def _openapi() -> Response:

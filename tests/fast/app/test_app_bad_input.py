@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from app_makers import Place
 
+from personalpeft.bases.base import Base
+
 _LOOK_ALIKE = "\u0430da"  # Its first letter is Cyrillic.
 
 
@@ -222,6 +224,17 @@ def test_an_unknown_base_names_the_nearest(place: Place) -> None:
     assert result.exit_code == 3
     assert "Did you mean 'smollm2-135m-instruct'?" in result.stderr
     assert not place.home.exists()
+
+
+def test_a_server_that_is_not_there_is_said_and_no_turn_is_kept(place: Place, tiny_base: Base) -> None:
+    asked = ("ask", "hello", "--base", "tiny-random")
+    there = {"PERSONALPEFT_VLLM_URL": "http://127.0.0.1:9", "PERSONALPEFT_VLLM_PATIENCE": "0.1"}
+    plain, data = (place.run(*asked, *more, backend="vllm", **there) for more in ((), ("--json",)))
+    assert (plain.exit_code, data.exit_code) == (12, 12)
+    assert "cannot be reached" in plain.stderr
+    assert "hint: Start it, or set PERSONALPEFT_VLLM_URL" in plain.stderr
+    assert json.loads(data.stderr.splitlines()[-1])["error"]["kind"] == "ServingFailed"
+    assert json.loads(place.run("turns", "--json").stdout)["turns"] == []
 
 
 def test_a_damaged_home_is_said_by_verify_and_doctor(learned: Place) -> None:

@@ -13,7 +13,8 @@ from runtime_makers import python_environment
 
 import personalpeft
 from personalpeft import errors
-from personalpeft.errors import OUTCOMES, PersonalPeftError, nearest, outcome
+from personalpeft.backends.vllm.wire import Unreachable
+from personalpeft.errors import OUTCOMES, PersonalPeftError, ServingFailed, kind_of, nearest, outcome
 
 NAMES = [
     "DEFAULT_BASE",
@@ -191,6 +192,12 @@ def test_each_error_has_an_outcome_and_is_also_a_builtin(leaf: type[PersonalPeft
     assert getattr(personalpeft, leaf.__name__) is leaf
     assert 0 < outcome(error).exit_code < 256
     assert 400 <= outcome(error).http_status < 600
+
+
+def test_an_error_that_a_backend_tells_apart_for_itself_is_known_by_the_one_that_it_is() -> None:
+    error = Unreachable("Nobody is there.", hint="Start it.")
+    assert kind_of(error) is ServingFailed
+    assert outcome(error) == OUTCOMES[ServingFailed]
 
 
 def test_errors_that_mean_different_things_to_a_caller_have_different_exit_codes() -> None:
