@@ -139,6 +139,11 @@ class Term(Protocol):
         """Whether the references' whole distributions are needed, or their tokens' log-probs only."""
         ...
 
+    @property
+    def generic(self) -> bool:
+        """Whether the references are nobody's own words, so that what the bare base says of them may be kept for other learns."""
+        ...
+
     def loss(self, outputs: Sequence[Outputs], references: Sequence[Outputs]) -> Any:
         """A scalar tensor. ``references`` carry no gradient and hold no more than was asked for."""
         ...

@@ -22,6 +22,7 @@ from personalpeft.backends.base import (
 )
 from personalpeft.backends.text import Speaks
 from personalpeft.backends.torch.batch import Batch
+from personalpeft.backends.torch.generic import Generic
 from personalpeft.backends.torch.kernels import choose_kernels
 from personalpeft.backends.torch.kernels.base import BLOCK
 from personalpeft.backends.torch.kv import Pool, bytes_per_token
@@ -45,7 +46,7 @@ class TorchBackend(Speaks):
     """See ``personalpeft.backends.base.Backend``. Works for any transformers model whose projections the card's targets
     name.
 
-    ``cache`` is where compiled kernels are kept; without it none are compiled.
+    ``cache`` is where compiled kernels are kept, without it none are compiled, and what the bare base says of generic answers.
     """
 
     name = "torch"
@@ -67,7 +68,7 @@ class TorchBackend(Speaks):
         self.tolerance = _TOLERANCE.get(where.dtype, _TOLERANCE[torch.float32])
         self.description = f"{where.reason}, {why}"
         self._model = Model(base, where, kernels)
-        self._references = References(self._model)
+        self._references = References(self._model, Generic(base.digest, self.description, cache))
         self._bank = SlotBank(
             base.architecture, slots=self.slots, dtype=where.dtype, device=where.device, kernels=kernels
         )

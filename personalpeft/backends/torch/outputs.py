@@ -6,7 +6,7 @@ continuation alone, whoever else is learning.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, cast
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from personalpeft.backends.base import Continuation, Outputs
+from personalpeft.backends.torch.generic import Generic
 from personalpeft.backends.torch.gradients import divergence, likelihood
 from personalpeft.backends.torch.linear import Bound
 from personalpeft.backends.torch.model import Model
@@ -55,9 +56,14 @@ class Reference:
     them the same whenever it is asked for.
     """
 
-    token_logp: Tensor
     hidden: Tensor
+    tokens: Tensor
     model: Model
+
+    @cached_property
+    def token_logp(self) -> Tensor:
+        with torch.no_grad():
+            return likelihood(self.logits, self.tokens, self.model.kernels.training)
 
     @property
     def logits(self) -> Tensor:
@@ -95,26 +101,40 @@ def _apart(own: TensorOutputs | Reference, run: slice, reference: Outputs, refer
 
 
 class References:
-    """What stacks said, found again as long as anybody holds it; several users who learn above the same stack are held
-    to the same answers.
+    """What stacks said, found again as long as anybody holds it, so that several users who learn above the same stack are held
+    to the same answers; what the bare base said of generic ones lasts.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, generic: Generic) -> None:
         self._model = model
+        self._generic = generic
         self._known: WeakValueDictionary[tuple[int, Continuation], Reference] = WeakValueDictionary()
 
-    def read(self, items: Sequence[Continuation], stack: int, bound: Bound | None) -> dict[Continuation, Reference]:
-        """What a stack says, which is ``bound`` and known by a number that no other ever had."""
+    def read(
+        self, items: Mapping[Continuation, bool], stack: int, bound: Bound | None
+    ) -> dict[Continuation, Reference]:
+        """What a stack says, which is ``bound`` and known by a number that no other ever had; of each item whether it is
+        generic.
+        """
         found = {}
-        for item in items:
+        for item, generic in items.items():
             with torch.no_grad(), self._model.turn(bound):
                 known = self._known.get((stack, item))
                 if known is None:
-                    hidden = self._model.hidden(pack([item]))
-                    (said,) = outputs_of(self._model, [item], hidden)
-                    known = self._known[stack, item] = Reference(said.token_logp, hidden, self._model)
+                    hidden = self._hidden(item, lasting=generic and bound is None)
+                    tokens = torch.tensor(item.completion, device=hidden.device)
+                    known = self._known[stack, item] = Reference(hidden, tokens, self._model)
                 found[item] = known
+        self._generic.save()
         return found
+
+    def _hidden(self, item: Continuation, *, lasting: bool) -> Tensor:
+        hidden = self._generic.get(item) if lasting else None
+        if hidden is None:
+            hidden = self._model.hidden(pack([item]))
+            if lasting:
+                self._generic.add(item, hidden)
+        return hidden.to(self._model.where.device)
 
 
 def read(model: Model, items: Sequence[Continuation]) -> list[TensorOutputs]:

@@ -62,8 +62,11 @@ class TorchSession:
 
     def refer(self, terms: Sequence[Term]) -> None:
         """Reads what the stack below says of all that these terms will need, where no session has read it before."""
-        wanted = dict.fromkeys(item for term in terms for item in term.references)
-        missing = [item for item in wanted if item not in self._references]
+        missing: dict[Continuation, bool] = {}
+        for term in terms:
+            for item in term.references:
+                if item not in self._references:
+                    missing[item] = missing.get(item, True) and term.generic
         self._references |= self._below.references.read(missing, self._below.number, self._below.bound)
 
     def step(self, terms: Sequence[Term], learning_rate: float) -> float:

@@ -27,6 +27,7 @@ class Anchor:
     learn_rest: bool
     weight: float = 1.0
     whole: bool = True
+    generic: bool = True
 
     @property
     def continuations(self) -> Sequence[Continuation]:

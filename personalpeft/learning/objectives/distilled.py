@@ -22,6 +22,7 @@ class Distilled:
     taught: Continuation
     weight: float = 1.0
     whole: bool = True
+    generic: bool = False
 
     @property
     def continuations(self) -> Sequence[Continuation]:

@@ -23,6 +23,7 @@ class Preferred:
     beta: float
     weight: float = 1.0
     whole: bool = False
+    generic: bool = False
 
     @property
     def continuations(self) -> Sequence[Continuation]:

@@ -23,6 +23,7 @@ class Supervised:
     shares: tuple[float, ...] = ()
     references: tuple[Continuation, ...] = ()
     whole: bool = False
+    generic: bool = False
 
     @property
     def continuations(self) -> Sequence[Continuation]:

@@ -24,6 +24,7 @@ class Thumbs:
     beta: float
     weight: float = 1.0
     whole: bool = False
+    generic: bool = False
 
     @property
     def continuations(self) -> Sequence[Continuation]:

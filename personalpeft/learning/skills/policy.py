@@ -28,6 +28,7 @@ class PolicyGradient:
     kl: float
     weight: float = 1.0
     whole: bool = False
+    generic: bool = False
 
     @property
     def continuations(self) -> Sequence[Continuation]:

@@ -1,0 +1,136 @@
+"""What the bare base says of generic answers is read once a cache; only what is whole and nobody's is kept, and it is the
+same to the byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from backend_makers import after, attach, bytes_of, composed, spec, torch_backend
+
+from personalpeft.backends.base import Backend, Continuation, Term
+from personalpeft.backends.torch.model import Model
+from personalpeft.backends.torch.packing import Packed
+from personalpeft.bases.base import Base
+from personalpeft.learning.objectives import Anchor, Distilled, Preferred
+
+
+@pytest.fixture
+def cache(tmp_path: Path, shared_cache: Path) -> Path:
+    """A cache of its own, but for the compiled kernels, which take long."""
+    place = tmp_path / "cache"
+    place.mkdir()
+    (shared_cache / "kernels").mkdir(exist_ok=True)
+    (place / "kernels").symlink_to(shared_cache / "kernels")
+    return place
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each pass without a gradient read."""
+    seen: list[int] = []
+    hidden = Model.hidden
+
+    def counted(self: Model, packed: Packed) -> object:
+        if self.attachment.training is None:
+            seen.append(len(packed.tokens))
+        return hidden(self, packed)
+
+    monkeypatch.setattr(Model, "hidden", counted)
+    return seen
+
+
+def anchors(backend: Backend, count: int = 3) -> list[Term]:
+    terms: list[Term] = []
+    for number in range(count):
+        kept = after(backend, f"Where is {number}?", "Here it is.")
+        said = Continuation(kept.prompt, backend.encode("Ahoy! ") + kept.completion)
+        ahead = len(said.completion) - len(kept.completion)
+        terms.append(Anchor(said, kept, ahead, 0, len(kept.completion), learn_rest=True))
+    return terms
+
+
+def learned(base: Base, cache: Path | None, terms: Sequence[Term] | None = None, *, below: str | None = None) -> bytes:
+    """What three steps leave, on a backend of its own as another process would have it."""
+    backend = torch_backend(base, cache=cache)
+    attach(backend, "one", composed(backend, 3))
+    session = backend.session(spec(backend, below=below))
+    own = anchors(backend) if terms is None else terms
+    session.refer(own)
+    for _ in range(3):
+        session.step(own, 1e-2)
+    return bytes_of(session)
+
+
+def kept(cache: Path) -> list[Path]:
+    return list((cache / "generic").glob("*"))
+
+
+def test_the_next_process_reads_none_of_it_and_learns_the_same_bytes(
+    tiny_base: Base, cache: Path, reads: list[int]
+) -> None:
+    first = learned(tiny_base, cache)
+    assert len(reads) == 3
+    reads.clear()
+    assert learned(tiny_base, cache) == first
+    assert reads == []
+
+
+def test_without_a_cache_the_next_learn_of_the_process_reads_none_of_it(tiny_base: Base, reads: list[int]) -> None:
+    backend = torch_backend(tiny_base)
+    for _ in range(2):
+        reads.clear()
+        session = backend.session(spec(backend))
+        session.refer(anchors(backend))
+        session.close()
+    assert reads == []
+
+
+def test_more_questions_are_added_to_what_is_kept(tiny_base: Base, cache: Path, reads: list[int]) -> None:
+    backend = torch_backend(tiny_base, cache=cache)
+    for count, more in ((2, 2), (3, 1), (3, 0)):
+        reads.clear()
+        learned(tiny_base, cache, anchors(backend, count))
+        assert len(reads) == more
+
+
+def test_of_what_somebody_said_or_what_a_stack_says_nothing_is_kept(tiny_base: Base, cache: Path) -> None:
+    backend = torch_backend(tiny_base, cache=cache)
+    mine, other = after(backend, "My door?", "The code is 4711."), after(backend, "My door?", "It is open.")
+    learned(tiny_base, cache, [Preferred(mine, other, 0.1, 1.0), Distilled(mine, mine)])
+    learned(tiny_base, cache, below="one")
+    assert kept(cache) == []
+
+
+def test_what_a_person_said_too_is_theirs(tiny_base: Base, cache: Path) -> None:
+    """Words that are in a generic term and in somebody's own are not kept for others."""
+    backend = torch_backend(tiny_base, cache=cache)
+    (generic,) = anchors(backend, 1)
+    (words,) = generic.references
+    learned(tiny_base, cache, [generic, Distilled(words, words)])
+    assert kept(cache) == []
+
+
+@pytest.mark.parametrize("harm", ["half", "one bit", "empty", "something else"])
+def test_a_file_that_is_not_whole_is_read_anew(tiny_base: Base, cache: Path, reads: list[int], harm: str) -> None:
+    first = learned(tiny_base, cache)
+    (file,) = kept(cache)
+    whole = file.read_bytes()
+    one_bit = bytearray(whole)
+    one_bit[-1] ^= 1
+    file.write_bytes({"half": whole[: len(whole) // 2], "one bit": bytes(one_bit), "empty": b""}.get(harm, b"\0" * 99))
+    reads.clear()
+    assert learned(tiny_base, cache) == first
+    assert len(reads) == 3
+    assert file.read_bytes() == whole
+
+
+def test_a_cache_that_nothing_can_be_written_to_is_no_hindrance(tiny_base: Base, cache: Path) -> None:
+    first = learned(tiny_base, cache)
+    (file,) = kept(cache)
+    file.unlink()
+    file.parent.rmdir()
+    file.parent.write_text("a file where the folder would be")
+    assert learned(tiny_base, cache) == first
