@@ -36,9 +36,11 @@ lint: $(STAMP) ## Format, lint, types, and the directions of imports
 fast: $(STAMP) ## Tests that take seconds
 	@echo "== pytest tests/fast plugins"; $(BIN)/pytest tests/fast plugins -q -m "not vllm" -n logical --dist loadfile
 
-# A learn takes minutes where the processor has no AVX-512.
+# Two files at a time, each with half of the processors: a pass over a small base gains little from more of them. A learn takes
+# minutes where the processor has no AVX-512.
 slow: $(STAMP) ## Tests on the real base
-	@echo "== pytest tests/slow"; $(BIN)/pytest tests/slow -q -m "not vllm" --timeout 2400
+	@echo "== pytest tests/slow"; OMP_NUM_THREADS=$$((($$(getconf _NPROCESSORS_ONLN) + 1) / 2)) \
+	  $(BIN)/pytest tests/slow -q -m "not vllm" --timeout 2400 -n 2 --dist loadfile
 
 vllm: $(STAMP) vllm-env ## The contract tests on a real vLLM server, and object storage
 	@echo "== pytest -m vllm"; $(BIN)/pytest tests/fast plugins/vllm_resolver/tests/test_resolver_buckets.py -q -m vllm

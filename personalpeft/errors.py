@@ -157,7 +157,8 @@ def outcome(error: PersonalPeftError) -> Outcome:
 def nearest(wanted: str, known: Iterable[str], *, what: str) -> str:
     """A hint that names the known thing closest to what was asked for."""
     names = list(known)
-    close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.4)
+    begun = sorted((name for name in names if wanted and name.startswith(wanted)), key=len)
+    close = begun or difflib.get_close_matches(wanted, names, n=1)
     if close:
         return f"Did you mean {close[0]!r}?"
     if not names:

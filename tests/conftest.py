@@ -27,9 +27,13 @@ settings.load_profile("untimed")
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of PERSONALPEFT_CACHE where it is set, so that the real base need not be prepared anew; else a temporary one."""
+    """The folder of PERSONALPEFT_CACHE where it is set, so that the real base need not be prepared anew; else a temporary one,
+    which processes that share the tests share too.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        folder = Path(os.environ.get(CACHE) or tmp_path_factory.mktemp("shared-cache"))
+        run = tmp_path_factory.getbasetemp()
+        own = (run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "shared-cache"
+        folder = Path(os.environ.get(CACHE) or own)
         patch.setenv(CACHE, str(folder))
         patch.setenv(HOME, str(tmp_path_factory.mktemp("no-home") / "never-used"))
         patch.setenv("HF_HUB_OFFLINE", "1")

@@ -208,6 +208,8 @@ def test_errors_that_mean_different_things_to_a_caller_have_different_exit_codes
 
 def test_a_hint_names_what_is_nearest_or_what_there_is() -> None:
     assert nearest("styl", ["style", "memory"], what="layer") == "Did you mean 'style'?"
+    assert nearest("smol", ["small", "smollm2-135m-instruct"], what="base") == "Did you mean 'smollm2-135m-instruct'?"
+    assert nearest("say-nothing", ["serve", "path"], what="command") == "Known: path, serve."
     assert nearest("zzz", [], what="layer") == "There is no layer yet."
     assert nearest("zzz", ["b", "a"], what="layer") == "Known: a, b."
 
