@@ -58,7 +58,7 @@ _LOOK_ALIKE = "\u0430da"  # Its first letter is Cyrillic.
         (["learn", "--steps", "0"], 2, "no budget"),
         (["learn", "--also", "Bo!"], 2, "Bo!"),
         (["rollback", "stil"], 3, "Did you mean 'style'?"),
-        (["rollback", "style", "--to", "style@nope"], 3, "Did you mean 'style@"),
+        (["rollback", "style", "--to", "style@nope"], 3, "Known: style@"),
         (["weigh", "style", "3"], 2, "between -2 and 2"),
         (["weigh", "style", "nan"], 2, "between -2 and 2"),
         (["weigh", "stil", "1"], 3, "Did you mean 'style'?"),
