@@ -76,11 +76,13 @@ class Model:
             use_safetensors=True,
         )
         self.module = module.to(where.device).eval().requires_grad_(False)
-        # Only processors multiply faster from weights in another order, only bfloat16 is worth the copying, and where that is
-        # emulated there is no other order.
-        reorder = where.device.type == "cpu" and where.dtype == torch.bfloat16 and _multiplies_bfloat16()
+        # Only processors multiply faster from weights in another order. In bfloat16 that is worth the copying, and where it is
+        # emulated there is no other order; in float32 for the head alone, which has so many outputs that MKL takes twice as
+        # long for 2 to 48 rows (docs/benchmarks.md).
+        here = where.device.type == "cpu"
+        reorder = here and where.dtype == torch.bfloat16 and _multiplies_bfloat16()
         self.attachment, self._products = install(self.module, base.architecture, reorder=reorder)
-        if reorder:
+        if reorder or (here and where.dtype == torch.float32 and torch.backends.mkl.is_available()):
             head = self.module.get_output_embeddings()
             self.module.set_output_embeddings(FrozenLinear(head.weight.detach(), head.bias, reorder=True))
         self.kernels = kernels
