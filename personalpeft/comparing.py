@@ -8,8 +8,10 @@ ledger before somebody has chosen.
 from __future__ import annotations
 
 import hashlib
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from personalpeft.errors import Cancelled, InvalidInput
 from personalpeft.learning.report import excerpt
@@ -20,6 +22,8 @@ from personalpeft.serving.engine import Engine, Request
 from personalpeft.stacks import BASE, revision_named, with_head
 from personalpeft.talking import check_heard, recall
 from personalpeft.types import FinishReason, Message, Sampling, SignalKind, Stack, Usage
+
+_COLUMN = 46
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ class Comparison:
         names = {1: 0, 2: 1, "1": 0, "2": 1, self.answers[0].name: 0, self.answers[1].name: 1}
         if self.same:
             raise InvalidInput("Both answers are the same.", hint="There is nothing to choose; try another prompt.")
-        if which not in names or isinstance(which, bool):
+        if not isinstance(which, int | str) or isinstance(which, bool) or which not in names:
             known = ", ".join(answer.name for answer in self.answers)
             raise InvalidInput(f"There is no answer {which!a} here.", hint=f"Choose 1, 2, or one of {known}.")
         chosen, other = self.answers[names[which]], self.answers[1 - names[which]]
@@ -82,10 +86,16 @@ class Comparison:
         return {"prompt": self.prompt, "answers": answers, "same": self.same}
 
     def __str__(self) -> str:
-        lines = [f"> {excerpt(self.prompt, 80)}"]
-        for number, answer in enumerate(self.answers, 1):
-            lines += ["", f"{number} ({answer.name})", *(f"  {line}" for line in answer.text.splitlines() or [""])]
-        return "\n".join(lines)
+        sides = [
+            [f"{number} ({answer.name})", *_in_column(answer.text)] for number, answer in enumerate(self.answers, 1)
+        ]
+        rows = (f"{left:<{_COLUMN}} | {right}".rstrip() for left, right in zip_longest(*sides, fillvalue=""))
+        return "\n".join([f"> {excerpt(self.prompt, 80)}", "", *rows])
+
+
+def _in_column(text: str) -> list[str]:
+    wrapped = (textwrap.wrap(line, _COLUMN, drop_whitespace=False) or [""] for line in text.expandtabs(4).splitlines())
+    return [part.rstrip() for parts in wrapped for part in parts]
 
 
 def compare(

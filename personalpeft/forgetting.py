@@ -70,7 +70,9 @@ class ForgetReport:
         if self.emptied:
             lines.append(f"  replies {would}emptied, which were given with it in view: {', '.join(self.emptied)}")
         if self.reports or self.files:
-            lines.append(f"  destroyed with them: {self.reports} reports, {self.files} adapter files")
+            lines.append(
+                f"  destroyed with them: {_count(self.reports, 'report')}, {_count(self.files, 'adapter file')}"
+            )
         for layer, head in self.heads.items():
             lines.append(f"  {layer}: back to {head or 'the base'}")
         for report in self.rebuilt:
@@ -150,6 +152,10 @@ def forget(
         waiting=waiting,
         complete=destroyed.complete,
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _report(user: str, item: str, at: datetime, seconds: float, decision: Decision, **more: Any) -> ForgetReport:

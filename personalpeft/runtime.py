@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, get_args
@@ -157,6 +157,11 @@ class Runtime:
         together, ``steps`` for each layer; where memory is short, fewer train at once. Raises ``InvalidId``, and
         ``InvalidInput`` where a user is named twice.
         """
+        if isinstance(users, str) or not isinstance(users, Iterable):
+            raise InvalidInput("The users are no list of ids.", hint="Give a list of ids, also of a single one.")
+        named = [check_user_id(user) for user in users]
+        if len(set(named)) != len(named):
+            raise InvalidInput("A user is named twice.", hint="Name each user once.")
         if layer is not None:
             check_layer_name(layer)
         order = Order(
@@ -170,7 +175,7 @@ class Runtime:
             cancelled=cancelled,
             paused=paused,
         )
-        return self._learner().learn_many(users, layer, order)
+        return self._learner().learn_many(named, layer, order)
 
     def models(self) -> tuple[Card, ...]:
         """Every base that can be opened: those that ship, and the user's own in the home's ``models/``. Raises
@@ -323,7 +328,6 @@ class Runtime:
         engine, base = self.engine(), self.base()
         recipes = recipes_for(base.card.name, base.card.learning, base.architecture.projections)
         margins = margins_for(base.card.name, base.card.gate, random=base.card.source.kind == "random")
-        observed = self._parts.observing == "learned"
 
         def heard(user: str, fact: str, messages: Sequence[Message]) -> tuple[Message, ...]:
             return self._memory.heard_with(user, fact, messages, system=base.card.system)
@@ -331,7 +335,7 @@ class Runtime:
         clock = self._clock
         voices, scoping = self._voices_of(engine), self._parts.scopes
         means = Means(self._store, engine, voices, scoping, margins, clock.now, clock.timer, heard)
-        return Learner(means, recipes, observed)
+        return Learner(means, recipes)
 
     def _voices_of(self, engine: Engine) -> Voices:
         with self._turn:
@@ -342,7 +346,7 @@ class Runtime:
     def _coach(self) -> Coach:
         learner, card = self._learner(), self.base().card
         drill = drill_for(card.name, card.practice)
-        return Coach(learner.means, learner.recipes.skill, drill, learner.observed)
+        return Coach(learner.means, learner.recipes.skill, drill)
 
     def _adapter(self, digest: str) -> Adapter:
         base = self.base()

@@ -11,7 +11,7 @@ from typing import Any
 
 from personalpeft.errors import InvalidInput, PersonalPeftError
 from personalpeft.ids import check_skill, check_source
-from personalpeft.learning.lessons import SEEN
+from personalpeft.learning.lessons import SEEN, TRAINS
 from personalpeft.learning.probation import look_again
 from personalpeft.memory.items import about_fact, check_text
 from personalpeft.parts import Parts
@@ -37,12 +37,12 @@ def feedback(parts: Parts, user: str, reply: Reply | Turn | str, source: str, **
 
 
 def observe(parts: Parts, user: str, reply: Reply | Turn | str, seen: str) -> str | None:
-    if seen not in SEEN:
+    if not isinstance(seen, str) or seen not in SEEN:
         raise InvalidInput(f"{seen!a} is nothing to observe.", hint=f"Give one of {', '.join(SEEN)}.")
     turn = turn_of(parts.store, user, reply)
     if parts.observing == "off":
         return None
-    payload = {"value": SEEN[seen], "how": seen}
+    payload = {"value": SEEN[seen], "how": seen, **({TRAINS: True} if parts.observing == "learned" else {})}
     return parts.store.ledger.add_signal(user, SignalKind.RATING, payload, turn=turn.id, source=APP).id
 
 

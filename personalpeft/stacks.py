@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from personalpeft.errors import BaseMismatch, NotFound, ServingFailed
 from personalpeft.ids import check_layer_name
+from personalpeft.learning.probation import ROLLBACK, UNDONE
 from personalpeft.parts import Parts
 from personalpeft.types import HeadMove, Stack, StackEntry
 
@@ -62,14 +63,15 @@ def revision_named(parts: Parts, user: str, layer: str, name: str) -> str | None
 
 def roll_back(parts: Parts, user: str, layer: str, to: str | None) -> HeadMove:
     """As ``User.rollback``."""
-    store, base = parts.store, parts.base()
+    store, base, cause = parts.store, parts.base(), ROLLBACK
     if to == "previous":
         moves = store.catalog.history(user, layer=layer)
         if not moves:
             raise NotFound(f"The layer {layer} has never changed.", hint="There is nothing to roll back.")
         to = moves[-1].before
+        cause = UNDONE if moves[-1].cause == ROLLBACK else ROLLBACK
     # Loaded before the head moves, so that the next reply waits for nothing; undoing must also work where serving does
     # not.
     with suppress(BaseMismatch, ServingFailed):
         parts.warm(with_head(parts, user, layer, to))
-    return store.catalog.move_head(user, layer, to, base=base.digest, cause="rollback")
+    return store.catalog.move_head(user, layer, to, base=base.digest, cause=cause)

@@ -6,15 +6,20 @@ can tell. What is outdated stays in the ledger, and is neither looked up nor lea
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from personalpeft.types import Signal
 
+# What is written around words and says nothing of them. Not "+" or "#": C, C++ and C# are three things.
+_AROUND = ".,;:!?…'\"`´‘’“”„«»()[]{}¿¡*_-\u2013\u2014"
 
-def same_question(text: str) -> str:
-    """What two ways of writing one question have in common: its words, whatever their case and the marks between them."""
-    return " ".join(re.findall(r"\w+", text.casefold()))
+
+def same_words(text: str) -> str:
+    """What two ways of writing one question, or one answer, have in common: its words, whatever their case, the space between
+    them and the marks around them. A text of nothing but marks is itself.
+    """
+    spoken = text.casefold().split()
+    return " ".join(word for each in spoken if (word := each.strip(_AROUND))) or " ".join(spoken)
 
 
 def outdated(facts: Sequence[Signal]) -> Mapping[str, str]:
@@ -23,9 +28,9 @@ def outdated(facts: Sequence[Signal]) -> Mapping[str, str]:
     found: dict[str, str] = {}
     for fact in reversed(facts):
         answer: str = fact.payload.get("answer") or ""
-        asked = [same_question(question) for question in fact.payload.get("questions") or ()] if answer else []
+        asked = [same_words(question) for question in fact.payload.get("questions") or ()] if answer else []
         rivals = [latest[question] for question in asked if question in latest]
-        rival = next((each for each in rivals if same_question(each.payload["answer"]) != same_question(answer)), None)
+        rival = next((each for each in rivals if same_words(each.payload["answer"]) != same_words(answer)), None)
         if rival is not None:
             found[fact.id] = rival.id
         else:

@@ -18,7 +18,7 @@ from personalpeft.forgetting import ForgetReport
 from personalpeft.ids import check_layer_name, check_skill
 from personalpeft.learning.account import Account, accounts
 from personalpeft.learning.digest import Digest, digest
-from personalpeft.learning.order import Order, never, silent
+from personalpeft.learning.order import Order, check_budget, never, silent
 from personalpeft.learning.pending import Pending, pending
 from personalpeft.learning.probation import look_again
 from personalpeft.learning.recipe import Start
@@ -171,8 +171,8 @@ class User:
 
     def observe(self, reply: Reply | Turn | str, seen: str) -> str | None:
         """Tells what the app saw without asking: "copied", "regenerated", "contradicted" or "thanked". It is kept as a
-        rating by the source "app", and its id returned, where the runtime was opened with ``observing="kept"`` or
-        "learned"; else nothing is kept, and None returned, so that an app need not ask each time whether it may. Raises
+        rating by the source "app", and its id returned, where the runtime was opened with ``observing="kept"`` or, to be learned
+        as a weak one, "learned"; else nothing is kept, and None returned, so that an app need not ask each time whether it may. Raises
         ``NotFound`` for an unknown turn, ``InvalidInput`` for anything else that might have been seen.
         """
         return saying.observe(self._parts, self.id, reply, seen)
@@ -306,10 +306,8 @@ class User:
         plugin, ``PluginError``, ``InvalidInput``, ``Busy`` while another learn of this user runs, ``Cancelled``, ``ServingFailed``.
         """
         check_skill(skill)
-        if rounds is not None and not rounds >= 1:
-            raise InvalidInput(f"A practice of {rounds} rounds is none.", hint="Give 1 or more.")
-        if seconds is not None and not seconds > 0:
-            raise InvalidInput(f"A budget of {seconds} seconds is no budget.", hint="Give a number above 0.")
+        check_budget(rounds, "rounds", whole=True)
+        check_budget(seconds, "seconds")
         plugins = self._parts.plugins
         verifying = plugins.verifier(verifier, family)
         shaped = None if shaping is None else plugins.shaping(shaping)
@@ -422,14 +420,13 @@ class User:
         """Where each signal went and why, whether it was learned, and in which revision; oldest first. ``current=False``
         shows what was superseded or taken back too.
         """
-        observed = self._parts.observing == "learned"
-        return accounts(self._parts.store, self.id, current=current, observed=observed)
+        return accounts(self._parts.store, self.id, current=current)
 
     def pending(self) -> Pending:
         """What the next learn would have to go by, from the ledger alone, so that an app can choose its moment: no model is
         loaded for it.
         """
-        return pending(self._parts.store, self.id, observed=self._parts.observing == "learned")
+        return pending(self._parts.store, self.id)
 
     def learning(self) -> Learning | None:
         """What is being learned at this moment, by this program or another one on the same home: a server, the daemon, a

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from personalpeft.learning.underway import Learning
     from personalpeft_app.daemon.deciding import Chore, Coming, Learn
     from personalpeft_app.daemon.journal import Line
-    from personalpeft_app.daemon.settings import Settings
 
 _LOOK = 5.0
 _SHOWN = 12
@@ -67,7 +66,7 @@ def run(common: Common) -> None:
     with (
         interruptible(stopping.set),
         interruptible(stopping.set, SIGTERM),
-        opening.opened(common, "make", observing=settings.observing) as runtime,
+        opening.opened(common, "make") as runtime,
     ):
         lease = _our_turn(common, runtime, stopping)
         if lease is None:
@@ -76,7 +75,7 @@ def run(common: Common) -> None:
             go_last()
             keeper = Keeper(
                 runtime,
-                lambda: _learning(common, settings),
+                lambda: _learning(common),
                 tell=lambda line: _tell(common, line),
                 stopping=stopping.is_set,
             )
@@ -111,14 +110,14 @@ def once(common: Common) -> None:
 
     done: list[Line] = []
     stopping = threading.Event()
-    settings = read(common.places()[0])
+    read(common.places()[0])
     with (
         interruptible(stopping.set),
         interruptible(stopping.set, SIGTERM),
-        _learning(common, settings) as runtime,
+        _learning(common) as runtime,
         runtime.upkeep.only(TASK),
     ):
-        keeper = Keeper(runtime, lambda: _learning(common, settings), tell=done.append, stopping=stopping.is_set)
+        keeper = Keeper(runtime, lambda: _learning(common), tell=done.append, stopping=stopping.is_set)
         decision = keeper.round()
     show(common, {"did": done, "next": decision.coming}, "\n".join(map(_line, done)))
     if not done:
@@ -136,9 +135,9 @@ def status(common: Common) -> None:
     from personalpeft_app.daemon.keeper import Keeper
     from personalpeft_app.daemon.settings import read
 
-    settings = read(common.places()[0])
-    with opening.opened(common, "read", observing=settings.observing) as runtime:
-        keeper = Keeper(runtime, lambda: _learning(common, settings))
+    read(common.places()[0])
+    with opening.opened(common, "read") as runtime:
+        keeper = Keeper(runtime, lambda: _learning(common))
         decision, holder = keeper.outlook(), runtime.upkeep.holder(TASK)
         begun, spent, lines = keeper.journal.begun, keeper.spent, keeper.journal.lines
         # Of who was cut off with the process that did it nothing is under way.
@@ -226,8 +225,8 @@ daemon.add_section("Run", (run, once))
 daemon.add_section("Look", (report, status, install))
 
 
-def _learning(common: Common, settings: Settings) -> AbstractContextManager[Runtime]:
-    return opening.opened(common, "change", observing=settings.observing)
+def _learning(common: Common) -> AbstractContextManager[Runtime]:
+    return opening.opened(common, "change")
 
 
 def _our_turn(common: Common, runtime: Runtime, stopping: threading.Event) -> AbstractContextManager[None] | None:

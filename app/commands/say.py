@@ -55,13 +55,12 @@ def feedback(
         if editor:
             edit = edited(about.reply)
         signal = user.feedback(about, rating=rating, edit=edit, prefer=prefer, comment=comment, reward=reward)
+        (account,) = (each for each in user.lessons() if each.signal.id == signal)
     show(common, {"signal": signal, "turn": about.id, "user": user.id}, signal)
-    if comment is not None:
-        acts = "It acts from the next question on."
-    elif reward is not None or rating == -1:
-        acts = "Nothing is learned from it yet; an edit says what would have been right."
-    else:
-        acts = "The next learn takes it in."
+    acts = {
+        "profile": "It acts from the next question on.",
+        "layer": f"The next learn of {account.layer} takes it in.",
+    }.get(account.place, f"Nothing is learned from it: {account.why}.")
     note(common, f"Kept, about {about.id}. {acts}")
 
 

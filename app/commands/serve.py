@@ -18,6 +18,7 @@ from personalpeft_app.output import note, show, table
 from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
+    from personalpeft.settings import Observing
     from personalpeft.store.tokens import Token
 
 _LOOPBACK = "127.0.0.1"
@@ -38,6 +39,13 @@ _EVERYWHERE = "0.0.0.0"
 @click.option("--name", "names", multiple=True, metavar="HOST", help="A host name to answer to; may be given again.")
 @click.option("--rows", type=click.IntRange(1, 256), default=16, show_default=True, help="Replies written at once.")
 @click.option("--waiting", type=click.IntRange(1, 512), default=48, show_default=True, help="Requests that may wait.")
+@click.option(
+    "--observing",
+    type=click.Choice(["off", "kept", "learned"]),
+    default="off",
+    show_default=True,
+    help="What becomes of what pages and apps see without asking, such as a copied reply.",
+)
 @click.option("--grace", type=click.FloatRange(0, 3600), default=30, show_default=True, help="Seconds to end in.")
 def serve(
     common: Common,
@@ -47,6 +55,7 @@ def serve(
     names: tuple[str, ...],
     rows: int,
     waiting: int,
+    observing: Observing,
     grace: float,
 ) -> None:
     """Answer over HTTP.
@@ -76,7 +85,7 @@ def serve(
         )
     serving = Serving(rows=rows, waiting=waiting)
     display = Display(common)
-    with opening.opened(common, "make", display, serving) as runtime:
+    with opening.opened(common, "make", display, serving, observing) as runtime:
         made = runtime.tokens.ensure_first()
         own = OwnApi(runtime)
         places = places_for(runtime)

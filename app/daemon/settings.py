@@ -7,11 +7,10 @@ import tomllib
 from dataclasses import dataclass, fields
 from datetime import time, tzinfo
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from personalpeft.errors import HomeError, InvalidInput, nearest
-from personalpeft.settings import Observing
 
 FILE = "config.toml"
 TABLE = "daemon"
@@ -24,8 +23,7 @@ _LOWEST = {"signals": 1, "load": 0, "temperature": 1, "idle": 0, "budget": 0, "c
 class Settings:
     """See docs/daemon.md for each. ``idle`` and ``budget`` are minutes, ``every`` seconds, ``temperature`` degrees Celsius,
     ``load`` a share (0 to 1) of all processors; ``at`` and ``morning`` are times of day as "03:00", "" for never; ``zone`` is
-    a name as "Europe/Berlin", "" for the system's; ``observing`` is as for ``personalpeft.open``. Raises
-    ``InvalidInput`` for a value that cannot be.
+    a name as "Europe/Berlin", "" for the system's. Raises ``InvalidInput`` for a value that cannot be.
     """
 
     signals: int = 8
@@ -39,7 +37,6 @@ class Settings:
     budget: float = 60.0
     backup: str = "backups"
     copies: int = 7
-    observing: Observing = "off"
     every: float = 60.0
 
     def __post_init__(self) -> None:
@@ -48,8 +45,6 @@ class Settings:
         for name in ("at", "morning"):
             if getattr(self, name) and not _TIME.fullmatch(getattr(self, name)):
                 raise _wrong(name, getattr(self, name), 'Give a time of day as "03:00", or "" for never.')
-        if self.observing not in get_args(Observing):
-            raise _wrong("observing", self.observing, f"Give one of {', '.join(get_args(Observing))}.")
         self.time_zone()
 
     def time_zone(self) -> tzinfo:

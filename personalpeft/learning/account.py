@@ -48,12 +48,12 @@ class Account:
         return self.use == "held back to judge by"
 
 
-def accounts(store: Store, user: str, *, current: bool, observed: bool) -> tuple[Account, ...]:
-    """Oldest first; with ``current=False`` also what was superseded or taken back. ``observed`` is as for ``route``. Raises
+def accounts(store: Store, user: str, *, current: bool) -> tuple[Account, ...]:
+    """Oldest first; with ``current=False`` also what was superseded or taken back. Raises
     ``NotFound`` for an unknown user.
     """
     ledger = store.ledger
-    routings = routings_of(store, user, observed=observed)
+    routings = routings_of(store, user)
     built = _Built(store, user)
     told = {routing.signal.id: _of(routing, built) for routing in routings}
     if current:

@@ -30,7 +30,7 @@ from personalpeft.learning.order import Order
 from personalpeft.learning.plan import Plan, questions_of, trained_on
 from personalpeft.learning.probation import LEARNED, was_withdrawn
 from personalpeft.learning.publishing import publish, session_spec
-from personalpeft.learning.report import NO_ROOM, Example, LearnReport, Source, said
+from personalpeft.learning.report import LEARNED_NOT_LIVE, NO_ROOM, Example, LearnReport, Source, said
 from personalpeft.learning.rules import MOST_LESSONS, MOST_RULES
 from personalpeft.learning.training import Course, Desk, Manners, Trained, stopped, train
 from personalpeft.learning.underway import say
@@ -134,7 +134,8 @@ class Builder:
 
         for user, each in trained.items():
             say(self.means.store, user, jobs[user].plan.layer, "Judging", each.done, each.steps)
-        progress("Judging")(0.0)
+        if trained:
+            progress("Judging")(0.0)
         candidates = _each(trained, lambda user, each: self._candidate(jobs[user], each), outcomes)
         for user in [user for user, each in candidates.items() if each.entry in each.plan.live.entries]:
             outcomes[user] = self._as_it_was(candidates.pop(user))
@@ -149,7 +150,7 @@ class Builder:
     def report(self, job: Job, verdict: Verdict, reason: str, **more: Any) -> LearnReport:
         """A report of a plan, which says what became of each signal; recorded by nobody yet."""
         plan = job.plan
-        return LearnReport(
+        report = LearnReport(
             user=plan.user,
             layer=plan.layer,
             verdict=verdict,
@@ -158,9 +159,12 @@ class Builder:
             seconds=round(self.means.timer() - job.began, 3),
             before=plan.head,
             room=plan.room.as_json() if plan.room else {},
-            sources=tuple(_sources(self.means.store, plan, trained=more.get("revision") is not None)),
             **more,
         )
+        learned = "learned" if report.live or report.revision == plan.head else LEARNED_NOT_LIVE
+        if report.revision is None:
+            learned = "to be learned"
+        return replace(report, sources=tuple(_sources(self.means.store, plan, learned)))
 
     def noted(self, report: LearnReport) -> LearnReport:
         """The report, once it is recorded."""
@@ -276,7 +280,7 @@ class Builder:
 
     def _judged(self, candidate: Candidate, evidence: Evidence, order: Order) -> Judgement:
         plan, revision = candidate.plan, candidate.entry.revision
-        judgement = judge(evidence, self.means.margins)
+        judgement = judge(evidence, self.means.margins, unlearns=plan.unlearns)
         if judgement.verdict is Verdict.PROMOTED and was_withdrawn(self.means.store, plan.user, revision):
             reason = "it is the revision that was withdrawn, and no lesson has come since"
             judgement = Judgement(Verdict.REFUSED, reason)
@@ -377,7 +381,7 @@ def _manifest(plan: Plan) -> Manifest:
     )
 
 
-def _sources(store: Store, plan: Plan, *, trained: bool) -> Sequence[Source]:
+def _sources(store: Store, plan: Plan, use_of_new: str) -> Sequence[Source]:
     learned = trained_on(store, plan.parent)
     fresh = {lesson.signal for lesson in (*plan.fresh, *plan.disliked)} - learned
     pins = set(plan.pins)
@@ -386,9 +390,9 @@ def _sources(store: Store, plan: Plan, *, trained: bool) -> Sequence[Source]:
     for routing in plan.routings:
         signal = routing.signal
         if signal.id in fresh:
-            use = "learned" if trained else "to be learned"
+            use = use_of_new
         elif signal.id in pins:
-            use = "held back to judge by" if trained else "to be held back, to judge by"
+            use = "held back to judge by" if use_of_new != "to be learned" else "to be held back, to judge by"
         elif signal.id in questions:
             use = "held back earlier"
         elif signal.id in plan.left_out:

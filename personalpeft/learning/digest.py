@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from personalpeft.errors import InvalidInput
-from personalpeft.learning.report import LearnReport, excerpt, from_json, lines, way_back
+from personalpeft.learning.report import LEARNED_NOT_LIVE, LearnReport, excerpt, from_json, lines, way_back
 from personalpeft.store.base import Store
 from personalpeft.types import HeadMove
 
@@ -112,6 +112,10 @@ def digest(
 
 
 def _start(since: datetime | timedelta, end: datetime) -> datetime:
+    if not isinstance(since, datetime | timedelta):
+        raise InvalidInput(
+            f"{since!a} is neither a moment nor a while.", hint="Give an aware datetime, or a timedelta."
+        )
     try:
         start = end - since if isinstance(since, timedelta) else _aware(since)
     except OverflowError as error:
@@ -137,10 +141,11 @@ def _told(report: LearnReport) -> list[str]:
     if report.event == "learn":
         what += f", {report.revision or 'no revision'}, {report.seconds:.1f} s"
     told = [what, f"    {report.reason}"]
-    learned = [source for source in report.sources if source.use == "learned"]
+    learned = [source for source in report.sources if source.use in ("learned", LEARNED_NOT_LIVE)]
     held = sum(source.use == "held back to judge by" for source in report.sources)
     if learned:
-        told.append(f"    learned from {len(learned)}{f', held back {held}' if held else ''}:")
+        word = "learned from" if learned[0].use == "learned" else "tried with"
+        told.append(f"    {word} {len(learned)}{f', held back {held}' if held else ''}:")
         told += [f"      {source.signal[-6:]}  {source.kind:<13} {excerpt(source.text)}" for source in learned[:_SHOWN]]
         if len(learned) > _SHOWN:
             told.append(f"      … and {len(learned) - _SHOWN} more")

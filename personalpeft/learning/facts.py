@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from personalpeft.telling import same_question
+from personalpeft.telling import same_words
 from personalpeft.types import PERSON, Message, Revision, Signal, SignalKind, Turn, canonical_digest
 
 T = TypeVar("T")
@@ -126,7 +126,7 @@ def _once(items: Sequence[T], question: Callable[[T], str]) -> list[T]:
     """Of items that ask the same, the first."""
     first: dict[str, T] = {}
     for item in items:
-        first.setdefault(same_question(question(item)), item)
+        first.setdefault(same_words(question(item)), item)
     return list(first.values())
 
 
@@ -151,5 +151,7 @@ def _framed(asked: Asked, frame: str) -> Asked:
 
 
 def _put(frame: str, question: str) -> str:
+    # What comes after it would else be read as a part of it.
+    question = question if question[-1:] in ".?!…" else f"{question}?"
     keeps = re.match(r"(I|I'.*)\b", question) is not None
     return frame.format(first=question, later=question if keeps else question[:1].lower() + question[1:])

@@ -224,10 +224,14 @@ class Judgement:
         return self.accepted or self.verdict is Verdict.PROMOTED
 
 
-def judge(evidence: Evidence, margins: Margins) -> Judgement:
-    """Harm first and whether it makes sense, then benefit, then whether the evidence is enough."""
-    if wrong := _harm(evidence, margins) or _nonsense(evidence.sense, margins):
+def judge(evidence: Evidence, margins: Margins, *, unlearns: bool = False) -> Judgement:
+    """Harm first and whether it makes sense, then benefit, then whether the evidence is enough. What ``unlearns`` is built without
+    what was taken back since: that is its benefit, and it may know the rest a little less well than what is live.
+    """
+    if wrong := _harm(evidence, margins, worse=not unlearns) or _nonsense(evidence.sense, margins):
         return Judgement(Verdict.REFUSED, wrong)
+    if unlearns:
+        return _enough(evidence, _still_known(evidence))
     decided = any(asked.won or asked.lost for asked in evidence.target)
     judged_by = evidence.target if decided or not evidence.trained else evidence.trained
     # Of what is known already a little comes and goes with every learn, so a loss has to be worth the name here as well.
@@ -244,12 +248,7 @@ def judge(evidence: Evidence, margins: Margins) -> Judgement:
     if WIN**won * LOSS**lost <= FOR_IT:
         # Two that got better and one that got worse may as well be chance, whatever the sum.
         return Judgement(Verdict.ABSTAINED, f"{what}: too little to go by")
-    general = evidence.canaries
-    if general.right_before:
-        what += f"; {general.still_right} of {general.right_before} general answers stayed right"
-    if evidence.bet >= ENOUGH:
-        return Judgement(Verdict.PROMOTED, what)
-    return Judgement(Verdict.PROMOTED, f"{what}; on probation, since that is still thin evidence", probation=True)
+    return _enough(evidence, what)
 
 
 def accepted(judgement: Judgement, evidence: Evidence) -> Judgement:
@@ -261,7 +260,25 @@ def accepted(judgement: Judgement, evidence: Evidence) -> Judgement:
     return replace(judgement, reason=f"accepted by name against: {judgement.reason}", accepted=True)
 
 
-def _harm(evidence: Evidence, margins: Margins) -> str:
+def _enough(evidence: Evidence, what: str) -> Judgement:
+    """Promoted, for now or for good."""
+    general = evidence.canaries
+    if general.right_before:
+        what += f"; {general.still_right} of {general.right_before} general answers stayed right"
+    if evidence.bet >= ENOUGH:
+        return Judgement(Verdict.PROMOTED, what)
+    return Judgement(Verdict.PROMOTED, f"{what}; on probation, since that is still thin evidence", probation=True)
+
+
+def _still_known(evidence: Evidence) -> str:
+    older = evidence.retention
+    if not older:
+        return "nothing that is left of it was held back to judge by"
+    return f"{sum(not asked.undone for asked in older)} of {len(older)} older answers are still known"
+
+
+def _harm(evidence: Evidence, margins: Margins, *, worse: bool) -> str:
+    """What a candidate breaks; without ``worse`` an older answer has to be lost, rather than to get worse."""
     general = evidence.canaries
     forgotten = general.right_before - general.still_right
     if forgotten > _some(margins.canaries, general.right_before):
@@ -271,7 +288,7 @@ def _harm(evidence: Evidence, margins: Margins) -> str:
         return f"{forgotten} of {general.base_right} general answers that the base has right are wrong by now"
     if general.broken > min(general.broken_before, general.base.broken) + _some(margins.canaries, general.asked):
         return f"{general.broken} of {general.asked} general answers are empty or go round in circles"
-    lost = sum(asked.worse for asked in evidence.retention)
+    lost = sum(asked.worse for asked in evidence.retention) if worse else 0
     if lost > _some(margins.retention, len(evidence.retention)):
         return f"{lost} of {len(evidence.retention)} older answers got worse"
     undone = sum(asked.undone for asked in evidence.retention)

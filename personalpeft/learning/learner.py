@@ -12,13 +12,12 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from personalpeft.errors import InvalidInput, NothingToLearn, PersonalPeftError, kind_of
-from personalpeft.ids import check_user_id
+from personalpeft.errors import NothingToLearn, PersonalPeftError, kind_of
 from personalpeft.learning.build import Builder, Job, Outcome
 from personalpeft.learning.lessons import routings_of
 from personalpeft.learning.means import Means
 from personalpeft.learning.order import Order
-from personalpeft.learning.plan import FEWEST, HOLDS_ON, Plan, make_plan, rank_of
+from personalpeft.learning.plan import FEWEST, HOLDS_ON, Plan, make_plan, rank_of, taken_back
 from personalpeft.learning.probation import review
 from personalpeft.learning.recipe import Recipes, Start
 from personalpeft.learning.report import LearnReport
@@ -28,16 +27,18 @@ from personalpeft.types import HeadMove, Revision, Verdict
 TOGETHER = 8
 """So many users' layers are built at once: more in a pass make none quicker, and each holds memory of its own."""
 
+TAKEN_BACK = "taken back"
+"""The cause of a head's move to the base when nothing is left of what it had learned."""
+
 _Course: TypeAlias = Generator[Job, LearnReport | None, LearnReport]
 
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """Learns for the users of one home on one base; ``observed`` lets what an app saw count as weak ratings."""
+    """Learns for the users of one home on one base."""
 
     means: Means
     recipes: Recipes
-    observed: bool = False
 
     def learn(self, user: str, layer: str | None, order: Order) -> LearnReport:
         """See ``User.learn``."""
@@ -48,10 +49,6 @@ class Learner:
 
     def learn_many(self, users: Sequence[str], layer: str | None, order: Order) -> tuple[LearnReport, ...]:
         """See ``Runtime.learn_many``."""
-        for user in users:
-            check_user_id(user)
-        if len(set(users)) != len(users):
-            raise InvalidInput("A user is named twice.", hint="Name each user once.")
         outcomes = self._outcomes(users, layer, order)
         return tuple(
             self._failed(user, layer or "", outcome) if isinstance(outcome, PersonalPeftError) else outcome
@@ -124,7 +121,7 @@ class Learner:
         """The layers to go through, lowest first, and whether they were asked for. Over one that is named, only what then
         stands on something old is of interest.
         """
-        routings = routings_of(self.means.store, user, observed=self.observed)
+        routings = routings_of(self.means.store, user)
         names = layers_of(self.means.store, user, routings)
         if layer is None:
             return [(name, True) for name in names]
@@ -141,10 +138,10 @@ class Learner:
         try:
             plan = self._plan(user, layer, order.start)
         except NothingToLearn:
-            again = self._again(builder, user, layer, began, order)
-            if again is None:
+            other = self._without(builder, user, layer, began, order) or self._again(builder, user, layer, began, order)
+            if other is None:
                 raise
-            return again
+            return other
         if plan.parent is None and order.start == "auto" and not order.dry_run:
             # What is new is learned on top of what still holds.
             again = self._again(builder, user, layer, began, order)
@@ -153,10 +150,49 @@ class Learner:
         if order.dry_run:
             return builder.report(Job(plan, began), Verdict.ABSTAINED, _would(plan), dry_run=True)
         if not plan.enough:
-            count = len(plan.fresh) + len(plan.questions)
-            reason = f"{count} of the {FEWEST} lessons that a first learn takes: three to learn, one to judge by"
-            return builder.noted(builder.report(Job(plan, began), Verdict.ABSTAINED, reason))
+            return builder.noted(builder.report(Job(plan, began), Verdict.ABSTAINED, _too_few(plan)))
         return plan
+
+    def _without(
+        self, builder: Builder, user: str, layer: str, began: float, order: Order
+    ) -> Plan | LearnReport | None:
+        """What becomes of a layer without a new lesson that knows what was taken back: it is built anew from what is left, and
+        where nothing is, the base answers again. None where it knows nothing of the kind.
+        """
+        store = self.means.store
+        live = store.catalog.stack(user, self.means.engine.backend.base.digest)
+        entry = next((each for each in live.entries if each.layer == layer), None)
+        if entry is None:
+            return None
+        head = store.catalog.revision(user, entry.revision)
+        gone = len(taken_back(store, user, layer, head, routings_of(store, user)))
+        if not gone:
+            return None
+        lessons = f"{gone} lesson{'s' if gone > 1 else ''} that it learned {'were' if gone > 1 else 'was'} taken back"
+        try:
+            plan = self._plan(user, layer, "nothing")
+        except NothingToLearn:
+            return self._emptied(head, order)
+        if was_tried(store, plan):
+            raise NothingToLearn(
+                f"Nothing new for {layer}: {lessons}, and what was built of the others did not go live.",
+                hint=f"Let go of it (personalpeft rollback {layer} --to base), or teach it more.",
+            )
+        plan = replace(plan, because=lessons, unlearns=True)
+        if order.dry_run:
+            reason = f"{lessons}; {_would(plan)}"
+            return builder.report(Job(plan, began), Verdict.ABSTAINED, reason, dry_run=True)
+        return plan
+
+    def _emptied(self, head: Revision, order: Order) -> LearnReport:
+        store, at = self.means.store, self.means.now()
+        reason = "all that it had learned was taken back; the base answers again"
+        report = LearnReport(head.user, head.layer, Verdict.ABSTAINED, reason, at, 0.0, before=head.id)
+        if order.dry_run:
+            return replace(report, reason="all that it had learned was taken back: the base would answer", dry_run=True)
+        move = HeadMove(head.user, head.layer, head.id, None, TAKEN_BACK, at)
+        store.catalog.judge_again(head, report.as_json(), move=move)
+        return report
 
     def _again(self, builder: Builder, user: str, layer: str, began: float, order: Order) -> Plan | LearnReport | None:
         """What becomes of a layer without a new lesson: None where it stands on nothing old, or nothing can be done."""
@@ -204,7 +240,6 @@ class Learner:
             architecture=backend.base.architecture,
             count=lambda text: len(backend.encode(text)),
             heard=lambda fact, messages: self.means.heard(user, fact, messages),
-            observed=self.observed,
         )
 
     def _failed(self, user: str, layer: str, error: PersonalPeftError) -> LearnReport:
@@ -227,6 +262,11 @@ def _is_unfinished(report: LearnReport) -> bool:
 
 def _would(plan: Plan) -> str:
     if not plan.enough:
-        return f"a first learn takes {FEWEST} lessons: three to learn, one to judge by"
+        return _too_few(plan)
     onto = f"on {plan.parent.id}" if plan.parent else "from nothing"
     return f"would train {plan.steps} steps {onto}, rank {plan.recipe.rank}"
+
+
+def _too_few(plan: Plan) -> str:
+    count = len(plan.fresh) + len(plan.questions)
+    return f"{count} of the {FEWEST} lessons that a first learn takes: three to learn, one to judge by"

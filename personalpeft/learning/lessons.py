@@ -2,14 +2,15 @@
 
 Each current signal has exactly one routing, with its reason; docs/ledger.md has the table. Invariants:
 
-- Only a person's own acts are trained on. What an app saw counts as a weak rating where the app switched that on, and
-  never against a person's word.
+- Only a person's own acts are trained on. What an app saw counts as a weak rating where the app had switched that on when
+  it saw it, and never against a person's word.
 - Of several acts on one turn the strongest is the lesson: what was written (an edit, then a preferred text) says more
   than a thumb. Of one kind the latest counts.
 - A fact is looked up, and where it is known which questions it answers it is a lesson of the memory layer beside that.
 - Where the way of answering has changed (habits.py), what shows the old way is kept and no more.
-- Of two answers shown to the same request the later counts, and of two thumbs on the same reply. Saying the same again
-  changes nothing, so the older stays the lesson and nothing has to be built anew.
+- Of two answers shown to the same request the later counts, and of two thumbs on the same reply; but a choice between two
+  answers of the model does not take the place of one that the person wrote. Saying the same again changes nothing, so the
+  older stays the lesson and nothing has to be built anew.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ FEWEST_THUMBS = 20
 SEEN: Mapping[str, int] = {"copied": 1, "thanked": 1, "regenerated": -1, "contradicted": -1}
 """What an app may see without asking, as the rating that it amounts to: the reply was copied, the next turn thanks for it,
 another one was asked for in its place, the next turn contradicts it.
+"""
+
+TRAINS = "trains"
+"""In the payload of what an app saw: true where the app had switched on that it is learned from. It is kept with the signal, so
+that every program on a home says the same of it.
 """
 
 _STRENGTH = {SignalKind.EDIT: 3, SignalKind.PREFERENCE: 2, SignalKind.RATING: 1}
@@ -88,12 +94,12 @@ class Routing:
     beside: tuple[Lesson, ...] = ()
 
 
-def routings_of(store: Store, user: str, *, observed: bool = False) -> tuple[Routing, ...]:
+def routings_of(store: Store, user: str) -> tuple[Routing, ...]:
     """What the policy says of all current signals of a user. Raises ``NotFound`` for an unknown user."""
     ledger = store.ledger
     signals = ledger.signals(user)
     turns = _looked_up(ledger, user, [signal for signal in signals if signal.kind is SignalKind.FACT])
-    return route(signals, lambda turn: ledger.turn(user, turn), turns=turns, observed=observed)
+    return route(signals, lambda turn: ledger.turn(user, turn), turns=turns)
 
 
 def route(
@@ -101,19 +107,17 @@ def route(
     turn_of: Callable[[str], Turn],
     *,
     turns: Sequence[Turn] = (),
-    observed: bool = False,
 ) -> tuple[Routing, ...]:
     """One routing for each signal, in the order of the signals, which is that of the ledger: oldest first. ``turns`` are
-    those in which facts may have helped, oldest first and to the newest of all; ``observed`` lets what an app saw count as
-    weak ratings.
+    those in which facts may have helped, oldest first and to the newest of all.
     """
-    strongest = _strongest(signals, observed)
+    strongest = _strongest(signals)
     helped = helped_by(signals, turns)
     later = outdated([signal for signal in signals if signal.kind is SignalKind.FACT])
     routings = [
         _fact(signal, helped.get(signal.id, ()), later.get(signal.id))
         if signal.kind is SignalKind.FACT
-        else _route(signal, turn_of, strongest, observed)
+        else _route(signal, turn_of, strongest)
         for signal in signals
     ]
     return tuple(_with_thumbs(_without_outgrown(_without_contradictions(routings))))
@@ -143,18 +147,18 @@ def _looked_up(ledger: Ledger, user: str, facts: Sequence[Signal]) -> tuple[Turn
     return tuple(reversed(used if used[:1] == newest else (*newest, *used)))
 
 
-def _trained(signal: Signal, observed: bool) -> bool:
-    return signal.source == PERSON or (observed and signal.source == APP and signal.kind is SignalKind.RATING)
+def _trained(signal: Signal) -> bool:
+    return signal.source == PERSON or (signal.source == APP and signal.payload.get(TRAINS) is True)
 
 
 def _strength(signal: Signal) -> tuple[bool, int]:
     return signal.source == PERSON, _STRENGTH[signal.kind]
 
 
-def _strongest(signals: Sequence[Signal], observed: bool) -> Mapping[str, Signal]:
+def _strongest(signals: Sequence[Signal]) -> Mapping[str, Signal]:
     best: dict[str, Signal] = {}
     for signal in signals:
-        if signal.turn is None or signal.kind not in _STRENGTH or not _trained(signal, observed):
+        if signal.turn is None or signal.kind not in _STRENGTH or not _trained(signal):
             continue
         rival = best.get(signal.turn)
         # The order is that of time, so among equals the later one wins.
@@ -163,13 +167,13 @@ def _strongest(signals: Sequence[Signal], observed: bool) -> Mapping[str, Signal
     return best
 
 
-def _route(signal: Signal, turn_of: Callable[[str], Turn], strongest: Mapping[str, Signal], observed: bool) -> Routing:
+def _route(signal: Signal, turn_of: Callable[[str], Turn], strongest: Mapping[str, Signal]) -> Routing:
     match signal.kind:
         case SignalKind.COMMENT:
             return Routing(signal, "profile", "a comment is a rule that acts on the next turn")
         case SignalKind.REWARD:
             return Routing(signal, "kept", "a reward says how good a reply was, not what is right")
-    if not _trained(signal, observed):
+    if not _trained(signal):
         return Routing(signal, "kept", "only a person's own acts are trained on")
     if signal.kind is SignalKind.DEMONSTRATION:
         skill = signal.payload.get("skill")
@@ -241,6 +245,8 @@ def _without_contradictions(routings: Sequence[Routing]) -> Sequence[Routing]:
             settled[number] = _kept(routing, other, "a person said something of the same reply")
         elif other.lesson is not None and other.lesson.wanted == lesson.wanted and own == others_own:
             settled[number] = _kept(routing, other, f"the {other.signal.kind} before says the same")
+        elif _was_chosen(routing.signal) and other.signal.kind is not SignalKind.PREFERENCE and others_own:
+            settled[number] = _kept(routing, other, f"the {other.signal.kind} of the same request says more")
         else:
             settled[rival] = _kept(other, routing, f"a later {routing.signal.kind} of the same request says otherwise")
             holding[about] = number
@@ -282,6 +288,11 @@ def _with_thumbs(routings: Sequence[Routing]) -> Sequence[Routing]:
         f" (learned from {FEWEST_THUMBS} thumbs up and {FEWEST_THUMBS} down on: {up} and {down} now)"
     )
     return [Routing(r.signal, "kept", why) if r.lesson is not None and not r.lesson.wanted else r for r in routings]
+
+
+def _was_chosen(signal: Signal) -> bool:
+    """Whether it is a choice between what two revisions said, so that neither answer need be the one that is wanted."""
+    return signal.kind is SignalKind.PREFERENCE and "revision" in signal.payload
 
 
 def _kept(routing: Routing, winner: Routing, why: str) -> Routing:

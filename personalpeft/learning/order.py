@@ -33,6 +33,14 @@ def wait_while(paused: Asking, cancelled: Asking) -> None:
         idle.wait(_LOOK)
 
 
+def check_budget(budget: object, unit: str, *, whole: bool = False) -> None:
+    """Raises ``InvalidInput`` for what is no number above 0; None is no budget, which is fine."""
+    number = isinstance(budget, int if whole else int | float) and not isinstance(budget, bool)
+    if budget is not None and not (number and budget > 0):  # type: ignore[operator]  # a number
+        like = "a whole number" if whole else "a number"
+        raise InvalidInput(f"A budget of {budget!a} {unit} is no budget.", hint=f"Give {like} above 0.")
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """See ``User.learn`` for what each means. Raises ``InvalidInput`` for a start or a budget that is none."""
@@ -50,6 +58,6 @@ class Order:
     def __post_init__(self) -> None:
         if self.start not in get_args(Start):
             raise InvalidInput(f"A build cannot start from {self.start!a}.", hint="Give 'auto' or 'nothing'.")
-        for budget, unit in ((self.seconds, "seconds"), (self.steps, "steps"), (self.memory, "MB")):
-            if budget is not None and not budget > 0:
-                raise InvalidInput(f"A budget of {budget} {unit} is no budget.", hint="Give a number above 0.")
+        check_budget(self.seconds, "seconds")
+        check_budget(self.steps, "steps", whole=True)
+        check_budget(self.memory, "MB")

@@ -12,10 +12,10 @@ from datetime import datetime
 from typing import Any, Literal
 
 from personalpeft.learning.lessons import Lesson, Routing, dislikes_for, lessons_for, routings_of
-from personalpeft.learning.plan import FEWEST, layers_below
+from personalpeft.learning.plan import FEWEST, layers_below, taken_back
 from personalpeft.learning.standing import layers_of, on_something_old
 from personalpeft.store.base import Store
-from personalpeft.types import Layer, Stack, StackEntry, Verdict
+from personalpeft.types import Layer, Stack, StackEntry, Verdict, canonical_digest
 
 _LAST_LEARNS = 3
 
@@ -24,11 +24,11 @@ _LAST_LEARNS = 3
 class News:
     """One reason to learn. ``key`` names it for good: the same reason has the same key, and no other has it. ``at`` is since
     when it is there, by the clock of that time (None: not known). "lesson": no learn has considered it; "begun": a learn was
-    ended by its budget; "below": the layer was built on a stack that has changed since.
+    ended by its budget; "below": the layer was built on a stack that has changed since; "taken back": some of what it learned was.
     """
 
     key: str
-    kind: Literal["lesson", "begun", "below"]
+    kind: Literal["lesson", "begun", "below", "taken back"]
     layer: str
     at: datetime | None = None
 
@@ -47,10 +47,10 @@ class Pending:
     seconds: float | None
 
 
-def pending(store: Store, user: str, *, observed: bool = False) -> Pending:
-    """Reads the ledger and the catalog. ``observed`` is as for ``route``. Raises ``NotFound``."""
+def pending(store: Store, user: str) -> Pending:
+    """Reads the ledger and the catalog. Raises ``NotFound``."""
     catalog = store.catalog
-    routings = routings_of(store, user, observed=observed)
+    routings = routings_of(store, user)
     layers = catalog.layers(user)
     heads = {layer.name: layer.head for layer in layers}
     reports = [report for report in catalog.reports(user) if report.get("event", "learn") == "learn"]
@@ -67,6 +67,7 @@ def pending(store: Store, user: str, *, observed: bool = False) -> Pending:
         news += [News(key, "lesson", layer, at) for key, at in open_ones.items() if key not in asked]
         news += _begun(reports, layer, open_ones)
     news += _below(store, user, layers)
+    news += _taken_back(store, user, layers, routings)
     learned = [datetime.fromisoformat(report["at"]) for report in reports[-1:]]
     return Pending(user, tuple(news), too_few, learned[0] if learned else None, _seconds(reports))
 
@@ -111,6 +112,17 @@ def _below(store: Store, user: str, layers: Sequence[Layer]) -> Iterator[News]:
         below = Stack(stack.base, layers_below(stack, layer.name)).digest
         if on_something_old(store, user, stack, layer.name) is not None and not _was_tried(store, user, layer, below):
             yield News(f"{head.id} on {below[:12]}", "below", layer.name)
+
+
+def _taken_back(store: Store, user: str, layers: Sequence[Layer], routings: Sequence[Routing]) -> Iterator[News]:
+    for layer in layers:
+        if layer.head is None:
+            continue
+        head = store.catalog.revision(user, layer.head)
+        gone = taken_back(store, user, layer.name, head, routings)
+        built = [each for each in store.catalog.revisions(user, layer=layer.name) if each.at > head.at]
+        if gone and not any(each.parent is None and not gone & each.signals.keys() for each in built):
+            yield News(f"{head.id} without {canonical_digest(sorted(gone))[:12]}", "taken back", layer.name)
 
 
 def _was_tried(store: Store, user: str, layer: Layer, below: str) -> bool:

@@ -18,12 +18,12 @@ from personalpeft.learning.lessons import Lesson, Routing, dislikes_for, lessons
 from personalpeft.learning.manner import NO_MANNER, Manner, manner_of
 from personalpeft.learning.recipe import Recipe, Start
 from personalpeft.store.base import Store
-from personalpeft.telling import same_question
+from personalpeft.telling import same_words
 from personalpeft.types import Architecture, Message, Revision, Signal, SignalKind, Stack, StackEntry, canonical_digest
 
 # To be raised with every change to the code that decides a revision's bytes: what an older one would have built, or has
 # half built, then passes for nothing else.
-BUILD_FORMAT = 5
+BUILD_FORMAT = 6
 FEWEST = 4
 HOLDS_ON = "holds_on"
 """In a revision's scores: the digest of the stack below on which it was last found to hold."""
@@ -36,7 +36,8 @@ class Plan:
     """``fresh`` lessons are new to the parent, ``older`` ones are replayed; ``questions`` are all that is pinned for
     this layer, of which ``pins`` are pinned by this build. ``disliked`` are replies to unlearn, ``left_out`` the signals
     that the layer has no ``room`` for. ``live`` is the stack as it is, ``below`` the part of it under this layer, in whose
-    ``manner`` short answers are said. ``because`` says in words why it is built where no new lesson is the reason.
+    ``manner`` short answers are said. ``because`` says in words why it is built where no new lesson is the reason;
+    ``unlearns``, that the reason is what was taken back of what the head learned.
     """
 
     user: str
@@ -54,6 +55,7 @@ class Plan:
     left_out: frozenset[str] = frozenset()
     room: Room | None = None
     because: str = ""
+    unlearns: bool = False
     manner: Manner = NO_MANNER
 
     @property
@@ -127,17 +129,16 @@ def make_plan(
     architecture: Architecture,
     count: Callable[[str], int],
     heard: Callable[[str, Sequence[Message]], tuple[Message, ...]],
-    observed: bool = False,
 ) -> Plan:
     """Reads the ledger and decides. ``count`` says how many tokens a text has, ``heard`` how messages are heard with a
-    fact in the prompt; ``observed`` is as for ``route``.
+    fact in the prompt.
 
     Raises ``NothingToLearn`` when no signal has come since the layer's last learn, unless the recipe asks to build from
     nothing; ``NotFound`` for an unknown user, ``BaseMismatch`` when the live stack is of another base.
     """
     catalog = store.catalog
     live = catalog.stack(user, base)
-    routings = routings_of(store, user, observed=observed)
+    routings = routings_of(store, user)
     considered = catalog.considered(user, layer)
     pinned = _still_pinned(store, user, routings, set(catalog.pinned(user, layer)))
     disliked = tuple(lesson for lesson in dislikes_for(routings, layer) if lesson.signal not in pinned)
@@ -191,6 +192,12 @@ def make_plan(
     )
 
 
+def taken_back(store: Store, user: str, layer: str, head: Revision, routings: Sequence[Routing]) -> frozenset[str]:
+    """What a head was trained on that is no lesson now, and was not said anew: it was retracted, or a thumb was turned."""
+    lessons = {lesson.signal for some in (lessons_for, dislikes_for) for lesson in some(routings, layer)}
+    return frozenset(trained_on(store, head) - lessons - _said_anew(store, user, routings))
+
+
 def layers_below(stack: Stack, layer: str) -> tuple[StackEntry, ...]:
     """The entries that a layer stands on: style lies under skills, skills under memory; a skill stands on the style
     alone.
@@ -220,7 +227,7 @@ def _nothing(routings: Sequence[Routing], layer: str, *, learned_before: bool, l
     if learned_before:
         return NothingToLearn(
             f"Nothing new for {layer}: no lesson has come since the last learn.",
-            hint="Edit, prefer or like some replies first, or build from nothing to learn the same lessons again.",
+            hint=f"{_how_to_teach(layer).removesuffix('.')}, or build from nothing to learn the same lessons again.",
         )
     what = "there is no feedback"
     if routings:
@@ -278,7 +285,7 @@ def _said_anew(store: Store, user: str, routings: Sequence[Routing]) -> set[str]
 
 
 def _questions(fact: Signal) -> set[str]:
-    return {same_question(question) for question in fact.payload.get("questions") or ()}
+    return {same_words(question) for question in fact.payload.get("questions") or ()}
 
 
 def _newest(lessons: Sequence[Lesson]) -> tuple[Lesson, ...]:

@@ -28,6 +28,9 @@ from personalpeft.types import PERSON, HeadMove, Revision, Signal, SignalKind, V
 LEARNED, WITHDRAWN = "learn", "withdrawn"
 """Causes of a head's move. A head that came by one of them may be on probation."""
 
+ROLLBACK, UNDONE = "rollback", "rollback undone"
+"""What a person moved by hand. A head that came back since its rollback was undone is what it was before."""
+
 _SMALLEST_SHARE = 0.25
 _MOST_SIGNALS = 400
 
@@ -98,7 +101,8 @@ def review(store: Store, user: str, now: Callable[[], datetime]) -> tuple[LearnR
     for revision in _on_probation(store, user):
         moves = [move for move in store.catalog.history(user, layer=revision.layer) if move.after == revision.id]
         learned = [move for move in moves if move.cause == LEARNED]
-        if not learned or moves[-1].cause not in (LEARNED, WITHDRAWN):
+        came = [move.cause for move in moves if move.cause != UNDONE]
+        if not learned or came[-1] not in (LEARNED, WITHDRAWN):
             continue
         before, since = _opinions(store, revision, learned[0].at)
         outcome = weigh(before, since, float(revision.scores.get("bet", 1.0)))

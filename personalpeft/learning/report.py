@@ -14,6 +14,7 @@ from personalpeft.learning.gate import ENOUGH
 from personalpeft.types import Signal, Verdict
 
 NO_ROOM = "left out: the layer is full"
+LEARNED_NOT_LIVE = "learned, not live"
 
 _WIDTH = 88
 _EXCERPT = 60

@@ -73,6 +73,11 @@ def check_text(text: object, *, what: str) -> str:
 def about_fact(questions: Sequence[str], answer: str | None) -> dict[str, Any]:
     """What is kept of the questions that a fact answers, and of the answer. Raises ``InvalidInput`` as ``check_text`` does, and for
     an answer without a question."""
+    if isinstance(questions, str) or not isinstance(questions, Iterable):
+        raise InvalidInput(
+            "The questions are no list of texts.", hint="Give a list of questions, also of a single one."
+        )
+    questions = list(questions)
     checked = {
         "questions": [check_text(question, what="question") for question in questions],
         "answer": None if answer is None else check_text(answer, what="answer"),
@@ -94,8 +99,12 @@ class Memory:
         self.embedder = embedder
 
     def items(self, user: str, kind: ItemKind | None = None) -> tuple[Item, ...]:
-        """The items that act now, oldest first. Raises ``NotFound`` for a user that is not there."""
-        return tuple(_item(signal) for signal in self._current(user) if kind in (None, _KIND_OF[signal.kind]))
+        """The items that act now, oldest first: no fact that a later one contradicts. Raises ``NotFound`` for a user that is not
+        there.
+        """
+        current = self._current(user)
+        gone = outdated([signal for signal in current if signal.kind is SignalKind.FACT])
+        return tuple(_item(each) for each in current if each.id not in gone and kind in (None, _KIND_OF[each.kind]))
 
     def edit(
         self, user: str, item_id: str, text: str, *, questions: Sequence[str] | None = None, answer: str | None = None

@@ -37,6 +37,7 @@ def known_user(db: sqlite_utils.Database, user: str) -> str:
 def known_layer(db: sqlite_utils.Database, user: str, layer: str) -> str:
     """The layer's name. Raises ``NotFound`` naming the nearest of this user's layers."""
     known_user(db, user)
+    _check_text(layer, "layer")
     names = [found["name"] for found in rows(db, "select name from layer where user = ?", user)]
     if layer in names:
         return layer
@@ -51,6 +52,7 @@ def known_id(db: sqlite_utils.Database, table: Table, user: str, wanted: str, *,
     ambiguous prefix.
     """
     known_user(db, user)
+    _check_text(wanted, f"id of a {table}")
     found = _candidates(db, table, user, wanted, layer) if wanted and wanted.isascii() else []
     if wanted in found:
         return wanted
@@ -118,3 +120,8 @@ def _near(db: sqlite_utils.Database, table: Table, user: str, wanted: str, layer
 
 def _ascii(text: str) -> str:
     return text.encode("ascii", "replace").decode()
+
+
+def _check_text(value: object, what: str) -> None:
+    if not isinstance(value, str):
+        raise InvalidInput(f"{value!a:.80} is no {what}.", hint="Give a string.")

@@ -8,6 +8,7 @@ import { count, excerpt, kindName, layerName, likely, percent, span } from "./wo
 /** @type {Record<string, string>} */
 const USES = {
   "learned": "Learned from",
+  "learned, not live": "Tried with",
   "held back to judge by": "Held back to judge by",
   "left out: the layer is full": "Left out, since the layer is full",
 };

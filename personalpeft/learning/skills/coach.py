@@ -45,12 +45,11 @@ from personalpeft.types import Revision, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Coach:
-    """Practises with any user of one home on one base. ``observed`` is as for a ``Learner``."""
+    """Practises with any user of one home on one base."""
 
     means: Means
     recipe: Recipe
     drill: Drill
-    observed: bool = False
 
     def practise(
         self,
@@ -199,7 +198,7 @@ class Coach:
 
     def _paper(self, exercise: Exercise, heads: Sequence[Revision], cancelled: Callable[[], bool]) -> Paper:
         """What a practice may not spoil: everything that was ever held back, of all layers, this one's too."""
-        routings = routings_of(self.means.store, exercise.user, observed=self.observed)
+        routings = routings_of(self.means.store, exercise.user)
 
         def held_back(layers: Iterable[str]) -> tuple[Lesson, ...]:
             found = (questions_of(self.means.store, exercise.user, exercise.live, layer, routings) for layer in layers)

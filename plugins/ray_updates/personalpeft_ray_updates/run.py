@@ -30,7 +30,7 @@ from personalpeft import (
 )
 from personalpeft_ray_updates.cluster import Hand, Lost, Means, connected, dismiss, enough, room, wait
 from personalpeft_ray_updates.rota import MOST_LOSSES, Rota
-from personalpeft_ray_updates.worker import Observing, Opening
+from personalpeft_ray_updates.worker import Opening
 
 # Seconds between two looks at how things are.
 _LOOK = 0.5
@@ -60,7 +60,6 @@ def learn_on_cluster(
     home: str | Path | None = None,
     base: str | Path = DEFAULT_BASE,
     backend: str = "torch",
-    observing: Observing = "off",
     workers: int = 2,
     at_once: int = 8,
     cpus: int = 1,
@@ -70,7 +69,7 @@ def learn_on_cluster(
 ) -> tuple[LearnReport, ...]:
     """As ``Runtime.learn_many`` for users of one home, by several processes: one report for each, in the same order.
 
-    ``home``, ``base``, ``backend`` and ``observing`` are as for ``personalpeft.open``; the home has to be there. Each worker loads the
+    ``home``, ``base`` and ``backend`` are as for ``personalpeft.open``; the home has to be there. Each worker loads the
     base once, and takes ``cpus`` and ``gpus`` of this machine, on which all of them run; up to ``at_once`` users learn in one pass
     there. Where fewer workers fit, there are fewer. They are those of the Ray that this program is connected to; where it is to
     none, one is started on this machine and ended afterwards.
@@ -94,7 +93,7 @@ def learn_on_cluster(
     ):
         if not number >= least:
             raise InvalidInput(f"There cannot be {number:g} {what}.", hint=f"Give {least} or more.")
-    opening = Opening.here(home, base, backend, observing)
+    opening = Opening.here(home, base, backend)
     with opening.to_look() as runtime:
         for user in users:
             _found(runtime, user)

@@ -12,12 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 import personalpeft
 from personalpeft import LearnReport, PersonalPeftError, Runtime
-
-Observing: TypeAlias = Literal["off", "kept", "learned"]
 
 # Seconds between two tries to get a lease that a lost worker may just be letting go of.
 _AGAIN = 0.2
@@ -30,25 +27,24 @@ class Opening:
     home: str | Path | None
     base: str | Path
     backend: str
-    observing: Observing
     folder: str
     environment: Mapping[str, str]
 
     @classmethod
-    def here(cls, home: str | Path | None, base: str | Path, backend: str, observing: Observing) -> Opening:
+    def here(cls, home: str | Path | None, base: str | Path, backend: str) -> Opening:
         """As this process opens it."""
         ours = {name: value for name, value in os.environ.items() if name.startswith("PERSONALPEFT_")}
-        return cls(home, base, backend, observing, str(Path.cwd()), ours)
+        return cls(home, base, backend, str(Path.cwd()), ours)
 
     def to_look(self) -> Runtime:
         """Opened in this process, to read only; makes no home. Raises ``HomeError``, ``NotFound``, ``CardError``, ``InvalidInput``."""
-        return personalpeft.open(self.home, self.base, self.backend, observing=self.observing, read_only=True)
+        return personalpeft.open(self.home, self.base, self.backend, read_only=True)
 
     def to_learn(self) -> Runtime:
         """Opened in a worker's process. Raises as ``to_look``."""
         os.environ.update(self.environment)
         os.chdir(self.folder)
-        return personalpeft.open(self.home, self.base, self.backend, observing=self.observing)
+        return personalpeft.open(self.home, self.base, self.backend)
 
 
 class Worker:

@@ -118,6 +118,20 @@ def test_home_can_be_named(place: Place, tmp_path: Path) -> None:
     assert place.run("path", "--home", str(other)).stdout == f"{other}\n"
 
 
+def test_what_is_said_of_feedback_is_what_becomes_of_it(place: Place) -> None:
+    place.run("ask", "hello")
+    said = {
+        ("--up",): "The next learn of style takes it in.",
+        ("--down",): "a thumb down says what is wrong",
+        ("--edit", "Ahoy!"): "The next learn of style takes it in.",
+        ("--prefer", "b"): "Nothing is learned from it: the edit of the same turn says more.",
+        ("--comment", "Be brief."): "It acts from the next question on.",
+        ("--reward", "0.5"): "Nothing is learned from it: a reward says how good a reply was",
+    }
+    for options, note in said.items():
+        assert note in place.run("feedback", *options).stderr
+
+
 def test_each_kind_of_feedback_is_kept(place: Place) -> None:
     place.run("ask", "hello")
     for option in (["--up"], ["--edit", "a"], ["--prefer", "b"], ["--comment", "c"], ["--reward", "0.5"]):

@@ -29,7 +29,7 @@ def test_the_morning_has_everybody_since_the_last_one_with_reasons_and_the_way_b
     world.say(9, "ada")
     world.goes_on(hours=20)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "judge", lambda evidence, margins: Judgement(Verdict.REFUSED, "it is worse"))
+        patch.setattr(build, "judge", lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"))
         world.say(9, "bo")
         # Two mornings on which the machine was off are in the report of the third.
         world.jump(days=2)

@@ -250,7 +250,7 @@ def too_few_for_a_first_learn(world: World) -> None:
 
 def it_was_refused_before(world: World) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "judge", lambda evidence, margins: Judgement(Verdict.REFUSED, "it is worse"))
+        patch.setattr(build, "judge", lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"))
         world.say(9)
         world.goes_on(hours=72)
 

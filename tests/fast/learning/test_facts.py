@@ -91,6 +91,32 @@ def test_of_two_facts_that_answer_the_same_question_otherwise_the_later_counts_a
     assert {lesson.wanted for lesson in lessons_for(tuple(routings.values()), "memory")} == {"Rex."}
 
 
+@pytest.mark.parametrize(
+    ("one", "other"), [("C", "C++"), ("C++", "C#"), ("tea", "coffee"), ("\U0001f600", "\U0001f622"), ("1.5", "15")]
+)
+def test_answers_that_differ_in_more_than_the_marks_around_them_contradict_each_other(one: str, other: str) -> None:
+    routings = routed([fact(answer=one), fact(2, answer=other)])
+    assert [routings[each].place for each in ("s1", "s2")] == ["kept", "memory"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("Biscuit", "biscuit."), ("the  old mill", '"The old mill!"'), ("C++", "c++")]
+)
+def test_answers_that_are_written_otherwise_do_not(one: str, other: str) -> None:
+    assert all(r.layer == "memory" for r in routed([fact(answer=one), fact(2, answer=other)]).values())
+
+
+def test_questions_of_nothing_but_marks_are_different_questions() -> None:
+    routings = routed([fact(questions=["???"], answer="tea"), fact(2, questions=["!!!"], answer="cake")])
+    assert all(r.layer == "memory" for r in routings.values())
+
+
+def test_what_follows_a_question_without_its_mark_is_not_read_as_a_part_of_it() -> None:
+    (asked, *put) = said_in([Message("user", "what is my dog called")], ["{first} Please tell me."])
+    assert asked[-1].content == "what is my dog called"
+    assert [each[-1].content for each in put] == ["what is my dog called? Please tell me."]
+
+
 def test_a_fact_said_twice_is_no_contradiction() -> None:
     assert all(r.layer == "memory" for r in routed([fact(), fact(2)]).values())
 

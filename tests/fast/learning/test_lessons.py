@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.lessons import FEWEST_THUMBS, Routing, dislikes_for, lessons_for, route
+from personalpeft.learning.lessons import FEWEST_THUMBS, TRAINS, Routing, dislikes_for, lessons_for, route
 from personalpeft.types import Message, Sampling, Signal, SignalKind, Stack, Turn, Usage
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -32,8 +32,8 @@ def edit(number: int, text: str = "Eight minutes.", on: str = "turn_1") -> Signa
     return signal(number, SignalKind.EDIT, {"text": text}, on)
 
 
-def rating(number: int, value: int, on: str = "turn_1", source: str = "person") -> Signal:
-    return signal(number, SignalKind.RATING, {"value": value}, on, source)
+def rating(number: int, value: int, on: str = "turn_1", source: str = "person", **more: bool) -> Signal:
+    return signal(number, SignalKind.RATING, {"value": value, **more}, on, source)
 
 
 def prefer(number: int, text: str = "Seven minutes.") -> Signal:
@@ -47,7 +47,9 @@ def demonstration(number: int, skill: str | None = None, answer: str = "Dear Bo"
 
 TURNS = st.sampled_from(sorted(REPLIES))
 PAYLOADS: dict[SignalKind, st.SearchStrategy[tuple[dict[str, Any], str | None]]] = {
-    SignalKind.RATING: st.tuples(st.fixed_dictionaries({"value": st.sampled_from([-1, 1])}), TURNS),
+    SignalKind.RATING: st.tuples(
+        st.fixed_dictionaries({"value": st.sampled_from([-1, 1])}, optional={TRAINS: st.booleans()}), TURNS
+    ),
     SignalKind.EDIT: st.tuples(st.fixed_dictionaries({"text": st.text(min_size=1)}), TURNS),
     SignalKind.PREFERENCE: st.tuples(st.fixed_dictionaries({"text": st.text(min_size=1)}), TURNS),
     SignalKind.COMMENT: st.tuples(st.fixed_dictionaries({"text": st.text(min_size=1)}), TURNS),
@@ -74,11 +76,9 @@ def only(routings: tuple[Routing, ...]) -> Routing:
     return routing
 
 
-@given(said=ledgers(), observed=st.booleans())
-def test_each_signal_has_one_routing_with_a_reason_and_its_place_decides_what_it_holds(
-    said: list[Signal], observed: bool
-) -> None:
-    routings = route(said, turn, observed=observed)
+@given(said=ledgers())
+def test_each_signal_has_one_routing_with_a_reason_and_its_place_decides_what_it_holds(said: list[Signal]) -> None:
+    routings = route(said, turn)
     assert [routing.signal for routing in routings] == said
     for routing in routings:
         assert len(routing.why) > 10
@@ -86,17 +86,15 @@ def test_each_signal_has_one_routing_with_a_reason_and_its_place_decides_what_it
         assert routing.instead is None or routing.place == "kept"
 
 
-@given(said=ledgers(), observed=st.booleans())
-def test_only_a_persons_own_acts_are_lessons_and_what_an_app_saw_where_that_is_switched_on(
-    said: list[Signal], observed: bool
-) -> None:
-    for routing in route(said, turn, observed=observed):
+@given(said=ledgers())
+def test_only_a_persons_own_acts_are_lessons_and_what_an_app_saw_where_that_was_switched_on(said: list[Signal]) -> None:
+    routings = route(said, turn)
+    for routing in routings:
         if routing.lesson is not None and routing.signal.source != "person":
-            assert observed
+            assert routing.signal.payload[TRAINS]
             assert routing.signal.kind is SignalKind.RATING
     hers = [each for each in said if each.source == "person"]
-    for mine in (route(said, turn), route(said, turn, observed=observed)):
-        assert [r for r in mine if r.signal in hers and r.lesson] == [r for r in route(hers, turn) if r.lesson]
+    assert [r for r in routings if r.signal in hers and r.lesson] == [r for r in route(hers, turn) if r.lesson]
 
 
 @given(said=ledgers())
@@ -217,14 +215,14 @@ def test_saying_the_same_again_leaves_the_older_lesson_in_place() -> None:
 
 
 def test_what_an_app_saw_is_a_weak_rating_and_no_word_against_a_persons() -> None:
-    seen = rating(1, 1, source="app")
-    assert only(route([seen], turn)).place == "kept"
-    (weak,) = lessons_for(route([seen], turn, observed=True), "style")
+    assert only(route([rating(1, 1, source="app")], turn)).place == "kept"
+    seen = rating(1, 1, source="app", trains=True)
+    (weak,) = lessons_for(route([seen], turn), "style")
     (own,) = lessons_for(route([rating(1, 1)], turn), "style")
     assert weak.weight < own.weight
     hers = rating(2, 1)
-    for said in ([seen, hers], [hers, rating(3, -1, source="app")]):
-        taken = [r.signal for r in route(said, turn, observed=True) if r.lesson]
+    for said in ([seen, hers], [hers, rating(3, -1, source="app", trains=True)]):
+        taken = [r.signal for r in route(said, turn) if r.lesson]
         assert taken == [hers]
 
 
@@ -269,7 +267,7 @@ def test_the_page_on_the_ledger_has_the_policy_of_the_code() -> None:
         signal(7, SignalKind.REWARD, {"value": 0.5}),
         rating(8, 1, on="turn_2", source="app"),
     ]
-    seen = route([rating(9, 1, source="app")], turn, observed=True)
+    seen = route([rating(9, 1, source="app", trains=True)], turn)
     places = {"profile": "the profile", "memory": "memory", "kept": "kept"}
     for routing in (*route(said, turn), *route(few, of_few), *route(many, of_many), *seen):
         why = routing.why.partition(" (learned from")[0]

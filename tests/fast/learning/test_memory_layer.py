@@ -193,7 +193,12 @@ def test_what_a_later_fact_contradicts_is_not_looked_up(ada: User) -> None:
     ask(ada, "What is my dog called?")
 
     assert ada.turns(1)[0].used == (new,)
-    assert {item.id for item in ada.items()} == {old, new}
+    assert {item.id for item in ada.items()} == {new}
+    # It is still there to be taken back, and counts again once nothing contradicts it.
+    ada.remove_item(new)
+    assert {item.id for item in ada.items()} == {old}
+    ada.remove_item(old)
+    assert ada.items() == ()
 
 
 def test_where_only_questions_are_left_it_is_said(ada: User) -> None:
@@ -204,6 +209,7 @@ def test_where_only_questions_are_left_it_is_said(ada: User) -> None:
         for signal in ada.signals():
             if signal.turn == turn.id and signal.id in edits and signal.id not in held:
                 ada._parts.store.ledger.retract(ada.id, signal.id)
+    ada.rollback("style", None)
     with pytest.raises(NothingToLearn, match="held back"):
         ada.learn("style", start="nothing")
 

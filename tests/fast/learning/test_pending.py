@@ -42,7 +42,7 @@ def test_too_few_for_a_first_learn_are_not_news_and_all_are_once_there_are_enoug
 
 def test_a_refused_learn_is_not_asked_for_again(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
     correct(ada, 6)
-    monkeypatch.setattr(build, "judge", lambda evidence, margins: Judgement(Verdict.REFUSED, "it is worse"))
+    monkeypatch.setattr(build, "judge", lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"))
     assert ada.learn().verdict == Verdict.REFUSED
     assert ada.pending().news == ()
 

@@ -151,6 +151,18 @@ def test_what_somebody_named_is_never_withdrawn(ada: User) -> None:
     assert ada.stack().entries[0].revision == revision
 
 
+def test_a_rollback_that_was_undone_is_as_if_it_had_not_been(ada: User) -> None:
+    """The help says so: rolling back twice undoes it. Nobody has named the revision."""
+    revision = ada.stack().entries[0].revision
+    ada.rollback("style")
+    ada.rollback("style")
+    assert ada.stack().entries[0].revision == revision
+    assert [move.cause for move in ada.history()[-2:]] == ["rollback", "rollback undone"]
+    dislike(ada, 4)
+    assert ada.stack().entries == ()
+    assert ada.history()[-1].cause == "withdrawn"
+
+
 def test_a_withdrawn_revision_stays_away_until_somebody_names_it(ada: User) -> None:
     revision = ada.stack().entries[0].revision
     dislike(ada, 4)

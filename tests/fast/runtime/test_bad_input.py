@@ -244,6 +244,20 @@ def test_feedback_on_another_users_turn(lived: Lived) -> None:
         (lambda ada: ada.weigh("style", 3), "3"),
         (lambda ada: ada.weigh("style", float("nan")), "nan"),
         (lambda ada: ada.weigh("style", "much"), "'much'"),
+        (lambda ada: ada.remember("I am 40.", questions="Age?", answer="40"), "no list"),
+        (lambda ada: ada.remember("I am 40.", questions=None), "no list"),
+        (lambda ada: ada.remember("I am 40.", questions=[5]), "question is not text"),
+        (lambda ada: ada.learn(steps=1.5), "1.5 steps"),
+        (lambda ada: ada.learn(seconds="5"), "'5' seconds"),
+        (lambda ada: ada.learn(memory=True), "True MB"),
+        (lambda ada: ada.practice("sums", verifier="sums", rounds=1.5), "1.5 rounds"),
+        (lambda ada: ada.practice("sums", verifier="sums", seconds="x"), "'x' seconds"),
+        (lambda ada: ada.digest("24h"), "'24h'"),
+        (lambda ada: ada.rollback("style", 5), "5 is no id"),
+        (lambda ada: ada.compare("x", None), "None is no id"),
+        (lambda ada: ada.scope(5, "near"), "5 is no layer"),
+        (lambda ada: ada.observe("last", []), "nothing to observe"),
+        (lambda ada: ada.compare("Hello there").choose([]), "no answer []"),
     ],
 )
 def test_other_things_that_cannot_be(lived: Lived, act: Callable[[User], object], words: str) -> None:
@@ -337,6 +351,14 @@ def test_a_user_is_called_by_a_plain_name_or_not_at_all(lived: Lived, name: str)
 @pytest.mark.parametrize("name", [None, 5, b"ada", ["ada"]])
 def test_a_user_id_is_text(lived: Lived, name: Any) -> None:
     refused(lived, lambda: lived.runtime.user(name), InvalidId)
+
+
+@pytest.mark.parametrize(
+    ("users", "words"),
+    [("bo", "no list"), (None, "no list"), (["ada", "ada"], "twice"), (iter(["ada", "ada"]), "twice")],
+)
+def test_who_learns_together_is_a_list_of_different_people(lived: Lived, users: Any, words: str) -> None:
+    refused(lived, lambda: lived.runtime.learn_many(users), InvalidInput, words)
 
 
 def test_an_unknown_user_is_not_made_when_one_only_looks(lived: Lived) -> None:

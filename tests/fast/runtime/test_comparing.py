@@ -53,6 +53,34 @@ def test_a_choice_is_a_preference_against_the_other_answer(ada: User, by: str) -
     assert [part.revision.id for part in ada.why(turn).parts] == [e.revision for e in other.stack.entries]
 
 
+def test_a_choice_takes_no_answers_place_that_the_person_wrote(ada: User) -> None:
+    """Of two answers of the model the better one may be far from what was wanted, and that was said."""
+    (own,) = (each for each in ada.lessons() if ada.turn(str(each.signal.turn)).messages[-1].content == "question 1")
+    choice = ada.compare("question 1").choose(1)
+    told = {account.signal.id: account for account in ada.lessons()}
+    assert told[own.signal.id] == own
+    assert (told[choice.signal].place, told[choice.signal].why) == ("kept", "the edit of the same request says more")
+    # The later choice counts among choices, and what is written later counts more than any.
+    first, second = (ada.compare(PROMPT).choose(number).signal for number in (1, 2))
+    kept = {account.signal.id: account.place for account in ada.lessons()}
+    assert (kept[first], kept[second]) in {("kept", "layer"), ("layer", "layer")}
+    edit = ada.feedback(ask(ada, PROMPT), edit="Ahoy! Boil it. Arrr!")
+    kept = {account.signal.id: account.place for account in ada.lessons()}
+    assert (kept[first], kept[second], kept[edit]) == ("kept", "kept", "layer")
+
+
+def test_the_two_stand_side_by_side(ada: User) -> None:
+    comparison = ada.compare(PROMPT)
+    prompt, empty, head, *rows = str(comparison).splitlines()
+    assert (prompt, empty) == (f"> {PROMPT}", "")
+    one, two = comparison.answers
+    assert head.split(" | ") == [f"1 ({one.name})".ljust(46), f"2 ({two.name})"]
+    left, right = (" ".join(row.split("|")[side].strip() for row in rows if "|" in row) for side in (0, 1))
+    assert left.split() == one.text.split()
+    assert right.split() == two.text.split()
+    assert max(map(len, rows)) <= 96
+
+
 def test_what_is_chosen_of_a_skill_is_a_lesson_of_that_skill(ada: User) -> None:
     for number in range(5):
         ada.teach(f"Write to {number}.", f"Dear {number}", skill="email")

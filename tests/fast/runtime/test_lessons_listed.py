@@ -130,6 +130,26 @@ def test_an_app_may_let_them_count_as_weak_ratings(home: Path) -> None:
         assert set(copied) <= trained_on(ada) | pinned(ada)
 
 
+def test_every_program_on_a_home_says_the_same_of_what_an_app_saw(home: Path) -> None:
+    with opened(home, observing="learned") as runtime:
+        ada = runtime.user("ada")
+        for number in range(6):
+            ada.observe(ask(ada, f"thing {number}"), "copied")
+        assert ada.learn().live
+        told = ada.lessons()
+    with opened(home) as runtime:
+        ada = runtime.user("ada")
+        assert ada.lessons() == told
+        assert {account.use for account in told} == {"learned", "held back to judge by"}
+        assert ada.pending().news == ()
+        with pytest.raises(NothingToLearn):
+            ada.learn()
+        # What comes now is learned on top of it.
+        correct(ada, 4, first=20)
+        report = ada.learn()
+        assert ada._parts.store.catalog.revision("ada", str(report.revision)).parent is not None
+
+
 def test_what_somebody_else_says_is_kept_under_their_name_and_not_trained_on(ada: User, home: Path) -> None:
     reply = ask(ada)
     hers = ada.feedback(reply, rating=1)

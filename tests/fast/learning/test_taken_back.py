@@ -1,0 +1,160 @@
+"""What was learned and then taken back: the next learn builds without it, though nothing new came; nobody has to know how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from runtime_makers import ask, correct, greedy, opened, pinned, style
+
+from personalpeft import NothingToLearn, Runtime, User
+from personalpeft.learning import build
+from personalpeft.learning.gate import Judgement
+from personalpeft.types import Verdict
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Iterator[Runtime]:
+    with opened(tmp_path / "home") as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def ada(runtime: Runtime) -> User:
+    return runtime.user("ada")
+
+
+def tell(ada: User, animal: str, name: str) -> str:
+    return ada.remember(f"My {animal} is called {name}.", questions=[f"What is my {animal} called?"], answer=name)
+
+
+def live(ada: User, layer: str) -> str | None:
+    return next((entry.revision for entry in ada.stack().entries if entry.layer == layer), None)
+
+
+def signals_of(ada: User, layer: str) -> set[str]:
+    (revision,) = (each for each in ada.revisions(layer) if each.id == live(ada, layer))
+    assert revision.parent is None
+    return set(revision.signals)
+
+
+def test_a_fact_that_was_removed_is_not_in_the_layer_after_the_next_learn(ada: User) -> None:
+    dog, cat = tell(ada, "dog", "Biscuit"), tell(ada, "cat", "Momo")
+    ada.learn()
+    ada.remove_item(dog)
+    (news,) = ada.pending().news
+    assert (news.kind, news.layer) == ("taken back", "memory")
+
+    report = ada.learn()
+    assert (report.live, report.probation) == (True, True)
+    assert report.reason.startswith("1 lesson that it learned was taken back: ")
+    assert signals_of(ada, "memory") == {cat}
+    assert ada.pending().news == ()
+    with pytest.raises(NothingToLearn, match="Nothing new for memory"):
+        ada.learn()
+
+
+def test_a_fact_that_was_edited_so_that_it_has_no_answer_is_gone_too(ada: User) -> None:
+    city, cat = (
+        ada.remember("I live in Oslo.", questions=["Where do I live?"], answer="Oslo"),
+        tell(ada, "cat", "Momo"),
+    )
+    ada.learn()
+    ada.edit_item(city, "I moved.", questions=[])
+    ada.learn()
+    assert signals_of(ada, "memory") == {cat}
+
+
+def test_where_nothing_is_left_the_base_answers_again(ada: User, runtime: Runtime) -> None:
+    before = greedy(ada)
+    dog = tell(ada, "dog", "Biscuit")
+    ada.learn()
+    head = live(ada, "memory")
+    ada.remove_item(dog)
+    would = ada.learn(dry_run=True)
+    assert (would.dry_run, live(ada, "memory")) == (True, head)
+
+    report = ada.learn()
+    assert report.reason == "all that it had learned was taken back; the base answers again"
+    assert (report.revision, report.before, report.live) == (None, head, False)
+    assert live(ada, "memory") is None
+    assert (ada.history()[-1].cause, ada.history()[-1].after) == ("taken back", None)
+    assert greedy(ada) == before
+    assert ada.reports()[-1]["reason"] == report.reason
+    assert ada.pending().news == ()
+    assert runtime.verify() == ()
+    with pytest.raises(NothingToLearn):
+        ada.learn()
+    # Whoever says it again has it learned again.
+    tell(ada, "dog", "Biscuit")
+    assert ada.learn().live
+
+
+def test_a_like_that_became_a_dislike_is_not_an_answer_to_give_again(ada: User) -> None:
+    likes = [ada.feedback(ask(ada, f"Why {n}?"), rating=1) for n in range(8)]
+    ada.learn()
+    turned = next(each for each in ada.signals() if each.id in likes and each.id not in pinned(ada))
+    ada.feedback(str(turned.turn), rating=-1)
+    ada.learn()
+    assert turned.id not in signals_of(ada, "style")
+
+
+def test_what_is_learned_anew_with_new_lessons_is_without_it_as_well(ada: User) -> None:
+    edits = correct(ada, 6)
+    ada.learn()
+    gone = next(each for each in edits if each not in pinned(ada))
+    ada._parts.store.ledger.retract("ada", gone)
+    correct(ada, 2, first=20)
+    ada.learn()
+    assert gone not in signals_of(ada, "style")
+    assert ada.pending().news == ()
+
+
+def test_a_dry_run_says_what_it_would_build_and_changes_nothing(ada: User) -> None:
+    dog = tell(ada, "dog", "Biscuit")
+    tell(ada, "cat", "Momo")
+    ada.learn()
+    ada.remove_item(dog)
+    count = len(ada.revisions())
+    report = ada.learn(dry_run=True)
+    assert report.dry_run
+    assert report.reason.startswith("1 lesson that it learned was taken back; would train")
+    assert len(ada.revisions()) == count
+
+
+def test_where_what_is_built_without_it_is_refused_it_is_said_once_and_how_to_let_go(
+    ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dog = tell(ada, "dog", "Biscuit")
+    tell(ada, "cat", "Momo")
+    ada.learn()
+    head = live(ada, "memory")
+    ada.remove_item(dog)
+    monkeypatch.setattr(build, "judge", lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"))
+    assert ada.learn().reason == "1 lesson that it learned was taken back: it is worse"
+    assert live(ada, "memory") == head
+    assert ada.pending().news == ()
+    with pytest.raises(NothingToLearn, match="did not go live") as caught:
+        ada.learn()
+    assert "rollback memory --to base" in caught.value.hint
+
+
+def test_what_was_only_said_anew_is_not_taken_back(ada: User) -> None:
+    """Learned on top of what is live, since the new value stands in the old one's place."""
+    old = tell(ada, "dog", "Biscuit")
+    ada.learn()
+    ada.edit_item(old, "My dog is called Rex.", answer="Rex")
+    assert {news.kind for news in ada.pending().news} == {"lesson"}
+    report = ada.learn()
+    assert "taken back" not in report.reason
+
+
+def test_a_style_of_which_only_questions_are_left_is_let_go(ada: User) -> None:
+    edits = correct(ada, 12)
+    ada.learn("style", accept=True)
+    for edit in set(edits) - pinned(ada):
+        ada._parts.store.ledger.retract("ada", edit)
+    ada.learn("style")
+    assert live(ada, "style") is None
+    assert style("Answer 1.") not in greedy(ada)
