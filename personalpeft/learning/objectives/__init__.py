@@ -3,8 +3,9 @@ their source.
 
 A term says which continuations it reads and what it makes of their log-probs; the backend reads them all in one pass.
 Log-probs are natural, float32; a continuation counts by its mean over tokens, so that a long answer weighs no more than
-a short one. To add one: a file with the term and ``terms``, which says what it asks of a step's lessons, and a line in
-``OF_LESSONS``.
+a short one. To add one that is asked of lessons: a file with the term and ``terms``, which says what it asks of a step's
+lessons, and a line in ``OF_LESSONS``. What a step has beside lessons (thumbs, anchors, what nobody told) is put together in
+``curriculum.py``.
 """
 
 from __future__ import annotations
