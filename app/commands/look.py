@@ -200,8 +200,10 @@ def memory_remove(common: Common, item: str) -> None:
     """Switch a rule or fact off. ITEM is its id or the beginning of it. The ledger keeps that it was there."""
     with opening.user(common, "change") as user:
         user.remove_item(item)
+        known = sorted({news.layer for news in user.pending().news if news.kind == "taken back"})
     show(common, {"removed": item, "user": user.id}, "")
-    note(common, "Removed.")
+    later = f" What {' and '.join(known)} learned of it goes with the next learn." if known else ""
+    note(common, f"Removed.{later}")
 
 
 memory.add_section("Commands", (memory_list, memory_edit, memory_remove))

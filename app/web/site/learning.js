@@ -170,6 +170,7 @@ export function waiting(pending) {
   const lessons = pending.news.filter((news) => news.kind === "lesson").length;
   if (lessons) return `${count(lessons, "thing")} to learn from`;
   if (pending.news.some((news) => news.kind === "begun")) return "A learn was begun and can go on";
+  if (pending.news.some((news) => news.kind === "taken back")) return "Something that was learned was taken back";
   if (pending.news.length) return "Something it stands on has changed";
   const few = Object.values(pending.too_few).reduce((sum, number) => sum + number, 0);
   if (few) return `${count(few, "correction")} so far; a first learn takes a few more`;

@@ -132,6 +132,24 @@ def test_what_is_said_of_feedback_is_what_becomes_of_it(place: Place) -> None:
         assert note in place.run("feedback", *options).stderr
 
 
+def test_who_removes_what_was_learned_hears_when_it_is_gone(place: Place) -> None:
+    facts = {
+        animal: place.run(
+            "remember", f"My {animal} is {name}.", "--question", f"Who is my {animal}?", "--answer", name
+        ).stdout.strip()
+        for animal, name in (("dog", "Biscuit"), ("cat", "Momo"))
+    }
+    assert place.run("learn").exit_code == 0
+    said = place.run("memory", "remove", facts["dog"]).stderr
+    assert "Removed. What memory learned of it goes with the next learn." in said
+    report = json.loads(place.run("learn", "--json").stdout)
+    assert report["reason"].startswith("1 lesson that it learned was taken back: ")
+    told = {each["signal"]["id"]: each["use"] for each in json.loads(place.run("lessons", "--json").stdout)["lessons"]}
+    assert told == {facts["cat"]: "learned"}
+    place.run("memory", "remove", facts["cat"])
+    assert "the base answers again" in place.run("learn").stdout
+
+
 def test_each_kind_of_feedback_is_kept(place: Place) -> None:
     place.run("ask", "hello")
     for option in (["--up"], ["--edit", "a"], ["--prefer", "b"], ["--comment", "c"], ["--reward", "0.5"]):

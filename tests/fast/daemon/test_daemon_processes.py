@@ -284,6 +284,23 @@ def test_what_an_app_saw_is_learned_where_that_app_had_it_so(home: Home, observi
     assert len(home.learns()) == learns
 
 
+def test_what_was_taken_back_is_a_reason_to_learn(home: Home) -> None:
+    with personalpeft.open(home.path, base="fake", backend="fake") as runtime:
+        ada = runtime.user("ada")
+        fact = ada.remember("My dog is Biscuit.", questions=["Who is my dog?"], answer="Biscuit")
+        ada.learn()
+        ada.remove_item(fact)
+        ada.chat("hello", temperature=0)
+    home.is_quiet()
+    due, said = ended(home.spawn("daemon", "status", "--json"))
+    assert "ada" in str(json.loads(due)["due"]), said
+    ended(home.spawn("daemon", "once"))
+    with personalpeft.open(home.path, base="fake", backend="fake") as runtime:
+        assert runtime.user("ada").stack().entries == ()
+    due, said = ended(home.spawn("daemon", "status", "--json"))
+    assert "ada" not in str(json.loads(due)["due"]), said
+
+
 def test_broken_settings_are_told_before_anything_is_done(home: Home) -> None:
     home.say(1)
     (home.path / "config.toml").write_text("[daemon]\nidel = 3\n")
