@@ -292,6 +292,8 @@ def test_what_was_taken_back_is_a_reason_to_learn(home: Home) -> None:
         ada.remove_item(fact)
         ada.chat("hello", temperature=0)
     home.is_quiet()
+    settings = home.path / "config.toml"
+    settings.write_text(settings.read_text() + "signals = 1\n")
     due, said = ended(home.spawn("daemon", "status", "--json"))
     assert "ada" in str(json.loads(due)["due"]), said
     ended(home.spawn("daemon", "once"))
