@@ -29,6 +29,7 @@ from personalpeft_app.bench.learn_course import (
     Interviewer,
     Learned,
     Night,
+    Tally,
     known_to_base,
     learn,
     live_through,
@@ -51,7 +52,8 @@ Shares = Mapping[str, float | None]
 class LearnBench:
     """The object that ``--json`` prints. Each figure is by contestant: a share from 0 to 1, of ``counts`` questions;
     ``seconds_per_learn`` are medians by layer, ``tokens_per_second`` is written tokens while unseen questions were answered,
-    ``locality_by_night`` how locality went with the layers alone. ``verdicts`` are those of all learns of the course, ``refused``
+    ``locality_by_night`` how locality went with the layers alone; ``by_person`` has each person's figures by contestant, how many of
+    how many. ``verdicts`` are those of all learns of the course, ``refused``
     the reasons of those that left nothing live. ``ratios`` are how many times as long the others took; ``together`` is what the last
     of them is made of (``learn_together.py``), nothing where that was not run.
     """
@@ -73,6 +75,7 @@ class LearnBench:
     together: Mapping[str, Mapping[str, Any]]
     counts: Mapping[str, Mapping[str, int]]
     locality_by_night: Sequence[float | None]
+    by_person: Mapping[str, Mapping[str, Mapping[str, Tally]]]
     verdicts: Mapping[str, int]
     refused: Sequence[str]
 
@@ -225,6 +228,7 @@ def _summed_up(course: Course, kept: Mapping[str, Figures], together: Figures | 
         locality_by_night=[
             _share([f["general"][night] for f in kept.values()]) for night in range(course.nights if kept else 0)
         ],
+        by_person={name: f["figures"] for name, f in kept.items()},
         verdicts={v: sum(each.verdict == v for each in every) for v in sorted({each.verdict for each in every})},
         refused=[
             f"{name}, night {number}, {each.layer}: {each.reason}"

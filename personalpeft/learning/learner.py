@@ -99,6 +99,8 @@ class Learner:
                 try:
                     found = self._found(builder, user, name, began, order, is_asked=is_asked)
                     report = (yield Job(found, began)) if isinstance(found, Plan) else found
+                    if isinstance(found, Plan) and report is not None and order.start == "auto":
+                        self._outlives(builder, Job(found, began), report)
                 except NothingToLearn as error:
                     nothing = nothing or error
                     if name == layer:
@@ -220,6 +222,19 @@ class Learner:
         reason = str(standing)
         if not standing.holds:
             reason = f"{reason}; practise it again, which a build from lessons would undo"
+        return self._holds(builder, job, head, reason)
+
+    def _outlives(self, builder: Builder, job: Job, tried: LearnReport) -> None:
+        """A layer that stands on something old stays where what was built in its place did not go live. Then what is learned
+        next is built on it, or every later lesson would end as that build did.
+        """
+        plan = job.plan
+        head = on_something_old(self.means.store, plan.user, plan.live, plan.layer)
+        if head is not None and tried.revision is not None and not tried.live and not plan.unlearns:
+            self._holds(builder, job, head, f"it stays: {tried.revision}, built in its place, did not go live")
+
+    def _holds(self, builder: Builder, job: Job, head: Revision, reason: str) -> LearnReport:
+        """Notes that a head holds on what lies below it now."""
         report = builder.report(job, Verdict.ABSTAINED, reason, revision=head.id, probation=head.probation)
         report = replace(report, sources=())
         # With the revision's own judgement, so that it is not asked again until what lies below has changed again.

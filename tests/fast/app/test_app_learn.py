@@ -41,6 +41,8 @@ def test_a_course_asks_each_way_and_goes_on_where_it_was(tmp_path: Path) -> None
     assert found.counts["both"]["adherence.after_12_edits"] == found.counts["both"]["adherence.after_24_mixed"] == 20
     assert found.recall["both"] is None
     assert len(found.locality_by_night) == 2
+    right, asked = found.by_person["ada"]["adapter"]["adherence.after_12_edits"]
+    assert found.adherence["adapter"]["after_12_edits"] == right / asked
     assert sum(found.verdicts.values()) == 2
     assert set(found.bad_updates_accepted) == {"adapter", "both"}
 

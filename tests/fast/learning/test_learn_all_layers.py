@@ -11,7 +11,10 @@ import pytest
 from runtime_makers import correct, nothing_changes, opened, style
 
 from personalpeft import Cancelled, LearnReport, NothingToLearn, User
+from personalpeft.learning import build, learner
+from personalpeft.learning.gate import Judgement
 from personalpeft.learning.report import from_json
+from personalpeft.learning.standing import Standing
 from personalpeft.types import Verdict
 
 
@@ -132,6 +135,27 @@ def test_what_no_longer_holds_is_built_anew_on_what_lies_below_now(layered: User
     # Refused or not, a build is not made twice.
     with nothing_changes(home), pytest.raises(NothingToLearn):
         layered.learn()
+
+
+def test_what_was_built_in_a_layers_place_and_refused_is_not_tried_with_every_later_lesson(
+    layered: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layer stays, so what is said next is learned on top of it: from nothing it would be refused again and again."""
+    old = heads(layered)["skill.email"]
+    judge = build.judge
+    monkeypatch.setattr(learner, "judge_again", lambda *about: Standing(4, 0, holds=False))
+    monkeypatch.setattr(build, "judge", lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"))
+    layered.rollback("style", None)
+    tried = layered.learn("skill.email")
+    assert (tried.live, tried.reason) == (False, "what lies below has changed; 0 of 4 answers still hold: it is worse")
+    assert layered.reports()[-1]["reason"] == f"it stays: {tried.revision}, built in its place, did not go live"
+    assert heads(layered) == {"skill.email": old}
+    assert layered.pending().news == ()
+
+    monkeypatch.setattr(build, "judge", judge)
+    teach(layered, 2, first=20)
+    layered.learn("skill.email", accept=True)
+    assert layered.revisions("skill.email")[-1].parent == old
 
 
 def test_a_dry_run_says_what_would_be_judged_again_and_changes_nothing(layered: User, home: Path) -> None:
