@@ -79,7 +79,9 @@ class Panel(Vertical):
                 yield Static(_FORGETTING, classes="forgetting")
 
     async def show(self, standing: Standing) -> None:
-        """What is so now."""
+        """What is so now; nothing once the program closes, as it may where a learn ends at that moment."""
+        if not self.is_attached:
+            return
         known = {weight.of: weight for weight in self.query(Weight)}
         for name in known.keys() - {layer.name for layer in standing.layers}:
             await known[name].remove()

@@ -13,6 +13,7 @@ from personalpeft import Learning, Runtime, User
 from personalpeft.errors import HomeError
 from personalpeft_app.tui import app as screen
 from personalpeft_app.tui.said import Said
+from personalpeft_app.tui.work import Standing
 
 
 @pytest.fixture(autouse=True)
@@ -190,5 +191,19 @@ def test_what_is_learned_here_is_not_said_to_be_learned_elsewhere(
         gate.let(10_000)
         await seat.until(lambda: seat.app._panel.studying.learning is None, "the end of the learn")
         assert not any("Elsewhere" in line for line in seen)
+
+    sit_down(runtime, play)
+
+
+def test_what_ends_while_the_program_closes_is_shown_nowhere_and_breaks_nothing(runtime: Runtime) -> None:
+    ada = runtime.user("ada")
+    correct(ada, 5)
+    ada.learn()
+
+    async def play(seat: Seat) -> None:
+        panel = seat.app._panel
+        standing = Standing(layers=ada.layers(), revisions=ada.revisions())
+        await panel.remove()
+        await panel.show(standing)
 
     sit_down(runtime, play)
