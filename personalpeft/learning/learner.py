@@ -167,7 +167,7 @@ class Learner:
         if entry is None:
             return None
         head = store.catalog.revision(user, entry.revision)
-        gone = len(taken_back(store, user, layer, head, routings_of(store, user)))
+        gone = len(taken_back(store, user, head, routings_of(store, user)))
         if not gone:
             return None
         lessons = f"{gone} lesson{'s' if gone > 1 else ''} that it learned {'were' if gone > 1 else 'was'} taken back"

@@ -119,7 +119,7 @@ def _taken_back(store: Store, user: str, layers: Sequence[Layer], routings: Sequ
         if layer.head is None:
             continue
         head = store.catalog.revision(user, layer.head)
-        gone = taken_back(store, user, layer.name, head, routings)
+        gone = taken_back(store, user, head, routings)
         built = [each for each in store.catalog.revisions(user, layer=layer.name) if each.at > head.at]
         if gone and not any(each.parent is None and not gone & each.signals.keys() for each in built):
             yield News(f"{head.id} without {canonical_digest(sorted(gone))[:12]}", "taken back", layer.name)

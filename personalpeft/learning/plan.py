@@ -192,10 +192,12 @@ def make_plan(
     )
 
 
-def taken_back(store: Store, user: str, layer: str, head: Revision, routings: Sequence[Routing]) -> frozenset[str]:
-    """What a head was trained on that is no lesson now, and was not said anew: it was retracted, or a thumb was turned."""
-    lessons = {lesson.signal for some in (lessons_for, dislikes_for) for lesson in some(routings, layer)}
-    return frozenset(trained_on(store, head) - lessons - _said_anew(store, user, routings))
+def taken_back(store: Store, user: str, head: Revision, routings: Sequence[Routing]) -> frozenset[str]:
+    """What a head was trained on that was retracted or said otherwise since, and not said anew. What only became no lesson,
+    since later ones say otherwise, came with those and goes with them.
+    """
+    current = {routing.signal.id for routing in routings}
+    return frozenset(trained_on(store, head) - current - _said_anew(store, user, routings))
 
 
 def layers_below(stack: Stack, layer: str) -> tuple[StackEntry, ...]:

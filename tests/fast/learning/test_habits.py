@@ -11,10 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime_makers import ask, opened
 
-from personalpeft import User
+from personalpeft import NothingToLearn, User
+from personalpeft.learning import build
 from personalpeft.learning.account import Account
+from personalpeft.learning.gate import Judgement
 from personalpeft.learning.habits import latest_change
 from personalpeft.learning.manner import Shown
+from personalpeft.types import Verdict
 
 WAYS = {
     "signed": lambda text: f"{text}\n\nCheers, Ada",
@@ -269,3 +272,19 @@ def test_what_is_taken_back_of_the_new_way_brings_the_old_one_back(ada: User) ->
     assert account(ada, old[0]).place == "kept"
     ada._parts.store.ledger.retract("ada", new[0])
     assert {account(ada, signal).place for signal in old} == {"layer"}
+
+
+def test_the_old_way_is_not_let_go_where_the_gate_refuses_the_new_one(
+    ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What later lessons outgrew was not taken back, so there is nothing to unlearn of what is live."""
+    old = edited(ada, "signed", 12, first=0)
+    ada.learn()
+    edited(ada, "listed", 20, first=12)
+    monkeypatch.setattr(build, "judge", lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"))
+    ada.learn()
+    assert account(ada, old[0]).use == "only kept"
+    assert ada.pending().news == ()
+    with pytest.raises(NothingToLearn, match="no lesson has come"):
+        ada.learn()
+    assert ada.stack().entries
