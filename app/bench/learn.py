@@ -52,10 +52,10 @@ Shares = Mapping[str, float | None]
 class LearnBench:
     """The object that ``--json`` prints. Each figure is by contestant: a share from 0 to 1, of ``counts`` questions;
     ``seconds_per_learn`` are medians by layer, ``tokens_per_second`` is written tokens while unseen questions were answered,
-    ``locality_by_night`` how locality went with the layers alone; ``by_person`` has each person's figures by contestant, how many of
-    how many. ``verdicts`` are those of all learns of the course, ``refused``
-    the reasons of those that left nothing live. ``ratios`` are how many times as long the others took; ``together`` is what the last
-    of them is made of (``learn_together.py``), nothing where that was not run.
+    ``locality_by_night`` how locality went with the layers alone; ``by_person`` has each person's figures by contestant, how many
+    of how many. ``verdicts`` are those of all learns of the course, ``refused`` the reasons of those that left nothing live.
+    ``ratios`` are how many times as long the others took; ``together`` is what the last of them is made of (``learn_together.py``),
+    nothing where that was not run.
     """
 
     bench: str

@@ -110,7 +110,7 @@ def once(common: Common) -> None:
 
     done: list[Line] = []
     stopping = threading.Event()
-    read(common.places()[0])
+    read(common.places()[0])  # A mistake in them is told before anything is done.
     with (
         interruptible(stopping.set),
         interruptible(stopping.set, SIGTERM),
@@ -135,7 +135,7 @@ def status(common: Common) -> None:
     from personalpeft_app.daemon.keeper import Keeper
     from personalpeft_app.daemon.settings import read
 
-    read(common.places()[0])
+    read(common.places()[0])  # A mistake in them is told before anything is done.
     with opening.opened(common, "read") as runtime:
         keeper = Keeper(runtime, lambda: _learning(common))
         decision, holder = keeper.outlook(), runtime.upkeep.holder(TASK)

@@ -89,11 +89,11 @@ def learn(
     show(common, [report.as_json() for report in told], "\n\n".join(map(str, told)))
     if everybody and not told:
         note(common, "Nobody has anything new to learn.")
+    if was_stopped:
+        raise Cancelled("Stopped; what is reported as learned stays.", hint="The next learn goes on from there.")
     if told and not everybody and all(report.error for report in told):
         kind = next(kind for kind in OUTCOMES if kind.__name__ == told[0].error)
         raise kind("Nobody of those who were named has learned.", hint="Each report says why.")
-    if was_stopped:
-        raise Cancelled("Stopped; what is reported as learned stays.", hint="The next learn goes on from there.")
 
 
 def _everybody(runtime: Runtime) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from personalpeft.errors import InvalidInput
@@ -9,6 +11,9 @@ from personalpeft_app import opening
 from personalpeft_app.options import Common, command
 from personalpeft_app.output import note, show
 from personalpeft_app.texts import edited, given
+
+if TYPE_CHECKING:
+    from personalpeft.learning.account import Account
 
 
 @command(
@@ -55,13 +60,18 @@ def feedback(
         if editor:
             edit = edited(about.reply)
         signal = user.feedback(about, rating=rating, edit=edit, prefer=prefer, comment=comment, reward=reward)
-        (account,) = (each for each in user.lessons() if each.signal.id == signal)
+        # None where another program has said otherwise of the same turn meanwhile.
+        account = next((each for each in user.lessons() if each.signal.id == signal), None)
     show(common, {"signal": signal, "turn": about.id, "user": user.id}, signal)
-    acts = {
-        "profile": "It acts from the next question on.",
-        "layer": f"The next learn of {account.layer} takes it in.",
-    }.get(account.place, f"Nothing is learned from it: {account.why}.")
-    note(common, f"Kept, about {about.id}. {acts}")
+    note(common, f"Kept, about {about.id}. {_becomes(account) if account else ''}".rstrip())
+
+
+def _becomes(account: Account) -> str:
+    if account.place == "profile":
+        return "It acts from the next question on."
+    if account.place == "layer":
+        return f"The next learn of {account.layer} takes it in."
+    return f"Nothing is learned from it: {account.why}."
 
 
 @command(
