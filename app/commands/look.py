@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from personalpeft.types import Revision, Signal
 
 _BASE = "(the base)"
+_ANEW = {
+    "below": "stands on something that has changed since; the next learn asks it again",
+    "taken back": "learned something that was taken back since; the next learn builds it without that",
+}
 
 
 @command("stack", examples=("personalpeft stack", "personalpeft stack --user ada --json"))
@@ -30,6 +34,7 @@ def stack(common: Common) -> None:
     with opening.user(common, "read") as user:
         layers = user.layers()
         built = {revision.id: revision for revision in user.revisions()}
+        news = {each.layer: _ANEW[each.kind] for each in user.pending().news if each.kind in _ANEW}
     data, rows = [], []
     for layer in layers:
         head = built.get(layer.head) if layer.head else None
@@ -49,6 +54,8 @@ def stack(common: Common) -> None:
     show(common, {"user": user.id, "layers": data}, table(headings, rows, flexible=(6,)))
     if not layers:
         note(common, f"{user.id} has no layer yet: the bare base answers.")
+    for name, what in news.items():
+        note(common, f"{name} {what}.")
 
 
 @command("revisions", examples=("personalpeft revisions", "personalpeft revisions --layer style --json"))

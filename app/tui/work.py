@@ -64,7 +64,7 @@ class Written:
 @dataclass(frozen=True, slots=True)
 class Standing:
     """How things are with a user's model: ``stack`` is the digest of what is live, None while the base is not known;
-    ``fresh`` counts the signals that the next learn would learn from; ``problem`` says why the stack cannot answer;
+    ``fresh`` counts what the next learn would go by: signals, and layers that are to be built anew; ``problem`` says why the stack cannot answer;
     ``items`` are the rules and facts that act.
     """
 
@@ -155,7 +155,8 @@ class Desk:
             user.revisions(),
             from_json(reports[-1]) if reports else None,
             stack,
-            sum(each.use == "to be learned" for each in user.lessons()),
+            sum(each.use == "to be learned" for each in user.lessons())
+            + sum(each.kind in ("below", "taken back") for each in user.pending().news),
             tuple(move for move in user.history() if move.cause == "withdrawn"),
             problem,
             user.items(),

@@ -25,7 +25,9 @@ from personalpeft.errors import InvalidInput
 from personalpeft.store.base import Removal, Store
 from personalpeft.types import Json, Message, Revision, Signal, SignalKind, ToolCall, Turn, canonical_digest
 
-_LESSONS = frozenset({SignalKind.EDIT, SignalKind.PREFERENCE, SignalKind.RATING, SignalKind.DEMONSTRATION})
+_LESSONS = frozenset(
+    {SignalKind.EDIT, SignalKind.PREFERENCE, SignalKind.RATING, SignalKind.REWARD, SignalKind.DEMONSTRATION}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ Each current signal has exactly one routing, with its reason; docs/ledger.md has
 - Of several acts on one turn the strongest is the lesson: what was written (an edit, then a preferred text) says more
   than a thumb. Of one kind the latest counts.
 - A fact is looked up, and where it is known which questions it answers it is a lesson of the memory layer beside that.
+- A reward is a thumb of some size: one that is clear counts as much as it says, one that is not is kept.
 - Where the way of answering has changed (habits.py), what shows the old way is kept and no more.
 - Of two answers shown to the same request the later counts, and of two thumbs on the same reply; but a choice between two
   answers of the model does not take the place of one that the person wrote. Saying the same again changes nothing, so the
@@ -41,15 +42,18 @@ TRAINS = "trains"
 that every program on a home says the same of it.
 """
 
-_STRENGTH = {SignalKind.EDIT: 3, SignalKind.PREFERENCE: 2, SignalKind.RATING: 1}
+_STRENGTH = {SignalKind.EDIT: 3, SignalKind.PREFERENCE: 2, SignalKind.RATING: 1, SignalKind.REWARD: 1}
+_CLEAR_REWARD = 0.5
 _LIKED_WEIGHT = 0.5
+_DOWN = {SignalKind.RATING: "a thumb down", SignalKind.REWARD: "a reward below 0"}
 _OBSERVED_WEIGHT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
     """One thing to learn for a layer: after these messages, ``wanted`` rather than ``rejected`` (None: nothing to
-    compare with). A thumb down has only what was ``rejected``; its ``wanted`` is empty. A ``short`` answer is to be said in
+    compare with). A thumb down has only what was ``rejected``; its ``wanted`` is empty. A reward's ``kind`` is that of the
+    thumb that it amounts to. A ``short`` answer is to be said in
     the manner of what lies below; a ``probe`` is never trained on and judges what its signal's other lessons teach. Where
     the model gave the wanted answer itself, ``heard`` is what it heard then: the messages with more before them.
     """
@@ -168,11 +172,8 @@ def _strongest(signals: Sequence[Signal]) -> Mapping[str, Signal]:
 
 
 def _route(signal: Signal, turn_of: Callable[[str], Turn], strongest: Mapping[str, Signal]) -> Routing:
-    match signal.kind:
-        case SignalKind.COMMENT:
-            return Routing(signal, "profile", "a comment is a rule that acts on the next turn")
-        case SignalKind.REWARD:
-            return Routing(signal, "kept", "a reward says how good a reply was, not what is right")
+    if signal.kind is SignalKind.COMMENT:
+        return Routing(signal, "profile", "a comment is a rule that acts on the next turn")
     if not _trained(signal):
         return Routing(signal, "kept", "only a person's own acts are trained on")
     if signal.kind is SignalKind.DEMONSTRATION:
@@ -203,17 +204,8 @@ def _fact(signal: Signal, helped: Sequence[Turn], later: str | None) -> Routing:
 
 
 def _from_turn(signal: Signal, turn: Turn) -> Routing:
-    if signal.kind is SignalKind.RATING:
-        if not turn.reply.strip():
-            return Routing(signal, "kept", "the reply was empty")
-        own = signal.source == PERSON
-        weight = _LIKED_WEIGHT if own else _OBSERVED_WEIGHT
-        if signal.payload["value"] < 0:
-            lesson = Lesson(signal.id, signal.kind, turn.messages, "", turn.reply, weight)
-            return Routing(signal, "layer", "a reply that was not liked grows less likely", "style", lesson)
-        why = "a reply that was liked is an answer to give again" if own else "what an app saw counts as a weak rating"
-        lesson = Lesson(signal.id, signal.kind, turn.messages, turn.reply, weight=weight)
-        return Routing(signal, "layer", why, "style", lesson)
+    if signal.kind in (SignalKind.RATING, SignalKind.REWARD):
+        return _thumb(signal, turn)
     lesson = Lesson(signal.id, signal.kind, turn.messages, signal.payload["text"], rejected=turn.reply or None)
     why = {
         SignalKind.EDIT: "an edit shows the answer that is wanted, and the one that was not",
@@ -224,6 +216,24 @@ def _from_turn(signal: Signal, turn: Turn) -> Routing:
     if compared == "memory":
         return Routing(signal, "kept", "of two memories one was chosen, which says nothing of how to answer")
     return Routing(signal, "layer", why, compared if compared.startswith("skill.") else "style", lesson)
+
+
+def _thumb(signal: Signal, turn: Turn) -> Routing:
+    """Of a rating or a reward: what was liked is an answer to give again, as much as the value says."""
+    if not turn.reply.strip():
+        return Routing(signal, "kept", "the reply was empty")
+    value: float = signal.payload["value"]
+    if signal.kind is SignalKind.REWARD and abs(value) < _CLEAR_REWARD:
+        why = f"a reward between {-_CLEAR_REWARD} and {_CLEAR_REWARD} says neither that a reply is wanted nor that it is not"
+        return Routing(signal, "kept", why)
+    own = signal.source == PERSON
+    weight = abs(value) * (_LIKED_WEIGHT if own else _OBSERVED_WEIGHT)
+    if value < 0:
+        lesson = Lesson(signal.id, SignalKind.RATING, turn.messages, "", turn.reply, weight)
+        return Routing(signal, "layer", "a reply that was not liked grows less likely", "style", lesson)
+    why = "a reply that was liked is an answer to give again" if own else "what an app saw counts as a weak rating"
+    lesson = Lesson(signal.id, SignalKind.RATING, turn.messages, turn.reply, weight=weight)
+    return Routing(signal, "layer", why, "style", lesson)
 
 
 def _without_contradictions(routings: Sequence[Routing]) -> Sequence[Routing]:
@@ -284,10 +294,13 @@ def _with_thumbs(routings: Sequence[Routing]) -> Sequence[Routing]:
     if min(up, down) >= FEWEST_THUMBS:
         return routings
     why = (
-        "a thumb down says what is wrong, not what is right; an edit would"
+        "says what is wrong, not what is right; an edit would"
         f" (learned from {FEWEST_THUMBS} thumbs up and {FEWEST_THUMBS} down on: {up} and {down} now)"
     )
-    return [Routing(r.signal, "kept", why) if r.lesson is not None and not r.lesson.wanted else r for r in routings]
+    return [
+        Routing(r.signal, "kept", f"{_DOWN[r.signal.kind]} {why}") if r.lesson is not None and not r.lesson.wanted else r
+        for r in routings
+    ]
 
 
 def _was_chosen(signal: Signal) -> bool:

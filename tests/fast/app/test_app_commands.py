@@ -142,6 +142,7 @@ def test_who_removes_what_was_learned_hears_when_it_is_gone(place: Place) -> Non
     assert place.run("learn").exit_code == 0
     said = place.run("memory", "remove", facts["dog"]).stderr
     assert "Removed. What memory learned of it goes with the next learn." in said
+    assert "memory learned something that was taken back since" in place.run("stack").stderr
     report = json.loads(place.run("learn", "--json").stdout)
     assert report["reason"].startswith("1 lesson that it learned was taken back: ")
     told = {each["signal"]["id"]: each["use"] for each in json.loads(place.run("lessons", "--json").stdout)["lessons"]}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +32,10 @@ def signal(
 
 def edit(number: int, text: str = "Eight minutes.", on: str = "turn_1") -> Signal:
     return signal(number, SignalKind.EDIT, {"text": text}, on)
+
+
+def reward(number: int, value: float, on: str = "turn_1") -> Signal:
+    return signal(number, SignalKind.REWARD, {"value": value}, on)
 
 
 def rating(number: int, value: int, on: str = "turn_1", source: str = "person", **more: bool) -> Signal:
@@ -185,13 +191,45 @@ def test_a_demonstration_goes_to_the_style_or_to_its_own_skill() -> None:
     assert [r.layer for r in route([demonstration(1), demonstration(2, "email")], turn)] == ["style", "skill.email"]
 
 
-def test_comments_and_facts_act_at_once_and_rewards_wait() -> None:
+def test_comments_and_facts_act_at_once() -> None:
     said = [
         signal(1, SignalKind.COMMENT, {"text": "Be brief."}),
         signal(2, SignalKind.FACT, {"text": "My dog is Biscuit."}, None),
-        signal(3, SignalKind.REWARD, {"value": 0.5}),
     ]
-    assert [r.place for r in route(said, turn)] == ["profile", "memory", "kept"]
+    assert [r.place for r in route(said, turn)] == ["profile", "memory"]
+
+
+def test_a_reward_is_a_thumb_of_its_size() -> None:
+    thumb, reward_ = (only(route([each], turn)).lesson for each in (rating(1, 1), reward(1, 0.6)))
+    assert thumb is not None
+    assert reward_ == replace(thumb, weight=0.6 * thumb.weight)
+    assert reward_.kind is SignalKind.RATING
+
+
+@pytest.mark.parametrize("value", [-0.4, 0.0, 0.4])
+def test_a_reward_that_says_little_is_kept(value: float) -> None:
+    kept = only(route([reward(1, value)], turn))
+    assert (kept.place, kept.lesson) == ("kept", None)
+    assert "between -0.5 and 0.5" in kept.why
+
+
+def test_a_reward_below_0_waits_for_as_many_as_a_thumb_down_does() -> None:
+    alone = only(route([reward(1, -1.0)], turn))
+    assert (alone.place, alone.why.partition(" says")[0]) == ("kept", "a reward below 0")
+    thumbs, of_many = _thumbs(FEWEST_THUMBS, FEWEST_THUMBS)
+    rewards = [replace(thumb, kind=SignalKind.REWARD) for thumb in thumbs]
+    assert {r.place for r in route(rewards, of_many)} == {"layer"}
+
+
+def test_of_a_thumb_and_a_reward_on_one_reply_the_later_counts() -> None:
+    assert [r.place for r in route([rating(1, -1), reward(2, 1.0)], turn)] == ["kept", "layer"]
+    assert [r.place for r in route([rating(1, 1), reward(2, 0.1)], turn)] == ["kept", "kept"]
+    assert [r.place for r in route([edit(1), reward(2, -1.0)], turn)] == ["layer", "kept"]
+
+
+def test_only_a_persons_own_rewards_train() -> None:
+    judged = signal(1, SignalKind.REWARD, {"value": 1.0}, source="judge")
+    assert only(route([judged], turn)).place == "kept"
 
 
 def test_a_signal_about_no_turn_that_needs_one_is_only_kept() -> None:
@@ -264,12 +302,12 @@ def test_the_page_on_the_ledger_has_the_policy_of_the_code() -> None:
         demonstration(4, "email"),
         signal(5, SignalKind.COMMENT, {"text": "Be brief."}),
         signal(6, SignalKind.FACT, {"text": "My dog is Biscuit."}, None),
-        signal(7, SignalKind.REWARD, {"value": 0.5}),
         rating(8, 1, on="turn_2", source="app"),
     ]
+    rewards = [only(route([reward(7, value)], turn)) for value in (1.0, 0.4, -1.0)]
     seen = route([rating(9, 1, source="app", trains=True)], turn)
     places = {"profile": "the profile", "memory": "memory", "kept": "kept"}
-    for routing in (*route(said, turn), *route(few, of_few), *route(many, of_many), *seen):
+    for routing in (*route(said, turn), *route(few, of_few), *route(many, of_many), *rewards, *seen):
         why = routing.why.partition(" (learned from")[0]
         assert table[why].startswith(places.get(routing.place, "`style`")), why
         assert routing.layer is None or routing.layer in table[why].replace("<name>", "email")

@@ -123,6 +123,22 @@ def test_learning_shows_how_far_it_is_and_then_its_report(runtime: Runtime, monk
     assert ada.layers()[0].head is not None
 
 
+def test_what_was_taken_back_is_something_to_learn(runtime: Runtime) -> None:
+    ada = runtime.user("ada")
+    dog, _ = (
+        ada.remember(f"My {animal} is {name}.", questions=[f"Who is my {animal}?"], answer=name)
+        for animal, name in (("dog", "Biscuit"), ("cat", "Momo"))
+    )
+    assert ada.learn().live
+
+    async def play(seat: Seat) -> None:
+        await seat.until(lambda: "to learn" not in seat.screen.splitlines()[-1])
+        ada.remove_item(dog)
+        await seat.sees("1 to learn")
+
+    sit_down(runtime, play, size=(120, 40))
+
+
 def test_nothing_to_learn_is_a_message(runtime: Runtime) -> None:
     async def play(seat: Seat) -> None:
         await seat.press("ctrl+l")
