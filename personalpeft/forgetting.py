@@ -20,6 +20,7 @@ from personalpeft.learning.report import LearnReport
 from personalpeft.parts import Parts
 from personalpeft.published import withdrawing
 from personalpeft.store.base import Removal
+from personalpeft.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class ForgetReport:
             lines.append(f"  replies {would}emptied, which were given with it in view: {', '.join(self.emptied)}")
         if self.reports or self.files:
             lines.append(
-                f"  destroyed with them: {_count(self.reports, 'report')}, {_count(self.files, 'adapter file')}"
+                f"  destroyed with them: {counted(self.reports, 'report')}, {counted(self.files, 'adapter file')}"
             )
         for layer, head in self.heads.items():
             lines.append(f"  {layer}: back to {head or 'the base'}")
@@ -152,10 +153,6 @@ def forget(
         waiting=waiting,
         complete=destroyed.complete,
     )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _report(user: str, item: str, at: datetime, seconds: float, decision: Decision, **more: Any) -> ForgetReport:

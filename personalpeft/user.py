@@ -152,7 +152,7 @@ class User:
         """Says one thing about a reply (or the id of its turn) and returns the signal's id; it is durable then.
 
         ``rating`` is 1 or -1, ``edit`` the reply as it should have been, ``prefer`` another text that is better,
-        ``comment`` a rule to follow from now on, ``reward`` a number from -1 to 1. Said twice of one turn, the later
+        ``comment`` a rule to follow from now on, ``reward`` a thumb of some size, from -1 to 1. Said twice of one turn, the later
         counts and both are kept; comments add up. ``source`` is who says so, where that is not the person: kept apart
         from what the person says, and not trained on. Raises ``NotFound`` for an unknown turn, ``InvalidInput`` for
         anything else, such as an edit that changes nothing.

@@ -54,7 +54,7 @@ SWEPT: Mapping[str, tuple[Value, ...]] = {
     "anchor_weight": (0, 1, 2, 4),
     "targets": ("attention", "mlp", "all"),
     "rank": (2, 4, 8, 16, 32),
-    _REPLAY: (0, 0.25, 0.5),
+    _REPLAY: (0, 0.25, 0.5, 0.75),
     "content": (0.1, 0.3, 1),
 }
 """What is tried of each number, the most important number first."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from personalpeft.wording import counted
 from personalpeft_app import opening
 from personalpeft_app.options import Common, command
 from personalpeft_app.output import note, show
@@ -16,6 +17,7 @@ from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
     from personalpeft import User
+    from personalpeft.personal import Exported, Imported
     from personalpeft.transfer import MergedForm
     from personalpeft.types import Revision
 
@@ -36,8 +38,7 @@ def export(common: Common, file: str, no_adapters: bool) -> None:
     show(common, written, str(written.path))
     note(
         common,
-        f"{written.turns} turns, {written.signals} signals, {written.revisions} revisions, {written.adapters} adapters;"
-        f" {written.bytes:,} bytes. To take it in: personalpeft import",
+        f"{_what(written)}, {counted(written.adapters, 'adapter')}; {written.bytes:,} bytes. To take it in: personalpeft import",
     )
 
 
@@ -54,9 +55,16 @@ def import_(common: Common, file: str, as_user: str | None) -> None:
     with opening.opened(common, "make", display) as runtime, display:
         taken = runtime.import_user(file, as_user=as_user)
     show(common, taken, taken.user)
-    note(common, f"{taken.turns} turns, {taken.signals} signals, {taken.revisions} revisions came in.")
+    note(common, f"{_what(taken)} came in.")
     if taken.left_out:
-        note(common, f"{taken.left_out} revisions did not: {taken.why}. Next: personalpeft learn --user {taken.user}")
+        note(
+            common,
+            f"{counted(taken.left_out, 'revision')} did not: {taken.why}. Next: personalpeft learn --user {taken.user}",
+        )
+
+
+def _what(of: Exported | Imported) -> str:
+    return ", ".join((counted(of.turns, "turn"), counted(of.signals, "signal"), counted(of.revisions, "revision")))
 
 
 _one_layer = click.option("--layer", help="Only this layer.  [default: the whole stack as one adapter]")

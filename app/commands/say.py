@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("--editor", is_flag=True, help="Edit the reply in $EDITOR.")
 @click.option("--prefer", metavar="TEXT", help="Another text that is better; '-' reads it from stdin.")
 @click.option("--comment", metavar="TEXT", help="A rule to follow from now on.")
-@click.option("--reward", type=click.FloatRange(-1, 1), help="How good it was, from -1 to 1.")
+@click.option("--reward", type=click.FloatRange(-1, 1), help="How good it was, from -1 to 1: a thumb of that size.")
 def feedback(
     common: Common,
     turn: str,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from enum import StrEnum
 
+from personalpeft.wording import counted
 from personalpeft_app.daemon.settings import Settings, time_of_day
 
 QUIET = timedelta(seconds=10)
@@ -158,7 +159,7 @@ def _due(settings: Settings, moment: Moment, person: Person) -> str:
     if person.goes_on:
         return "a learn that ran out of its time goes on"
     if person.lessons >= settings.signals:
-        return f"{_lessons(person.lessons)}, and {settings.signals} are enough"
+        return f"{counted(person.lessons, 'new lesson')}, and {settings.signals} are enough"
     at = time_of_day(settings.at)
     if person.lessons < 1 or at is None:
         return ""
@@ -166,7 +167,7 @@ def _due(settings: Settings, moment: Moment, person: Person) -> str:
     # What has a date that is still to come was said before a clock was set back: it was there at that time of day.
     was_there = person.since is None or person.since <= last or person.since > moment.now
     once = person.learned is None or last_moment(at, person.learned, moment.zone) != last
-    return f"{_lessons(person.lessons)}, and it was {settings.at}" if was_there and once else ""
+    return f"{counted(person.lessons, 'new lesson')}, and it was {settings.at}" if was_there and once else ""
 
 
 def _hindered(settings: Settings, moment: Moment, past: Past) -> Coming | None:
@@ -230,7 +231,7 @@ def _coming(
     at, waiting = time_of_day(settings.at), {person.id for person, _ in due}
     for person in people:
         if person.lessons and person.id not in waiting:
-            missing = f"{_lessons(person.lessons)} of the {settings.signals} that are enough at any time"
+            missing = f"{counted(person.lessons, 'new lesson')} of the {settings.signals} that are enough at any time"
             found.append(
                 Coming(f"{person.id} learns", next_moment(at, moment.now, moment.zone) if at else None, missing)
             )
@@ -240,10 +241,6 @@ def _coming(
             found.append(Coming(kind, next_moment(when, moment.now, moment.zone), f"every day at {when:%H:%M}"))
     far = datetime.max.replace(tzinfo=UTC)
     return tuple(sorted(found, key=lambda each: each.at or far))
-
-
-def _lessons(count: int) -> str:
-    return f"{count} new lesson{'' if count == 1 else 's'}"
 
 
 def _minutes(span: timedelta) -> str:

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 
 from personalpeft import NotFound, Runtime
 from personalpeft.learning.digest import Digest
+from personalpeft.wording import counted
 from personalpeft_app.daemon.facts import users
 
 _FIRST = timedelta(days=1)
@@ -53,4 +54,4 @@ def _told(digest: Digest) -> str:
     ends = ", ".join(
         f"{report.layer} {report.event if report.event != 'learn' else report.verdict}" for report in digest.reports
     )
-    return f"{digest.user}: {digest.turns} turns, {sum(digest.signals.values())} signals{f', {ends}' if ends else ''}"
+    return f"{digest.user}: {counted(digest.turns, 'turn')}, {counted(sum(digest.signals.values()), 'signal')}{f', {ends}' if ends else ''}"

@@ -11,6 +11,7 @@ from textual.content import Content
 
 from personalpeft.learning.report import excerpt, said
 from personalpeft.types import Verdict
+from personalpeft.wording import counted
 from personalpeft_app.output import moment, printable
 from personalpeft_app.tui.markdown import DIM, rendered
 from personalpeft_app.tui.said import Row
@@ -65,7 +66,7 @@ def marks(exchange: Exchange) -> Content:
     if exchange.edited is not None:
         parts.append(("✎ edited", "$accent"))
     if exchange.comments:
-        parts.append((f"¶ {_count(exchange.comments, 'comment')}", "$accent"))
+        parts.append((f"¶ {counted(exchange.comments, 'comment')}", "$accent"))
     return Content("   ").join(Content.assemble(part) for part in parts)
 
 
@@ -143,7 +144,7 @@ def report(last: LearnReport | None) -> Content:
     parts: list[tuple[str, str]] = [
         (f"{mark} {last.layer}: {word}", f"bold {colour}"),
         (", on probation" if last.probation else ", accepted by you" if last.accepted else "", "$warning"),
-        (f"\n{moment(last.at)} · {last.steps} steps · {last.seconds:.0f} s\n", DIM),
+        (f"\n{moment(last.at)} · {counted(last.steps, 'step')} · {last.seconds:.0f} s\n", DIM),
         (f"\n{printable(last.reason)}\n", ""),
     ]
     for use in dict.fromkeys(source.use for source in last.sources):
@@ -195,14 +196,14 @@ def would_forget(what: Content, report: ForgetReport) -> Content:
     """What would go with something that is to be forgotten, and what would be built anew."""
     parts: list[Content | str] = [what, "\n"]
     gone = ((report.turns, "turn"), (report.signals, "signal"), (report.revisions, "revision"))
-    with_it = [_count(len(ids), each) for ids, each in gone if ids]
+    with_it = [counted(len(ids), each) for ids, each in gone if ids]
     parts.append(f"\nDestroyed for good: {', '.join(with_it)}.")
     if report.emptied:
-        parts.append(f"\nEmptied: {_count(len(report.emptied), 'turn')} that had it in view.")
+        parts.append(f"\nEmptied: {counted(len(report.emptied), 'turn')} that had it in view.")
     for layer, head in report.heads.items():
         parts.append(f"\n{layer} goes back to {head or 'the bare base'}, and is built anew from what is left.")
     if report.stands:
-        parts.append(f"\nThe same words stand in {_count(len(report.stands), 'other place')}, which stay.")
+        parts.append(f"\nThe same words stand in {counted(len(report.stands), 'other place')}, which stay.")
     return Content.assemble(*parts)
 
 
@@ -212,7 +213,3 @@ def _heading(text: str, colour: str, more: str, *, first: bool = False) -> Row:
 
 def _said(what: str, text: str, item: str) -> Row:
     return Row(Content.assemble((f"{what}: ", DIM), printable(excerpt(text, 60))), item)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

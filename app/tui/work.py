@@ -64,8 +64,8 @@ class Written:
 @dataclass(frozen=True, slots=True)
 class Standing:
     """How things are with a user's model: ``stack`` is the digest of what is live, None while the base is not known;
-    ``fresh`` counts what the next learn would go by: signals, and layers that are to be built anew; ``problem`` says why the stack cannot answer;
-    ``items`` are the rules and facts that act.
+    ``fresh`` counts what the next learn would go by: signals, and layers that are to be built anew; ``problem`` says why
+    the stack cannot answer; ``items`` are the rules and facts that act.
     """
 
     layers: tuple[Layer, ...] = ()

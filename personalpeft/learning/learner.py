@@ -23,6 +23,7 @@ from personalpeft.learning.recipe import Recipes, Start
 from personalpeft.learning.report import LearnReport
 from personalpeft.learning.standing import Standing, judge_again, layers_of, on_something_old, was_tried
 from personalpeft.types import HeadMove, Revision, Verdict
+from personalpeft.wording import counted
 
 TOGETHER = 8
 """So many users' layers are built at once: more in a pass make none quicker, and each holds memory of its own."""
@@ -170,7 +171,7 @@ class Learner:
         gone = len(taken_back(store, user, head, routings_of(store, user)))
         if not gone:
             return None
-        lessons = f"{gone} lesson{'s' if gone > 1 else ''} that it learned {'were' if gone > 1 else 'was'} taken back"
+        lessons = f"{counted(gone, 'lesson')} that it learned {'were' if gone > 1 else 'was'} taken back"
         try:
             plan = self._plan(user, layer, "nothing")
         except NothingToLearn:
@@ -279,7 +280,7 @@ def _would(plan: Plan) -> str:
     if not plan.enough:
         return _too_few(plan)
     onto = f"on {plan.parent.id}" if plan.parent else "from nothing"
-    return f"would train {plan.steps} steps {onto}, rank {plan.recipe.rank}"
+    return f"would train {counted(plan.steps, 'step')} {onto}, rank {plan.recipe.rank}"
 
 
 def _too_few(plan: Plan) -> str:

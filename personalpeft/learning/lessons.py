@@ -298,7 +298,9 @@ def _with_thumbs(routings: Sequence[Routing]) -> Sequence[Routing]:
         f" (learned from {FEWEST_THUMBS} thumbs up and {FEWEST_THUMBS} down on: {up} and {down} now)"
     )
     return [
-        Routing(r.signal, "kept", f"{_DOWN[r.signal.kind]} {why}") if r.lesson is not None and not r.lesson.wanted else r
+        Routing(r.signal, "kept", f"{_DOWN[r.signal.kind]} {why}")
+        if r.lesson is not None and not r.lesson.wanted
+        else r
         for r in routings
     ]
 

@@ -20,6 +20,7 @@ from personalpeft.learning.recipe import Recipe, Start
 from personalpeft.store.base import Store
 from personalpeft.telling import same_words
 from personalpeft.types import Architecture, Message, Revision, Signal, SignalKind, Stack, StackEntry, canonical_digest
+from personalpeft.wording import counted
 
 # To be raised with every change to the code that decides a revision's bytes: what an older one would have built, or has
 # half built, then passes for nothing else.
@@ -237,7 +238,7 @@ def _nothing(routings: Sequence[Routing], layer: str, *, learned_before: bool, l
         where = ", ".join(
             f"{count} {'for ' if '.' in to or to in ('style', 'memory') else ''}{to}" for to, count in went.items()
         )
-        what = f"of {len(routings)} signal{'s' if len(routings) > 1 else ''} none is for it ({where})"
+        what = f"of {counted(len(routings), 'signal')} none is for it ({where})"
     return NothingToLearn(f"Nothing to learn for {layer} yet: {what}.", hint=_how_to_teach(layer))
 
 

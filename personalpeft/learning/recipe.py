@@ -53,7 +53,7 @@ class Recipe:
     unknown: int = 0
     anchors: int = 4
     anchor_weight: float = 2.0
-    replay: float = 0.25
+    replay: float = 0.5
     warmup: float = 0.05
     clip: float = 1.0
     weight_decay: float = 0.0
@@ -118,7 +118,6 @@ _KINDS: Mapping[str, Mapping[str, Any]] = {
         "unknown": 1,
         "anchors": 2,
         "anchor_weight": 2.0,
-        "replay": 0.5,
     },
 }
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from personalpeft.learning.gate import ENOUGH
 from personalpeft.types import Signal, Verdict
+from personalpeft.wording import counted
 
 NO_ROOM = "left out: the layer is full"
 LEARNED_NOT_LIVE = "learned, not live"
@@ -139,7 +140,7 @@ def lines(report: LearnReport) -> list[str]:
         told += _wrapped(f"before: {excerpt(example.before, 240)}", "    ")
         told += _wrapped(f"after:  {excerpt(example.after, 240)}", "    ")
     if report.event == "learn":
-        told += ["", f"  {report.revision or 'no revision'} · {report.steps} steps · {report.seconds:.1f} s"]
+        told += ["", f"  {report.revision or 'no revision'} · {counted(report.steps, 'step')} · {report.seconds:.1f} s"]
     else:
         told += [
             "",
@@ -202,7 +203,7 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
     if practice:
         known = practice["tasks"]
         lines.append(
-            f"{'practice':<13} {practice['replies']} replies in {practice['rounds']} rounds; "
+            f"{'practice':<13} {counted(practice['replies'], 'reply', 'replies')} in {counted(practice['rounds'], 'round')}; "
             f"tasks solved {known['solved']}, hopeless {known['hopeless']}, open {known['open']}"
         )
     canaries = scores.get("canaries")
@@ -214,9 +215,9 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
         if canaries.get("base_right"):
             kept = len(canaries["kept_of_base"])
             lines.append(f"{'':<13} {kept} of {canaries['base_right']} that the base has right are right in all")
-    if counted := len(scores.get("counted", ())):
-        answers = f"{counted} answer{'s' if counted > 1 else ''}"
-        lines.append(f"{'evidence':<13} a stake of {scores['bet']:.1f} from {answers}; {ENOUGH:g} is enough")
+    if told := len(scores.get("counted", ())):
+        stake = f"a stake of {scores['bet']:.1f} from {counted(told, 'answer')}"
+        lines.append(f"{'evidence':<13} {stake}; {ENOUGH:g} is enough")
     return lines
 
 

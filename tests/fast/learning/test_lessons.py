@@ -106,7 +106,7 @@ def test_only_a_persons_own_acts_are_lessons_and_what_an_app_saw_where_that_was_
 @given(said=ledgers())
 def test_a_request_has_one_wanted_answer_in_a_layer_and_it_is_the_latest(said: list[Signal]) -> None:
     routings = route(said, turn)
-    written = [r for r in routings if r.lesson and r.signal.kind is not SignalKind.RATING]
+    written = [r for r in routings if r.lesson and r.lesson.kind is not SignalKind.RATING]
     assert len({(r.layer, r.lesson.messages) for r in written if r.lesson}) == len(written)
     followed = {r.signal.id: r.instead for r in routings}
     for routing in routings:
@@ -119,7 +119,7 @@ def test_a_request_has_one_wanted_answer_in_a_layer_and_it_is_the_latest(said: l
 
 @given(said=ledgers())
 def test_a_turn_teaches_at_most_once_and_by_its_strongest_and_latest_word(said: list[Signal]) -> None:
-    strength = {SignalKind.RATING: 1, SignalKind.PREFERENCE: 2, SignalKind.EDIT: 3}
+    strength = {SignalKind.RATING: 1, SignalKind.REWARD: 1, SignalKind.PREFERENCE: 2, SignalKind.EDIT: 3}
     taught = {r.signal.turn: r.signal for r in route(said, turn) if r.lesson and r.signal.turn}
     assert len(taught) == sum(bool(r.lesson and r.signal.turn) for r in route(said, turn))
     for about, by in taught.items():
