@@ -11,7 +11,7 @@ from typing import Any, Self
 from personalpeft.backends.base import Piece
 from personalpeft.bases.tools import read_calls
 from personalpeft.errors import Forgotten, InvalidInput, NotFound
-from personalpeft.learning.plan import trained_on
+from personalpeft.learning.knowing import trained_on
 from personalpeft.learning.report import excerpt, said
 from personalpeft.serving.calls import Replies
 from personalpeft.store.base import Store

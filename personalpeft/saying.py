@@ -31,6 +31,12 @@ def feedback(parts: Parts, user: str, reply: Reply | Turn | str, source: str, **
     check_source(source)
     turn = turn_of(parts.store, user, reply)
     kind, payload = _signal_of(turn, *given[0])
+    # A thumb that is pressed twice, and a request that is sent again, are one act.
+    last = next(
+        (s for s in reversed(parts.store.ledger.signals(user)) if (s.turn, s.source) == (turn.id, source)), None
+    )
+    if last is not None and (last.kind, last.payload) == (kind, payload):
+        return last.id
     signal = parts.store.ledger.add_signal(user, kind, payload, turn=turn.id, source=source).id
     look(parts, user)
     return signal

@@ -22,7 +22,7 @@ from personalpeft.learning.order import Order, check_budget, never, silent
 from personalpeft.learning.pending import Pending, pending
 from personalpeft.learning.probation import look_again
 from personalpeft.learning.recipe import Start
-from personalpeft.learning.report import LearnReport
+from personalpeft.learning.report import LearnReport, recorded
 from personalpeft.learning.underway import Learning, underway
 from personalpeft.memory.base import Item
 from personalpeft.parts import Parts
@@ -152,10 +152,10 @@ class User:
         """Says one thing about a reply (or the id of its turn) and returns the signal's id; it is durable then.
 
         ``rating`` is 1 or -1, ``edit`` the reply as it should have been, ``prefer`` another text that is better,
-        ``comment`` a rule to follow from now on, ``reward`` a thumb of some size, from -1 to 1. Said twice of one turn, the later
-        counts and both are kept; comments add up. ``source`` is who says so, where that is not the person: kept apart
-        from what the person says, and not trained on. Raises ``NotFound`` for an unknown turn, ``InvalidInput`` for
-        anything else, such as an edit that changes nothing.
+        ``comment`` a rule to follow from now on, ``reward`` a thumb of some size, from -1 to 1. Said twice of one turn, the
+        later counts and both are kept; comments add up. What repeats the last word on a turn is that one. ``source`` is who
+        says so, where that is not the person: kept apart from what the person says, and not trained on. Raises ``NotFound``
+        for an unknown turn, ``InvalidInput`` for anything else, such as an edit that changes nothing.
         """
         return saying.feedback(
             self._parts,
@@ -393,7 +393,7 @@ class User:
 
     def reports(self) -> tuple[Mapping[str, Any], ...]:
         """What every learn said, and every end of a probation, as data, oldest first."""
-        return self._parts.store.catalog.reports(self.id)
+        return tuple(recorded(self._parts.store.catalog.reports(self.id)))
 
     def digest(self, since: datetime | timedelta = timedelta(days=1), until: datetime | None = None) -> Digest:
         """What learning did since a moment, or in so long a time, until another (None: now): signals, learns with their

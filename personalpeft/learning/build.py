@@ -22,12 +22,13 @@ from personalpeft.learning.curriculum import schedule
 from personalpeft.learning.examination import Paper, Sitting, examine, sitting
 from personalpeft.learning.gate import Evidence, Judgement, accepted, judge
 from personalpeft.learning.generic import generic_questions
+from personalpeft.learning.knowing import trained_on
 from personalpeft.learning.leaks import leak
 from personalpeft.learning.lessons import Lesson, lessons_for
 from personalpeft.learning.lineage import lineage_of
 from personalpeft.learning.means import Means
 from personalpeft.learning.order import Order
-from personalpeft.learning.plan import Plan, questions_of, trained_on
+from personalpeft.learning.plan import Plan, questions_of
 from personalpeft.learning.probation import LEARNED, was_withdrawn
 from personalpeft.learning.publishing import publish, session_spec
 from personalpeft.learning.report import LEARNED_NOT_LIVE, NO_ROOM, Example, LearnReport, Source, said
@@ -280,7 +281,7 @@ class Builder:
 
     def _judged(self, candidate: Candidate, evidence: Evidence, order: Order) -> Judgement:
         plan, revision = candidate.plan, candidate.entry.revision
-        judgement = judge(evidence, self.means.margins, unlearns=plan.unlearns)
+        judgement = judge(evidence, self.means.margins, unlearns=bool(plan.gone))
         if judgement.verdict is Verdict.PROMOTED and was_withdrawn(self.means.store, plan.user, revision):
             reason = "it is the revision that was withdrawn, and no lesson has come since"
             judgement = Judgement(Verdict.REFUSED, reason)
@@ -291,7 +292,8 @@ class Builder:
         # Whoever accepts does so of what they asked for, not of what follows from it.
         if order.accept and not plan.because and judgement.verdict is not Verdict.PROMOTED:
             judgement = accepted(judgement, evidence)
-        return replace(judgement, reason=f"{plan.because}: {judgement.reason}") if plan.because else judgement
+        why = plan.unlearned or plan.because
+        return replace(judgement, reason=f"{why}: {judgement.reason}") if why else judgement
 
     def _published(
         self, candidate: Candidate, evidence: Evidence, examples: tuple[Example, ...], order: Order
@@ -328,7 +330,9 @@ class Builder:
             seconds=report.seconds,
         )
         cause = ACCEPTED if judgement.accepted else LEARNED
-        publish(self.means.store, self.means.engine, revision, candidate.blob, report, candidate.stack, cause=cause)
+        report = publish(
+            self.means.store, self.means.engine, revision, candidate.blob, report, candidate.stack, cause=cause
+        )
         self.means.store.drop_session(plan.user, plan.layer)
         return report
 

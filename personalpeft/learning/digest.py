@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from personalpeft.errors import InvalidInput
-from personalpeft.learning.report import LEARNED_NOT_LIVE, LearnReport, excerpt, from_json, lines, way_back
+from personalpeft.learning.report import LEARNED_NOT_LIVE, LearnReport, excerpt, from_json, lines, recorded, way_back
 from personalpeft.store.base import Store
 from personalpeft.types import HeadMove
 
@@ -97,7 +97,7 @@ def digest(
     def within(at: datetime) -> bool:
         return start < at <= end
 
-    reports = [from_json(report) for report in store.catalog.reports(user)]
+    reports = [from_json(report) for report in recorded(store.catalog.reports(user))]
     signals = store.ledger.signals(user, current=False)
     return Digest(
         user=user,

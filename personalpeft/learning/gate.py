@@ -109,9 +109,10 @@ class Asked:
     @property
     def undone(self) -> bool:
         """Whether more than half of what it ever gained over the base is gone."""
-        if self.base is None or self.best is None or self.after >= self.best - TIE:
+        best = self.before if self.best is None else max(self.before, self.best)
+        if self.base is None or self.after >= best - TIE:
             return False
-        return not self.after >= (self.base + self.best) / 2 and self.best > self.base
+        return not self.after >= (self.base + best) / 2 and best > self.base
 
     def as_json(self) -> dict[str, float | None]:
         """What later candidates are held to."""
@@ -231,7 +232,8 @@ def judge(evidence: Evidence, margins: Margins, *, unlearns: bool = False) -> Ju
     if wrong := _harm(evidence, margins, worse=not unlearns) or _nonsense(evidence.sense, margins):
         return Judgement(Verdict.REFUSED, wrong)
     if unlearns:
-        return _enough(evidence, _still_known(evidence))
+        better = judge(evidence, margins)
+        return better if better.live else _enough(evidence, _still_known(evidence))
     decided = any(asked.won or asked.lost for asked in evidence.target)
     judged_by = evidence.target if decided or not evidence.trained else evidence.trained
     # Of what is known already a little comes and goes with every learn, so a loss has to be worth the name here as well.

@@ -10,26 +10,27 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 from personalpeft.errors import NothingToLearn, PersonalPeftError, kind_of
 from personalpeft.learning.build import Builder, Job, Outcome
+from personalpeft.learning.knowing import TAKEN_BACK, answer_to, taken_back, trained_on, was_let_go
 from personalpeft.learning.lessons import routings_of
 from personalpeft.learning.means import Means
 from personalpeft.learning.order import Order
-from personalpeft.learning.plan import FEWEST, HOLDS_ON, Plan, make_plan, rank_of, taken_back
+from personalpeft.learning.plan import FEWEST, HOLDS_ON, Plan, layers_below, make_plan, rank_of
 from personalpeft.learning.probation import review
+from personalpeft.learning.publishing import moved_meanwhile
 from personalpeft.learning.recipe import Recipes, Start
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.standing import Standing, judge_again, layers_of, on_something_old, was_tried
-from personalpeft.types import HeadMove, Revision, Verdict
+from personalpeft.learning.standing import judge_again, layers_of, on_something_old, was_tried
+from personalpeft.learning.training import stopped
+from personalpeft.types import HeadMove, Revision, Stack, Verdict
 from personalpeft.wording import counted
 
 TOGETHER = 8
 """So many users' layers are built at once: more in a pass make none quicker, and each holds memory of its own."""
-
-TAKEN_BACK = "taken back"
-"""The cause of a head's move to the base when nothing is left of what it had learned."""
 
 _Course: TypeAlias = Generator[Job, LearnReport | None, LearnReport]
 
@@ -101,7 +102,7 @@ class Learner:
                     found = self._found(builder, user, name, began, order, is_asked=is_asked)
                     report = (yield Job(found, began)) if isinstance(found, Plan) else found
                     if isinstance(found, Plan) and report is not None and order.start == "auto":
-                        self._outlives(builder, Job(found, began), report)
+                        self._outlives(Job(found, began), report)
                 except NothingToLearn as error:
                     nothing = nothing or error
                     if name == layer:
@@ -145,13 +146,16 @@ class Learner:
             if other is None:
                 raise
             return other
-        if plan.parent is None and order.start == "auto" and not order.dry_run:
+        if plan.parent is None and not plan.gone and order.start == "auto" and not order.dry_run:
             # What is new is learned on top of what still holds.
             again = self._again(builder, user, layer, began, order)
             if isinstance(again, LearnReport):
                 plan = self._plan(user, layer, order.start)
+            elif again is not None and not plan.enough:
+                plan = again
         if order.dry_run:
-            return builder.report(Job(plan, began), Verdict.ABSTAINED, _would(plan), dry_run=True)
+            why = f"{plan.unlearned}; " if plan.unlearned else ""
+            return builder.report(Job(plan, began), Verdict.ABSTAINED, f"{why}{_would(plan)}", dry_run=True)
         if not plan.enough:
             return builder.noted(builder.report(Job(plan, began), Verdict.ABSTAINED, _too_few(plan)))
         return plan
@@ -163,27 +167,21 @@ class Learner:
         where nothing is, the base answers again. None where it knows nothing of the kind.
         """
         store = self.means.store
-        live = store.catalog.stack(user, self.means.engine.backend.base.digest)
-        entry = next((each for each in live.entries if each.layer == layer), None)
-        if entry is None:
+        head = self._head(user, layer)
+        gone = taken_back(store, user, head, routings_of(store, user)) if head is not None else frozenset()
+        if head is None or not gone:
             return None
-        head = store.catalog.revision(user, entry.revision)
-        gone = len(taken_back(store, user, head, routings_of(store, user)))
-        if not gone:
-            return None
-        lessons = f"{counted(gone, 'lesson')} that it learned {'were' if gone > 1 else 'was'} taken back"
         try:
             plan = self._plan(user, layer, "nothing")
         except NothingToLearn:
+            if was_let_go(store, head):
+                # Whoever went back to it after that wants it.
+                return None
             return self._emptied(head, order)
-        if was_tried(store, plan):
-            raise NothingToLearn(
-                f"Nothing new for {layer}: {lessons}, and what was built of the others did not go live.",
-                hint=f"Let go of it (personalpeft rollback {layer} --to base), or teach it more.",
-            )
-        plan = replace(plan, because=lessons, unlearns=True)
+        if built := answer_to(store, head, gone):
+            raise _answered(plan, built)
         if order.dry_run:
-            reason = f"{lessons}; {_would(plan)}"
+            reason = f"{plan.unlearned}; {_would(plan)}"
             return builder.report(Job(plan, began), Verdict.ABSTAINED, reason, dry_run=True)
         return plan
 
@@ -193,56 +191,84 @@ class Learner:
         report = LearnReport(head.user, head.layer, Verdict.ABSTAINED, reason, at, 0.0, before=head.id)
         if order.dry_run:
             return replace(report, reason="all that it had learned was taken back: the base would answer", dry_run=True)
+        if order.cancelled():
+            raise stopped("before anything was let go")
         move = HeadMove(head.user, head.layer, head.id, None, TAKEN_BACK, at)
-        store.catalog.judge_again(head, report.as_json(), move=move)
+        if not store.catalog.judge_again(head, report.as_json(), move=move):
+            return moved_meanwhile(store, report)
         return report
 
     def _again(self, builder: Builder, user: str, layer: str, began: float, order: Order) -> Plan | LearnReport | None:
-        """What becomes of a layer without a new lesson: None where it stands on nothing old, or nothing can be done."""
-        live = self.means.store.catalog.stack(user, self.means.engine.backend.base.digest)
-        head = on_something_old(self.means.store, user, live, layer)
+        """What becomes of a layer that stands on something old: None where it does not."""
+        store = self.means.store
+        live = store.catalog.stack(user, self.means.engine.backend.base.digest)
+        head = on_something_old(store, user, live, layer)
         if head is None:
             return None
-        try:
-            plan = self._plan(user, layer, "nothing")
-        except NothingToLearn:
-            return None
-        if was_tried(self.means.store, plan):
-            return None
-        job = Job(plan, began)
+        report = partial(self._judged_again, head, began)
         if order.dry_run:
-            return builder.report(
-                job, Verdict.ABSTAINED, "what lies below has changed; would judge it again", dry_run=True
+            return replace(report("what lies below has changed; would judge it again"), dry_run=True)
+        try:
+            plan = self._plan(user, layer, "nothing") if trained_on(store, head) else None
+        except NothingToLearn:
+            plan = None
+        if plan is None:
+            return self._holds(
+                head, live, report("what lies below has changed; it stays, since no lesson is there to ask it by")
             )
-        standing = judge_again(self.means.store, self.means.engine, plan, head, self.means.margins)
-        if not standing.holds and "practice" not in head.recipe:
-            return replace(plan, because=str(standing))
-        return self._stays(builder, job, head, standing)
+        standing = judge_again(store, self.means.engine, plan, head, self.means.margins)
+        if standing.holds:
+            return self._holds(head, live, report(str(standing)))
+        if "practice" in head.recipe:
+            return self._holds(
+                head, live, report(f"{standing}; practise it again, which a build from lessons would undo")
+            )
+        if was_tried(store, plan):
+            return self._holds(
+                head, live, report(f"{standing}; it stays, since what was built in its place did not go live")
+            )
+        return replace(plan, because=str(standing))
 
-    def _stays(self, builder: Builder, job: Job, head: Revision, standing: Standing) -> LearnReport:
-        reason = str(standing)
-        if not standing.holds:
-            reason = f"{reason}; practise it again, which a build from lessons would undo"
-        return self._holds(builder, job, head, reason)
-
-    def _outlives(self, builder: Builder, job: Job, tried: LearnReport) -> None:
+    def _outlives(self, job: Job, tried: LearnReport) -> None:
         """A layer that stands on something old stays where what was built in its place did not go live. Then what is learned
         next is built on it, or every later lesson would end as that build did.
         """
         plan = job.plan
         head = on_something_old(self.means.store, plan.user, plan.live, plan.layer)
-        if head is not None and tried.revision is not None and not tried.live and not plan.unlearns:
-            self._holds(builder, job, head, f"it stays: {tried.revision}, built in its place, did not go live")
+        if head is not None and tried.revision is not None and not tried.live and not plan.gone:
+            reason = f"it stays: {tried.revision}, built in its place, did not go live"
+            self._holds(head, plan.live, self._judged_again(head, job.began, reason))
 
-    def _holds(self, builder: Builder, job: Job, head: Revision, reason: str) -> LearnReport:
+    def _judged_again(self, head: Revision, began: float, reason: str) -> LearnReport:
+        return LearnReport(
+            user=head.user,
+            layer=head.layer,
+            verdict=Verdict.ABSTAINED,
+            reason=reason,
+            at=self.means.now(),
+            seconds=round(self.means.timer() - began, 3),
+            revision=head.id,
+            before=head.id,
+            probation=head.probation,
+        )
+
+    def _holds(self, head: Revision, live: Stack, report: LearnReport) -> LearnReport:
         """Notes that a head holds on what lies below it now."""
-        report = builder.report(job, Verdict.ABSTAINED, reason, revision=head.id, probation=head.probation)
-        report = replace(report, sources=())
+        store, below = self.means.store, Stack(live.base, layers_below(live, head.layer))
         # With the revision's own judgement, so that it is not asked again until what lies below has changed again.
-        judged = replace(head, scores={**head.scores, HOLDS_ON: job.plan.below.digest})
-        where = HeadMove(head.user, head.layer, head.id, head.id, "judged again", self.means.now())
-        self.means.store.catalog.judge_again(judged, report.as_json(), move=where)
-        return report
+        judged = replace(head, scores={**head.scores, HOLDS_ON: below.digest})
+        where = HeadMove(head.user, head.layer, head.id, head.id, "judged again", report.at)
+        return (
+            report
+            if store.catalog.judge_again(judged, report.as_json(), move=where)
+            else moved_meanwhile(store, report)
+        )
+
+    def _head(self, user: str, layer: str) -> Revision | None:
+        store = self.means.store
+        live = store.catalog.stack(user, self.means.engine.backend.base.digest)
+        entry = next((each for each in live.entries if each.layer == layer), None)
+        return store.catalog.revision(user, entry.revision) if entry is not None else None
 
     def _plan(self, user: str, layer: str, start: Start) -> Plan:
         backend = self.means.engine.backend
@@ -274,6 +300,16 @@ class Learner:
 def _is_unfinished(report: LearnReport) -> bool:
     """Whether its training goes on in a later learn. What lies above would then be built on what is about to change."""
     return report.revision is None and report.steps > 0
+
+
+def _answered(plan: Plan, built: Revision) -> NothingToLearn:
+    """That what was taken back was answered already; whether that went live, and was gone back from, is the person's word."""
+    layer, there = plan.layer, f"Nothing new for {plan.layer}: {plan.unlearned}, and what was built of the others"
+    if built.verdict is Verdict.PROMOTED:
+        hint = f"personalpeft rollback {layer} --to {built.id} makes it live again; or teach it more."
+        return NothingToLearn(f"{there} is not live: you went back.", hint=hint)
+    hint = f"Let go of it (personalpeft rollback {layer} --to base), or teach it more."
+    return NothingToLearn(f"{there} did not go live.", hint=hint)
 
 
 def _would(plan: Plan) -> str:

@@ -156,7 +156,11 @@ def _trained(signal: Signal) -> bool:
 
 
 def _strength(signal: Signal) -> tuple[bool, int]:
-    return signal.source == PERSON, _STRENGTH[signal.kind]
+    return signal.source == PERSON, 0 if _is_unclear(signal) else _STRENGTH[signal.kind]
+
+
+def _is_unclear(signal: Signal) -> bool:
+    return signal.kind is SignalKind.REWARD and abs(signal.payload["value"]) < _CLEAR_REWARD
 
 
 def _strongest(signals: Sequence[Signal]) -> Mapping[str, Signal]:
@@ -223,7 +227,7 @@ def _thumb(signal: Signal, turn: Turn) -> Routing:
     if not turn.reply.strip():
         return Routing(signal, "kept", "the reply was empty")
     value: float = signal.payload["value"]
-    if signal.kind is SignalKind.REWARD and abs(value) < _CLEAR_REWARD:
+    if _is_unclear(signal):
         why = f"a reward between {-_CLEAR_REWARD} and {_CLEAR_REWARD} says neither that a reply is wanted nor that it is not"
         return Routing(signal, "kept", why)
     own = signal.source == PERSON

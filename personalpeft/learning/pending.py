@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
+from personalpeft.learning.knowing import answer_to, taken_back, was_let_go
 from personalpeft.learning.lessons import Lesson, Routing, dislikes_for, lessons_for, routings_of
-from personalpeft.learning.plan import FEWEST, layers_below, taken_back
+from personalpeft.learning.plan import FEWEST, layers_below
+from personalpeft.learning.report import is_for_the_layer, learns
 from personalpeft.learning.standing import layers_of, on_something_old
 from personalpeft.store.base import Store
-from personalpeft.types import Layer, Stack, StackEntry, Verdict, canonical_digest
+from personalpeft.types import Json, Layer, Stack, StackEntry, canonical_digest
 
 _LAST_LEARNS = 3
 
@@ -53,7 +55,7 @@ def pending(store: Store, user: str) -> Pending:
     routings = routings_of(store, user)
     layers = catalog.layers(user)
     heads = {layer.name: layer.head for layer in layers}
-    reports = [report for report in catalog.reports(user) if report.get("event", "learn") == "learn"]
+    reports = learns(catalog.reports(user))
     news: list[News] = []
     too_few: dict[str, int] = {}
     for layer in layers_of(store, user, routings):
@@ -63,9 +65,12 @@ def pending(store: Store, user: str) -> Pending:
             if lessons:
                 too_few[layer] = len(lessons)
             continue
-        asked = _asked(reports, layer)
+        begun = _begun(reports, layer)
+        asked = _asked(reports, layer) | (_sources(begun) if begun else set())
         news += [News(key, "lesson", layer, at) for key, at in open_ones.items() if key not in asked]
-        news += _begun(reports, layer, open_ones)
+        if begun and open_ones:
+            key = f"{layer} after step {begun['steps']} at {begun['at']}"
+            news.append(News(key, "begun", layer, datetime.fromisoformat(begun["at"])))
     news += _below(store, user, layers)
     news += _taken_back(store, user, layers, routings)
     learned = [datetime.fromisoformat(report["at"]) for report in reports[-1:]]
@@ -85,20 +90,24 @@ def _enough(lessons: Sequence[Lesson]) -> bool:
     return len(lessons) >= FEWEST or any(lesson.probe for lesson in lessons)
 
 
-def _asked(reports: Sequence[Mapping[str, Any]], layer: str) -> set[str]:
-    """What the reports of a layer have gone through. One that said that there were too few says nothing of them: the learn that
+def _asked(reports: Sequence[Json], layer: str) -> set[str]:
+    """What the builds of a layer have gone through. A report that said that there were too few says nothing of them: the learn that
     has enough is to learn them all.
     """
-    considered = [report for report in reports if report["layer"] == layer and (report["revision"] or report["steps"])]
-    return {source["signal"] for report in considered for source in report.get("sources", ())}
+    built = [report for report in reports if report["layer"] == layer and report["revision"]]
+    return {signal for report in built for signal in _sources(report)}
 
 
-def _begun(reports: Sequence[Mapping[str, Any]], layer: str, open_ones: Mapping[str, datetime]) -> Iterator[News]:
-    last = next((report for report in reversed(reports) if report["layer"] == layer), None)
-    if last is not None and last["revision"] is None and last["steps"] and open_ones:
-        yield News(
-            f"{layer} after step {last['steps']} at {last['at']}", "begun", layer, datetime.fromisoformat(last["at"])
-        )
+def _begun(reports: Sequence[Json], layer: str) -> Json | None:
+    """The report of the layer's last training, where its budget ended that. What came in between, and trained nothing, changes
+    nothing of it.
+    """
+    trained = [report for report in reports if report["layer"] == layer and report["steps"]]
+    return trained[-1] if trained and trained[-1]["revision"] is None else None
+
+
+def _sources(report: Json) -> set[str]:
+    return {source["signal"] for source in report.get("sources", ()) if is_for_the_layer(source["use"])}
 
 
 def _below(store: Store, user: str, layers: Sequence[Layer]) -> Iterator[News]:
@@ -109,8 +118,8 @@ def _below(store: Store, user: str, layers: Sequence[Layer]) -> Iterator[News]:
     entries = tuple(StackEntry(layer.name, head.id, head.digest, layer.weight) for layer, head in live)
     stack = Stack(live[0][1].base, entries)
     for layer, head in live:
-        below = Stack(stack.base, layers_below(stack, layer.name)).digest
-        if on_something_old(store, user, stack, layer.name) is not None and not _was_tried(store, user, layer, below):
+        if on_something_old(store, user, stack, layer.name) is not None:
+            below = Stack(stack.base, layers_below(stack, layer.name)).digest
             yield News(f"{head.id} on {below[:12]}", "below", layer.name)
 
 
@@ -120,20 +129,10 @@ def _taken_back(store: Store, user: str, layers: Sequence[Layer], routings: Sequ
             continue
         head = store.catalog.revision(user, layer.head)
         gone = taken_back(store, user, head, routings)
-        built = [each for each in store.catalog.revisions(user, layer=layer.name) if each.at > head.at]
-        if gone and not any(each.parent is None and not gone & each.signals.keys() for each in built):
+        if gone and answer_to(store, head, gone) is None and not was_let_go(store, head):
             yield News(f"{head.id} without {canonical_digest(sorted(gone))[:12]}", "taken back", layer.name)
 
 
-def _was_tried(store: Store, user: str, layer: Layer, below: str) -> bool:
-    """Whether it was built anew above the same and did not go live. Where a lesson has come since, that is news by itself."""
-    built = store.catalog.revisions(user, layer=layer.name)
-    return any(
-        Stack(each.base, each.below).digest == below and each.parent is None and each.verdict is not Verdict.PROMOTED
-        for each in built
-    )
-
-
-def _seconds(reports: Sequence[Mapping[str, Any]]) -> float | None:
+def _seconds(reports: Sequence[Json]) -> float | None:
     built = [report["seconds"] for report in reports if report["revision"] and report["steps"]][-_LAST_LEARNS:]
     return sum(built) / len(built) if built else None

@@ -14,12 +14,12 @@ from personalpeft.errors import NothingToLearn
 from personalpeft.learning.capacity import Room, fitting
 from personalpeft.learning.facts import ways_digest
 from personalpeft.learning.generic import generic_questions
+from personalpeft.learning.knowing import said_anew, taken_back, trained_on
 from personalpeft.learning.lessons import Lesson, Routing, dislikes_for, lessons_for, routings_of
 from personalpeft.learning.manner import NO_MANNER, Manner, manner_of
 from personalpeft.learning.recipe import Recipe, Start
 from personalpeft.store.base import Store
-from personalpeft.telling import same_words
-from personalpeft.types import Architecture, Message, Revision, Signal, SignalKind, Stack, StackEntry, canonical_digest
+from personalpeft.types import Architecture, Message, Revision, SignalKind, Stack, StackEntry, canonical_digest
 from personalpeft.wording import counted
 
 # To be raised with every change to the code that decides a revision's bytes: what an older one would have built, or has
@@ -37,8 +37,8 @@ class Plan:
     """``fresh`` lessons are new to the parent, ``older`` ones are replayed; ``questions`` are all that is pinned for
     this layer, of which ``pins`` are pinned by this build. ``disliked`` are replies to unlearn, ``left_out`` the signals
     that the layer has no ``room`` for. ``live`` is the stack as it is, ``below`` the part of it under this layer, in whose
-    ``manner`` short answers are said. ``because`` says in words why it is built where no new lesson is the reason;
-    ``unlearns``, that the reason is what was taken back of what the head learned.
+    ``manner`` short answers are said. ``because`` says in words why it is built where no new lesson is the reason. ``gone`` is
+    what was taken back of what the head learned, of a build that is to be without it.
     """
 
     user: str
@@ -56,13 +56,13 @@ class Plan:
     left_out: frozenset[str] = frozenset()
     room: Room | None = None
     because: str = ""
-    unlearns: bool = False
+    gone: frozenset[str] = frozenset()
     manner: Manner = NO_MANNER
 
     @property
     def enough(self) -> bool:
         """A first build needs lessons to learn from and one to be judged by; a fact brings both."""
-        if self.parent is not None or self.because or any(lesson.probe for lesson in self.questions):
+        if self.parent is not None or self.because or self.gone or any(lesson.probe for lesson in self.questions):
             return True
         return len(self.fresh) + len(self.questions) >= FEWEST
 
@@ -70,6 +70,13 @@ class Plan:
     def head(self) -> str | None:
         """The layer's live revision."""
         return next((entry.revision for entry in self.live.entries if entry.layer == self.layer), None)
+
+    @property
+    def unlearned(self) -> str:
+        """In words what it is to be without; empty where that is nothing."""
+        count = len(self.gone)
+        were = "were" if count > 1 else "was"
+        return f"{counted(count, 'lesson')} that it learned {were} taken back" if count else ""
 
     @property
     def steps(self) -> int:
@@ -154,8 +161,9 @@ def make_plan(
     if not lessons or (nothing_new and start != "nothing"):
         raise _nothing(routings, layer, learned_before=bool(lessons), left_out=len(left_out))
 
-    current = {lesson.signal for lesson in (*lessons, *disliked)} | _said_anew(store, user, routings)
-    parent = _parent(store, user, layer, live, below, current) if start == "auto" else None
+    current = {lesson.signal for lesson in (*lessons, *disliked)} | said_anew(store, user, routings)
+    head = _head(store, user, layer, live)
+    parent = head if start == "auto" and head is not None and _can_be_built_on(store, head, below, current) else None
     # A lesson that brings a probe is judged by that, and all else that it says is learned.
     unprobed, new_unprobed = ([each for each in some if each.kind is not SignalKind.FACT] for some in (lessons, new))
     pins = _new_pins(unprobed, new_unprobed, pinned, recipe.held_out)
@@ -189,16 +197,9 @@ def make_plan(
         disliked=disliked,
         left_out=left_out,
         room=room,
+        gone=taken_back(store, user, head, routings) if head is not None and parent is None else frozenset(),
         manner=manner,
     )
-
-
-def taken_back(store: Store, user: str, head: Revision, routings: Sequence[Routing]) -> frozenset[str]:
-    """What a head was trained on that was retracted or said otherwise since, and not said anew. What only became no lesson,
-    since later ones say otherwise, came with those and goes with them.
-    """
-    current = {routing.signal.id for routing in routings}
-    return frozenset(trained_on(store, head) - current - _said_anew(store, user, routings))
 
 
 def layers_below(stack: Stack, layer: str) -> tuple[StackEntry, ...]:
@@ -268,29 +269,6 @@ def _still_pinned(store: Store, user: str, routings: Sequence[Routing], pinned: 
     return heirs
 
 
-def _said_anew(store: Store, user: str, routings: Sequence[Routing]) -> set[str]:
-    """Facts that no longer count, of which every question has another answer now: to learn that is to unlearn the old one,
-    so a build can stand on what had learned it.
-    """
-    answering = {r.signal.id: _questions(r.signal) for r in routings if r.signal.kind is SignalKind.FACT and r.beside}
-    anew: set[str] = set()
-    for routing in routings:
-        heir = routing.instead if routing.instead in answering else routing.signal.id
-        older = routing.signal if heir != routing.signal.id else None
-        while heir in answering:
-            if older is not None and _questions(older) <= answering[heir]:
-                anew.add(older.id)
-            before = (older or routing.signal).supersedes
-            if before is None:
-                break
-            older = store.ledger.signal(user, before)
-    return anew
-
-
-def _questions(fact: Signal) -> set[str]:
-    return {same_words(question) for question in fact.payload.get("questions") or ()}
-
-
 def _newest(lessons: Sequence[Lesson]) -> tuple[Lesson, ...]:
     """The lessons of the newest signals, as many as are replayed."""
     kept = set(list(dict.fromkeys(lesson.signal for lesson in lessons))[-_MOST_OLDER:])
@@ -322,31 +300,19 @@ def _new_pins(lessons: Sequence[Lesson], new: Sequence[Lesson], pinned: set[str]
     return tuple(lesson.signal for lesson in new[len(new) - count :])
 
 
-def _parent(store: Store, user: str, layer: str, live: Stack, below: Stack, current: set[str]) -> Revision | None:
-    """The head, if one can build on it: it stands on what lies below now, and nothing that it learned was taken back
-    since without being said anew.
-    """
-    head = next((entry for entry in live.entries if entry.layer == layer), None)
-    if head is None:
-        return None
-    revision = store.catalog.revision(user, head.revision)
-    if not stands_on(revision, below):
-        return None
-    return revision if trained_on(store, revision) <= current else None
+def _head(store: Store, user: str, layer: str, live: Stack) -> Revision | None:
+    entry = next((entry for entry in live.entries if entry.layer == layer), None)
+    return store.catalog.revision(user, entry.revision) if entry is not None else None
+
+
+def _can_be_built_on(store: Store, head: Revision, below: Stack, current: set[str]) -> bool:
+    """Whether it stands on what lies below now, and nothing that it learned was taken back since without being said anew."""
+    return stands_on(head, below) and trained_on(store, head) <= current
 
 
 def stands_on(revision: Revision, below: Stack) -> bool:
     """Whether a revision was built on a stack, or was found to hold on it."""
     return below.digest in (Stack(below.base, revision.below).digest, revision.scores.get(HOLDS_ON))
-
-
-def trained_on(store: Store, revision: Revision | None) -> set[str]:
-    """All signals that the revision and those it was built on were trained on."""
-    trained: set[str] = set()
-    while revision is not None:
-        trained |= {signal for signal, role in revision.signals.items() if role == "train"}
-        revision = store.catalog.revision(revision.user, revision.parent) if revision.parent else None
-    return trained
 
 
 def rank_of(layer: str) -> int:

@@ -33,11 +33,29 @@ def session_spec(recipe: Recipe, below: str | None, start: Mapping[str, Pair] | 
 
 def publish(
     store: Store, engine: Engine, revision: Revision, blob: bytes, report: LearnReport, candidate: Stack, *, cause: str
-) -> None:
-    """Records a judged revision with its report, and makes it the head where the report says that it is live."""
+) -> LearnReport:
+    """Records a judged revision with its report, and makes it the head where the report says that it is live: in the place of the
+    one that it was judged against. Where another is live by now, only that is recorded. The report that was.
+    """
     # Held from before the head moves until after, so that the first reply of a new revision waits for nothing.
     with engine.resident(candidate) if report.live else nullcontext():
-        store.catalog.add_revision(revision, blob, report.as_json(), promote=report.live, cause=cause)
+        done = store.catalog.add_revision(
+            revision, blob, report.as_json(), promote=report.live, cause=cause, over=report.before
+        )
+    if done:
+        return report
+    moved = moved_meanwhile(store, report)
+    store.catalog.add_report(moved.user, moved.as_json())
+    return moved
+
+
+def moved_meanwhile(store: Store, report: LearnReport) -> LearnReport:
+    """What is said of a learn in whose time somebody else moved the head: it changes nothing, and the next one goes by what is
+    live then. Recorded by nobody yet.
+    """
+    live = next((layer.head for layer in store.catalog.layers(report.user) if layer.name == report.layer), None)
+    reason = f"meanwhile {live or 'the base'} was made live, so nothing has changed; the next learn goes by that"
+    return LearnReport(report.user, report.layer, Verdict.ABSTAINED, reason, report.at, report.seconds, before=live)
 
 
 def given(

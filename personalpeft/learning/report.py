@@ -5,17 +5,21 @@ and why, how to undo it.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
 from personalpeft.learning.gate import ENOUGH
-from personalpeft.types import Signal, Verdict
+from personalpeft.types import Json, Signal, Verdict
 from personalpeft.wording import counted
 
 NO_ROOM = "left out: the layer is full"
 LEARNED_NOT_LIVE = "learned, not live"
+LEARNED = frozenset({"learned", LEARNED_NOT_LIVE, "learned earlier"})
+"""What a source's use says where the build was trained on it, or stands on one that was."""
+
+_ELSEWHERE = ("for ", "acts at once", "only kept")
 
 _WIDTH = 88
 _EXCERPT = 60
@@ -39,6 +43,11 @@ class Source:
     text: str
     use: str
     why: str
+
+
+def is_for_the_layer(use: str) -> bool:
+    """Whether a source's use says that the layer had it to learn from, or to be judged by."""
+    return not use.startswith(_ELSEWHERE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,16 @@ def from_json(data: Mapping[str, Any]) -> LearnReport:
         "above": tuple(from_json(report) for report in data.get("above", ())),
     }
     return LearnReport(**{**known, **parts})
+
+
+def recorded(reports: Iterable[Json]) -> list[Json]:
+    """The reports that say how a learn or a probation ended, as they were recorded. What an import leaves says only what came in."""
+    return [report for report in reports if "verdict" in report]
+
+
+def learns(reports: Iterable[Json]) -> list[Json]:
+    """Those of learns."""
+    return [report for report in recorded(reports) if report.get("event", "learn") == "learn"]
 
 
 def excerpt(text: str, width: int = _EXCERPT) -> str:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from personalpeft.errors import AdapterError, Damaged, NotFound
 from personalpeft.learning.examination import likelihoods
 from personalpeft.learning.gate import Asked, Margins
+from personalpeft.learning.knowing import trained_on
 from personalpeft.learning.lessons import Routing
-from personalpeft.learning.plan import Plan, layers_below, rank_of, stands_on, trained_on
+from personalpeft.learning.plan import Plan, layers_below, rank_of, stands_on
 from personalpeft.serving.engine import Engine
 from personalpeft.store.base import Store
 from personalpeft.types import Revision, Stack, Verdict

@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from personalpeft.store.portable import Portable
     from personalpeft.store.upkeep import Upkeep
 
+ANY_HEAD = "*"
+"""Where a head may be moved from, whatever it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class UserSummary:
@@ -211,10 +214,13 @@ class Catalog(Protocol):
         """Oldest first, refused ones too."""
         ...
 
-    def add_revision(self, revision: Revision, blob: bytes, report: Json, *, promote: bool, cause: str) -> None:
+    def add_revision(
+        self, revision: Revision, blob: bytes, report: Json, *, promote: bool, cause: str, over: str | None = ANY_HEAD
+    ) -> bool:
         """Makes the blob durable, checks its digest, then in one transaction records revision, provenance, pins and
         report and, if ``promote``, moves the head. An identical revision that is already there is judged anew: its
-        verdict is replaced.
+        verdict is replaced. False, and nothing is recorded, where it is to be the head in the place of another than
+        ``over`` (None: the bare base).
         """
         ...
 

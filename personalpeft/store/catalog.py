@@ -15,11 +15,12 @@ from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
+import sqlite_utils
 
 from personalpeft.errors import BaseMismatch, Damaged, InvalidInput
 from personalpeft.ids import check_user_id
 from personalpeft.store import builds, entries
-from personalpeft.store.base import Build, UserSummary
+from personalpeft.store.base import ANY_HEAD, Build, UserSummary
 from personalpeft.store.blobs import FileBlobs
 from personalpeft.store.database import Database, Row, row, rows
 from personalpeft.store.lookup import known_id, known_layer, known_user
@@ -131,10 +132,13 @@ class SqliteCatalog:
                 found = rows(db, _REVISIONS + " and r.layer = ? order by r.seq", user, layer)
         return tuple(revision_from(each) for each in found)
 
-    def add_revision(self, revision: Revision, blob: bytes, report: Json, *, promote: bool, cause: str) -> None:
+    def add_revision(
+        self, revision: Revision, blob: bytes, report: Json, *, promote: bool, cause: str, over: str | None = ANY_HEAD
+    ) -> bool:
         """Records a revision with its provenance, judgement and report, and, if ``promote``, makes it the head.
 
         Of an identical revision that is there already, how it was built stays as recorded; the new judgement is added and counts.
+        False, and nothing is recorded, where it was to be the head and that is no longer ``over``.
         Raises ``Damaged`` when the blob is not what the revision's digest says; ``NotFound`` for a parent or signal that the user does
         not have; ``InvalidInput`` for an id or roles that do not fit, and for training on a signal that was pinned for this layer.
         """
@@ -143,7 +147,10 @@ class SqliteCatalog:
         # One turn for file and rows: verify must never find the blob of a revision that is on its way.
         with self._database.writing() as db:
             known_user(db, revision.user)
+            if promote and over != ANY_HEAD and over != _head(db, revision.user, revision.layer):
+                return False
             builds.record(db, files, [build], self._now())
+            return True
 
     def add_revisions(
         self, given: Iterable[Build], *, batch: int = 1000, progress: Callable[[int], None] = lambda done: None
@@ -181,8 +188,7 @@ class SqliteCatalog:
             with self._database.writing() as db:
                 known_layer(db, move.user, move.layer)
                 known_id(db, "revision", revision.user, revision.id, layer=revision.layer)
-                head = row(db, "select head from layer where user = ? and name = ?", move.user, move.layer)
-                if head is None or head["head"] != move.before:
+                if _head(db, move.user, move.layer) != move.before:
                     return False
                 chains, at = entries.Chains(db), self._now()
                 builds.judge(chains, revision, report, at)
@@ -288,6 +294,12 @@ class SqliteCatalog:
                     "insert or replace into vector (user, embedder, signal, data) values (?, ?, ?, ?)",
                     [user, embedder, known_id(db, "signal", user, signal), vector.astype("<f4").tobytes()],
                 )
+
+
+def _head(db: sqlite_utils.Database, user: str, layer: str) -> str | None:
+    """What is live in a layer, which may not be there yet."""
+    found = row(db, "select head from layer where user = ? and name = ?", user, layer)
+    return found["head"] if found is not None else None
 
 
 def _check_base(revision: str, built_on: str, base: str) -> None:

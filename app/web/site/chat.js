@@ -6,6 +6,7 @@
 import { openDialog } from "./dialog.js";
 import { button, h, said } from "./dom.js";
 import { ExchangeView, fit } from "./exchange.js";
+import { opinion } from "./next.js";
 import { aloud, complain, reader, tell } from "./say.js";
 import { draft } from "./session.js";
 import { messagesOf, nothingYet, threads } from "./threads.js";
@@ -68,6 +69,7 @@ export function chatRoom(person) {
   function ask() {
     const text = field.value.trim();
     if (!text || going) return;
+    tellOf(thread.exchanges.at(-1), text);
     const exchange = { asked: text, reply: "", turn: null, stopped: false, rating: 0, edited: null, comments: [] };
     const made = view(exchange);
     field.value = "";
@@ -83,6 +85,15 @@ export function chatRoom(person) {
       kept.write(field.value);
       fit(field);
     });
+  }
+
+  /**
+   * @param {import("./threads.js").Exchange | undefined} before
+   * @param {string} text what comes after it
+   */
+  function tellOf(before, text) {
+    const seen = before?.turn && !before.stopped ? opinion(text, before.reply) : null;
+    if (before?.turn && seen) person.observe(before.turn, seen);
   }
 
   /** @param {ExchangeView} old */

@@ -17,10 +17,11 @@ from personalpeft.errors import Cancelled, PersonalPeftError
 from personalpeft.learning.examination import Examined, Paper, Sitting, examine, sitting
 from personalpeft.learning.gate import Asked, Evidence, Judgement, judge
 from personalpeft.learning.generic import generic_questions
+from personalpeft.learning.knowing import trained_on
 from personalpeft.learning.lessons import Lesson, routings_of
 from personalpeft.learning.lineage import lineage_of
 from personalpeft.learning.means import Means
-from personalpeft.learning.plan import questions_of, trained_on
+from personalpeft.learning.plan import questions_of
 from personalpeft.learning.probation import LEARNED, review
 from personalpeft.learning.publishing import publish, session_spec
 from personalpeft.learning.recipe import Recipe
@@ -180,8 +181,7 @@ class Coach:
             at=report.at,
             seconds=report.seconds,
         )
-        publish(self.means.store, self.means.engine, revision, blob, report, candidate, cause=LEARNED)
-        return report
+        return publish(self.means.store, self.means.engine, revision, blob, report, candidate, cause=LEARNED)
 
     def _learned_from(self, exercise: Exercise) -> set[str]:
         """The demonstrations that the skill was learned from before it was practised."""

@@ -126,7 +126,7 @@ def test_what_is_said_of_feedback_is_what_becomes_of_it(place: Place) -> None:
         ("--edit", "Ahoy!"): "The next learn of style takes it in.",
         ("--prefer", "b"): "Nothing is learned from it: the edit of the same turn says more.",
         ("--comment", "Be brief."): "It acts from the next question on.",
-        ("--reward", "0.5"): "Nothing is learned from it: a reward says how good a reply was",
+        ("--reward", "0.2"): "Nothing is learned from it: the edit of the same turn says more.",
     }
     for options, note in said.items():
         assert note in place.run("feedback", *options).stderr
@@ -260,6 +260,7 @@ def test_an_adapter_goes_out_and_comes_in(learned: Place, tmp_path: Path) -> Non
     taken = learned.run("import-peft", str(folder), "--user", "bob")
     assert taken.exit_code == 0, taken.output
     assert taken.stdout.strip() in learned.run("stack", "--user", "bob").stdout
+    assert taken.stdout.strip() in learned.run("report", "--since", "24h", "--user", "bob").stdout
     assert learned.run("ask", "hi", "-q").stdout == learned.run("ask", "hi", "-q", "--user", "bob").stdout
 
 

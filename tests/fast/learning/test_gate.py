@@ -245,6 +245,11 @@ def test_what_was_learned_is_not_given_back_in_steps_too_small_to_see(slips: lis
     assert live - base >= (best - base) / 2 - 1e-9
 
 
+def test_an_answer_whose_best_is_not_known_is_held_to_what_is_live() -> None:
+    assert Asked("s", before=-0.1, after=-9.0, base=-9.5).undone
+    assert not Asked("s", before=-0.1, after=-1.0, base=-9.5).undone
+
+
 @given(seen=evidences())
 def test_a_pin_that_counted_does_not_count_again(seen: Evidence) -> None:
     again = replace(seen, stake=seen.bet, counted=frozenset(seen.as_json()["counted"]))

@@ -302,6 +302,28 @@ def test_a_learn_in_small_budgets_ends_as_one_in_a_single_run(tmp_path: Path) ->
     assert revisions[0] == revisions[1]
 
 
+def test_who_goes_back_while_a_learn_runs_has_the_last_word(fake_ada: User) -> None:
+    correct(fake_ada, 6)
+    fake_ada.learn()
+    more = correct(fake_ada, 6, first=20)
+    moved: list[str | None] = []
+
+    def go_back(stage: str, done: float) -> None:
+        if stage == "Judging" and not moved:
+            moved.append(fake_ada.rollback("style", None).after)
+
+    count = len(fake_ada.revisions())
+    report = fake_ada.learn(progress=go_back)
+    assert (report.live, report.reason) == (
+        False,
+        "meanwhile the base was made live, so nothing has changed; the next learn goes by that",
+    )
+    assert fake_ada.stack().entries == ()
+    assert len(fake_ada.revisions()) == count
+    assert {news.key for news in fake_ada.pending().news} == set(more)
+    assert fake_ada.learn().live
+
+
 def test_words_that_came_while_a_learn_was_stopped_are_learned_too(fake_ada: User) -> None:
     correct(fake_ada, 6)
     with pytest.raises(Cancelled):

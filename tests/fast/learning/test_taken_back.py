@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from runtime_makers import ask, correct, greedy, opened, pinned, style
+from runtime_makers import Time, ask, correct, greedy, opened, pinned, style
 
-from personalpeft import NothingToLearn, Runtime, User
+from personalpeft import Cancelled, NothingToLearn, Runtime, User
 from personalpeft.learning import build
 from personalpeft.learning.gate import Judgement
 from personalpeft.types import Verdict
@@ -108,6 +109,118 @@ def test_what_is_learned_anew_with_new_lessons_is_without_it_as_well(ada: User) 
     correct(ada, 2, first=20)
     ada.learn()
     assert gone not in signals_of(ada, "style")
+    assert ada.pending().news == ()
+
+
+def test_what_is_taken_back_goes_though_something_new_came_with_it(ada: User) -> None:
+    facts = [tell(ada, f"pet {n}", f"Rex {n}") for n in range(6)]
+    ada.learn()
+    ada.remove_item(facts[0])
+    horse = tell(ada, "horse", "Bella")
+    report = ada.learn()
+    assert report.live
+    assert report.reason.startswith("1 lesson that it learned was taken back: ")
+    assert signals_of(ada, "memory") == {*facts[1:], horse}
+    assert ada.pending().news == ()
+
+
+def test_likes_that_were_turned_go_though_a_new_one_came_with_them_and_few_are_left(ada: User) -> None:
+    likes = [ada.feedback(ask(ada, f"Why {n}?"), rating=1) for n in range(4)]
+    ada.learn()
+    turned = [each for each in ada.signals() if each.id in likes and each.id not in pinned(ada)][:2]
+    for each in turned:
+        ada.feedback(str(each.turn), rating=-1)
+    ada.feedback(ask(ada, "Why not?"), rating=1)
+    assert ada.learn().revision is not None
+    assert not {each.id for each in turned} & set(ada.revisions("style")[-1].signals)
+    assert ada.pending().news == ()
+
+
+@pytest.mark.parametrize("said", [{"reward": -0.9}, {"rating": -1}])
+def test_a_like_gives_way_to_a_dislike_of_another_kind_or_on_another_turn(ada: User, said: dict[str, float]) -> None:
+    liked = [ask(ada, f"Why {n}?") for n in range(8)]
+    signals = {ada.feedback(reply, rating=1): reply for reply in liked}
+    ada.learn()
+    turned = next(signal for signal in signals if signal not in pinned(ada))
+    on_the_turn = signals[turned]
+    # The rating is of the same words, said once more in another turn.
+    about = on_the_turn if "reward" in said else ask(ada, ada.turn(on_the_turn).messages[-1].content, layers=[])
+    assert about.text == on_the_turn.text
+    ada.feedback(about, **said)  # type: ignore[arg-type]
+    assert [news.kind for news in ada.pending().news] == ["taken back"]
+    ada.learn()
+    assert turned not in signals_of(ada, "style")
+    assert ada.pending().news == ()
+
+
+def test_who_goes_back_to_what_knows_it_still_has_the_last_word(ada: User) -> None:
+    dog, _ = tell(ada, "dog", "Biscuit"), tell(ada, "cat", "Momo")
+    ada.learn()
+    before = live(ada, "memory")
+    ada.remove_item(dog)
+    ada.learn()
+    after = live(ada, "memory")
+    ada.rollback("memory")
+    assert live(ada, "memory") == before
+    assert ada.pending().news == ()
+    with pytest.raises(NothingToLearn, match="you went back") as caught:
+        ada.learn()
+    assert f"rollback memory --to {after}" in caught.value.hint
+    assert live(ada, "memory") == before
+
+
+def test_who_goes_back_to_what_was_let_go_has_the_last_word_too(ada: User) -> None:
+    dog = tell(ada, "dog", "Biscuit")
+    ada.learn()
+    before = live(ada, "memory")
+    ada.remove_item(dog)
+    ada.learn()
+    ada.rollback("memory")
+    assert ada.pending().news == ()
+    with pytest.raises(NothingToLearn):
+        ada.learn()
+    assert live(ada, "memory") == before
+
+
+def test_nothing_is_let_go_by_a_learn_that_was_stopped(ada: User) -> None:
+    dog = tell(ada, "dog", "Biscuit")
+    ada.learn()
+    before = live(ada, "memory")
+    ada.remove_item(dog)
+    with pytest.raises(Cancelled):
+        ada.learn(cancelled=lambda: True)
+    assert live(ada, "memory") == before
+
+
+def test_a_clock_that_is_set_back_makes_nothing_pending_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = Time()
+    with opened(tmp_path / "other", clock=time.clock()) as runtime:
+        ada = runtime.user("ada")
+        dog, _ = tell(ada, "dog", "Biscuit"), tell(ada, "cat", "Momo")
+        ada.learn()
+        ada.remove_item(dog)
+        time.at -= timedelta(hours=1)
+        monkeypatch.setattr(build, "judge", lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"))
+        ada.learn()
+        assert ada.pending().news == ()
+
+
+def test_the_same_said_again_is_not_taken_back(ada: User) -> None:
+    edits = correct(ada, 6)
+    ada.learn()
+    head = live(ada, "style")
+    again = next(each for each in ada.signals() if each.id in edits and each.id not in pinned(ada))
+    assert ada.feedback(str(again.turn), edit=again.payload["text"]) == again.id
+    assert ada.pending().news == ()
+    # Something else came in between, so it is said once more.
+    ada.feedback(str(again.turn), rating=1)
+    assert ada.feedback(str(again.turn), edit=again.payload["text"]) != again.id
+    assert {news.kind for news in ada.pending().news} == {"lesson"}
+    report = ada.learn()
+    assert "taken back" not in report.reason
+    assert report.before == head
     assert ada.pending().news == ()
 
 

@@ -361,6 +361,16 @@ def test_feedback_twice_counts_the_later_and_keeps_both(ada: User) -> None:
     assert [signal.kind for signal in ada.signals()] == [SignalKind.RATING, SignalKind.EDIT]
 
 
+def test_saying_the_last_thing_again_is_no_second_act(ada: User) -> None:
+    reply = ask(ada)
+    first = ada.feedback(reply, rating=1)
+    assert ada.feedback(reply, rating=1) == first
+    assert ada.feedback(reply, rating=1, source="judge") != first
+    assert ada.feedback(reply, rating=1) == first
+    ada.feedback(reply, rating=-1)
+    assert ada.feedback(reply, rating=1) != first
+
+
 def test_a_reward_a_preference_and_a_rating_can_all_be_said_of_one_turn(ada: User) -> None:
     reply = ask(ada)
     for said in ({"reward": 0.5}, {"prefer": "Better."}, {"rating": 1}, {"comment": "Be brief."}, {"edit": "Best."}):

@@ -53,6 +53,18 @@ def test_two_users_may_have_the_same_bytes_and_not_each_others_revisions(ada: St
     assert ada.verify() == ()
 
 
+def test_a_revision_takes_the_place_of_the_head_that_it_was_judged_against_or_is_not_recorded(ada: Store) -> None:
+    first = add_revision(ada, b"first")
+    second, blob = packed(content=b"second")
+    for over in (None, "style@000000000000"):
+        assert not ada.catalog.add_revision(second, blob, {}, promote=True, cause="learn", over=over)
+    assert ada.catalog.revisions("ada") == (first,)
+    assert ada.catalog.reports("ada") == ({"verdict": "promoted"},)
+    assert ada.catalog.add_revision(second, blob, {}, promote=False, cause="learn", over=None)
+    assert ada.catalog.add_revision(second, blob, {}, promote=True, cause="learn", over=first.id)
+    assert ada.catalog.layers("ada")[0].head == second.id
+
+
 def test_only_a_promoted_revision_becomes_the_head(ada: Store) -> None:
     refused = add_revision(ada, b"refused", promote=False, verdict=Verdict.REFUSED)
     assert ada.catalog.stack("ada", BASE) == Stack(BASE)

@@ -28,8 +28,10 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def runtime(tmp_path: Path) -> Iterator[Runtime]:
-    with personalpeft.open(tmp_path / "home", backend="fake") as opened:
+def runtime(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Runtime]:
+    """Its parameter, where a test gives one, is what becomes of what the page sees without asking."""
+    observing = getattr(request, "param", "off")
+    with personalpeft.open(tmp_path / "home", backend="fake", observing=observing) as opened:
         yield opened
 
 

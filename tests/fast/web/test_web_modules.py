@@ -62,6 +62,10 @@ _MARKDOWN = """async ([path, count]) => {
   }
   return null;
 }"""
+_OPINION = """async ([path, text, reply]) => {
+  const { opinion } = await import(path);
+  return opinion(text, reply);
+}"""
 _SHOWN = """async ([path, text]) => {
   const { render } = await import(path);
   return render(document.createElement("div"), text).innerHTML.replaceAll(' dir="auto"', "");
@@ -107,6 +111,32 @@ def test_whatever_a_reply_says_comes_out_as_the_same_words_in_harmless_elements(
 def test_a_reply_is_shown_as_the_markdown_that_it_is(visit: Visit, text: str, shown: str) -> None:
     visit.come()
     assert visit.page.evaluate(_SHOWN, [_module(visit, "markdown.js"), text]) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "reply", "seen"),
+    [
+        ("Thanks!", "Paris.", "thanked"),
+        ("great, thank you so much", "Paris.", "thanked"),
+        ("Thanks, but that was Rome.", "Paris.", None),
+        ("No thanks.", "Shall I go on?", None),
+        ("Thanksgiving is when?", "Paris.", None),
+        ("That's wrong.", "Paris.", "contradicted"),
+        ("No, that is not what I asked.", "Paris.", "contradicted"),
+        ("No, I meant the river.", "Paris.", "contradicted"),
+        ("Wrong!", "Paris.", "contradicted"),
+        ("No, I meant the river.", "Do you mean the town?", None),
+        ("What is wrong with that?", "Paris.", None),
+        ("It is not right to lie. Why?", "Paris.", None),
+        ("And the capital of Italy?", "Paris.", None),
+        ("", "Paris.", None),
+    ],
+)
+def test_what_comes_next_says_something_of_a_reply_only_where_that_is_plain(
+    visit: Visit, text: str, reply: str, seen: str | None
+) -> None:
+    visit.come()
+    assert visit.page.evaluate(_OPINION, [_module(visit, "next.js"), text, reply]) == seen
 
 
 def test_no_text_keeps_the_page_busy(visit: Visit) -> None:

@@ -220,3 +220,17 @@ def test_a_learn_that_has_nothing_to_learn_says_so(visit: Visit) -> None:
     page.get_by_role("button", name="Learn", exact=True).click()
     expect(page.locator(".note")).to_be_visible()
     expect(page.get_by_role("button", name="Learn", exact=True)).to_be_enabled()
+
+
+@pytest.mark.parametrize("runtime", ["kept"], indirect=True)
+def test_what_the_page_sees_without_asking_is_kept_where_that_was_switched_on(site: Site, visit: Visit) -> None:
+    page = visit.come()
+    visit.ask("How do I boil an egg?")
+    visit.ask("Thanks!")
+    last = visit.ask("No, that's wrong.")
+    ada = site.runtime.user("ada")
+    third, second, first = (turn.id for turn in ada.turns())
+    with page.expect_response("**/observe"):
+        last.get_by_role("button", name="Ask again").click()
+    seen = {signal.turn: signal.payload["how"] for signal in ada.signals() if signal.source == "app"}
+    assert seen == {first: "thanked", second: "contradicted", third: "regenerated"}
