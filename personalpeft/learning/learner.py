@@ -138,17 +138,20 @@ class Learner:
         for has nothing new and stands on nothing old.
         """
         if not is_asked:
-            return self._again(builder, user, layer, began, order)
+            return self._again(user, layer, began, order)
         try:
             plan = self._plan(user, layer, order.start)
-        except NothingToLearn:
-            other = self._without(builder, user, layer, began, order) or self._again(builder, user, layer, began, order)
-            if other is None:
-                raise
-            return other
+        except NothingToLearn as nothing:
+            found = self._without(builder, user, layer, began, order)
+            if found is None or isinstance(found, NothingToLearn):
+                again = self._again(user, layer, began, order)
+                if again is None:
+                    raise (found or nothing) from None
+                return again
+            return found
         if plan.parent is None and not plan.gone and order.start == "auto" and not order.dry_run:
             # What is new is learned on top of what still holds.
-            again = self._again(builder, user, layer, began, order)
+            again = self._again(user, layer, began, order)
             if isinstance(again, LearnReport):
                 plan = self._plan(user, layer, order.start)
             elif again is not None and not plan.enough:
@@ -162,9 +165,10 @@ class Learner:
 
     def _without(
         self, builder: Builder, user: str, layer: str, began: float, order: Order
-    ) -> Plan | LearnReport | None:
+    ) -> Plan | LearnReport | NothingToLearn | None:
         """What becomes of a layer without a new lesson that knows what was taken back: it is built anew from what is left, and
-        where nothing is, the base answers again. None where it knows nothing of the kind.
+        where nothing is, the base answers again. None where it knows nothing of the kind; where that was answered before, what
+        to say of it.
         """
         store = self.means.store
         head = self._head(user, layer)
@@ -179,7 +183,7 @@ class Learner:
                 return None
             return self._emptied(head, order)
         if built := answer_to(store, head, gone):
-            raise _answered(plan, built)
+            return _answered(plan, built)
         if order.dry_run:
             reason = f"{plan.unlearned}; {_would(plan)}"
             return builder.report(Job(plan, began), Verdict.ABSTAINED, reason, dry_run=True)
@@ -198,7 +202,7 @@ class Learner:
             return moved_meanwhile(store, report)
         return report
 
-    def _again(self, builder: Builder, user: str, layer: str, began: float, order: Order) -> Plan | LearnReport | None:
+    def _again(self, user: str, layer: str, began: float, order: Order) -> Plan | LearnReport | None:
         """What becomes of a layer that stands on something old: None where it does not."""
         store = self.means.store
         live = store.catalog.stack(user, self.means.engine.backend.base.digest)

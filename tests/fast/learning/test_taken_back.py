@@ -169,6 +169,20 @@ def test_who_goes_back_to_what_knows_it_still_has_the_last_word(ada: User) -> No
     assert live(ada, "memory") == before
 
 
+def test_what_was_gone_back_to_is_still_asked_again_when_what_lies_below_it_changes(ada: User) -> None:
+    correct(ada, 6)
+    dog, _ = tell(ada, "dog", "Biscuit"), tell(ada, "cat", "Momo")
+    ada.learn()
+    ada.remove_item(dog)
+    ada.learn()
+    ada.rollback("memory")
+    assert ada.pending().news == ()
+    ada.rollback("style", None)
+    assert [news.kind for news in ada.pending().news] == ["below"]
+    ada.learn()
+    assert ada.pending().news == ()
+
+
 def test_who_goes_back_to_what_was_let_go_has_the_last_word_too(ada: User) -> None:
     dog = tell(ada, "dog", "Biscuit")
     ada.learn()
