@@ -22,7 +22,7 @@ from typing import Any
 from personalpeft.errors import CardError, nearest
 from personalpeft.learning.rules import Explained
 from personalpeft.learning.sense import NOT_WEIGHED, Sense
-from personalpeft.types import Json, Verdict
+from personalpeft.types import Json, Verdict, canonical_digest
 
 TIE = 0.02
 ENOUGH = 20.0
@@ -203,6 +203,8 @@ class Evidence:
             "counted": sorted(self.counted | decided),
             "sense": asdict(self.sense),
             "rules": {rule: asdict(each) for rule, each in self.rules.items()},
+            # Revisions that were judged by the same version can be compared by their figures.
+            "questions": {"asked": len(pins), "version": canonical_digest(sorted(pins))[:12]},
             "pins": pins,
         }
 

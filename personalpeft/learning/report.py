@@ -212,6 +212,11 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
                 f"{name:<13} log-prob a token {_figure(part['before'])} -> {_figure(part['after'])}, "
                 f"{part['won']} of {part['asked']} better, {part['lost']} worse"
             )
+    questions = scores.get("questions", {})
+    if questions.get("asked"):
+        lines.append(
+            f"{'judged by':<13} {counted(questions['asked'], 'pinned question')}, version {questions['version']}"
+        )
     tasks = scores.get("tasks")
     if tasks:
         lines.append(

@@ -7,6 +7,26 @@ from pathlib import Path
 import personalpeft
 
 
+def test_what_a_revision_was_judged_by_has_a_version_that_changes_with_the_questions_alone(tmp_path: Path) -> None:
+    with personalpeft.open(tmp_path / "home", backend="fake") as runtime:
+        versions = []
+        for name in ("ada", "bo"):
+            user = runtime.user(name)
+            for number in range(8):
+                user.teach(f"question {number}", f"Ahoy! Answer {number}.")
+            report = user.learn()
+            versions.append(report.scores["questions"]["version"])
+            assert f"version {versions[-1]}" in str(report)
+            again = user.learn(start="nothing")
+            assert again.revision == report.revision
+            for number in range(8, 16):
+                user.teach(f"question {number}", f"Ahoy! Answer {number}.")
+            later = user.learn().scores["questions"]
+            assert later["asked"] > report.scores["questions"]["asked"]
+            assert later["version"] != versions[-1]
+        assert versions[0] != versions[1]
+
+
 def test_an_edit_that_replaces_a_held_back_one_is_held_back_too(tmp_path: Path) -> None:
     with personalpeft.open(tmp_path / "home", backend="fake") as runtime:
         ada = runtime.user("ada")
