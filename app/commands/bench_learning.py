@@ -66,8 +66,8 @@ def bench_learn(
     """Twelve made-up people, eight nights of learning each.
 
     Each has a habit that edits show, twenty facts, and changes of both. Shown are the shares of right answers on questions
-    that were never given, asked of the base, with rules and facts alone, with layers alone and with both. Takes about four
-    minutes a person, and the plain loop as much again.
+    that were never given, asked of the base, with rules and facts alone, with layers alone and with both. Takes ten to
+    thirty minutes a person, by the processor, and the plain loop as much again.
     """
     from personalpeft_app.bench import learn
     from personalpeft_app.bench.persons import chosen
