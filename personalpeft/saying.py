@@ -31,13 +31,7 @@ def feedback(parts: Parts, user: str, reply: Reply | Turn | str, source: str, **
     check_source(source)
     turn = turn_of(parts.store, user, reply)
     kind, payload = _signal_of(turn, *given[0])
-    # A thumb that is pressed twice, and a request that is sent again, are one act.
-    last = next(
-        (s for s in reversed(parts.store.ledger.signals(user)) if (s.turn, s.source) == (turn.id, source)), None
-    )
-    if last is not None and (last.kind, last.payload) == (kind, payload):
-        return last.id
-    signal = parts.store.ledger.add_signal(user, kind, payload, turn=turn.id, source=source).id
+    signal = _said(parts, turn, kind, payload, source)
     look(parts, user)
     return signal
 
@@ -49,7 +43,7 @@ def observe(parts: Parts, user: str, reply: Reply | Turn | str, seen: str) -> st
     if parts.observing == "off":
         return None
     payload = {"value": SEEN[seen], "how": seen, **({TRAINS: True} if parts.observing == "learned" else {})}
-    return parts.store.ledger.add_signal(user, SignalKind.RATING, payload, turn=turn.id, source=APP).id
+    return _said(parts, turn, SignalKind.RATING, payload, APP)
 
 
 def teach(parts: Parts, user: str, prompt: str, answer: str, skill: str | None) -> str:
@@ -74,6 +68,16 @@ def look(parts: Parts, user: str) -> None:
     """
     with suppress(PersonalPeftError):
         look_again(parts.store, user, parts.clock.now)
+
+
+def _said(parts: Parts, turn: Turn, kind: SignalKind, payload: dict[str, Any], source: str) -> str:
+    """What repeats the last word of a source on a turn is that signal: a thumb that is pressed twice, and a request that is sent
+    again, are one act.
+    """
+    said = [each for each in parts.store.ledger.signals(turn.user, turn=turn.id) if each.source == source]
+    if said and (said[-1].kind, said[-1].payload) == (kind, payload):
+        return said[-1].id
+    return parts.store.ledger.add_signal(turn.user, kind, payload, turn=turn.id, source=source).id
 
 
 def _signal_of(turn: Turn, what: str, value: Any) -> tuple[SignalKind, dict[str, Any]]:

@@ -174,8 +174,10 @@ class Keeper:
         try:
             report = runtime.user(user, create=False).learn(seconds=learn.seconds, cancelled=cancelled, paused=paused)
             said = what + _summary(report)
-            # Where time ran out, layers above were not even reached; that it goes on is in the ledger.
-            left = tried if any(_ran_out(each) for each in (report, *report.above)) else (*tried, *keys)
+            # Where time ran out, layers above were not even reached; that it goes on is in the ledger. Where somebody else moved a
+            # head meanwhile, its lessons have not had their turn.
+            unsettled = any(_ran_out(each) or each.moved for each in (report, *report.above))
+            left = tried if unsettled else (*tried, *keys)
         except NothingToLearn as error:
             said, left = error.message, (*tried, *keys)
         except Cancelled:

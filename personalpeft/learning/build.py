@@ -29,7 +29,7 @@ from personalpeft.learning.lineage import lineage_of
 from personalpeft.learning.means import Means
 from personalpeft.learning.order import Order
 from personalpeft.learning.plan import Plan, questions_of
-from personalpeft.learning.probation import LEARNED, was_withdrawn
+from personalpeft.learning.probation import ACCEPTED, LEARNED, was_withdrawn
 from personalpeft.learning.publishing import publish, session_spec
 from personalpeft.learning.report import LEARNED_NOT_LIVE, NO_ROOM, Example, LearnReport, Source, said
 from personalpeft.learning.rules import MOST_LESSONS, MOST_RULES
@@ -40,9 +40,6 @@ from personalpeft.learning.ways import divided
 from personalpeft.serving.engine import Request
 from personalpeft.store.base import Store
 from personalpeft.types import Message, Revision, Stack, StackEntry, Verdict
-
-ACCEPTED = "accepted"
-"""The cause of a head's move that the user wanted although the gate refused."""
 
 # How long people may keep a learn waiting, in seconds for each step: a server that is never idle still learns in the end.
 _PATIENCE = 5.0

@@ -1,21 +1,30 @@
 """What a revision knows, and what of it was taken back since.
 
-Invariant: what was taken back is a reason to learn until one build without it was made in the head's place, or the base answered.
-After that it is none: where the build was refused another would be too, and whoever went back to the head had the last word.
+Invariant: what was taken back is a reason to learn until it was answered: by a build without it in the head's place, or by what lay
+under all that the layer had learned. The answer stands until the head is learned once more, and, where the gate refused it, as
+long as it would be the same build. Whoever went back to the head after it had the last word.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
 
-from personalpeft.learning.lessons import Routing
+from personalpeft.errors import NotFound
+from personalpeft.learning.lessons import Routing, dislikes_for, lessons_for
+from personalpeft.learning.probation import ACCEPTED
+from personalpeft.learning.probation import LEARNED as BY_A_LEARN
 from personalpeft.learning.report import LEARNED, learns
 from personalpeft.store.base import Store
 from personalpeft.telling import same_words
-from personalpeft.types import Revision, Signal, SignalKind
+from personalpeft.types import Revision, Signal, SignalKind, Verdict
 
 TAKEN_BACK = "taken back"
-"""The cause of a head's move to the base when nothing is left of what it had learned."""
+"""The cause of a head's move to what lay under all that it had learned, when nothing of that is left."""
+
+_Said: TypeAlias = tuple[object, ...]
+
+_THUMBS = (SignalKind.RATING, SignalKind.REWARD)
 
 
 def trained_on(store: Store, revision: Revision | None) -> set[str]:
@@ -27,15 +36,24 @@ def trained_on(store: Store, revision: Revision | None) -> set[str]:
     return trained
 
 
-def said_anew(store: Store, user: str, routings: Sequence[Routing]) -> set[str]:
-    """What no longer counts and yet need not be unlearned: facts of which every question has another answer now, since to learn
-    that is to unlearn the old one; and what was said a second time in the same words, and is a lesson in these.
+def ground_of(store: Store, head: Revision) -> Revision | None:
+    """What a head was built on in the end, where that is of no signals: somebody gave it, or it was practised. No build from
+    lessons would bring it back.
+    """
+    while head.parent is not None:
+        head = store.catalog.revision(head.user, head.parent)
+    return head if not head.signals else None
+
+
+def said_anew(store: Store, user: str, known: Collection[str], routings: Sequence[Routing]) -> set[str]:
+    """What of the ``known`` signals no longer counts and yet need not be unlearned: facts of which every question has another
+    answer now, since to learn that is to unlearn the old one; and what was said once more, and is a lesson in these words.
     """
     answering = {r.signal.id: _questions(r.signal) for r in routings if r.signal.kind is SignalKind.FACT and r.beside}
-    anew: set[str] = set()
+    lessons = {_said(r.signal) for r in routings if r.lesson is not None or r.beside}
+    current = {routing.signal.id for routing in routings}
+    anew = {signal.id for signal in _signals(store, user, set(known) - current) if _said(signal) in lessons}
     for routing in routings:
-        if routing.lesson is not None:
-            anew |= _repeated(store, user, routing.signal)
         heir = routing.instead if routing.instead in answering else routing.signal.id
         older = routing.signal if heir != routing.signal.id else None
         while heir in answering:
@@ -49,54 +67,81 @@ def said_anew(store: Store, user: str, routings: Sequence[Routing]) -> set[str]:
 
 
 def taken_back(store: Store, user: str, head: Revision, routings: Sequence[Routing]) -> frozenset[str]:
-    """What a head was trained on that was retracted or said otherwise since, and not said anew; a like that gave way to a
-    dislike too. What else only became no lesson, since later ones say otherwise, came with those and goes with them.
+    """What a head was trained on that was retracted or said otherwise since, and not said anew; also a like that gave way to a
+    dislike, and a fact of which it is no longer known what it answers. What else only became no lesson, since later ones say
+    otherwise, came with those and goes with them.
     """
     known = trained_on(store, head)
     current = {routing.signal.id: routing for routing in routings}
-    disliked = {signal for signal in known & current.keys() if _gave_way_to_a_dislike(current[signal], current)}
-    return frozenset(known - current.keys() - said_anew(store, user, routings) | disliked)
+    undone = {signal for signal in known & current.keys() if _is_undone(current[signal], current)}
+    return frozenset(known - current.keys() - said_anew(store, user, known, routings) | undone)
 
 
-def answer_to(store: Store, head: Revision, gone: frozenset[str]) -> Revision | None:
-    """What was built from nothing in a head's place without what is ``gone``, whatever became of it; None where nothing was."""
+def answer_to(store: Store, head: Revision, gone: frozenset[str], routings: Sequence[Routing]) -> Revision | None:
+    """The last that was built in a head's place without what is ``gone``; None where nothing was since the head was learned, or
+    where it was refused and what would be built now is something else.
+    """
     built = {revision.id: revision for revision in store.catalog.revisions(head.user, layer=head.layer)}
+    lessons = {lesson.signal for of in (lessons_for, dislikes_for) for lesson in of(routings, head.layer)}
+    answer = None
     # By the reports, since these say in whose place: a build may come out as a revision that is older than the head.
     for report in learns(store.catalog.reports(head.user)):
-        made = built.get(report["revision"])
-        if made is None or report["before"] != head.id or not report["steps"] or made.parent is not None:
+        made = built.get(report.get("revision") or "")
+        if made is None or not report.get("steps"):
             continue
-        if not gone & {source["signal"] for source in report["sources"] if source["use"] in LEARNED}:
-            return made
-    return None
+        went_live = report["verdict"] == Verdict.PROMOTED or bool(report.get("accepted"))
+        if made.id == head.id and went_live:
+            answer = None
+        elif report.get("before") == head.id != made.parent:
+            learned = {source["signal"] for source in report.get("sources", ()) if source["use"] in LEARNED}
+            if not gone & learned and (went_live or made.id == head.id or learned <= lessons):
+                answer = made
+    return answer
 
 
 def was_let_go(store: Store, head: Revision) -> bool:
-    """Whether the base took this head's place before, since all that it had learned was taken back."""
-    moves = store.catalog.history(head.user, layer=head.layer)
-    return any(move.before == head.id and move.cause == TAKEN_BACK for move in moves)
+    """Whether all that a head had learned was taken back before, and it is live since somebody went back to it."""
+    let_go = False
+    for move in store.catalog.history(head.user, layer=head.layer):
+        if move.before == head.id and move.cause == TAKEN_BACK:
+            let_go = True
+        elif move.after == head.id and move.cause in (BY_A_LEARN, ACCEPTED):
+            let_go = False
+    return let_go
 
 
-def _repeated(store: Store, user: str, signal: Signal) -> set[str]:
-    older: set[str] = set()
-    before = signal.supersedes
-    while before is not None:
-        former = store.ledger.signal(user, before)
-        if (former.kind, former.payload) != (signal.kind, signal.payload):
-            break
-        older.add(former.id)
-        before = former.supersedes
-    return older
+def _signals(store: Store, user: str, ids: Collection[str]) -> list[Signal]:
+    found = []
+    for each in ids:
+        try:
+            found.append(store.ledger.signal(user, each))
+        except NotFound:
+            # It was forgotten, and so nothing says that it was said anew.
+            continue
+    return found
 
 
-def _gave_way_to_a_dislike(routing: Routing, current: Mapping[str, Routing]) -> bool:
-    """A dislike that is no lesson (there are too few) brings no build by itself."""
+def _said(signal: Signal) -> _Said:
+    """What a signal says as a lesson: what is the same of two is one lesson, whoever counts."""
+    payload = signal.payload
+    match signal.kind:
+        case SignalKind.RATING | SignalKind.REWARD:
+            return ("thumb", signal.turn, payload["value"] > 0)
+        case SignalKind.EDIT | SignalKind.PREFERENCE:
+            return ("answer", signal.turn, payload["text"])
+        case SignalKind.FACT:
+            return ("fact", frozenset(_questions(signal)), same_words(payload.get("answer") or ""), payload["text"])
+    return (str(signal.kind), *sorted((key, str(value)) for key, value in payload.items()))
+
+
+def _is_undone(routing: Routing, current: Mapping[str, Routing]) -> bool:
+    """Whether what is no lesson any more has no later one in its place that brings a build."""
     if routing.instead is None:
-        return False
+        return routing.signal.kind is SignalKind.FACT and not routing.beside
     while routing.instead is not None:
         routing = current[routing.instead]
-    thumb = routing.signal.kind in (SignalKind.RATING, SignalKind.REWARD)
-    return thumb and routing.lesson is None and routing.signal.payload["value"] < 0
+    # A dislike is no lesson where there are too few.
+    return routing.signal.kind in _THUMBS and routing.lesson is None and routing.signal.payload["value"] < 0
 
 
 def _questions(fact: Signal) -> set[str]:

@@ -15,12 +15,12 @@ from typing import TypeAlias
 
 from personalpeft.errors import NothingToLearn, PersonalPeftError, kind_of
 from personalpeft.learning.build import Builder, Job, Outcome
-from personalpeft.learning.knowing import TAKEN_BACK, answer_to, taken_back, trained_on, was_let_go
-from personalpeft.learning.lessons import routings_of
+from personalpeft.learning.knowing import TAKEN_BACK, answer_to, ground_of, taken_back, trained_on, was_let_go
+from personalpeft.learning.lessons import lessons_for, routings_of
 from personalpeft.learning.means import Means
 from personalpeft.learning.order import Order
 from personalpeft.learning.plan import FEWEST, HOLDS_ON, Plan, layers_below, make_plan, rank_of
-from personalpeft.learning.probation import review
+from personalpeft.learning.probation import WITHDRAWN, review
 from personalpeft.learning.publishing import moved_meanwhile
 from personalpeft.learning.recipe import Recipes, Start
 from personalpeft.learning.report import LearnReport
@@ -33,6 +33,10 @@ TOGETHER = 8
 """So many users' layers are built at once: more in a pass make none quicker, and each holds memory of its own."""
 
 _Course: TypeAlias = Generator[Job, LearnReport | None, LearnReport]
+
+
+class _StillKnown(NothingToLearn):
+    """Nothing is to be learned, and yet there is something to be told: a layer knows what was taken back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,8 @@ class Learner:
                     if isinstance(found, Plan) and report is not None and order.start == "auto":
                         self._outlives(Job(found, began), report)
                 except NothingToLearn as error:
-                    nothing = nothing or error
+                    if nothing is None or isinstance(error, _StillKnown):
+                        nothing = error
                     if name == layer:
                         break
                     continue
@@ -149,7 +154,7 @@ class Learner:
                     raise (found or nothing) from None
                 return again
             return found
-        if plan.parent is None and not plan.gone and order.start == "auto" and not order.dry_run:
+        if not plan.goes_on and not plan.gone and order.start == "auto" and not order.dry_run:
             # What is new is learned on top of what still holds.
             again = self._again(user, layer, began, order)
             if isinstance(again, LearnReport):
@@ -171,19 +176,21 @@ class Learner:
         to say of it.
         """
         store = self.means.store
-        head = self._head(user, layer)
-        gone = taken_back(store, user, head, routings_of(store, user)) if head is not None else frozenset()
+        head, routings = self._head(user, layer), routings_of(store, user)
+        gone = taken_back(store, user, head, routings) if head is not None else frozenset()
         if head is None or not gone:
             return None
         try:
-            plan = self._plan(user, layer, "nothing")
-        except NothingToLearn:
-            if was_let_go(store, head):
-                # Whoever went back to it after that wants it.
-                return None
-            return self._emptied(head, order)
-        if built := answer_to(store, head, gone):
-            return _answered(plan, built)
+            plan = self._plan(user, layer, "auto", anyway=True)
+        except NothingToLearn as error:
+            pinned = store.catalog.pinned(user, layer)
+            if any(lesson.signal not in pinned for lesson in lessons_for(routings, layer)):
+                # There is something left, and no room for it.
+                return error
+            # Whoever went back to it after that wants it.
+            return None if was_let_go(store, head) else self._emptied(head, order)
+        if built := answer_to(store, head, gone, routings):
+            return self._answered(plan, built)
         if order.dry_run:
             reason = f"{plan.unlearned}; {_would(plan)}"
             return builder.report(Job(plan, began), Verdict.ABSTAINED, reason, dry_run=True)
@@ -191,13 +198,17 @@ class Learner:
 
     def _emptied(self, head: Revision, order: Order) -> LearnReport:
         store, at = self.means.store, self.means.now()
-        reason = "all that it had learned was taken back; the base answers again"
-        report = LearnReport(head.user, head.layer, Verdict.ABSTAINED, reason, at, 0.0, before=head.id)
+        ground = ground_of(store, head)
+        whoever = ground.id if ground else "the base"
+        why = "all that it had learned was taken back"
+        report = LearnReport(
+            head.user, head.layer, Verdict.ABSTAINED, f"{why}; {whoever} answers again", at, 0.0, before=head.id
+        )
         if order.dry_run:
-            return replace(report, reason="all that it had learned was taken back: the base would answer", dry_run=True)
+            return replace(report, reason=f"{why}: {whoever} would answer", dry_run=True)
         if order.cancelled():
             raise stopped("before anything was let go")
-        move = HeadMove(head.user, head.layer, head.id, None, TAKEN_BACK, at)
+        move = HeadMove(head.user, head.layer, head.id, ground.id if ground else None, TAKEN_BACK, at)
         if not store.catalog.judge_again(head, report.as_json(), move=move):
             return moved_meanwhile(store, report)
         return report
@@ -213,7 +224,7 @@ class Learner:
         if order.dry_run:
             return replace(report("what lies below has changed; would judge it again"), dry_run=True)
         try:
-            plan = self._plan(user, layer, "nothing") if trained_on(store, head) else None
+            plan = self._plan(user, layer, "auto", anyway=True) if trained_on(store, head) else None
         except NothingToLearn:
             plan = None
         if plan is None:
@@ -274,7 +285,22 @@ class Learner:
         entry = next((each for each in live.entries if each.layer == layer), None)
         return store.catalog.revision(user, entry.revision) if entry is not None else None
 
-    def _plan(self, user: str, layer: str, start: Start) -> Plan:
+    def _answered(self, plan: Plan, built: Revision) -> _StillKnown:
+        """That what was taken back was answered already, and what became of that."""
+        layer, there = plan.layer, f"Nothing new for {plan.layer}: {plan.unlearned}, and what was built of the others"
+        if built.id == plan.head:
+            return _StillKnown(f"{there} came out as what is live.", hint="Teach it something else.")
+        let_go = f"Let go of it (personalpeft rollback {layer} --to base), or teach it more."
+        moves = self.means.store.catalog.history(plan.user, layer=layer)
+        left = [move.cause for move in moves if move.before == built.id]
+        if not left:
+            return _StillKnown(f"{there} did not go live.", hint=let_go)
+        if left[-1] == WITHDRAWN:
+            return _StillKnown(f"{there} was withdrawn.", hint=let_go)
+        again = f"personalpeft rollback {layer} --to {built.id} makes it live again; or teach it more."
+        return _StillKnown(f"{there} is not live: you went back.", hint=again)
+
+    def _plan(self, user: str, layer: str, start: Start, *, anyway: bool = False) -> Plan:
         backend = self.means.engine.backend
         return make_plan(
             self.means.store,
@@ -283,6 +309,7 @@ class Learner:
             self.recipes.of(layer),
             backend.base.digest,
             start,
+            anyway=anyway,
             architecture=backend.base.architecture,
             count=lambda text: len(backend.encode(text)),
             heard=lambda fact, messages: self.means.heard(user, fact, messages),
@@ -304,16 +331,6 @@ class Learner:
 def _is_unfinished(report: LearnReport) -> bool:
     """Whether its training goes on in a later learn. What lies above would then be built on what is about to change."""
     return report.revision is None and report.steps > 0
-
-
-def _answered(plan: Plan, built: Revision) -> NothingToLearn:
-    """That what was taken back was answered already; whether that went live, and was gone back from, is the person's word."""
-    layer, there = plan.layer, f"Nothing new for {plan.layer}: {plan.unlearned}, and what was built of the others"
-    if built.verdict is Verdict.PROMOTED:
-        hint = f"personalpeft rollback {layer} --to {built.id} makes it live again; or teach it more."
-        return NothingToLearn(f"{there} is not live: you went back.", hint=hint)
-    hint = f"Let go of it (personalpeft rollback {layer} --to base), or teach it more."
-    return NothingToLearn(f"{there} did not go live.", hint=hint)
 
 
 def _would(plan: Plan) -> str:

@@ -129,7 +129,7 @@ def _taken_back(store: Store, user: str, layers: Sequence[Layer], routings: Sequ
             continue
         head = store.catalog.revision(user, layer.head)
         gone = taken_back(store, user, head, routings)
-        if gone and answer_to(store, head, gone) is None and not was_let_go(store, head):
+        if gone and answer_to(store, head, gone, routings) is None and not was_let_go(store, head):
             yield News(f"{head.id} without {canonical_digest(sorted(gone))[:12]}", "taken back", layer.name)
 
 

@@ -7,14 +7,14 @@ is not in ``inputs`` (ids, times, the machine's load) reaches the bytes of a rev
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 
 from personalpeft.errors import NothingToLearn
 from personalpeft.learning.capacity import Room, fitting
 from personalpeft.learning.facts import ways_digest
 from personalpeft.learning.generic import generic_questions
-from personalpeft.learning.knowing import said_anew, taken_back, trained_on
+from personalpeft.learning.knowing import ground_of, said_anew, taken_back, trained_on
 from personalpeft.learning.lessons import Lesson, Routing, dislikes_for, lessons_for, routings_of
 from personalpeft.learning.manner import NO_MANNER, Manner, manner_of
 from personalpeft.learning.recipe import Recipe, Start
@@ -72,6 +72,11 @@ class Plan:
         return next((entry.revision for entry in self.live.entries if entry.layer == self.layer), None)
 
     @property
+    def goes_on(self) -> bool:
+        """Whether it is built on what is live."""
+        return self.parent is not None and self.parent.id == self.head
+
+    @property
     def unlearned(self) -> str:
         """In words what it is to be without; empty where that is nothing."""
         count = len(self.gone)
@@ -83,7 +88,7 @@ class Plan:
         """More lessons take more steps, in proportion beyond the recipe's measure."""
         recipe = self.recipe
         share = len(self.fresh) / (recipe.batch * 3)
-        if self.parent is not None:
+        if self.goes_on:
             # On a parent, a few new lessons need only a few steps; eight still let the schedule warm up and cool down.
             return max(8, min(recipe.most_steps, round(recipe.steps * share)))
         return max(recipe.steps, min(recipe.most_steps, round(recipe.steps * share)))
@@ -134,14 +139,16 @@ def make_plan(
     base: str,
     start: Start,
     *,
+    anyway: bool = False,
     architecture: Architecture,
     count: Callable[[str], int],
     heard: Callable[[str, Sequence[Message]], tuple[Message, ...]],
 ) -> Plan:
     """Reads the ledger and decides. ``count`` says how many tokens a text has, ``heard`` how messages are heard with a
-    fact in the prompt.
+    fact in the prompt. What cannot be built on the head starts from nothing, or from what the head was built on in the end and
+    no lesson would bring back.
 
-    Raises ``NothingToLearn`` when no signal has come since the layer's last learn, unless the recipe asks to build from
+    Raises ``NothingToLearn`` when no signal has come since the layer's last learn, unless it is to be built ``anyway`` or from
     nothing; ``NotFound`` for an unknown user, ``BaseMismatch`` when the live stack is of another base.
     """
     catalog = store.catalog
@@ -158,12 +165,17 @@ def make_plan(
     lessons = [each for each in shown if each.signal not in left_out]
     new = [lesson for lesson in lessons if lesson.signal not in considered]
     nothing_new = not new and all(lesson.signal in considered for lesson in disliked)
-    if not lessons or (nothing_new and start != "nothing"):
+    if not lessons or (nothing_new and start != "nothing" and not anyway):
         raise _nothing(routings, layer, learned_before=bool(lessons), left_out=len(left_out))
 
-    current = {lesson.signal for lesson in (*lessons, *disliked)} | said_anew(store, user, routings)
     head = _head(store, user, layer, live)
-    parent = head if start == "auto" and head is not None and _can_be_built_on(store, head, below, current) else None
+    parent = head
+    if start == "nothing":
+        parent = None
+    elif head is not None and not _can_be_built_on(
+        store, head, below, routings, {each.signal for each in (*lessons, *disliked)}
+    ):
+        parent = ground_of(store, head)
     # A lesson that brings a probe is judged by that, and all else that it says is learned.
     unprobed, new_unprobed = ([each for each in some if each.kind is not SignalKind.FACT] for some in (lessons, new))
     pins = _new_pins(unprobed, new_unprobed, pinned, recipe.held_out)
@@ -197,7 +209,7 @@ def make_plan(
         disliked=disliked,
         left_out=left_out,
         room=room,
-        gone=taken_back(store, user, head, routings) if head is not None and parent is None else frozenset(),
+        gone=taken_back(store, user, head, routings) if head is not None and parent is not head else frozenset(),
         manner=manner,
     )
 
@@ -305,9 +317,12 @@ def _head(store: Store, user: str, layer: str, live: Stack) -> Revision | None:
     return store.catalog.revision(user, entry.revision) if entry is not None else None
 
 
-def _can_be_built_on(store: Store, head: Revision, below: Stack, current: set[str]) -> bool:
-    """Whether it stands on what lies below now, and nothing that it learned was taken back since without being said anew."""
-    return stands_on(head, below) and trained_on(store, head) <= current
+def _can_be_built_on(
+    store: Store, head: Revision, below: Stack, routings: Sequence[Routing], lessons: Set[str]
+) -> bool:
+    """Whether it stands on what lies below now, and all that it learned is a lesson or was said anew."""
+    known = trained_on(store, head)
+    return stands_on(head, below) and known <= lessons | said_anew(store, head.user, known, routings)
 
 
 def stands_on(revision: Revision, below: Stack) -> bool:

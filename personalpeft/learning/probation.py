@@ -28,6 +28,9 @@ from personalpeft.types import PERSON, HeadMove, Revision, Signal, SignalKind, V
 LEARNED, WITHDRAWN = "learn", "withdrawn"
 """Causes of a head's move. A head that came by one of them may be on probation."""
 
+ACCEPTED = "accepted"
+"""That of a revision that the user wanted although the gate refused."""
+
 ROLLBACK, UNDONE = "rollback", "rollback undone"
 """What a person moved by hand. A head that came back since its rollback was undone is what it was before."""
 

@@ -55,7 +55,9 @@ def moved_meanwhile(store: Store, report: LearnReport) -> LearnReport:
     """
     live = next((layer.head for layer in store.catalog.layers(report.user) if layer.name == report.layer), None)
     reason = f"meanwhile {live or 'the base'} was made live, so nothing has changed; the next learn goes by that"
-    return LearnReport(report.user, report.layer, Verdict.ABSTAINED, reason, report.at, report.seconds, before=live)
+    return LearnReport(
+        report.user, report.layer, Verdict.ABSTAINED, reason, report.at, report.seconds, before=live, moved=True
+    )
 
 
 def given(

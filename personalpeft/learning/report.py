@@ -57,6 +57,7 @@ class LearnReport:
     gate said otherwise, since the user said so by name. ``event`` is "withdrawn" or "confirmed" where no learn but later
     signals ended a probation; ``before`` is then what came back. ``error`` names what kept a user or a layer from
     learning where that fails nobody else; nothing was recorded then, and ``layer`` is empty where none was reached.
+    ``moved``: somebody else moved the head while it learned, so nothing has changed and its lessons are there for the next one.
     ``above`` is what the same learn did in the layers over this one, lowest first; each is recorded by itself.
     """
 
@@ -78,6 +79,7 @@ class LearnReport:
     accepted: bool = False
     event: Literal["learn", "withdrawn", "confirmed"] = "learn"
     error: str = ""
+    moved: bool = False
     above: tuple[LearnReport, ...] = ()
 
     @property

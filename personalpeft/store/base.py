@@ -175,9 +175,9 @@ class Ledger(Protocol):
         ...
 
     def signals(
-        self, user: str, *, kinds: Sequence[SignalKind] | None = None, current: bool = True
+        self, user: str, *, kinds: Sequence[SignalKind] | None = None, turn: str | None = None, current: bool = True
     ) -> tuple[Signal, ...]:
-        """Oldest first. ``current`` leaves out what was superseded or retracted."""
+        """Oldest first; of one ``turn`` where that is given. ``current`` leaves out what was superseded or retracted."""
         ...
 
     def retract(self, user: str, signal_id: str) -> None:

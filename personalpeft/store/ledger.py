@@ -168,9 +168,9 @@ class SqliteLedger:
             return _signal(db, user, known_id(db, "signal", user, signal_id))
 
     def signals(
-        self, user: str, *, kinds: Sequence[SignalKind] | None = None, current: bool = True
+        self, user: str, *, kinds: Sequence[SignalKind] | None = None, turn: str | None = None, current: bool = True
     ) -> tuple[Signal, ...]:
-        """Oldest first. ``current`` leaves out what was superseded or retracted."""
+        """Oldest first; of one ``turn`` where that is given. ``current`` leaves out what was superseded or retracted."""
         wanted = list(SignalKind) if kinds is None else list(kinds)
         marks = ", ".join("?" * len(wanted))
         sql = f"select * from signal s where s.user = ? and s.kind in ({marks})"
@@ -179,9 +179,12 @@ class SqliteLedger:
                 " and not exists (select 1 from signal n where n.user = s.user and n.supersedes = s.id)"
                 " and not exists (select 1 from retraction r where r.user = s.user and r.signal = s.id)"
             )
+        of = [] if turn is None else [turn]
+        if of:
+            sql += " and s.turn = ?"
         with self._database.reading() as db:
             known_user(db, user)
-            found = rows(db, sql + " order by s.seq", user, *[str(kind) for kind in wanted])
+            found = rows(db, sql + " order by s.seq", user, *[str(kind) for kind in wanted], *of)
         return tuple(signal_from(each) for each in found)
 
     def retract(self, user: str, signal_id: str) -> None:

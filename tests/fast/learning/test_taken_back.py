@@ -196,6 +196,112 @@ def test_who_goes_back_to_what_was_let_go_has_the_last_word_too(ada: User) -> No
     assert live(ada, "memory") == before
 
 
+@pytest.mark.parametrize("others", [["cat"], []])
+def test_what_is_told_again_and_taken_back_again_is_unlearned_again(ada: User, others: list[str]) -> None:
+    for animal in others:
+        tell(ada, animal, "Momo")
+    for _ in range(3):
+        dog = tell(ada, "dog", "Biscuit")
+        ada.learn()
+        assert dog in {signal for each in ada.revisions("memory") for signal in each.signals}
+        knowing = live(ada, "memory")
+        ada.remove_item(dog)
+        assert [news.kind for news in ada.pending().news] == ["taken back"]
+        ada.learn()
+        assert live(ada, "memory") != knowing
+        assert ada.pending().news == ()
+
+
+def test_what_is_told_again_in_the_same_words_is_not_taken_back(ada: User) -> None:
+    dog = tell(ada, "dog", "Biscuit")
+    ada.learn()
+    head = live(ada, "memory")
+    ada.remove_item(dog)
+    tell(ada, "dog", "Biscuit")
+    assert {news.kind for news in ada.pending().news} == {"lesson"}
+    assert "taken back" not in ada.learn().reason
+    assert ada.pending().news == ()
+    with pytest.raises(NothingToLearn, match="no lesson has come"):
+        ada.learn("memory")
+    assert head in {each.id for each in ada.revisions("memory")}
+
+
+def test_a_thumb_that_went_down_and_up_again_is_not_taken_back(ada: User) -> None:
+    likes = [ada.feedback(ask(ada, f"Why {n}?"), rating=1) for n in range(8)]
+    ada.learn()
+    liked = next(each for each in ada.signals() if each.id in likes and each.id not in pinned(ada))
+    ada.feedback(str(liked.turn), rating=-1)
+    ada.feedback(str(liked.turn), rating=1)
+    assert {news.kind for news in ada.pending().news} == {"lesson"}
+
+
+def test_what_somebody_gave_stays_under_what_was_taken_back(ada: User, runtime: Runtime, tmp_path: Path) -> None:
+    bo = runtime.user("bo")
+    tell(bo, "horse", "Bella")
+    bo.learn()
+    given = ada.import_peft(bo.export_peft(tmp_path / "memory", layer="memory"), layer="memory").id
+    dog = tell(ada, "dog", "Biscuit")
+    ada.learn(accept=True)
+    assert live(ada, "memory") != given
+    ada.remove_item(dog)
+    report = ada.learn()
+    assert report.reason == f"all that it had learned was taken back; {given} answers again"
+    assert live(ada, "memory") == given
+    assert ada.pending().news == ()
+    dog, _ = tell(ada, "dog", "Biscuit"), tell(ada, "cat", "Momo")
+    ada.learn(accept=True)
+    ada.remove_item(dog)
+    ada.learn(accept=True)
+    assert ada.revisions("memory")[-1].parent == given
+
+
+def test_a_refusal_of_another_build_is_no_answer(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    dog, _ = tell(ada, "dog", "Biscuit"), tell(ada, "cat", "Momo")
+    ada.learn()
+    ada.remove_item(dog)
+    bad = tell(ada, "horse", "Bella")
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "judge", lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"))
+        ada.learn()
+    assert ada.pending().news == ()
+    ada.remove_item(bad)
+    assert [news.kind for news in ada.pending().news] == ["taken back"]
+    assert ada.learn().live
+    assert ada.pending().news == ()
+
+
+def test_a_fact_whose_replies_are_no_longer_liked_is_unlearned(ada: User) -> None:
+    fact = ada.remember("My hamster is called Biscuit.")
+    tell(ada, "cat", "Momo")
+    said = []
+    for question in ("What is my hamster called?", "How is my hamster called?"):
+        turn = ada.turn(ask(ada, question))
+        how = {"stack": turn.stack, "sampling": turn.sampling, "usage": turn.usage, "finish_reason": "stop"}
+        told = ada._parts.store.ledger.add_turn(
+            "ada", messages=turn.messages, reply="It is Biscuit.", used=[fact], **how
+        )
+        ada.feedback(told.id, rating=1)
+        said.append(told.id)
+    ada.learn("memory")
+    assert fact in signals_of(ada, "memory")
+    for turn_id in said:
+        ada.feedback(turn_id, rating=-1)
+    assert [news.kind for news in ada.pending().news if news.layer == "memory"] == ["taken back"]
+    ada.learn("memory")
+    assert fact not in signals_of(ada, "memory")
+
+
+def test_a_learn_of_all_layers_says_what_one_still_knows(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    correct(ada, 6)
+    dog, _ = tell(ada, "dog", "Biscuit"), tell(ada, "cat", "Momo")
+    ada.learn()
+    ada.remove_item(dog)
+    monkeypatch.setattr(build, "judge", lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"))
+    ada.learn()
+    with pytest.raises(NothingToLearn, match="Nothing new for memory: 1 lesson that it learned was taken back"):
+        ada.learn()
+
+
 def test_nothing_is_let_go_by_a_learn_that_was_stopped(ada: User) -> None:
     dog = tell(ada, "dog", "Biscuit")
     ada.learn()
