@@ -395,3 +395,23 @@ def test_each_lesson_is_learned_exactly_once(world: World, name: str) -> None:
     if name != "more_is_said_between_the_two_times_of_day":
         world.goes_on(hours=26, every=120)
         assert len(world.reports()) == before
+
+
+def test_what_a_head_that_somebody_moved_put_off_is_learned_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    enough_lessons(world)
+    world.say(9)
+    train, moved = build.train, list[str]()
+
+    def go_back(*given: object, **more: object) -> object:
+        trained = train(*given, **more)  # type: ignore[arg-type]
+        if not moved:
+            with world.opened() as other:
+                moved.append(str(other.user("ada").rollback("style", None).before))
+        return trained
+
+    monkeypatch.setattr(build, "train", go_back)
+    world.goes_on(hours=24)
+    assert len(moved) == 1
+    assert any("meanwhile the base was made live" in line.said for line in world.told)
+    world.goes_on(hours=48)
+    assert world.pending() == 0
