@@ -397,7 +397,9 @@ def test_each_lesson_is_learned_exactly_once(world: World, name: str) -> None:
         assert len(world.reports()) == before
 
 
-def test_what_a_head_that_somebody_moved_put_off_is_learned_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_head_that_somebody_moved_put_off_is_learned_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     enough_lessons(world)
     world.say(9)
     train, moved = build.train, list[str]()
