@@ -12,9 +12,8 @@ from typing import TypeAlias
 
 from personalpeft.errors import NotFound
 from personalpeft.learning.lessons import Routing, dislikes_for, lessons_for
-from personalpeft.learning.probation import ACCEPTED
-from personalpeft.learning.probation import LEARNED as BY_A_LEARN
-from personalpeft.learning.report import LEARNED, learns
+from personalpeft.learning.probation import ACCEPTED, LEARNED
+from personalpeft.learning.report import LEARNED_USES, learns
 from personalpeft.store.base import Store
 from personalpeft.telling import same_words
 from personalpeft.types import Revision, Signal, SignalKind, Verdict
@@ -93,7 +92,7 @@ def answer_to(store: Store, head: Revision, gone: frozenset[str], routings: Sequ
         if made.id == head.id and went_live:
             answer = None
         elif report.get("before") == head.id != made.parent:
-            learned = {source["signal"] for source in report.get("sources", ()) if source["use"] in LEARNED}
+            learned = {source["signal"] for source in report.get("sources", ()) if source["use"] in LEARNED_USES}
             if not gone & learned and (went_live or made.id == head.id or learned <= lessons):
                 answer = made
     return answer
@@ -105,7 +104,7 @@ def was_let_go(store: Store, head: Revision) -> bool:
     for move in store.catalog.history(head.user, layer=head.layer):
         if move.before == head.id and move.cause == TAKEN_BACK:
             let_go = True
-        elif move.after == head.id and move.cause in (BY_A_LEARN, ACCEPTED):
+        elif move.after == head.id and move.cause in (LEARNED, ACCEPTED):
             let_go = False
     return let_go
 

@@ -19,7 +19,7 @@ from personalpeft.learning.knowing import TAKEN_BACK, answer_to, ground_of, take
 from personalpeft.learning.lessons import lessons_for, routings_of
 from personalpeft.learning.means import Means
 from personalpeft.learning.order import Order
-from personalpeft.learning.plan import FEWEST, HOLDS_ON, Plan, layers_below, make_plan, rank_of
+from personalpeft.learning.plan import FEWEST, HOLDS_ON, Plan, head_of, layers_below, make_plan, rank_of
 from personalpeft.learning.probation import WITHDRAWN, review
 from personalpeft.learning.publishing import moved_meanwhile
 from personalpeft.learning.recipe import Recipes, Start
@@ -176,7 +176,8 @@ class Learner:
         to say of it.
         """
         store = self.means.store
-        head, routings = self._head(user, layer), routings_of(store, user)
+        live = store.catalog.stack(user, self.means.engine.backend.base.digest)
+        head, routings = head_of(store, user, layer, live), routings_of(store, user)
         gone = taken_back(store, user, head, routings) if head is not None else frozenset()
         if head is None or not gone:
             return None
@@ -278,12 +279,6 @@ class Learner:
             if store.catalog.judge_again(judged, report.as_json(), move=where)
             else moved_meanwhile(store, report)
         )
-
-    def _head(self, user: str, layer: str) -> Revision | None:
-        store = self.means.store
-        live = store.catalog.stack(user, self.means.engine.backend.base.digest)
-        entry = next((each for each in live.entries if each.layer == layer), None)
-        return store.catalog.revision(user, entry.revision) if entry is not None else None
 
     def _answered(self, plan: Plan, built: Revision) -> _StillKnown:
         """That what was taken back was answered already, and what became of that."""

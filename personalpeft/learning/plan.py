@@ -168,7 +168,7 @@ def make_plan(
     if not lessons or (nothing_new and start != "nothing" and not anyway):
         raise _nothing(routings, layer, learned_before=bool(lessons), left_out=len(left_out))
 
-    head = _head(store, user, layer, live)
+    head = head_of(store, user, layer, live)
     parent = head
     if start == "nothing":
         parent = None
@@ -224,8 +224,7 @@ def layers_below(stack: Stack, layer: str) -> tuple[StackEntry, ...]:
 def questions_of(store: Store, user: str, live: Stack, layer: str, routings: Sequence[Routing]) -> tuple[Lesson, ...]:
     """What was held back to judge a layer: pinned lessons, and the probes of what its head learned."""
     pinned = set(store.catalog.pinned(user, layer))
-    head = next((entry.revision for entry in live.entries if entry.layer == layer), None)
-    learned = trained_on(store, store.catalog.revision(user, head)) if head else set()
+    learned = trained_on(store, head_of(store, user, layer, live))
     manner = _manner_below(routings, Stack(live.base, layers_below(live, layer)))
     return tuple(
         _dressed(lesson, manner)
@@ -312,7 +311,8 @@ def _new_pins(lessons: Sequence[Lesson], new: Sequence[Lesson], pinned: set[str]
     return tuple(lesson.signal for lesson in new[len(new) - count :])
 
 
-def _head(store: Store, user: str, layer: str, live: Stack) -> Revision | None:
+def head_of(store: Store, user: str, layer: str, live: Stack) -> Revision | None:
+    """What is live of a layer; None where the base answers."""
     entry = next((entry for entry in live.entries if entry.layer == layer), None)
     return store.catalog.revision(user, entry.revision) if entry is not None else None
 

@@ -16,7 +16,7 @@ from personalpeft.wording import counted
 
 NO_ROOM = "left out: the layer is full"
 LEARNED_NOT_LIVE = "learned, not live"
-LEARNED = frozenset({"learned", LEARNED_NOT_LIVE, "learned earlier"})
+LEARNED_USES = frozenset({"learned", LEARNED_NOT_LIVE, "learned earlier"})
 """What a source's use says where the build was trained on it, or stands on one that was."""
 
 _ELSEWHERE = ("for ", "acts at once", "only kept")

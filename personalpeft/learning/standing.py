@@ -17,7 +17,7 @@ from personalpeft.learning.examination import likelihoods
 from personalpeft.learning.gate import Asked, Margins
 from personalpeft.learning.knowing import trained_on
 from personalpeft.learning.lessons import Routing
-from personalpeft.learning.plan import Plan, layers_below, rank_of, stands_on
+from personalpeft.learning.plan import Plan, head_of, layers_below, rank_of, stands_on
 from personalpeft.serving.engine import Engine
 from personalpeft.store.base import Store
 from personalpeft.types import Revision, Stack, Verdict
@@ -49,11 +49,9 @@ def layers_of(store: Store, user: str, routings: Sequence[Routing]) -> tuple[str
 
 def on_something_old(store: Store, user: str, live: Stack, layer: str) -> Revision | None:
     """The head of a layer that was built on another stack than now lies below, and was not found to hold on this one."""
-    entry = next((each for each in live.entries if each.layer == layer), None)
-    if entry is None:
-        return None
-    head = store.catalog.revision(user, entry.revision)
-    return None if stands_on(head, Stack(live.base, layers_below(live, layer))) else head
+    head = head_of(store, user, layer, live)
+    stands = head is None or stands_on(head, Stack(live.base, layers_below(live, layer)))
+    return None if stands else head
 
 
 def was_tried(store: Store, plan: Plan) -> bool:
