@@ -4,6 +4,7 @@ gathers the gate's evidence. What the base said is kept with a revision's scores
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
@@ -16,7 +17,7 @@ from personalpeft.learning.generic import Canary, generic_questions, is_broken
 from personalpeft.learning.lessons import Lesson
 from personalpeft.learning.lineage import Lineage
 from personalpeft.learning.manner import Shown
-from personalpeft.learning.objectives import continuation
+from personalpeft.learning.objectives import around, continuation
 from personalpeft.learning.order import Asking, never, wait_while
 from personalpeft.learning.report import Example
 from personalpeft.learning.rules import Explained, explained
@@ -178,11 +179,38 @@ def examine(
     return examined
 
 
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """Mean log-probs a token of one wanted answer: of its ``words`` and that it ends there, and of the ``manner`` in which a short
+    answer is said, where it is said in any.
+    """
+
+    words: float
+    manner: float | None = None
+
+
 def likelihoods(engine: Scoring, lessons: Sequence[Lesson], stack: Stack) -> dict[str, float]:
-    """The mean log-prob a token of what each lesson wants, by its key."""
+    """How likely the words of what each lesson wants are, by its key."""
+    return {key: of.words for key, of in likelihoods_in_parts(engine, lessons, stack).items()}
+
+
+def likelihoods_in_parts(engine: Scoring, lessons: Sequence[Lesson], stack: Stack) -> dict[str, Likelihood]:
+    """How likely what each lesson wants is, by its key, apart from the manner in which it is said."""
     items = [continuation(engine.backend, lesson.messages, lesson.wanted, _LONGEST) for lesson in lessons]
     scores = engine.score(items, stack)
-    return {lesson.key: score.logp for lesson, score in zip(lessons, scores, strict=True)}
+    return {lesson.key: _in_parts(engine.backend, lesson, score) for lesson, score in zip(lessons, scores, strict=True)}
+
+
+def _in_parts(backend: Backend, lesson: Lesson, score: Score) -> Likelihood:
+    # A manner that repeats the question has ten words to an answer's one, and they are known from what lies below. With
+    # them a fact would pass for known by heart that is not, and for lost where only the manner moved.
+    opening, closing = around(backend, lesson.manner, lesson.shown.request)
+    last = len(score.tokens) - len(backend.end_of_turn)
+    if opening + closing == 0 or opening + closing >= last:
+        return Likelihood(score.logp)
+    words = (*score.tokens[opening : last - closing], *score.tokens[last:])
+    manner = (*score.tokens[:opening], *score.tokens[last - closing : last])
+    return Likelihood(statistics.fmean(words), statistics.fmean(manner))
 
 
 def _weighed(engine: Scoring, sitting: Sitting, replies: Sequence[str]) -> Examined:

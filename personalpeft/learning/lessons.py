@@ -17,12 +17,12 @@ Each current signal has exactly one routing, with its reason; docs/ledger.md has
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Literal, TypeAlias
 
 from personalpeft.learning.facts import asked_of, helped_by
 from personalpeft.learning.habits import latest_change
-from personalpeft.learning.manner import Shown
+from personalpeft.learning.manner import NO_MANNER, Manner, Shown
 from personalpeft.store.base import Ledger, Store
 from personalpeft.telling import outdated
 from personalpeft.types import APP, PERSON, Message, Signal, SignalKind, Turn, canonical_digest
@@ -53,9 +53,9 @@ _OBSERVED_WEIGHT = 0.25
 class Lesson:
     """One thing to learn for a layer: after these messages, ``wanted`` rather than ``rejected`` (None: nothing to
     compare with). A thumb down has only what was ``rejected``; its ``wanted`` is empty. A reward's ``kind`` is that of the
-    thumb that it amounts to. A ``short`` answer is to be said in
-    the manner of what lies below; a ``probe`` is never trained on and judges what its signal's other lessons teach. Where
-    the model gave the wanted answer itself, ``heard`` is what it heard then: the messages with more before them.
+    thumb that it amounts to. A ``short`` answer is to be said in the ``manner`` of what lies below. A ``probe`` is never
+    trained on and judges what its signal's other lessons teach. Where the model gave the wanted answer itself, ``heard``
+    is what it heard then: the messages with more before them.
     """
 
     signal: str
@@ -65,6 +65,7 @@ class Lesson:
     rejected: str | None = None
     weight: float = 1.0
     short: bool = False
+    manner: Manner = NO_MANNER
     probe: bool = False
     heard: tuple[Message, ...] | None = None
 
@@ -76,11 +77,12 @@ class Lesson:
     @property
     def key(self) -> str:
         """Names what is asked, for those who compare answers to it: a signal's one lesson by the signal, a probe by its words
-        too, which change when the manner of what lies below does.
+        too and by the manner of what lies below, which decides how they are scored.
         """
         if not self.probe:
             return self.signal
-        return f"{self.signal}/{canonical_digest([self.messages[-1].content, self.wanted])[:8]}"
+        manner = [] if self.manner == NO_MANNER else [asdict(self.manner)]
+        return f"{self.signal}/{canonical_digest([self.messages[-1].content, self.wanted, *manner])[:8]}"
 
 
 @dataclass(frozen=True, slots=True)

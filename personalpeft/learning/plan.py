@@ -294,7 +294,9 @@ def _manner_below(routings: Sequence[Routing], below: Stack) -> Manner:
 
 
 def _dressed(lesson: Lesson, manner: Manner) -> Lesson:
-    return replace(lesson, wanted=manner.dress(lesson.wanted, lesson.shown.request)) if lesson.short else lesson
+    if not lesson.short:
+        return lesson
+    return replace(lesson, wanted=manner.dress(lesson.wanted, lesson.shown.request), manner=manner)
 
 
 def _with_teacher(lesson: Lesson, heard: Callable[[str, Sequence[Message]], tuple[Message, ...]]) -> Lesson:

@@ -2,7 +2,8 @@
 changed since, by a learn, a rollback or a weight.
 
 Such a layer is judged again in the whole stack as it is now: what it was asked when it was built is asked again, of a
-memory in the words in which the stack below speaks now. Where no more got worse than the gate's margin allows it stays, is
+memory in the manner in which the stack below speaks now. An answer holds where its words are as likely as when the layer was
+built, and its manner as likely as below the layer. Where no more got worse than the gate's margin allows it stays, is
 not asked again for the same stack below, and what is learned next is built on it. Else it is built anew from nothing, and
 that build goes through the gate as any does.
 """
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from personalpeft.errors import AdapterError, Damaged, NotFound
-from personalpeft.learning.examination import likelihoods
+from personalpeft.learning.examination import likelihoods, likelihoods_in_parts
 from personalpeft.learning.gate import Asked, Margins
 from personalpeft.learning.knowing import trained_on
 from personalpeft.learning.lessons import Routing
@@ -74,10 +75,16 @@ def judge_again(store: Store, engine: Engine, plan: Plan, head: Revision, margin
             # What it stood on is gone, so nothing can be said of it.
             return Standing(0, 0, holds=False)
         known = {lesson.signal: built[lesson.key] for lesson in lessons}
-    are, of_base = likelihoods(engine, lessons, plan.live), likelihoods(engine, lessons, Stack(plan.live.base))
-    asked = [Asked(each.key, known[each.signal] or 0.0, are[each.key], of_base[each.key]) for each in lessons]
-    lost = sum(each.worse for each in asked)
-    return Standing(len(asked), len(asked) - lost, holds=bool(asked) and lost <= margins.retention * len(asked))
+    live, below, base = (
+        likelihoods_in_parts(engine, lessons, stack) for stack in (plan.live, plan.below, Stack(plan.live.base))
+    )
+    lost = 0
+    for lesson in lessons:
+        key = lesson.key
+        words = Asked(key, known[lesson.signal] or 0.0, live[key].words, base[key].words)
+        manner = Asked(key, below[key].manner or 0.0, live[key].manner or 0.0, base[key].manner)
+        lost += words.worse or manner.worse
+    return Standing(len(lessons), len(lessons) - lost, holds=bool(lessons) and lost <= margins.retention * len(lessons))
 
 
 def _as_built(plan: Plan, head: Revision) -> Stack:

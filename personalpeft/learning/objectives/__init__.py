@@ -17,7 +17,7 @@ from personalpeft.backends.base import Term
 from personalpeft.learning.lessons import Lesson
 from personalpeft.learning.objectives import distilled, preferred, supervised
 from personalpeft.learning.objectives.anchor import Anchor
-from personalpeft.learning.objectives.base import BEGINNING, Batch, continuation
+from personalpeft.learning.objectives.base import BEGINNING, Batch, around, continuation
 from personalpeft.learning.objectives.distilled import Distilled
 from personalpeft.learning.objectives.preferred import Preferred
 from personalpeft.learning.objectives.supervised import Supervised
@@ -38,5 +38,6 @@ __all__ = [
     "Preferred",
     "Supervised",
     "Thumbs",
+    "around",
     "continuation",
 ]

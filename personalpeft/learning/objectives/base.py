@@ -25,6 +25,13 @@ class Batch:
     manner: Manner
 
 
+def around(backend: Backend, manner: Manner, request: str) -> tuple[int, int]:
+    """How many tokens of an answer to this request are the manner's: before its own words, and after them."""
+    said = manner.to(request)
+    # The space before a word is a part of that word's token.
+    return len(backend.encode(said.opening.rstrip())), len(backend.encode(said.closing))
+
+
 def continuation(backend: Backend, messages: Sequence[Message], answer: str, longest: int) -> Continuation:
     """An answer after its messages, ended as the base ends a turn; cut, and then not ended, where it is longer than
     ``longest`` tokens.

@@ -9,7 +9,7 @@ from typing import Any
 from personalpeft.backends.base import Continuation, Outputs, Term
 from personalpeft.learning.lessons import Lesson
 from personalpeft.learning.manner import NO_MANNER
-from personalpeft.learning.objectives.base import Batch, continuation
+from personalpeft.learning.objectives.base import Batch, around, continuation
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ def _shares(lesson: Lesson, tokens: int, batch: Batch) -> tuple[float, ...]:
     """
     if batch.manner == NO_MANNER:
         return ()
-    recipe, backend, said = batch.recipe, batch.backend, batch.manner.to(lesson.shown.request)
-    opening, closing = len(backend.encode(said.opening.rstrip())), len(backend.encode(said.closing))
+    recipe, backend = batch.recipe, batch.backend
+    opening, closing = around(backend, batch.manner, lesson.shown.request)
     between = max(0, tokens - opening - closing - len(backend.end_of_turn))
     shares = [recipe.shared] * opening + [recipe.content] * between + [recipe.shared] * closing
     shares = (shares + [1.0] * tokens)[:tokens]
