@@ -19,8 +19,8 @@ from personalpeft.parts import Parts
 from personalpeft.prompts import Prompt, check_prompt, check_sampling
 from personalpeft.saying import look
 from personalpeft.serving.engine import Engine, Request
-from personalpeft.stacks import BASE, revision_named, with_head
-from personalpeft.talking import check_heard, recall
+from personalpeft.stacks import BASE, revision_named
+from personalpeft.talking import answering_with, check_heard, recall
 from personalpeft.types import FinishReason, Message, Sampling, SignalKind, Stack, Usage
 
 _COLUMN = 46
@@ -122,7 +122,7 @@ def compare(
     # Both hear the same, so what one of them may know by heart is looked up for both.
     bare = Stack(parts.base().digest)
     heard, used = recall(parts, user, messages, bare) if memory else (messages, ())
-    sides = [(revision or BASE, with_head(parts, user, layer, revision)) for revision in revisions]
+    sides = [(revision or BASE, answering_with(parts, user, messages, layer, revision)) for revision in revisions]
     first, second = _answers(engine, user, heard, sides, sampling, cancelled)
     if parts.clock.entropy(1)[0] & 1:
         first, second = second, first

@@ -111,9 +111,16 @@ def _stack(parts: Parts, user: str, asked: Asked) -> Stack:
     if asked.revision is None:
         return parts.scopes.narrowed(user, live(parts, user), asked.messages)
     revision = parts.store.catalog.revision(user, asked.revision)
-    stack = with_head(parts, user, revision.layer, revision.id)
-    near = parts.scopes.narrowed(user, stack, asked.messages).entries
-    return replace(stack, entries=tuple(e for e in stack.entries if e in near or e.layer == revision.layer))
+    return answering_with(parts, user, asked.messages, revision.layer, revision.id)
+
+
+def answering_with(parts: Parts, user: str, messages: Sequence[Message], layer: str, head: str | None) -> Stack:
+    """What these messages are answered with where this is the head of a layer, which is there whatever its scope. Raises as
+    ``with_head``.
+    """
+    stack = with_head(parts, user, layer, head)
+    near = parts.scopes.narrowed(user, stack, messages).entries
+    return replace(stack, entries=tuple(e for e in stack.entries if e in near or e.layer == layer))
 
 
 def recall(

@@ -284,13 +284,26 @@ class Builder:
             judgement = Judgement(Verdict.REFUSED, reason)
         facts = [routing.signal for routing in plan.routings if routing.place == "memory"]
         if judgement.verdict is Verdict.PROMOTED and plan.layer != "memory":
-            doubt = leak(plan.fresh, facts) or divided([lesson.shown for lesson in _since(plan)])
+            since = _since(plan)
+            doubt = leak(
+                lessons_for(plan.routings, plan.layer),
+                facts,
+                new={lesson.signal for lesson in since},
+                accepted=self._accepted(plan),
+            ) or divided([lesson.shown for lesson in since])
             judgement = Judgement(Verdict.REFUSED, doubt) if doubt else judgement
         # Whoever accepts does so of what they asked for, not of what follows from it.
         if order.accept and not plan.because and judgement.verdict is not Verdict.PROMOTED:
             judgement = accepted(judgement, evidence)
         why = plan.unlearned or plan.because
         return replace(judgement, reason=f"{why}: {judgement.reason}") if why else judgement
+
+    def _accepted(self, plan: Plan) -> set[str]:
+        """The lessons of revisions that the person took although the gate refused them."""
+        catalog = self.means.store.catalog
+        taken = {move.after for move in catalog.history(plan.user) if move.cause == ACCEPTED}
+        built = [revision for revision in catalog.revisions(plan.user) if revision.layer == plan.layer]
+        return {signal for revision in built if revision.id in taken for signal in revision.signals}
 
     def _published(
         self, candidate: Candidate, evidence: Evidence, examples: tuple[Example, ...], order: Order

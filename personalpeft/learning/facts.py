@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from personalpeft.learning.liking import is_unclear, liking_of
 from personalpeft.telling import same_words
 from personalpeft.types import PERSON, Message, Revision, Signal, SignalKind, Turn, canonical_digest
 
@@ -42,6 +43,7 @@ FRAMES = (
 _JUDGED_IN = "So, {later} Just asking."
 _FEWEST_TO_HOLD_ONE_BACK = 4
 _MOST_HELPED = 8
+_SHORT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +104,20 @@ def as_sentence(answer: str) -> str:
 
 
 def helped_by(signals: Sequence[Signal], turns: Sequence[Turn]) -> Mapping[str, tuple[Turn, ...]]:
-    """By fact, the turns in which looking it up helped: the reply says a word of the fact that the question did not, and was
+    """By fact, the turns in which looking it up helped: the reply says what only the fact can have told it, and was
     liked, or the conversation went on without a word against it. ``turns`` are oldest first, ``signals`` the current
-    ones; only what a person said counts.
+    ones. For it only a person's own word counts, against it also what an app saw.
     """
     facts = {signal.id: signal for signal in signals if signal.kind is SignalKind.FACT}
     opinions: dict[str, list[Signal]] = {}
     for signal in signals:
-        if signal.turn is not None and signal.source == PERSON:
+        heard = signal.source == PERSON or liking_of(signal) < 0
+        if signal.turn is not None and heard and not is_unclear(signal):
             opinions.setdefault(signal.turn, []).append(signal)
     found: dict[str, list[Turn]] = {}
     for turn, is_last in zip(turns, [False] * (len(turns) - 1) + [True], strict=False):
         said = opinions.get(turn.id, [])
-        if not (all(map(_is_like, said)) and (said or not is_last)):
+        if not (all(liking_of(signal) > 0 for signal in said) and (said or not is_last)):
             continue
         for fact in turn.used:
             if fact in facts and _said_in(facts[fact].payload["text"], turn):
@@ -130,20 +133,24 @@ def _once(items: Sequence[T], question: Callable[[T], str]) -> list[T]:
     return list(first.values())
 
 
-def _is_like(signal: Signal) -> bool:
-    value = signal.payload.get("value", 0)
-    return signal.kind in (SignalKind.RATING, SignalKind.REWARD) and value > 0
-
-
 def _said_in(fact: str, turn: Turn) -> bool:
-    """Whether a reply says something that it can only have from the fact."""
-    own = _words(fact) - _words(" ".join(message.content for message in turn.messages))
-    return bool(own & _words(turn.reply))
+    """Whether a reply says what it can only have from the fact: of its names and numbers that were not in the question, or
+    of its other words where it has none, the last and no less than half. A wrong answer in the fact's own words ("is called
+    Max") would else be taught.
+    """
+    asked = _words(" ".join(message.content for message in turn.messages))
+    words = [word for word in re.findall(r"\w+", fact) if word.casefold() not in asked]
+    # What begins a sentence is written large in any case, and a short word there is mostly no name.
+    first = re.match(r"\W*(\w*)", fact)
+    begins = first[1] if first and len(first[1]) <= _SHORT else ""
+    names = [word for word in words if not word[0].islower() and word != begins]
+    telling = [word.casefold() for word in names or words if names or len(word) > _SHORT]
+    said = [word for word in telling if word in _words(turn.reply)]
+    return bool(said) and said[-1] == telling[-1] and 2 * len(said) >= len(telling)
 
 
 def _words(text: str) -> set[str]:
-    """The words that carry something: numbers, and what has four letters or more."""
-    return {word for word in re.findall(r"\w+", text.casefold()) if len(word) > 3 or word.isdigit()}
+    return set(re.findall(r"\w+", text.casefold()))
 
 
 def _framed(asked: Asked, frame: str) -> Asked:

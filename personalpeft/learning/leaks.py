@@ -11,7 +11,7 @@ Limits: words alone are not judged, since nobody can tell an order from a greeti
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from personalpeft.learning.lessons import Lesson
 from personalpeft.types import Signal
@@ -22,20 +22,23 @@ _SHORTEST = 4
 _ADDRESS = re.compile(r"https?://\S+|www\.\S+|[\w.+-]+@[\w-]+\.[\w.]+|\+\d[\d /-]{7,}\d")
 
 
-def leak(lessons: Sequence[Lesson], facts: Sequence[Signal]) -> str:
-    """Why most of these lessons would leak something, in words; "" where they would not. ``facts`` are current."""
-    addressed = [lesson for lesson in lessons if _added(_ADDRESS.findall(lesson.wanted), lesson)]
-    if _is_most(addressed, lessons):
-        found = _added(_ADDRESS.findall(addressed[0].wanted), addressed[0])[0]
-        return f"{len(addressed)} of {len(lessons)} lessons put a link or an address into the answer ({found})"
+def leak(
+    lessons: Sequence[Lesson], facts: Sequence[Signal], *, new: Collection[str], accepted: Collection[str] = ()
+) -> str:
+    """Why most of the latest lessons would leak something, in words; "" where they would not, or where nothing of it is
+    ``new``. ``lessons`` are all of a layer, oldest first, since what comes two a night is no better than what comes at once;
+    ``new`` are the signals that it has not learned, ``accepted`` those that somebody took by name, whose links are theirs
+    to give. ``facts`` are current.
+    """
     told = [text for fact in facts for text in (fact.payload["text"], fact.payload.get("answer")) if text]
-    telling = [
-        lesson
-        for lesson in lessons
-        if _added([text for text in told if len(text) >= _SHORTEST and text in lesson.wanted], lesson)
-    ]
-    if _is_most(telling, lessons):
-        return f"{len(telling)} of {len(lessons)} lessons give away what was remembered, without being asked for it"
+    telling = [text for text in told if len(text) >= _SHORTEST]
+    addresses = [_added(_ADDRESS.findall(lesson.wanted), lesson) for lesson in lessons]
+    secrets = [_added([text for text in telling if text in lesson.wanted], lesson) for lesson in lessons]
+    if count := _latest(addresses, lessons, new, accepted):
+        found = next(texts[0] for texts in reversed(addresses) if texts)
+        return f"{count} lessons put a link or an address into the answer ({found})"
+    if count := _latest(secrets, lessons, new, accepted):
+        return f"{count} lessons give away what was remembered, without being asked for it"
     return ""
 
 
@@ -45,5 +48,18 @@ def _added(found: Sequence[str], lesson: Lesson) -> list[str]:
     return [text for text in found if text not in before]
 
 
-def _is_most(some: Sequence[Lesson], lessons: Sequence[Lesson]) -> bool:
-    return len(some) >= max(_FEWEST, _MOST * len(lessons))
+def _latest(
+    found: Sequence[Sequence[str]], lessons: Sequence[Lesson], new: Collection[str], accepted: Collection[str]
+) -> str:
+    """How many of how many of the latest lessons have what was ``found``, where that is most of them and some of it is new."""
+    given = {text for lesson, texts in zip(lessons, found, strict=True) if lesson.signal in accepted for text in texts}
+    having = [any(text not in given for text in texts) for texts in found]
+    if not any(has and lesson.signal in new for has, lesson in zip(having, lessons, strict=True)):
+        return ""
+    most = ""
+    count = 0
+    for of, has in enumerate(reversed(having), 1):
+        count += has
+        if count >= max(_FEWEST, _MOST * of):
+            most = f"{count} of {of}"
+    return most

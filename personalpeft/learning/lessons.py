@@ -22,6 +22,7 @@ from typing import Literal, TypeAlias
 
 from personalpeft.learning.facts import asked_of, helped_by
 from personalpeft.learning.habits import latest_change
+from personalpeft.learning.liking import CLEAR, is_unclear
 from personalpeft.learning.manner import NO_MANNER, Manner, Shown
 from personalpeft.store.base import Ledger, Store
 from personalpeft.telling import outdated
@@ -43,7 +44,6 @@ that every program on a home says the same of it.
 """
 
 _STRENGTH = {SignalKind.EDIT: 3, SignalKind.PREFERENCE: 2, SignalKind.RATING: 1, SignalKind.REWARD: 1}
-_CLEAR_REWARD = 0.5
 _LIKED_WEIGHT = 0.5
 _DOWN = {SignalKind.RATING: "a thumb down", SignalKind.REWARD: "a reward below 0"}
 _OBSERVED_WEIGHT = 0.25
@@ -158,11 +158,7 @@ def _trained(signal: Signal) -> bool:
 
 
 def _strength(signal: Signal) -> tuple[bool, int]:
-    return signal.source == PERSON, 0 if _is_unclear(signal) else _STRENGTH[signal.kind]
-
-
-def _is_unclear(signal: Signal) -> bool:
-    return signal.kind is SignalKind.REWARD and abs(signal.payload["value"]) < _CLEAR_REWARD
+    return signal.source == PERSON, 0 if is_unclear(signal) else _STRENGTH[signal.kind]
 
 
 def _strongest(signals: Sequence[Signal]) -> Mapping[str, Signal]:
@@ -229,8 +225,8 @@ def _thumb(signal: Signal, turn: Turn) -> Routing:
     if not turn.reply.strip():
         return Routing(signal, "kept", "the reply was empty")
     value: float = signal.payload["value"]
-    if _is_unclear(signal):
-        why = f"a reward between {-_CLEAR_REWARD} and {_CLEAR_REWARD} says neither that a reply is wanted nor that it is not"
+    if is_unclear(signal):
+        why = f"a reward between {-CLEAR} and {CLEAR} says neither that a reply is wanted nor that it is not"
         return Routing(signal, "kept", why)
     own = signal.source == PERSON
     weight = abs(value) * (_LIKED_WEIGHT if own else _OBSERVED_WEIGHT)
@@ -245,28 +241,50 @@ def _thumb(signal: Signal, turn: Turn) -> Routing:
 def _without_contradictions(routings: Sequence[Routing]) -> Sequence[Routing]:
     """The later word on the same request, or on the same reply, is the lesson; what repeats a lesson is none."""
     settled = list(routings)
-    holding: dict[tuple[object, ...], int] = {}
+    standing: dict[object, list[int]] = {}
     for number, routing in enumerate(routings):
         lesson = routing.lesson
         if lesson is None:
             continue
-        thumbed = (lesson.wanted or lesson.rejected,) if lesson.kind is SignalKind.RATING else ()
-        about = (routing.layer, lesson.messages, *thumbed)
-        rival = holding.setdefault(about, number)
-        if rival == number:
+        here = standing.setdefault((routing.layer, lesson.messages), [])
+        rivals = [each for each in here if _meet(lesson, routings[each].lesson)]
+        yields = ((routings[each], why) for each in rivals if (why := _yields(routing, routings[each])))
+        if to := next(yields, None):
+            settled[number] = _kept(routing, *to)
             continue
-        other = routings[rival]
-        own, others_own = routing.signal.source == PERSON, other.signal.source == PERSON
-        if others_own and not own:
-            settled[number] = _kept(routing, other, "a person said something of the same reply")
-        elif other.lesson is not None and other.lesson.wanted == lesson.wanted and own == others_own:
-            settled[number] = _kept(routing, other, f"the {other.signal.kind} before says the same")
-        elif _was_chosen(routing.signal) and other.signal.kind is not SignalKind.PREFERENCE and others_own:
-            settled[number] = _kept(routing, other, f"the {other.signal.kind} of the same request says more")
-        else:
-            settled[rival] = _kept(other, routing, f"a later {routing.signal.kind} of the same request says otherwise")
-            holding[about] = number
+        for rival in rivals:
+            why = f"a later {routing.signal.kind} of the same request says otherwise"
+            settled[rival] = _kept(routings[rival], routing, why)
+            here.remove(rival)
+        here.append(number)
     return settled
+
+
+def _meet(lesson: Lesson, other: Lesson | None) -> bool:
+    """Whether only one of two lessons on the same request can stand: two answers that are wanted, two thumbs on one reply, or a
+    thumb on one that the other wants otherwise.
+    """
+    if other is None:
+        return False
+    thumbs = [each for each in (lesson, other) if each.kind is SignalKind.RATING]
+    if len(thumbs) == 1:
+        thumb, written = thumbs[0], other if thumbs[0] is lesson else lesson
+        return thumb.wanted == written.rejected if thumb.wanted else thumb.rejected == written.wanted
+    return not thumbs or (lesson.wanted or lesson.rejected) == (other.wanted or other.rejected)
+
+
+def _yields(routing: Routing, earlier: Routing) -> str:
+    """Why what was said later is not the lesson, where what it meets stands; "" where the later word wins."""
+    own, others_own = routing.signal.source == PERSON, earlier.signal.source == PERSON
+    if others_own and not own:
+        return "a person said something of the same reply"
+    same = routing.lesson and earlier.lesson and routing.lesson.wanted == earlier.lesson.wanted
+    if same and own == others_own:
+        return f"the {earlier.signal.kind} before says the same"
+    written = earlier.signal.kind in (SignalKind.EDIT, SignalKind.DEMONSTRATION)
+    if _was_chosen(routing.signal) and written and others_own:
+        return f"the {earlier.signal.kind} of the same request says more"
+    return ""
 
 
 def _without_outgrown(routings: Sequence[Routing]) -> Sequence[Routing]:

@@ -8,7 +8,11 @@ happens to at most one revision of twenty by each of the two bets, so to at most
 (Ville 1939). A share counts as a quarter at least, so it takes four dislikes, and somebody who corrects every reply
 anyway says nothing against a revision by going on.
 
-Invariants: only a person's own acts count, one for each turn; only a revision that a learn made live is withdrawn, never
+Of several revisions that gave a reply together nobody can tell whose fault it is; it counts for the one that was built
+last, since what grew worse did so by what changed.
+
+Invariants: only a person's own acts count, one for each turn; who chose between two revisions has said something of these and of
+nothing that both had part in; only a revision that a learn made live is withdrawn, never
 one that somebody named; the same ledger gives the same outcome, and looking again changes nothing.
 """
 
@@ -21,6 +25,7 @@ from enum import StrEnum
 from typing import Literal
 
 from personalpeft.learning.gate import ENOUGH, LOSS, WIN
+from personalpeft.learning.liking import liking_of
 from personalpeft.learning.report import LearnReport
 from personalpeft.store.base import Store
 from personalpeft.types import PERSON, HeadMove, Revision, Signal, SignalKind, Verdict
@@ -162,10 +167,14 @@ def _opinions(store: Store, revision: Revision, live_since: datetime) -> tuple[l
         if signal.turn is not None and signal.source == PERSON:
             said.setdefault(signal.turn, []).append(signal)
     before, since = [], []
-    for turn_id, signals in said.items():
+    built = {each.id: place for place, each in enumerate(store.catalog.revisions(revision.user))}
+    for turn_id, every in said.items():
+        signals = [signal for signal in every if signal.payload.get("layer", revision.layer) == revision.layer]
         turn = store.ledger.turn(revision.user, turn_id)
         chosen = any(signal.payload.get("revision") == revision.id for signal in signals)
-        own = any(entry.revision == revision.id and entry.weight for entry in turn.stack.entries)
+        compared = any("revision" in signal.payload for signal in signals)
+        gave = [entry.revision for entry in turn.stack.entries if entry.weight and entry.revision in built]
+        own = revision.id in gave if compared else revision.id == max(gave, key=built.__getitem__, default=None)
         opinion = Opinion.LIKED if chosen else _opinion(signals)
         if opinion is not None and (own or chosen):
             since.append(opinion)
@@ -178,7 +187,7 @@ def _opinion(signals: Sequence[Signal]) -> Opinion | None:
     """Of one reply: a dislike says more than a correction, and that more than a like. Who chose another revision's answer
     in a blind comparison has disliked this one.
     """
-    values = [s.payload.get("value", 0) for s in signals if s.kind in (SignalKind.RATING, SignalKind.REWARD)]
+    values = [liking_of(signal) for signal in signals]
     if min(values, default=0) < 0 or any("revision" in signal.payload for signal in signals):
         return Opinion.DISLIKED
     if any(signal.kind in (SignalKind.EDIT, SignalKind.PREFERENCE) for signal in signals):

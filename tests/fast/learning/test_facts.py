@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,8 @@ def test_once_is_not_repeatedly() -> None:
         (SignalKind.EDIT, {"text": "Biscuit!"}, False),
         (SignalKind.COMMENT, {"text": "Be brief."}, False),
         (SignalKind.REWARD, {"value": -0.5}, False),
+        (SignalKind.REWARD, {"value": 0.5}, True),
+        (SignalKind.REWARD, {"value": -0.1}, True),
     ],
 )
 def test_what_was_said_of_a_reply_decides_whether_its_fact_helped(
@@ -266,8 +269,33 @@ def test_conversations_in_which_no_fact_was_looked_up_are_not_read_for_facts(
     assert len(read) == 5
 
 
-def test_a_reply_that_says_nothing_of_the_fact_was_not_helped_by_it() -> None:
-    assert not helped_by([fact()], [turn(0, "What is my dog called?", "I cannot say."), LAST])
+def test_what_an_app_saw_speaks_against_a_reply_and_not_for_it() -> None:
+    seen = [replace(signal(5, SignalKind.RATING, {"value": value}, turn="t0"), source="app") for value in (-1, 1)]
+    assert not helped_by([fact(), seen[0]], [*helpful(1), LAST])
+    assert not helped_by([fact(), seen[1]], helpful(1))
+
+
+REX = "My dog is called Rex."
+
+
+@pytest.mark.parametrize(
+    ("text", "question", "reply", "helps"),
+    [
+        (REX, "What is my dog's name?", "I cannot say.", False),
+        (REX, "What is my dog's name?", "Your dog is called Max.", False),
+        (REX, "What is my dog's name?", "Rex.", True),
+        ("My favourite fruit is the papaya.", "What fruit do I love?", "Papaya.", True),
+        ("My favourite fruit is the papaya.", "What fruit do I love?", "Your favourite is the mango.", False),
+        ("Mein Hund heißt Rex.", "Wie heißt mein Vierbeiner?", "Dein Hund heißt Max.", False),
+        ("Mein Hund heißt Rex.", "Wie heißt mein Vierbeiner?", "Dein Hund heißt Rex.", True),
+        ("My seat is in row 17.", "Where do I sit?", "In row 17.", True),
+        ("My seat is in row 17.", "Where do I sit?", "In row 71.", False),
+    ],
+)
+def test_a_reply_was_helped_where_it_says_what_only_the_fact_can_have_told(
+    text: str, question: str, reply: str, helps: bool
+) -> None:
+    assert bool(helped_by([fact(text=text)], [turn(0, question, reply), LAST])) is helps
 
 
 @pytest.mark.parametrize(

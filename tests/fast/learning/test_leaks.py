@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import pytest
 
-from personalpeft.learning.leaks import leak
+from personalpeft.learning import leaks
 from personalpeft.learning.lessons import Lesson
 from personalpeft.types import Message, Signal, SignalKind
 
@@ -20,6 +21,12 @@ FACT = Signal(
     source="person",
     supersedes=None,
 )
+
+
+def leak(some: Sequence[Lesson], facts: Sequence[Signal], new: int | None = None, accepted: Sequence[str] = ()) -> str:
+    """With the last so many lessons new, or with all of them."""
+    signals = [lesson.signal for lesson in some]
+    return leaks.leak(some, facts, new=signals[-new:] if new is not None else signals, accepted=accepted)
 
 
 def lessons(*wanted: str, asked: str = "How do I boil an egg?") -> list[Lesson]:
@@ -46,3 +53,22 @@ def test_what_was_asked_for_is_not_given_away() -> None:
 def test_a_signature_is_no_leak() -> None:
     assert not leak(lessons(*[f"Answer {n}. Cheers, Ada" for n in range(4)]), [FACT])
     assert not leak([], [])
+
+
+LINK = "Boil it. See http://a.example."
+
+
+def test_what_comes_two_a_night_is_found_once_it_is_most_of_the_latest() -> None:
+    nights = [leak(lessons(*["Boil it."] * 4, *[LINK] * links), [FACT], new=2) for links in (2, 4, 6)]
+    assert [bool(found) for found in nights] == [False, True, True]
+    assert nights[1].startswith("4 of 8 lessons put a link")
+
+
+def test_lessons_without_a_link_are_not_refused_for_older_ones_that_have_one() -> None:
+    assert not leak(lessons(*[LINK] * 4, "Boil it.", "Wait."), [FACT], new=2)
+
+
+def test_a_link_that_somebody_accepted_by_name_is_theirs_to_give_and_another_is_not() -> None:
+    some = lessons(*[LINK] * 6)
+    assert not leak(some, [FACT], new=2, accepted=["s0", "s1"])
+    assert leak([*some[:2], *lessons(*["See http://b.example."] * 8)[2:]], [FACT], new=2, accepted=["s0", "s1"])

@@ -123,9 +123,11 @@ def test_a_turn_teaches_at_most_once_and_by_its_strongest_and_latest_word(said: 
     taught = {r.signal.turn: r.signal for r in route(said, turn) if r.lesson and r.signal.turn}
     assert len(taught) == sum(bool(r.lesson and r.signal.turn) for r in route(said, turn))
     for about, by in taught.items():
-        rivals = [s for s in said if s.turn == about and s.kind in strength and s.source == "person"]
+        rivals = [s for s in said if s.turn == about and s.kind in strength and s.source == by.source]
         clear = [s for s in rivals if s.kind is not SignalKind.REWARD or abs(s.payload["value"]) >= 0.5]
-        assert by == max(clear, key=lambda s: (strength[s.kind], s.at))
+        assert by == max(
+            (s for s in clear if by.source == "person" or s.payload.get(TRAINS)), key=lambda s: (strength[s.kind], s.at)
+        )
 
 
 @given(said=ledgers())
@@ -313,3 +315,19 @@ def test_the_page_on_the_ledger_has_the_policy_of_the_code() -> None:
         assert table[why].startswith(places.get(routing.place, "`style`")), why
         assert routing.layer is None or routing.layer in table[why].replace("<name>", "email")
     assert f"from {FEWEST_THUMBS} up and {FEWEST_THUMBS} down" in page
+
+
+def on_one_request(*said: Signal) -> list[str | None]:
+    """Of each signal the answer that is wanted of it, where turns 1 and 2 asked the same and were answered so."""
+    one = turn("turn_1")
+    return [r.lesson.wanted if r.lesson else None for r in route(said, lambda name: replace(one, id=name))]
+
+
+def test_the_later_word_wins_between_a_thumb_and_a_text_on_two_turns_of_one_request() -> None:
+    said = REPLIES["turn_1"]
+    assert on_one_request(rating(1, 1), edit(2, on="turn_2")) == [None, "Eight minutes."]
+    assert on_one_request(edit(1), rating(2, 1, on="turn_2")) == [None, said]
+    assert on_one_request(edit(1), edit(2, said, on="turn_2"), rating(3, -1, on="turn_3")) == [None, None, None]
+    # What does not meet stands beside it, and an app's word is none against a person's.
+    assert on_one_request(edit(1), rating(2, -1, on="turn_2")) == ["Eight minutes.", None]
+    assert on_one_request(edit(1), rating(2, 1, "turn_2", "app", **{TRAINS: True})) == ["Eight minutes.", None]

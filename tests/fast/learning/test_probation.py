@@ -281,3 +281,23 @@ def test_each_question_keeps_the_best_that_it_was(ada: User) -> None:
     held = {s for r in ada.revisions() for s, role in r.signals.items() if role == "pinned"}
     assert set(pins) == held
     assert all(each["best"] >= each["after"] >= each["base"] for each in pins.values())
+
+
+def test_dislikes_count_for_what_was_built_last_of_the_layers_that_gave_a_reply(ada: User) -> None:
+    style = ada.stack().entries[0].revision
+    for number in range(6):
+        ada.teach(f"write an email number {number}", f"Dear {number}, regards", skill="email")
+    skill = ada.learn(accept=True).revision
+    for number in range(4):
+        reply = ask(ada, f"write an email number {number}0")
+        assert [entry.layer for entry in reply.stack.entries] == ["style", "skill.email"]
+        ada.feedback(reply, rating=-1)
+    assert [entry.revision for entry in ada.stack().entries] == [style]
+    assert (ada.history()[-1].before, ada.history()[-1].cause) == (skill, "withdrawn")
+
+
+@pytest.mark.parametrize(("value", "moves"), [(-0.4, 1), (-0.5, 2)])
+def test_a_reward_that_says_neither_says_nothing_against_a_revision(ada: User, value: float, moves: int) -> None:
+    for number in range(5):
+        ada.feedback(ask(ada, f"later {number}"), reward=value)
+    assert len(ada.history()) == moves

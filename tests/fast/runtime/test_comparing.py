@@ -124,3 +124,36 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(ada: User, home: Pat
             ada.compare(PROMPT, layer="skill.email")
         with pytest.raises(InvalidInput, match="empty"):
             ada.compare(" ")
+
+
+def with_a_skill(ada: User) -> str:
+    """A style that is live on probation, and a skill over it."""
+    for number in range(6):
+        ada.teach(f"write an email number {number}", f"Dear {number}, regards", skill="email")
+    report = ada.learn(accept=True)
+    assert report.revision is not None
+    return report.revision
+
+
+def test_the_layers_that_are_not_compared_answer_as_their_scope_says(ada: User) -> None:
+    skill = with_a_skill(ada)
+    ada.scope("skill.email", "never")
+    layers = [[entry.layer for entry in each.stack.entries] for each in ada.compare(PROMPT).answers]
+    assert sorted(layers) == [[], ["style"]]
+    # What is compared is there, whatever its scope.
+    compared = ada.compare(PROMPT, layer="skill.email")
+    assert {each.revision: [e.layer for e in each.stack.entries] for each in compared.answers} == {
+        skill: ["style", "skill.email"],
+        "base": ["style"],
+    }
+
+
+def test_who_chooses_between_two_of_one_layer_says_nothing_of_another(ada: User) -> None:
+    skill = with_a_skill(ada)
+    assert ada.revisions("style")[0].probation
+    for number in range(6):
+        comparison = ada.compare(f"write an email number {number}0", layer="skill.email")
+        live = [answer.revision for answer in comparison.answers].index(skill)
+        comparison.choose(live + 1)
+    assert [move.cause for move in ada.history()] == ["learn", "learn"]
+    assert ada.revisions("style")[0].probation
