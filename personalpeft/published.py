@@ -111,7 +111,7 @@ def _withdraw(store: Store, user: str) -> None:
 def _made(parts: Parts, read: Callable[[str], Adapter], user: str) -> tuple[Served | None, str]:
     """What is live of a user as a folder; None, and why, where there is nothing that others could serve."""
     try:
-        stack = stacks.live(parts, user)
+        stack = stacks.switched_on(parts, user)
         if stack.is_bare:
             return None, "nothing is live"
         layers = [(read(entry.digest), entry.weight) for entry in stack.entries if entry.weight != 0]

@@ -21,6 +21,13 @@ def live(parts: Parts, user: str) -> Stack:
     return parts.store.catalog.stack(user, parts.base().digest)
 
 
+def switched_on(parts: Parts, user: str) -> Stack:
+    """What is live but for layers that are "never" to answer: all that programs have a use for that know of no scopes."""
+    stack = live(parts, user)
+    off = {layer.name for layer in parts.store.catalog.layers(user) if layer.scope == "never"}
+    return replace(stack, entries=tuple(entry for entry in stack.entries if entry.layer not in off))
+
+
 def only(parts: Parts, user: str, layers: Sequence[str]) -> Stack:
     """What is live of these layers. Raises ``NotFound`` for one that the user does not have."""
     stack = live(parts, user)

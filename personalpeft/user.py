@@ -488,8 +488,10 @@ class User:
         return write_merged(self._parts.engine(), self._live(None), Path(folder), form)
 
     def _live(self, layer: str | None) -> tuple[StackEntry, ...]:
-        """What is live, of one layer or of all. Raises ``NotFound``."""
-        stack = self.stack() if layer is None else stacks.only(self._parts, self.id, [layer])
+        """What is live of one layer, or of all that are not switched off ("never"). Raises ``NotFound``."""
+        stack = (
+            stacks.switched_on(self._parts, self.id) if layer is None else stacks.only(self._parts, self.id, [layer])
+        )
         if not stack.entries:
             raise NotFound(f"{self.id} has nothing live to export.", hint="Learn first, or roll back to a revision.")
         return stack.entries

@@ -203,7 +203,15 @@ class Learner:
         whoever = ground.id if ground else "the base"
         why = "all that it had learned was taken back"
         report = LearnReport(
-            head.user, head.layer, Verdict.ABSTAINED, f"{why}; {whoever} answers again", at, 0.0, before=head.id
+            head.user,
+            head.layer,
+            Verdict.ABSTAINED,
+            f"{why}; {whoever} answers again",
+            at,
+            0.0,
+            revision=head.id,
+            before=ground.id if ground else None,
+            event="taken back",
         )
         if order.dry_run:
             return replace(report, reason=f"{why}: {whoever} would answer", dry_run=True)

@@ -55,7 +55,8 @@ class LearnReport:
     """The outcome of one ``learn``. ``revision`` is None where none was built; ``before`` is the head that it was
     judged against; ``room`` is how full a layer is that can be full (see capacity.py). ``accepted``: live although the
     gate said otherwise, since the user said so by name. ``event`` is "withdrawn" or "confirmed" where no learn but later
-    signals ended a probation; ``before`` is then what came back. ``error`` names what kept a user or a layer from
+    signals ended a probation, and "taken back" where all that ``revision`` had learned was; ``before`` is then what came
+    back. ``error`` names what kept a user or a layer from
     learning where that fails nobody else; nothing was recorded then, and ``layer`` is empty where none was reached.
     ``moved``: somebody else moved the head while it learned, so nothing has changed and its lessons are there for the next one.
     ``above`` is what the same learn did in the layers over this one, lowest first; each is recorded by itself.
@@ -77,7 +78,7 @@ class LearnReport:
     dry_run: bool = False
     room: Mapping[str, int] = field(default_factory=dict)
     accepted: bool = False
-    event: Literal["learn", "withdrawn", "confirmed"] = "learn"
+    event: Literal["learn", "withdrawn", "confirmed", "taken back"] = "learn"
     error: str = ""
     moved: bool = False
     above: tuple[LearnReport, ...] = ()
@@ -165,7 +166,7 @@ def lines(report: LearnReport) -> list[str]:
     else:
         told += [
             "",
-            f"  {report.revision}" + (f" -> {report.before or 'the base'}" if report.event == "withdrawn" else ""),
+            f"  {report.revision}" + (f" -> {report.before or 'the base'}" if report.event != "confirmed" else ""),
         ]
     return told
 
@@ -174,6 +175,8 @@ def way_back(report: LearnReport) -> list[str]:
     """How to take back what it did: nothing where nothing was built."""
     if report.live:
         return [f"  undo: personalpeft rollback {report.layer} --user {report.user}"]
+    if report.event == "taken back" and not report.dry_run:
+        return [f"  undo: personalpeft rollback {report.layer} --to {report.revision} --user {report.user}"]
     if report.revision and report.verdict is Verdict.REFUSED:
         return [
             f"  make it live all the same: personalpeft rollback {report.layer} --to {report.revision} --user {report.user}"

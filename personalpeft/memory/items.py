@@ -205,10 +205,11 @@ class Memory:
 
     def _acting(self, user: str, item_id: str) -> Signal:
         signal = self._ledger.signal(user, item_id)
-        if all(other.id != signal.id for other in self._current(user)):
+        if all(item.id != signal.id for item in self.items(user)):
             raise NotFound(
                 f"{signal.id} is not a rule or fact that acts now.",
-                hint="It may have been edited or removed, or be another kind of feedback; list the items to see what acts.",
+                hint="It may have been edited, removed or contradicted since, or be another kind of feedback; list the items to see"
+                " what acts.",
             )
         return signal
 

@@ -25,6 +25,7 @@ export function headline(report) {
   if (report.dry_run) return `${name}: a dry run`;
   if (report.event === "withdrawn") return `${name}: taken back by itself`;
   if (report.event === "confirmed") return `${name}: the probation is over`;
+  if (report.event === "taken back") return `${name}: gone, since all that it had learned was taken back`;
   if (report.accepted) return `${name}: live because you said so`;
   if (!report.revision) return `${name}: nothing was built`;
   if (report.verdict === "promoted") return report.probation ? `${name}: learned, on probation` : `${name}: learned`;

@@ -78,7 +78,10 @@ def test_where_nothing_is_left_the_base_answers_again(ada: User, runtime: Runtim
 
     report = ada.learn()
     assert report.reason == "all that it had learned was taken back; the base answers again"
-    assert (report.revision, report.before, report.live) == (None, head, False)
+    assert (report.event, report.revision, report.before, report.live) == ("taken back", head, None, False)
+    undo = f"undo: personalpeft rollback memory --to {head} --user ada"
+    assert undo in str(report)
+    assert undo in str(ada.digest(timedelta(days=1)))
     assert live(ada, "memory") is None
     assert (ada.history()[-1].cause, ada.history()[-1].after) == ("taken back", None)
     assert greedy(ada) == before

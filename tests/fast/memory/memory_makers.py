@@ -37,8 +37,8 @@ class Home:
         self.store = store
         self.memory = Memory(store.ledger, store.catalog, embedder)
 
-    def fact(self, user: str, text: str, *, questions: Sequence[str] = ()) -> Signal:
-        payload = {"text": text, "questions": list(questions), "answer": None}
+    def fact(self, user: str, text: str, *, questions: Sequence[str] = (), answer: str | None = None) -> Signal:
+        payload = {"text": text, "questions": list(questions), "answer": answer}
         return self.store.ledger.add_signal(user, SignalKind.FACT, payload)
 
     def rule(self, user: str, text: str) -> Signal:

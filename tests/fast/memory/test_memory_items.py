@@ -103,6 +103,16 @@ def test_no_user_sees_the_items_of_another(home: Home) -> None:
     assert len(recall.used) == 1
 
 
+def test_a_fact_that_a_later_one_contradicts_does_not_act_and_is_neither_edited_nor_removed(home: Home) -> None:
+    asked = ["What is my dog called?"]
+    older = home.fact("ada", "My dog is called Biscuit.", questions=asked, answer="Biscuit")
+    later = home.fact("ada", "My dog is called Rex.", questions=asked, answer="Rex")
+    for act in (lambda: home.memory.edit("ada", older.id, "It is Bob."), lambda: home.memory.remove("ada", older.id)):
+        with pytest.raises(NotFound, match="acts now"):
+            act()
+    assert [item.id for item in home.memory.items("ada")] == [later.id]
+
+
 def test_a_refused_edit_changes_nothing(home: Home) -> None:
     fact = home.fact("ada", "I live in Ghent.")
     with pytest.raises(InvalidInput):

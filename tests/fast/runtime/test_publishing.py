@@ -105,6 +105,18 @@ def test_what_is_live_of_everybody_is_given_by_its_name_although_nobody_is_serve
     assert len(digests(done.folder)) == 3
 
 
+def test_a_layer_that_is_switched_off_is_not_given_to_others(crowd: Runtime, tmp_path: Path) -> None:
+    user = crowd.user(PEOPLE[0])
+    (layer,) = (entry.layer for entry in user.stack().entries)
+    user.scope(layer, "never")
+    (told,) = crowd.publish([user.id]).stacks
+    assert (told.name, told.reason) == (None, "nothing is live")
+    with pytest.raises(NotFound, match="nothing live to export"):
+        user.export_peft(tmp_path / "peft")
+    # By its name it is.
+    assert user.export_peft(tmp_path / "peft", layer=layer).is_dir()
+
+
 def test_publishing_again_writes_nothing(crowd: Runtime, home: Path) -> None:
     first = crowd.publish()
     before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in first.folder.parent.rglob("*")}
