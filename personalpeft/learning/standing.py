@@ -3,7 +3,7 @@ changed since, by a learn, a rollback or a weight.
 
 Such a layer is judged again in the whole stack as it is now: what it was asked when it was built is asked again, of a
 memory in the manner in which the stack below speaks now. An answer holds where its words are as likely as when the layer was
-built, and its manner as likely as below the layer. Where no more got worse than the gate's margin allows it stays, is
+built, and where it is still in the manner that lies below the layer. Where no more got worse than the gate's margin allows it stays, is
 not asked again for the same stack below, and what is learned next is built on it. Else it is built anew from nothing, and
 that build goes through the gate as any does.
 """
@@ -83,7 +83,8 @@ def judge_again(store: Store, engine: Engine, plan: Plan, head: Revision, margin
         key = lesson.key
         words = Asked(key, known[lesson.signal] or 0.0, live[key].words, base[key].words)
         manner = Asked(key, below[key].manner or 0.0, live[key].manner or 0.0, base[key].manner)
-        lost += words.worse or manner.worse
+        # That somebody answers in another manner is seen at a glance; a shade of it is no reason to build all anew.
+        lost += words.worse or manner.undone
     return Standing(len(lessons), len(lessons) - lost, holds=bool(lessons) and lost <= margins.retention * len(lessons))
 
 

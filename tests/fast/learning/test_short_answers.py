@@ -42,7 +42,7 @@ def scored(monkeypatch: pytest.MonkeyPatch, words: float, manner: Mapping[bool, 
             said = self.backend.decode(item.completion)
             before, biscuit, after = said.partition(" Biscuit." if " Biscuit." in said else "Biscuit.")
             if biscuit:
-                around = manner[has_memory] if before or after else words
+                around = manner[has_memory] if stack.entries else -9.0
                 own = words if stack.entries else -9.0
                 tokens = (*[around] * len(before), *[own] * len(biscuit), *[around] * len(after), own)
                 found[place] = Score(sum(tokens) / len(tokens), found[place].kl, tokens)
