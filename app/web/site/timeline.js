@@ -81,7 +81,7 @@ export function timelineRoom(person, go) {
     const known = new Set(revisions.map((revision) => revision.id));
     const silent = revisions.filter((revision) => !told.has(revision.id));
     // What a learn moved is told by its report.
-    const moves = history.filter((move) => !["learn", "accepted", "withdrawn", "import"].includes(move.cause));
+    const moves = history.filter((move) => !["learn", "accepted", "withdrawn", "taken back", "import"].includes(move.cause));
     return [
       ...reports.map((report) => ({ at: report.at, revision: report.event === "learn" ? report.revision : null,
         draw: () => entry(report.at, headline(report), reportParts(report), report.revision, report.layer, known, heads, report.verdict) })),
