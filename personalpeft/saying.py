@@ -46,20 +46,22 @@ def observe(parts: Parts, user: str, reply: Reply | Turn | str, seen: str) -> st
     return _said(parts, turn, SignalKind.RATING, payload, APP)
 
 
-def teach(parts: Parts, user: str, prompt: str, answer: str, skill: str | None) -> str:
+def teach(parts: Parts, user: str, prompt: str, answer: str, skill: str | None, source: str) -> str:
     if skill is not None:
         check_skill(skill)
+    check_source(source)
     payload = {
         "prompt": check_written(prompt, what="prompt"),
         "answer": check_written(answer, what="answer"),
         "skill": skill,
     }
-    return parts.store.ledger.add_signal(user, SignalKind.DEMONSTRATION, payload).id
+    return parts.store.ledger.add_signal(user, SignalKind.DEMONSTRATION, payload, source=source).id
 
 
-def remember(parts: Parts, user: str, text: str, questions: Sequence[str], answer: str | None) -> str:
+def remember(parts: Parts, user: str, text: str, questions: Sequence[str], answer: str | None, source: str) -> str:
+    check_source(source)
     payload: dict[str, Any] = {"text": check_text(text, what="fact"), **about_fact(questions, answer)}
-    return parts.store.ledger.add_signal(user, SignalKind.FACT, payload).id
+    return parts.store.ledger.add_signal(user, SignalKind.FACT, payload, source=source).id
 
 
 def look(parts: Parts, user: str) -> None:

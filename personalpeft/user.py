@@ -177,18 +177,21 @@ class User:
         """
         return saying.observe(self._parts, self.id, reply, seen)
 
-    def teach(self, prompt: str, answer: str, *, skill: str | None = None) -> str:
+    def teach(self, prompt: str, answer: str, *, skill: str | None = None, source: str = PERSON) -> str:
         """Shows the answer that is wanted to a prompt, for the style or a skill of its own; returns the signal's id.
-        Raises ``InvalidInput``.
+        ``source`` as in ``feedback``. Raises ``InvalidInput``.
         """
-        return saying.teach(self._parts, self.id, prompt, answer, skill)
+        return saying.teach(self._parts, self.id, prompt, answer, skill, source)
 
-    def remember(self, text: str, *, questions: Sequence[str] = (), answer: str | None = None) -> str:
+    def remember(
+        self, text: str, *, questions: Sequence[str] = (), answer: str | None = None, source: str = PERSON
+    ) -> str:
         """Keeps a fact, which is looked up from the next turn on; returns the signal's id. ``questions`` help to find
         it, and with a short ``answer`` to them the next learn takes it into the ``memory`` layer. Without, it is learned once
-        looking it up has helped twice. Raises ``InvalidInput``.
+        looking it up has helped twice. ``source`` is who tells it, where that is not the person: then it is looked up, never
+        learned, and gives way to what the person told. Raises ``InvalidInput``.
         """
-        return saying.remember(self._parts, self.id, text, questions, answer)
+        return saying.remember(self._parts, self.id, text, questions, answer, source)
 
     def items(self) -> tuple[Item, ...]:
         """The rules and facts that act now, oldest first."""

@@ -95,6 +95,7 @@ class TeachBody:
     prompt: Written
     answer: Written
     skill: SkillName | None = None
+    source: SourceName = "person"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ class RememberBody:
     text: Short
     questions: Annotated[tuple[Short, ...], Many(100)] = ()
     answer: Short | None = None
+    source: SourceName = "person"
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,6 +221,13 @@ def test_a_skill_is_taught(ada: Any, own: User) -> None:
     assert ada.lessons()[0].layer == "skill.email"
 
 
+def test_who_shows_or_tells_something_is_kept_with_it(ada: Any, own: User) -> None:
+    ada.teach("Write to Bo.", "Dear Bo", source="judge")
+    ada.remember("My dog is called Biscuit.", source="crm")
+    ada.teach("Write to Cy.", "Dear Cy")
+    assert [signal.source for signal in own.signals()] == ["judge", "crm", "person"]
+
+
 def test_what_the_app_saw_is_kept_only_where_it_may_be(ada: Any) -> None:
     reply = ada.chat("Hello")
     assert ada.observe(reply, "copied") is None
@@ -568,6 +575,8 @@ WRONG: dict[str, tuple[type[PersonalPeftError], Any]] = {
     "a turn that is none": (NotFound, lambda user: user.turn("../../etc")),
     "an item that is none": (NotFound, lambda user: user.edit_item("no item", "Text")),
     "a skill with a slash": (InvalidInput, lambda user: user.teach("A", "B", skill="a/b")),
+    "a lesson of nobody": (InvalidId, lambda user: user.teach("A", "B", source="")),
+    "a fact of nobody": (InvalidId, lambda user: user.remember("A", source="A Judge")),
     "an answer without a question": (InvalidInput, lambda user: user.remember("A", answer="B")),
     "a layer that cannot be": (InvalidId, lambda user: user.learn("no layer")),
     "an odd start": (InvalidInput, lambda user: user.learn(start="somewhere")),
