@@ -193,6 +193,15 @@ class User:
         """
         return saying.remember(self._parts, self.id, text, questions, answer, source)
 
+    def retract(self, *signals: str) -> tuple[Signal, ...]:
+        """Takes back what was said, whatever it was and whoever gave it, by the ids of signals or their beginnings; returns what
+        they named. All of it or none: from now on it counts no more, and the next learn builds without it what has learned of it.
+        The ledger keeps that it was said; ``forget`` destroys it. What it superseded stays off, since that was given
+        up too; what only gave way to it counts again, such as the thumb beside an edit or the fact that it contradicted. Raises
+        ``NotFound``, also for what was superseded or taken back already, ``Forgotten``, ``InvalidInput``.
+        """
+        return saying.retract(self._parts, self.id, signals)
+
     def items(self) -> tuple[Item, ...]:
         """The rules and facts that act now, oldest first."""
         return self._parts.memory.items(self.id)
@@ -207,7 +216,7 @@ class User:
         return self._parts.memory.edit(self.id, item_id, text, questions=questions, answer=answer)
 
     def remove_item(self, item_id: str) -> None:
-        """Switches a rule or fact off; the ledger keeps that it was there. Raises ``NotFound``."""
+        """Switches a rule or fact off, as ``retract`` does; the ledger keeps that it was there. Raises ``NotFound``."""
         self._parts.memory.remove(self.id, item_id)
 
     # Learning, and taking it back
@@ -359,7 +368,7 @@ class User:
         cancelled: Callable[[], bool] = never,
     ) -> ForgetReport:
         """Destroys something that was said, for good: a turn, or a piece of feedback, a fact or a rule by its id. Not switched
-        off, as ``remove_item`` does, but gone: its words, every revision that saw them, what was reported of it, and
+        off, as ``retract`` does, but gone: its words, every revision that saw them, what was reported of it, and
         what was answered with it in view. Then the layers that lost their live revision are built again from what is
         left, and judged as in any learn; until that is done, or where it is refused, they are as they were before the
         item. ``docs/privacy.md`` says what goes with what.

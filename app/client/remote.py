@@ -122,6 +122,10 @@ class RemoteUser:
         said: v.Said = self._call(do.REMEMBER, v.RememberBody(text, tuple(questions), answer, source))
         return said.signal
 
+    def retract(self, *signals: str) -> tuple[Signal, ...]:
+        taken: tuple[Signal, ...] = self._call(do.RETRACT, v.RetractBody(signals))
+        return taken
+
     def items(self) -> tuple[Item, ...]:
         return self._all(do.ITEMS, v.PageQuery(limit=_PAGE))
 

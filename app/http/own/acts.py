@@ -123,6 +123,10 @@ def remember(call: Call) -> v.Said:
     return v.Said(call.user.remember(body.text, questions=body.questions, answer=body.answer, source=body.source))
 
 
+def retract(call: Call) -> tuple[Signal, ...]:
+    return call.user.retract(*call.body.signals)
+
+
 def signals(call: Call) -> v.Page[Signal]:
     return page(call.user.signals(current=call.query.current), call.query, by_id)
 

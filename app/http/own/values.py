@@ -109,6 +109,13 @@ class RememberBody:
 
 
 @dataclass(frozen=True, slots=True)
+class RetractBody:
+    """The ids of the signals to take back, or the beginnings of them; see ``User.retract``."""
+
+    signals: Annotated[tuple[ItemId, ...], Many(1000, 1)]
+
+
+@dataclass(frozen=True, slots=True)
 class EditItemBody:
     """A rule or fact said anew; see ``User.edit_item``."""
 
