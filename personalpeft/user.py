@@ -264,8 +264,8 @@ class User:
         return self._parts.learner().learn(self.id, layer, order)
 
     def review(self) -> tuple[LearnReport, ...]:
-        """Ends the probations that what was said until now decides; each end is a report. That happens by itself with feedback
-        and with a learn, unless somebody else was just learning. Raises ``Busy`` while a learn of this user runs.
+        """Ends the probations that what was said until now decides; each end is a report. That happens by itself with feedback,
+        with what is taken back and with a learn, unless somebody else was just learning. Raises ``Busy`` while a learn of this user runs.
         """
         return look_again(self._parts.store, self.id, self._parts.clock.now)
 

@@ -115,6 +115,18 @@ def test_what_an_app_gave_can_be_taken_back_too(home: Path) -> None:
         assert ada.signals() == ()
 
 
+def test_what_a_person_takes_back_is_unlearned_though_an_app_says_it_too(ada: User) -> None:
+    hers = fact(ada, "Biscuit")
+    ada.learn()
+    theirs = ada.remember("My dog is Biscuit.", questions=["What is my dog called?"], answer="Biscuit", source="crm")
+    assert ada.pending().news == ()
+    ada.retract(hers)
+    assert [news.kind for news in ada.pending().news] == ["taken back"]
+    ada.learn()
+    assert ada.stack().entries == ()
+    assert [item.id for item in ada.items()] == [theirs]
+
+
 def test_the_beginning_of_an_id_is_enough_and_naming_one_twice_takes_it_back_once(ada: User) -> None:
     edit = ada.feedback(ask(ada), edit="Eight minutes.")
     assert [signal.id for signal in ada.retract(edit[:-1], edit)] == [edit]
