@@ -28,7 +28,7 @@ from personalpeft_app.commands.move import (
 from personalpeft_app.commands.practice import practice
 from personalpeft_app.commands.publish import publish
 from personalpeft_app.commands.report import report
-from personalpeft_app.commands.say import feedback, remember, teach
+from personalpeft_app.commands.say import feedback, remember, retract, teach
 from personalpeft_app.commands.serve import serve, token
 from personalpeft_app.commands.talk import ask
 from personalpeft_app.commands.tui import tui
@@ -91,7 +91,7 @@ def cli() -> None:
 
 
 cli.add_section("Talk", (ask, chat, tui, demo))
-cli.add_section("Feedback", (feedback, compare, teach, remember))
+cli.add_section("Feedback", (feedback, compare, teach, remember, retract))
 cli.add_section("Learn", (learn, daemon, practice, rollback, weigh, scope, forget))
 cli.add_section("Look", (stack, revisions, report, turns, lessons, why, memory, users, models))
 cli.add_section("Move", (export, import_, export_peft, import_peft, export_gguf, import_gguf, export_merged))

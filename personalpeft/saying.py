@@ -1,15 +1,16 @@
-"""What a person says, or an app sees, checked and kept as a signal; each function as the ``User`` method of its name.
+"""What a person says, or an app sees, checked and kept as a signal, and how it is taken back; each function as the ``User``
+method of its name.
 
 Invariant: a signal is durable when its id is returned; what else comes of it is looked at afterwards, and cannot fail it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
-from personalpeft.errors import InvalidInput, PersonalPeftError
+from personalpeft.errors import InvalidInput, NotFound, PersonalPeftError
 from personalpeft.ids import check_skill, check_source
 from personalpeft.learning.lessons import SEEN, TRAINS
 from personalpeft.learning.probation import look_again
@@ -17,7 +18,8 @@ from personalpeft.memory.items import about_fact, check_text
 from personalpeft.parts import Parts
 from personalpeft.prompts import check_written
 from personalpeft.replies import Reply, turn_of
-from personalpeft.types import APP, SignalKind, Turn
+from personalpeft.store.base import Ledger
+from personalpeft.types import APP, Signal, SignalKind, Turn
 
 
 def feedback(parts: Parts, user: str, reply: Reply | Turn | str, source: str, **said: Any) -> str:
@@ -46,20 +48,36 @@ def observe(parts: Parts, user: str, reply: Reply | Turn | str, seen: str) -> st
     return _said(parts, turn, SignalKind.RATING, payload, APP)
 
 
-def teach(parts: Parts, user: str, prompt: str, answer: str, skill: str | None) -> str:
+def teach(parts: Parts, user: str, prompt: str, answer: str, skill: str | None, source: str) -> str:
     if skill is not None:
         check_skill(skill)
+    check_source(source)
     payload = {
         "prompt": check_written(prompt, what="prompt"),
         "answer": check_written(answer, what="answer"),
         "skill": skill,
     }
-    return parts.store.ledger.add_signal(user, SignalKind.DEMONSTRATION, payload).id
+    return parts.store.ledger.add_signal(user, SignalKind.DEMONSTRATION, payload, source=source).id
 
 
-def remember(parts: Parts, user: str, text: str, questions: Sequence[str], answer: str | None) -> str:
+def remember(parts: Parts, user: str, text: str, questions: Sequence[str], answer: str | None, source: str) -> str:
+    check_source(source)
     payload: dict[str, Any] = {"text": check_text(text, what="fact"), **about_fact(questions, answer)}
-    return parts.store.ledger.add_signal(user, SignalKind.FACT, payload).id
+    return parts.store.ledger.add_signal(user, SignalKind.FACT, payload, source=source).id
+
+
+def retract(parts: Parts, user: str, named: Sequence[str]) -> tuple[Signal, ...]:
+    if not named:
+        raise InvalidInput("Nothing is named to take back.", hint="Give the id of a signal.")
+    ledger = parts.store.ledger
+    signals = {signal.id: signal for signal in (ledger.signal(user, each) for each in named)}
+    counting = {signal.id for signal in ledger.signals(user)}
+    for signal in signals:
+        if signal not in counting:
+            raise _off_already(ledger, user, signal, counting)
+    ledger.retract(user, *signals)
+    look(parts, user)
+    return tuple(signals.values())
 
 
 def look(parts: Parts, user: str) -> None:
@@ -78,6 +96,21 @@ def _said(parts: Parts, turn: Turn, kind: SignalKind, payload: dict[str, Any], s
     if said and (said[-1].kind, said[-1].payload) == (kind, payload):
         return said[-1].id
     return parts.store.ledger.add_signal(turn.user, kind, payload, turn=turn.id, source=source).id
+
+
+def _off_already(ledger: Ledger, user: str, signal: str, counting: Collection[str]) -> NotFound:
+    """Why a signal counts no more, for who wants to take it back: a later one stands there, or it was taken back."""
+    heirs = {each.supersedes: each.id for each in ledger.signals(user, current=False) if each.supersedes}
+    newest = signal
+    while newest in heirs:
+        newest = heirs[newest]
+    again = "say it again if it is to count after all."
+    if newest == signal:
+        return NotFound(f"{signal} was taken back already.", hint=again.capitalize())
+    return NotFound(
+        f"{signal} counts no more: {newest} came in its place.",
+        hint=f"Take {newest} back instead." if newest in counting else f"That was taken back as well; {again}",
+    )
 
 
 def _signal_of(turn: Turn, what: str, value: Any) -> tuple[SignalKind, dict[str, Any]]:

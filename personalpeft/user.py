@@ -177,18 +177,30 @@ class User:
         """
         return saying.observe(self._parts, self.id, reply, seen)
 
-    def teach(self, prompt: str, answer: str, *, skill: str | None = None) -> str:
+    def teach(self, prompt: str, answer: str, *, skill: str | None = None, source: str = PERSON) -> str:
         """Shows the answer that is wanted to a prompt, for the style or a skill of its own; returns the signal's id.
-        Raises ``InvalidInput``.
+        ``source`` as in ``feedback``. Raises ``InvalidInput``.
         """
-        return saying.teach(self._parts, self.id, prompt, answer, skill)
+        return saying.teach(self._parts, self.id, prompt, answer, skill, source)
 
-    def remember(self, text: str, *, questions: Sequence[str] = (), answer: str | None = None) -> str:
+    def remember(
+        self, text: str, *, questions: Sequence[str] = (), answer: str | None = None, source: str = PERSON
+    ) -> str:
         """Keeps a fact, which is looked up from the next turn on; returns the signal's id. ``questions`` help to find
         it, and with a short ``answer`` to them the next learn takes it into the ``memory`` layer. Without, it is learned once
-        looking it up has helped twice. Raises ``InvalidInput``.
+        looking it up has helped twice. ``source`` is who tells it, where that is not the person: then it is looked up, never
+        learned, and gives way to what the person told. Raises ``InvalidInput``.
         """
-        return saying.remember(self._parts, self.id, text, questions, answer)
+        return saying.remember(self._parts, self.id, text, questions, answer, source)
+
+    def retract(self, *signals: str) -> tuple[Signal, ...]:
+        """Takes back what was said, whatever it was and whoever gave it, by the ids of signals or their beginnings; returns what
+        they named. All of it or none: from now on it counts no more, and the next learn builds without it what has learned of it.
+        The ledger keeps that it was said; ``forget`` destroys it. What it superseded stays off, since that was given
+        up too; what only gave way to it counts again, such as the thumb beside an edit or the fact that it contradicted. Raises
+        ``NotFound``, also for what was superseded or taken back already, ``Forgotten``, ``InvalidInput``.
+        """
+        return saying.retract(self._parts, self.id, signals)
 
     def items(self) -> tuple[Item, ...]:
         """The rules and facts that act now, oldest first."""
@@ -204,7 +216,7 @@ class User:
         return self._parts.memory.edit(self.id, item_id, text, questions=questions, answer=answer)
 
     def remove_item(self, item_id: str) -> None:
-        """Switches a rule or fact off; the ledger keeps that it was there. Raises ``NotFound``."""
+        """Switches a rule or fact off, as ``retract`` does; the ledger keeps that it was there. Raises ``NotFound``."""
         self._parts.memory.remove(self.id, item_id)
 
     # Learning, and taking it back
@@ -252,8 +264,8 @@ class User:
         return self._parts.learner().learn(self.id, layer, order)
 
     def review(self) -> tuple[LearnReport, ...]:
-        """Ends the probations that what was said until now decides; each end is a report. That happens by itself with feedback
-        and with a learn, unless somebody else was just learning. Raises ``Busy`` while a learn of this user runs.
+        """Ends the probations that what was said until now decides; each end is a report. That happens by itself with feedback,
+        with what is taken back and with a learn, unless somebody else was just learning. Raises ``Busy`` while a learn of this user runs.
         """
         return look_again(self._parts.store, self.id, self._parts.clock.now)
 
@@ -356,7 +368,7 @@ class User:
         cancelled: Callable[[], bool] = never,
     ) -> ForgetReport:
         """Destroys something that was said, for good: a turn, or a piece of feedback, a fact or a rule by its id. Not switched
-        off, as ``remove_item`` does, but gone: its words, every revision that saw them, what was reported of it, and
+        off, as ``retract`` does, but gone: its words, every revision that saw them, what was reported of it, and
         what was answered with it in view. Then the layers that lost their live revision are built again from what is
         left, and judged as in any learn; until that is done, or where it is refused, they are as they were before the
         item. ``docs/privacy.md`` says what goes with what.

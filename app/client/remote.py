@@ -112,13 +112,19 @@ class RemoteUser:
         told: v.Observed = self._call(do.OBSERVE, {"seen": seen}, turn=_turn(reply))
         return told.signal
 
-    def teach(self, prompt: str, answer: str, *, skill: str | None = None) -> str:
-        said: v.Said = self._call(do.TEACH, v.TeachBody(prompt, answer, skill))
+    def teach(self, prompt: str, answer: str, *, skill: str | None = None, source: str = PERSON) -> str:
+        said: v.Said = self._call(do.TEACH, v.TeachBody(prompt, answer, skill, source))
         return said.signal
 
-    def remember(self, text: str, *, questions: Sequence[str] = (), answer: str | None = None) -> str:
-        said: v.Said = self._call(do.REMEMBER, v.RememberBody(text, tuple(questions), answer))
+    def remember(
+        self, text: str, *, questions: Sequence[str] = (), answer: str | None = None, source: str = PERSON
+    ) -> str:
+        said: v.Said = self._call(do.REMEMBER, v.RememberBody(text, tuple(questions), answer, source))
         return said.signal
+
+    def retract(self, *signals: str) -> tuple[Signal, ...]:
+        taken: tuple[Signal, ...] = self._call(do.RETRACT, v.RetractBody(signals))
+        return taken
 
     def items(self) -> tuple[Item, ...]:
         return self._all(do.ITEMS, v.PageQuery(limit=_PAGE))

@@ -11,6 +11,7 @@ from personalpeft.learning.report import said
 from personalpeft_app import opening
 from personalpeft_app.options import Common, Group, command, common_options
 from personalpeft_app.output import as_data, moment, note, one_line, show, table
+from personalpeft_app.unlearning import to_unlearn, unlearned_later
 
 if TYPE_CHECKING:
     from personalpeft.bases.base import Card
@@ -206,11 +207,11 @@ def memory_edit(common: Common, item: str, text: str, questions: tuple[str, ...]
 def memory_remove(common: Common, item: str) -> None:
     """Switch a rule or fact off. ITEM is its id or the beginning of it. The ledger keeps that it was there."""
     with opening.user(common, "change") as user:
+        before = to_unlearn(user)
         user.remove_item(item)
-        known = sorted({news.layer for news in user.pending().news if news.kind == "taken back"})
+        later = unlearned_later(user, before)
     show(common, {"removed": item, "user": user.id}, "")
-    later = f" What {' and '.join(known)} learned of it goes with the next learn." if known else ""
-    note(common, f"Removed.{later}")
+    note(common, f"Removed. {later}".rstrip())
 
 
 memory.add_section("Commands", (memory_list, memory_edit, memory_remove))

@@ -1,4 +1,4 @@
-"""Saying what was good, what was not, and what is so."""
+"""Saying what was good, what was not, and what is so; and taking that back."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from personalpeft.errors import InvalidInput
+from personalpeft.learning.report import excerpt, said
 from personalpeft_app import opening
 from personalpeft_app.options import Common, command
 from personalpeft_app.output import note, show
 from personalpeft_app.texts import edited, given
+from personalpeft_app.unlearning import to_unlearn, unlearned_later
 
 if TYPE_CHECKING:
     from personalpeft.learning.account import Account
@@ -134,3 +136,31 @@ def remember(common: Common, text: str, questions: tuple[str, ...], answer: str 
     show(common, {"signal": signal, "user": user.id}, signal)
     learned = ", and the next learn takes it in" if answer else ""
     note(common, f"Kept. It acts from the next question on{learned}.")
+
+
+@command(
+    "retract",
+    examples=(
+        "personalpeft retract s_01m7yhn42w",
+        "personalpeft retract s_01m7yhn42w s_01m7yhp8xd --json",
+    ),
+)
+@click.argument("signals", nargs=-1, required=True, metavar="ID...")
+def retract(common: Common, signals: tuple[str, ...]) -> None:
+    """Take back feedback of any kind: a thumb, an edit, a rule, a fact.
+
+    ID is what feedback printed and lessons lists, or the beginning of it. Of several, all are taken back or none. Prints the
+    ids in full.
+
+    It counts no more, and the next learn builds without it what has learned of it. What it superseded stays off. The ledger
+    keeps that it was said. To destroy it: personalpeft forget
+    """
+    with opening.user(common, "change") as user:
+        before = to_unlearn(user)
+        taken = user.retract(*signals)
+        later = unlearned_later(user, before)
+    show(common, {"retracted": taken, "user": user.id}, "\n".join(signal.id for signal in taken))
+    for signal in taken:
+        note(common, f'Taken back: the {signal.kind} {signal.id}, "{excerpt(said(signal))}".')
+    if later:
+        note(common, later)

@@ -6,7 +6,8 @@ Each current signal has exactly one routing, with its reason; docs/ledger.md has
   it saw it, and never against a person's word.
 - Of several acts on one turn the strongest is the lesson: what was written (an edit, then a preferred text) says more
   than a thumb. Of one kind the latest counts.
-- A fact is looked up, and where it is known which questions it answers it is a lesson of the memory layer beside that.
+- A fact is looked up, and where it is known which questions it answers and a person told it, it is a lesson of the memory
+  layer beside that. Nobody else's fact takes the place of a person's.
 - A reward is a thumb of some size: one that is clear counts as much as it says, one that is not is kept.
 - Where the way of answering has changed (habits.py), what shows the old way is kept and no more.
 - Of two answers shown to the same request the later counts, and of two thumbs on the same reply; but a choice between two
@@ -119,9 +120,9 @@ def route(
     """
     strongest = _strongest(signals)
     helped = helped_by(signals, turns)
-    later = outdated([signal for signal in signals if signal.kind is SignalKind.FACT])
+    rivals = outdated([signal for signal in signals if signal.kind is SignalKind.FACT])
     routings = [
-        _fact(signal, helped.get(signal.id, ()), later.get(signal.id))
+        _fact(signal, helped.get(signal.id, ()), rivals.get(signal.id))
         if signal.kind is SignalKind.FACT
         else _route(signal, turn_of, strongest)
         for signal in signals
@@ -192,10 +193,13 @@ def _route(signal: Signal, turn_of: Callable[[str], Turn], strongest: Mapping[st
     return _from_turn(signal, turn_of(signal.turn))
 
 
-def _fact(signal: Signal, helped: Sequence[Turn], later: str | None) -> Routing:
-    if later is not None:
-        return Routing(signal, "kept", "a later fact answers the same question otherwise", instead=later)
+def _fact(signal: Signal, helped: Sequence[Turn], rival: Signal | None) -> Routing:
+    if rival is not None:
+        whose = "a person's" if rival.source == PERSON != signal.source else "a later"
+        return Routing(signal, "kept", f"{whose} fact answers the same question otherwise", instead=rival.id)
     why = "a fact is looked up when a question is near it"
+    if signal.source != PERSON:
+        return Routing(signal, "memory", f"{why}; only a person's own are learned too")
     asked, judged = asked_of(signal, helped)
     if judged is None:
         return Routing(signal, "memory", why)

@@ -99,7 +99,7 @@ class Memory:
         self.embedder = embedder
 
     def items(self, user: str, kind: ItemKind | None = None) -> tuple[Item, ...]:
-        """The items that act now, oldest first: no fact that a later one contradicts. Raises ``NotFound`` for a user that is not
+        """The items that act now, oldest first: no fact that gives way to another (``telling``). Raises ``NotFound`` for a user that is not
         there.
         """
         current = self._current(user)
@@ -142,7 +142,7 @@ class Memory:
         comes once. ``count`` says how many tokens a text has; the added text, with the blank line before it, has at most ``budget_tokens``.
         Where that holds no item, nothing is added. ``system`` is what the base says first in a chat without a system message: it
         goes before what is added to such a chat, and is not charged to the budget. What is ``known`` to whoever answers is not
-        looked up, nor what a later fact contradicts.
+        looked up, nor a fact that gives way to another.
         """
         current = self._current(user)
         rules = [each for each in current if each.kind is SignalKind.COMMENT and each.id not in known]

@@ -180,8 +180,8 @@ class Ledger(Protocol):
         """Oldest first; of one ``turn`` where that is given. ``current`` leaves out what was superseded or retracted."""
         ...
 
-    def retract(self, user: str, signal_id: str) -> None:
-        """Switches a signal off from now on; the history keeps it."""
+    def retract(self, user: str, *signals: str) -> None:
+        """Switches signals off from now on, all or none; the history keeps them."""
         ...
 
 

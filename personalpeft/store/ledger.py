@@ -187,13 +187,13 @@ class SqliteLedger:
             found = rows(db, sql + " order by s.seq", user, *[str(kind) for kind in wanted], *of)
         return tuple(signal_from(each) for each in found)
 
-    def retract(self, user: str, signal_id: str) -> None:
-        """Switches a signal off from now on. Retracting twice is fine and recorded once. Raises ``NotFound``."""
+    def retract(self, user: str, *signals: str) -> None:
+        """Switches signals off from now on, all or none. Retracting twice is fine and recorded once. Raises ``NotFound``."""
         with self._database.writing() as db:
-            signal_id = known_id(db, "signal", user, signal_id)
-            if row(db, "select seq from retraction where user = ? and signal = ?", user, signal_id):
-                return
-            entries.append(db, user, "retraction", {"signal": signal_id, "at": entries.as_text(self._now())})
+            for each in signals:
+                signal = known_id(db, "signal", user, each)
+                if row(db, "select seq from retraction where user = ? and signal = ?", user, signal) is None:
+                    entries.append(db, user, "retraction", {"signal": signal, "at": entries.as_text(self._now())})
 
 
 def _not_forgotten(db: sqlite_utils.Database, user: str, signals: Sequence[str]) -> list[str]:

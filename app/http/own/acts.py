@@ -114,11 +114,17 @@ def observe(call: Call) -> v.Observed:
 
 
 def teach(call: Call) -> v.Said:
-    return v.Said(call.user.teach(call.body.prompt, call.body.answer, skill=call.body.skill))
+    body = call.body
+    return v.Said(call.user.teach(body.prompt, body.answer, skill=body.skill, source=body.source))
 
 
 def remember(call: Call) -> v.Said:
-    return v.Said(call.user.remember(call.body.text, questions=call.body.questions, answer=call.body.answer))
+    body = call.body
+    return v.Said(call.user.remember(body.text, questions=body.questions, answer=body.answer, source=body.source))
+
+
+def retract(call: Call) -> tuple[Signal, ...]:
+    return call.user.retract(*call.body.signals)
 
 
 def signals(call: Call) -> v.Page[Signal]:

@@ -162,6 +162,11 @@ REMEMBER = Operation(
     "remember", "POST", f"{_USER}/remember", "Say", "Keeps a fact, which is looked up from the next turn on.",
     v.Said, v.RememberBody, status=201, makes_user=True,
 )  # fmt: skip
+RETRACT = Operation(
+    "retract", "POST", f"{_USER}/retractions", "Say",
+    "Takes back what was said, all that is named or none: it counts no more. Answers what it was; the ledger keeps it.",
+    tuple[Signal, ...], v.RetractBody, status=201,
+)  # fmt: skip
 SIGNALS = Operation(
     "signals", "GET", f"{_USER}/signals", "Say", "What was said, oldest first.", Signal, query=v.CurrentQuery, paged=True,
 )  # fmt: skip

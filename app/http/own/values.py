@@ -95,6 +95,7 @@ class TeachBody:
     prompt: Written
     answer: Written
     skill: SkillName | None = None
+    source: SourceName = "person"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,14 @@ class RememberBody:
     text: Short
     questions: Annotated[tuple[Short, ...], Many(100)] = ()
     answer: Short | None = None
+    source: SourceName = "person"
+
+
+@dataclass(frozen=True, slots=True)
+class RetractBody:
+    """The ids of the signals to take back, or the beginnings of them; see ``User.retract``."""
+
+    signals: Annotated[tuple[ItemId, ...], Many(1000, 1)]
 
 
 @dataclass(frozen=True, slots=True)

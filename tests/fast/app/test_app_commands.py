@@ -151,6 +151,36 @@ def test_who_removes_what_was_learned_hears_when_it_is_gone(place: Place) -> Non
     assert "the base answers again" in place.run("learn").stdout
 
 
+def test_who_takes_feedback_back_hears_what_it_was_and_when_it_is_gone(taught: Place) -> None:
+    assert taught.run("learn").exit_code == 0
+    use = {each["signal"]["id"]: each["use"] for each in json.loads(taught.run("lessons", "--json").stdout)["lessons"]}
+    held = next(signal for signal, of in use.items() if of == "held back to judge by")
+    result = taught.run("retract", held)
+    assert (result.exit_code, result.stdout) == (0, f"{held}\n")
+    assert f"Taken back: the edit {held}, " in result.stderr
+    assert "the next learn" not in result.stderr
+    first, second = [signal for signal, of in use.items() if of == "learned"][:2]
+    result = taught.run("retract", first, second[:-1], "--json")
+    assert [each["id"] for each in json.loads(result.stdout)["retracted"]] == [first, second]
+    third = next(signal for signal, of in use.items() if of == "learned" and signal not in (first, second))
+    assert "What style learned of it goes with the next learn." in taught.run("retract", third).stderr
+    report = json.loads(taught.run("learn", "--json").stdout)
+    assert report["reason"].startswith("3 lessons that it learned were taken back: ")
+
+
+def test_who_takes_back_what_nothing_learned_is_not_told_of_what_was_taken_back_before(taught: Place) -> None:
+    fact, other = (
+        taught.run("remember", f"I like {what}.", "--question", f"What of {what}?", "--answer", "Yes").stdout.strip()
+        for what in ("figs", "plums")
+    )
+    taught.run("learn")
+    taught.run("ask", "hello")
+    down = taught.run("feedback", "--down").stdout.strip()
+    assert "What memory learned of it goes with the next learn." in taught.run("retract", fact).stderr
+    assert "next learn" not in taught.run("retract", down).stderr
+    assert "What memory learned of it goes with the next learn." in taught.run("memory", "remove", other).stderr
+
+
 def test_each_kind_of_feedback_is_kept(place: Place) -> None:
     place.run("ask", "hello")
     for option in (["--up"], ["--edit", "a"], ["--prefer", "b"], ["--comment", "c"], ["--reward", "0.5"]):

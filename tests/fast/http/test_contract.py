@@ -215,10 +215,32 @@ def test_facts_and_rules_are_kept_edited_and_removed(ada: Any, own: User) -> Non
         ada.remove_item(item.id)
 
 
+def test_what_was_said_is_taken_back_all_of_it_or_none(ada: Any, own: User) -> None:
+    reply = ada.chat("Hello")
+    said = [ada.feedback(reply, rating=1), ada.teach("Write to Bo.", "Dear Bo"), ada.remember("I live in Oslo.")]
+    with pytest.raises(NotFound) as caught:
+        ada.retract(*said, "s_nothing")
+    assert caught.value.hint
+    assert [signal.id for signal in own.signals()] == said
+    everything = own.signals()
+    assert ada.retract(*said) == everything
+    assert own.signals() == ()
+    with pytest.raises(NotFound, match="taken back already"):
+        ada.retract(said[0])
+    assert own.signals(current=False) == everything
+
+
 def test_a_skill_is_taught(ada: Any, own: User) -> None:
     ada.teach("Write to Bo.", "Dear Bo", skill="email")
     assert own.signals()[0].kind == SignalKind.DEMONSTRATION
     assert ada.lessons()[0].layer == "skill.email"
+
+
+def test_who_shows_or_tells_something_is_kept_with_it(ada: Any, own: User) -> None:
+    ada.teach("Write to Bo.", "Dear Bo", source="judge")
+    ada.remember("My dog is called Biscuit.", source="crm")
+    ada.teach("Write to Cy.", "Dear Cy")
+    assert [signal.source for signal in own.signals()] == ["judge", "crm", "person"]
 
 
 def test_what_the_app_saw_is_kept_only_where_it_may_be(ada: Any) -> None:
@@ -568,6 +590,10 @@ WRONG: dict[str, tuple[type[PersonalPeftError], Any]] = {
     "a turn that is none": (NotFound, lambda user: user.turn("../../etc")),
     "an item that is none": (NotFound, lambda user: user.edit_item("no item", "Text")),
     "a skill with a slash": (InvalidInput, lambda user: user.teach("A", "B", skill="a/b")),
+    "a lesson of nobody": (InvalidId, lambda user: user.teach("A", "B", source="")),
+    "a fact of nobody": (InvalidId, lambda user: user.remember("A", source="A Judge")),
+    "nothing to take back": (InvalidInput, lambda user: user.retract()),
+    "a signal that is none": (NotFound, lambda user: user.retract("no signal")),
     "an answer without a question": (InvalidInput, lambda user: user.remember("A", answer="B")),
     "a layer that cannot be": (InvalidId, lambda user: user.learn("no layer")),
     "an odd start": (InvalidInput, lambda user: user.learn(start="somewhere")),

@@ -46,9 +46,14 @@ def prefer(number: int, text: str = "Seven minutes.") -> Signal:
     return signal(number, SignalKind.PREFERENCE, {"text": text})
 
 
-def demonstration(number: int, skill: str | None = None, answer: str = "Dear Bo") -> Signal:
+def demonstration(number: int, skill: str | None = None, answer: str = "Dear Bo", source: str = "person") -> Signal:
     payload = {"prompt": "Write to Bo.", "answer": answer, "skill": skill}
-    return signal(number, SignalKind.DEMONSTRATION, payload, None)
+    return signal(number, SignalKind.DEMONSTRATION, payload, None, source)
+
+
+def fact(number: int, answer: str, source: str = "person") -> Signal:
+    payload = {"text": f"My dog is {answer}.", "questions": ["What is my dog called?"], "answer": answer}
+    return signal(number, SignalKind.FACT, payload, None, source)
 
 
 TURNS = st.sampled_from(sorted(REPLIES))
@@ -66,7 +71,16 @@ PAYLOADS: dict[SignalKind, st.SearchStrategy[tuple[dict[str, Any], str | None]]]
         ),
         st.none(),
     ),
-    SignalKind.FACT: st.tuples(st.fixed_dictionaries({"text": st.text(min_size=1)}), st.none()),
+    SignalKind.FACT: st.tuples(
+        st.fixed_dictionaries(
+            {"text": st.text(min_size=1)},
+            optional={
+                "questions": st.lists(st.sampled_from(["Who?", "When?"]), max_size=2),
+                "answer": st.sampled_from(["Bo", "Cy"]),
+            },
+        ),
+        st.none(),
+    ),
 }
 
 
@@ -88,7 +102,9 @@ def test_each_signal_has_one_routing_with_a_reason_and_its_place_decides_what_it
     assert [routing.signal for routing in routings] == said
     for routing in routings:
         assert len(routing.why) > 10
-        assert (routing.place == "layer") == (routing.layer is not None) == (routing.lesson is not None)
+        assert (routing.place == "layer") == (routing.lesson is not None)
+        assert (routing.layer is not None) == (routing.lesson is not None or bool(routing.beside))
+        assert routing.place == "memory" or not routing.beside
         assert routing.instead is None or routing.place == "kept"
 
 
@@ -99,8 +115,11 @@ def test_only_a_persons_own_acts_are_lessons_and_what_an_app_saw_where_that_was_
         if routing.lesson is not None and routing.signal.source != "person":
             assert routing.signal.payload[TRAINS]
             assert routing.signal.kind is SignalKind.RATING
+        assert not routing.beside or routing.signal.source == "person"
     hers = [each for each in said if each.source == "person"]
-    assert [r for r in routings if r.signal in hers and r.lesson] == [r for r in route(hers, turn) if r.lesson]
+    assert [r for r in routings if r.signal in hers and (r.lesson or r.beside)] == [
+        r for r in route(hers, turn) if r.lesson or r.beside
+    ]
 
 
 @given(said=ledgers())
@@ -123,18 +142,20 @@ def test_a_turn_teaches_at_most_once_and_by_its_strongest_and_latest_word(said: 
     taught = {r.signal.turn: r.signal for r in route(said, turn) if r.lesson and r.signal.turn}
     assert len(taught) == sum(bool(r.lesson and r.signal.turn) for r in route(said, turn))
     for about, by in taught.items():
-        rivals = [s for s in said if s.turn == about and s.kind in strength and s.source == by.source]
+on_it = [s for s in said if s.turn == about and s.kind in strength]
+        # Where a person said nothing, what an app saw counts.
+        rivals = [s for s in on_it if s.source == "person"] or [s for s in on_it if s.payload.get(TRAINS)]
         clear = [s for s in rivals if s.kind is not SignalKind.REWARD or abs(s.payload["value"]) >= 0.5]
-        assert by == max(
-            (s for s in clear if by.source == "person" or s.payload.get(TRAINS)), key=lambda s: (strength[s.kind], s.at)
-        )
+        assert by == max(clear, key=lambda s: (strength[s.kind], s.at))
 
 
 @given(said=ledgers())
 def test_a_lesson_is_found_in_its_layer_alone_and_in_the_order_of_the_ledger(said: list[Signal]) -> None:
     routings = route(said, turn)
     found = [lesson.signal for layer in ("style", "skill.email", "memory") for lesson in lessons_for(routings, layer)]
-    assert sorted(found) == sorted(r.signal.id for r in routings if r.lesson)
+    assert sorted(found) == sorted(
+        lesson.signal for r in routings for lesson in (r.lesson, *r.beside) if lesson is not None
+    )
     style = [lesson.signal for lesson in lessons_for(routings, "style")]
     assert style == [s.id for s in said if s.id in set(style)]
 
@@ -200,6 +221,39 @@ def test_comments_and_facts_act_at_once() -> None:
         signal(2, SignalKind.FACT, {"text": "My dog is Biscuit."}, None),
     ]
     assert [r.place for r in route(said, turn)] == ["profile", "memory"]
+
+
+def test_what_an_app_demonstrates_is_kept_and_stands_in_nobodys_way() -> None:
+    hers, theirs = route([demonstration(1), demonstration(2, answer="Yo Bo", source="judge")], turn)
+    assert (hers.place, theirs.place, theirs.why) == ("layer", "kept", "only a person's own acts are trained on")
+    assert only(route([demonstration(3, "email", source="judge")], turn)).place == "kept"
+
+
+def test_a_fact_of_an_app_is_looked_up_and_not_learned() -> None:
+    routing = only(route([fact(1, "Biscuit", "judge")], turn))
+    assert (routing.place, routing.layer, routing.beside) == ("memory", None, ())
+    assert only(route([fact(1, "Biscuit")], turn)).beside
+
+
+@pytest.mark.parametrize(("source", "learned"), [("person", True), ("judge", False)])
+def test_a_fact_of_an_app_is_not_learned_however_often_it_helped(source: str, learned: bool) -> None:
+    told = signal(1, SignalKind.FACT, {"text": "My dog is Biscuit."}, None, source)
+    helped = [replace(turn("turn_1"), id=f"turn_{n}", reply="It is Biscuit.", used=(told.id,)) for n in range(4)]
+    assert bool(only(route([told], turn, turns=helped)).beside) == learned
+
+
+@pytest.mark.parametrize("order", [("person", "judge"), ("judge", "person")])
+def test_what_a_person_told_stands_whatever_an_app_says_of_it_before_or_later(order: tuple[str, str]) -> None:
+    said = [fact(number, "Biscuit" if source == "person" else "Rex", source) for number, source in enumerate(order)]
+    told = {routing.signal.source: routing for routing in route(said, turn)}
+    assert told["person"].beside
+    assert (told["judge"].place, told["judge"].instead) == ("kept", told["person"].signal.id)
+    assert told["judge"].why == "a person's fact answers the same question otherwise"
+
+
+def test_of_two_facts_of_apps_the_later_counts() -> None:
+    older, newer = route([fact(1, "Biscuit", "judge"), fact(2, "Rex", "app")], turn)
+    assert (older.place, older.instead, newer.place) == ("kept", newer.signal.id, "memory")
 
 
 def test_a_reward_is_a_thumb_of_its_size() -> None:
@@ -306,6 +360,9 @@ def test_the_page_on_the_ledger_has_the_policy_of_the_code() -> None:
         signal(5, SignalKind.COMMENT, {"text": "Be brief."}),
         signal(6, SignalKind.FACT, {"text": "My dog is Biscuit."}, None),
         rating(8, 1, on="turn_2", source="app"),
+        replace(demonstration(10), source="app"),
+        replace(fact(11, "Biscuit"), source="app"),
+        fact(12, "Rex"),
     ]
     rewards = [only(route([reward(7, value)], turn)) for value in (1.0, 0.4, -1.0)]
     seen = route([rating(9, 1, source="app", trains=True)], turn)

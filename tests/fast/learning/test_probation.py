@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from runtime_makers import Time, ask, correct, greedy, opened
 
 from personalpeft import Runtime, User
-from personalpeft.learning.gate import ENOUGH, Margins
+from personalpeft.learning.gate import ENOUGH, WIN, Margins
 from personalpeft.learning.probation import Opinion, against, weigh
 from personalpeft.types import Verdict
 
@@ -141,6 +142,17 @@ def test_good_words_end_the_probation_and_nothing_moves(ada: User) -> None:
     assert ada.reports()[-1]["event"] == "confirmed"
     dislike(ada, 8)
     assert ada.stack() == head
+
+
+def test_a_dislike_that_is_taken_back_stands_in_the_way_no_more(ada: User) -> None:
+    disliked = ada.feedback(ask(ada, "sooner"), rating=-1)
+    (revision,) = ada.revisions()
+    # As many likes as end it alone; a dislike halves what they win.
+    for number in range(math.ceil(math.log(ENOUGH / revision.scores["bet"], WIN))):
+        ada.feedback(ask(ada, f"later {number}"), rating=1)
+    assert ada.revisions()[0].probation
+    ada.retract(disliked)
+    assert ada.revisions()[0].reason.startswith("confirmed: ")
 
 
 def test_what_somebody_named_is_never_withdrawn(ada: User) -> None:

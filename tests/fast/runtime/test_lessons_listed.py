@@ -161,6 +161,45 @@ def test_what_somebody_else_says_is_kept_under_their_name_and_not_trained_on(ada
         ada.feedback(reply, rating=1, source="A Judge")
 
 
+def test_what_somebody_else_shows_or_tells_is_kept_under_their_name_and_not_trained_on(ada: User, home: Path) -> None:
+    hers = [ada.teach(f"Write to friend {n}.", f"Dear {n}") for n in range(6)]
+    shown = ada.teach("Write to friend 1.", "Yo 1", source="judge")
+    told = ada.remember("I am Ada.", questions=["Who am I?"], answer="Ada", source="judge")
+    assert {s.id: s.source for s in ada.signals()} == {**dict.fromkeys(hers, "person"), shown: "judge", told: "judge"}
+    ada.learn()
+    assert trained_on(ada) | pinned(ada) == set(hers)
+    assert [layer.name for layer in ada.layers()] == ["style"]
+    assert (uses(ada)[shown], uses(ada)[told]) == ("only kept", "acts now")
+    with nothing_changes(home):
+        for act in (ada.teach, ada.remember):
+            words = ("x", "y") if act == ada.teach else ("x",)
+            with pytest.raises(InvalidId, match="source"):
+                act(*words, source="A Judge")
+
+
+def test_a_fact_of_an_app_acts_until_a_person_says_otherwise_and_does_not_take_the_place_of_theirs(ada: User) -> None:
+    def tell(name: str, source: str = "person") -> str:
+        return ada.remember(f"My dog is {name}.", questions=["What is my dog called?"], answer=name, source=source)
+
+    theirs = tell("Rex", "crm")
+    assert [item.id for item in ada.items()] == [theirs]
+    hers = tell("Biscuit")
+    again = tell("Rover", "crm")
+    assert [item.id for item in ada.items()] == [hers]
+    assert ada.turn(ask(ada, "What is my dog called?")).used == (hers,)
+    # Taken back by the person, nothing stands in the way of what the app says.
+    ada.remove_item(hers)
+    assert [item.id for item in ada.items()] == [again]
+
+
+def test_what_a_person_edits_of_an_apps_fact_is_the_persons_and_is_learned(ada: User) -> None:
+    theirs = ada.remember("My dog is Rex.", questions=["What is my dog called?"], answer="Rex", source="crm")
+    hers = ada.edit_item(theirs, "My dog is Biscuit.", answer="Biscuit").id
+    assert [(signal.id, signal.source) for signal in ada.signals()] == [(hers, "person")]
+    ada.learn()
+    assert trained_on(ada) == {hers}
+
+
 ACTS = st.lists(
     st.tuples(st.sampled_from(["edit", "prefer", "up", "down", "teach", "copied", "learn"]), st.integers(0, 3)),
     min_size=4,

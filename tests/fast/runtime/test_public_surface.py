@@ -78,6 +78,7 @@ METHODS = [
     "remember",
     "remove_item",
     "reports",
+    "retract",
     "review",
     "revisions",
     "rollback",

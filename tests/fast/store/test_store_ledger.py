@@ -216,8 +216,12 @@ def test_what_was_retracted_is_off_and_stays_in_the_history(store: Store) -> Non
     assert store.ledger.signals("ada") == ()
     assert store.ledger.signals("ada", current=False) == (fact,)
     assert store.ledger.signal("ada", fact.id) == fact
+    other = add_fact(store)
     with pytest.raises(NotFound):
-        store.ledger.retract("ada", "s_nothing")
+        store.ledger.retract("ada", other.id, "s_nothing")
+    assert store.ledger.signals("ada") == (other,)
+    store.ledger.retract("ada", fact.id, other.id)
+    assert store.ledger.signals("ada") == ()
     assert store.verify() == ()
 
 
