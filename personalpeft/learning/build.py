@@ -29,7 +29,7 @@ from personalpeft.learning.lineage import lineage_of
 from personalpeft.learning.means import Means
 from personalpeft.learning.order import Order
 from personalpeft.learning.plan import Plan, questions_of
-from personalpeft.learning.probation import ACCEPTED, LEARNED, was_withdrawn
+from personalpeft.learning.probation import ACCEPTED, LEARNED, unless_withdrawn
 from personalpeft.learning.publishing import publish, session_spec
 from personalpeft.learning.report import LEARNED_NOT_LIVE, NO_ROOM, Example, LearnReport, Source, said
 from personalpeft.learning.rules import MOST_LESSONS, MOST_RULES
@@ -279,9 +279,7 @@ class Builder:
     def _judged(self, candidate: Candidate, evidence: Evidence, order: Order) -> Judgement:
         plan, revision = candidate.plan, candidate.entry.revision
         judgement = judge(evidence, self.means.margins, unlearns=bool(plan.gone))
-        if judgement.verdict is Verdict.PROMOTED and was_withdrawn(self.means.store, plan.user, revision):
-            reason = "it is the revision that was withdrawn, and no lesson has come since"
-            judgement = Judgement(Verdict.REFUSED, reason)
+        judgement = unless_withdrawn(self.means.store, plan.user, revision, judgement)
         facts = [routing.signal for routing in plan.routings if routing.place == "memory"]
         if judgement.verdict is Verdict.PROMOTED and plan.layer != "memory":
             doubt = leak(plan.fresh, facts) or divided([lesson.shown for lesson in _since(plan)])

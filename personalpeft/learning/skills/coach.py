@@ -22,7 +22,7 @@ from personalpeft.learning.lessons import Lesson, routings_of
 from personalpeft.learning.lineage import lineage_of
 from personalpeft.learning.means import Means
 from personalpeft.learning.plan import questions_of
-from personalpeft.learning.probation import LEARNED, review
+from personalpeft.learning.probation import LEARNED, review, unless_withdrawn
 from personalpeft.learning.publishing import publish, session_spec
 from personalpeft.learning.recipe import Recipe
 from personalpeft.learning.report import Example, LearnReport
@@ -157,10 +157,11 @@ class Coach:
         evidence = replace(
             harm, target=asked, retention=tuple(_held_to_half(a) if a.signal in own else a for a in harm.retention)
         )
+        entry = next(each for each in candidate.entries if each.layer == layer)
         judgement = judge(evidence, self.means.margins)
+        judgement = unless_withdrawn(self.means.store, user, entry.revision, judgement)
         progress("Judging", 1.0)
         self.means.store.blobs.put(blob)
-        entry = next(each for each in candidate.entries if each.layer == layer)
         scores = _scores(evidence, tasks, diary)
         report = self._report(exercise, diary, judgement, began, entry.revision, scores, examples)
         revision = Revision(

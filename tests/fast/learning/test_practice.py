@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from runtime_makers import ask, correct, greedy, nothing_changes, opened, quick_card
 
-from personalpeft import Busy, Cancelled, InvalidInput, NotFound, PluginError, User
+from personalpeft import Busy, Cancelled, InvalidInput, LearnReport, NotFound, PluginError, User
 from personalpeft.learning.skills.rollouts import seed_from
 from personalpeft.plugins import Attempt, Task
 from personalpeft.types import Verdict
@@ -238,6 +238,22 @@ def test_a_practice_that_is_stopped_goes_on_from_the_last_whole_round_to_the_sam
             assert list((tmp_path / name / "sessions").rglob("*.session")) == []
     assert revisions[0] == revisions[1]
     assert revisions[0][0] is not None
+
+
+def test_what_was_withdrawn_is_not_made_live_again_by_the_same_practice(ada: User) -> None:
+    def practise() -> LearnReport:
+        judge = Judge(lambda reply: half(reply) or learned(reply), different=24)
+        return ada.practice("email", verifier=judge, **SOON)
+
+    first = practise()
+    assert (first.live, first.probation) == (True, True)
+    for number in range(8):
+        ada.feedback(ask(ada, f"Task {number}."), rating=-1)
+    assert ada.history()[-1].cause == "withdrawn"
+    again = practise()
+    assert (again.revision, again.verdict) == (first.revision, Verdict.REFUSED)
+    assert "withdrawn" in again.reason
+    assert ada.stack().entries == ()
 
 
 def test_a_practice_of_other_tasks_does_not_go_on_from_one_that_was_stopped(ada: User, home: Path) -> None:
