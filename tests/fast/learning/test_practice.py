@@ -19,6 +19,7 @@ from runtime_makers import ask, correct, greedy, nothing_changes, opened, quick_
 from personalpeft import Busy, Cancelled, InvalidInput, LearnReport, NotFound, PluginError, User
 from personalpeft.backends.base import Row
 from personalpeft.backends.fake import FakeBackend, _FakeSession
+from personalpeft.backends.torch.session import TorchSession
 from personalpeft.learning.skills.rollouts import seed_from
 from personalpeft.plugins import Attempt, Task
 from personalpeft.serving.engine import Engine
@@ -256,43 +257,58 @@ class Steps:
     kills: set[int] = field(default_factory=set)
     done: int = 0
 
-    def watched(self, monkeypatch: pytest.MonkeyPatch) -> Steps:
-        step = _FakeSession.step
+    def watched(self, session: Any, monkeypatch: pytest.MonkeyPatch) -> Steps:
+        step = session.step
 
-        def counted(session: _FakeSession, *given: Any) -> float:
+        def counted(trained: Any, *given: Any) -> float:
             if self.done in self.kills:
                 self.kills.remove(self.done)
                 raise Killed
             self.done += 1
-            return step(session, *given)
+            return float(step(trained, *given))
 
-        monkeypatch.setattr(_FakeSession, "step", counted)
+        monkeypatch.setattr(session, "step", counted)
         return self
 
 
+# A round that learns from what is right makes four steps, one along the policy gradient makes one.
+@pytest.mark.parametrize(
+    ("base", "session", "imitate", "rounds", "kills"),
+    [("fake", _FakeSession, 12, 14, {0, 1, 2, 3, 4, 7, 48, 49}), ("tiny", TorchSession, 1, 2, {2, 4})],
+    ids=["fake", "a model"],
+)
 def test_a_kill_before_any_step_or_the_verdict_costs_no_reply_and_no_step_that_was_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    tiny_base: object,
+    monkeypatch: pytest.MonkeyPatch,
+    base: str,
+    session: Any,
+    imitate: int,
+    rounds: int,
+    kills: set[int],
 ) -> None:
     def killed(stage: str, done: float) -> None:
         if stage == "Judging" and verdicts:
             raise Killed(verdicts.pop())
 
     ended = []
-    # A round that learns from what is right makes four steps; those of the last two rounds are along the policy gradient.
-    for name, kills in (("one", set[int]()), ("two", {0, 1, 2, 3, 4, 7, 48, 49})):
-        with opened(tmp_path / name) as runtime, monkeypatch.context() as patch:
-            ada, judge, steps = runtime.user("ada"), Judge(half), Steps(kills).watched(patch)
-            verdicts, report = ["before it was judged"] * bool(kills), None
+    card = quick_card(tmp_path)
+    card.write_text(f"{card.read_text()}\n[practice]\nimitate = {imitate}\nper_round = 4\nheld_back = 8\n")
+    for name, before in (("one", set[int]()), ("two", set(kills))):
+        with opened(tmp_path / name, "fake" if base == "fake" else card) as runtime, monkeypatch.context() as patch:
+            ada, judge, steps = runtime.user("ada"), Judge(half), Steps(before).watched(session, patch)
+            verdicts, report = ["before it was judged"] * bool(before), None
             while report is None:
                 try:
-                    report = ada.practice("email", verifier=judge, rounds=14, progress=killed)
+                    report = ada.practice("email", verifier=judge, rounds=rounds, progress=killed)
                 except Killed:
                     assert (ada.revisions(), ada.reports()) == ((), ())
-            assert not kills
+            assert not before
             assert not verdicts
             ended.append((report.revision, report.scores, report.steps, steps.done, len(judge.tried)))
     assert ended[0] == ended[1]
-    assert ended[0][2] == ended[0][3] == 50
+    assert ended[0][0] is not None
+    assert ended[0][2] == ended[0][3] == 4 * imitate + rounds - imitate
 
 
 @pytest.mark.parametrize(("steps", "rounds"), [(2, 1), (4, 1), (5, 2)])
