@@ -305,34 +305,39 @@ class User:
         shaping: str | Shaping | None = None,
         rounds: int | None = None,
         seconds: float | None = None,
+        steps: int | None = None,
+        memory: float | None = None,
+        accept: bool = False,
         progress: Progress = silent,
         cancelled: Callable[[], bool] = never,
+        paused: Callable[[], bool] = never,
     ) -> LearnReport:
         """Has a skill try tasks that a verifier sets and judges, so that what was right becomes likelier; then the gate
         compares what it makes of tasks held back, before and after. A refusal is a report, not an error.
 
         ``verifier`` and ``shaping`` are names of plugins or objects (``personalpeft.plugins``); ``family`` says which of
         a verifier's tasks. It goes on from the skill's head: teach and learn first where the base can do nothing of it.
-        ``rounds`` or ``seconds`` of trying end it sooner, and what was practised until then is judged. Stopped otherwise, it
-        goes on from the last whole round when the same tasks are practised again. Raises ``NotFound`` for an unknown
-        plugin, ``PluginError``, ``InvalidInput``, ``Busy`` while another learn of this user runs, ``Cancelled``, ``ServingFailed``.
+        ``rounds``, ``seconds`` or ``steps`` end it sooner, and what was practised until then is judged. Stopped otherwise, it
+        goes on from what was done when the same tasks are practised again: a kill costs the step that ran, or the replies of
+        the round that was being tried. ``memory``, ``accept``, ``progress``, ``cancelled`` and ``paused`` are as for ``learn``.
+        Raises ``NotFound`` for an unknown plugin, ``PluginError``, ``InvalidInput``, ``Busy`` while another learn of this user
+        runs, ``Cancelled``, ``ServingFailed``.
         """
         check_skill(skill)
         check_budget(rounds, "rounds", whole=True)
-        check_budget(seconds, "seconds")
+        order = Order(
+            seconds=seconds,
+            steps=steps,
+            memory=memory,
+            accept=accept,
+            progress=progress,
+            cancelled=cancelled,
+            paused=paused,
+        )
         plugins = self._parts.plugins
         verifying = plugins.verifier(verifier, family)
         shaped = None if shaping is None else plugins.shaping(shaping)
-        return self._parts.coach().practise(
-            self.id,
-            f"skill.{skill}",
-            verifying,
-            shaped,
-            rounds=rounds,
-            seconds=seconds,
-            progress=progress,
-            cancelled=cancelled,
-        )
+        return self._parts.coach().practise(self.id, f"skill.{skill}", verifying, shaped, rounds, order)
 
     def rollback(self, layer: str, to: str | Literal["previous"] | None = "previous") -> HeadMove:
         """Makes another revision of a layer live: by default the one that was live before the last move, None the bare

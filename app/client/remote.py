@@ -165,11 +165,14 @@ class RemoteUser:
         shaping: str | None = None,
         rounds: int | None = None,
         seconds: float | None = None,
+        steps: int | None = None,
+        memory: float | None = None,
+        accept: bool = False,
         progress: Progress = silent,
         cancelled: Asking = never,
     ) -> LearnReport:
         """As ``User.practice``, with plugins by name; it runs in the server."""
-        body = v.PracticeBody(skill, verifier, family, shaping, rounds, seconds)
+        body = v.PracticeBody(skill, verifier, family, shaping, rounds, seconds, steps, memory, accept)
         return self._learned(self._call(do.PRACTICE, body), progress, cancelled)
 
     def forget(

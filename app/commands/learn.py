@@ -24,12 +24,14 @@ BASE = "base"
 
 def study(common: Common, user: User, display: Display, layer: str | None = None, **asked: Any) -> LearnReport:
     """Learns with a bar on stderr. The first Ctrl-C stops after the step that is running and keeps what was done."""
-    with _studying(display) as cancelled:
+    with studying(display) as cancelled:
         return user.learn(layer, progress=display, cancelled=cancelled, **asked)
 
 
 @contextmanager
-def _studying(display: Display) -> Iterator[Callable[[], bool]]:
+def studying(display: Display) -> Iterator[Callable[[], bool]]:
+    """Shows the bar while it trains, and asks for a stop after the step that is running with the first Ctrl-C."""
+
     def stopping() -> None:
         display.say("Stopping after this step; Ctrl-C again stops at once.")
 
@@ -80,7 +82,7 @@ def learn(
             report = study(common, user, display, layer, **asked)
         show(common, report.as_json(), str(report))
         return
-    with opening.opened(common, "change", display) as runtime, _studying(display) as cancelled:
+    with opening.opened(common, "change", display) as runtime, studying(display) as cancelled:
         users = _everybody(runtime) if everybody else list(dict.fromkeys((common.user_id(), *also)))
         reports = runtime.learn_many(users, layer, progress=display, cancelled=cancelled, **asked)
         was_stopped = cancelled()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from personalpeft_app import opening
-from personalpeft_app.interrupt import interruptible
+from personalpeft_app.commands.learn import studying
 from personalpeft_app.options import Common, command
 from personalpeft_app.output import show
 from personalpeft_app.progress import Display
@@ -25,39 +27,18 @@ from personalpeft_app.progress import Display
 @click.option("--shaping", help="What makes rewards of the judgements: the name of a plugin, such as t2t.")
 @click.option("--seconds", type=float, help="Judge what was practised until then, after so long.")
 @click.option("--rounds", type=int, help="Judge what was practised until then, after so many rounds.")
-def practice(
-    common: Common,
-    skill: str,
-    verifier: str,
-    family: str,
-    shaping: str | None,
-    seconds: float | None,
-    rounds: int | None,
-) -> None:
+@click.option("--steps", type=int, help="Judge what was practised until then, after so many steps.")
+@click.option("--memory", type=float, metavar="MB", help="Train in at most so much memory beside the base.")
+@click.option("--accept", is_flag=True, help="Make the result live although it may be refused; that is recorded.")
+def practice(common: Common, skill: str, **asked: Any) -> None:
     """Have SKILL try tasks, and make what is right likelier.
 
     Teach it some answers and learn them first, so that it gets some right by itself. The result is judged on tasks that
     it never tries, and made live if it is better. Prints a report.
-    A result that is not better is refused, which is no error. After Ctrl-C the same practice goes on from there.
+    A result that is not better is refused, which is no error: nothing changes then. Ctrl-C stops after the
+    running step and keeps what was done for the same practice.
     """
     display = Display(common)
-
-    def stopping() -> None:
-        display.say("Stopping after this round; Ctrl-C again stops at once.")
-
-    with (
-        opening.user(common, "change", display) as user,
-        interruptible(stopping) as cancelled,
-        display,
-    ):
-        report = user.practice(
-            skill,
-            verifier=verifier,
-            family=family,
-            shaping=shaping,
-            seconds=seconds,
-            rounds=rounds,
-            progress=display,
-            cancelled=cancelled,
-        )
+    with opening.user(common, "change", display) as user, studying(display) as cancelled:
+        report = user.practice(skill, progress=display, cancelled=cancelled, **asked)
     show(common, report.as_json(), str(report))

@@ -287,12 +287,19 @@ class _FakeSession:
         return {projection: Pair(pair.a, pair.b * wanted) for projection, pair in pairs.items()}
 
     def state(self) -> Mapping[str, npt.NDArray[np.float32]]:
-        return {"seen": self._seen.copy()}
+        return {"seen": self._seen.copy(), "strength": np.array([self._strength], np.float32)}
 
     def restore(self, state: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        if "seen" not in state or state["seen"].shape != (32,) or not np.isin(state["seen"], range(256)).all():
+        if (
+            {"seen", "strength"} - set(state)
+            or state["seen"].shape != (32,)
+            or not np.isin(state["seen"], range(256)).all()
+        ):
             raise ValueError("the saved session does not fit")
         self._seen = state["seen"].copy()
+        if self._spec.start is None:
+            # A whole number, which no rounding changes.
+            self._strength = float(state["strength"][0])
 
     def close(self) -> None:
         """Holds nothing."""

@@ -17,7 +17,7 @@ from personalpeft.adapters.base import Adapter, Manifest
 from personalpeft.adapters.packed import in_half, pack
 from personalpeft.backends.base import Session
 from personalpeft.errors import PersonalPeftError
-from personalpeft.learning.capacity import megabytes
+from personalpeft.learning.capacity import megabytes, too_much
 from personalpeft.learning.curriculum import schedule
 from personalpeft.learning.examination import Paper, Sitting, examine, sitting
 from personalpeft.learning.gate import Evidence, Judgement, accepted, judge
@@ -29,20 +29,17 @@ from personalpeft.learning.lineage import lineage_of
 from personalpeft.learning.means import Means
 from personalpeft.learning.order import Order
 from personalpeft.learning.plan import Plan, questions_of
-from personalpeft.learning.probation import ACCEPTED, LEARNED, was_withdrawn
+from personalpeft.learning.probation import ACCEPTED, LEARNED, unless_withdrawn
 from personalpeft.learning.publishing import publish, session_spec
 from personalpeft.learning.report import LEARNED_NOT_LIVE, NO_ROOM, Example, LearnReport, Source, said
 from personalpeft.learning.rules import MOST_LESSONS, MOST_RULES
-from personalpeft.learning.training import Course, Desk, Manners, Trained, stopped, train
+from personalpeft.learning.training import Course, Desk, Trained, stopped, train
 from personalpeft.learning.underway import say
 from personalpeft.learning.voices import SHORTLY, Said
 from personalpeft.learning.ways import divided
 from personalpeft.serving.engine import Request
 from personalpeft.store.base import Store
 from personalpeft.types import Message, Revision, Stack, StackEntry, Verdict
-
-# How long people may keep a learn waiting, in seconds for each step: a server that is never idle still learns in the end.
-_PATIENCE = 5.0
 
 Outcome: TypeAlias = LearnReport | PersonalPeftError
 
@@ -102,8 +99,7 @@ class Builder:
         most, groups, size = order.memory or inf, list[dict[str, Job]](), inf
         for user, job in jobs.items():
             need = megabytes(job.plan.recipe, self.means.engine.backend.base.architecture)
-            if need > most:
-                reason = f"to train it takes about {need:,.0f} MB, and {most:,g} are allowed"
+            if reason := too_much(need, order.memory):
                 outcomes[user] = self.report(job, Verdict.ABSTAINED, reason)
                 continue
             if size + need > most or not groups:
@@ -124,9 +120,8 @@ class Builder:
         progress("Reading")(0.0)
         generic = _good(self._generic(jobs, order), outcomes)
         courses = _each(generic, lambda user, said: self._course(jobs[user].plan, said), outcomes)
-        trained = _good(
-            train(courses, self.means.engine.backend.advance, self._manners(order, progress("Learning"))), outcomes
-        )
+        manners = self.means.manners(order, self.started, progress("Learning"))
+        trained = _good(train(courses, self.means.engine.backend.advance, manners), outcomes)
         for user in [user for user, each in trained.items() if not each.complete]:
             outcomes[user] = self._unfinished(jobs[user], trained.pop(user), order)
 
@@ -200,16 +195,6 @@ class Builder:
         told = partial(say, store, plan.user, plan.layer, "Learning")
         return Course(open_session, schedule(plan, engine.backend, generic), plan.recipe, plan.inputs, desk, told)
 
-    def _manners(self, order: Order, progress: Callable[[float], None]) -> Manners:
-        return Manners(
-            progress=progress,
-            cancelled=order.cancelled,
-            paused=order.paused,
-            out_of_time=lambda: order.seconds is not None and self.means.timer() - self.started > order.seconds,
-            give_way=lambda: self.means.engine.give_way(_PATIENCE),
-            steps=order.steps,
-        )
-
     def _unfinished(self, job: Job, trained: Trained, order: Order) -> LearnReport:
         why = "the time was up" if order.steps is None or len(trained.losses) < order.steps else "it was to stop"
         reason = f"{why} after step {trained.done} of {trained.steps}; the next learn goes on from there"
@@ -279,9 +264,7 @@ class Builder:
     def _judged(self, candidate: Candidate, evidence: Evidence, order: Order) -> Judgement:
         plan, revision = candidate.plan, candidate.entry.revision
         judgement = judge(evidence, self.means.margins, unlearns=bool(plan.gone))
-        if judgement.verdict is Verdict.PROMOTED and was_withdrawn(self.means.store, plan.user, revision):
-            reason = "it is the revision that was withdrawn, and no lesson has come since"
-            judgement = Judgement(Verdict.REFUSED, reason)
+        judgement = unless_withdrawn(self.means.store, plan.user, revision, judgement)
         facts = [routing.signal for routing in plan.routings if routing.place == "memory"]
         if judgement.verdict is Verdict.PROMOTED and plan.layer != "memory":
             since = _since(plan)

@@ -54,6 +54,13 @@ def megabytes(recipe: Recipe, architecture: Architecture) -> float:
     return parameters(recipe, architecture) * _BYTES / 1e6
 
 
+def too_much(need: float, allowed: float | None) -> str:
+    """Why a session is not begun that takes so many MB, where no more than so many are ``allowed``; empty where it is begun."""
+    if allowed is None or need <= allowed:
+        return ""
+    return f"to train it takes about {need:,.0f} MB, and {allowed:,g} are allowed"
+
+
 def fitting(
     lessons: Sequence[Lesson], layer: str, recipe: Recipe, architecture: Architecture, count: Callable[[str], int]
 ) -> tuple[tuple[Lesson, ...], Room | None]:

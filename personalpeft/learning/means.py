@@ -9,10 +9,15 @@ from typing import TypeAlias
 
 from personalpeft.learning.examination import Scoping
 from personalpeft.learning.gate import Margins
+from personalpeft.learning.order import Order
+from personalpeft.learning.training import Manners
 from personalpeft.learning.voices import Voices
 from personalpeft.serving.engine import Engine
 from personalpeft.store.base import Store
 from personalpeft.types import Message
+
+# How long people may keep a build waiting, in seconds for each step: a server that is never idle still learns in the end.
+_PATIENCE = 5.0
 
 Heard: TypeAlias = Callable[[str, str, Sequence[Message]], tuple[Message, ...]]
 
@@ -31,3 +36,14 @@ class Means:
     now: Callable[[], datetime]
     timer: Callable[[], float]
     heard: Heard
+
+    def manners(self, order: Order, began: float, progress: Callable[[float], None]) -> Manners:
+        """How a build that was ordered so, and ``began`` then on the timer, behaves between two steps."""
+        return Manners(
+            progress=progress,
+            cancelled=order.cancelled,
+            paused=order.paused,
+            out_of_time=lambda: order.seconds is not None and self.timer() - began > order.seconds,
+            give_way=lambda: self.engine.give_way(_PATIENCE),
+            steps=order.steps,
+        )

@@ -24,7 +24,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal
 
-from personalpeft.learning.gate import ENOUGH, LOSS, WIN
+from personalpeft.learning.gate import ENOUGH, LOSS, WIN, Judgement
 from personalpeft.learning.liking import liking_of
 from personalpeft.learning.report import LearnReport
 from personalpeft.store.base import Store
@@ -122,9 +122,12 @@ def review(store: Store, user: str, now: Callable[[], datetime]) -> tuple[LearnR
     return tuple(reports)
 
 
-def was_withdrawn(store: Store, user: str, revision: str) -> bool:
-    """Whether this very revision was live and has been withdrawn."""
-    return any(move.before == revision and move.cause == WITHDRAWN for move in store.catalog.history(user))
+def unless_withdrawn(store: Store, user: str, revision: str, judgement: Judgement) -> Judgement:
+    """A judgement that does not promote the very revision that was live and has been withdrawn."""
+    withdrawn = any(move.before == revision and move.cause == WITHDRAWN for move in store.catalog.history(user))
+    if judgement.verdict is Verdict.PROMOTED and withdrawn:
+        return Judgement(Verdict.REFUSED, "it is the revision that was withdrawn, and nothing new has come since")
+    return judgement
 
 
 def _on_probation(store: Store, user: str) -> list[Revision]:

@@ -82,6 +82,11 @@ class Manners:
     give_way: Callable[[], None]
     steps: int | None = None
 
+    def wait(self) -> None:
+        """Until nobody who goes first is there, and nobody pauses it."""
+        self.give_way()
+        wait_while(self.paused, self.cancelled)
+
 
 @dataclass(frozen=True, slots=True)
 class Trained:
@@ -192,7 +197,7 @@ def _together(
         total = sum(run.steps for run in runs.values())
         began = False
         while True:
-            _wait(manners)
+            manners.wait()
             if manners.cancelled():
                 for name, run in runs.items():
                     if name not in outcomes:
@@ -239,12 +244,6 @@ def _tried(do: Callable[[], T]) -> T | PersonalPeftError:
         raise
     except PersonalPeftError as error:
         return error
-
-
-def _wait(manners: Manners) -> None:
-    """Until nobody who goes first is there, and nobody pauses it."""
-    manners.give_way()
-    wait_while(manners.paused, manners.cancelled)
 
 
 def _save(course: Course, step: int, state: Mapping[str, npt.NDArray[np.float32]]) -> None:

@@ -82,16 +82,23 @@ class Engine:
             )
         return tokens
 
-    def replies(self, requests: Sequence[Request], *, cancelled: Callable[[], bool] | None = None) -> Replies:
+    def replies(
+        self,
+        requests: Sequence[Request],
+        *,
+        cancelled: Callable[[], bool] | None = None,
+        paused: Callable[[], bool] | None = None,
+    ) -> Replies:
         """Pieces of all replies as they come, whatever their stacks; there may be more than the batch has rows.
 
         Everything begins with the first piece that is asked for, which raises ``PromptTooLong``, ``BaseMismatch``, or
         ``QueueFull`` with ``retry_after`` where the queue or the user's share of it is full; then nothing of it is served.
         Later pieces raise ``DeadlineExceeded``, ``ServingFailed``, or what loading the stack raised. ``cancelled`` is
         asked between steps by the engine's thread, so it must be quick; closing the iterator does the same. What ends
-        early by either has a last piece that says so.
+        early by either has a last piece that says so. While ``paused`` says so none of them begins, and what has begun is
+        written to its end; it is asked as ``cancelled`` is.
         """
-        return Replies(lambda: self._submitted(requests, cancelled))
+        return Replies(lambda: self._submitted(requests, cancelled, paused))
 
     def texts(
         self,
@@ -100,14 +107,13 @@ class Engine:
         cancelled: Callable[[], bool] | None = None,
         paused: Callable[[], bool] | None = None,
     ) -> list[str]:
-        """Whole replies, in the order of the requests; what there is of them where ``cancelled`` says so. While ``paused``
-        says so none of them begins, and what has begun is written to its end; it is asked as ``cancelled`` is. Raises as
-        ``replies``, and ``Cancelled`` when the engine is closed meanwhile.
+        """Whole replies, in the order of the requests; what there is of them where ``cancelled`` says so. As ``replies``,
+        and raises ``Cancelled`` when the engine is closed meanwhile.
         """
         texts = [""] * len(requests)
         if not requests:
             return texts
-        replies = Replies(lambda: self._submitted(requests, cancelled, paused))
+        replies = self.replies(requests, cancelled=cancelled, paused=paused)
         try:
             for piece in replies:
                 texts[piece.row] += piece.text
@@ -173,7 +179,7 @@ class Engine:
         self,
         requests: Sequence[Request],
         cancelled: Callable[[], bool] | None,
-        paused: Callable[[], bool] | None = None,
+        paused: Callable[[], bool] | None,
     ) -> Call:
         # All are checked before one is queued.
         prompts = [(self.tokens(request), self._key(request.stack)) for request in requests]

@@ -39,6 +39,7 @@ Written: TypeAlias = Annotated[str, Text(LONGEST_WRITTEN, 1)]
 Short: TypeAlias = Annotated[str, Text(LONGEST_TEXT, 1)]
 Prompt: TypeAlias = Written | Annotated[tuple[Message, ...], Many(1000, 1)]
 Seconds: TypeAlias = Annotated[float, Range(above=0, most=1e9)]
+Megabytes: TypeAlias = Annotated[float, Range(above=0, most=1e9)]
 Count: TypeAlias = Annotated[int, Range(1, 1_000_000)]
 JobKind: TypeAlias = Literal["learn", "learn_many", "practice", "forget"]
 PageSize: TypeAlias = Annotated[int, Range(1, 1000)]
@@ -132,7 +133,7 @@ class LearnBody:
     start: Start = "auto"
     seconds: Seconds | None = None
     steps: Count | None = None
-    memory: Annotated[float, Range(above=0, most=1e9)] | None = None
+    memory: Megabytes | None = None
     dry_run: bool = False
     accept: bool = False
 
@@ -146,7 +147,7 @@ class LearnManyBody(LearnBody):
 
 @dataclass(frozen=True, slots=True)
 class PracticeBody:
-    """What to practise: verifier and shaping are names of plugins; see ``User.practice``."""
+    """What to practise and how much it may take: verifier and shaping are names of plugins; see ``User.practice``."""
 
     skill: SkillName
     verifier: PluginName
@@ -154,6 +155,9 @@ class PracticeBody:
     shaping: PluginName | None = None
     rounds: Count | None = None
     seconds: Seconds | None = None
+    steps: Count | None = None
+    memory: Megabytes | None = None
+    accept: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,9 @@ def practice(call: Call) -> v.Job:
             shaping=body.shaping,
             rounds=body.rounds,
             seconds=body.seconds,
+            steps=body.steps,
+            memory=body.memory,
+            accept=body.accept,
             progress=progress,
             cancelled=cancelled,
         )

@@ -7,22 +7,24 @@ all rows in one transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from personalpeft.adapters.base import Adapter
 from personalpeft.adapters.packed import pack
 from personalpeft.errors import Cancelled, PersonalPeftError
+from personalpeft.learning.capacity import megabytes, too_much
 from personalpeft.learning.examination import Examined, Paper, Sitting, examine, sitting
-from personalpeft.learning.gate import Asked, Evidence, Judgement, judge
+from personalpeft.learning.gate import Asked, Evidence, Judgement, accepted, judge
 from personalpeft.learning.generic import generic_questions
 from personalpeft.learning.knowing import trained_on
 from personalpeft.learning.lessons import Lesson, routings_of
 from personalpeft.learning.lineage import lineage_of
 from personalpeft.learning.means import Means
+from personalpeft.learning.order import Asking, Order
 from personalpeft.learning.plan import questions_of
-from personalpeft.learning.probation import LEARNED, review
+from personalpeft.learning.probation import ACCEPTED, LEARNED, review, unless_withdrawn
 from personalpeft.learning.publishing import publish, session_spec
 from personalpeft.learning.recipe import Recipe
 from personalpeft.learning.report import Example, LearnReport
@@ -37,7 +39,7 @@ from personalpeft.learning.skills.practice import (
     run_rounds,
 )
 from personalpeft.learning.skills.rollouts import STOPPED
-from personalpeft.learning.training import Desk
+from personalpeft.learning.training import Desk, Manners
 from personalpeft.learning.underway import say
 from personalpeft.learning.voices import Said
 from personalpeft.plugins import Shaped, Verifying
@@ -58,11 +60,8 @@ class Coach:
         layer: str,
         verifier: Verifying,
         shaping: Shaped | None,
-        *,
         rounds: int | None,
-        seconds: float | None,
-        progress: Callable[[str, float], None],
-        cancelled: Callable[[], bool],
+        order: Order,
     ) -> LearnReport:
         """See ``User.practice``."""
         began = self.means.timer()
@@ -73,38 +72,32 @@ class Coach:
             head = next((each for each in heads if each.layer == layer), None)
             drill = self.drill if rounds is None else replace(self.drill, rounds=rounds)
             exercise = make_exercise(user, layer, drill, self.recipe, verifier, shaping, live, head)
-
-            def spent() -> float:
-                return 0.0 if seconds is None else (self.means.timer() - began) / seconds
+            need = megabytes(exercise.recipe, self.means.engine.backend.base.architecture)
+            if reason := too_much(need, order.memory):
+                return self._report(exercise, Diary(), Judgement(Verdict.ABSTAINED, reason), began, scores={})
 
             def practised(done: float) -> None:
-                say(self.means.store, user, layer, "Practising", int(done * drill.rounds), drill.rounds)
-                progress("Practising", done)
+                say(self.means.store, user, layer, "Practising", round(done * drill.rounds), drill.rounds)
+                spent = 0.0 if order.seconds is None else (self.means.timer() - began) / order.seconds
+                order.progress("Practising", min(1.0, max(done, spent)))
 
-            practised(0.0)
-            diary, adapter = self._train(exercise, practised, cancelled, spent)
+            diary, adapter = self._train(exercise, self.means.manners(order, began, practised))
             if adapter is None:
                 report = self._report(exercise, diary, Judgement(Verdict.ABSTAINED, _why_nothing(diary)), began)
                 self.means.store.catalog.add_report(user, report.as_json())
                 self.means.store.drop_session(user, layer)
                 return report
             say(self.means.store, user, layer, "Judging", diary.rounds, diary.rounds)
-            progress("Judging", 0.0)
+            order.progress("Judging", 0.0)
             try:
-                report = self._judged(exercise, heads, diary, adapter, began, progress, cancelled)
+                report = self._judged(exercise, heads, diary, adapter, began, order)
                 self.means.store.drop_session(user, layer)
                 return report
             except Cancelled as error:
                 # What is shared with a learn says that the next one goes on from there.
                 raise Cancelled(error.message, hint=STOPPED) from error
 
-    def _train(
-        self,
-        exercise: Exercise,
-        progress: Callable[[float], None],
-        cancelled: Callable[[], bool],
-        spent: Callable[[], float],
-    ) -> tuple[Diary, Adapter | None]:
+    def _train(self, exercise: Exercise, manners: Manners) -> tuple[Diary, Adapter | None]:
         """What happened, and the layer as it is then; none where no step was made."""
         recipe, parent = exercise.recipe, exercise.parent
         # A session keeps what lies below for itself, so its slot is free for others while it trains.
@@ -124,9 +117,7 @@ class Coach:
                     load=lambda: self.means.store.load_session(user, layer),
                     save=lambda page: self.means.store.save_session(user, layer, page),
                 ),
-                progress=progress,
-                cancelled=cancelled,
-                spent=spent,
+                manners=manners,
             )
             return diary, adapter_of(exercise, session, _built_by(exercise, diary)) if diary.steps else None
         finally:
@@ -139,28 +130,30 @@ class Coach:
         diary: Diary,
         adapter: Adapter,
         began: float,
-        progress: Callable[[str, float], None],
-        cancelled: Callable[[], bool],
+        order: Order,
     ) -> LearnReport:
         user, layer = exercise.user, exercise.layer
         blob = pack(adapter)
         weight = {known.name: known.weight for known in self.means.store.catalog.layers(user)}.get(layer, 1.0)
         with self.means.engine.lent(adapter) as digest:
             candidate = exercise.with_layer(digest, weight)
-            paper = self._paper(exercise, heads, cancelled)
+            paper = self._paper(exercise, heads, order)
             known = {layer: self._learned_from(exercise)}
-            harm, _ = self._examined(
-                sitting(self.means.scoping, user, exercise.live, candidate, paper, known), cancelled
+            harm, _ = self._examined(sitting(self.means.scoping, user, exercise.live, candidate, paper, known), order)
+            asked, tasks, examples = examined(
+                self.means.engine, exercise, candidate, cancelled=order.cancelled, paused=order.paused
             )
-            asked, tasks, examples = examined(self.means.engine, exercise, candidate, cancelled)
         own = set(self.means.store.catalog.pinned(user, layer))
         evidence = replace(
             harm, target=asked, retention=tuple(_held_to_half(a) if a.signal in own else a for a in harm.retention)
         )
-        judgement = judge(evidence, self.means.margins)
-        progress("Judging", 1.0)
-        self.means.store.blobs.put(blob)
         entry = next(each for each in candidate.entries if each.layer == layer)
+        judgement = judge(evidence, self.means.margins)
+        judgement = unless_withdrawn(self.means.store, user, entry.revision, judgement)
+        if order.accept and judgement.verdict is not Verdict.PROMOTED:
+            judgement = accepted(judgement, evidence)
+        order.progress("Judging", 1.0)
+        self.means.store.blobs.put(blob)
         scores = _scores(evidence, tasks, diary)
         report = self._report(exercise, diary, judgement, began, entry.revision, scores, examples)
         revision = Revision(
@@ -172,7 +165,7 @@ class Coach:
             parent=exercise.parent.id if exercise.parent else None,
             below=exercise.below.entries,
             recipe=_built_by(exercise, diary),
-            inputs=exercise.inputs(diary.rounds),
+            inputs=exercise.inputs(diary.rounds, diary.steps),
             signals={},
             scores=scores,
             verdict=judgement.verdict,
@@ -181,22 +174,25 @@ class Coach:
             at=report.at,
             seconds=report.seconds,
         )
-        return publish(self.means.store, self.means.engine, revision, blob, report, candidate, cause=LEARNED)
+        cause = ACCEPTED if judgement.accepted else LEARNED
+        return publish(self.means.store, self.means.engine, revision, blob, report, candidate, cause=cause)
 
     def _learned_from(self, exercise: Exercise) -> set[str]:
         """The demonstrations that the skill was learned from before it was practised."""
         pinned = self.means.store.catalog.pinned(exercise.user, exercise.layer)
         return {*pinned, *trained_on(self.means.store, exercise.parent)}
 
-    def _examined(self, sitting: Sitting, cancelled: Callable[[], bool]) -> Examined:
-        examined = examine(self.means.engine, self.means.voices, {sitting.user: sitting}, cancelled=cancelled)[
-            sitting.user
-        ]
+    def _examined(self, sitting: Sitting, order: Order) -> Examined:
+        sittings = {sitting.user: sitting}
+        outcomes = examine(
+            self.means.engine, self.means.voices, sittings, cancelled=order.cancelled, paused=order.paused
+        )
+        examined = outcomes[sitting.user]
         if isinstance(examined, PersonalPeftError):
             raise examined
         return examined
 
-    def _paper(self, exercise: Exercise, heads: Sequence[Revision], cancelled: Callable[[], bool]) -> Paper:
+    def _paper(self, exercise: Exercise, heads: Sequence[Revision], order: Order) -> Paper:
         """What a practice may not spoil: everything that was ever held back, of all layers, this one's too."""
         routings = routings_of(self.means.store, exercise.user)
 
@@ -209,11 +205,11 @@ class Coach:
             retention=held_back([exercise.layer]),
             others=held_back(entry.layer for entry in exercise.live.entries if entry.layer != exercise.layer),
             trained=(),
-            of_base=self._of_base(exercise, cancelled),
+            of_base=self._of_base(exercise, order.cancelled),
             lineage=lineage_of(heads, exercise.layer),
         )
 
-    def _of_base(self, exercise: Exercise, cancelled: Callable[[], bool]) -> Said:
+    def _of_base(self, exercise: Exercise, cancelled: Asking) -> Said:
         """What the bare base says to the canaries."""
         canaries = [canary.question for canary in generic_questions().canaries]
         said = self.means.voices.of_base(exercise.user, exercise.live.base, canaries, cancelled=cancelled)
@@ -241,6 +237,7 @@ class Coach:
             revision=revision,
             before=exercise.parent.id if exercise.parent else None,
             probation=judgement.probation,
+            accepted=judgement.accepted,
             steps=diary.steps,
             examples=examples,
             scores={"practice": diary.as_json()} if scores is None else scores,

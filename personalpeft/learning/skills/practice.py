@@ -6,35 +6,37 @@ others follow the gradient of the rewards. A practice whose head was itself prac
 there, so that many short ones come as far as a long one.
 
 Invariants: of all tasks that there are, a quarter is only ever judged by: which, follows from what they ask, so that none
-of them is practised at any time. What is known after a round decides the next one, so a practice that was stopped between
-two goes on to the same bytes. What it publishes goes the way of a learn: durable file, gate, one transaction.
+of them is practised at any time. What a round tried is kept with the steps that it asks for, and every step is kept before
+the next one begins: so a practice that was stopped anywhere goes on to the same bytes, and a kill costs one step, or the
+replies of the round that was being tried. What it publishes goes the way of a learn: durable file, gate, one transaction.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from personalpeft.adapters.base import Adapter, Manifest
 from personalpeft.adapters.packed import in_half
-from personalpeft.backends.base import Continuation, Session, Term
+from personalpeft.backends.base import Continuation, Session
 from personalpeft.backends.faults import model_faults
 from personalpeft.errors import Cancelled, InvalidInput
 from personalpeft.learning.gate import Asked
 from personalpeft.learning.objectives import Supervised
+from personalpeft.learning.order import Asking
 from personalpeft.learning.plan import BUILD_FORMAT, layers_below
 from personalpeft.learning.recipe import Recipe
 from personalpeft.learning.report import Example
-from personalpeft.learning.skills.diary import Diary, read_page, write_page
+from personalpeft.learning.skills.diary import Diary, Step, read_page, write_page
 from personalpeft.learning.skills.drill import Drill
 from personalpeft.learning.skills.policy import PolicyGradient
 from personalpeft.learning.skills.rewards import advantages
 from personalpeft.learning.skills.rollouts import STOPPED, Group, attempt, seed_from
 from personalpeft.learning.skills.tasks import choose
-from personalpeft.learning.training import Desk
+from personalpeft.learning.training import Desk, Manners
 from personalpeft.plugins import RIGHT, Shaped, Task, Verifying
 from personalpeft.serving.engine import Engine
 from personalpeft.types import Revision, Sampling, Stack, StackEntry, canonical_digest
@@ -73,8 +75,12 @@ class Exercise:
             "shaping": self.shaping.name if self.shaping else None,
         }
 
-    def inputs(self, rounds: int | None = None) -> str:
-        """Names everything that a build of so many rounds depends on; without them, what each round depends on."""
+    def imitates(self, rounds: int) -> bool:
+        """Whether the last of so many rounds of this practice imitates what has passed."""
+        return self.rounds_before + rounds <= self.drill.imitate
+
+    def inputs(self, rounds: int | None = None, steps: int | None = None) -> str:
+        """Names everything that a build of so many rounds and steps depends on; without them, what each step depends on."""
         return canonical_digest(
             {
                 "format": BUILD_FORMAT,
@@ -84,6 +90,7 @@ class Exercise:
                 "tasks": self.tasks_digest,
                 "recipe": self.recipe.as_json(),
                 "rounds": rounds,
+                "steps": steps,
                 "parent": self.parent.digest if self.parent else None,
                 "below": self.below.digest,
             }
@@ -136,54 +143,55 @@ def make_exercise(
 
 
 def run_rounds(
-    engine: Engine,
-    exercise: Exercise,
-    session: Session,
-    *,
-    start: Stack,
-    desk: Desk,
-    progress: Callable[[float], None],
-    cancelled: Callable[[], bool],
-    spent: Callable[[], float],
+    engine: Engine, exercise: Exercise, session: Session, *, start: Stack, desk: Desk, manners: Manners
 ) -> Diary:
-    """Tries and trains until the rounds are done, the time is (``spent`` reaches 1), or no task has anything more to
-    teach. ``start`` answers until there is a first step. After each round all is on the ``desk``, and what lies there of the
-    same practice is gone on from. Raises ``Cancelled``, ``ServingFailed``.
+    """Tries and trains until the rounds are done, a budget is used up (but one round is tried, and one step made of it), or
+    no task has anything more to teach. ``start`` answers until there is a first step. After what each round tried and after
+    each step all is on the ``desk``, and what lies there of the same practice is gone on from. Raises ``Cancelled``,
+    ``ServingFailed``.
     """
     drill, inputs = exercise.drill, exercise.inputs()
     diary = read_page(desk.load(), session, inputs)
-    solved_too = exercise.shaping is not None and exercise.shaping.mastered
-    while diary.rounds < drill.rounds and not (diary.rounds and spent() >= 1):
-        if cancelled():
-            raise Cancelled(f"Stopped after round {diary.rounds}; nothing has changed.", hint=STOPPED)
-        chance = random.Random(seed_from("choice", drill.seed, exercise.tasks_digest, diary.rounds))
-        tasks = choose(exercise.pool, diary.standings, drill.per_round, chance, solved_too=solved_too)
-        if not tasks:
-            break
-        seed = seed_from("reply", drill.seed, diary.rounds)
-        if diary.steps:
-            with engine.lent(adapter_of(exercise, session, {})) as digest:
-                groups = _try(engine, exercise, exercise.with_layer(digest, 1.0), tasks, seed, cancelled)
-        else:
-            groups = _try(engine, exercise, start, tasks, seed, cancelled)
-        imitating = exercise.rounds_before + diary.rounds < drill.imitate
-        diary.note(groups)
-        if imitating:
-            steps = imitation(tuple(diary.passed), drill, chance)
-        else:
-            terms = policy(groups, exercise.shaping, drill)
-            steps = (terms,) if terms else ()
-        for terms in steps:
+    before = diary.steps
+
+    def go_on() -> None:
+        manners.wait()
+        if manners.cancelled():
+            raise Cancelled(f"Stopped after step {diary.steps}; nothing has changed.", hint=STOPPED)
+
+    def keep() -> None:
+        with guarded():
+            page = write_page(diary, session, inputs)
+        desk.save(page)
+
+    def over() -> bool:
+        enough = manners.steps is not None and diary.steps - before >= manners.steps
+        return enough or manners.out_of_time()
+
+    while True:
+        while diary.todo and not (diary.steps and over()):
+            go_on()
+            terms = diary.todo[0]
             with guarded():
                 session.refer(terms)
-                session.step(terms, drill.imitation_rate if imitating else drill.learning_rate)
+                session.step(terms, drill.imitation_rate if exercise.imitates(diary.rounds) else drill.learning_rate)
             diary.stepped()
-        desk.save(write_page(diary, session, inputs))
-        progress(min(1.0, max(diary.rounds / drill.rounds, spent())))
-    return diary
+            keep()
+        manners.progress(diary.rounds / drill.rounds)
+        if diary.rounds >= drill.rounds or (diary.rounds and over()):
+            return diary
+        go_on()
+        chance = random.Random(seed_from("choice", drill.seed, exercise.tasks_digest, diary.rounds))
+        tasks = _chosen(exercise, diary, chance)
+        if not tasks:
+            return diary
+        groups = _tried(engine, exercise, session, start, diary, tasks, manners)
+        diary.tried(groups)
+        diary.todo = _steps(exercise, diary, groups, chance)
+        keep()
 
 
-def imitation(passed: Sequence[Continuation], drill: Drill, chance: random.Random) -> tuple[tuple[Term, ...], ...]:
+def imitation(passed: Sequence[Continuation], drill: Drill, chance: random.Random) -> tuple[Step, ...]:
     """Rejection sampling: the steps of one round. Each different reply that has passed so far, in whichever round, is an
     answer to give again: what was once right stays right, so that it need not come from the model as it is.
     """
@@ -194,7 +202,7 @@ def imitation(passed: Sequence[Continuation], drill: Drill, chance: random.Rando
     return tuple(tuple(Supervised(said, 1 / size) for said in batch) for batch in drawn)
 
 
-def policy(groups: Sequence[Group], shaping: Shaped | None, drill: Drill) -> tuple[Term, ...]:
+def policy(groups: Sequence[Group], shaping: Shaped | None, drill: Drill) -> Step:
     """The policy gradient of all groups whose replies are set apart by their rewards; the others say nothing."""
     pushed = []
     for group in groups:
@@ -208,7 +216,7 @@ def policy(groups: Sequence[Group], shaping: Shaped | None, drill: Drill) -> tup
 
 
 def examined(
-    engine: Engine, exercise: Exercise, candidate: Stack, cancelled: Callable[[], bool]
+    engine: Engine, exercise: Exercise, candidate: Stack, *, cancelled: Asking, paused: Asking
 ) -> tuple[tuple[Asked, ...], dict[str, Any], tuple[Example, ...]]:
     """What live stack and candidate make of the tasks held back, greedily: one comparison a task by the reward that was
     practised for, the figures, and examples.
@@ -218,7 +226,14 @@ def examined(
         [
             group.rollouts[0]
             for group in attempt(
-                engine, exercise.user, stack, exercise.held_back, exercise.verifier, how, cancelled=cancelled
+                engine,
+                exercise.user,
+                stack,
+                exercise.held_back,
+                exercise.verifier,
+                how,
+                cancelled=cancelled,
+                paused=paused,
             )
         ]
         for stack in (exercise.live, candidate)
@@ -264,7 +279,9 @@ def adapter_of(exercise: Exercise, session: Session, recipe: Mapping[str, Any]) 
 
 def guarded() -> AbstractContextManager[None]:
     """Turns what the model fails at while it practises into ``ServingFailed``."""
-    again = "Close what else takes memory and practise again, which goes on from the last whole round; a smaller batch or group"
+    again = (
+        "Close what else takes memory and practise again, which goes on from what was done; a smaller batch or group"
+    )
     return model_faults(
         "The model failed while it practised.",
         hint=f"The log has the details. {STOPPED}",
@@ -279,9 +296,46 @@ def for_judging(task: Task) -> bool:
     return seed_from("judged by", task.prompt) % 4 == 0
 
 
-def _try(
-    engine: Engine, exercise: Exercise, stack: Stack, tasks: Sequence[Task], seed: int, cancelled: Callable[[], bool]
+def _chosen(exercise: Exercise, diary: Diary, chance: random.Random) -> tuple[Task, ...]:
+    solved_too = exercise.shaping is not None and exercise.shaping.mastered
+    return choose(exercise.pool, diary.standings, exercise.drill.per_round, chance, solved_too=solved_too)
+
+
+def _tried(
+    engine: Engine,
+    exercise: Exercise,
+    session: Session,
+    start: Stack,
+    diary: Diary,
+    tasks: Sequence[Task],
+    manners: Manners,
 ) -> tuple[Group, ...]:
+    """What the layer as it is now replies, or ``start`` before there is one."""
     drill = exercise.drill
-    how = Sampling(drill.temperature, 1.0, drill.longest, seed)
-    return attempt(engine, exercise.user, stack, tasks, exercise.verifier, how, each=drill.group, cancelled=cancelled)
+    how = Sampling(drill.temperature, 1.0, drill.longest, seed_from("reply", drill.seed, diary.rounds))
+
+    def by(stack: Stack) -> tuple[Group, ...]:
+        return attempt(
+            engine,
+            exercise.user,
+            stack,
+            tasks,
+            exercise.verifier,
+            how,
+            each=drill.group,
+            cancelled=manners.cancelled,
+            paused=manners.paused,
+        )
+
+    if not diary.steps:
+        return by(start)
+    with engine.lent(adapter_of(exercise, session, {})) as digest:
+        return by(exercise.with_layer(digest, 1.0))
+
+
+def _steps(exercise: Exercise, diary: Diary, groups: Sequence[Group], chance: random.Random) -> tuple[Step, ...]:
+    """What the round that was just tried asks for."""
+    if exercise.imitates(diary.rounds):
+        return imitation(tuple(diary.passed), exercise.drill, chance)
+    terms = policy(groups, exercise.shaping, exercise.drill)
+    return (terms,) if terms else ()

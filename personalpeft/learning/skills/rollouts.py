@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from personalpeft.backends.base import Continuation
 from personalpeft.errors import Cancelled
+from personalpeft.learning.order import Asking
 from personalpeft.plugins import RIGHT, Attempt, Task, Verifying
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.types import Message, Sampling, Stack
 
 # A reply that is as right as this has passed.
 PASSED = 0.99
-STOPPED = "The next practice of these tasks goes on from the last whole round."
+STOPPED = "The next practice of these tasks goes on from what was done."
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ def attempt(
     how: Sampling,
     *,
     each: int = 1,
-    cancelled: Callable[[], bool],
+    cancelled: Asking,
+    paused: Asking,
 ) -> tuple[Group, ...]:
     """``each`` replies to each task. Every reply has a seed of its own, made from that of ``how``, its task and its
     number, so that it depends on nothing beside it. Raises ``Cancelled``, ``PluginError``, ``PromptTooLong``.
@@ -79,7 +81,7 @@ def attempt(
     texts = [""] * len(asked)
     tokens: list[tuple[int, ...]] = [()] * len(asked)
     ended = [False] * len(asked)
-    replies = engine.replies(requests, cancelled=cancelled)
+    replies = engine.replies(requests, cancelled=cancelled, paused=paused)
     try:
         for piece in replies if requests else ():
             if piece.finish == "cancelled":

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from app_makers import Place
+
+from personalpeft import LearnReport, User
 
 
 @pytest.fixture
@@ -28,6 +31,26 @@ def test_a_practice_is_reported_as_text_and_as_data(taught: Place) -> None:
     assert report["layer"] == "skill.sums"
 
 
+def test_what_a_practice_may_take_and_that_its_result_is_accepted_are_said_to_the_library(
+    taught: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    little = taught.run("practice", "sums", "--verifier", "sums", "--memory", "0.001")
+    assert little.exit_code == 0
+    assert "0.001 are allowed" in little.stdout
+    heard: list[dict[str, object]] = []
+    practice = User.practice
+
+    def noted(user: User, skill: str, **asked: Any) -> LearnReport:
+        heard.append(asked)
+        return practice(user, skill, **asked)
+
+    monkeypatch.setattr(User, "practice", noted)
+    limits = ("--seconds", "60", "--rounds", "1", "--steps", "3", "--memory", "100", "--accept")
+    assert taught.run("practice", "sums", "--verifier", "sums", *limits).exit_code == 0
+    wanted = {"seconds": 60.0, "rounds": 1, "steps": 3, "memory": 100.0, "accept": True}
+    assert {name: heard[0][name] for name in wanted} == wanted
+
+
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
@@ -36,6 +59,8 @@ def test_a_practice_is_reported_as_text_and_as_data(taught: Place) -> None:
         (("practice", "sums", "--verifier", "sums", "--family", "nine"), 2, ("'nine'", "1 to 3")),
         (("practice", "Sums", "--verifier", "sums"), 2, ("'Sums'", "a-z")),
         (("practice", "sums", "--verifier", "sums", "--rounds", "0"), 2, ("0 rounds",)),
+        (("practice", "sums", "--verifier", "sums", "--steps", "0"), 2, ("0 steps",)),
+        (("practice", "sums", "--verifier", "sums", "--memory", "0"), 2, ("0.0 MB",)),
         (("practice", "sums"), 2, ("--verifier",)),
     ],
 )

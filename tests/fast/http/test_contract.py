@@ -24,6 +24,7 @@ from personalpeft import (
     InvalidId,
     InvalidInput,
     Learning,
+    LearnReport,
     NotFound,
     NothingToLearn,
     PersonalFileError,
@@ -34,6 +35,8 @@ from personalpeft import (
 )
 from personalpeft.adapters import served_folder
 from personalpeft.bases.base import Base
+from personalpeft.learning.order import Order
+from personalpeft.learning.skills.coach import Coach
 from personalpeft.types import SignalKind
 from personalpeft_app.client import Client, NotAllowed, RemoteUser, Unreachable, connect
 from personalpeft_app.http.own.routes import OwnApi
@@ -567,6 +570,23 @@ def test_a_skill_is_practised(ada: Any) -> None:
         ada.practice("sums", verifier="no-such-plugin")
 
 
+def test_a_practice_hears_what_it_may_take_and_that_its_result_is_accepted(
+    ada: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "0.001 are allowed" in ada.practice("sums", verifier="sums", memory=0.001).reason
+    heard: list[Order] = []
+    practise = Coach.practise
+
+    def noted(coach: Coach, *given: Any) -> LearnReport:
+        heard.append(given[-1])
+        return practise(coach, *given)
+
+    monkeypatch.setattr(Coach, "practise", noted)
+    ada.practice("sums", verifier="sums", seconds=60, rounds=1, steps=3, memory=100, accept=True)
+    (order,) = heard
+    assert (order.seconds, order.steps, order.memory, order.accept) == (60, 3, 100, True)
+
+
 WRONG: dict[str, tuple[type[PersonalPeftError], Any]] = {
     "an empty prompt": (InvalidInput, lambda user: user.chat("")),
     "a prompt that is no text": (InvalidInput, lambda user: user.chat(5)),
@@ -626,7 +646,11 @@ def test_the_client_has_the_methods_of_a_user() -> None:
 
 
 # What a server cannot be told while it works.
-_HERE_ALONE = {"learn": {"paused"}, "learn_many": {"paused"}, "compare": {"cancelled"}, "collect": {"progress"}}
+_HERE_ALONE = {
+    **{name: {"paused"} for name in ("learn", "learn_many", "practice")},
+    "compare": {"cancelled"},
+    "collect": {"progress"},
+}
 
 
 @pytest.mark.parametrize(("here", "there"), [(User, RemoteUser), (Runtime, Client)])

@@ -142,7 +142,7 @@ def test_a_turn_teaches_at_most_once_and_by_its_strongest_and_latest_word(said: 
     taught = {r.signal.turn: r.signal for r in route(said, turn) if r.lesson and r.signal.turn}
     assert len(taught) == sum(bool(r.lesson and r.signal.turn) for r in route(said, turn))
     for about, by in taught.items():
-on_it = [s for s in said if s.turn == about and s.kind in strength]
+        on_it = [s for s in said if s.turn == about and s.kind in strength]
         # Where a person said nothing, what an app saw counts.
         rivals = [s for s in on_it if s.source == "person"] or [s for s in on_it if s.payload.get(TRAINS)]
         clear = [s for s in rivals if s.kind is not SignalKind.REWARD or abs(s.payload["value"]) >= 0.5]

@@ -6,17 +6,23 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from runtime_makers import ask, correct, greedy, nothing_changes, opened, quick_card
 
-from personalpeft import Busy, Cancelled, InvalidInput, NotFound, PluginError, User
+from personalpeft import Busy, Cancelled, InvalidInput, LearnReport, NotFound, PluginError, User
+from personalpeft.backends.base import Row
+from personalpeft.backends.fake import FakeBackend, _FakeSession
+from personalpeft.backends.torch.session import TorchSession
 from personalpeft.learning.skills.rollouts import seed_from
 from personalpeft.plugins import Attempt, Task
+from personalpeft.serving.engine import Engine
 from personalpeft.types import Verdict
 
 SOON = {"rounds": 3}
@@ -217,7 +223,7 @@ def test_time_that_is_up_ends_the_rounds_and_what_was_practised_is_judged(ada: U
     assert report.revision
 
 
-def test_a_practice_that_is_stopped_goes_on_from_the_last_whole_round_to_the_same_revision(
+def test_a_practice_that_is_stopped_goes_on_from_what_was_done_to_the_same_revision(
     tmp_path: Path, tiny_base: object
 ) -> None:
     revisions = []
@@ -238,6 +244,202 @@ def test_a_practice_that_is_stopped_goes_on_from_the_last_whole_round_to_the_sam
             assert list((tmp_path / name / "sessions").rglob("*.session")) == []
     assert revisions[0] == revisions[1]
     assert revisions[0][0] is not None
+
+
+class Killed(BaseException):
+    """The process ended here."""
+
+
+@dataclass
+class Steps:
+    """Counts the steps of training, and ends the process before each whose number is in ``kills``, once."""
+
+    kills: set[int] = field(default_factory=set)
+    done: int = 0
+
+    def watched(self, session: Any, monkeypatch: pytest.MonkeyPatch) -> Steps:
+        step = session.step
+
+        def counted(trained: Any, *given: Any) -> float:
+            if self.done in self.kills:
+                self.kills.remove(self.done)
+                raise Killed
+            self.done += 1
+            return float(step(trained, *given))
+
+        monkeypatch.setattr(session, "step", counted)
+        return self
+
+
+# A round that learns from what is right makes four steps, one along the policy gradient makes one.
+@pytest.mark.parametrize(
+    ("base", "session", "imitate", "rounds", "kills"),
+    [("fake", _FakeSession, 12, 14, {0, 1, 2, 3, 4, 7, 48, 49}), ("tiny", TorchSession, 1, 2, {2, 4})],
+    ids=["fake", "a model"],
+)
+def test_a_kill_before_any_step_or_the_verdict_costs_no_reply_and_no_step_that_was_made(
+    tmp_path: Path,
+    tiny_base: object,
+    monkeypatch: pytest.MonkeyPatch,
+    base: str,
+    session: Any,
+    imitate: int,
+    rounds: int,
+    kills: set[int],
+) -> None:
+    def killed(stage: str, done: float) -> None:
+        if stage == "Judging" and verdicts:
+            raise Killed(verdicts.pop())
+
+    ended = []
+    card = quick_card(tmp_path)
+    card.write_text(f"{card.read_text()}\n[practice]\nimitate = {imitate}\nper_round = 4\nheld_back = 8\n")
+    for name, before in (("one", set[int]()), ("two", set(kills))):
+        with opened(tmp_path / name, "fake" if base == "fake" else card) as runtime, monkeypatch.context() as patch:
+            ada, judge, steps = runtime.user("ada"), Judge(half), Steps(before).watched(session, patch)
+            verdicts, report = ["before it was judged"] * bool(before), None
+            while report is None:
+                try:
+                    report = ada.practice("email", verifier=judge, rounds=rounds, progress=killed)
+                except Killed:
+                    assert (ada.revisions(), ada.reports()) == ((), ())
+            assert not before
+            assert not verdicts
+            ended.append((report.revision, report.scores, report.steps, steps.done, len(judge.tried)))
+    assert ended[0] == ended[1]
+    assert ended[0][0] is not None
+    assert ended[0][2] == ended[0][3] == 4 * imitate + rounds - imitate
+
+
+@pytest.mark.parametrize(("steps", "rounds"), [(2, 1), (4, 1), (5, 2)])
+def test_steps_end_it_in_the_middle_of_a_round_and_what_was_practised_is_judged(
+    ada: User, home: Path, steps: int, rounds: int
+) -> None:
+    report = ada.practice("email", verifier=Judge(lambda reply: half(reply) or learned(reply)), steps=steps)
+    assert report.verdict is Verdict.PROMOTED
+    assert (report.steps, report.scores["practice"]["rounds"]) == (steps, rounds)
+    assert list((home / "sessions").rglob("*.session")) == []
+
+
+def test_two_builds_of_as_many_rounds_and_other_steps_have_other_inputs(ada: User) -> None:
+    for steps in (2, 3):
+        ada.practice("email", verifier=Judge(half), steps=steps)
+        ada.rollback("skill.email", None)
+    two, three = ada.revisions()
+    assert two.recipe["practice"]["rounds"] == three.recipe["practice"]["rounds"] == 1
+    assert two.inputs != three.inputs
+
+
+def test_what_does_not_fit_into_memory_is_not_practised_and_told_how_much_it_takes(ada: User, home: Path) -> None:
+    judge = Judge(half)
+    with nothing_changes(home):
+        report = ada.practice("email", verifier=judge, memory=0.001)
+    assert (report.verdict, report.revision, judge.tried) == (Verdict.ABSTAINED, None, [])
+    assert "MB, and 0.001 are allowed" in report.reason
+    assert "0.001 are allowed" in str(report)
+    assert ada.practice("email", verifier=judge, memory=100, **SOON).revision
+
+
+def test_what_is_accepted_by_name_goes_live_although_it_was_refused_and_that_is_recorded(ada: User) -> None:
+    report = ada.practice(
+        "email", verifier=Judge(lambda reply: half(reply) and not learned(reply)), accept=True, **SOON
+    )
+    assert (report.verdict, report.accepted, report.live) == (Verdict.REFUSED, True, True)
+    assert report.reason.startswith("accepted by name against: ")
+    assert ada.stack().entries[0].revision == report.revision
+    assert ada.history()[-1].cause == "accepted"
+    assert ada.reports()[-1]["accepted"] is True
+
+
+def test_what_the_gate_promotes_is_not_accepted_by_name(ada: User) -> None:
+    judge = Judge(lambda reply: half(reply) or learned(reply))
+    report = ada.practice("email", verifier=judge, accept=True, **SOON)
+    assert (report.verdict, report.accepted) == (Verdict.PROMOTED, False)
+    assert ada.history()[-1].cause == "learn"
+
+
+def test_what_was_withdrawn_is_not_made_live_again_by_the_same_practice_but_by_name(ada: User) -> None:
+    def practise(**more: Any) -> LearnReport:
+        judge = Judge(lambda reply: half(reply) or learned(reply), different=24)
+        return ada.practice("email", verifier=judge, **SOON, **more)
+
+    first = practise()
+    assert (first.live, first.probation) == (True, True)
+    for number in range(8):
+        ada.feedback(ask(ada, f"Task {number}."), rating=-1)
+    assert ada.history()[-1].cause == "withdrawn"
+    again = practise()
+    assert (again.revision, again.verdict) == (first.revision, Verdict.REFUSED)
+    assert "withdrawn" in again.reason
+    assert ada.stack().entries == ()
+    assert practise(accept=True).accepted
+    assert ada.stack().entries[0].revision == first.revision
+
+
+def test_whoever_is_being_answered_goes_before_each_step(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    step, give_way = _FakeSession.step, Engine.give_way
+
+    def stepped(session: _FakeSession, *given: Any) -> float:
+        order.append("step")
+        return step(session, *given)
+
+    def gave_way(engine: Engine, longest: float) -> None:
+        order.append("gave way")
+        give_way(engine, longest)
+
+    monkeypatch.setattr(_FakeSession, "step", stepped)
+    monkeypatch.setattr(Engine, "give_way", gave_way)
+    report = ada.practice("email", verifier=Judge(half), **SOON)
+    before = [one for one, other in pairwise(order) if other == "step"]
+    assert before == ["gave way"] * report.steps
+
+
+@pytest.mark.parametrize("moment", ["it tries", "a step"])
+def test_a_pause_holds_its_replies_and_steps_back_and_chats_are_answered_meanwhile(
+    home: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    paused, reached = threading.Event(), threading.Event()
+    admit, step = FakeBackend.admit, _FakeSession.step
+    done: list[str] = []
+
+    def noted(what: str, count: int) -> None:
+        done.append(what)
+        if done.count(what) == count and what == moment and not reached.is_set():
+            paused.set()
+            reached.set()
+
+    def admitted(backend: FakeBackend, row: Row) -> int | None:
+        if row.owner == "ada":
+            noted("it tries", 10)
+        return admit(backend, row)
+
+    def stepped(session: _FakeSession, *given: Any) -> float:
+        noted("a step", 2)
+        return step(session, *given)
+
+    monkeypatch.setattr(FakeBackend, "admit", admitted)
+    monkeypatch.setattr(_FakeSession, "step", stepped)
+    with opened(home) as runtime:
+        reports: list[LearnReport] = []
+        ada = runtime.user("ada")
+        practice = threading.Thread(
+            target=lambda: reports.append(ada.practice("email", verifier=Judge(half), **SOON, paused=paused.is_set))
+        )
+        practice.start()
+        assert reached.wait(20)
+        # What was asked for in the step of the engine that ran then is still begun.
+        practice.join(0.3)
+        before = list(done)
+        assert runtime.user("bo").chat("hello").text
+        practice.join(0.5)
+        assert practice.is_alive()
+        assert done == before
+        assert done.count("it tries") in ((40,) if moment == "a step" else range(10, 40))
+        paused.clear()
+        practice.join(120)
+        (report,) = reports
+        assert report.revision
 
 
 def test_a_practice_of_other_tasks_does_not_go_on_from_one_that_was_stopped(ada: User, home: Path) -> None:
@@ -274,6 +476,8 @@ def test_a_verifier_that_fails_changes_nothing_and_is_named(ada: User, home: Pat
         ({"verifier": "sums", "shaping": "nothing"}, NotFound, "'nothing'"),
         ({"verifier": Judge(half), "rounds": 0}, InvalidInput, "0 rounds"),
         ({"verifier": Judge(half), "seconds": 0}, InvalidInput, "0 seconds"),
+        ({"verifier": Judge(half), "steps": 0}, InvalidInput, "0 steps"),
+        ({"verifier": Judge(half), "memory": 0}, InvalidInput, "0 MB"),
         ({"verifier": Judge(half, different=1)}, InvalidInput, "too few different tasks"),
         ({"verifier": Judge(half), "skill": "Email"}, InvalidInput, "'Email'"),
         ({"verifier": Judge(half), "skill": "skill.email"}, InvalidInput, "'skill.email'"),
