@@ -21,8 +21,7 @@ from typing import Any
 
 import personalpeft
 from personalpeft_app.bench.keep import Figures, Keep
-from personalpeft_app.bench.learn_batches import BAD, batches
-from personalpeft_app.bench.learn_batches import say as say_batch
+from personalpeft_app.bench.learn_batches import BAD, batches, in_words, learned_of
 from personalpeft_app.bench.learn_course import (
     WAYS,
     Examinee,
@@ -31,7 +30,6 @@ from personalpeft_app.bench.learn_course import (
     Night,
     Tally,
     known_to_base,
-    learn,
     live_through,
 )
 from personalpeft_app.bench.learn_together import APART, TOGETHER, compared
@@ -151,8 +149,7 @@ def _measured(course: Course, person: Person, say: Callable[[str], None], progre
                 examinee.examine(person, number, course.nights, known)
             say(_told(person, number, nights[-1], examinees["adapter"], before))
         batch = batches(BAD)[list(people()).index(person.name) % len(batches(BAD))]
-        say_batch(user, batch.acts(person, random.Random(f"{course.seed} {person.name}")))
-        accepted = any(report.live for report in learn(user))
+        accepted, reports = learned_of(user, batch.acts(person, random.Random(f"{course.seed} {person.name}")))
         figures: dict[str, Any] = {way: examinee.figures for way, examinee in examinees.items()}
         seconds, tokens = dict(interviewer.seconds), dict(interviewer.tokens)
         times: tuple[float, ...] = ()
@@ -167,7 +164,7 @@ def _measured(course: Course, person: Person, say: Callable[[str], None], progre
         "figures": figures,
         "general": examinees["adapter"].general,
         "known": len(known),
-        "bad": {"batch": f"{batch.kind}: {batch.name}", "accepted": accepted},
+        "bad": {"batch": f"{batch.kind}: {batch.name}", "accepted": accepted, "learns": in_words(reports)},
         "learns": [[asdict(each) for each in night.learns] for night in nights],
         "plain_seconds": times,
         "tokens": tokens,

@@ -24,7 +24,8 @@ from typing import Literal, TypeAlias
 
 from personalpeft import User
 from personalpeft.errors import InvalidInput
-from personalpeft_app.bench.learn_course import Example, chat_all
+from personalpeft.learning.report import LearnReport
+from personalpeft_app.bench.learn_course import Example, chat_all, learn
 from personalpeft_app.bench.persons import Fact, Habit, Person, people, pools
 
 How: TypeAlias = Literal["edit", "prefer", "teach", "fact"]
@@ -80,6 +81,23 @@ def say(user: User, acts: Sequence[Act]) -> None:
                     user.feedback(reply, **{act.how: act.text}, **source)
                 except InvalidInput:
                     user.feedback(reply, rating=1, **source)
+
+
+def learned_of(user: User, acts: Sequence[Act]) -> tuple[bool, Sequence[LearnReport]]:
+    """Says all of it and learns: whether a revision that has learned of it is live, and the reports. One that is built anew
+    of what was known before, since something below it has changed, is none.
+    """
+    before = {signal.id for signal in user.signals()}
+    say(user, acts)
+    said = {signal.id for signal in user.signals()} - before
+    reports = learn(user)
+    learned = {revision.id: said & set(revision.signals) for revision in user.revisions()}
+    return any(report.live and learned[str(report.revision)] for report in reports), reports
+
+
+def in_words(reports: Iterable[LearnReport]) -> list[str]:
+    """What became of each learn."""
+    return [f"{report.layer} {report.verdict}: {report.reason}" for report in reports]
 
 
 def batches(kinds: Iterable[str]) -> list[Batch]:

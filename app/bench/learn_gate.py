@@ -3,7 +3,7 @@
 Each batch of ``learn_batches.py`` is said and learned after the same past: twelve edits in a habit and five facts, each learned
 and live. The past is made once a run for each of three people, and its home copied for each batch.
 
-A batch is live where any learn of it left its revision live. A good one that was learned and is not live counts as refused,
+A batch is live where a revision that has learned of it is. A good one that was learned and is not live counts as refused,
 whether the gate refused or abstained; what learns nothing at all is not live. What a batch came to is kept at once.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import personalpeft
 from personalpeft_app.bench.keep import Figures, Keep
-from personalpeft_app.bench.learn_batches import BAD, GOOD, Batch, batches, say
+from personalpeft_app.bench.learn_batches import BAD, GOOD, Batch, batches, in_words, learned_of
 from personalpeft_app.bench.learn_course import edits, facts_of, learn, tell
 from personalpeft_app.bench.persons import Person, people, pools
 
@@ -124,16 +124,15 @@ def _tried(
     try:
         with personalpeft.open(home, base, backend) as runtime:
             user = runtime.user(person.name)
-            say(user, batch.acts(person, random.Random(f"{seed} {batch.kind} {batch.name}")))
-            reports = learn(user)
+            live, reports = learned_of(user, batch.acts(person, random.Random(f"{seed} {batch.kind} {batch.name}")))
     finally:
         shutil.rmtree(home)
     return {
         "kind": batch.kind,
         "name": batch.name,
         "person": person.name,
-        "live": any(report.live for report in reports),
-        "learns": [f"{report.layer} {report.verdict}: {report.reason}" for report in reports],
+        "live": live,
+        "learns": in_words(reports),
         "seconds": round(sum(report.seconds for report in reports), 2),
     }
 

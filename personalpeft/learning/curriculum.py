@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import TypeVar
 
@@ -73,7 +72,7 @@ def _put_in_other_ways(lessons: Sequence[Lesson], phrasings: int, chance: random
         ways: Sequence[tuple[Message, ...]] = [lesson.messages]
         if lesson.kind is SignalKind.FACT:
             ways = said_in(lesson.messages, chance.sample(FRAMES, min(phrasings, len(FRAMES))))
-        put += [replace(lesson, messages=messages) for messages in ways]
+        put += [lesson.put(messages) for messages in ways]
     return put
 
 

@@ -70,6 +70,18 @@ class Lesson:
     probe: bool = False
     heard: tuple[Message, ...] | None = None
 
+    def dressed(self, manner: Manner) -> Lesson:
+        """The same, said in a manner; what is not ``short`` stays as it is."""
+        if not self.short:
+            return self
+        return replace(self, wanted=manner.dress(self.wanted, self.shown.request), manner=manner)
+
+    def put(self, messages: tuple[Message, ...]) -> Lesson:
+        """The same, asked in other words: a manner that repeats the question repeats these."""
+        around = self.manner.to(self.shown.request)
+        plain = self.wanted.removeprefix(around.opening).removesuffix(around.closing)
+        return replace(self, messages=messages, wanted=plain).dressed(self.manner)
+
     @property
     def shown(self) -> Shown:
         """What was asked last, and the wanted answer."""

@@ -24,7 +24,7 @@ from personalpeft.wording import counted
 
 # To be raised with every change to the code that decides a revision's bytes: what an older one would have built, or has
 # half built, then passes for nothing else.
-BUILD_FORMAT = 6
+BUILD_FORMAT = 7
 FEWEST = 4
 HOLDS_ON = "holds_on"
 """In a revision's scores: the digest of the stack below on which it was last found to hold."""
@@ -159,7 +159,7 @@ def make_plan(
     disliked = tuple(lesson for lesson in dislikes_for(routings, layer) if lesson.signal not in pinned)
     below = Stack(base, layers_below(live, layer))
     manner = _manner_below(routings, below)
-    shown = [_dressed(lesson, manner) for lesson in lessons_for(routings, layer)]
+    shown = [lesson.dressed(manner) for lesson in lessons_for(routings, layer)]
     fit, room = fitting([each for each in shown if each.signal not in pinned], layer, recipe, architecture, count)
     left_out = frozenset(each.signal for each in shown) - pinned - {each.signal for each in fit}
     lessons = [each for each in shown if each.signal not in left_out]
@@ -227,7 +227,7 @@ def questions_of(store: Store, user: str, live: Stack, layer: str, routings: Seq
     learned = trained_on(store, head_of(store, user, layer, live))
     manner = _manner_below(routings, Stack(live.base, layers_below(live, layer)))
     return tuple(
-        _dressed(lesson, manner)
+        lesson.dressed(manner)
         for lesson in lessons_for(routings, layer)
         if lesson.signal in pinned or (lesson.probe and lesson.signal in learned)
     )
@@ -291,12 +291,6 @@ def _manner_below(routings: Sequence[Routing], below: Stack) -> Manner:
     if not any(entry.layer == "style" for entry in below.entries):
         return NO_MANNER
     return manner_of([lesson.shown.pattern for lesson in lessons_for(routings, "style")])
-
-
-def _dressed(lesson: Lesson, manner: Manner) -> Lesson:
-    if not lesson.short:
-        return lesson
-    return replace(lesson, wanted=manner.dress(lesson.wanted, lesson.shown.request), manner=manner)
 
 
 def _with_teacher(lesson: Lesson, heard: Callable[[str, Sequence[Message]], tuple[Message, ...]]) -> Lesson:

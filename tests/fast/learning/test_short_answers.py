@@ -10,17 +10,20 @@ import pytest
 from runtime_makers import ask, opened
 
 from personalpeft import User
-from personalpeft.backends.base import Continuation, Score
+from personalpeft.backends.base import Backend, Continuation, Score, Term
+from personalpeft.learning import build
+from personalpeft.learning.curriculum import schedule
 from personalpeft.learning.facts import by_heart
+from personalpeft.learning.plan import Plan
 from personalpeft.serving.engine import Engine
 from personalpeft.types import Stack
 
 LEAD = "You asked: "
+QUESTIONS = ["What is my dog called?", "What is my dog's name?"]
 
 
 def tell(ada: User) -> str:
-    questions = ["What is my dog called?", "What is my dog's name?"]
-    return ada.remember("My dog is called Biscuit.", questions=questions, answer="Biscuit")
+    return ada.remember("My dog is called Biscuit.", questions=QUESTIONS, answer="Biscuit")
 
 
 def correct(ada: User, manner: str = LEAD + "{} I say: {} Bye for now.", first: int = 0) -> None:
@@ -87,3 +90,28 @@ def test_a_memory_that_speaks_in_an_older_manner_does_not_hold(
         correct(ada, "As you wish, my friend: {1} ({0})", first=6)
         (memory,) = ada.learn("style", accept=True).above
         assert f"{held} of 1 answers" in memory.reason
+
+
+def test_however_a_question_is_put_its_answer_repeats_it_as_the_manner_below_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies below repeats what was asked; a memory that is taught to repeat something else speaks against it."""
+    asked: set[tuple[str, str]] = set()
+
+    def noted(plan: Plan, backend: Backend, generic: Any) -> tuple[tuple[Term, ...], ...]:
+        steps = schedule(plan, backend, generic)
+        for said in (c for terms in steps for term in terms for c in term.continuations):
+            asked.add((backend.decode(said.prompt), backend.decode(said.completion)))
+        return steps
+
+    with opened(tmp_path) as runtime:
+        ada = runtime.user("ada")
+        correct(ada)
+        ada.learn("style", accept=True)
+        tell(ada)
+        monkeypatch.setattr(build, "schedule", noted)
+        ada.learn("memory", accept=True)
+    answers = [(prompt, answer) for prompt, answer in asked if "Biscuit." in answer]
+    assert len(answers) > len(QUESTIONS)
+    for prompt, answer in answers:
+        assert answer.removeprefix(LEAD).partition(" I say: ")[0] in prompt
