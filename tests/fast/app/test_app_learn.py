@@ -18,7 +18,7 @@ from personalpeft.errors import InvalidInput, ServingFailed
 from personalpeft_app.bench import learn_course, learn_together, learn_trainer
 from personalpeft_app.bench.keep import Keep
 from personalpeft_app.bench.learn import Course, LearnBench, bench_learn
-from personalpeft_app.bench.learn_batches import BAD, GOOD, batches, say
+from personalpeft_app.bench.learn_batches import BAD, GOOD, batches, learned_of, say
 from personalpeft_app.bench.learn_gate import PASTS, bench_gate
 from personalpeft_app.bench.persons import chosen, people
 
@@ -158,6 +158,19 @@ def test_what_a_stranger_says_becomes_nothing(tmp_path: Path) -> None:
         user = runtime.user("hana")
         say(user, stranger.acts(people()["hana"], random.Random(0)))
         assert learn_course.learn(user) == []
+
+
+def test_a_batch_is_live_where_something_that_was_learned_of_it_is(tmp_path: Path) -> None:
+    stranger = next(each for each in batches(BAD) if each.name == "said by a stranger")
+    facts = next(each for each in batches(GOOD) if each.kind == "facts")
+    hana = people()["hana"]
+    with personalpeft.open(tmp_path, backend="fake") as runtime:
+        user = runtime.user("hana")
+        learn_course.tell(user, learn_course.facts_of(hana, 3))
+        live, reports = learned_of(user, stranger.acts(hana, random.Random(0)))
+        assert (live, [report.live for report in reports]) == (False, [True])
+        live, _ = learned_of(user, facts.acts(hana, random.Random(0)))
+        assert live
 
 
 def test_the_gate_tries_of_every_kind_and_keeps_what_came_of_it(tmp_path: Path) -> None:
