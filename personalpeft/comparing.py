@@ -138,7 +138,9 @@ def compare(
             finish_reason=other.finish_reason,
             used=used,
         )
-        said = {"text": chosen.text, "revision": chosen.revision, "layer": layer}
+        said: dict[str, object] = {"text": chosen.text, "revision": chosen.revision, "layer": layer}
+        if chosen.finish_reason != "stop":
+            said["cut_off"] = True
         signal = parts.store.ledger.add_signal(user, SignalKind.PREFERENCE, said, turn=turn.id)
         look(parts, user)
         return Choice(chosen.revision, other.revision, turn.id, signal.id)

@@ -2,7 +2,7 @@
 person told counts before what an app or a judge did. Pure.
 
 Two facts contradict each other only where somebody said which questions each answers, and how; of bare sentences nobody
-can tell. What is outdated stays in the ledger, and is neither looked up nor learned.
+can tell. What is outdated stays in the ledger, and is neither looked up nor learned; it still overrules what came before it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,6 @@ def outdated(facts: Sequence[Signal]) -> Mapping[str, Signal]:
         rival = next((each for each in rivals if same_words(each.payload["answer"]) != same_words(answer)), None)
         if rival is not None:
             found[fact.id] = rival
-        else:
-            latest |= {question: fact for question in asked if question not in latest}
+        # What gives way itself still overrules what came before it, or a value that was said otherwise twice would come back.
+        latest |= {question: fact for question in asked if question not in latest}
     return found

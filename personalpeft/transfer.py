@@ -19,7 +19,7 @@ from personalpeft.bases.base import Base
 from personalpeft.bases.gguf_names import GgufNames, gguf_names
 from personalpeft.clock import Clock
 from personalpeft.errors import InvalidInput, WeightsError
-from personalpeft.learning.plan import layers_below
+from personalpeft.learning.plan import stack_below
 from personalpeft.learning.publishing import given
 from personalpeft.serving.engine import Engine
 from personalpeft.store.base import Store
@@ -112,7 +112,7 @@ def _take(store: Store, adapter: Adapter, clock: Clock, began: float, user: str,
         {**manifest.recipe, **shape},
         reason="imported by name, not judged",
         at=clock.now(),
-        below=layers_below(live, manifest.layer),
+        below=stack_below(store, user, live, manifest.layer).entries,
         seconds=clock.timer() - began,
     )
     store.catalog.add_revision(revision, blob, {"imported": revision.id}, promote=True, cause="import")

@@ -184,14 +184,19 @@ class Turn:
     finish_reason: FinishReason
     used: tuple[str, ...] = ()
 
+    @property
+    def ended(self) -> bool:
+        """Whether the reply came to its own end, rather than to be cut off."""
+        return self.finish_reason == "stop"
+
 
 @dataclass(frozen=True, slots=True)
 class Signal:
     """One act of feedback. ``payload`` holds what the kind says:
 
-    rating {"value": -1|1, "how"?}, edit {"text"}, preference {"text", "revision"?, "layer"?}, comment {"text"}, reward {"value"},
-    demonstration {"prompt", "answer", "skill"}, fact {"text", "questions", "answer"}. ``source`` is who gave it; "how" is
-    there where an app took a rating from what it saw.
+    rating {"value": -1|1, "how"?}, edit {"text"}, preference {"text", "revision"?, "layer"?, "cut_off"?}, comment {"text"},
+    reward {"value"}, demonstration {"prompt", "answer", "skill"}, fact {"text", "questions", "answer"}. ``source`` is who gave
+    it; "how" is there where an app took a rating from what it saw, "cut_off" where a text ended since it had to.
     """
 
     id: str

@@ -71,6 +71,10 @@ def feedback(
 def _becomes(account: Account) -> str:
     if account.place == "profile":
         return "It acts from the next question on."
+    if account.pinned:
+        return (
+            f"It takes the place of an answer that was held back to judge {account.layer} by, and is held back as well."
+        )
     if account.place == "layer":
         return f"The next learn of {account.layer} takes it in."
     return f"Nothing is learned from it: {account.why}."

@@ -6,11 +6,12 @@ catalog do not say.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from personalpeft.learning.lessons import Place, Routing, routings_of
+from personalpeft.learning.plan import still_pinned
 from personalpeft.learning.report import NO_ROOM
 from personalpeft.store.base import Store
 from personalpeft.types import Layer, Revision, Signal
@@ -32,7 +33,7 @@ Use: TypeAlias = Literal[
 class Account:
     """One signal: its ``place`` (with the ``layer``, where it is one; "history" for what is no longer current) and
     ``why``, and its ``use`` so far. ``revision`` is the one that first learned it among those that are live, else the last
-    that tried, else None; for what is held back, the one that pinned it.
+    that tried, else None; for what is held back, the one that pinned it, and None for what takes the place of such a one.
     """
 
     signal: Signal
@@ -54,7 +55,7 @@ def accounts(store: Store, user: str, *, current: bool) -> tuple[Account, ...]:
     """
     ledger = store.ledger
     routings = routings_of(store, user)
-    built = _Built(store, user)
+    built = _Built(store, user, routings)
     told = {routing.signal.id: _of(routing, built) for routing in routings}
     if current:
         return tuple(told.values())
@@ -66,11 +67,11 @@ def accounts(store: Store, user: str, *, current: bool) -> tuple[Account, ...]:
 class _Built:
     """What a user's revisions have learned and pinned, by layer and signal."""
 
-    def __init__(self, store: Store, user: str) -> None:
+    def __init__(self, store: Store, user: str, routings: Sequence[Routing]) -> None:
         revisions = {revision.id: revision for revision in store.catalog.revisions(user)}
         self.live: dict[str, str] = {}
         self.tried: dict[tuple[str, str], str] = {}
-        self.pinned: dict[tuple[str, str], str] = {}
+        self.pinned: dict[tuple[str, str], str | None] = {}
         self.left_out: frozenset[str] = frozenset()
         for revision in revisions.values():
             for signal, role in revision.signals.items():
@@ -79,6 +80,8 @@ class _Built:
                 else:
                     self.tried[revision.layer, signal] = revision.id
         for layer in store.catalog.layers(user):
+            for signal in still_pinned(store, user, routings, set(store.catalog.pinned(user, layer.name))):
+                self.pinned.setdefault((layer.name, signal), None)
             for revision in _line(layer, revisions):
                 self.live |= {signal: revision.id for signal, role in revision.signals.items() if role == "train"}
         for report in store.catalog.reports(user):

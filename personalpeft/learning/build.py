@@ -22,7 +22,7 @@ from personalpeft.learning.curriculum import schedule
 from personalpeft.learning.examination import Paper, Sitting, examine, sitting
 from personalpeft.learning.gate import Evidence, Judgement, accepted, judge
 from personalpeft.learning.generic import generic_questions
-from personalpeft.learning.knowing import trained_on
+from personalpeft.learning.knowing import practised_since, trained_on
 from personalpeft.learning.leaks import leak
 from personalpeft.learning.lessons import Lesson, lessons_for
 from personalpeft.learning.lineage import lineage_of
@@ -248,7 +248,9 @@ class Builder:
         rules = self._heard_with_rules(plan, asked)
         paper = Paper(target, older, theirs, trained, of_base, tuple(_since(plan)), asked, rules, lineage)
         signals = {*plan.roles, *trained_on(self.means.store, plan.parent)}
-        return sitting(self.means.scoping, plan.user, plan.live, candidate.stack, paper, {plan.layer: signals})
+        return sitting(
+            self.means.scoping, plan.user, plan.layer, plan.live, candidate.stack, paper, {plan.layer: signals}
+        )
 
     def _heard_with_rules(self, plan: Plan, asked: Sequence[Lesson]) -> dict[str, tuple[Lesson, ...]]:
         """Questions of a style as they are heard with each of the newest rules; no other layer takes a rule over."""
@@ -263,7 +265,7 @@ class Builder:
 
     def _judged(self, candidate: Candidate, evidence: Evidence, order: Order) -> Judgement:
         plan, revision = candidate.plan, candidate.entry.revision
-        judgement = judge(evidence, self.means.margins, unlearns=bool(plan.gone))
+        judgement = judge(evidence, self.means.margins, unlearns=bool(plan.gone), brings_new=self._brings_new(plan))
         judgement = unless_withdrawn(self.means.store, plan.user, revision, judgement)
         facts = [routing.signal for routing in plan.routings if routing.place == "memory"]
         if judgement.verdict is Verdict.PROMOTED and plan.layer != "memory":
@@ -279,7 +281,17 @@ class Builder:
         if order.accept and not plan.because and judgement.verdict is not Verdict.PROMOTED:
             judgement = accepted(judgement, evidence)
         why = plan.unlearned or plan.because
-        return replace(judgement, reason=f"{why}: {judgement.reason}") if why else judgement
+        reason = f"{why}: {judgement.reason}" if why else judgement.reason
+        store = self.means.store
+        if plan.head and practised_since(store, store.catalog.revision(plan.user, plan.head), plan.parent):
+            reason += "; what was practised is not in it: practise it again"
+        return replace(judgement, reason=reason)
+
+    def _brings_new(self, plan: Plan) -> bool:
+        """Whether there is anything in it that what is live was not learned from."""
+        store = self.means.store
+        learned = trained_on(store, store.catalog.revision(plan.user, plan.head) if plan.head else None)
+        return bool(plan.pins) or any(lesson.signal not in learned for lesson in plan.fresh)
 
     def _accepted(self, plan: Plan) -> set[str]:
         """The lessons of revisions that the person took although the gate refused them."""

@@ -5,7 +5,7 @@ can be asked for any period, again and again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,7 +21,8 @@ _SHOWN = 3
 @dataclass(frozen=True, slots=True)
 class Digest:
     """A period from ``since`` to ``until``: how many turns and signals came, what each learn and each end of a probation
-    said, every move of a head, and what was live at the time of asking, by layer (None: the bare base).
+    said, every move of a head, and what was live at the time of asking, by layer (None: the bare base). ``under`` are the
+    revisions that what is live came after, one learn after the other.
     """
 
     user: str
@@ -32,6 +33,7 @@ class Digest:
     reports: tuple[LearnReport, ...]
     moves: tuple[HeadMove, ...]
     live: Mapping[str, str | None]
+    under: frozenset[str] = frozenset()
 
     @property
     def empty(self) -> bool:
@@ -80,9 +82,20 @@ class Digest:
         """How to undo it now, which is another command than it was then; empty where there is nothing to undo."""
         if not report.live:
             return "".join(way_back(report)).strip()
-        if report.event != "learn" or self.live.get(report.layer) != report.revision:
+        is_live = self.live.get(report.layer) == report.revision
+        if report.event != "learn" or not (is_live or report.revision in self.under):
             return ""
-        return f"undo: personalpeft rollback {report.layer} --to {report.before or 'base'} --user {report.user}"
+        what = "undo" if is_live else "undo, with all that came after it"
+        return f"{what}: personalpeft rollback {report.layer} --to {report.before or 'base'} --user {report.user}"
+
+
+def _under(head: str | None, reports: Sequence[LearnReport]) -> Iterator[str]:
+    """What was live before a head, and before that, as far as learns went from the one to the other."""
+    before = {report.revision: report.before for report in reports if report.live and report.event == "learn"}
+    seen = {head}
+    while (head := before.get(head)) is not None and head not in seen:
+        seen.add(head)
+        yield head
 
 
 def digest(
@@ -98,6 +111,7 @@ def digest(
         return start < at <= end
 
     reports = [from_json(report) for report in recorded(store.catalog.reports(user))]
+    live = {layer.name: layer.head for layer in store.catalog.layers(user)}
     signals = store.ledger.signals(user, current=False)
     return Digest(
         user=user,
@@ -107,7 +121,8 @@ def digest(
         signals=Counter(str(signal.kind) for signal in signals if within(signal.at)),
         reports=tuple(report for report in reports if within(report.at)),
         moves=tuple(move for move in store.catalog.history(user) if within(move.at)),
-        live={layer.name: layer.head for layer in store.catalog.layers(user)},
+        live=live,
+        under=frozenset(under for head in live.values() for under in _under(head, reports)),
     )
 
 

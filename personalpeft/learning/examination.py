@@ -5,8 +5,8 @@ gathers the gate's evidence. What the base said is kept with a revision's scores
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from personalpeft.backends.base import Backend, Continuation, Score
@@ -69,18 +69,51 @@ class Scoping(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Sitting:
-    """One candidate to be examined against what is live. What the layer was built for is asked with all of a stack;
-    everything else as a person would have it answered, since a layer that is for one subject alone is not there for
-    another: ``live_for`` and ``candidate_for`` have what answers each of these questions.
+class Answering:
+    """A stack as a person would have it answer, since a layer that is for one subject alone is not there for another: ``parts``
+    has what answers each question. What ``layer`` was built for is asked of that layer in any case.
     """
 
+    layer: str
+    stack: Stack
+    parts: Mapping[str, Stack]
+
+    def to(self, question: str) -> Stack:
+        """What answers a question about anything."""
+        return self.parts[question]
+
+    def own(self, lesson: Lesson) -> Stack:
+        """What answers a question that is the layer's own."""
+        part = self.parts[lesson.messages[-1].content].entries
+        kept = (entry for entry in self.stack.entries if entry in part or entry.layer == self.layer)
+        return replace(self.stack, entries=tuple(kept))
+
+    def other(self, lesson: Lesson) -> Stack:
+        """What answers a question of another layer."""
+        return self.to(lesson.messages[-1].content)
+
+
+def answering(
+    scoping: Scoping,
+    user: str,
+    layer: str,
+    stack: Stack,
+    questions: Sequence[str],
+    built_from: Mapping[str, Collection[str]],
+) -> Answering:
+    """How a stack answers some questions; ``built_from`` as for ``Scoping``."""
+    parts = scoping.answering(user, stack, questions, built_from)
+    return Answering(layer, stack, dict(zip(questions, parts, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Sitting:
+    """One candidate to be examined against what is live."""
+
     user: str
-    live: Stack
-    candidate: Stack
+    live: Answering
+    candidate: Answering
     paper: Paper
-    live_for: Mapping[str, Stack]
-    candidate_for: Mapping[str, Stack]
 
     @property
     def shown(self) -> tuple[Lesson, ...]:
@@ -94,31 +127,35 @@ class Sitting:
         """All that is asked in words, of what is live and of the candidate."""
         canaries = [canary.question for canary in generic_questions().canaries]
         asked: list[tuple[Stack, tuple[Message, ...], Sampling]] = []
-        for stack, answering in ((self.live, self.live_for), (self.candidate, self.candidate_for)):
+        for side in (self.live, self.candidate):
             for question in canaries:
-                how = SHORTLY if answering[question].is_bare else AT_LENGTH
-                asked.append((answering[question], (Message("user", question),), how))
-            asked += [(stack, lesson.messages, _EXAMPLE) for lesson in self.shown]
+                stack = side.to(question)
+                asked.append((stack, (Message("user", question),), SHORTLY if stack.is_bare else AT_LENGTH))
+            asked += [(side.own(lesson), lesson.messages, _EXAMPLE) for lesson in self.shown]
         return [Request(self.user, messages, stack, how, background=True) for stack, messages, how in asked]
 
 
 def sitting(
-    scoping: Scoping, user: str, live: Stack, candidate: Stack, paper: Paper, built_from: Mapping[str, Collection[str]]
+    scoping: Scoping,
+    user: str,
+    layer: str,
+    live: Stack,
+    candidate: Stack,
+    paper: Paper,
+    built_from: Mapping[str, Collection[str]],
 ) -> Sitting:
-    """The sitting of a candidate; ``built_from`` as for ``Scoping``."""
-    questions = [
+    """The sitting of a candidate for a layer; ``built_from`` as for ``Scoping``."""
+    lessons = (*paper.target, *paper.retention, *paper.others, *paper.trained, *paper.unruled)
+    asked = [
         *(canary.question for canary in generic_questions().canaries),
-        *(lesson.messages[-1].content for lesson in paper.others),
+        *(each.messages[-1].content for each in lessons),
     ]
-    live_for = scoping.answering(user, live, questions, {})
-    candidate_for = scoping.answering(user, candidate, questions, built_from)
+    questions = list(dict.fromkeys(asked))
     return Sitting(
         user,
-        live,
-        candidate,
+        answering(scoping, user, layer, live, questions, {}),
+        answering(scoping, user, layer, candidate, questions, built_from),
         paper,
-        dict(zip(questions, live_for, strict=True)),
-        dict(zip(questions, candidate_for, strict=True)),
     )
 
 
@@ -189,16 +226,31 @@ class Likelihood:
     manner: float | None = None
 
 
-def likelihoods(engine: Scoring, lessons: Sequence[Lesson], stack: Stack) -> dict[str, float]:
+Asks: TypeAlias = Callable[[Lesson], Stack]
+"""What answers a lesson."""
+
+
+def of_all(stack: Stack) -> Asks:
+    """The same stack, whatever is asked."""
+    return lambda lesson: stack
+
+
+def likelihoods(engine: Scoring, lessons: Sequence[Lesson], asks: Asks) -> dict[str, float]:
     """How likely the words of what each lesson wants are, by its key."""
-    return {key: of.words for key, of in likelihoods_in_parts(engine, lessons, stack).items()}
+    return {key: of.words for key, of in likelihoods_in_parts(engine, lessons, asks).items()}
 
 
-def likelihoods_in_parts(engine: Scoring, lessons: Sequence[Lesson], stack: Stack) -> dict[str, Likelihood]:
+def likelihoods_in_parts(engine: Scoring, lessons: Sequence[Lesson], asks: Asks) -> dict[str, Likelihood]:
     """How likely what each lesson wants is, by its key, apart from the manner in which it is said."""
-    items = [continuation(engine.backend, lesson.messages, lesson.wanted, _LONGEST) for lesson in lessons]
-    scores = engine.score(items, stack)
-    return {lesson.key: _in_parts(engine.backend, lesson, score) for lesson, score in zip(lessons, scores, strict=True)}
+    groups: dict[Stack, list[Lesson]] = {}
+    for lesson in lessons:
+        groups.setdefault(asks(lesson), []).append(lesson)
+    found: dict[str, Likelihood] = {}
+    for stack, asked in groups.items():
+        items = [continuation(engine.backend, a.messages, a.wanted, _LONGEST, ended=a.ended) for a in asked]
+        for lesson, score in zip(asked, engine.score(items, stack), strict=True):
+            found[lesson.key] = _in_parts(engine.backend, lesson, score)
+    return found
 
 
 def _in_parts(backend: Backend, lesson: Lesson, score: Score) -> Likelihood:
@@ -231,7 +283,7 @@ def _weighed(engine: Scoring, sitting: Sitting, replies: Sequence[str]) -> Exami
         target=tuple(scored[lesson.key] for lesson in paper.target),
         retention=(
             *(scored[lesson.key] for lesson in paper.retention),
-            *compare(paper.others, against_base=True, as_answered=True),
+            *compare(paper.others, against_base=True, own=False),
         ),
         trained=compare(paper.trained, against_base=False),
         canaries=Canaries(
@@ -265,7 +317,7 @@ def _divergence(engine: Scoring, sitting: Sitting) -> Iterator[float]:
     for messages, reply in sitting.paper.of_base:
         if reply:
             said = continuation(engine.backend, messages, reply, LONGEST)
-            groups.setdefault(sitting.candidate_for[messages[-1].content], []).append(said)
+            groups.setdefault(sitting.candidate.to(messages[-1].content), []).append(said)
     for stack, said_on in groups.items():
         yield from (score.kl or 0.0 for score in engine.score(said_on, stack, kl=True))
 
@@ -275,7 +327,7 @@ def _sense(engine: Scoring, sitting: Sitting) -> Sense:
 
     def likelihoods(said: Sequence[Shown]) -> Sequence[float]:
         items = [continuation(engine.backend, [Message("user", each.request)], each.answer, _LOOK) for each in said]
-        return [score.logp for score in engine.score(items, Stack(sitting.live.base))]
+        return [score.logp for score in engine.score(items, Stack(sitting.live.stack.base))]
 
     written = [lesson.shown for lesson in sitting.paper.new if lesson.kind not in _NOT_WRITTEN]
     return sense_of(written, likelihoods)
@@ -287,11 +339,11 @@ def _rules(engine: Scoring, sitting: Sitting) -> dict[str, Explained]:
     if not rules:
         return {}
 
-    def to(stack: Stack) -> dict[str, float]:
-        plain = likelihoods(engine, asked, stack)
-        return {rule: explained(plain, likelihoods(engine, heard, stack)) for rule, heard in rules.items()}
+    def to(asks: Asks) -> dict[str, float]:
+        plain = likelihoods(engine, asked, asks)
+        return {rule: explained(plain, likelihoods(engine, heard, asks)) for rule, heard in rules.items()}
 
-    to_base, to_layer = to(Stack(sitting.live.base)), to(sitting.candidate)
+    to_base, to_layer = to(of_all(Stack(sitting.live.stack.base))), to(sitting.candidate.own)
     return {rule: Explained(to_base[rule], to_layer[rule]) for rule in rules}
 
 
@@ -307,27 +359,18 @@ class _Comparison:
     engine: Scoring
     sitting: Sitting
 
-    def __call__(
-        self, lessons: Sequence[Lesson], *, against_base: bool, as_answered: bool = False
-    ) -> tuple[Asked, ...]:
-        """``as_answered`` asks as a person would be answered, rather than with all of a stack."""
-        sitting, lineage = self.sitting, self.sitting.paper.lineage
-        before = self._under(sitting.live, sitting.live_for if as_answered else {}, lessons)
-        after = self._under(sitting.candidate, sitting.candidate_for if as_answered else {}, lessons)
+    def __call__(self, lessons: Sequence[Lesson], *, against_base: bool, own: bool = True) -> tuple[Asked, ...]:
+        """``own``: whether the lessons are the layer's own."""
+        live, candidate, lineage = self.sitting.live, self.sitting.candidate, self.sitting.paper.lineage
+        before = likelihoods(self.engine, lessons, live.own if own else live.other)
+        after = likelihoods(self.engine, lessons, candidate.own if own else candidate.other)
         base = dict(lineage.base)
         if against_base:
-            bare = Stack(sitting.live.base)
+            bare = Stack(live.stack.base)
             new = [lesson for lesson in lessons if lesson.key not in base]
-            found = before if sitting.live == bare else self._under(bare, {}, new)
+            found = before if live.stack == bare else likelihoods(self.engine, new, of_all(bare))
             base |= {key: likelihood for key, likelihood in found.items() if key not in base}
         return tuple(
-            Asked(s, before[s], after[s], base.get(s), lineage.best.get(s)) for s in (each.key for each in lessons)
+            Asked(s, before[s], after[s], base.get(s), lineage.held_to(s, before[s]))
+            for s in (each.key for each in lessons)
         )
-
-    def _under(self, stack: Stack, answering: Mapping[str, Stack], lessons: Sequence[Lesson]) -> dict[str, float]:
-        groups: dict[Stack, list[Lesson]] = {}
-        for lesson in lessons:
-            groups.setdefault(answering.get(lesson.messages[-1].content, stack), []).append(lesson)
-        return {
-            key: found for each, some in groups.items() for key, found in likelihoods(self.engine, some, each).items()
-        }

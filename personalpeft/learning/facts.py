@@ -49,12 +49,13 @@ _SHORT = 3
 @dataclass(frozen=True, slots=True)
 class Asked:
     """One question about a fact and the answer that is wanted. ``given`` says whether the answer is the person's own short
-    one, rather than a reply of the model.
+    one, rather than a reply of the model; that may have been cut off before it ``ended``.
     """
 
     messages: tuple[Message, ...]
     answer: str
     given: bool
+    ended: bool = True
 
 
 def asked_of(fact: Signal, helped: Sequence[Turn]) -> tuple[tuple[Asked, ...], Asked | None]:
@@ -72,7 +73,7 @@ def asked_of(fact: Signal, helped: Sequence[Turn]) -> tuple[tuple[Asked, ...], A
         return (), None
     # The oldest come first and stay, so that what judges is the same from build to build and was never trained on.
     turns = _once(helped, lambda turn: turn.messages[-1].content)[:_MOST_HELPED]
-    asked = [Asked(turn.messages, turn.reply, False) for turn in turns]
+    asked = [Asked(turn.messages, turn.reply, False, turn.ended) for turn in turns]
     return tuple(asked), _framed(asked[0], _JUDGED_IN)
 
 
@@ -106,9 +107,11 @@ def as_sentence(answer: str) -> str:
 def helped_by(signals: Sequence[Signal], turns: Sequence[Turn]) -> Mapping[str, tuple[Turn, ...]]:
     """By fact, the turns in which looking it up helped: the reply says what only the fact can have told it, and was
     liked, or the conversation went on without a word against it. ``turns`` are oldest first, ``signals`` the current
-    ones. For it only a person's own word counts, against it also what an app saw.
+    ones. For it only a person's own word counts, against it also what an app saw. A question of which the person said what
+    answers it is that fact's to teach, and no other's.
     """
     facts = {signal.id: signal for signal in signals if signal.kind is SignalKind.FACT}
+    told = {question: fact.id for fact in facts.values() for question in _told(fact)}
     opinions: dict[str, list[Signal]] = {}
     for signal in signals:
         heard = signal.source == PERSON or liking_of(signal) < 0
@@ -119,10 +122,17 @@ def helped_by(signals: Sequence[Signal], turns: Sequence[Turn]) -> Mapping[str, 
         said = opinions.get(turn.id, [])
         if not (all(liking_of(signal) > 0 for signal in said) and (said or not is_last)):
             continue
+        told_by = told.get(same_words(turn.messages[-1].content))
         for fact in turn.used:
-            if fact in facts and _said_in(facts[fact].payload["text"], turn):
+            if fact in facts and told_by in (None, fact) and _said_in(facts[fact].payload["text"], turn):
                 found.setdefault(fact, []).append(turn)
     return {fact: tuple(helpful) for fact, helpful in found.items()}
+
+
+def _told(fact: Signal) -> set[str]:
+    """The questions of which the person said that this fact answers them, and how."""
+    asked = fact.payload.get("questions") or () if fact.source == PERSON and fact.payload.get("answer") else ()
+    return {same_words(question) for question in asked}
 
 
 def _once(items: Sequence[T], question: Callable[[T], str]) -> list[T]:
@@ -154,7 +164,7 @@ def _words(text: str) -> set[str]:
 
 
 def _framed(asked: Asked, frame: str) -> Asked:
-    return Asked(said_in(asked.messages, [frame])[-1], asked.answer, asked.given)
+    return replace(asked, messages=said_in(asked.messages, [frame])[-1])
 
 
 def _put(frame: str, question: str) -> str:

@@ -227,15 +227,22 @@ class Judgement:
         return self.accepted or self.verdict is Verdict.PROMOTED
 
 
-def judge(evidence: Evidence, margins: Margins, *, unlearns: bool = False) -> Judgement:
+def judge(evidence: Evidence, margins: Margins, *, unlearns: bool = False, brings_new: bool = False) -> Judgement:
     """Harm first and whether it makes sense, then benefit, then whether the evidence is enough. What ``unlearns`` is built without
-    what was taken back since: that is its benefit, and it may know the rest a little less well than what is live.
+    what was taken back since: that is its benefit, and it may know the rest a little less well than what is live. Whether it
+    ``brings_new`` lessons beside that is said, and how these did.
     """
     if wrong := _harm(evidence, margins, worse=not unlearns) or _nonsense(evidence.sense, margins):
         return Judgement(Verdict.REFUSED, wrong)
     if unlearns:
         better = judge(evidence, margins)
-        return better if better.live else _enough(evidence, _still_known(evidence))
+        if better.live:
+            return better
+        known = _still_known(evidence)
+        if not brings_new:
+            return _enough(evidence, known)
+        # What was taken back goes in any case. What came with it has earned nothing yet.
+        return replace(_enough(evidence, f"{known}; of what is new {better.reason}"), probation=True)
     decided = any(asked.won or asked.lost for asked in evidence.target)
     judged_by = evidence.target if decided or not evidence.trained else evidence.trained
     # Of what is known already a little comes and goes with every learn, so a loss has to be worth the name here as well.

@@ -35,6 +35,18 @@ def trained_on(store: Store, revision: Revision | None) -> set[str]:
     return trained
 
 
+def practised_since(store: Store, revision: Revision, ground: Revision | None) -> bool:
+    """Whether a revision, or what it was built on above some ``ground`` (None: the bare base), was practised. No build from
+    lessons brings that back.
+    """
+    at: Revision | None = revision
+    while at is not None and (ground is None or at.id != ground.id):
+        if "practice" in at.recipe:
+            return True
+        at = store.catalog.revision(at.user, at.parent) if at.parent else None
+    return False
+
+
 def ground_of(store: Store, head: Revision) -> Revision | None:
     """What a head was built on in the end, where that is of no signals: somebody gave it, or it was practised. No build from
     lessons would bring it back.

@@ -19,7 +19,7 @@ from personalpeft.learning.knowing import TAKEN_BACK, answer_to, ground_of, take
 from personalpeft.learning.lessons import lessons_for, routings_of
 from personalpeft.learning.means import Means
 from personalpeft.learning.order import Order
-from personalpeft.learning.plan import FEWEST, HOLDS_ON, Plan, head_of, layers_below, make_plan, rank_of
+from personalpeft.learning.plan import FEWEST, HOLDS_ON, Plan, head_of, make_plan, rank_of, stack_below
 from personalpeft.learning.probation import WITHDRAWN, review
 from personalpeft.learning.publishing import moved_meanwhile
 from personalpeft.learning.recipe import Recipes, Start
@@ -240,7 +240,7 @@ class Learner:
             return self._holds(
                 head, live, report("what lies below has changed; it stays, since no lesson is there to ask it by")
             )
-        standing = judge_again(store, self.means.engine, plan, head, self.means.margins)
+        standing = judge_again(self.means, plan, head)
         if standing.holds:
             return self._holds(head, live, report(str(standing)))
         if "practice" in head.recipe:
@@ -278,7 +278,7 @@ class Learner:
 
     def _holds(self, head: Revision, live: Stack, report: LearnReport) -> LearnReport:
         """Notes that a head holds on what lies below it now."""
-        store, below = self.means.store, Stack(live.base, layers_below(live, head.layer))
+        store, below = self.means.store, stack_below(self.means.store, head.user, live, head.layer)
         # With the revision's own judgement, so that it is not asked again until what lies below has changed again.
         judged = replace(head, scores={**head.scores, HOLDS_ON: below.digest})
         where = HeadMove(head.user, head.layer, head.id, head.id, "judged again", report.at)

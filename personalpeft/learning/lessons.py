@@ -56,7 +56,7 @@ class Lesson:
     compare with). A thumb down has only what was ``rejected``; its ``wanted`` is empty. A reward's ``kind`` is that of the
     thumb that it amounts to. A ``short`` answer is to be said in the ``manner`` of what lies below. A ``probe`` is never
     trained on and judges what its signal's other lessons teach. Where the model gave the wanted answer itself, ``heard``
-    is what it heard then: the messages with more before them.
+    is what it heard then: the messages with more before them. What is not ``ended`` is a reply that was cut off.
     """
 
     signal: str
@@ -69,6 +69,7 @@ class Lesson:
     manner: Manner = NO_MANNER
     probe: bool = False
     heard: tuple[Message, ...] | None = None
+    ended: bool = True
 
     def dressed(self, manner: Manner) -> Lesson:
         """The same, said in a manner; what is not ``short`` stays as it is."""
@@ -215,8 +216,10 @@ def _fact(signal: Signal, helped: Sequence[Turn], rival: Signal | None) -> Routi
     asked, judged = asked_of(signal, helped)
     if judged is None:
         return Routing(signal, "memory", why)
-    lessons = [Lesson(signal.id, signal.kind, each.messages, each.answer, short=each.given) for each in asked]
-    probe = Lesson(signal.id, signal.kind, judged.messages, judged.answer, short=judged.given, probe=True)
+    lessons = [
+        Lesson(signal.id, signal.kind, each.messages, each.answer, short=each.given, ended=each.ended) for each in asked
+    ]
+    probe = replace(lessons[0], messages=judged.messages, wanted=judged.answer, ended=judged.ended, probe=True)
     known = "what it answers is known" if judged.given else f"that helped {len(helped)} times"
     return Routing(signal, "memory", f"{why}; {known}, so it is learned too", "memory", beside=(*lessons, probe))
 
@@ -224,7 +227,8 @@ def _fact(signal: Signal, helped: Sequence[Turn], rival: Signal | None) -> Routi
 def _from_turn(signal: Signal, turn: Turn) -> Routing:
     if signal.kind in (SignalKind.RATING, SignalKind.REWARD):
         return _thumb(signal, turn)
-    lesson = Lesson(signal.id, signal.kind, turn.messages, signal.payload["text"], rejected=turn.reply or None)
+    ended = not signal.payload.get("cut_off")
+    lesson = Lesson(signal.id, signal.kind, turn.messages, signal.payload["text"], turn.reply or None, ended=ended)
     why = {
         SignalKind.EDIT: "an edit shows the answer that is wanted, and the one that was not",
         SignalKind.PREFERENCE: "of two answers the preferred one is wanted",
@@ -250,7 +254,7 @@ def _thumb(signal: Signal, turn: Turn) -> Routing:
         lesson = Lesson(signal.id, SignalKind.RATING, turn.messages, "", turn.reply, weight)
         return Routing(signal, "layer", "a reply that was not liked grows less likely", "style", lesson)
     why = "a reply that was liked is an answer to give again" if own else "what an app saw counts as a weak rating"
-    lesson = Lesson(signal.id, SignalKind.RATING, turn.messages, turn.reply, weight=weight)
+    lesson = Lesson(signal.id, SignalKind.RATING, turn.messages, turn.reply, weight=weight, ended=turn.ended)
     return Routing(signal, "layer", why, "style", lesson)
 
 

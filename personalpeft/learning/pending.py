@@ -13,7 +13,7 @@ from typing import Literal
 
 from personalpeft.learning.knowing import answer_to, taken_back, was_let_go
 from personalpeft.learning.lessons import Lesson, Routing, dislikes_for, lessons_for, routings_of
-from personalpeft.learning.plan import FEWEST, layers_below
+from personalpeft.learning.plan import FEWEST, stack_below
 from personalpeft.learning.report import is_for_the_layer, learns
 from personalpeft.learning.standing import layers_of, on_something_old
 from personalpeft.store.base import Store
@@ -119,8 +119,8 @@ def _below(store: Store, user: str, layers: Sequence[Layer]) -> Iterator[News]:
     stack = Stack(live[0][1].base, entries)
     for layer, head in live:
         if on_something_old(store, user, stack, layer.name) is not None:
-            below = Stack(stack.base, layers_below(stack, layer.name)).digest
-            yield News(f"{head.id} on {below[:12]}", "below", layer.name)
+            below = stack_below(store, user, stack, layer.name)
+            yield News(f"{head.id} on {below.digest[:12]}", "below", layer.name)
 
 
 def _taken_back(store: Store, user: str, layers: Sequence[Layer], routings: Sequence[Routing]) -> Iterator[News]:

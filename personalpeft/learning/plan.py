@@ -127,8 +127,7 @@ class Plan:
 
     def candidate(self, entry: StackEntry) -> Stack:
         """The live stack with this layer's entry in place."""
-        rest = [e for e in self.live.entries if e.layer != self.layer]
-        return replace(self.live, entries=(*rest[: len(self.below.entries)], entry, *rest[len(self.below.entries) :]))
+        return in_its_place(self.live, entry)
 
 
 def make_plan(
@@ -155,9 +154,9 @@ def make_plan(
     live = catalog.stack(user, base)
     routings = routings_of(store, user)
     considered = catalog.considered(user, layer)
-    pinned = _still_pinned(store, user, routings, set(catalog.pinned(user, layer)))
+    pinned = still_pinned(store, user, routings, set(catalog.pinned(user, layer)))
     disliked = tuple(lesson for lesson in dislikes_for(routings, layer) if lesson.signal not in pinned)
-    below = Stack(base, layers_below(live, layer))
+    below = stack_below(store, user, live, layer)
     manner = _manner_below(routings, below)
     shown = [lesson.dressed(manner) for lesson in lessons_for(routings, layer)]
     fit, room = fitting([each for each in shown if each.signal not in pinned], layer, recipe, architecture, count)
@@ -214,18 +213,31 @@ def make_plan(
     )
 
 
-def layers_below(stack: Stack, layer: str) -> tuple[StackEntry, ...]:
-    """The entries that a layer stands on: style lies under skills, skills under memory; a skill stands on the style
-    alone.
+def stack_below(store: Store, user: str, live: Stack, layer: str) -> Stack:
+    """What a layer stands on: style lies under skills, skills under memory; a skill stands on the style alone. Of these only
+    what answers whatever is asked: built over a layer that is switched off, or there for its own subject alone, it would be
+    made for a stack that answers nobody.
     """
-    return tuple(entry for entry in stack.entries if rank_of(entry.layer) < rank_of(layer))
+    scopes = {each.name: each.scope for each in store.catalog.layers(user)}
+
+    def answers(entry: StackEntry) -> bool:
+        return rank_of(entry.layer) < rank_of(layer) and scopes[entry.layer] == "always" and entry.weight != 0
+
+    return replace(live, entries=tuple(filter(answers, live.entries)))
+
+
+def in_its_place(stack: Stack, entry: StackEntry) -> Stack:
+    """A stack with an entry for its layer, above what that may stand on."""
+    rest = [each for each in stack.entries if each.layer != entry.layer]
+    under = sum(rank_of(each.layer) < rank_of(entry.layer) for each in rest)
+    return replace(stack, entries=(*rest[:under], entry, *rest[under:]))
 
 
 def questions_of(store: Store, user: str, live: Stack, layer: str, routings: Sequence[Routing]) -> tuple[Lesson, ...]:
     """What was held back to judge a layer: pinned lessons, and the probes of what its head learned."""
     pinned = set(store.catalog.pinned(user, layer))
     learned = trained_on(store, head_of(store, user, layer, live))
-    manner = _manner_below(routings, Stack(live.base, layers_below(live, layer)))
+    manner = _manner_below(routings, stack_below(store, user, live, layer))
     return tuple(
         lesson.dressed(manner)
         for lesson in lessons_for(routings, layer)
@@ -262,7 +274,7 @@ def _how_to_teach(layer: str) -> str:
     return f"Show it some: teach with the skill {layer.partition('.')[2]}."
 
 
-def _still_pinned(store: Store, user: str, routings: Sequence[Routing], pinned: set[str]) -> set[str]:
+def still_pinned(store: Store, user: str, routings: Sequence[Routing], pinned: Set[str]) -> set[str]:
     """The pinned signals and those that took the place of one: a question does not become a lesson by being said anew."""
     heirs = set(pinned)
     for routing in routings:
@@ -334,4 +346,5 @@ def rank_of(layer: str) -> int:
 def _content(lesson: Lesson) -> list[object]:
     spoken = [message.plain() for message in lesson.messages]
     taught = [message.plain() for message in lesson.heard] if lesson.heard else []
-    return [lesson.kind, spoken, lesson.wanted, lesson.rejected, lesson.weight, *taught]
+    cut_off = [] if lesson.ended else ["cut off"]
+    return [lesson.kind, spoken, lesson.wanted, lesson.rejected, lesson.weight, *taught, *cut_off]

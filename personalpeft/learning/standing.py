@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from personalpeft.errors import AdapterError, Damaged, NotFound
-from personalpeft.learning.examination import likelihoods, likelihoods_in_parts
-from personalpeft.learning.gate import Asked, Margins
+from personalpeft.learning.examination import Answering, Asks, answering, likelihoods, likelihoods_in_parts, of_all
+from personalpeft.learning.gate import Asked
 from personalpeft.learning.knowing import trained_on
-from personalpeft.learning.lessons import Routing
-from personalpeft.learning.plan import Plan, head_of, layers_below, rank_of, stands_on
-from personalpeft.serving.engine import Engine
+from personalpeft.learning.lessons import Lesson, Routing
+from personalpeft.learning.means import Means
+from personalpeft.learning.plan import Plan, head_of, rank_of, stack_below, stands_on
 from personalpeft.store.base import Store
-from personalpeft.types import Revision, Stack, Verdict
+from personalpeft.types import Revision, Stack, StackEntry, Verdict
 
 _MOST_ASKED = 8
 
@@ -51,7 +51,7 @@ def layers_of(store: Store, user: str, routings: Sequence[Routing]) -> tuple[str
 def on_something_old(store: Store, user: str, live: Stack, layer: str) -> Revision | None:
     """The head of a layer that was built on another stack than now lies below, and was not found to hold on this one."""
     head = head_of(store, user, layer, live)
-    stands = head is None or stands_on(head, Stack(live.base, layers_below(live, layer)))
+    stands = head is None or stands_on(head, stack_below(store, user, live, layer))
     return None if stands else head
 
 
@@ -61,34 +61,49 @@ def was_tried(store: Store, plan: Plan) -> bool:
     return any(each.inputs == plan.inputs and each.verdict is not Verdict.PROMOTED for each in built)
 
 
-def judge_again(store: Store, engine: Engine, plan: Plan, head: Revision, margins: Margins) -> Standing:
+def judge_again(means: Means, plan: Plan, head: Revision) -> Standing:
     """Asks a layer that stands on something old again; ``plan`` is what would be built in its place."""
+    engine, retention = means.engine, means.margins.retention
     # By the signal alone: a fact that is asked for in other words is the same fact.
     known = {key.partition("/")[0]: said.get("after") for key, said in head.scores.get("pins", {}).items()}
     lessons = [lesson for lesson in plan.questions if known.get(lesson.signal) is not None]
+    everything = [lesson.messages[-1].content for lesson in (*plan.questions, *plan.fresh)]
+    # At its full weight: that somebody has it count less since is no fault of what lies below.
+    live = replace(plan.live, entries=tuple(_in_full(entry, plan.layer) for entry in plan.live.entries))
+    answers = answering(means.scoping, plan.user, plan.layer, live, list(dict.fromkeys(everything)), {})
     if not lessons:
-        trained = trained_on(store, head)
+        trained = trained_on(means.store, head)
         lessons = [lesson for lesson in plan.fresh if lesson.signal in trained][-_MOST_ASKED:]
         try:
-            built = likelihoods(engine, lessons, _as_built(plan, head))
+            built = likelihoods(engine, lessons, _as_built(answers, head))
         except (AdapterError, Damaged, NotFound):
             # What it stood on is gone, so nothing can be said of it.
             return Standing(0, 0, holds=False)
         known = {lesson.signal: built[lesson.key] for lesson in lessons}
-    live, below, base = (
-        likelihoods_in_parts(engine, lessons, stack) for stack in (plan.live, plan.below, Stack(plan.live.base))
+    now, below, base = (
+        likelihoods_in_parts(engine, lessons, asks)
+        for asks in (answers.own, of_all(plan.below), of_all(Stack(plan.live.base)))
     )
     lost = 0
     for lesson in lessons:
         key = lesson.key
-        words = Asked(key, known[lesson.signal] or 0.0, live[key].words, base[key].words)
-        manner = Asked(key, below[key].manner or 0.0, live[key].manner or 0.0, base[key].manner)
+        words = Asked(key, known[lesson.signal] or 0.0, now[key].words, base[key].words)
+        manner = Asked(key, below[key].manner or 0.0, now[key].manner or 0.0, base[key].manner)
         # That somebody answers in another manner is seen at a glance; a shade of it is no reason to build all anew.
         lost += words.worse or manner.undone
-    return Standing(len(lessons), len(lessons) - lost, holds=bool(lessons) and lost <= margins.retention * len(lessons))
+    return Standing(len(lessons), len(lessons) - lost, holds=bool(lessons) and lost <= retention * len(lessons))
 
 
-def _as_built(plan: Plan, head: Revision) -> Stack:
-    """The live stack with what lay below this layer when it was built."""
-    above = plan.live.entries[len(plan.below.entries) :]
-    return replace(plan.live, entries=(*head.below, *above))
+def _in_full(entry: StackEntry, layer: str) -> StackEntry:
+    return replace(entry, weight=1.0) if entry.layer == layer else entry
+
+
+def _as_built(answers: Answering, head: Revision) -> Asks:
+    """What answers, with what lay below this layer when it was built."""
+
+    def asks(lesson: Lesson) -> Stack:
+        part = answers.own(lesson)
+        above = (entry for entry in part.entries if rank_of(entry.layer) >= rank_of(head.layer))
+        return replace(part, entries=(*head.below, *above))
+
+    return asks

@@ -32,9 +32,11 @@ def around(backend: Backend, manner: Manner, request: str) -> tuple[int, int]:
     return len(backend.encode(said.opening.rstrip())), len(backend.encode(said.closing))
 
 
-def continuation(backend: Backend, messages: Sequence[Message], answer: str, longest: int) -> Continuation:
+def continuation(
+    backend: Backend, messages: Sequence[Message], answer: str, longest: int, *, ended: bool = True
+) -> Continuation:
     """An answer after its messages, ended as the base ends a turn; cut, and then not ended, where it is longer than
-    ``longest`` tokens.
+    ``longest`` tokens. One that had not ``ended`` is not ended here: to break off is not to be learned.
     """
-    tokens = backend.encode(answer) + backend.end_of_turn
+    tokens = backend.encode(answer) + (backend.end_of_turn if ended else ())
     return Continuation(backend.render(messages), tokens[:longest])

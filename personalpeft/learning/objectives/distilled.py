@@ -42,6 +42,6 @@ def terms(lessons: Sequence[Lesson], batch: Batch) -> Iterator[Term]:
     recipe, backend = batch.recipe, batch.backend
     for lesson in lessons:
         if lesson.heard is not None:
-            learned = continuation(backend, lesson.messages, lesson.wanted, recipe.longest)
-            taught = continuation(backend, lesson.heard, lesson.wanted, recipe.longest)
+            learned = continuation(backend, lesson.messages, lesson.wanted, recipe.longest, ended=lesson.ended)
+            taught = continuation(backend, lesson.heard, lesson.wanted, recipe.longest, ended=lesson.ended)
             yield Distilled(learned, taught, lesson.weight / len(lessons))

@@ -44,7 +44,7 @@ def terms(lessons: Sequence[Lesson], batch: Batch) -> Iterator[Term]:
     """One for each of the first lessons that have a rejected text, as many as the recipe has pairs."""
     recipe, backend = batch.recipe, batch.backend
     for lesson in [each for each in lessons if each.rejected is not None and each.heard is None][: recipe.pairs]:
-        wanted = continuation(backend, lesson.messages, lesson.wanted, recipe.longest)
+        wanted = continuation(backend, lesson.messages, lesson.wanted, recipe.longest, ended=lesson.ended)
         # Its beginning will do: it is only there to be told apart, and what follows holds things that are true.
         rejected = continuation(backend, lesson.messages, lesson.rejected or "", BEGINNING)
         yield Preferred(wanted, rejected, recipe.beta, lesson.weight / len(lessons))

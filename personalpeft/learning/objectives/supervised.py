@@ -41,7 +41,9 @@ def terms(lessons: Sequence[Lesson], batch: Batch) -> Iterator[Term]:
     """One for each lesson that shows what is wanted."""
     for lesson in lessons:
         if lesson.heard is None:
-            wanted = continuation(batch.backend, lesson.messages, lesson.wanted, batch.recipe.longest)
+            wanted = continuation(
+                batch.backend, lesson.messages, lesson.wanted, batch.recipe.longest, ended=lesson.ended
+            )
             yield Supervised(wanted, lesson.weight / len(lessons), _shares(lesson, len(wanted.completion), batch))
 
 
@@ -54,7 +56,10 @@ def _shares(lesson: Lesson, tokens: int, batch: Batch) -> tuple[float, ...]:
         return ()
     recipe, backend = batch.recipe, batch.backend
     opening, closing = around(backend, batch.manner, lesson.shown.request)
-    between = max(0, tokens - opening - closing - len(backend.end_of_turn))
+    ending = len(backend.end_of_turn)
+    if not lesson.ended:
+        closing = ending = 0
+    between = max(0, tokens - opening - closing - ending)
     shares = [recipe.shared] * opening + [recipe.content] * between + [recipe.shared] * closing
     shares = (shares + [1.0] * tokens)[:tokens]
     whole = max(1.0, tokens - (1 - recipe.shared) * (opening + closing))

@@ -23,7 +23,7 @@ from personalpeft.learning.lessons import Lesson, routings_of
 from personalpeft.learning.lineage import lineage_of
 from personalpeft.learning.means import Means
 from personalpeft.learning.order import Asking, Order
-from personalpeft.learning.plan import questions_of
+from personalpeft.learning.plan import questions_of, stack_below
 from personalpeft.learning.probation import ACCEPTED, LEARNED, review, unless_withdrawn
 from personalpeft.learning.publishing import publish, session_spec
 from personalpeft.learning.recipe import Recipe
@@ -71,7 +71,8 @@ class Coach:
             heads = [self.means.store.catalog.revision(user, entry.revision) for entry in live.entries]
             head = next((each for each in heads if each.layer == layer), None)
             drill = self.drill if rounds is None else replace(self.drill, rounds=rounds)
-            exercise = make_exercise(user, layer, drill, self.recipe, verifier, shaping, live, head)
+            below = stack_below(self.means.store, user, live, layer)
+            exercise = make_exercise(user, layer, drill, self.recipe, verifier, shaping, live, below, head)
             need = megabytes(exercise.recipe, self.means.engine.backend.base.architecture)
             if reason := too_much(need, order.memory):
                 return self._report(exercise, Diary(), Judgement(Verdict.ABSTAINED, reason), began, scores={})
@@ -139,7 +140,9 @@ class Coach:
             candidate = exercise.with_layer(digest, weight)
             paper = self._paper(exercise, heads, order)
             known = {layer: self._learned_from(exercise)}
-            harm, _ = self._examined(sitting(self.means.scoping, user, exercise.live, candidate, paper, known), order)
+            harm, _ = self._examined(
+                sitting(self.means.scoping, user, layer, exercise.live, candidate, paper, known), order
+            )
             asked, tasks, examples = examined(
                 self.means.engine, exercise, candidate, cancelled=order.cancelled, paused=order.paused
             )

@@ -27,7 +27,7 @@ from personalpeft.errors import Cancelled, InvalidInput
 from personalpeft.learning.gate import Asked
 from personalpeft.learning.objectives import Supervised
 from personalpeft.learning.order import Asking
-from personalpeft.learning.plan import BUILD_FORMAT, layers_below
+from personalpeft.learning.plan import BUILD_FORMAT, in_its_place
 from personalpeft.learning.recipe import Recipe
 from personalpeft.learning.report import Example
 from personalpeft.learning.skills.diary import Diary, Step, read_page, write_page
@@ -103,10 +103,7 @@ class Exercise:
 
     def with_layer(self, digest: str, weight: float) -> Stack:
         """The live stack with a candidate in this layer's place."""
-        entry = StackEntry(self.layer, f"{self.layer}@{digest[:12]}", digest, weight)
-        rest = [each for each in self.live.entries if each.layer != self.layer]
-        under = len(self.below.entries)
-        return replace(self.live, entries=(*rest[:under], entry, *rest[under:]))
+        return in_its_place(self.live, StackEntry(self.layer, f"{self.layer}@{digest[:12]}", digest, weight))
 
 
 def make_exercise(
@@ -117,10 +114,10 @@ def make_exercise(
     verifier: Verifying,
     shaping: Shaped | None,
     live: Stack,
+    below: Stack,
     head: Revision | None,
 ) -> Exercise:
     """Draws the tasks. Raises ``InvalidInput`` where the verifier has too few, ``PluginError``."""
-    below = Stack(live.base, layers_below(live, layer))
     if head is not None:
         # A child has its parent's shape.
         recipe = replace(

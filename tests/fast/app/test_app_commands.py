@@ -132,6 +132,14 @@ def test_what_is_said_of_feedback_is_what_becomes_of_it(place: Place) -> None:
         assert note in place.run("feedback", *options).stderr
 
 
+def test_who_corrects_an_answer_that_judges_hears_that_this_one_does_too(taught: Place) -> None:
+    assert taught.run("learn").exit_code == 0
+    lessons = json.loads(taught.run("lessons", "--json").stdout)["lessons"]
+    held = next(each["signal"] for each in lessons if each["use"] == "held back to judge by")
+    said = taught.run("feedback", held["turn"], "--edit", "Something else.").stderr
+    assert "It takes the place of an answer that was held back to judge style by" in said
+
+
 def test_who_removes_what_was_learned_hears_when_it_is_gone(place: Place) -> None:
     facts = {
         animal: place.run(

@@ -122,6 +122,25 @@ def test_a_fact_said_twice_is_no_contradiction() -> None:
     assert all(r.layer == "memory" for r in routed([fact(), fact(2)]).values())
 
 
+def test_a_value_that_was_overruled_twice_does_not_come_back() -> None:
+    rex = fact(1, "My dog is called Rex.", questions=["Who is my dog?"], answer="Rex")
+    biscuit = fact(2, questions=["Who is my dog?", "Who barks?"], answer="Biscuit")
+    max_ = fact(3, "My dog is called Max.", questions=["Who barks?"], answer="Max")
+    routings = routed([rex, biscuit, max_])
+    assert [routings[each].place for each in ("s1", "s2", "s3")] == ["kept", "kept", "memory"]
+    assert (routings["s1"].instead, routings["s2"].instead) == ("s2", "s3")
+
+
+def test_a_question_that_the_person_answered_is_not_learned_from_a_fact_that_only_helped() -> None:
+    bare = fact(questions=(), answer=None)
+    told = fact(2, "My dog is called Max.", questions=["What is my dog called?"], answer="Max")
+    turns = [*(turn(n, "What is my dog called?", "Your dog is called Biscuit.") for n in range(HELPED + 1)), LAST]
+    assert routed([bare], turns)["s1"].beside
+    routings = routed([bare, told], turns)
+    assert routings["s1"].beside == ()
+    assert {lesson.wanted for lesson in routings["s2"].beside} == {"Max."}
+
+
 def helpful(count: int) -> list[Turn]:
     return [turn(n, f"{QUESTIONS[n % 3]} ({n})", "Your dog is called Biscuit.") for n in range(count)]
 

@@ -311,3 +311,13 @@ def test_an_older_answer_got_worse_when_a_tenth_of_what_it_had_gained_is_gone(ba
 def test_an_answer_that_nobody_asked_the_base_for_is_worse_by_any_more_than_a_tie() -> None:
     assert Asked("s", -0.1, -0.1 - 2 * TIE).worse
     assert not Asked("s", -0.1, -0.1 - TIE / 2).worse
+
+
+def test_what_came_with_an_unlearning_is_not_passed_over_in_silence() -> None:
+    seen = evidence(target=answers(lost=4), retention=answers(same=4))
+    assert judge(seen, Margins()).verdict is Verdict.REFUSED
+    alone = judge(seen, Margins(), unlearns=True)
+    assert (alone.verdict, alone.reason.split(";")[0]) == (Verdict.PROMOTED, "4 of 4 older answers are still known")
+    more = judge(replace(seen, stake=1e6), Margins(), unlearns=True, brings_new=True)
+    assert (more.verdict, more.probation) == (Verdict.PROMOTED, True)
+    assert "of what is new 0 of 4 answers held back got better, 4 got worse" in more.reason

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hypothesis import given
@@ -139,3 +139,22 @@ def test_a_lineage_that_teaches_nothing_is_confirmed_in_one_of_twenty_at_most() 
                     after[wins + more] = after.get(wins + more, 0.0) + chance / 2
         chances = after
     assert confirmed <= 1 / ENOUGH
+
+
+def test_no_candidate_is_held_to_what_somebody_took_out_of_the_stack() -> None:
+    strong = judged(evidence([Asked("s_1", -8.0, -5.0, -8.0)]))
+    lineage = lineage_of([strong], "memory")
+    assert lineage.held_to("s_1", -5.0) == -5.0
+    # The live stack says it less well than when it was last judged, and no learn came in between.
+    assert lineage.held_to("s_1", -7.8) is None
+    assert lineage.held_to("s_2", -7.8) is None
+
+
+def test_what_learns_lost_little_by_little_is_held_to_the_best_it_ever_was() -> None:
+    first = judged(evidence([Asked("s_1", -8.0, -5.0, -8.0)]))
+    lineage = lineage_of([first], "memory")
+    lost = Asked("s_1", -5.0, -6.0, -8.0, lineage.held_to("s_1", -5.0))
+    second = judged(replace(evidence([]), retention=(lost,)), layer="memory", at=REVISION.at + timedelta(1))
+    lineage = lineage_of([second, first], "memory")
+    assert lineage.held_to("s_1", -6.0) == -5.0
+    assert Asked("s_1", -6.0, -6.6, -8.0, lineage.held_to("s_1", -6.0)).undone

@@ -36,6 +36,8 @@ def test_an_edit_that_replaces_a_held_back_one_is_held_back_too(tmp_path: Path) 
         ada.learn()
         for wording in ("again", "once more"):
             heir = ada.feedback(replies[-1], edit=f"Answer {wording}.")
+            (account,) = (each for each in ada.lessons() if each.signal.id == heir)
+            assert account.pinned
             lesson = ada.feedback(ada.chat(f"another question {wording}"), edit=f"Another answer {wording}.")
             ada.learn()
             revision = ada.revisions()[-1]

@@ -56,6 +56,23 @@ def test_it_reads_well_and_its_json_has_all_of_it(ada: User) -> None:
     assert told["sources"]
 
 
+def test_each_learn_of_a_while_says_how_to_undo_it(ada: User, time: Time) -> None:
+    correct(ada, 5)
+    first = ada.learn()
+    time.at += timedelta(days=2)
+    correct(ada, 3, first=10)
+    second = ada.learn()
+    both = [report["undo"] for report in ada.digest(timedelta(days=3)).as_json()["reports"]]
+    assert both == [
+        "undo, with all that came after it: personalpeft rollback style --to base --user ada",
+        f"undo: personalpeft rollback style --to {first.revision} --user ada",
+    ]
+    ada.rollback("style", None)
+    ada.rollback("style", second.revision)
+    ada.rollback("style", first.revision)
+    assert [bool(report["undo"]) for report in ada.digest(timedelta(days=3)).as_json()["reports"]] == [True, False]
+
+
 def test_what_is_not_live_any_more_has_nothing_to_undo(ada: User) -> None:
     correct(ada, 5)
     ada.learn()
