@@ -29,6 +29,8 @@ ENOUGH = 20.0
 WIN, LOSS = 1.5, 0.5
 FOR_IT = 1.2
 WORSE = 0.1
+OWN = 0.5
+"""So large a share of the new answers has to say anything beside what was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +317,8 @@ def _nonsense(sense: Sense, margins: Margins) -> str:
         return "the new answers have nothing to do with what was asked: each is as likely after another's question"
     if margins.order and sense.order is not None and not sense.order >= margins.order:
         return "the new answers say nothing: their words are as likely in any other order"
+    if sense.own is not None and sense.own < OWN:
+        return "the new answers say nothing: most of them only say over what was asked"
     return ""
 
 

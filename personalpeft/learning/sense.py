@@ -9,8 +9,10 @@ looks like.
   estimated among the lessons themselves as in van den Oord et al. 2018, "Representation Learning with Contrastive
   Predictive Coding", section 2.3).
 - ``order``: how much likelier they are than their own words in an order drawn by chance.
+- ``own``: the share of them that say anything beside the request itself. An answer that only says it over fits it better than
+  any, and in its right order.
 
-Both in nats a token. Measured on the default base, of four to twelve lessons: what means something 0.34 to 2.6 and 2.1 to
+The first two in nats a token. Measured on the default base, of four to twelve lessons: what means something 0.34 to 2.6 and 2.1 to
 5.5, what does not at most 0.03 or at most 0.6. A base that knows no language cannot tell, and its card says so (``gate.Margins``).
 """
 
@@ -21,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from personalpeft.learning.manner import Shown
+from personalpeft.telling import same_words
 
 _FEWEST, _MOST = 4, 12
 _FEWEST_WORDS = 5
@@ -30,10 +33,11 @@ _LOOK = 400
 
 @dataclass(frozen=True, slots=True)
 class Sense:
-    """``fit`` and ``order`` of some lessons; None where there are too few to tell."""
+    """``fit``, ``order`` and ``own`` of some lessons; None where there are too few to tell."""
 
     fit: float | None = None
     order: float | None = None
+    own: float | None = None
 
 
 NOT_WEIGHED = Sense()
@@ -43,7 +47,8 @@ def sense_of(lessons: Sequence[Shown], likelihoods: Callable[[Sequence[Shown]], 
     """The sense of the newest of some lessons, which somebody wrote. ``likelihoods`` gives the mean log-prob a token of each answer
     under the bare base. Of a conversation only what was asked last is looked at, and of that the beginning.
     """
-    asked = list({each.request: Shown(each.request[:_LOOK], each.answer) for each in lessons}.values())[-_MOST:]
+    newest = list({each.request: each for each in lessons}.values())[-_MOST:]
+    asked = [Shown(each.request[:_LOOK], each.answer) for each in newest]
     if len(asked) < _FEWEST:
         return NOT_WEIGHED
     step = max(1, len(asked) // (_OTHERS + 1))
@@ -60,7 +65,13 @@ def sense_of(lessons: Sequence[Shown], likelihoods: Callable[[Sequence[Shown]], 
         return sum(of[each] for each in some) / len(some)
 
     fit = round(mean(asked) - mean(elsewhere), 4)
-    return Sense(fit, round(mean(long) - mean(mixed), 4) if mixed else None)
+    own = round(sum(map(_says_something, newest)) / len(newest), 4)
+    return Sense(fit, round(mean(long) - mean(mixed), 4) if mixed else None, own)
+
+
+def _says_something(each: Shown) -> bool:
+    """Whether an answer has a word beside the request said over, once or more."""
+    return bool(same_words(each.answer).replace(same_words(each.request), "").strip())
 
 
 def _mixed(text: str) -> str:

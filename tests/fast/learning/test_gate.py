@@ -321,3 +321,12 @@ def test_what_came_with_an_unlearning_is_not_passed_over_in_silence() -> None:
     more = judge(replace(seen, stake=1e6), Margins(), unlearns=True, brings_new=True)
     assert (more.verdict, more.probation) == (Verdict.PROMOTED, True)
     assert "of what is new 0 of 4 answers held back got better, 4 got worse" in more.reason
+
+
+def test_answers_that_only_say_over_what_was_asked_are_refused() -> None:
+    said = judge(evidence(sense=Sense(fit=3.0, order=5.0, own=0.4)), Margins())
+    assert (said.verdict, said.reason) == (
+        Verdict.REFUSED,
+        "the new answers say nothing: most of them only say over what was asked",
+    )
+    assert judge(evidence(sense=Sense(fit=3.0, order=5.0, own=0.5)), Margins()).live

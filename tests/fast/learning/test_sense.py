@@ -49,6 +49,19 @@ def test_answers_of_a_few_words_are_not_asked_for_their_order() -> None:
     assert sense.order is None
 
 
+@pytest.mark.parametrize(
+    ("say", "own"),
+    [
+        ("How about {0} ?", 0.0),
+        ("how about {0}? How about {0}!", 0.0),
+        ("You asked: How about {0} ? Well.", 1.0),
+        ("{0}", 1.0),
+    ],
+)
+def test_answers_that_only_say_over_what_was_asked_say_nothing_of_their_own(say: str, own: float) -> None:
+    assert sense_of(lessons(say), knowing).own == own
+
+
 def test_three_lessons_are_too_few_to_tell() -> None:
     assert sense_of(lessons("{}", THINGS[:3]), knowing) == NOT_WEIGHED
     assert sense_of([Shown("the same", f"answer {n}") for n in range(9)], knowing) == NOT_WEIGHED
