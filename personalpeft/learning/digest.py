@@ -33,7 +33,7 @@ class Digest:
     reports: tuple[LearnReport, ...]
     moves: tuple[HeadMove, ...]
     live: Mapping[str, str | None]
-    under: frozenset[str] = frozenset()
+    under: tuple[str, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -51,6 +51,7 @@ class Digest:
             "reports": [{**report.as_json(), "undo": self._undo(report)} for report in self.reports],
             "moves": [{**asdict(move), "at": move.at.isoformat()} for move in self.moves],
             "live": dict(self.live),
+            "under": list(self.under),
         }
 
     def __str__(self) -> str:
@@ -122,7 +123,7 @@ def digest(
         reports=tuple(report for report in reports if within(report.at)),
         moves=tuple(move for move in store.catalog.history(user) if within(move.at)),
         live=live,
-        under=frozenset(under for head in live.values() for under in _under(head, reports)),
+        under=tuple(under for head in live.values() for under in _under(head, reports)),
     )
 
 
