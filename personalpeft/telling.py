@@ -23,6 +23,11 @@ def same_words(text: str) -> str:
     return " ".join(word for each in spoken if (word := each.strip(_AROUND))) or " ".join(spoken)
 
 
+def questions_in(fact: Signal) -> list[str]:
+    """The questions that a fact answers, each as ``same_words`` has it."""
+    return [same_words(question) for question in fact.payload.get("questions") or ()]
+
+
 def outdated(facts: Sequence[Signal]) -> Mapping[str, Signal]:
     """By the id of each fact that counts no more, the one that contradicts it. ``facts`` are current, oldest first."""
     latest: dict[str, Signal] = {}
@@ -31,7 +36,7 @@ def outdated(facts: Sequence[Signal]) -> Mapping[str, Signal]:
     # A person's first: whoever finds a rival among those before gives way to it.
     for fact in sorted(newest, key=lambda fact: fact.source != PERSON):
         answer: str = fact.payload.get("answer") or ""
-        asked = [same_words(question) for question in fact.payload.get("questions") or ()] if answer else []
+        asked = questions_in(fact) if answer else []
         rivals = [latest[question] for question in asked if question in latest]
         rival = next((each for each in rivals if same_words(each.payload["answer"]) != same_words(answer)), None)
         if rival is not None:

@@ -28,7 +28,7 @@ from personalpeft.learning.lessons import Lesson, lessons_for
 from personalpeft.learning.lineage import lineage_of
 from personalpeft.learning.means import Means
 from personalpeft.learning.order import Order
-from personalpeft.learning.plan import Plan, questions_of
+from personalpeft.learning.plan import Plan, head_of, questions_of
 from personalpeft.learning.probation import ACCEPTED, LEARNED, unless_withdrawn
 from personalpeft.learning.publishing import publish, session_spec
 from personalpeft.learning.report import LEARNED_NOT_LIVE, NO_ROOM, Example, LearnReport, Source, said
@@ -283,14 +283,15 @@ class Builder:
         why = plan.unlearned or plan.because
         reason = f"{why}: {judgement.reason}" if why else judgement.reason
         store = self.means.store
-        if plan.head and practised_since(store, store.catalog.revision(plan.user, plan.head), plan.parent):
+        head = head_of(store, plan.user, plan.layer, plan.live)
+        if head is not None and practised_since(store, head, plan.parent):
             reason += "; what was practised is not in it: practise it again"
         return replace(judgement, reason=reason)
 
     def _brings_new(self, plan: Plan) -> bool:
         """Whether there is anything in it that what is live was not learned from."""
         store = self.means.store
-        learned = trained_on(store, store.catalog.revision(plan.user, plan.head) if plan.head else None)
+        learned = trained_on(store, head_of(store, plan.user, plan.layer, plan.live))
         return bool(plan.pins) or any(lesson.signal not in learned for lesson in plan.fresh)
 
     def _accepted(self, plan: Plan) -> set[str]:

@@ -102,6 +102,7 @@ def answering(
     built_from: Mapping[str, Collection[str]],
 ) -> Answering:
     """How a stack answers some questions; ``built_from`` as for ``Scoping``."""
+    questions = list(dict.fromkeys(questions))
     parts = scoping.answering(user, stack, questions, built_from)
     return Answering(layer, stack, dict(zip(questions, parts, strict=True)))
 
@@ -150,11 +151,10 @@ def sitting(
         *(canary.question for canary in generic_questions().canaries),
         *(each.messages[-1].content for each in lessons),
     ]
-    questions = list(dict.fromkeys(asked))
     return Sitting(
         user,
-        answering(scoping, user, layer, live, questions, {}),
-        answering(scoping, user, layer, candidate, questions, built_from),
+        answering(scoping, user, layer, live, asked, {}),
+        answering(scoping, user, layer, candidate, asked, built_from),
         paper,
     )
 
@@ -226,25 +226,25 @@ class Likelihood:
     manner: float | None = None
 
 
-Asks: TypeAlias = Callable[[Lesson], Stack]
+AnsweredBy: TypeAlias = Callable[[Lesson], Stack]
 """What answers a lesson."""
 
 
-def of_all(stack: Stack) -> Asks:
+def of_all(stack: Stack) -> AnsweredBy:
     """The same stack, whatever is asked."""
     return lambda lesson: stack
 
 
-def likelihoods(engine: Scoring, lessons: Sequence[Lesson], asks: Asks) -> dict[str, float]:
+def likelihoods(engine: Scoring, lessons: Sequence[Lesson], by: AnsweredBy) -> dict[str, float]:
     """How likely the words of what each lesson wants are, by its key."""
-    return {key: of.words for key, of in likelihoods_in_parts(engine, lessons, asks).items()}
+    return {key: of.words for key, of in likelihoods_in_parts(engine, lessons, by).items()}
 
 
-def likelihoods_in_parts(engine: Scoring, lessons: Sequence[Lesson], asks: Asks) -> dict[str, Likelihood]:
+def likelihoods_in_parts(engine: Scoring, lessons: Sequence[Lesson], by: AnsweredBy) -> dict[str, Likelihood]:
     """How likely what each lesson wants is, by its key, apart from the manner in which it is said."""
     groups: dict[Stack, list[Lesson]] = {}
     for lesson in lessons:
-        groups.setdefault(asks(lesson), []).append(lesson)
+        groups.setdefault(by(lesson), []).append(lesson)
     found: dict[str, Likelihood] = {}
     for stack, asked in groups.items():
         items = [continuation(engine.backend, a.messages, a.wanted, _LONGEST, ended=a.ended) for a in asked]
@@ -339,9 +339,9 @@ def _rules(engine: Scoring, sitting: Sitting) -> dict[str, Explained]:
     if not rules:
         return {}
 
-    def to(asks: Asks) -> dict[str, float]:
-        plain = likelihoods(engine, asked, asks)
-        return {rule: explained(plain, likelihoods(engine, heard, asks)) for rule, heard in rules.items()}
+    def to(by: AnsweredBy) -> dict[str, float]:
+        plain = likelihoods(engine, asked, by)
+        return {rule: explained(plain, likelihoods(engine, heard, by)) for rule, heard in rules.items()}
 
     to_base, to_layer = to(of_all(Stack(sitting.live.stack.base))), to(sitting.candidate.own)
     return {rule: Explained(to_base[rule], to_layer[rule]) for rule in rules}

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from personalpeft.learning.liking import is_unclear, liking_of
-from personalpeft.telling import same_words
+from personalpeft.telling import questions_in, same_words
 from personalpeft.types import PERSON, Message, Revision, Signal, SignalKind, Turn, canonical_digest
 
 T = TypeVar("T")
@@ -129,10 +129,9 @@ def helped_by(signals: Sequence[Signal], turns: Sequence[Turn]) -> Mapping[str, 
     return {fact: tuple(helpful) for fact, helpful in found.items()}
 
 
-def _told(fact: Signal) -> set[str]:
+def _told(fact: Signal) -> list[str]:
     """The questions of which the person said that this fact answers them, and how."""
-    asked = fact.payload.get("questions") or () if fact.source == PERSON and fact.payload.get("answer") else ()
-    return {same_words(question) for question in asked}
+    return questions_in(fact) if fact.source == PERSON and fact.payload.get("answer") else []
 
 
 def _once(items: Sequence[T], question: Callable[[T], str]) -> list[T]:

@@ -15,7 +15,7 @@ from personalpeft.learning.lessons import Routing, dislikes_for, lessons_for
 from personalpeft.learning.probation import ACCEPTED, LEARNED
 from personalpeft.learning.report import LEARNED_USES, learns
 from personalpeft.store.base import Store
-from personalpeft.telling import same_words
+from personalpeft.telling import questions_in, same_words
 from personalpeft.types import Revision, Signal, SignalKind, Verdict
 
 TAKEN_BACK = "taken back"
@@ -60,7 +60,9 @@ def said_anew(store: Store, user: str, known: Collection[str], routings: Sequenc
     """What of the ``known`` signals no longer counts and yet need not be unlearned: facts of which every question has another
     answer now, since to learn that is to unlearn the old one; and what was said once more, and is a lesson in these words.
     """
-    answering = {r.signal.id: _questions(r.signal) for r in routings if r.signal.kind is SignalKind.FACT and r.beside}
+    answering = {
+        r.signal.id: set(questions_in(r.signal)) for r in routings if r.signal.kind is SignalKind.FACT and r.beside
+    }
     lessons = {_said(r.signal) for r in routings if r.lesson is not None or r.beside}
     current = {routing.signal.id for routing in routings}
     anew = {signal.id for signal in _signals(store, user, set(known) - current) if _said(signal) in lessons}
@@ -68,7 +70,7 @@ def said_anew(store: Store, user: str, known: Collection[str], routings: Sequenc
         heir = routing.instead if routing.instead in answering else routing.signal.id
         older = routing.signal if heir != routing.signal.id else None
         while heir in answering:
-            if older is not None and _questions(older) <= answering[heir]:
+            if older is not None and answering[heir].issuperset(questions_in(older)):
                 anew.add(older.id)
             before = (older or routing.signal).supersedes
             if before is None:
@@ -141,7 +143,7 @@ def _said(signal: Signal) -> _Said:
         case SignalKind.EDIT | SignalKind.PREFERENCE:
             return ("answer", signal.turn, payload["text"])
         case SignalKind.FACT:
-            return ("fact", frozenset(_questions(signal)), same_words(payload.get("answer") or ""), payload["text"])
+            return ("fact", frozenset(questions_in(signal)), same_words(payload.get("answer") or ""), payload["text"])
     return (str(signal.kind), *sorted((key, str(value)) for key, value in payload.items()))
 
 
@@ -153,7 +155,3 @@ def _is_undone(routing: Routing, current: Mapping[str, Routing]) -> bool:
         routing = current[routing.instead]
     # A dislike is no lesson where there are too few.
     return routing.signal.kind in _THUMBS and routing.lesson is None and routing.signal.payload["value"] < 0
-
-
-def _questions(fact: Signal) -> set[str]:
-    return {same_words(question) for question in fact.payload.get("questions") or ()}

@@ -14,7 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from personalpeft.errors import AdapterError, Damaged, NotFound
-from personalpeft.learning.examination import Answering, Asks, answering, likelihoods, likelihoods_in_parts, of_all
+from personalpeft.learning.examination import (
+    AnsweredBy,
+    Answering,
+    answering,
+    likelihoods,
+    likelihoods_in_parts,
+    of_all,
+)
 from personalpeft.learning.gate import Asked
 from personalpeft.learning.knowing import trained_on
 from personalpeft.learning.lessons import Lesson, Routing
@@ -66,14 +73,14 @@ def judge_again(means: Means, plan: Plan, head: Revision) -> Standing:
     engine, retention = means.engine, means.margins.retention
     # By the signal alone: a fact that is asked for in other words is the same fact.
     known = {key.partition("/")[0]: said.get("after") for key, said in head.scores.get("pins", {}).items()}
-    lessons = [lesson for lesson in plan.questions if known.get(lesson.signal) is not None]
-    everything = [lesson.messages[-1].content for lesson in (*plan.questions, *plan.fresh)]
+    pinned = [lesson for lesson in plan.questions if known.get(lesson.signal) is not None]
+    trained = trained_on(means.store, head)
+    lessons = pinned or [lesson for lesson in plan.fresh if lesson.signal in trained][-_MOST_ASKED:]
     # At its full weight: that somebody has it count less since is no fault of what lies below.
     live = replace(plan.live, entries=tuple(_in_full(entry, plan.layer) for entry in plan.live.entries))
-    answers = answering(means.scoping, plan.user, plan.layer, live, list(dict.fromkeys(everything)), {})
-    if not lessons:
-        trained = trained_on(means.store, head)
-        lessons = [lesson for lesson in plan.fresh if lesson.signal in trained][-_MOST_ASKED:]
+    asked = [lesson.messages[-1].content for lesson in lessons]
+    answers = answering(means.scoping, plan.user, plan.layer, live, asked, {})
+    if not pinned:
         try:
             built = likelihoods(engine, lessons, _as_built(answers, head))
         except (AdapterError, Damaged, NotFound):
@@ -81,8 +88,8 @@ def judge_again(means: Means, plan: Plan, head: Revision) -> Standing:
             return Standing(0, 0, holds=False)
         known = {lesson.signal: built[lesson.key] for lesson in lessons}
     now, below, base = (
-        likelihoods_in_parts(engine, lessons, asks)
-        for asks in (answers.own, of_all(plan.below), of_all(Stack(plan.live.base)))
+        likelihoods_in_parts(engine, lessons, by)
+        for by in (answers.own, of_all(plan.below), of_all(Stack(plan.live.base)))
     )
     lost = 0
     for lesson in lessons:
@@ -98,12 +105,12 @@ def _in_full(entry: StackEntry, layer: str) -> StackEntry:
     return replace(entry, weight=1.0) if entry.layer == layer else entry
 
 
-def _as_built(answers: Answering, head: Revision) -> Asks:
+def _as_built(answers: Answering, head: Revision) -> AnsweredBy:
     """What answers, with what lay below this layer when it was built."""
 
-    def asks(lesson: Lesson) -> Stack:
+    def by(lesson: Lesson) -> Stack:
         part = answers.own(lesson)
         above = (entry for entry in part.entries if rank_of(entry.layer) >= rank_of(head.layer))
         return replace(part, entries=(*head.below, *above))
 
-    return asks
+    return by

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from runtime_makers import ask, correct, opened, quick_card, style
+from test_practice import Judge
 
 from personalpeft import LearnReport, User
 from personalpeft.learning.lessons import lessons_for, routings_of
@@ -145,8 +146,6 @@ def test_a_reply_that_was_cut_off_is_not_taught_as_a_whole_one(ada: User) -> Non
 
 
 def test_a_learn_that_leaves_out_what_was_practised_says_so(tmp_path: Path) -> None:
-    from test_practice import Judge
-
     with opened(tmp_path / "home", quick_card(tmp_path)) as runtime:
         ada = runtime.user("ada")
         taught = [ada.teach(f"Write to {number}.", f"Dear {number}", skill="email") for number in range(6)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from runtime_makers import Time, correct, opened
 
-from personalpeft import InvalidInput, User
+from personalpeft import InvalidInput, LearnReport, User
 
 
 @pytest.fixture
@@ -24,12 +24,17 @@ def ada(home: Path, time: Time) -> Iterator[User]:
         yield runtime.user("ada")
 
 
-def test_a_summary_has_what_happened_in_its_while_and_nothing_else(ada: User, time: Time) -> None:
+def two_days_apart(ada: User, time: Time) -> tuple[LearnReport, LearnReport]:
+    """Two learns of a style."""
     correct(ada, 5)
     first = ada.learn()
     time.at += timedelta(days=2)
     correct(ada, 3, first=10)
-    second = ada.learn()
+    return first, ada.learn()
+
+
+def test_a_summary_has_what_happened_in_its_while_and_nothing_else(ada: User, time: Time) -> None:
+    first, second = two_days_apart(ada, time)
     ada.rollback("style")
     digest = ada.digest()
     assert [report.revision for report in digest.reports] == [second.revision]
@@ -57,11 +62,7 @@ def test_it_reads_well_and_its_json_has_all_of_it(ada: User) -> None:
 
 
 def test_each_learn_of_a_while_says_how_to_undo_it(ada: User, time: Time) -> None:
-    correct(ada, 5)
-    first = ada.learn()
-    time.at += timedelta(days=2)
-    correct(ada, 3, first=10)
-    second = ada.learn()
+    first, second = two_days_apart(ada, time)
     both = [report["undo"] for report in ada.digest(timedelta(days=3)).as_json()["reports"]]
     assert both == [
         "undo, with all that came after it: personalpeft rollback style --to base --user ada",
