@@ -2,7 +2,7 @@
 
 Invariants: the file ``token`` holds the first secret of administration as text, so that programs of the same account can
 read it; of every other secret only a digest is kept, and it is shown once. A secret that was revoked is nobody's from the
-next request on, in every process. Both files can be read by their owner alone.
+next request on, in every process. Both files can be read by their owner alone. A new or revoked secret survives a power cut.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TypeAlias
 from personalpeft.errors import HomeError, InvalidInput, NotFound, nearest
 from personalpeft.ids import check_user_id
 from personalpeft.store import faults
-from personalpeft.store.blobs import replace_file
+from personalpeft.store.blobs import replace_file, sync_folder
 
 FIRST = "token"
 OTHERS = "tokens.json"
@@ -85,6 +85,7 @@ class Tokens:
                 return False
             finally:
                 part.unlink(missing_ok=True)
+            sync_folder(self._home)
             return True
 
     def make(self, user: str | None, *, worker: bool = False) -> tuple[Token, str]:
@@ -164,6 +165,8 @@ class Tokens:
             kept = {digest: asdict(token) for digest, token in known.items()}
             with faults.home_faults(self._home):
                 replace_file(self._home / OTHERS, json.dumps(kept, indent=1).encode())
+                # Without it a power cut brings a revoked token back.
+                sync_folder(self._home)
 
 
 def _digest(secret: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -177,6 +178,28 @@ def test_two_processes_agree_on_the_first_secret(runtime: Runtime) -> None:
         holder = runtime.tokens.holder(made)
         assert holder is not None
         assert holder.user == "bob"
+
+
+def test_a_made_and_a_revoked_token_are_durable_before_the_call_returns(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, home = runtime.tokens, runtime.settings.home
+    on_disk: list[str] = []
+    fsync = os.fsync
+
+    def record(handle: int) -> None:
+        fsync(handle)
+        if os.path.samestat(os.fstat(handle), home.stat()):
+            # A power cut after this point keeps the names that the folder has now.
+            on_disk.append("".join(path.read_text() for path in (tokens.first, home / "tokens.json") if path.exists()))
+
+    monkeypatch.setattr(os, "fsync", record)
+    tokens.ensure_first()
+    assert tokens.first.read_text() in on_disk[-1]
+    made, _ = tokens.make("ada")
+    assert made.id in on_disk[-1]
+    tokens.revoke(made.id)
+    assert made.id not in on_disk[-1]
 
 
 def test_no_error_names_a_path_of_this_machine(
