@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
+import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -28,6 +32,8 @@ _HEADER = "numbers.h"
 _COMPILERS = ("c++", "g++", "clang++")
 # No -ffast-math: it would change how the whole process treats the smallest numbers.
 _OPTIONS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_log = logging.getLogger(__name__)
 SUFFIX = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -166,22 +172,71 @@ def compiled(cache: Path, name: str) -> ctypes.CDLL:
     here = resources.files(__package__)
     source, header = here.joinpath(name).read_bytes(), here.joinpath(_HEADER).read_bytes()
     about = f"{_OPTIONS}{platform.machine()}{_processor()}{torch.__version__}".encode()
-    folder = cache / "kernels" / hashlib.sha256(header + source + about).hexdigest()[:16]
-    place = folder / "native.so"
-    if place.is_file():
-        try:
-            return ctypes.CDLL(str(place))
-        except OSError:
-            pass  # Damaged, or built with what is no longer there: it is built anew.
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as work:
+        # Resolved once, so that no link is followed again between the checks and the loading.
+        folder = cache.resolve() / "kernels" / hashlib.sha256(header + source + about).hexdigest()[:16]
+        place = folder / "native.so"
+        unsafe = _make_private(folder)
+        if not unsafe and _is_private(place):
+            try:
+                return ctypes.CDLL(str(place))
+            except OSError:
+                pass  # Damaged, or built with what is no longer there: it is built anew.
+        if unsafe:
+            _log.warning("%s The native kernels are built for this process alone.", unsafe)
+        with tempfile.TemporaryDirectory(dir=None if unsafe else folder) as work:
             built = _compile(source, header, Path(work))
-            # In one step, so that two processes that start together never load half a file.
-            built.replace(place)
-        return ctypes.CDLL(str(place))
+            if not unsafe:
+                # In one step, so that two processes that start together never load half a file.
+                built = built.replace(place)
+            elif exposed := _first_open_to_all(built.resolve()):
+                raise NoCompiler(_exposed(exposed))
+            return ctypes.CDLL(str(built))
     except OSError as error:
         raise error if isinstance(error, NoCompiler) else NoCompiler(str(error)) from error
+
+
+def _make_private(folder: Path) -> str:
+    """Make the folder of a library, and the cache around it. Return why another account can change what is in it, or "".
+
+    An exposed folder of this account is closed, and every library that lay in it is removed.
+    """
+    ours = (folder.parent.parent, folder.parent, folder)
+    for each in ours:
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_private(each) and each.stat().st_uid == os.getuid():
+            each.chmod(stat.S_IMODE(each.stat().st_mode) & ~_OTHERS_WRITE)
+            for library in folder.parent.glob("*/native.so"):
+                with suppress(OSError):  # In a folder of another account, which is refused for its owner.
+                    library.unlink()
+    exposed = next((each for each in ours if not _is_private(each)), None) or _first_open_to_all(folder)
+    return _exposed(exposed) if exposed else ""
+
+
+def _is_private(path: Path) -> bool:
+    """Return whether a file or a folder belongs to this account or to root, and no other account can write to it."""
+    if not hasattr(os, "getuid"):
+        return path.exists()
+    try:
+        about = path.lstat()
+    except FileNotFoundError:
+        return False
+    return about.st_uid in (0, os.getuid()) and not about.st_mode & _OTHERS_WRITE
+
+
+def _first_open_to_all(path: Path) -> Path | None:
+    """Return the nearest folder above a path in which every account can replace what is there."""
+    if not hasattr(os, "getuid"):
+        return None
+    replaceable = (each for each in path.parents if each.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH)
+    return next(replaceable, None)
+
+
+def _exposed(path: Path) -> str:
+    return (
+        f"Another account can change {path}, so nothing is loaded from there; "
+        "set PERSONALPEFT_CACHE to a folder that only you can write."
+    )
 
 
 def _compile(source: bytes, header: bytes, work: Path) -> Path:

@@ -1,0 +1,161 @@
+"""The compiled kernels are loaded only from where no other account of the machine could have put or changed them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from personalpeft.backends.torch.kernels.native import NativeKernels, NoCompiler
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="files here have no owner by number")
+
+# Runs when the library is loaded, as a library of another account would.
+_FOREIGN = """
+#include <stdlib.h>
+__attribute__((constructor)) static void run(void) { system("touch \\"$FOREIGN_MARK\\""); }
+"""
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that leaves a mark when it is loaded."""
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    folder = tmp_path_factory.mktemp("foreign")
+    (folder / "foreign.c").write_text(_FOREIGN)
+    subprocess.run([compiler, "-shared", "-fPIC", "foreign.c", "-o", "foreign.so"], cwd=folder, check=True)
+    return folder / "foreign.so"
+
+
+@pytest.fixture(scope="module")
+def built(shared_cache: Path) -> Path:
+    """A cache in which the kernels are built already."""
+    try:
+        NativeKernels(shared_cache, torch.float32)
+    except NoCompiler as why:
+        pytest.skip(str(why))
+    return shared_cache / "kernels"
+
+
+@pytest.fixture
+def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    mark = tmp_path / "mark"
+    monkeypatch.setenv("FOREIGN_MARK", str(mark))
+    return mark
+
+
+@pytest.fixture
+def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not taken from the cache cannot be built either, so that a refusal takes no time."""
+    (tmp_path / "bin").mkdir()
+    for program in ("sh", "touch"):
+        (tmp_path / "bin" / program).symlink_to(shutil.which(program) or "")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+
+
+@pytest.fixture
+def planted(tmp_path: Path, built: Path, foreign: Path, mark: Path) -> Path:
+    """A cache whose libraries another account has replaced."""
+    cache = tmp_path / "cache"
+    shutil.copytree(built, cache / "kernels")
+    for folder in (cache, cache / "kernels", *(cache / "kernels").iterdir()):
+        folder.chmod(0o700)
+    for library in (cache / "kernels").glob("*/native.so"):
+        library.unlink()
+        shutil.copyfile(foreign, library)
+        library.chmod(0o700)
+    return cache
+
+
+def _libraries(cache: Path) -> list[Path]:
+    return list((cache / "kernels").glob("*/native.so"))
+
+
+def _open_library(cache: Path) -> None:
+    for library in _libraries(cache):
+        library.chmod(0o722)
+
+
+def _open_folder(cache: Path) -> None:
+    for library in _libraries(cache):
+        library.parent.chmod(0o777)
+
+
+def _open_kernels(cache: Path) -> None:
+    (cache / "kernels").chmod(0o770)
+
+
+def _open_cache(cache: Path) -> None:
+    cache.chmod(0o777)
+
+
+def _open_above(cache: Path) -> None:
+    cache.parent.chmod(0o777)
+
+
+def _of_another(cache: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a file away")
+    for library in _libraries(cache):
+        os.chown(library, 12345, -1)
+
+
+def _folder_of_another(cache: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a folder away")
+    for library in _libraries(cache):
+        os.chown(library.parent, 12345, -1)
+
+
+@pytest.mark.parametrize(
+    "expose",
+    [_open_library, _open_folder, _open_kernels, _open_cache, _open_above, _of_another, _folder_of_another],
+)
+@pytest.mark.usefixtures("no_compiler")
+def test_a_library_that_another_account_could_have_written_is_never_loaded(
+    planted: Path, mark: Path, expose: Callable[[Path], None]
+) -> None:
+    expose(planted)
+    with pytest.raises(NoCompiler):
+        NativeKernels(planted, torch.float32)
+    assert not mark.exists()
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_a_library_that_only_this_account_can_write_is_loaded_without_a_compiler(tmp_path: Path, built: Path) -> None:
+    cache = tmp_path / "cache"
+    shutil.copytree(built, cache / "kernels")
+    assert NativeKernels(cache, torch.float32).name == "native"
+
+
+def test_what_is_not_trusted_is_built_anew(planted: Path, mark: Path) -> None:
+    first, second = _libraries(planted)
+    first.chmod(0o722)
+    if os.getuid() == 0:
+        # This one cannot be mended here, so it is built beside the cache.
+        os.chown(second.parent, 12345, -1)
+    else:
+        second.chmod(0o722)
+    kernels = NativeKernels(planted, torch.float32)
+    assert kernels.largest(torch.tensor([[1.0, 3.0, 2.0]])).tolist() == [1]
+    assert not mark.exists()
+
+
+def test_new_folders_are_for_this_account_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    before = os.umask(0o002)
+    try:
+        with pytest.raises(NoCompiler):
+            NativeKernels(tmp_path / "cache", torch.float32)
+    finally:
+        os.umask(before)
+    made = [tmp_path / "cache", tmp_path / "cache" / "kernels", *(tmp_path / "cache" / "kernels").iterdir()]
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in made] == [0o700] * 3
