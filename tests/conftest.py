@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import example_counts
 import pytest
 from backend_makers import fake_backend, llamacpp_backend, torch_backend
-from hypothesis import settings
 from vllm_maker import running, tiny_base_for_vllm, vllm_backend
 
 from personalpeft.backends.base import Backend
@@ -20,9 +20,8 @@ from personalpeft.settings import CACHE, HOME, VllmServer
 # tests them on a GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# How long an example takes says something of the machine, and of what else it is busy with.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# Registered before pytest reads --hypothesis-profile.
+example_counts.register()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from adapter_files import ARCHITECTURE, OTHER_BASE, deltas, make_adapter
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft.adapters.base import Adapter
@@ -32,7 +33,7 @@ def stacks(draw: st.DrawFn) -> list[tuple[Adapter, float]]:
     ]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(stacks(), st.randoms())
 def test_the_whole_is_the_sum_of_its_parts_in_any_order(parts: list[tuple[Adapter, float]], random: object) -> None:
     expected = {n: np.zeros((2, o, i)) for n, (i, o) in ARCHITECTURE.projections.items()}

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from adapter_files import deltas, make_adapter
 from backend_makers import adapter, attach, base_with_merges, llamacpp_backend, row, torch_backend, written
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
@@ -138,7 +139,7 @@ def test_a_file_that_says_too_much_of_itself_is_refused(data: bytes, match: str)
         read_gguf(data, source="hostile.gguf")
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(data=st.data())
 def test_whatever_the_bytes_are_they_give_an_adapter_or_an_error_of_ours(
     tmp_path_factory: pytest.TempPathFactory, tiny_base: Base, torch_tiny: Backend, data: st.DataObject

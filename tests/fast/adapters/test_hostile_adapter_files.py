@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from adapter_files import ARCHITECTURE, make_adapter, put_together, take_apart
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft.adapters.packed import pack, read_packed, unpack
@@ -415,7 +416,7 @@ def assert_adapter_or_refusal(data: bytes) -> None:
         assert np.isfinite(pair.b).all()
 
 
-@settings(max_examples=500, deadline=2000)
+@examples(500, deadline=2000)
 @given(st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), min_size=1, max_size=4))
 def test_changed_bytes(changes: list[tuple[int, int]]) -> None:
     data = bytearray(GOOD)
@@ -424,20 +425,20 @@ def test_changed_bytes(changes: list[tuple[int, int]]) -> None:
     assert_adapter_or_refusal(bytes(data))
 
 
-@settings(max_examples=500, deadline=2000)
+@examples(500, deadline=2000)
 @given(st.integers(0, len(GOOD) - len(BODY) - 1), st.sampled_from(b'0123456789-.eE"{}[],: \\u\0\xff'))
 def test_changed_characters_of_the_header(position: int, character: int) -> None:
     assert_adapter_or_refusal(GOOD[:position] + bytes([character]) + GOOD[position + 1 :])
 
 
-@settings(max_examples=200, deadline=2000)
+@examples(200, deadline=2000)
 @given(st.integers(0, len(GOOD)), st.integers(0, 64), st.integers(0, 3))
 def test_cut_and_doubled_bytes(position: int, length: int, copies: int) -> None:
     assert_adapter_or_refusal(GOOD[:position] + GOOD[position : position + length] * copies + GOOD[position + length :])
     assert_adapter_or_refusal(GOOD[:position])
 
 
-@settings(max_examples=200, deadline=2000)
+@examples(200, deadline=2000)
 @given(st.binary(max_size=200))
 def test_any_header_at_all(header: bytes) -> None:
     assert_adapter_or_refusal(put_together(header, BODY))

@@ -17,7 +17,8 @@ from adapter_files import (
     put_together,
     take_apart,
 )
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.numpy import load
@@ -56,7 +57,7 @@ def adapters(draw: st.DrawFn) -> Adapter:
     return Adapter(manifest, pairs)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(adapters())
 def test_what_was_packed_comes_back_the_same(adapter: Adapter) -> None:
     data = pack(adapter)
@@ -65,7 +66,7 @@ def test_what_was_packed_comes_back_the_same(adapter: Adapter) -> None:
     assert pack(again) == data
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(adapters(), st.sampled_from(["F16", "BF16"]))
 def test_half_width_files_are_read_as_the_numbers_they_hold(adapter: Adapter, dtype: str) -> None:
     small = {n: Pair(np.clip(p.a, -9e3, 9e3), np.clip(p.b, -9e3, 9e3)) for n, p in adapter.pairs.items()}
@@ -87,7 +88,7 @@ def test_half_width_files_are_read_as_the_numbers_they_hold(adapter: Adapter, dt
             np.testing.assert_allclose(after, before, rtol=2**-7, atol=2**-24)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(adapters())
 def test_what_is_kept_in_half_precision_comes_back_the_same_and_is_half_as_large(adapter: Adapter) -> None:
     half = Adapter(adapter.manifest, in_half(adapter.pairs))

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from adapter_files import BASE, OTHER_BASE, assert_equal, deltas, make_adapter, put_together, take_apart
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
@@ -397,7 +398,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.dictionaries(st.sampled_from(sorted(PLAIN)) | st.text(max_size=5), ANYTHING, max_size=3))
 def test_any_config_at_all_is_read_or_refused(changes: dict[str, Any]) -> None:
     try:
@@ -408,7 +409,7 @@ def test_any_config_at_all_is_read_or_refused(changes: dict[str, Any]) -> None:
     assert 0 < config.scaling < np.inf
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.integers(0, 10_000), st.sampled_from(b'0129-.eE"{}[],: \\\0\xff'))
 def test_changed_characters_of_a_config(position: int, character: int) -> None:
     text = bytearray(json.dumps(PLAIN).encode())

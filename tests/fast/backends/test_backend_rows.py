@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 from backend_makers import Writing, adapter, attach, composed, row, written
-from hypothesis import HealthCheck, given, settings
+from example_counts import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from personalpeft.adapters.compose import compose
@@ -16,7 +17,7 @@ from personalpeft.errors import InvalidInput
 from personalpeft.types import Message
 
 STACKS = st.sampled_from([None, "one", "two", "three"])
-few = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = examples(12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @few

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from backend_makers import adapter, after, attach
-from hypothesis import HealthCheck, given, settings
+from example_counts import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from personalpeft.adapters.compose import compose
@@ -44,7 +45,7 @@ def test_a_continuation_of_nothing_is_refused(item: Continuation) -> None:
         pack([item])
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(items=ITEMS, stack=st.sampled_from([None, "one"]))
 def test_scores_of_a_pack_are_those_of_each_alone(
     backend: Backend, items: list[Continuation], stack: str | None

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from backend_makers import after, attach, bytes_of, composed, lessons, row, spec, train, written
-from hypothesis import HealthCheck, given, settings
+from example_counts import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from personalpeft.adapters.base import Composed, Share
@@ -17,7 +18,7 @@ from personalpeft.learning.objectives import Distilled, Supervised
 from personalpeft.types import Message
 
 STEPS = 6
-few = settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = examples(10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def trained(backend: Backend, **changes: Any) -> bytes:

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
@@ -78,7 +79,7 @@ class Sharing(RuleBasedStateMachine):
 
 
 TestSharing = Sharing.TestCase
-TestSharing.settings = settings(max_examples=60, stateful_step_count=40)
+TestSharing.settings = examples(60, stateful_step_count=40)
 
 TOKENS = st.lists(st.integers(0, 3), min_size=2 * BLOCK, max_size=2 * BLOCK)
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -26,8 +27,8 @@ from personalpeft.backends.torch.kernels.plain import PlainKernels, attention
 
 PLAIN = PlainKernels()
 DTYPES = (torch.float32, torch.bfloat16)
-few = settings(max_examples=25)
-fewer = settings(max_examples=6)
+few = examples(25)
+fewer = examples(6)
 
 
 @dataclass(frozen=True)

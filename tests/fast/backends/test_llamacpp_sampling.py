@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft.backends.llamacpp.sampling import Picker
@@ -43,7 +44,7 @@ _FEW = st.lists(st.sampled_from([-np.inf, -40.0, -1.0, 0.0, 0.5, 30.0]), min_siz
 _MANY = st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=60)
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(values=_FEW | _MANY, top_p=_TOP_P, temperature=st.sampled_from([0.3, 0.7, 1.0, 2.0]), seed=st.integers(0, 2**32))
 def test_the_same_seed_draws_what_a_sort_of_all_tokens_would_draw(
     values: list[float], top_p: float, temperature: float, seed: int
@@ -54,7 +55,7 @@ def test_the_same_seed_draws_what_a_sort_of_all_tokens_would_draw(
     assert [ours.pick(logits) for _ in range(8)] == [plain.pick(logits) for _ in range(8)]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(top_p=_TOP_P, spread=st.sampled_from([0.0, 0.1, 2.0, 8.0]), seed=st.integers(0, 2**32))
 def test_that_holds_for_large_vocabularies_whatever_their_spread(top_p: float, spread: float, seed: int) -> None:
     logits = (np.random.default_rng(seed).standard_normal(20_000) * spread).astype(np.float32)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft.backends.residents import Resident, Residents
@@ -109,7 +110,7 @@ class Shop:
 acts = st.tuples(st.sampled_from(["put", "put", "fail", "drop", "row", "row"]), st.sampled_from(KEYS))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.lists(acts, max_size=12), min_size=THREADS, max_size=THREADS))
 def test_whatever_threads_do_there_is_never_too_much_and_each_thing_is_given_back_once(work: list[list[Act]]) -> None:
     shop = Shop()

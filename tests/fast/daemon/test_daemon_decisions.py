@@ -8,7 +8,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from daemon_makers import BERLIN, at
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft_app.daemon.deciding import (
@@ -99,7 +100,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(EVENTS, max_size=40))
 def test_no_history_learns_twice_for_one_reason_or_forgets_one(events: list[tuple[object, ...]]) -> None:
     home = Home(now=at("2026-10-24 23:00"))

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import examples
 from flask import Flask
 from http_makers import administration
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
 from schemathesis import GenerationMode, openapi
 from schemathesis.checks import (
@@ -69,8 +70,8 @@ def test_whatever_is_sent_is_answered_as_the_document_says(
     described = schema[PREFIX + operation.path][operation.method]
     both = st.one_of(*(described.as_strategy(generation_mode=mode) for mode in MODES))
 
-    @settings(
-        max_examples=4,
+    @examples(
+        5,
         database=None,
         derandomize=True,
         phases=[Phase.generate],

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from runtime_makers import Time
 
@@ -208,7 +209,7 @@ REPLIES = ("Your dog is called Biscuit.", "I cannot say.", "Biscuit and walnuts.
 ASKED = [*QUESTIONS, "What may I not eat?", "And the walnuts?"]
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     answered=st.lists(st.booleans(), min_size=1, max_size=3),
     turns=st.lists(

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from runtime_makers import ask, opened
 
@@ -43,7 +44,7 @@ _SAY = ("Take", "Look at", "Begin with", "Forget", "Never mind", "Ask for", "Som
 _MANY = len(_ASKED) * len(_WHAT)
 
 # Deadlines would measure the machine.
-many = settings(max_examples=40)
+many = examples(40)
 ways = st.sampled_from(sorted(WAYS))
 # Of three in a row two are never the other: no cut in time that would stand for a change.
 mixed = st.lists(st.integers(1, 2), max_size=40).map(

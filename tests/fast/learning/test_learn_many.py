@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from example_counts import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from runtime_makers import ask, correct, greedy, nothing_changes, opened, quick_card
 
@@ -19,7 +20,7 @@ from personalpeft.learning.learner import TOGETHER
 from personalpeft.types import Verdict
 
 PEOPLE = ("ada", "bo", "cy")
-few = settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = examples(6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def say(runtime: Runtime, lessons: Sequence[tuple[int, int]] = ((5, 0), (6, 5), (0, 6))) -> None:

@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from example_counts import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from runtime_makers import (
     ask,
@@ -31,7 +32,7 @@ from personalpeft.learning.gate import Margins
 from personalpeft.learning.order import Order
 from personalpeft.types import Verdict
 
-many = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from statistics import fmean, median
 
 import pytest
 from backend_makers import after, spec
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft.backends.base import Backend, Continuation
@@ -118,7 +119,7 @@ def test_tasks_that_pass_half_the_time_come_first_more_often_than_those_that_nea
     assert first.count("t7") > 60
 
 
-@settings(max_examples=5)
+@examples(5)
 @given(advantage=st.sampled_from([-2.0, -0.5, 0.5, 2.0]))
 def test_a_step_makes_what_went_well_likelier_and_what_went_badly_less(torch_tiny: Backend, advantage: float) -> None:
     said = after(torch_tiny, "Say it.", "Ahoy!")

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from backend_makers import lessons, spec
-from hypothesis import HealthCheck, given, settings
+from example_counts import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from personalpeft.backends.base import Backend, Session
@@ -19,7 +20,7 @@ from personalpeft.learning.training import Course, Desk, Manners, Trained, train
 
 STEPS = 13
 RECIPE = Recipe(learning_rate=1e-2)
-few = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Killed(Exception):

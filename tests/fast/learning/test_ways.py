@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from test_habits import answer, request, ways
 
@@ -11,7 +12,7 @@ from personalpeft.learning.manner import Shown
 from personalpeft.learning.ways import divided
 
 MARKED = ("signed", "listed", "numbered", "greeted", "loud")
-many = settings(max_examples=60)
+many = examples(60)
 marked = st.sampled_from(MARKED)
 
 

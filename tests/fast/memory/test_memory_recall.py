@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from example_counts import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from memory_makers import CountingEmbedder, Home, opened, prompt, words
 
@@ -75,7 +76,7 @@ def test_a_hostile_item_stays_on_its_line_between_its_marks(home: Home, hostile:
     assert all(line in added.split("\n") for line in lines)
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@examples(30, suppress_health_check=[HealthCheck.too_slow])
 @given(
     rules=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), max_size=5),
     facts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), max_size=5),

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from example_counts import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from runtime_makers import ask, correct, nothing_changes, opened, quick_card
 
@@ -32,7 +33,7 @@ from personalpeft import (
 )
 from personalpeft.types import Message
 
-some = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+some = examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @dataclass

@@ -6,7 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from example_counts import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from runtime_makers import ask, correct, nothing_changes, opened, pinned, trained_on
 
@@ -207,7 +208,7 @@ ACTS = st.lists(
 )
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(acts=ACTS, observing=st.sampled_from(["kept", "learned"]))
 def test_whatever_is_said_every_signal_has_one_account_and_nothing_held_back_is_learned(
     tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[str, int]], observing: str

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from example_counts import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from runtime_makers import Time, ask, correct, everything, greedy, nothing_changes, opened, quick_card
 
 from personalpeft import InvalidId, InvalidInput, NotFound, PersonalFileError, Runtime, User
 from personalpeft.types import canonical_json
 
-many = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from example_counts import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from runtime_makers import correct, opened, python_environment, quick_card
 
@@ -136,7 +137,7 @@ ACTS = st.lists(
 
 
 @given(acts=ACTS)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_place_has_for_each_user_what_was_live_when_they_were_published_last(
     crowd: Runtime, tmp_path: Path, acts: list[tuple[str, str | list[str] | None, float]]
 ) -> None:

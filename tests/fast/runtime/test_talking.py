@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from example_counts import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from runtime_makers import ask, correct, everything, greedy, nothing_changes, opened, style, trained_on
 
@@ -384,7 +385,7 @@ def test_a_reward_a_preference_and_a_rating_can_all_be_said_of_one_turn(ada: Use
 ACTS = st.lists(st.sampled_from(["ask", "correct", "remember", "rule", "learn", "rollback", "weigh"]), max_size=6)
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(acts=ACTS)
 def test_whatever_one_does_another_hears_and_sees_nothing_of_it(
     tmp_path_factory: pytest.TempPathFactory, acts: list[str]

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import pytest
 from backend_makers import llamacpp_backend, torch_backend, written
+from example_counts import examples
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Flaky
@@ -180,9 +181,9 @@ class Everybody(RuleBasedStateMachine):
         raise AssertionError("somebody waits for ever")
 
 
-def quietly(examples: int, steps: int, phases: Collection[Phase] = tuple(Phase)) -> settings:
-    return settings(
-        max_examples=examples,
+def quietly(count: int, steps: int, phases: Collection[Phase] = tuple(Phase)) -> settings:
+    return examples(
+        count,
         stateful_step_count=steps,
         suppress_health_check=list(HealthCheck),
         phases=phases,

@@ -9,7 +9,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from store_makers import BASE, add_fact, add_revision, beside, opened, output, packed
 
@@ -31,7 +32,7 @@ def dumped(home: Path) -> list[str]:
         return sorted(line for line in database.iterdump() if "_sqlite_migrations" not in line)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     st.lists(
         st.tuples(

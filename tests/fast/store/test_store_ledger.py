@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from example_counts import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from store_makers import add_fact, add_turn, opened
 
@@ -59,7 +60,7 @@ def test_turns_come_newest_first_and_as_many_as_asked_for(store: Store) -> None:
         store.ledger.turns("ada", limit=-1)
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     used=st.lists(st.lists(st.sampled_from("abc"), max_size=3), max_size=8),
     asked=st.sets(st.sampled_from("abcd")),
@@ -251,7 +252,7 @@ _ACTS = st.lists(
 )
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(acts=_ACTS)
 def test_the_current_signals_are_those_that_a_simple_model_names(tmp_path: Path, acts: list[Any]) -> None:
     """The model: a list of signals and a set of those that are off."""

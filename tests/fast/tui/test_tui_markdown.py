@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from example_counts import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from tui_makers import Seat, sit_down
 
@@ -44,7 +45,7 @@ _PIECES = st.sampled_from(
 _TEXTS = st.one_of(st.text(max_size=80), st.lists(_PIECES, max_size=30).map("".join))
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(_TEXTS, st.integers(12, 90), st.booleans())
 def test_every_text_fits_and_sends_no_control_character(text: str, width: int, writing: bool) -> None:
     shown = rendered(text, width, writing=writing)

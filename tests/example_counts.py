@@ -1,0 +1,23 @@
+"""How many examples hypothesis draws: as many as a test asks for, or ten times as many with ``--hypothesis-profile exhaustive``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+
+USUAL = 100
+EXHAUSTIVE = 10 * USUAL
+
+
+def register() -> None:
+    """Register the two profiles, and load the usual one."""
+    # No deadline: the time of an example depends on what else the machine computes.
+    settings.register_profile("usual", deadline=None, max_examples=USUAL)
+    settings.register_profile("exhaustive", deadline=None, max_examples=EXHAUSTIVE)
+    settings.load_profile("usual")
+
+
+def examples(count: int, **more: Any) -> settings:
+    """Return settings that draw ``count`` examples in the usual profile, and ten times as many in the exhaustive one."""
+    return settings(max_examples=count * settings().max_examples // USUAL, **more)
