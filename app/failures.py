@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import tempfile
 import traceback
@@ -78,12 +79,28 @@ def _report_bug(bug: Exception, common: Common) -> int:
 
 
 def _write_log(bug: Exception, common: Common) -> Path | None:
-    name = f"bug-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.log"
-    for folder in (common.places()[1] / "logs", Path(tempfile.gettempdir())):
+    """Write the details to a new file that only this user can read.
+
+    The name has a random part and an existing file or link is never followed: the last resort is a folder that all users share.
+    """
+    own = common.places()[1] / "logs"
+    for folder in (own, Path(tempfile.gettempdir())):
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (folder / name).write_text("".join(traceback.format_exception(bug)), "utf-8", "backslashreplace")
+            if folder is own:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _check_private(folder)
+            handle, name = tempfile.mkstemp(".log", f"bug-{datetime.now(UTC):%Y%m%dT%H%M%S}-", folder)
+            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as log:
+                log.write("".join(traceback.format_exception(bug)))
         except OSError:
             continue
-        return folder / name
+        return Path(name)
     return None
+
+
+def _check_private(folder: Path) -> None:
+    """Raise ``PermissionError`` where another user can replace files in the folder."""
+    if os.name == "posix":
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise PermissionError(f"{folder} must be a folder of this user, in which no other user can write.")

@@ -7,8 +7,12 @@ import os
 import pty
 import re
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from app_makers import Place, ended, wait_for
@@ -202,3 +206,38 @@ def test_a_bug_shows_one_line_and_keeps_the_details(place: Place, monkeypatch: p
     assert "Traceback" in log.read_text()
     told = json.loads(place.run("ask", "hello", "--json").stderr)
     assert told["error"]["exit_code"] == 70
+
+
+@pytest.mark.parametrize("folder", ["own", "own but open to others", "shared"])
+def test_the_details_of_a_bug_reach_no_other_user_of_the_machine(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    def broken(*args: object, **more: object) -> None:
+        raise ZeroDivisionError("a private detail")
+
+    monkeypatch.setattr("personalpeft.user.User.stream", broken)
+    shared, victim = tmp_path / "shared", tmp_path / "diary"
+    shared.mkdir()
+    victim.write_text("untouched")
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    logs = place.cache / "logs"
+    place.cache.mkdir(exist_ok=True)
+    if folder == "shared":
+        logs.write_text("no folder")
+    elif folder == "own but open to others":
+        logs.mkdir()
+        logs.chmod(0o777)
+    # Another user guesses the name from the clock and the process id, and makes links under it beforehand.
+    for second in range(20):
+        at = datetime.now(UTC) + timedelta(seconds=second)
+        (shared / f"bug-{at:%Y%m%dT%H%M%S}-{os.getpid()}.log").symlink_to(victim)
+        if logs.is_dir():
+            (logs / f"bug-{at:%Y%m%dT%H%M%S}-{os.getpid()}.log").symlink_to(victim)
+    result = place.run("ask", "hello")
+    assert result.exit_code == 70
+    assert victim.read_text() == "untouched"
+    where = logs if folder == "own" else shared
+    (log,) = (each for each in where.iterdir() if not each.is_symlink())
+    assert str(log) in result.stderr
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    assert "a private detail" in log.read_text()
