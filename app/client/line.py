@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import http.client
 import json
-import shutil
+import os
+import tempfile
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
@@ -30,6 +31,9 @@ class Unreachable(PersonalPeftError, ConnectionError):
 
 
 _EXPORTED = "X-Personalpeft-Exported"
+_CHUNK = 2**16
+_CUT_OFF = "The server went away in the middle of the file."
+_TRY_AGAIN = "Nothing was kept of it. Try again."
 _KINDS = {kind.__name__: kind for kind in OUTCOMES}
 # What the server says of a request before the library has heard of it.
 _BY_STATUS: Mapping[int, type[PersonalPeftError]] = {
@@ -103,19 +107,10 @@ class Line:
             raise InvalidInput(
                 f"There is something at {target} already.", hint="Choose another name, or move that away."
             )
-        part = target.with_name(f".{target.name}.part")
         with self._answer(operation, None, query, path) as response:
-            try:
-                with part.open("wb") as file:
-                    shutil.copyfileobj(response, file)
-                part.replace(target)
-            except OSError as error:
-                why = error.strerror or error
-                raise InvalidInput(f"{target} cannot be written: {why}.", hint="Choose another place.") from error
-            finally:
-                part.unlink(missing_ok=True)
-            told: Mapping[str, Any] = _json(response.getheader(_EXPORTED, ""))
-            return told
+            about: Mapping[str, Any] = _json(response.getheader(_EXPORTED, ""))
+            _save(response, target)
+            return about
 
     @contextmanager
     def _answer(
@@ -149,6 +144,43 @@ class Line:
         except (TypeError, ValueError) as error:
             raise InvalidInput("This cannot be sent as JSON.", hint="Give text, numbers and lists.") from error
         return data, {**headers, "Content-Type": "application/json"}
+
+
+def _save(response: HTTPResponse, target: Path) -> None:
+    """Write the body of a response to ``target`` in one step, readable by its owner alone.
+
+    Raises ``InvalidInput`` where it cannot be written, ``Unreachable`` where the body is cut off.
+    """
+    try:
+        # The mode of a file made by mkstemp is 0600 from the start.
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".personal-", suffix=".part")
+        part = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                while data := _read(response):
+                    file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+    except Unreachable:
+        raise
+    except OSError as error:
+        why = error.strerror or error
+        raise InvalidInput(f"{target} cannot be written: {why}.", hint="Choose another place.") from error
+
+
+def _read(response: HTTPResponse) -> bytes:
+    """Return the next bytes of a body, none at its end. Raises ``Unreachable`` where it is cut off."""
+    try:
+        data = response.read(_CHUNK)
+    except (OSError, http.client.HTTPException) as error:
+        raise Unreachable(_CUT_OFF, hint=_TRY_AGAIN) from error
+    # A body that ends before its announced length is no error to http.client.
+    if not data and response.length:
+        raise Unreachable(_CUT_OFF, hint=_TRY_AGAIN)
+    return data
 
 
 def _target(operation: Operation, query: Any, path: Mapping[str, str]) -> str:

@@ -1,0 +1,124 @@
+"""A file that the client saves is its owner's alone from its first byte on, and under its name it is whole."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from http_makers import Served, served, wait_for
+
+from personalpeft import InvalidInput, Runtime
+from personalpeft_app.client import Unreachable, connect
+from personalpeft_app.http.own.routes import OwnApi
+
+
+@pytest.fixture
+def site(runtime: Runtime) -> Iterator[Served]:
+    with closing(OwnApi(runtime)) as api, served(runtime, more=[api.blueprint]) as site:
+        # Large enough that a part of it is written before the last bytes come.
+        for _ in range(100):
+            runtime.user("ada").remember(os.urandom(900).hex())
+        yield site
+
+
+class Proxy:
+    """A proxy that forwards whole requests, and of a download all but its last bytes until ``rest`` says what becomes of them."""
+
+    def __init__(self, site: Served) -> None:
+        host, _, port = site.url.removeprefix("http://").partition(":")
+        self._server = (host, int(port))
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.held = threading.Event()
+        self.rest = threading.Event()
+        self.breaks = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def close(self) -> None:
+        self.rest.set()
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join(20)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                return
+            with client, socket.create_connection(self._server) as server:
+                asked = client.recv(2**16)
+                server.sendall(asked.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+                answer = b""
+                while more := server.recv(2**16):
+                    answer += more
+                if b"/export" not in asked:
+                    client.sendall(answer)
+                    continue
+                client.sendall(answer[:-50])
+                self.held.set()
+                self.rest.wait(20)
+                if not self.breaks:
+                    client.sendall(answer[-50:])
+
+
+@pytest.fixture
+def proxy(site: Served) -> Iterator[Proxy]:
+    with closing(Proxy(site)) as made:
+        yield made
+
+
+@contextmanager
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def test_a_saved_file_is_its_owners_alone_while_it_comes_and_appears_whole(
+    site: Served, proxy: Proxy, tmp_path: Path
+) -> None:
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    # What an older version left there in the middle of a download, which everybody can read.
+    (folder / ".ada.personal.part").write_bytes(b"")
+    (folder / ".ada.personal.part").chmod(0o666)
+    left = (folder / ".ada.personal.part").stat().st_ino
+    ada = connect(proxy.url, site.secret).user("ada")
+    with no_umask(), ThreadPoolExecutor(1) as threads:
+        saving = threads.submit(ada.export, folder / "ada.personal")
+        try:
+            assert proxy.held.wait(20)
+            wait_for(lambda: any(path.stat().st_size for path in folder.iterdir()))
+            assert not (folder / "ada.personal").exists()
+            while_it_came = [path.stat() for path in folder.iterdir()]
+        finally:
+            proxy.rest.set()
+        saving.result(20)
+    assert {stat.S_IMODE(each.st_mode) for each in while_it_came if each.st_ino != left} == {0o600}
+    assert not next(each for each in while_it_came if each.st_ino == left).st_size
+    assert stat.S_IMODE((folder / "ada.personal").stat().st_mode) == 0o600
+    assert connect(site.url, site.secret).import_user(folder / "ada.personal", as_user="bob").user == "bob"
+    with pytest.raises(InvalidInput):
+        ada.export(folder / "ada.personal")
+
+
+def test_a_download_that_breaks_off_leaves_nothing(site: Served, proxy: Proxy, tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    proxy.breaks = True
+    proxy.rest.set()
+    with pytest.raises(Unreachable) as caught:
+        connect(proxy.url, site.secret).user("ada").export(folder / "ada.personal")
+    assert caught.value.hint
+    assert list(folder.iterdir()) == []
