@@ -1,4 +1,5 @@
-# make demo shows what this is; make test checks all of it. Both need Python 3.11 or newer, a C++ compiler and a package registry.
+# make demo shows what this is; make test checks the promises, make test-all everything. They need Python 3.11 or newer, a C++
+# compiler and a package registry.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -9,13 +10,15 @@ SHELL := bash
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+# Processes that test side by side. Twice as many as two processors have, since many tests wait for something.
+WORKERS ?= 4
 
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # llama.cpp without its part for pictures and sound, which nothing here uses: 127 files to compile instead of 178.
 export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 
-.PHONY: help demo test lint fast slow vllm vllm-long docs plots browser vllm-env clean
+.PHONY: help demo test test-all lint docs plots browser vllm-env clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -24,29 +27,32 @@ help: ## This list
 demo: $(STAMP) ## See it all work, on the real base, in a throw-away home
 	@$(BIN)/personalpeft demo
 
-test: lint fast slow vllm ## Everything that has to hold, one after another
-	@echo "== all is well"
+# One cache for all tests of a run, unless PERSONALPEFT_CACHE names one: the real base is prepared once, and kernels are compiled once.
+ONE_CACHE = [ -n "$${PERSONALPEFT_CACHE:-}" ] || \
+  { PERSONALPEFT_CACHE=$$(mktemp -d); export PERSONALPEFT_CACHE; trap 'rm -rf "$$PERSONALPEFT_CACHE"' EXIT; }
+# One thread in each of the processes that test side by side. A test on the real base has all processors to itself.
+SIDE_BY_SIDE = OMP_NUM_THREADS=1 $(BIN)/pytest tests plugins -q -n $(WORKERS) --dist worksteal
+ON_THE_REAL_BASE = $(BIN)/pytest tests -q
+
+test: lint ## Check what is promised, in ten minutes
+	@$(ONE_CACHE); \
+	echo "== pytest, without the real base"; $(SIDE_BY_SIDE) -m "not (exhaustive or slow or vllm)"; \
+	echo "== pytest, on the real base"; $(ON_THE_REAL_BASE) -m "slow and not (exhaustive or vllm)"; \
+	echo "== all is well"
+
+test-all: lint vllm-env ## Check everything, before a release: ten times the examples, every browser test, Ray, vLLM (hours)
+	@$(ONE_CACHE); \
+	echo "== pytest, without the real base"; \
+	$(SIDE_BY_SIDE) -m "not (slow or vllm)" --hypothesis-profile exhaustive --timeout 7200; \
+	echo "== pytest, on the real base"; $(ON_THE_REAL_BASE) -m "slow and not vllm" --timeout 3600; \
+	echo "== pytest, on vLLM"; $(BIN)/pytest tests plugins -q -m vllm; \
+	echo "== all is well"
 
 lint: $(STAMP) ## Format, lint, types, and the directions of imports
 	@echo "== ruff format"; $(BIN)/ruff format --check .
 	@echo "== ruff check"; $(BIN)/ruff check .
 	@echo "== mypy"; $(BIN)/mypy
 	@echo "== lint-imports"; $(BIN)/lint-imports
-
-fast: $(STAMP) ## Tests that take seconds
-	@echo "== pytest tests/fast plugins"; $(BIN)/pytest tests/fast plugins -q -m "not vllm" -n logical --dist loadfile
-
-# Two files at a time, each with half of the processors: a pass over a small base gains little from more of them. A learn takes
-# minutes where the processor has no AVX-512.
-slow: $(STAMP) ## Tests on the real base
-	@echo "== pytest tests/slow"; OMP_NUM_THREADS=$$((($$(getconf _NPROCESSORS_ONLN) + 1) / 2)) \
-	  $(BIN)/pytest tests/slow -q -m "not vllm" --timeout 2400 -n 2 --dist loadfile
-
-vllm: $(STAMP) vllm-env ## The contract tests on a real vLLM server, and object storage
-	@echo "== pytest -m vllm"; $(BIN)/pytest tests/fast plugins/vllm_resolver/tests/test_resolver_buckets.py -q -m vllm
-
-vllm-long: $(STAMP) vllm-env ## What takes longer there: a fleet, and the real base (not part of make test)
-	@echo "== pytest tests/slow plugins -m vllm"; $(BIN)/pytest tests/slow plugins -q -m vllm
 
 docs: $(STAMP) ## Write the pages that are made from the code
 	@$(BIN)/python -m personalpeft_app.reference > docs/commands.md.new && mv docs/commands.md.new docs/commands.md
