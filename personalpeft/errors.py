@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from traceback import format_tb
 from typing import NamedTuple
 
 
@@ -152,6 +153,11 @@ def kind_of(error: PersonalPeftError) -> type[PersonalPeftError]:
 def outcome(error: PersonalPeftError) -> Outcome:
     """Exit code and HTTP status of an error: those of its kind."""
     return OUTCOMES[kind_of(error)]
+
+
+def where_raised(error: BaseException) -> str:
+    """Return the kind of an error and the lines that it passed. Its text is left out, since it may hold private words."""
+    return f"{type(error).__name__}, raised at\n{''.join(format_tb(error.__traceback__))}"
 
 
 def nearest(wanted: str, known: Iterable[str], *, what: str) -> str:

@@ -153,7 +153,9 @@ class Runtime:
         each comes out as it would alone, to the rounding of the backend. One report for each, in the same order.
 
         What one user cannot do (nothing new, another learn runs, unknown) is that user's report, with ``error`` the name
-        of what ``User.learn`` would have raised; so is being cancelled. ``seconds`` and ``memory`` are for all of them
+        of what ``User.learn`` would have raised; so is being cancelled. An unexpected error of one user is "ServingFailed" in
+        that user's report, which names its kind; what ``progress``, ``cancelled`` or ``paused`` raise ends the learn of all and is
+        raised. ``seconds`` and ``memory`` are for all of them
         together, ``steps`` for each layer; where memory is short, fewer train at once. Raises ``InvalidId``, and
         ``InvalidInput`` where a user is named twice.
         """

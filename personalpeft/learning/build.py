@@ -2,7 +2,7 @@
 examined, judged and published. Each step is done for all users at once, and each user has a plan and an outcome alone.
 
 Invariants: the head moves in the same transaction that records the revision, after its file is durable and was read back
-through the strict reader; who leaves the group (by an error, or since time is up) changes nothing for the others.
+through the strict reader; who leaves the group (by an error of any kind, or since time is up) changes nothing for the others.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from personalpeft.serving.engine import Request
 from personalpeft.store.base import Store
 from personalpeft.types import Message, Revision, Stack, StackEntry, Verdict
 
-Outcome: TypeAlias = LearnReport | PersonalPeftError
+Outcome: TypeAlias = LearnReport | Exception
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -85,12 +85,21 @@ class Builder:
         """What becomes of each user's plan. Where memory is short, fewer are built at once, and one after another."""
         outcomes: dict[str, Outcome] = {}
         for some in self._groups(jobs, order, outcomes):
-            try:
-                self._build(some, order, outcomes)
-            except PersonalPeftError as error:
-                # It stops all who are not done yet: the caller asked for it, or the engine was closed.
-                outcomes.update({user: error for user in some if user not in outcomes})
+            self._build_group(some, order, outcomes)
         return outcomes
+
+    def _build_group(self, jobs: Mapping[str, Job], order: Order, outcomes: dict[str, Outcome]) -> None:
+        """Build for a group. After an unexpected error, build for each of its users alone, to find whose error it is."""
+        try:
+            self._build(jobs, order, outcomes)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the outcome of those whose it is
+            left = {user: job for user, job in jobs.items() if user not in outcomes}
+            if isinstance(error, PersonalPeftError) or len(jobs) == 1:
+                # An expected one stops all who are not done yet: the caller asked for it, or the engine was closed.
+                outcomes.update(dict.fromkeys(left, error))
+                return
+            for user, job in left.items():
+                self._build_group({user: job}, order, outcomes)
 
     def _groups(
         self, jobs: Mapping[str, Job], order: Order, outcomes: dict[str, Outcome]
@@ -100,7 +109,8 @@ class Builder:
         for user, job in jobs.items():
             need = megabytes(job.plan.recipe, self.means.engine.backend.base.architecture)
             if reason := too_much(need, order.memory):
-                outcomes[user] = self.report(job, Verdict.ABSTAINED, reason)
+                refused = partial(self._refused, reason=reason)
+                outcomes |= _each({user: job}, refused, outcomes)
                 continue
             if size + need > most or not groups:
                 groups.append({})
@@ -108,6 +118,9 @@ class Builder:
             groups[-1][user] = job
             size += need
         return groups
+
+    def _refused(self, user: str, job: Job, reason: str) -> LearnReport:
+        return self.report(job, Verdict.ABSTAINED, reason)
 
     def _build(self, jobs: Mapping[str, Job], order: Order, outcomes: dict[str, Outcome]) -> None:
         together = f" for {len(jobs)}" if len(jobs) > 1 else ""
@@ -122,16 +135,17 @@ class Builder:
         courses = _each(generic, lambda user, said: self._course(jobs[user].plan, said), outcomes)
         manners = self.means.manners(order, self.started, progress("Learning"))
         trained = _good(train(courses, self.means.engine.backend.advance, manners), outcomes)
-        for user in [user for user, each in trained.items() if not each.complete]:
-            outcomes[user] = self._unfinished(jobs[user], trained.pop(user), order)
+        unfinished = {user: trained.pop(user) for user in list(trained) if not trained[user].complete}
+        outcomes |= _each(unfinished, lambda user, each: self._unfinished(jobs[user], each, order), outcomes)
 
         for user, each in trained.items():
             say(self.means.store, user, jobs[user].plan.layer, "Judging", each.done, each.steps)
         if trained:
             progress("Judging")(0.0)
         candidates = _each(trained, lambda user, each: self._candidate(jobs[user], each), outcomes)
-        for user in [user for user, each in candidates.items() if each.entry in each.plan.live.entries]:
-            outcomes[user] = self._as_it_was(candidates.pop(user))
+        same = [user for user, each in candidates.items() if each.entry in each.plan.live.entries]
+        unchanged = {user: candidates.pop(user) for user in same}
+        outcomes |= _each(unchanged, lambda user, each: self._as_it_was(each), outcomes)
         sittings = _each(candidates, lambda user, each: self._sitting(each, order), outcomes)
         examined = _good(
             examine(self.means.engine, self.means.voices, sittings, cancelled=order.cancelled, paused=order.paused),
@@ -343,11 +357,11 @@ class Builder:
         return report
 
 
-def _good(given: Mapping[str, T | PersonalPeftError], outcomes: dict[str, Outcome]) -> dict[str, T]:
+def _good(given: Mapping[str, T | Exception], outcomes: dict[str, Outcome]) -> dict[str, T]:
     """Those that came so far; an error is its user's outcome."""
     good = {}
     for user, each in given.items():
-        if isinstance(each, PersonalPeftError):
+        if isinstance(each, Exception):
             outcomes[user] = each
         else:
             good[user] = each
@@ -357,10 +371,10 @@ def _good(given: Mapping[str, T | PersonalPeftError], outcomes: dict[str, Outcom
 def _each(given: Mapping[str, T], make: Callable[[str, T], U], outcomes: dict[str, Outcome]) -> dict[str, U]:
     """What is made of each; an error is its user's outcome."""
 
-    def tried(user: str, each: T) -> U | PersonalPeftError:
+    def tried(user: str, each: T) -> U | Exception:
         try:
             return make(user, each)
-        except PersonalPeftError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the outcome of the user whose it is
             return error
 
     return _good({user: tried(user, each) for user, each in given.items()}, outcomes)

@@ -2,18 +2,21 @@
 be built built together (``build.py``). A learn of one user is a learn of many with one of them.
 
 Invariants: one learn a user at a time, held by a lease that the system frees when the holder dies; a layer is planned
-when those below it are settled; a refusal is an outcome, not an error; what fails for one user fails for no other.
+when those below it are settled; a refusal is an outcome, not an error; what fails for one user fails for no other, also
+where the error is a bug; what the caller's own functions raise ends the learn of all.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from personalpeft.errors import NothingToLearn, PersonalPeftError, kind_of
+from personalpeft.backends.faults import failure
+from personalpeft.errors import NothingToLearn, PersonalPeftError, kind_of, where_raised
 from personalpeft.learning.build import Builder, Job, Outcome
 from personalpeft.learning.knowing import TAKEN_BACK, answer_to, ground_of, taken_back, trained_on, was_let_go
 from personalpeft.learning.lessons import lessons_for, routings_of
@@ -28,6 +31,8 @@ from personalpeft.learning.standing import judge_again, layers_of, on_something_
 from personalpeft.learning.training import stopped
 from personalpeft.types import HeadMove, Revision, Stack, Verdict
 from personalpeft.wording import counted
+
+_log = logging.getLogger(__name__)
 
 TOGETHER = 8
 """So many users' layers are built at once: more in a pass make none quicker, and each holds memory of its own."""
@@ -49,7 +54,7 @@ class Learner:
     def learn(self, user: str, layer: str | None, order: Order) -> LearnReport:
         """See ``User.learn``."""
         outcome = self._outcomes([user], layer, order)[user]
-        if isinstance(outcome, PersonalPeftError):
+        if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
@@ -57,11 +62,13 @@ class Learner:
         """See ``Runtime.learn_many``."""
         outcomes = self._outcomes(users, layer, order)
         return tuple(
-            self._failed(user, layer or "", outcome) if isinstance(outcome, PersonalPeftError) else outcome
+            self._failed(user, layer or "", outcome) if isinstance(outcome, Exception) else outcome
             for user, outcome in ((user, outcomes[user]) for user in users)
         )
 
     def _outcomes(self, users: Sequence[str], layer: str | None, order: Order) -> dict[str, Outcome]:
+        raised: list[Exception] = []
+        order = order.noting(raised)
         builder = Builder(self.means, self.means.timer())
         courses: dict[str, _Course] = {}
         outcomes: dict[str, Outcome] = {}
@@ -70,10 +77,10 @@ class Learner:
         def go_on(user: str, built: Outcome | None) -> None:
             course = courses[user]
             try:
-                jobs[user] = course.throw(built) if isinstance(built, PersonalPeftError) else course.send(built)
+                jobs[user] = course.throw(built) if isinstance(built, Exception) else course.send(built)
             except StopIteration as end:
                 outcomes[user] = end.value
-            except PersonalPeftError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this user's alone
                 outcomes[user] = error
 
         coming = deque(users)
@@ -88,6 +95,8 @@ class Learner:
                 jobs.clear()
                 for user, built in builder.build(together, order).items():
                     go_on(user, built)
+                if raised:
+                    raise raised[0]
         finally:
             for course in courses.values():
                 course.close()
@@ -113,7 +122,7 @@ class Learner:
                     if name == layer:
                         break
                     continue
-                except PersonalPeftError as error:
+                except Exception as error:
                     # What was done below stays, and is told.
                     if not reports:
                         raise
@@ -318,8 +327,18 @@ class Learner:
             heard=lambda fact, messages: self.means.heard(user, fact, messages),
         )
 
-    def _failed(self, user: str, layer: str, error: PersonalPeftError) -> LearnReport:
-        """The outcome of an error that is one user's, or one layer's, alone."""
+    def _failed(self, user: str, layer: str, error: Exception) -> LearnReport:
+        """The outcome of an error that is one user's, or one layer's, alone. Of an unexpected error it names the kind only, since the
+        text of the error may hold private words.
+        """
+        if not isinstance(error, PersonalPeftError):
+            kind = type(error).__name__
+            _log.error("A learn ended with an unexpected %s", where_raised(error))
+            error = failure(
+                f"An unexpected {kind} ended this learn.",
+                error,
+                hint="Run personalpeft verify. The log says where it was raised; the next learn goes on from what was done.",
+            )
         return LearnReport(
             user=user,
             layer=layer,

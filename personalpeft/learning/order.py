@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias, get_args
+from dataclasses import dataclass, replace
+from typing import ParamSpec, TypeAlias, TypeVar, get_args
 
-from personalpeft.errors import InvalidInput
+from personalpeft.errors import InvalidInput, PersonalPeftError
 from personalpeft.learning.recipe import Start
 from personalpeft.types import Progress
 
 Asking: TypeAlias = Callable[[], bool]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # Seconds between two looks at a caller that has paused.
 _LOOK = 0.05
@@ -61,3 +64,20 @@ class Order:
         check_budget(self.seconds, "seconds")
         check_budget(self.steps, "steps", whole=True)
         check_budget(self.memory, "MB")
+
+    def noting(self, raised: list[Exception]) -> Order:
+        """Return the same order, whose functions add to ``raised`` the unexpected errors that they raise."""
+
+        def noted(function: Callable[P, T]) -> Callable[P, T]:
+            def call(*given: P.args, **named: P.kwargs) -> T:
+                try:
+                    return function(*given, **named)
+                except PersonalPeftError:
+                    raise
+                except Exception as error:
+                    raised.append(error)
+                    raise
+
+            return call
+
+        return replace(self, progress=noted(self.progress), cancelled=noted(self.cancelled), paused=noted(self.paused))

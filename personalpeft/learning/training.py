@@ -31,7 +31,7 @@ from personalpeft.adapters.base import Pair
 from personalpeft.adapters.safetensors_reader import read_tensors
 from personalpeft.backends.base import Session, Term
 from personalpeft.backends.faults import failure, model_faults
-from personalpeft.errors import AdapterError, Cancelled, PersonalPeftError, ServingFailed
+from personalpeft.errors import AdapterError, Cancelled, PersonalPeftError, ServingFailed, where_raised
 from personalpeft.learning.order import wait_while
 from personalpeft.learning.recipe import Recipe
 
@@ -122,10 +122,10 @@ def train(courses: Mapping[str, Course], advance: Advance, manners: Manners) -> 
             return dict.fromkeys(courses, error)
     except PersonalPeftError:
         raise
-    except Exception:
+    except Exception as bug:
         if len(courses) == 1:
             raise
-        log.exception("a step of several sessions failed")
+        log.error("a step of several sessions failed: %s", where_raised(bug))
     # Nobody knows what a step that failed half-way has changed, so each begins again with a session of its own.
     for name in [name for name in courses if name not in outcomes]:
         log.warning("a session goes on alone from what was saved")
@@ -135,8 +135,8 @@ def train(courses: Mapping[str, Course], advance: Advance, manners: Manners) -> 
             raise
         except PersonalPeftError as error:
             outcomes[name] = error
-        except Exception as bug:
-            log.exception("and this one failed alone")
+        except Exception as bug:  # noqa: BLE001 - whatever it is, it is this session's alone
+            log.error("and this one failed alone: %s", where_raised(bug))
             outcomes[name] = failure(_FAILED, bug, hint=_AGAIN, less=_LESS)
     return outcomes
 

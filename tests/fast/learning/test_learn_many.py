@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,113 @@ def test_a_disk_that_is_full_for_one_stops_no_other(runtime: Runtime, monkeypatc
     assert [report.error for report in reports] == ["", "HomeError", ""]
     assert [report.live for report in reports] == [True, False, True]
     assert runtime.verify() == ()
+
+
+PRIVATE = "what bo said in private"
+
+
+def _a_row(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
+    """A row that is sound JSON, and not of the kind that is expected there."""
+    with sqlite3.connect(runtime._parts.store.home / "personalpeft.db") as db:
+        db.execute("update signal set payload = ? where user = 'bo'", [json.dumps([PRIVATE])])
+    db.close()
+
+
+def _planning(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
+    _fails_for_bo(patch, type(runtime._parts.store.catalog), "pinned", lambda user, *more: user)
+
+
+def _asking(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
+    _fails_for_bo(patch, type(runtime.engine()), "texts", lambda requests, **more: {each.user for each in requests})
+
+
+def _saving(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
+    _fails_for_bo(patch, type(runtime._parts.store), "save_session", lambda user, *more: user)
+
+
+def _publishing(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
+    _fails_for_bo(
+        patch, type(runtime._parts.store.catalog), "add_revision", lambda revision, *more, **further: revision.user
+    )
+
+
+def _fails_for_bo(
+    patch: pytest.MonkeyPatch,
+    part: Any,
+    name: str,
+    users: Callable[..., str | set[str]],
+    error: type[BaseException] = KeyError,
+) -> None:
+    """Breaks one act of a part where it is done for bo."""
+    act = getattr(part, name)
+
+    def broken(self: Any, *given: Any, **named: Any) -> Any:
+        if "bo" in users(*given, **named):
+            raise error(PRIVATE)
+        return act(self, *given, **named)
+
+    patch.setattr(part, name, broken)
+
+
+@pytest.mark.parametrize("breaks", [_a_row, _planning, _asking, _saving, _publishing])
+def test_an_unexpected_error_of_one_user_is_that_users_report_alone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    breaks: Callable[[Runtime, pytest.MonkeyPatch], None],
+) -> None:
+    with opened(tmp_path / "alone") as runtime:
+        say(runtime, ((5, 0), (6, 5), (7, 0)))
+        alone = {user: runtime.user(user).learn().revision for user in ("ada", "cy")}
+    with opened(tmp_path / "together") as runtime:
+        say(runtime, ((5, 0), (6, 5), (7, 0)))
+        with monkeypatch.context() as patch:
+            breaks(runtime, patch)
+            reports = runtime.learn_many(PEOPLE)
+        assert [report.error for report in reports] == ["", "ServingFailed", ""]
+        assert {report.user: report.revision for report in reports if report.live} == alone
+        assert reports[1].verdict is Verdict.ABSTAINED
+        told = f"{reports[1]} {reports[1].as_json()} {caplog.text}"
+        assert PRIVATE not in told
+        if breaks is not _a_row:
+            assert runtime.learn_many(["bo"])[0].live
+            assert runtime.verify() == ()
+
+
+def test_an_unexpected_error_in_a_layer_leaves_the_reports_of_the_layers_below(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(runtime)
+    catalog = type(runtime._parts.store.catalog)
+    _fails_for_bo(monkeypatch, catalog, "add_revision", lambda revision, *m, **f: revision.layer[6:] and revision.user)
+    report = runtime.learn_many(PEOPLE)[1]
+    assert (report.layer, report.live, report.error) == ("style", True, "")
+    assert [(each.layer, each.live, each.error) for each in report.above] == [("skill.email", False, "ServingFailed")]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_ends_the_learn_of_all(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    say(runtime)
+    catalog = type(runtime._parts.store.catalog)
+    with monkeypatch.context() as patch:
+        _fails_for_bo(patch, catalog, "add_revision", lambda revision, *more, **further: revision.user, error)
+        with pytest.raises(error):
+            runtime.learn_many(PEOPLE)
+    assert runtime.user("bo").learn().live
+
+
+def test_what_the_callers_own_function_raises_ends_the_learn_of_all(runtime: Runtime) -> None:
+    say(runtime)
+
+    def progress(stage: str, done: float) -> None:
+        if stage.startswith("Learning") and done:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        runtime.learn_many(PEOPLE, progress=progress)
+    assert all(report.live for report in runtime.learn_many(PEOPLE))
 
 
 def test_a_step_that_fails_for_all_is_made_for_each_alone(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
