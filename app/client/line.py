@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -118,7 +118,9 @@ class Line:
     ) -> Generator[HTTPResponse, None, None]:
         connection = self._to(self._host, self._port, timeout=self._timeout)
         try:
-            connection.request(operation.method, _target(operation, query, path), *self._sent(operation, body))
+            # A server that refuses a body answers before it has read all of it.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(operation.method, _target(operation, query, path), *self._sent(operation, body))
             response = connection.getresponse()
             if response.status != operation.status:
                 _fail(response.status, response.read(), response.getheader("Retry-After"))

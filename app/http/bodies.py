@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Never, TypeAlias, TypeVar
 
 from flask import request
@@ -21,7 +21,23 @@ T = TypeVar("T")
 
 LARGEST = 4 * 2**20
 """Bytes of a body, where a route does not say otherwise."""
+LARGEST_FILE = 256 * 2**20
+"""Bytes of a body, where a route takes files."""
 _LONGEST_NAME = 64
+_FILES = "for_files"
+
+View = TypeVar("View", bound=Callable[..., Any])
+
+
+def for_files(view: View) -> View:
+    """Mark a view whose body is a file and may be large."""
+    setattr(view, _FILES, True)
+    return view
+
+
+def is_for_files(view: Callable[..., Any]) -> bool:
+    """Return whether a view is marked by ``for_files``."""
+    return hasattr(view, _FILES)
 
 
 def read_object() -> Body:

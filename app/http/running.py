@@ -16,10 +16,12 @@ from typing import Any
 
 from flask import Flask
 from waitress import wasyncore
-from waitress.server import create_server
+from waitress.server import BaseWSGIServer, create_server
 from waitress.task import ThreadedTaskDispatcher
 
 from personalpeft.errors import InvalidInput
+from personalpeft_app.http import bodies
+from personalpeft_app.http.admission import BodyAdmission, channel_class
 from personalpeft_app.http.places import Places
 
 # Threads besides those of the places: for /healthz, and for saying no to what finds no place.
@@ -28,7 +30,7 @@ _SPARE = 4
 _LOOK = 0.2
 # Seconds for the last bytes of what was ended by a stop.
 _LAST = 2.0
-_LARGEST_UPLOAD = 256 * 2**20
+_LARGEST_HEADER = 32 * 2**10
 
 
 class Server:
@@ -49,7 +51,9 @@ class Server:
                 # Without it nobody would notice that a client has gone while its request is worked on.
                 channel_request_lookahead=1,
                 connection_limit=2 * places.count + 100,
-                max_request_body_size=_LARGEST_UPLOAD,
+                max_request_header_size=_LARGEST_HEADER,
+                # Which body is taken, ``admission`` decides; waitress refuses what is not below this.
+                max_request_body_size=bodies.LARGEST_FILE + 1,
                 ident="personalpeft",
                 asyncore_use_poll=True,
             )
@@ -59,6 +63,10 @@ class Server:
                 f"Nothing can listen on {host}:{port}: {error.strerror or error}.",
                 hint="Another program may be listening there; choose another --port.",
             ) from error
+        admission = BodyAdmission(app, app.extensions["personalpeft"].tokens)
+        for each in self._sockets.values():
+            if isinstance(each, BaseWSGIServer):
+                each.channel_class = channel_class(admission)
         self._stop = threading.Event()
 
     @property

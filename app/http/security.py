@@ -23,13 +23,16 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from flask import Flask, current_app, g, request
-from werkzeug.exceptions import BadRequest, Forbidden, Unauthorized
+from werkzeug.exceptions import BadRequest, Forbidden, HTTPException, Unauthorized
 
 from personalpeft.ids import check_user_id
 from personalpeft.store.tokens import Tokens
 
 View = TypeVar("View", bound=Callable[..., Any])
 
+NO_TOKEN = "A valid token is needed: Authorization: Bearer <token>, or X-Api-Key: <token>."
+REFUSED_BODY = "personalpeft.refused_body"
+"""The key of the environment that holds why a server did not keep a request's body (``admission``)."""
 _OPEN, _WORKERS = "for_anybody", "for_workers"
 _HOST = re.compile(r"(\[(?P<address>[0-9a-fA-F:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(:[0-9]{1,5})?")
 
@@ -57,6 +60,13 @@ def caller() -> Caller:
     """Who is calling. Only inside a request that was let in."""
     found: Caller = g.caller
     return found
+
+
+def caller_of(tokens: Tokens, authorization: str, api_key: str) -> Caller | None:
+    """Return the caller whose token these two headers carry, None where it is not valid. Raises ``HomeError``."""
+    kind, _, secret = authorization.partition(" ")
+    token = tokens.holder((secret if kind.lower() == "bearer" else api_key).strip())
+    return None if token is None else Caller(token.id, token.user, token.worker)
 
 
 def acting_for(user: str) -> str:
@@ -103,13 +113,16 @@ def guard(app: Flask, tokens: Tokens, names: Collection[str] = ()) -> None:
             raise Forbidden("Pages of another origin may not ask this server.")
         if is_open():
             return
-        token = tokens.holder(_secret())
-        if token is None:
-            raise Unauthorized("A valid token is needed: Authorization: Bearer <token>, or X-Api-Key: <token>.")
-        g.caller = Caller(token.id, token.user, token.worker)
+        found = caller_of(tokens, request.headers.get("Authorization", ""), request.headers.get("X-Api-Key", ""))
+        if found is None:
+            raise Unauthorized(NO_TOKEN)
+        g.caller = found
         # Here, before any view: one that forgot to ask who is calling is closed to them as well.
-        if token.worker and not _is_marked(_WORKERS):
+        if found.worker and not _is_marked(_WORKERS):
             raise Forbidden("This token only fetches stacks that are served.")
+        refusal: HTTPException | None = request.environ.get(REFUSED_BODY)
+        if refusal is not None:
+            raise refusal
 
     app.before_request(let_in)
 
@@ -130,8 +143,3 @@ def _is_ours(host: str, names: Collection[str]) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _secret() -> str:
-    kind, _, secret = request.headers.get("Authorization", "").partition(" ")
-    return secret.strip() if kind.lower() == "bearer" else request.headers.get("X-Api-Key", "").strip()

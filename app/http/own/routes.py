@@ -34,8 +34,6 @@ from personalpeft_app.http.own.openapi import document
 from personalpeft_app.http.own.operations import OPERATIONS, PARAMETERS, PERSONAL, PREFIX, Operation
 from personalpeft_app.http.own.shapes import fields_of, give, take, unions
 
-LARGEST_FILE = 256 * 2**20
-"""Bytes of a file that is taken in."""
 _TRUTH = {"true": True, "false": False}
 
 
@@ -91,6 +89,8 @@ class OwnApi:
                 response.headers["Location"] = f"{PREFIX}{whose}/jobs/{done.id}"
             return response
 
+        if operation.upload:
+            bodies.for_files(view)
         return security.for_workers(view) if operation.workers else view
 
     def _call(self, operation: Operation, path: Mapping[str, str], query: Any, body: Any) -> Call:
@@ -135,7 +135,7 @@ def _uploaded(operation: Operation) -> Generator[Path, None, None]:
     """The body of this request as a file, which is gone afterwards."""
     if request.mimetype != PERSONAL:
         raise UnsupportedMediaType(f"Send {operation.file}, with Content-Type: {PERSONAL}.")
-    request.max_content_length = LARGEST_FILE
+    request.max_content_length = bodies.LARGEST_FILE
     with TemporaryDirectory(prefix="personal-") as folder:
         path = Path(folder) / "sent.personal"
         with path.open("wb") as file:

@@ -1,0 +1,192 @@
+"""A server keeps a body only for a valid token, a large one only where a route takes files, and all together within a bound."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+from http_makers import Served, served, wait_for
+
+from personalpeft import Runtime
+from personalpeft_app.client import NotAllowed, connect
+from personalpeft_app.http import bodies
+from personalpeft_app.http.own.routes import OwnApi
+
+MIB = 2**20
+CHAT = "/v1/chat/completions"
+IMPORT = "/api/v1/import"
+
+
+@pytest.fixture
+def site(runtime: Runtime) -> Iterator[Served]:
+    with closing(OwnApi(runtime)) as api, served(runtime, more=[api.blueprint]) as site:
+        runtime.user("ada")
+        yield site
+
+
+@contextmanager
+def connected(site: Served) -> Iterator[socket.socket]:
+    host, _, port = site.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as opened:
+        yield opened
+
+
+def begin(site: Served, on: socket.socket, path: str, secret: str, *headers: str) -> None:
+    """Send the headers of a request and nothing of its body."""
+    kind = "application/json" if path == CHAT else "application/octet-stream"
+    lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", f"Authorization: Bearer {secret}", f"Content-Type: {kind}"]
+    on.sendall("\r\n".join([*lines, *headers, "", ""]).encode())
+
+
+def answer(on: socket.socket) -> tuple[int, str]:
+    """The status of what the server answers next, and its headers and body."""
+    got, length = b"", 0
+    while not got.endswith(b"\r\n\r\n"):
+        got += _some(on, 1)
+    for line in got.lower().splitlines():
+        if line.startswith(b"content-length:"):
+            length = int(line.split()[1])
+    body = b""
+    while len(body) < length:
+        body += _some(on, length - len(body))
+    return int(got.split()[1]), (got + body).decode()
+
+
+def _some(on: socket.socket, most: int) -> bytes:
+    some = on.recv(most)
+    assert some, "the server closed the connection without an answer"
+    return some
+
+
+def test_a_large_body_without_a_token_is_refused_before_it_is_sent(site: Served) -> None:
+    for path in (CHAT, IMPORT):
+        for announced in (f"Content-Length: {200 * MIB}", "Transfer-Encoding: chunked"):
+            with connected(site) as caller:
+                begin(site, caller, path, "pp_wrong", announced)
+                status, told = answer(caller)
+                assert status == 401
+                assert "valid token" in told
+                assert "application/json" in told
+                assert not caller.recv(100)
+
+
+def test_a_small_body_without_a_token_is_read_to_its_end_and_not_kept(site: Served) -> None:
+    # Else a client that still sends might lose the answer.
+    size = 3 * MIB
+    with connected(site) as caller:
+        begin(site, caller, CHAT, "pp_wrong", f"Content-Length: {size}")
+        before = _deleted_files()
+        caller.sendall(bytes(size - 1))
+        # Long enough for the server to have read it.
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            assert _deleted_files() == before
+            time.sleep(0.01)
+        caller.sendall(b"x")
+        assert answer(caller)[0] == 401
+        # The connection can be used further.
+        body = json.dumps({"model": "ada", "messages": [{"role": "user", "content": "Hello"}]}).encode()
+        begin(site, caller, CHAT, site.secret, f"Content-Length: {len(body)}")
+        caller.sendall(body)
+        assert answer(caller)[0] == 200
+
+
+def _deleted_files() -> int:
+    """How many files this process holds that have no name, as waitress's have."""
+    folder = Path("/proc/self/fd")
+    if not folder.exists():
+        return 0
+    return sum("(deleted)" in str(each.readlink()) for each in list(folder.iterdir()) if each.is_symlink())
+
+
+def test_a_large_body_is_taken_only_by_a_route_for_files_from_who_may_use_it(site: Served) -> None:
+    large = f"Content-Length: {bodies.LARGEST + 1}"
+    ada = site.of("ada")
+    for path, secret, status in (
+        (CHAT, site.secret, 413),
+        ("/api/v1/nothing", site.secret, 413),
+        (IMPORT, ada, 403),
+        ("/api/v1/users/bob/peft", ada, 403),
+        ("/api/v1/users/ada/peft", ada, 100),
+        ("/api/v1/users/ada/gguf", site.secret, 100),
+        (IMPORT, site.secret, 100),
+    ):
+        with connected(site) as caller:
+            begin(site, caller, path, secret, large, "Expect: 100-continue")
+            assert answer(caller)[0] == status, (path, status)
+    with connected(site) as caller:
+        begin(site, caller, IMPORT, site.secret, f"Content-Length: {bodies.LARGEST_FILE + 1}", "Expect: 100-continue")
+        assert answer(caller)[0] == 413
+
+
+def test_a_chunked_body_is_bounded(site: Served) -> None:
+    body = json.dumps({"model": "ada", "messages": [{"role": "user", "content": "Hello"}]}).encode()
+    with connected(site) as caller:
+        begin(site, caller, CHAT, site.secret, "Transfer-Encoding: chunked")
+        caller.sendall(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        assert answer(caller)[0] == 200
+    with connected(site) as caller:
+        begin(site, caller, IMPORT, site.secret, "Transfer-Encoding: chunked")
+        caller.sendall(b"%x\r\n%b\r\n" % (bodies.LARGEST, bytes(bodies.LARGEST)))
+        assert answer(caller)[0] == 413
+
+
+def test_all_connections_together_hold_a_bounded_number_of_bytes_and_one_token_half_of_them(
+    runtime: Runtime, site: Served
+) -> None:
+    def asked(on: socket.socket, secret: str, size: int) -> int:
+        begin(site, on, IMPORT, secret, f"Content-Length: {size}", "Expect: 100-continue")
+        return answer(on)[0]
+
+    first, second, third = (runtime.tokens.make(None)[1] for _ in range(3))
+    with ExitStack() as stack:
+        callers = [stack.enter_context(connected(site)) for _ in range(6)]
+        assert asked(callers[0], first, bodies.LARGEST_FILE) == 100
+        begin(site, callers[1], IMPORT, first, f"Content-Length: {5 * MIB}", "Expect: 100-continue")
+        status, told = answer(callers[1])
+        assert status == 429
+        assert "Retry-After: " in told
+        assert asked(callers[2], second, bodies.LARGEST_FILE) == 100
+        assert asked(callers[3], third, 5 * MIB) == 429
+        # Who goes away gives the room back.
+        callers[0].close()
+        wait_for(lambda: _asked_anew(site, third) == 100)
+        callers[2].close()
+    wait_for(lambda: _asked_anew(site, second) == 100)
+
+
+def _asked_anew(site: Served, secret: str) -> int:
+    with connected(site) as caller:
+        begin(site, caller, IMPORT, secret, f"Content-Length: {bodies.LARGEST_FILE}", "Expect: 100-continue")
+        return answer(caller)[0]
+
+
+def test_the_room_of_a_body_is_given_back_with_the_answer(site: Served) -> None:
+    body = json.dumps({"model": "ada", "messages": [], "user": "x" * (3 * MIB)}).encode()
+    with connected(site) as caller:
+        # More than one token may hold at once.
+        for _ in range(bodies.LARGEST_FILE // len(body) + 2):
+            begin(site, caller, CHAT, site.secret, f"Content-Length: {len(body)}")
+            caller.sendall(body)
+            status, told = answer(caller)
+            assert status == 400, told
+
+
+def test_a_large_file_is_imported_by_the_client_and_a_refusal_reaches_it(site: Served, tmp_path: Path) -> None:
+    ada = site.runtime.user("ada")
+    # What does not compress.
+    for number in range(250):
+        ada.teach(f"question {number}", os.urandom(20_000).hex())
+    file = ada.export(tmp_path / "ada.personal").path
+    assert file.stat().st_size > bodies.LARGEST
+    assert connect(site.url, site.secret).import_user(file, as_user="bob").signals == 250
+    for secret in ("pp_wrong", site.of("ada")):
+        with pytest.raises(NotAllowed):
+            connect(site.url, secret).import_user(file, as_user="cy")
+    assert [each.id for each in site.runtime.users()] == ["ada", "bob"]
