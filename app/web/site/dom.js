@@ -101,16 +101,17 @@ export function icon(shape, text, press, props = {}) {
  * @returns {E}
  */
 function put(element, props, children) {
+  for (const child of children.flat()) {
+    if (child === null || child === undefined || child === false) continue;
+    element.append(child instanceof Node ? child : String(child));
+  }
+  // After the children: where the direction follows from the text, the browser would read all of it again for each of them.
   for (const [name, value] of Object.entries(props)) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "data") Object.assign(/** @type {HTMLElement} */ (/** @type {unknown} */ (element)).dataset, value);
     else if (name === "value") /** @type {HTMLInputElement} */ (/** @type {unknown} */ (element)).value = value;
     else element.setAttribute(name, value === true ? "" : String(value));
-  }
-  for (const child of children.flat()) {
-    if (child === null || child === undefined || child === false) continue;
-    element.append(child instanceof Node ? child : String(child));
   }
   return element;
 }

@@ -2,8 +2,8 @@
  * Replies as a small part of Markdown: paragraphs, headings, lists, quotes, rules, code, bold, italics and what is struck.
  *
  * Invariants: what is not a mark of these stands as it was written, HTML, links and tables too; each text becomes a text, never
- * markup, and no attribute of what is made comes from it but the number that a list begins with; how deep and how long it is
- * bounds the work.
+ * markup, and no attribute of what is made comes from it but the number that a list begins with; the work grows in proportion to
+ * the text's length.
  */
 
 import { h } from "./dom.js";
@@ -11,16 +11,21 @@ import { h } from "./dom.js";
 /** @typedef {{ kind: string, lines: string[], start?: number, items?: string[][] }} Block */
 
 const DEEPEST = 6;
-// Characters of a block in which marks are looked for.
-const LONGEST = 5000;
 const FENCE = /^ {0,3}(`{3,}|~{3,})/;
+const FENCE_END = /^ {0,3}(`{3,}|~{3,}) *$/;
 const HEADING = /^ {0,3}#{1,6} +(?=\S)/;
 const RULE = /^ {0,3}([-*_])(?: *\1){2,} *$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])( +|$)/;
 // A list begins in the middle of a paragraph only where that is no number that a line of it happens to begin with.
 const INTERRUPTS = /^ {0,3}(?:[-*+] +\S|1[.)] +\S)/;
-const MARK = /(`+)([^]*?[^`])\1(?!`)|(\*\*\*|\*\*|~~)(?=\S)([^]*?\S)\3|(?<![\p{L}\p{N}_*])(__|\*|_)(?=[^\s*_])([^]*?\S)\5(?![\p{L}\p{N}_*])|\\([\\`*_~#>+.!-])/gu;
+// What can open a mark. No expression here searches for the other end, since each opener would search the rest of the text again.
+const OPENER = /`+|(\*{2,3}|~~)(?=\S)|(?<![\p{L}\p{N}_*])(__|\*|_)(?=[^\s*_])|\\([\\`*_~#>+.!-])/gu;
+/** @type {Record<string, RegExp>} */
+const CLOSERS = {
+  "***": /(?<=\S)\*{3}/g, "**": /(?<=\S)\*{2}/g, "~~": /(?<=\S)~~/g,
+  "__": /(?<=\S)__(?![\p{L}\p{N}_*])/gu, "*": /(?<=\S)\*(?![\p{L}\p{N}_*])/gu, "_": /(?<=\S)_(?![\p{L}\p{N}_*])/gu,
+};
 /** @type {Record<string, ("strong" | "em" | "s")[]>} */
 const TAGS = { "***": ["em", "strong"], "**": ["strong"], "__": ["strong"], "*": ["em"], "_": ["em"], "~~": ["s"] };
 
@@ -40,7 +45,12 @@ export function render(element, text) {
   const before = drawn.get(element) ?? [];
   let same = 0;
   while (same < before.length && before[same] === now[same]) same += 1;
-  element.replaceChildren(...[...element.children].slice(0, same), ...blocks.slice(same).map((block) => made(block, 0)));
+  // Without its direction meanwhile: where that follows from the text, the browser would read all of it again for each block.
+  const { dir } = element;
+  element.removeAttribute("dir");
+  for (const old of [...element.childNodes].slice(same)) old.remove();
+  for (const block of blocks.slice(same)) element.append(made(block, 0));
+  if (dir) element.dir = dir;
   drawn.set(element, now);
   return element;
 }
@@ -60,8 +70,8 @@ function split(lines) {
     };
     if (!line.trim()) to = at + 1;
     else if (fence) {
-      const close = new RegExp(`^ {0,3}${fence[0]}{${fence.length},} *$`);
-      blocks.push({ kind: "code", lines: until((each) => !close.test(each)).slice(1) });
+      // A fence ends with one of the same kind that is at least as long.
+      blocks.push({ kind: "code", lines: until((each) => !FENCE_END.exec(each)?.[1].startsWith(fence)).slice(1) });
       to += 1;
     } else if (HEADING.test(line)) blocks.push({ kind: "heading", lines: [line.replace(HEADING, "").trimEnd().replace(/ #+$/, "")] });
     else if (RULE.test(line)) blocks.push({ kind: "rule", lines: [] });
@@ -100,8 +110,7 @@ function listAt(lines, from) {
     else {
       const next = item && item.depth <= first.depth + 1;
       if (next ? item.ordered !== first.ordered : depth < first.depth + 2 && (blank || beginsAnother(line))) break;
-      items.at(-1)?.push(...Array(blank).fill(""));
-      blank = 0;
+      for (; blank; blank -= 1) items.at(-1)?.push("");
       if (next) items.push([line.slice(width = item.width)]);
       else items.at(-1)?.push(line.slice(Math.min(depth, width)));
     }
@@ -123,7 +132,7 @@ function made({ kind, lines, items = [], start }, depth) {
   if (kind === "code") return h("pre", { dir: "auto" }, h("code", {}, lines.join("\n")));
   if (kind === "heading") return h("h3", { dir: "auto" }, inline(lines[0], depth));
   if (depth < DEEPEST && kind === "quote") return h("blockquote", {}, split(lines).map((block) => made(block, depth + 1)));
-  if (depth < DEEPEST && items.length) return h(kind === "ol" ? "ol" : "ul", { start }, items.map((item) => h("li", { dir: "auto" }, ...listed(item, depth + 1))));
+  if (depth < DEEPEST && items.length) return h(kind === "ol" ? "ol" : "ul", { start }, items.map((item) => h("li", { dir: "auto" }, listed(item, depth + 1))));
   return h("p", { dir: "auto" }, inline(lines.join("\n"), depth));
 }
 
@@ -136,20 +145,70 @@ function listed(lines, depth) {
 
 /** @param {string} text @param {number} depth @returns {(string | HTMLElement)[]} */
 function inline(text, depth) {
-  if (depth > DEEPEST || text.length > LONGEST) return [text];
+  if (depth > DEEPEST) return [text];
+  const closerOf = closers(text);
   /** @type {(string | HTMLElement)[]} */
   const parts = [];
   let from = 0;
-  for (const found of text.matchAll(MARK)) {
-    const [all, ticks, code, strong, bold, slight, slanted, plain] = found;
-    parts.push(text.slice(from, found.index));
-    from = found.index + all.length;
-    if (ticks) parts.push(h("code", {}, code.replace(/^ ([^]*\S[^]*) $/, "$1")));
-    else if (plain) parts.push(plain);
-    else {
-      const [first, ...rest] = TAGS[strong ?? slight];
-      parts.push(rest.reduce((within, tag) => h(tag, {}, within), h(first, {}, inline(bold ?? slanted, depth + 1))));
+  for (let at = 0; ;) {
+    OPENER.lastIndex = at;
+    const found = OPENER.exec(text);
+    if (!found) return [...parts, text.slice(from)];
+    const [opener, strong, slight, plain] = found;
+    const start = found.index;
+    // Three stars that nothing closes may be two stars and a star.
+    const mark = plain ? opener : [opener, ...(opener === "***" ? ["**"] : [])].find((each) => closerOf(each, start + each.length) >= 0);
+    if (!mark) {
+      // A run of backticks that nothing closes is text as a whole.
+      at = start + (strong || slight ? 1 : opener.length);
+      continue;
     }
+    const begin = start + mark.length;
+    const end = plain ? begin : closerOf(mark, begin);
+    parts.push(text.slice(from, start));
+    from = at = plain ? end : end + mark.length;
+    const within = text.slice(begin, end);
+    if (plain) parts.push(plain);
+    else if (mark in TAGS) {
+      const [first, ...rest] = TAGS[mark];
+      parts.push(rest.reduce((inner, tag) => h(tag, {}, inner), h(first, {}, inline(within, depth + 1))));
+    } else parts.push(h("code", {}, within.startsWith(" ") && within.endsWith(" ") && within.trim() ? within.slice(1, -1) : within));
   }
-  return [...parts, text.slice(from)];
+}
+
+/**
+ * Where a mark that was opened is closed. A text is searched once for each kind of mark, however often it is opened: what is not
+ * found from one place on is not found from a later place on either.
+ * @param {string} text
+ * @returns {(mark: string, begin: number) => number} the first place after `begin`, or -1; `begin` must not fall from call to call
+ */
+function closers(text) {
+  /** @type {Map<string, number>} the closer of each mark that was found last; -1 for none */
+  const last = new Map();
+  /** @type {Map<number, number[]> | undefined} the places of the runs of backticks by their lengths, last first */
+  let runs;
+  /** @param {number} length @param {number} begin */
+  const run = (length, begin) => {
+    if (!runs) {
+      runs = new Map();
+      for (const { 0: { length }, index } of [...text.matchAll(/`+/g)].reverse()) {
+        const places = runs.get(length);
+        if (places) places.push(index);
+        else runs.set(length, [index]);
+      }
+    }
+    const places = runs.get(length) ?? [];
+    while (places.length && places[places.length - 1] < begin) places.pop();
+    return places.at(-1) ?? -1;
+  };
+  return (mark, begin) => {
+    if (mark[0] === "`") return run(mark.length, begin);
+    const before = last.get(mark) ?? 0;
+    // At least one character lies between the two.
+    if (before < 0 || before > begin) return before;
+    CLOSERS[mark].lastIndex = begin + 1;
+    const found = CLOSERS[mark].exec(text)?.index ?? -1;
+    last.set(mark, found);
+    return found;
+  };
 }

@@ -55,7 +55,7 @@ export function reader() {
   return {
     /** @param {string} text all of it so far */
     heard(text) {
-      const ends = [...text.slice(told).matchAll(/[.!?:;\n]+\s/g)].at(-1);
+      const ends = [...text.slice(told).matchAll(/(?<=[.!?:;\n])\s/g)].at(-1);
       if (!ends) return;
       const to = told + ends.index + ends[0].length;
       aloud(spoken(text.slice(told, to)));
