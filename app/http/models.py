@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from personalpeft import Runtime, User
 from personalpeft.bases.template import takes_tools
 from personalpeft.errors import InvalidId, NotFound
 from personalpeft.ids import USER_ID, check_user_id
-from personalpeft_app.http.failures import UnknownModel
+from personalpeft_app.http.failures import UnknownModel, Unsupported
 from personalpeft_app.http.security import caller
 
-_PAGE = 1000
 _LONGEST = 256
 
 
@@ -54,21 +54,22 @@ class Models:
             raise UnknownModel(f"{user.id} has no revision of that name. GET /v1/models lists them.") from None
         return Model(name, user, {"revision": known})
 
-    def names(self) -> Iterator[tuple[str, int]]:
-        """Every name that this caller can ask, with the Unix time since when it is there: the base, the model that makes
-        vectors, users, revisions.
+    def page(self, after: str | None, limit: int) -> tuple[list[tuple[str, int]], bool]:
+        """Return up to ``limit`` names that this caller can ask, each with the Unix time of its making, and whether there are more.
+
+        The order is the base, the model that makes vectors, then users by id, each before their revisions. ``after`` is
+        the name that the page begins after. At most ``limit`` + 1 users are read, however many the home has. Raises
+        ``Unsupported`` for an ``after`` that names nothing of this caller's.
         """
-        yield self._runtime.base().card.name, 0
-        yield self._runtime.embedder, 0
-        known = False
-        for user, since in self._users():
-            known = known or user.id == self._own
-            yield user.id, since
-            for revision in user.revisions():
-                yield f"{user.id}@{revision.id}", int(revision.at.timestamp())
-        if self._own is not None and not known:
-            # Made by the first question; until then there is only the name to ask by.
-            yield self._own, 0
+        found = list(islice(self._names(after, limit + 1), limit + 1))
+        return found[:limit], len(found) > limit
+
+    def made(self, model: Model) -> int:
+        """Return the Unix time of a model's making, 0 for the base."""
+        revision = model.asked.get("revision")
+        if revision is not None:
+            return int(next(each.at for each in model.user.revisions() if each.id == revision).timestamp())
+        return 0 if model.name == self._runtime.base().card.name else int(model.user.summary().since.timestamp())
 
     @property
     def take_tools(self) -> bool:
@@ -95,16 +96,63 @@ class Models:
         except (InvalidId, NotFound):
             raise UnknownModel(_nothing(name)) from None
 
-    def _users(self) -> Iterator[tuple[User, int]]:
+    def _names(self, after: str | None, batch: int) -> Iterator[tuple[str, int]]:
+        """Yield the names after ``after``, reading ``batch`` users at a time."""
+        shared = (self._runtime.base().card.name, self._runtime.embedder)
+        user = None
+        if after is None or after in shared:
+            yield from ((name, 0) for name in shared[0 if after is None else shared.index(after) + 1 :])
+        else:
+            user, _, revision = after.partition("@")
+            yield from self._revisions_after(user, revision)
+        for name, since in self._users_after(user, batch):
+            # A user of such a name cannot be asked by it.
+            if name not in shared:
+                yield name, since
+
+    def _revisions_after(self, user: str, revision: str) -> Iterator[tuple[str, int]]:
+        """Yield the revisions of a user after ``revision``, or all of them where it is empty."""
+        refusal = Unsupported("after names no model here. Begin again with the first page.", "after")
+        try:
+            if not caller().may_act_for(check_user_id(user)):
+                raise refusal
+            names = list(_of_revisions(self._runtime.user(user, create=False)))
+        except InvalidId:
+            raise refusal from None
+        except NotFound:
+            names = []
+        if not revision:
+            yield from names
+            return
+        begin = next((n for n, (name, _) in enumerate(names, 1) if name == f"{user}@{revision}"), None)
+        if begin is None:
+            raise refusal
+        yield from names[begin:]
+
+    def _users_after(self, after: str | None, batch: int) -> Iterator[tuple[str, int]]:
+        """Yield the users after ``after`` by id, each before their revisions."""
         own = caller().user
         if own is not None:
-            yield self._runtime.user(own), 0
+            if after is None:
+                yield own, 0
+                yield from _of_revisions(self._runtime.user(own))
             return
-        after = None
-        while page := self._runtime.users(after=after, limit=_PAGE):
-            for each in page:
-                yield self._runtime.user(each.id, create=False), int(each.since.timestamp())
-            after = page[-1].id
+        # The owner is made by the first question; until then there is only the name to ask by.
+        owner = self._owner if after is None or (self._owner or "") > after else None
+        while users := self._runtime.users(after=after, limit=batch):
+            for each in users:
+                if owner is not None and each.id > owner:
+                    yield owner, 0
+                owner = None if owner is not None and each.id >= owner else owner
+                yield each.id, int(each.since.timestamp())
+                yield from _of_revisions(self._runtime.user(each.id, create=False))
+            after = users[-1].id
+        if owner is not None:
+            yield owner, 0
+
+
+def _of_revisions(user: User) -> Iterator[tuple[str, int]]:
+    return ((f"{user.id}@{each.id}", int(each.at.timestamp())) for each in user.revisions())
 
 
 def _nothing(name: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import re
 from datetime import UTC, datetime
 
-from flask import Blueprint, Response, jsonify
+from flask import Blueprint, Response, jsonify, request
 
 from personalpeft import Runtime
 from personalpeft_app.http import asking, bodies
@@ -13,6 +14,7 @@ from personalpeft_app.http.failures import UnknownModel, Unsupported
 from personalpeft_app.http.models import Models
 
 _MOST_TEXTS = 256
+_PAGE, _LONGEST_PAGE = 100, 1000
 
 
 def blueprint(runtime: Runtime, models: Models) -> Blueprint:
@@ -21,15 +23,17 @@ def blueprint(runtime: Runtime, models: Models) -> Blueprint:
 
     @made.get("/v1/models")
     def listed() -> Response:
-        found = [_model(*each) for each in models.names()]
-        page = {"first_id": found[0]["id"], "last_id": found[-1]["id"], "has_more": False}
-        return jsonify({"object": "list", "data": found, **page})
+        names, more = models.page(*_paging())
+        data = [_model(*each) for each in names]
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+        return jsonify({"object": "list", "data": data, **ends, "has_more": more})
 
     @made.get("/v1/models/<path:name>")
     def one(name: str) -> Response:
+        if name == runtime.embedder:
+            return jsonify(_model(name, 0))
         model = models.named(name)
-        since = next((since for known, since in models.names() if known == name), 0)
-        return jsonify(_model(model.name, since))
+        return jsonify(_model(model.name, models.made(model)))
 
     @made.post("/v1/embeddings")
     def embeddings() -> Response:
@@ -58,6 +62,16 @@ def blueprint(runtime: Runtime, models: Models) -> Blueprint:
         return jsonify({"object": "list", "data": data, "model": found.model, "usage": usage})
 
     return made
+
+
+def _paging() -> tuple[str | None, int]:
+    """Return the name to begin after and the length of a page, as either client asks for them."""
+    if "before_id" in request.args:
+        raise Unsupported("before_id is not supported; pages go forward, by after.", "before_id")
+    limit = request.args.get("limit", str(_PAGE))
+    if not re.fullmatch("[0-9]{1,4}", limit) or not 1 <= int(limit) <= _LONGEST_PAGE:
+        raise Unsupported(f"limit must be a whole number from 1 to {_LONGEST_PAGE}.", "limit")
+    return request.args.get("after", request.args.get("after_id")), int(limit)
 
 
 def _model(name: str, since: int) -> dict[str, object]:

@@ -155,6 +155,71 @@ def test_whoever_can_be_asked_is_listed_before_the_first_question(admin: Caller,
     assert admin.post("/v1/chat/completions", {"model": "ada", "messages": HELLO}).status_code == 200
 
 
+def test_the_models_come_in_pages_and_none_reads_all_users(
+    admin: Caller, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"user{number:03}" for number in range(230)]
+    for name in names:
+        runtime.user(name)
+    read: list[int] = []
+    users = Runtime.users
+
+    def counted(self: Runtime, **how: Any) -> Any:
+        found = users(self, **how)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(Runtime, "users", counted)
+    first = admin.get("/v1/models").json
+    # The owner, who is not there yet, stands at the place of their name.
+    assert [model["id"] for model in first["data"]] == ["fake", runtime.embedder, "ada", *names[:97]]
+    assert (first["first_id"], first["last_id"], first["has_more"]) == ("fake", "user096", True)
+    assert sum(read) <= 101
+    runtime.user("ada")
+    listed, after, pages = [], "", 0
+    while True:
+        page = admin.get(f"/v1/models?limit=50{after}").json
+        listed += [model["id"] for model in page["data"]]
+        pages += 1
+        if not page["has_more"]:
+            break
+        after = f"&after={page['last_id']}"
+    assert listed == ["fake", runtime.embedder, "ada", *names]
+    assert pages == 5
+    read.clear()
+    assert admin.get("/v1/models/user229").json["created"] == int(users(runtime, after="user228")[0].since.timestamp())
+    assert admin.get(f"/v1/models/{runtime.embedder}").status_code == 200
+    assert read == []
+
+
+def test_a_page_of_models_may_end_among_revisions_and_names_only_what_is_the_callers(
+    admin: Caller, ada: Caller, runtime: Runtime
+) -> None:
+    user = runtime.user("ada")
+    for round in range(2):
+        for n in range(5):
+            user.feedback(user.chat(f"question {n}"), edit=f"the answer {round} to question {n}")
+        user.learn()
+    runtime.user("bob")
+    revisions = [f"ada@{each.id}" for each in user.revisions()]
+    assert len(revisions) > 1
+    for asked in (admin, ada):
+        whole = [model["id"] for model in asked.get("/v1/models").json["data"]]
+        assert whole == ["fake", runtime.embedder, "ada", *revisions, *(["bob"] if asked is admin else [])]
+        for n, name in enumerate(whole, 1):
+            for key in ("after", "after_id"):
+                page = asked.get(f"/v1/models?limit=1&{key}={name}").json
+                assert [model["id"] for model in page["data"]] == whole[n : n + 1]
+                assert page["has_more"] == (n + 1 < len(whole))
+    for wrong in ("limit=0", "limit=1001", "limit=x", "after=NOBODY", "after=ada@style@00", "before_id=ada"):
+        got = admin.get(f"/v1/models?{wrong}")
+        assert got.status_code == 400
+        assert got.json["error"]["param"] == wrong.partition("=")[0]
+    # Somebody else's place says nothing of whether there is such a user.
+    assert ada.get("/v1/models?after=bob").json == ada.get("/v1/models?after=nobody").json
+    assert ada.get("/v1/models?after=bob").status_code == 400
+
+
 def test_what_is_not_there_is_a_model_not_found(site: Served) -> None:
     site.runtime.user("bob")
     said = {}
