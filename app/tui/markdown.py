@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from markdown_it import MarkdownIt
+from markdown_it.rules_block import StateBlock, table
 from markdown_it.tree import SyntaxTreeNode
 from textual.content import Content
 from textual.style import Style
@@ -22,15 +23,39 @@ from personalpeft_app.output import printable
 DIM = "$secondary"
 _STYLES = {"strong": "bold", "em": "italic", "s": "strike"}
 _WEB = re.compile(r"https?://", re.IGNORECASE)
-# A table that would leave less than this to a column is shown as it was written.
-_NARROWEST = 4
 _RULE = 24
+# Cells beyond those that were written which a table may be filled up with.
+_MOST_ADDED = 100
 
 
 @cache
 def _reader() -> MarkdownIt:
     # Without headings that are made by the line below them: while one is read along, a list that begins would make one.
-    return MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"]).disable("lheading")
+    reader = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"]).disable("lheading")
+    reader.block.ruler.at("table", _bounded_table, {"alt": ["paragraph", "reference"]})
+    return reader
+
+
+def _bounded_table(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """Read a table whose cells were written.
+
+    Each row is filled up to the columns of the first, so few characters could ask for any number of cells. Such lines are text.
+    """
+    known: dict[str, int] = state.env.setdefault("personalpeft", {"text until": 0, "lines until": 0})
+    if start < known["text until"] or not table(state, start, end, True):
+        return False
+    if start >= known["lines until"]:
+        last = start
+        while last < state.lineMax and not state.isEmpty(last):
+            last += 1
+        known["lines until"] = last
+    last = known["lines until"]
+    head, rule, beyond = state.bMarks[start], state.bMarks[start + 1], state.bMarks[last]
+    columns = state.src.count("|", head, rule) + 1
+    if columns * (last - start) > 2 * state.src.count("|", head, beyond) + columns + _MOST_ADDED:
+        known["text until"] = last
+        return False
+    return table(state, start, end, silent)
 
 
 def rendered(text: str, width: int, *, writing: bool = False) -> Content:

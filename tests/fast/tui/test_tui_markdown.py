@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import timeit
+from collections.abc import Callable
+
 import pytest
 from example_counts import examples
 from hypothesis import given
@@ -133,3 +136,37 @@ def test_markdown_follows_the_width_of_the_screen(runtime: Runtime, monkeypatch:
         assert max(map(len, seat.screen.splitlines())) <= 50
 
     sit_down(runtime, play)
+
+
+def _wide_and_long(length: int) -> str:
+    columns = length // 12
+    return f"{'|a' * columns}\n{'|-' * columns}\n" + "|x\n" * (2 * columns)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda length: "`" * length, id="backticks"),
+        pytest.param(lambda length: "`a" * (length // 2), id="backticks and letters"),
+        pytest.param(lambda length: " ".join("`" * n for n in range(1, int((2 * length) ** 0.5))), id="longer runs"),
+        pytest.param(lambda length: "**a" * (length // 3), id="stars"),
+        pytest.param(lambda length: "*a_ " * (length // 4), id="crossed marks"),
+        pytest.param(lambda length: "![" * (length // 2), id="brackets"),
+        pytest.param(lambda length: ">" * length, id="quotes"),
+        pytest.param(lambda length: "- " * (length // 2), id="lists in lists"),
+        pytest.param(lambda length: "|" * length, id="pipes"),
+        pytest.param(lambda length: "|a|b|\n|-|-|\n# x\n" * (length // 18), id="tables"),
+        pytest.param(_wide_and_long, id="a table of a few characters and many cells"),
+        pytest.param(lambda length: "\n\n".join(map(_wide_and_long, [200] * (length // 200))), id="many such tables"),
+    ],
+)
+@pytest.mark.parametrize("writing", [False, True])
+def test_no_text_keeps_the_screen_busy(make: Callable[[int], str], writing: bool) -> None:
+    text = make(8_000)
+    # The least of three: what other programs take of the processor is none of ours.
+    assert min(timeit.repeat(lambda: rendered(text, 80, writing=writing), number=1, repeat=3)) < 2
+
+
+def test_a_table_is_shown_with_its_columns_where_a_row_lacks_some() -> None:
+    text = "| a | b | c |\n|---|---|---|\n| 1 |\n| 1 | 2 | 3 |\n- x\n- y"
+    assert rendered(text, 40).plain.split("\n")[:4] == ["a │ b │ c", "──┼───┼──", "1 │   │  ", "1 │ 2 │ 3"]
