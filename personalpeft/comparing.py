@@ -67,7 +67,8 @@ class Comparison:
 
     def choose(self, which: int | str) -> Choice:
         """Keeps that an answer is better than the other: the first (1), the second (2), or one by its name. Each call is
-        another preference. Raises ``InvalidInput`` for none of the two, for two that say the same, for an empty one.
+        another preference. Raises ``InvalidInput`` for none of the two, for two that say the same, for an empty one, and
+        ``Forgotten`` where the user has forgotten something since they were compared.
         """
         names = {1: 0, 2: 1, "1": 0, "2": 1, self.answers[0].name: 0, self.answers[1].name: 1}
         if self.same:
@@ -112,6 +113,7 @@ def compare(
     """As ``User.compare``."""
     messages = check_prompt(prompt)
     check_heard(parts, messages)
+    removed = parts.store.ledger.count_removed(user)
     revisions = [revision_named(parts, user, layer, name) for name in names]
     if revisions[0] == revisions[1]:
         raise InvalidInput(f"Both are {revisions[0] or 'the bare base'}.", hint="Name another revision.")
@@ -137,11 +139,12 @@ def compare(
             usage=other.usage,
             finish_reason=other.finish_reason,
             used=used,
+            removed=removed,
         )
         said: dict[str, object] = {"text": chosen.text, "revision": chosen.revision, "layer": layer}
         if chosen.finish_reason != "stop":
             said["cut_off"] = True
-        signal = parts.store.ledger.add_signal(user, SignalKind.PREFERENCE, said, turn=turn.id)
+        signal = parts.store.ledger.add_signal(user, SignalKind.PREFERENCE, said, turn=turn.id, removed=removed)
         look(parts, user)
         return Choice(chosen.revision, other.revision, turn.id, signal.id)
 

@@ -54,7 +54,9 @@ class NotFound(PersonalPeftError, LookupError):
 
 
 class Forgotten(NotFound):
-    """What bears this id was forgotten at its user's wish; the message says when."""
+    """What bears this id was forgotten at its user's wish; the message says when. Also a reply that was begun before its user forgot
+    something, and ended after it: it is not kept.
+    """
 
 
 class NothingToLearn(PersonalPeftError, LookupError):

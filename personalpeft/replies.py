@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -76,7 +77,8 @@ class Reply:
 
 class Stream(Iterator[str]):
     """A reply in the making: iterate for pieces of text, then read ``reply``. Closing it early keeps what came as a
-    cancelled turn. ``stack`` answers; ``prompt_tokens`` is what the model reads first, rules and facts included.
+    cancelled turn. Where the user forgets something meanwhile, nothing of it is kept and its end raises ``Forgotten``.
+    ``stack`` answers; ``prompt_tokens`` is what the model reads first, rules and facts included.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Stream(Iterator[str]):
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._reply: Reply | None = None
+        self._refused: Forgotten | None = None
         self._text = self._run()
 
     def __iter__(self) -> Self:
@@ -126,11 +129,15 @@ class Stream(Iterator[str]):
         with self._turn:
             # Running under our own turn: closed by a signal handler of the thread that waits for a piece.
             if inspect.getgeneratorstate(self._text) != inspect.GEN_RUNNING:
-                self._text.close()
+                # The caller has left, so that nothing of it is kept fails nothing here.
+                with suppress(Forgotten):
+                    self._text.close()
 
     @property
     def reply(self) -> Reply:
-        """The whole reply. Raises ``NotFound`` while it is still being written."""
+        """The whole reply. Raises ``NotFound`` while it is still being written, ``Forgotten`` where it is not kept."""
+        if self._refused is not None:
+            raise self._refused
         if self._reply is None:
             raise NotFound("The reply is not finished.", hint="Iterate over the stream to its end first.")
         return self._reply
@@ -160,7 +167,11 @@ class Stream(Iterator[str]):
             if begun:
                 usage = Usage(self.prompt_tokens, written)
                 reply = Reply("".join(text), "", self.stack, usage, finish, stop, tuple(self._logprobs))
-                self._reply = self._record(reply)
+                try:
+                    self._reply = self._record(reply)
+                except Forgotten as refused:
+                    self._refused = refused
+                    raise
 
     def _note(self, piece: Piece, decode: Callable[[Sequence[int]], str]) -> None:
         for number, (token, logprob) in enumerate(zip(piece.tokens, piece.logprobs, strict=False)):

@@ -43,6 +43,8 @@ def begin(parts: Parts, user: str, asked: Asked, cancelled: Callable[[], bool] |
     """As ``User.stream``."""
     check_heard(parts, asked.messages)
     engine = parts.engine()
+    # Before anything of the user is read: what is forgotten from here on may be in the reply.
+    removed = parts.store.ledger.count_removed(user)
     # Before anything else is made of the request: its turn, its reply and the prompt caches all name this stack.
     stack = _stack(parts, user, asked)
     heard, used = recall(parts, user, asked.messages, stack) if asked.memory else (asked.messages, ())
@@ -68,6 +70,7 @@ def begin(parts: Parts, user: str, asked: Asked, cancelled: Callable[[], bool] |
             usage=reply.usage,
             finish_reason=reply.finish_reason,
             used=used,
+            removed=removed,
         )
         return replace(reply, turn_id=turn.id)
 

@@ -130,6 +130,7 @@ class User:
         number out of range, ``PromptTooLong`` saying by how many tokens, ``NotFound`` for an unknown layer or revision,
         ``BaseMismatch`` when the live stack was built on another base, ``QueueFull`` with ``retry_after`` when too many wait,
         ``DeadlineExceeded`` when time is up (what came until then is kept as a cancelled turn), ``ServingFailed``.
+        ``Forgotten`` where the user forgets something while the reply is written; the reply is not kept then.
         """
         stream = self.stream(prompt, **asked)
         for _ in stream:

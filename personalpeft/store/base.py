@@ -141,7 +141,14 @@ class Ledger(Protocol):
         usage: Usage,
         finish_reason: FinishReason,
         used: Sequence[str] = (),
-    ) -> Turn: ...
+        removed: int | None = None,
+    ) -> Turn:
+        """Append one turn. Raise ``Forgotten`` where ``removed`` is no longer what ``count_removed`` returns."""
+        ...
+
+    def count_removed(self, user: str) -> int:
+        """Return how many entries of a user were forgotten; 0 for an unknown user."""
+        ...
 
     def turn(self, user: str, turn_id: str) -> Turn:
         """One turn; an unambiguous prefix of the id will do."""
@@ -164,9 +171,11 @@ class Ledger(Protocol):
         turn: str | None = None,
         source: str = "person",
         supersedes: str | None = None,
+        removed: int | None = None,
     ) -> Signal:
         """Appends one signal. ``source`` is who gave it. ``supersedes`` defaults to what the same source last said of the
-        same turn in the same kind, where there is one (ratings, edits, preferences, rewards); comments add up.
+        same turn in the same kind, where there is one (ratings, edits, preferences, rewards); comments add up. ``removed`` is as
+        for ``add_turn``.
         """
         ...
 

@@ -4,6 +4,7 @@ Invariants: rows are only added. A signal is superseded by at most one other, of
 the same turn. What one source says of one turn in one kind is a line whose newest is the one that counts; only comments add up, since
 two rules can both hold. Nobody supersedes another's word unless by name: what an app saw is no reason to drop what a person said. What was
 superseded or retracted stays off: taking back the newer opinion does not bring back the older one, which its author had given up too.
+A reply that was begun before its user forgot something is refused afterwards: it may repeat that, and no later forgetting looks for it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from datetime import datetime
 
 import sqlite_utils
 
-from personalpeft.errors import InvalidInput
+from personalpeft.errors import Forgotten, InvalidInput
 from personalpeft.ids import new_id
 from personalpeft.store import entries
 from personalpeft.store.database import Database, Row, row, rows
@@ -61,9 +62,10 @@ class SqliteLedger:
         usage: Usage,
         finish_reason: FinishReason,
         used: Sequence[str] = (),
+        removed: int | None = None,
     ) -> Turn:
-        """Appends one turn, and makes the user on first use. Of a reply in which something was used that has been forgotten
-        meanwhile, no word is kept. Raises ``InvalidId`` and ``InvalidInput``."""
+        """Appends one turn, and makes the user on first use. ``removed`` is what ``count_removed`` returned when the reply was begun.
+        Raises ``InvalidId`` and ``InvalidInput``, and ``Forgotten`` where the user has forgotten something since."""
         content = {
             "messages": entries.as_json([message.plain() for message in messages], what="messages"),
             "reply": reply,
@@ -89,12 +91,15 @@ class SqliteLedger:
         with self._database.writing() as db:
             at = self._now()
             entries.ensure_users(db, [user], at)
+            _check_removed(db, user, removed)
             turn_id = new_id("t", at, self._entropy)
-            if used and (left := _not_forgotten(db, user, used)) != list(used):
-                # It was forgotten while the reply was being written with it in view.
-                content |= {"reply": "", "used": entries.as_json(left, what="list of signals used")}
             entries.append(db, user, "turn", {"id": turn_id, "at": entries.as_text(at), **content})
             return _turn(db, user, turn_id)
+
+    def count_removed(self, user: str) -> int:
+        """Return how many entries of a user were forgotten. Read it before anything of the user is read for a reply."""
+        with self._database.reading() as db:
+            return _count_removed(db, user)
 
     def turn(self, user: str, turn_id: str) -> Turn:
         """One turn. Raises ``NotFound``, and ``InvalidInput`` for an ambiguous prefix."""
@@ -132,13 +137,15 @@ class SqliteLedger:
         turn: str | None = None,
         source: str = "person",
         supersedes: str | None = None,
+        removed: int | None = None,
     ) -> Signal:
-        """Appends one signal, and makes the user on first use. Raises ``InvalidId``, ``InvalidInput``, and ``NotFound`` for a turn or
-        superseded signal that this user does not have."""
+        """Appends one signal, and makes the user on first use. Raises ``InvalidId``, ``InvalidInput``, ``NotFound`` for a turn or
+        superseded signal that this user does not have, and ``Forgotten`` as ``add_turn``."""
         text = entries.as_json(payload, what="payload")
         with self._database.writing() as db:
             at = self._now()
             entries.ensure_users(db, [user], at)
+            _check_removed(db, user, removed)
             if turn is not None:
                 turn = known_id(db, "turn", user, turn)
             if supersedes is not None:
@@ -196,9 +203,17 @@ class SqliteLedger:
                     entries.append(db, user, "retraction", {"signal": signal, "at": entries.as_text(self._now())})
 
 
-def _not_forgotten(db: sqlite_utils.Database, user: str, signals: Sequence[str]) -> list[str]:
-    gone = "select 1 from tombstone where user = ? and id = ? and kind = 'signal'"
-    return [signal for signal in signals if row(db, gone, user, signal) is None]
+def _count_removed(db: sqlite_utils.Database, user: str) -> int:
+    (counted,) = rows(db, "select count(*) as removed from tombstone where user = ?", user)
+    return int(counted["removed"])
+
+
+def _check_removed(db: sqlite_utils.Database, user: str, removed: int | None) -> None:
+    """Raise ``Forgotten`` where more of a user's entries are forgotten than there were then."""
+    if removed is not None and _count_removed(db, user) != removed:
+        raise Forgotten(
+            "Something was forgotten while this reply was being written, so the reply is not kept.", hint="Ask again."
+        )
 
 
 def _supersedable(db: sqlite_utils.Database, user: str, kind: SignalKind, turn: str | None, wanted: str) -> str:

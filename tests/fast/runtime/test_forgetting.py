@@ -207,6 +207,78 @@ def test_replies_that_had_a_fact_in_the_prompt_are_emptied(home: Path, ada: User
     assert holds(home) == []
 
 
+def test_a_reply_in_flight_of_a_destroyed_revision_is_never_kept(home: Path, learned: tuple[User, str]) -> None:
+    ada, item = learned
+    stream = ada.stream("Write to 7.", layers=["style", "skill.email"])
+    next(stream)
+    report = ada.forget(item, rebuild=False)
+    assert {entry.revision for entry in stream.stack.entries} & set(report.revisions)
+    before = ada.turns()
+    with pytest.raises(Forgotten, match="forgotten while"):
+        list(stream)
+    with pytest.raises(Forgotten):
+        _ = stream.reply
+    assert ada.turns() == before
+    assert holds(home) == []
+    assert ada.turn(ask(ada, "Write to 7."))
+
+
+def test_a_reply_in_flight_that_is_closed_after_forgetting_is_not_kept(learned: tuple[User, str]) -> None:
+    ada, item = learned
+    stream = ada.stream("Write to 7.")
+    next(stream)
+    ada.forget(item, rebuild=False)
+    before = ada.turns()
+    stream.close()
+    assert ada.turns() == before
+
+
+def test_a_reply_in_flight_in_a_conversation_with_a_forgotten_turn_is_not_kept(home: Path, ada: User) -> None:
+    first = ask(ada, f"I live in {SECRET}.")
+    stream = ada.stream(
+        [Message("user", f"I live in {SECRET}."), Message("assistant", first.text), Message("user", "And now?")]
+    )
+    next(stream)
+    ada.forget(first.turn_id)
+    with pytest.raises(Forgotten):
+        list(stream)
+    assert ada.turns() == ()
+    assert holds(home) == []
+
+
+def test_a_reply_in_flight_in_another_program_is_not_kept(home: Path, learned: tuple[User, str]) -> None:
+    ada, item = learned
+    with opened(home) as elsewhere:
+        stream = elsewhere.user("ada").stream("Write to 7.")
+        next(stream)
+        ada.forget(item, rebuild=False)
+        with pytest.raises(Forgotten):
+            list(stream)
+    assert holds(home) == []
+
+
+def test_a_reply_in_flight_of_another_user_is_kept(runtime: Runtime, learned: tuple[User, str]) -> None:
+    ada, item = learned
+    stream = runtime.user("bob").stream("Write to 7.")
+    next(stream)
+    ada.forget(item, rebuild=False)
+    list(stream)
+    assert runtime.user("bob").turns()[0].id == stream.reply.turn_id
+
+
+def test_what_was_compared_before_a_forgetting_is_not_kept(home: Path, learned: tuple[User, str]) -> None:
+    ada, item = learned
+    comparison = ada.compare("question 2", "live", "base", layer="style")
+    ada.forget(item, rebuild=False)
+    before = ada.turns(), ada.signals()
+    for answer in comparison.answers:
+        if answer.text.strip():
+            with pytest.raises(Forgotten):
+                comparison.choose(answer.name)
+    assert (ada.turns(), ada.signals()) == before
+    assert holds(home) == []
+
+
 def test_a_rule_goes_and_the_replies_that_do_not_quote_it_stay(home: Path, ada: User) -> None:
     rule = ada.feedback(ask(ada), comment=f"Call me {SECRET}.")
     reply = ask(ada, "Good morning")

@@ -33,7 +33,12 @@ def opened(home: Path, *, patience: float = 10.0, read_only: bool = False) -> St
 
 
 def add_turn(
-    store: Store, user: str = "ada", reply: str = "Boil it.", stack: Stack | None = None, used: Sequence[str] = ()
+    store: Store,
+    user: str = "ada",
+    reply: str = "Boil it.",
+    stack: Stack | None = None,
+    used: Sequence[str] = (),
+    removed: int | None = None,
 ) -> Turn:
     return store.ledger.add_turn(
         user,
@@ -44,6 +49,7 @@ def add_turn(
         usage=Usage(12, 3),
         finish_reason="stop",
         used=used,
+        removed=removed,
     )
 
 

@@ -154,19 +154,20 @@ def test_what_was_recorded_of_it_cannot_be_made_up(home: Path, store: Store, rem
         home.joinpath("personalpeft.db").write_bytes(before)
 
 
-def test_a_reply_that_was_being_written_with_it_in_view_is_kept_empty(store: Store, removal: Removal) -> None:
-    (fact, *_) = sorted(removal.signals)
-    turn = store.ledger.add_turn(
-        "ada",
-        messages=[Message("user", "Who?")],
-        reply=SECRET,
-        stack=add_turn(store).stack,
-        sampling=add_turn(store).sampling,
-        usage=add_turn(store).usage,
-        finish_reason="stop",
-        used=[fact],
-    )
-    assert (turn.reply, turn.used) == ("", ())
+def test_what_was_begun_before_a_forgetting_is_never_added_after_it(store: Store) -> None:
+    removal = lived(store)
+    began = store.ledger.count_removed("ada")
+    turn = add_turn(store, removed=began)
+    assert store.ledger.count_removed("ada") == began
+    store.forget("ada", lambda: removal)
+    before = store.ledger.turns("ada"), store.ledger.signals("ada")
+    with pytest.raises(Forgotten):
+        add_turn(store, removed=began)
+    with pytest.raises(Forgotten):
+        store.ledger.add_signal("ada", SignalKind.COMMENT, {"text": SECRET}, turn=turn.id, removed=began)
+    assert (store.ledger.turns("ada"), store.ledger.signals("ada")) == before
+    assert add_turn(store, removed=store.ledger.count_removed("ada"))
+    assert add_turn(store, "bob", removed=0)
 
 
 def test_what_cannot_be_decided_changes_nothing(store: Store) -> None:
