@@ -5,17 +5,20 @@ Invariant: whoever goes away in the middle, or says so, has it stopped there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from typing import Self
 
-from personalpeft.errors import NotFound, PersonalPeftError
+from personalpeft.errors import Busy, NotFound, PersonalPeftError
 from personalpeft.learning.order import Asking
 from personalpeft.replies import Reply
 from personalpeft.types import Progress
 from personalpeft_app.client.line import Line, Unreachable, error_of
 from personalpeft_app.http.own import operations as do
 from personalpeft_app.http.own import values as v
+
+_POLL_SECONDS = 1.0
 
 
 class RemoteStream(Iterator[str]):
@@ -80,7 +83,7 @@ def follow(line: Line, job: v.Job, progress: Progress, cancelled: Asking) -> v.J
     stopping = False
     where = {"job": job.id} if job.user is None else {"job": job.id, "user": job.user}
     watch, stop = (do.FOLLOW_ANY, do.CANCEL_ANY) if job.user is None else (do.FOLLOW, do.CANCEL)
-    events = line.events(watch, **where)
+    events = _changes(line, job, watch, where)
     try:
         for event in events:
             if event is not None and event != job:
@@ -99,6 +102,19 @@ def follow(line: Line, job: v.Job, progress: Progress, cancelled: Asking) -> v.J
     if job.error is not None:
         raise error_of(job.error)
     return job
+
+
+def _changes(
+    line: Line, job: v.Job, watch: do.Operation, where: Mapping[str, str]
+) -> Generator[v.Job | None, None, None]:
+    """Yield the job as it changes. Asks for it every second where the server has no stream free."""
+    try:
+        yield from line.events(watch, **where)
+    except Busy:
+        while not job.over:
+            job = line.call(do.ANY_JOB if job.user is None else do.JOB, **where)
+            yield job
+            time.sleep(0 if job.over else _POLL_SECONDS)
 
 
 def broken_off(what: str) -> Unreachable:

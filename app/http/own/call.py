@@ -9,6 +9,7 @@ from typing import Any
 from personalpeft import Runtime, User
 from personalpeft_app.http.own.desk import Desk
 from personalpeft_app.http.own.jobs import Asking, Jobs
+from personalpeft_app.http.places import StreamLimiter
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Call:
     runtime: Runtime
     jobs: Jobs
     desk: Desk
+    job_streams: StreamLimiter
     person: User | None
     path: Mapping[str, str]
     query: Any

@@ -33,6 +33,7 @@ from personalpeft_app.http.own.jobs import BUG, Jobs
 from personalpeft_app.http.own.openapi import document
 from personalpeft_app.http.own.operations import OPERATIONS, PARAMETERS, PERSONAL, PREFIX, Operation
 from personalpeft_app.http.own.shapes import fields_of, give, take, unions
+from personalpeft_app.http.places import job_streams_for
 
 _TRUTH = {"true": True, "false": False}
 
@@ -45,6 +46,7 @@ class OwnApi:
         self._hidden = (str(runtime.settings.home), str(runtime.settings.cache))
         self.jobs = Jobs(clock, self._told)
         self._desk = Desk(clock)
+        self._job_streams = job_streams_for(runtime)
         self.blueprint = Blueprint("own", __name__, url_prefix=PREFIX)
         for operation in OPERATIONS:
             self.blueprint.add_url_rule(
@@ -97,7 +99,7 @@ class OwnApi:
         person = self._runtime.user(path["user"], create=operation.makes_user) if "user" in path else None
         # Only a real server knows who has gone.
         gone = request.environ.get("waitress.client_disconnected", never)
-        return Call(self._runtime, self.jobs, self._desk, person, path, query, body, gone)
+        return Call(self._runtime, self.jobs, self._desk, self._job_streams, person, path, query, body, gone)
 
     def _events(self, operation: Operation, values: Generator[Any, None, None]) -> Response:
         names = {kind: name for name, kind in operation.events.items()}

@@ -15,6 +15,7 @@ from personalpeft_app.http.own import values as v
 from personalpeft_app.http.own.call import Call
 from personalpeft_app.http.own.jobs import Asking, Progress
 from personalpeft_app.http.own.paging import by_id, page
+from personalpeft_app.http.security import caller
 
 # How long a stream of events may be silent, in seconds: a proxy or a client would take a longer silence for the end, and a reader who has
 # gone is found out by writing.
@@ -85,7 +86,7 @@ def job(call: Call) -> v.Job:
 
 
 def follow(call: Call) -> Iterator[v.Job | None]:
-    return call.jobs.watch(call.user.id, call.path["job"], PATIENCE)
+    return _watched(call, call.user.id)
 
 
 def cancel(call: Call) -> v.Job:
@@ -101,11 +102,16 @@ def any_job(call: Call) -> v.Job:
 
 
 def follow_any(call: Call) -> Iterator[v.Job | None]:
-    return call.jobs.watch(None, call.path["job"], PATIENCE)
+    return _watched(call, None)
 
 
 def cancel_any(call: Call) -> v.Job:
     return call.jobs.cancel(None, call.path["job"])
+
+
+def _watched(call: Call, user: str | None) -> Iterator[v.Job | None]:
+    with call.job_streams.stream(caller().token):
+        yield from call.jobs.watch(user, call.path["job"], PATIENCE)
 
 
 def _ordered(body: v.LearnBody) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from http_makers import Served, Slow, served, wait_for
 from prometheus_client.parser import text_string_to_metric_families
 
 import personalpeft
-from personalpeft import Runtime, Serving
+from personalpeft import NothingToLearn, Runtime, Serving
+from personalpeft_app.client import connect
 from personalpeft_app.http.own.routes import OwnApi
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -170,6 +171,41 @@ def test_a_reply_that_outlasts_the_grace_says_that_it_is_not_whole(
         said = reply.read()
     assert b"[DONE]" not in said
     assert b'"error"' in said
+
+
+def test_streams_of_jobs_leave_places_for_others_and_one_token_has_a_share_of_them(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def until_stopped(runtime: Runtime, *asked: object, cancelled: Any, **more: object) -> tuple[()]:
+        wait_for(cancelled, 60)
+        return ()
+
+    monkeypatch.setattr(Runtime, "learn_many", until_stopped)
+    with closing(OwnApi(runtime)) as api, served(runtime, more=[api.blueprint]) as site, ExitStack() as opened:
+
+        def follow(secret: str) -> http.client.HTTPResponse:
+            response = ask(site, f"{job}/events", Authorization=f"Bearer {secret}")
+            opened.callback(response.close)
+            if response.status != 200:
+                response.connection.close()  # type: ignore[attr-defined]
+            return response
+
+        job = ask(site, "/api/v1/learns", {"users": ["bob"]}).headers["Location"]
+        secrets = [runtime.tokens.make(None)[1] for _ in range(site.places.count)]
+        first = follow(secrets[0])
+        assert first.status == 200
+        refused = follow(secrets[0])
+        assert refused.status == 429
+        assert int(refused.headers["Retry-After"]) >= 1
+        # Of all tokens together, fewer than there are places.
+        assert [follow(secret).status for secret in secrets[1:]] == [200, 429, 429]
+        assert ask(site, "/api/v1/token", Authorization=f"Bearer {secrets[0]}").status == 200
+        # A learn goes on for a client that finds no stream free.
+        with pytest.raises(NothingToLearn):
+            connect(site.url, secrets[0]).user("ada").learn("style")
+        # Who goes away leaves a stream for the next.
+        first.close()
+        wait_for(lambda: follow(secrets[0]).status == 200)
 
 
 def test_metrics_have_names_of_vllm_and_no_user_in_them(runtime: Runtime) -> None:
