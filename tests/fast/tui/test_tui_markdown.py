@@ -157,14 +157,16 @@ def _wide_and_long(length: int) -> str:
         pytest.param(lambda length: "|" * length, id="pipes"),
         pytest.param(lambda length: "|a|b|\n|-|-|\n# x\n" * (length // 18), id="tables"),
         pytest.param(_wide_and_long, id="a table of a few characters and many cells"),
-        pytest.param(lambda length: "\n\n".join(map(_wide_and_long, [200] * (length // 200))), id="many such tables"),
+        pytest.param(
+            lambda length: "\n\n".join(map(_wide_and_long, [2_000] * (length // 2_000))), id="many such tables"
+        ),
     ],
 )
 @pytest.mark.parametrize("writing", [False, True])
 def test_no_text_keeps_the_screen_busy(make: Callable[[int], str], writing: bool) -> None:
-    text = make(8_000)
-    # The least of three: what other programs take of the processor is none of ours.
-    assert min(timeit.repeat(lambda: rendered(text, 80, writing=writing), number=1, repeat=3)) < 2
+    text = make(20_000)
+    # Once of three times: what other programs take of the processor is none of ours.
+    assert any(timeit.timeit(lambda: rendered(text, 80, writing=writing), number=1) < 2 for _ in range(3))
 
 
 def test_a_table_is_shown_with_its_columns_where_a_row_lacks_some() -> None:
