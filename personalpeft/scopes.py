@@ -17,12 +17,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from personalpeft.learning.generic import generic_questions
+from personalpeft.memory.base import Embedder, Vectors
 from personalpeft.memory.items import Memory
 from personalpeft.memory.nearness import Region, calibrated
 from personalpeft.store.base import Store
 from personalpeft.types import Layer, Message, Signal, SignalKind, Stack, usual_scope
 
 _MOST_KEPT = 256
+# By the name of the embedder, which says which model made a vector.
+_GENERAL: dict[str, Vectors] = {}
 
 
 class Scopes:
@@ -97,10 +100,9 @@ class Scopes:
         asked = {signal: texts for signal, texts in asked.items() if texts}
         if not asked:
             return None
-        questions = generic_questions()
-        general = self._memory.embedder.embed([*questions.anchors, *(c.question for c in questions.canaries)])
+        embedder = self._memory.embedder
         lessons = self._memory.vectors(user, asked)
-        return calibrated(list(lessons.values()), general, self._memory.embedder.near)
+        return calibrated(list(lessons.values()), _general_vectors(embedder), embedder.near)
 
     def _built_from(self, user: str, head: str) -> Iterator[str]:
         """The signals of a revision and of those that it was built on, held back ones too."""
@@ -120,3 +122,13 @@ class Scopes:
             return []
         messages = self._store.ledger.turn(signal.user, signal.turn).messages
         return [message.content for message in messages if message.role == "user"][-1:]
+
+
+def _general_vectors(embedder: Embedder) -> Vectors:
+    """Return the vectors of the general questions. They belong to no user, so a process computes them once."""
+    known = _GENERAL.get(embedder.name)
+    if known is None:
+        questions = generic_questions()
+        known = embedder.embed([*questions.anchors, *(canary.question for canary in questions.canaries)])
+        _GENERAL[embedder.name] = known
+    return known
