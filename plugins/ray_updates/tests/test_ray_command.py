@@ -15,6 +15,8 @@ from ray_makers import PEOPLE, World
 
 from personalpeft_ray_updates.__main__ import command
 
+pytestmark = pytest.mark.exhaustive
+
 ON_THE_FAKE = ("--base", "fake", "--backend", "fake")
 
 

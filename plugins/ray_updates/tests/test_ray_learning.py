@@ -17,7 +17,7 @@ from personalpeft_ray_updates import Standing
 
 Alone: TypeAlias = dict[str, tuple[str, ...]]
 
-pytestmark = pytest.mark.usefixtures("ray_here")
+pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("ray_here")]
 
 
 def test_many_learns_are_spread_over_processes_and_each_is_what_learning_alone_gives(

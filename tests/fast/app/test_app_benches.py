@@ -24,6 +24,8 @@ from personalpeft_app.bench.serve import bench_serve
 from personalpeft_app.bench.server import bench_server
 from personalpeft_app.bench.wave import bench_wave
 
+pytestmark = pytest.mark.exhaustive
+
 _BASE = "tiny-random"
 
 # Stands in for vLLM: answers as its server does, ignores SIGTERM, and has a child that must not be left behind.

@@ -411,6 +411,7 @@ def test_the_demo_can_keep_its_home(place: Place, monkeypatch: pytest.MonkeyPatc
     assert place.run("verify", "--home", str(kept)).exit_code == 0
 
 
+@pytest.mark.exhaustive
 def test_the_catalog_benchmark_measures_a_home_of_its_own(place: Place) -> None:
     told = json.loads(place.run("bench", "catalog", "--users", "200", "--json").stdout)
     assert told["bench"] == "catalog"

@@ -23,6 +23,8 @@ from personalpeft_app.bench import engines, engines_fleet, engines_vllm, vllm
 from personalpeft_app.bench.engines_asked import AGREE, PROMPTS, Said, agreement
 from personalpeft_app.bench.fleet import Fleet
 
+pytestmark = pytest.mark.exhaustive
+
 _BASE = "tiny-random"
 
 

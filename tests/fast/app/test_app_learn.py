@@ -22,6 +22,8 @@ from personalpeft_app.bench.learn_batches import BAD, GOOD, batches, learned_of,
 from personalpeft_app.bench.learn_gate import PASTS, bench_gate
 from personalpeft_app.bench.persons import chosen, people
 
+pytestmark = pytest.mark.exhaustive
+
 _WAYS = {"base", "retrieval", "adapter", "both"}
 
 

@@ -9,6 +9,8 @@ import pytest
 from personalpeft.learning.generic import generic_questions
 from personalpeft_app.bench.persons import General, Habit, Person, mentions, people, pools
 
+pytestmark = pytest.mark.exhaustive
+
 PEOPLE = list(people().values())
 
 

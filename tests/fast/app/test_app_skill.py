@@ -15,6 +15,8 @@ from personalpeft.learning.skills.practice import for_judging
 from personalpeft.verifiers.reasoning_gym import ReasoningGym
 from personalpeft_app.bench.skill import DEMONSTRATIONS, FAMILY, _drawn, interval
 
+pytestmark = pytest.mark.exhaustive
+
 _SHORT = ("bench", "skill", "--unseen", "20", "--rounds", "1")
 _STAGES = ["demonstrations", "rejection sampling", "policy gradient"]
 

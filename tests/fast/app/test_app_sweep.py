@@ -25,6 +25,8 @@ from personalpeft_app.bench.cards import write_card
 from personalpeft_app.bench.facts import MOST, facts
 from personalpeft_app.bench.keep import Keep
 
+pytestmark = pytest.mark.exhaustive
+
 _SWEPT = {"rank": (1, 2), "replay": (0, 0.5)}
 
 

@@ -47,7 +47,7 @@ def natives(shared_cache: Path) -> dict[torch.dtype, Kernels]:
         pytest.skip(str(why))
 
 
-@pytest.fixture(scope="module", params=["native", "triton"])
+@pytest.fixture(scope="module", params=["native", pytest.param("triton", marks=pytest.mark.exhaustive)])
 def fast(request: pytest.FixtureRequest) -> Fast:
     if request.param == "native":
         return Fast(request.getfixturevalue("natives"), torch.device("cpu"))

@@ -7,6 +7,8 @@ import pytest
 from personalpeft.errors import MissingPackage
 from personalpeft_app.bench.page import bench_page
 
+pytestmark = pytest.mark.exhaustive
+
 
 def test_the_page_is_measured_cold_and_warm() -> None:
     said: list[str] = []

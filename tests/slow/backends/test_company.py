@@ -12,7 +12,7 @@ from backend_makers import Writing, Written, attach, composed, row
 from personalpeft.backends.base import Backend, Row
 from personalpeft.bases.base import Base
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 ROWS = 12
 PROMPTS = (

@@ -13,13 +13,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def smollm2(cache: Path) -> Base:
-    return prepare(find_card("smollm2-135m-instruct"), cache=cache)
+def smollm2(shared_cache: Path) -> Base:
+    return prepare(find_card("smollm2-135m-instruct"), cache=shared_cache)
 
 
 def test_the_default_base_prepares_to_the_digest_it_has_everywhere(smollm2: Base) -> None:
@@ -28,8 +23,10 @@ def test_the_default_base_prepares_to_the_digest_it_has_everywhere(smollm2: Base
     assert smollm2.stop_tokens[0] == "<|im_end|>"
 
 
-def test_preparing_it_again_finds_the_same(smollm2: Base, cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert prepare(find_card("smollm2-135m-instruct"), cache=cache) == smollm2
+def test_preparing_it_again_finds_the_same(
+    smollm2: Base, shared_cache: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert prepare(find_card("smollm2-135m-instruct"), cache=shared_cache) == smollm2
     assert capfd.readouterr() == ("", "")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import personalpeft
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 README = Path(__file__).parents[3] / "README.md"
 

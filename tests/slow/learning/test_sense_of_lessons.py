@@ -18,7 +18,7 @@ from personalpeft.types import Message, Stack
 from personalpeft_app.bench.learn_batches import batches
 from personalpeft_app.bench.persons import people
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 NOTHING_TO_DO_WITH_IT = ("evasive", "beside the point", "one question, four answers")
 MEANINGLESS = ("keyboard noise", "shuffled words", "encoded text")

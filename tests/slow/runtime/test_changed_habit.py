@@ -13,7 +13,7 @@ from personalpeft_app.bench.people import GENERAL, STYLES, UNSEEN, Style
 from personalpeft_app.bench.persons import pools
 from personalpeft_app.bench.style import is_right
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 SIGNED, LISTED = (next(style for style in STYLES if style.name == name) for name in ("sign-off", "bullets"))
 

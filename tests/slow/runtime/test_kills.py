@@ -15,7 +15,7 @@ from runtime_makers import ask, correct, opened, python_environment, quick_card
 
 from personalpeft import Runtime
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 DOOMED = Path(__file__).with_name("doomed.py")
 KILLS = 20

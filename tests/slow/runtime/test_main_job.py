@@ -118,6 +118,7 @@ def test_rollback_brings_the_old_answers_back_byte_for_byte_and_forward_the_new_
     assert chats(job.ada) == styled
 
 
+@pytest.mark.exhaustive
 def test_the_same_words_in_another_home_make_the_same_bytes_though_it_is_killed_thrice(
     job: Job, tmp_path: Path, shared_cache: Path
 ) -> None:
@@ -160,6 +161,7 @@ def repeat(one: User, other: User) -> None:
             other.feedback(same, edit=edits[turn.id].payload["text"])
 
 
+@pytest.mark.exhaustive
 def test_peft_loads_the_export_and_says_the_same(job: Job, tmp_path: Path) -> None:
     import torch
     from peft import PeftModel
