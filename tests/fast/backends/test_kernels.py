@@ -367,6 +367,7 @@ def test_without_a_gpu_the_plain_kernels_serve_and_say_why(monkeypatch: pytest.M
     assert "no NVIDIA driver" in why or "Triton cannot be imported" in why
 
 
+@pytest.mark.exhaustive
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     # In a process of its own: this one interprets. The interpreter takes much that the compiler does not.
