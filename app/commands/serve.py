@@ -5,9 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlencode
 
 import click
 
@@ -64,7 +62,7 @@ def serve(
 
     Whatever is somebody's needs a token. The first is made at the first start, in the file 'token' of the home.
 
-    On a terminal it prints a link that opens the page signed in. Keep it to yourself: it holds the token.
+    On a terminal it prints a link that opens the page signed in as the user, once and within ten minutes.
 
     Ctrl-C and SIGTERM let what is being written end.
     """
@@ -75,6 +73,7 @@ def serve(
     from personalpeft_app.http.running import Server, stopping_on_signals
     from personalpeft_app.http.server import make_app
     from personalpeft_app.web import page
+    from personalpeft_app.web.sign_in import SECONDS, SignInCodes
 
     address = host or (_EVERYWHERE if public else _LOOPBACK)
     if not public and not _is_loopback(address):
@@ -88,9 +87,10 @@ def serve(
     with opening.opened(common, "make", display, serving, observing) as runtime:
         made = runtime.tokens.ensure_first()
         own = OwnApi(runtime)
+        codes = SignInCodes(runtime.tokens)
         places = places_for(runtime)
         app = make_app(
-            runtime, owner=common.user_id(), names=names, places=places, more=[own.blueprint, page.blueprint()]
+            runtime, owner=common.user_id(), names=names, places=places, more=[own.blueprint, page.blueprint(codes)]
         )
         # Before the model, which takes a while to load: a port that another has is said at once.
         server = Server(app, places, host=address, port=port)
@@ -103,7 +103,8 @@ def serve(
         note(common, f"The token {'was made and ' if made else ''}lies in {runtime.tokens.first}. Ctrl-C stops.")
         # Where what is said here is kept, as a service's is, a secret has no place.
         if sys.stderr.isatty():
-            note(common, f"The page, signed in: {_link(url, address, runtime.tokens.first, common.user_id())}")
+            link = _link(url, address, codes.issue(common.user_id()))
+            note(common, f"The page, signed in as {common.user_id()}, once and within {SECONDS // 60} minutes: {link}")
 
         def close() -> None:
             own.close()
@@ -114,11 +115,11 @@ def serve(
     note(common, "Stopped.")
 
 
-def _link(url: str, address: str, token: Path, user: str) -> str:
-    """The page with the token behind the ``#``, which a browser sends to nobody and the page takes out of the address."""
+def _link(url: str, address: str, code: str) -> str:
+    """Return the page's address with the code behind the ``#``, which a browser sends to no server."""
     # An address that means every one of this machine's is none to go to.
     here = url.replace(address, _LOOPBACK) if address == _EVERYWHERE else url
-    return f"{here}/#{urlencode({'token': token.read_text('utf-8').strip(), 'user': user})}"
+    return f"{here}/#code={code}"
 
 
 def _is_loopback(address: str) -> bool:

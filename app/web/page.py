@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 from importlib.resources import files
 
-from flask import Blueprint, Response, redirect, request
-from werkzeug.exceptions import NotFound
+from flask import Blueprint, Response, jsonify, redirect, request
+from werkzeug.exceptions import NotFound, Unauthorized
 from werkzeug.wrappers import Response as BaseResponse
 
 from personalpeft_app.http import security
+from personalpeft_app.web.sign_in import SignInCodes
 
 POLICY = "; ".join(
     (
@@ -45,8 +46,11 @@ _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".
 _FIRST = "index.html"
 
 
-def blueprint() -> Blueprint:
-    """The page at ``/`` and its files under ``/web/VERSION/``, for ``server.make_app``; it speaks with ``OwnApi`` beside it."""
+def blueprint(codes: SignInCodes | None = None) -> Blueprint:
+    """The page at ``/`` and its files under ``/web/VERSION/``, for ``server.make_app``; it speaks with ``OwnApi`` beside it.
+
+    With ``codes``, a ``POST`` to ``/web/session`` exchanges one of them, sent as a bearer token, for the token of a session.
+    """
     found = {each.name: each.read_bytes() for each in (files(__package__) / "site").iterdir() if each.is_file()}
     version = hashlib.sha256(b"\0".join(content for _, content in sorted(found.items()))).hexdigest()[:12]
     first = found.pop(_FIRST).replace(b'="web/', f'="web/{version}/'.encode())
@@ -73,5 +77,16 @@ def blueprint() -> Blueprint:
         if of != version or name not in found:
             raise NotFound("There is no such file.")
         return answer(name, found[name], _FOR_GOOD)
+
+    if codes is not None:
+        # In a header, since the server keeps no body of a caller without a token.
+        @made.post("/web/session", provide_automatic_options=False)
+        @security.for_anybody
+        def session() -> Response:
+            given = request.authorization
+            secret = codes.redeem(given.token or "") if given is not None else None
+            if secret is None:
+                raise Unauthorized("This sign-in link was used before or is too old.")
+            return jsonify({"token": secret})
 
     return made

@@ -65,6 +65,7 @@ class Tokens:
         self._turn = threading.Lock()
         self._seen: _Seen | None = None
         self._by_digest: dict[str, Token] = {}
+        self._sessions: dict[str, Token] = {}
 
     @property
     def first(self) -> Path:
@@ -103,6 +104,15 @@ class Tokens:
             known[digest] = token
         return token, secret
 
+    def make_session(self, user: str) -> str:
+        """Return a new secret of a user that is in no file and ends with this process. Raises ``InvalidId``."""
+        check_user_id(user)
+        secret = self._secret()
+        digest = _digest(secret)
+        with self._turn:
+            self._sessions[digest] = Token(digest[:_ID], user, self._now().isoformat(timespec="seconds"))
+        return secret
+
     def revoke(self, token_id: str) -> Token:
         """Ends a secret that ``make`` made, by its id or the beginning of it. Raises ``NotFound``, ``InvalidInput``,
         ``HomeError``, ``Busy``.
@@ -130,7 +140,8 @@ class Tokens:
                 self._by_digest = {**self._read_first(), **self._read_others()}
                 self._seen = seen
             # Looked up by digest: how long that takes says nothing about the secrets.
-            return self._by_digest.get(_digest(secret))
+            digest = _digest(secret)
+            return self._by_digest.get(digest) or self._sessions.get(digest)
 
     def _secret(self) -> str:
         return _PREFIX + self._entropy(_BYTES).hex()

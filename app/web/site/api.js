@@ -28,14 +28,23 @@ export const listener = { refused: () => {} };
 /**
  * @param {string} method
  * @param {string} path below /api/v1/
- * @param {{ body?: any, query?: Record<string, any>, signal?: AbortSignal, quiet?: boolean }} [more] quiet: nobody did anything, so
- *   nobody is asked for a token either
+ * @param {{ body?: any, query?: Record<string, any>, signal?: AbortSignal, quiet?: boolean, secret?: string }} [more] quiet: nobody did
+ *   anything, so nobody is asked for a token either; secret: in place of this tab's token
  * @returns {Promise<any>} what was answered; null for nothing
  */
 export async function ask(method, path, more = {}) {
   const response = await send(method, path, more);
   if (response.status === 204) return null;
   return response.json();
+}
+
+/**
+ * Exchanges the one-time code of a link.
+ * @param {string} code
+ * @returns {Promise<string>} the token of a session
+ */
+export async function redeem(code) {
+  return (await ask("POST", "../../web/session", { secret: code, quiet: true })).token;
 }
 
 /**
@@ -117,13 +126,13 @@ function parsed(block) {
 /**
  * @param {string} method
  * @param {string} path
- * @param {{ body?: any, query?: Record<string, any>, signal?: AbortSignal, quiet?: boolean }} more
+ * @param {{ body?: any, query?: Record<string, any>, signal?: AbortSignal, quiet?: boolean, secret?: string }} more
  */
-async function send(method, path, { body, query, signal, quiet }) {
+async function send(method, path, { body, query, signal, quiet, secret }) {
   const url = new URL(path, ROOT);
   for (const [name, value] of Object.entries(query ?? {})) url.searchParams.set(name, String(value));
   /** @type {Record<string, string>} */
-  const headers = { Authorization: `Bearer ${token()}` };
+  const headers = { Authorization: `Bearer ${secret ?? token()}` };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const response = await fetch(url, {
     method,

@@ -7,9 +7,9 @@ import { button, h } from "./dom.js";
 import { listenForKeys, showKeys } from "./keys.js";
 import { learningStrip } from "./learning.js";
 import { memoryRoom } from "./memory.js";
-import { comeIn, comeInAgain, otherPerson } from "./people.js";
+import { comeIn, comeInAgain, followLink, otherPerson } from "./people.js";
 import { Person } from "./person.js";
-import { end, keepUser, takeFromAddress } from "./session.js";
+import { end, keepUser, takeLink } from "./session.js";
 import { stackRoom } from "./stack.js";
 import { timelineRoom } from "./timeline.js";
 
@@ -18,9 +18,13 @@ import { timelineRoom } from "./timeline.js";
 /** @param {string} id */
 const place = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
 
-takeFromAddress();
+const link = takeLink();
 // A link that is followed in a tab that has this page already loads nothing by itself.
-addEventListener("hashchange", () => takeFromAddress() && location.reload());
+addEventListener("hashchange", async (event) => {
+  const link = takeLink(new URL(event.oldURL).hash);
+  if (link && (await followLink(link))) location.reload();
+});
+if (link) await followLink(link);
 const main = place("main");
 const who = await comeIn(main);
 const person = new Person(who.user);

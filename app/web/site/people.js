@@ -1,6 +1,7 @@
 /** Coming in: the token, and whose model it is about. A token of one user leads straight to theirs. */
 
-import { ask, pages, Problem } from "./api.js";
+import { ask, pages, Problem, redeem } from "./api.js";
+import { openDialog } from "./dialog.js";
 import { button, h, said } from "./dom.js";
 import { complain } from "./say.js";
 import { end, keepToken, keepUser, token, user } from "./session.js";
@@ -41,6 +42,66 @@ export async function comeIn(place) {
 }
 
 /**
+ * Signs in by a link, if it can be used. Where another session is signed in, the person decides first; after a no it stays as it was.
+ * @param {import("./session.js").Link} link
+ * @returns {Promise<boolean>} whether this tab has another session now
+ */
+export async function followLink(link) {
+  try {
+    const before = token() ? await sessionOf(token(), user()) : null;
+    const secret = link.code ? await redeem(link.code) : link.token;
+    if (before) {
+      const after = await sessionOf(secret, link.user);
+      if (!after) throw new Problem("Unauthorized", "The link's token is not known here.", "Nothing was changed.");
+      if (before !== after && !(await agreed(before, after))) return false;
+    }
+    keepToken(secret);
+    keepUser(link.user);
+    return true;
+  } catch (error) {
+    complain(error);
+    return false;
+  }
+}
+
+/**
+ * @param {string} secret
+ * @param {string} chosen whose model it is used for, where it may choose
+ * @returns {Promise<string | null>} who is signed in with it, and with whose model; null for a token that is not known
+ */
+async function sessionOf(secret, chosen) {
+  try {
+    const holder = await ask("GET", "token", { secret, quiet: true });
+    return holder.user ?? (chosen ? `the administrator, with the model of ${chosen}` : "the administrator");
+  } catch (error) {
+    if (error instanceof Problem && error.status === 401) return null;
+    throw error;
+  }
+}
+
+/**
+ * @param {string} before
+ * @param {string} after
+ * @returns {Promise<boolean>} no answer is a no
+ */
+function agreed(before, after) {
+  return new Promise((done) => {
+    let yes = false;
+    const stay = button("Stay signed in", () => close(), { class: "go" });
+    const change = button("Sign in by the link", () => {
+      yes = true;
+      close();
+    });
+    const row = h("div", { class: "row", data: { way: "out" } }, stay, change);
+    const close = openDialog("Change who is signed in?",
+      h("p", {}, "This tab is signed in as ", h("strong", {}, said(before)), "."),
+      h("p", {}, "The link that was opened signs it in as ", h("strong", {}, said(after)), "."),
+      h("p", { class: "dim" }, "If you did not ask for that link, stay."), row);
+    row.closest("dialog")?.addEventListener("close", () => done(yes));
+  });
+}
+
+/**
  * Asks for a token over whatever is on the page, which stays as it is: nobody loses what they typed because a token ended.
  * @param {() => void} done
  */
@@ -73,7 +134,7 @@ function signIn(problem, done) {
   h("p", { class: "dim" }, "A model that learns from what you say about its answers."),
   problem ? h("p", { class: "harm", role: "alert" }, problem) : null,
   h("div", { class: "field" }, h("label", { for: "token" }, "Token"), field,
-    h("p", { class: "hint", id: "token-hint" }, "The server prints a link that brings you in without it. ", h("code", {}, "personalpeft token make --user NAME"), " makes a token for one person.")),
+    h("p", { class: "hint", id: "token-hint" }, "The server prints a link that signs you in once. ", h("code", {}, "personalpeft token make --user NAME"), " makes a token for one person.")),
   h("button", { type: "submit", class: "go" }, "Come in"));
 }
 

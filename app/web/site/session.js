@@ -1,24 +1,27 @@
 /**
- * The token of this tab. It comes behind the `#` of a link, which no browser sends to anybody, or from the form; it stays in
+ * The token of this tab. It comes from a link, behind whose `#` no browser sends anything to a server, or from the form; it stays in
  * this tab's storage until the tab is closed, and is in no cookie, so that no other page can have it sent.
  */
 
 const TOKEN = "personalpeft.token";
 const USER = "personalpeft.user";
 
+const USER_ID = /^[a-z0-9][a-z0-9._-]{0,63}$/;
+
+/** @typedef {{ code: string, token: string, user: string }} Link what a link signs in with: a one-time code, or a token */
+
 /**
- * Takes token and user out of the address, before anything else can see them there.
- * @returns {boolean} whether there was a token
+ * The link that the address holds, taken out of it before anything else can see it there.
+ * @param {string} [hash] what stands behind the address instead
+ * @returns {Link | null}
  */
-export function takeFromAddress() {
+export function takeLink(hash = "") {
   const told = new URLSearchParams(location.hash.slice(1));
-  const token = told.get("token");
-  if (!token) return false;
-  // In place of the entry with the token, so that neither Back nor a copied address holds it.
-  history.replaceState(null, "", location.pathname + location.search);
-  keepToken(token);
-  keepUser(told.get("user") ?? "");
-  return true;
+  if (!told.has("code") && !told.has("token")) return null;
+  // In place of the entry with the secret, so that neither Back nor a copied address holds it.
+  history.replaceState(null, "", location.pathname + location.search + hash);
+  const [code, token, user] = ["code", "token", "user"].map((name) => told.get(name)?.trim() ?? "");
+  return code || token ? { code, token, user: USER_ID.test(user) ? user : "" } : null;
 }
 
 /** @returns {string} empty where nobody has signed in. */

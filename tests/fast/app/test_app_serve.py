@@ -8,6 +8,7 @@ import pty
 import signal
 import socket
 import stat
+import urllib.error
 import urllib.request
 from urllib.parse import parse_qs
 
@@ -47,11 +48,21 @@ def test_on_a_terminal_it_prints_a_link_that_leads_into_the_page_signed_in(place
     server = place.spawn("serve", "--port", "0", "--user", "ada", stderr=theirs, NO_COLOR="1")
     os.close(theirs)
     said = ""
-    while "#token=" not in said or not said.endswith("\n"):
+    while "#" not in said or not said.endswith("\n"):
         said += os.read(ours, 4096).decode()
-    (link,) = [word for word in said.split() if "#token=" in word]
+    (link,) = [word for word in said.split() if "#" in word]
     address, _, told = link.partition("#")
-    assert parse_qs(told) == {"token": [(place.home / "token").read_text().strip()], "user": ["ada"]}
+    assert (place.home / "token").read_text().strip() not in said
+    (code,) = parse_qs(told)["code"]
+    exchange = urllib.request.Request(
+        f"{address}web/session", method="POST", headers={"Authorization": f"Bearer {code}"}
+    )
+    with urllib.request.urlopen(exchange) as answer:
+        session = {"Authorization": f"Bearer {json.load(answer)['token']}"}
+    with urllib.request.urlopen(urllib.request.Request(f"{address}api/v1/token", headers=session)) as answer:
+        assert json.load(answer)["user"] == "ada"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(exchange)
     with urllib.request.urlopen(address) as page:
         assert page.headers["Content-Type"] == "text/html; charset=utf-8"
         assert b"main.js" in page.read()

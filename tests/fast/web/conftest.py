@@ -14,6 +14,7 @@ from web_makers import PATIENCE, Site, Visit, chromium, visiting, with_page
 
 import personalpeft
 from personalpeft import Runtime
+from personalpeft_app.web.sign_in import SignInCodes
 
 expect.set_options(timeout=PATIENCE)
 
@@ -37,9 +38,10 @@ def runtime(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Runtime]
 
 @pytest.fixture
 def site(runtime: Runtime) -> Iterator[Site]:
-    own, blueprints = with_page(runtime)
+    codes = SignInCodes(runtime.tokens)
+    own, blueprints = with_page(runtime, codes)
     with served(runtime, more=blueprints) as made:
-        yield Site(runtime, made.url, made.secret)
+        yield Site(runtime, made.url, made.secret, codes)
         own.close()
 
 

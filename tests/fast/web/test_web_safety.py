@@ -202,3 +202,81 @@ def test_a_line_that_breaks_in_the_middle_keeps_what_came_and_what_was_asked(
     page.context.set_offline(False)
     assert reply.inner_text().startswith(came)
     expect(page.get_by_label("Your question")).to_have_value("Tell me of ducks.")
+
+
+def test_the_printed_link_signs_in_once_as_one_user_and_leaves_no_secret_in_the_address(
+    site: Site, visit: Visit
+) -> None:
+    page = visit.page
+    code = site.codes.issue("ada")
+    page.goto(f"{site.url}/#code={code}")
+    visit.ready()
+    expect(page.locator("#who")).to_have_text("ada")
+    assert code not in page.url
+    assert code not in page.content()
+    # A session of ada and no more: it can choose no other user.
+    expect(page.get_by_role("button", name="Somebody else")).to_have_count(0)
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_label("Token")).to_be_visible()
+    page.goto(f"{site.url}/#code={code}")
+    expect(page.locator(".note")).to_contain_text("used before or is too old")
+    expect(page.get_by_label("Token")).to_be_visible()
+    assert code not in page.url
+
+
+@pytest.mark.parametrize("with_code", [False, True])
+@pytest.mark.parametrize("running", [False, True])
+def test_a_link_asks_before_it_replaces_another_session(
+    site: Site, visit: Visit, with_code: bool, running: bool
+) -> None:
+    def open_link() -> str:
+        secret = site.codes.issue("mallory") if with_code else site.of("mallory")
+        if not running:
+            # Another page in between: the tab keeps its session, and this page begins anew.
+            page.goto("about:blank")
+        page.goto(f"{site.url}/#code={secret}" if with_code else site.link(secret, "ada"))
+        expect(page.get_by_role("dialog")).to_contain_text("signed in as ada")
+        expect(page.get_by_role("dialog")).to_contain_text("signs it in as mallory")
+        assert secret not in page.url
+        return secret
+
+    page = visit.come(secret=site.of("ada"))
+    page.get_by_label("Your question").fill("Half a thou")
+    before = page.evaluate("({ ...sessionStorage })")
+    refused = open_link()
+    page.get_by_role("button", name="Stay signed in").click()
+    visit.ready()
+    expect(page.locator("#who")).to_have_text("ada")
+    expect(page.get_by_label("Your question")).to_have_value("Half a thou")
+    assert page.evaluate("({ ...sessionStorage })") == before
+    open_link()
+    page.keyboard.press("Escape")
+    visit.ready()
+    assert page.evaluate("({ ...sessionStorage })") == before
+    open_link()
+    page.get_by_role("button", name="Sign in by the link").click()
+    expect(page.locator("#who")).to_have_text("mallory")
+    visit.ready()
+    page.go_back()
+    assert refused not in page.url
+
+
+def test_a_link_that_cannot_be_used_leaves_the_session_as_it_was(site: Site, visit: Visit) -> None:
+    page = visit.come("Memory", secret=site.of("ada"))
+    before = page.evaluate("({ ...sessionStorage })")
+    for secret in ("token=pp_wrong", "code=wrong"):
+        page.goto(f"{site.url}/#{secret}")
+        expect(page.locator(".note").last).to_be_visible()
+        page.locator(".note button").last.click()
+        assert page.url == f"{site.url}/#/memory"
+        expect(page.get_by_role("heading", level=1, name="Memory")).to_be_visible()
+        assert page.evaluate("({ ...sessionStorage })") == before
+
+
+def test_a_link_of_the_same_user_asks_nothing_and_one_of_the_administrator_says_so(site: Site, visit: Visit) -> None:
+    page = visit.come(secret=site.of("ada"))
+    page.goto(f"{site.url}/#code={site.codes.issue('ada')}")
+    visit.ready()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.goto(site.link(user="bob"))
+    expect(page.get_by_role("dialog")).to_contain_text("the administrator, with the model of bob")

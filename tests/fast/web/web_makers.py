@@ -16,6 +16,7 @@ from personalpeft import Runtime
 from personalpeft_app.bench.page import BROWSERS
 from personalpeft_app.http.own.routes import OwnApi
 from personalpeft_app.web import page as web
+from personalpeft_app.web.sign_in import SignInCodes
 
 PATIENCE = 20_000
 # Notes each thing that the policy forbade, from before the first script of the page.
@@ -43,6 +44,7 @@ class Site:
     runtime: Runtime
     url: str
     secret: str
+    codes: SignInCodes
 
     def of(self, user: str) -> str:
         return self.runtime.tokens.make(user)[1]
@@ -118,10 +120,10 @@ def visiting(browser: Browser, site: Site, **how: Any) -> Iterator[Visit]:
         context.close()
 
 
-def with_page(runtime: Runtime) -> tuple[OwnApi, Any]:
+def with_page(runtime: Runtime, codes: SignInCodes | None = None) -> tuple[OwnApi, Any]:
     """Our own API and the page, as the command ``serve`` puts them beside each other."""
     own = OwnApi(runtime)
-    return own, (own.blueprint, web.blueprint())
+    return own, (own.blueprint, web.blueprint(codes))
 
 
 def correct(runtime: Runtime, count: int = 5, user: str = "ada", *, first: int = 0) -> None:

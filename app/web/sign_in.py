@@ -1,0 +1,52 @@
+"""One-time codes that sign a browser in, so that no lasting secret stands in a link.
+
+Invariants: of a code only a digest is kept, in the memory of this process; a code works once, and not after ``SECONDS``; it
+signs in as one user and never as an administrator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+
+from personalpeft.clock import SYSTEM, Clock
+from personalpeft.ids import check_user_id
+from personalpeft.store.tokens import Tokens
+
+SECONDS = 600
+"""How long a code can be used."""
+_BYTES = 24
+
+
+class SignInCodes:
+    """The codes of one server. Safe to use from several threads."""
+
+    def __init__(self, tokens: Tokens, clock: Clock = SYSTEM) -> None:
+        self._tokens = tokens
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._users: dict[str, tuple[str, float]] = {}
+
+    def issue(self, user: str) -> str:
+        """Return a new code that signs in as ``user``. Raises ``InvalidId``."""
+        check_user_id(user)
+        code = self._clock.entropy(_BYTES).hex()
+        with self._lock:
+            self._drop_expired()
+            self._users[_digest(code)] = user, self._clock.timer() + SECONDS
+        return code
+
+    def redeem(self, code: str) -> str | None:
+        """Exchange a code for the secret of a session. Return None for a code that is unknown, used or too old."""
+        with self._lock:
+            self._drop_expired()
+            user, _ = self._users.pop(_digest(code), (None, 0))
+        return None if user is None else self._tokens.make_session(user)
+
+    def _drop_expired(self) -> None:
+        now = self._clock.timer()
+        self._users = {digest: (user, until) for digest, (user, until) in self._users.items() if now < until}
+
+
+def _digest(code: str) -> str:
+    return hashlib.sha256(code.encode("utf-8", "replace")).hexdigest()
