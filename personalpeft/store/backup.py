@@ -85,8 +85,6 @@ def _copy_database(database: Database, place: Path, home: Path) -> list[str]:
     with closing(sqlite3.connect(str(place), isolation_level=None)) as copy:
         with database.reading() as db:
             db.conn.backup(copy)
-        # One file, also when the home keeps its newest changes beside it.
-        copy.execute("pragma journal_mode=delete").fetchall()
         if copy.execute("pragma quick_check").fetchone()[0] != "ok":
             raise Damaged(
                 f"The database in {home} is damaged, and was not copied.", hint="Run verify; keep the older copies."

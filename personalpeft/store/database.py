@@ -7,6 +7,8 @@ Invariants:
 - A connection serves one block at a time and then goes back to a pool. So a reader never waits for a writer of its own process, and
   never sees rows that its writer has not committed, as both would happen on one shared connection; and the number of
   connections follows how many blocks run at once, not how many threads a server ever had.
+- The file says which journal is used, and every program keeps it, whichever SQLite it has: WAL where the header says so, else
+  TRUNCATE. It is set when the database is made, and only a program that is alone with the file changes it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -75,20 +77,28 @@ class Database:
         with self._writer.held(self._patience):
             yield
 
-    def use_our_journal(self) -> None:
-        """Switches the file to the journal this SQLite can be trusted with. Changes nothing where it is in use already.
-
-        Raises ``Busy`` when another process has the file open under the other journal.
-        """
+    def set_journal(self) -> None:
+        """Give a new database the journal that this SQLite can be trusted with. Programs with another SQLite keep it."""
         with faults.home_faults(self._home), self._borrowed() as db:
-            if journal_mode(db) == JOURNAL_MODE:
+            db.conn.execute(f"pragma journal_mode={JOURNAL_MODE}").fetchall()
+
+    def leave_unsafe_journal(self) -> None:
+        """Leave a write-ahead log that this SQLite can lose commits in, where no other program has the database open.
+
+        It never waits and never fails. Beside another program the log stays: commits are lost only where a checkpoint and a write
+        happen at the same moment, and here both happen under the writer's lock. Every SQLite can be trusted with what follows.
+        """
+        if JOURNAL_MODE == "wal":
+            return
+        with suppress(Busy), faults.home_faults(self._home), self._borrowed() as db:
+            if journal_mode(db) != "wal":
                 return
-            (now_in_use,) = db.conn.execute(f"pragma journal_mode={JOURNAL_MODE}").fetchone()
-            if now_in_use != JOURNAL_MODE:
-                raise Busy(
-                    f"The database in {self._home} cannot change its journal from {now_in_use} to {JOURNAL_MODE}.",
-                    hint="Close every other program that has this home open, then try again.",
-                )
+            with self._writer.held(0):
+                db.conn.execute("pragma busy_timeout=0").fetchall()
+                try:
+                    db.conn.execute(f"pragma journal_mode={JOURNAL_MODE}").fetchall()
+                finally:
+                    db.conn.execute(f"pragma busy_timeout={round(self._patience * 1000)}").fetchall()
 
     def clear_journal(self) -> bool:
         """Has everything that was committed in the database file, and nothing in the journal: what was overwritten in the one is still
@@ -140,7 +150,9 @@ class Database:
 
 def create_file(path: Path) -> None:
     """Makes an empty database file, readable by its owner only, where there is none."""
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    # One that is there is not opened: closing it would let go of the locks that this process has on it.
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
 def journal_mode(db: sqlite_utils.Database) -> str:
@@ -183,8 +195,8 @@ def _opened(path: Path, mode: str, patience: float) -> sqlite_utils.Database:
         db = sqlite_utils.Database(conn, execute_plugins=False)
         # Only WAL is written into the file. Without this line each connection would go back to DELETE, which can lose what it has
         # acknowledged when the power is cut: the removal of the journal is not yet on the disk then.
-        if JOURNAL_MODE != "wal" and journal_mode(db) != "wal":
-            conn.execute(f"pragma journal_mode={JOURNAL_MODE}").fetchall()
+        if journal_mode(db) != "wal":
+            conn.execute("pragma journal_mode=truncate").fetchall()
         return db
     except sqlite3.Error:
         conn.close()

@@ -28,7 +28,7 @@ from personalpeft.store.forgetting import has_errands, remove, run_errands
 from personalpeft.store.ledger import SqliteLedger
 from personalpeft.store.locks import Holder, Leases, Lock
 from personalpeft.store.portable import Portable, put_in, take_out
-from personalpeft.store.sqlite import JOURNAL_MODE, sqlite3
+from personalpeft.store.sqlite import sqlite3
 from personalpeft.store.upkeep import Upkeep
 from personalpeft.store.verify import verify
 
@@ -264,24 +264,29 @@ def _is_writable(home: Path) -> bool:
 def _make_ready(home: Path, pool: Database) -> None:
     """Checks that the database is ours and brings it to the present schema, under the writer's lock where that needs writing."""
     with faults.home_faults(home):
-        if (home / DATABASE).exists() and _is_in_order(home, pool):
-            return
-        if pool.read_only:
-            raise HomeError(
-                f"The home {home} is from an older version of personalpeft and read-only.",
-                hint="Make it writable and open it once, so that it can be brought up to date.",
-            )
-        with pool.turn_to_write():
-            database.create_file(home / DATABASE)
-            with pool.reading() as db:
-                schema.is_current(db, home)
-            pool.use_our_journal()
-            with pool.writing() as db:
-                if not schema.is_current(db, home):
-                    schema.migrate(db)
+        if not (home / DATABASE).exists() or not _is_current(home, pool):
+            _bring_up_to_date(home, pool)
+        if not pool.read_only:
+            pool.leave_unsafe_journal()
 
 
-def _is_in_order(home: Path, pool: Database) -> bool:
+def _bring_up_to_date(home: Path, pool: Database) -> None:
+    if pool.read_only:
+        raise HomeError(
+            f"The home {home} is from an older version of personalpeft and read-only.",
+            hint="Make it writable and open it once, so that it can be brought up to date.",
+        )
+    with pool.turn_to_write():
+        database.create_file(home / DATABASE)
+        with pool.reading() as db:
+            schema.is_current(db, home)
+        if (home / DATABASE).stat().st_size == 0:
+            pool.set_journal()
+        with pool.writing() as db:
+            if not schema.is_current(db, home):
+                schema.migrate(db)
+
+
+def _is_current(home: Path, pool: Database) -> bool:
     with pool.reading() as db:
-        current = schema.is_current(db, home, to_read=pool.read_only)
-        return current and (pool.read_only or database.journal_mode(db) == JOURNAL_MODE)
+        return schema.is_current(db, home, to_read=pool.read_only)

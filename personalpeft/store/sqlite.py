@@ -1,4 +1,4 @@
-"""Which SQLite this process has, and which journal it can be trusted with.
+"""Which SQLite this process has, and which journal it can be trusted with by itself.
 
 sqlite-utils takes pysqlite3 where it is installed and else the standard module; errors of one are not errors of the other, so
 everything here uses the very module that sqlite-utils uses.
@@ -22,3 +22,4 @@ def wal_is_safe(version: tuple[int, ...]) -> bool:
 
 
 JOURNAL_MODE = "wal" if wal_is_safe(sqlite3.sqlite_version_info) else "truncate"
+"""The journal that this SQLite gives to a new database. An older one keeps the journal that it has."""

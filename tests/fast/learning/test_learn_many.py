@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from runtime_makers import ask, correct, greedy, nothing_changes, opened, quick_
 from personalpeft import InvalidId, InvalidInput, NothingToLearn, Runtime
 from personalpeft.errors import HomeError
 from personalpeft.learning.learner import TOGETHER
+from personalpeft.store.sqlite import sqlite3
 from personalpeft.types import Verdict
 
 PEOPLE = ("ada", "bo", "cy")

@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +17,8 @@ from store_makers import BASE, Clock, add_fact, add_revision, beside, opened, ou
 
 from personalpeft.errors import HomeError, InvalidId
 from personalpeft.store import open_store
-from personalpeft.store.sqlite import wal_is_safe
+from personalpeft.store.base import Removal
+from personalpeft.store.sqlite import JOURNAL_MODE, wal_is_safe
 
 
 def listing(folder: Path) -> dict[str, bytes | None]:
@@ -344,22 +346,90 @@ with opened(home) as store:
     output(beside(_WITH_THE_STANDARD_SQLITE + script, home))
 
 
-def test_a_home_changes_hands_between_two_sqlites_when_neither_holds_it_open(home: Path) -> None:
-    script = """
-from personalpeft.errors import Busy
-try:
-    with opened(home, patience=0.1) as store:
-        add_fact(store)
-except Busy as error:
-    print(error.message)
-"""
-    with opened(home) as store:
-        add_fact(store)
+_WRITES_FOR_A_WHILE = """
+import threading
+with opened(home, patience=5) as store:
+    print("open", flush=True)
+    sys.stdin.readline()
+    for number in range(40):
+        add_fact(store, text=f"{sys.argv[2]} {number}")
         store.ledger.signals("ada")
-        refused = output(beside(_WITH_THE_STANDARD_SQLITE + script, home))
-        here = len(store.ledger.signals("ada"))
-        assert here == (1 if refused else 2)
-    assert output(beside(_WITH_THE_STANDARD_SQLITE + script, home)) == ""
+    print("written", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("maker", ["newer", "older", "both"])
+def test_two_sqlites_on_one_home_write_side_by_side(home: Path, maker: str) -> None:
+    """One has the repair of the WAL-reset bug and the other, of the standard library, may have not."""
+    preludes = {"newer": "", "older": _WITH_THE_STANDARD_SQLITE}
+    if maker in preludes:
+        output(beside(preludes[maker] + "with opened(home) as store: add_fact(store)", home))
+    order = sorted(preludes, key=lambda name: name != maker)
+    writers = [beside(preludes[name] + _WRITES_FOR_A_WHILE, home, name) for name in order]
+    for told in ("open", "written"):
+        # Both have it open at once from the first write to the last.
+        assert [_line(writer) for writer in writers] == [f"{told}\n"] * 2
+        for writer in writers:
+            writer.stdin.write("go on\n")  # type: ignore[union-attr]
+            writer.stdin.flush()  # type: ignore[union-attr]
+    for writer in writers:
+        output(writer)
     with opened(home) as store:
-        assert len(store.ledger.signals("ada")) == here + 1
+        texts = {signal.payload["text"] for signal in store.ledger.signals("ada")}
+        assert texts >= {f"{name} {number}" for name in preludes for number in range(40)}
         assert store.verify() == ()
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    line = process.stdout.readline()  # type: ignore[union-attr]
+    assert line, output(process)
+    return line
+
+
+def _keeps_a_log(home: Path) -> bool:
+    """Whether the database file says that it has a write-ahead log. Asked beside: to close the file here would let go of the locks that
+    this process has on it.
+    """
+    return output(beside("print(list((home / 'personalpeft.db').read_bytes()[18:20]))", home)) == "[2, 2]\n"
+
+
+@pytest.mark.skipif(
+    JOURNAL_MODE != "wal" or wal_is_safe(sqlite3.sqlite_version_info), reason="takes a safe and an unsafe SQLite"
+)
+def test_an_sqlite_that_could_lose_commits_in_the_log_leaves_it_once_it_is_alone(home: Path) -> None:
+    older = _WITH_THE_STANDARD_SQLITE + "with opened(home, patience=30) as store: add_fact(store)"
+    with opened(home) as store:
+        add_fact(store)
+        assert _keeps_a_log(home)
+        began = time.monotonic()
+        output(beside(older, home))
+        assert time.monotonic() - began < 20
+        assert _keeps_a_log(home)
+    output(beside(older, home))
+    assert not _keeps_a_log(home)
+    for _ in range(2):
+        with opened(home) as store:
+            add_fact(store)
+            # What is safe for both is kept by both.
+            assert not _keeps_a_log(home)
+            assert (home / "personalpeft.db-journal").stat().st_size == 0
+    with opened(home) as store:
+        assert len(store.ledger.signals("ada")) == 5
+        assert store.verify() == ()
+
+
+def test_while_one_program_writes_another_sqlite_opens_the_home_and_reads(home: Path) -> None:
+    read = "with opened(home, patience=0.1) as store: print(len(store.ledger.signals('ada')))"
+    heard: list[str] = []
+
+    def decide() -> Removal:
+        # Called in the writer's turn.
+        heard.append(output(beside(_WITH_THE_STANDARD_SQLITE + read, home)))
+        raise HomeError("Stopped.")
+
+    with opened(home) as store:
+        add_fact(store)
+        with pytest.raises(HomeError, match="Stopped"):
+            store.forget("ada", decide)
+    assert heard == ["1\n"]

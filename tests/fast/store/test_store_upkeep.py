@@ -79,6 +79,14 @@ def test_a_copy_is_a_home_with_all_that_was_live(home: Path, tmp_path: Path) -> 
         assert later.turn_id not in {turn.id for turn in copy.user("ada").turns()}
 
 
+def test_a_copy_keeps_the_journal_of_its_home(home: Path, tmp_path: Path) -> None:
+    with opened(home) as runtime:
+        ask(runtime.user("ada"))
+        made = runtime.upkeep.back_up(tmp_path / "copies")
+    journals = [folder.joinpath("personalpeft.db").read_bytes()[18:20] for folder in (home, made.path)]
+    assert journals[0] == journals[1]
+
+
 def test_the_newest_copies_stay_whatever_the_clock_says_and_share_their_files(home: Path, tmp_path: Path) -> None:
     time, copies = Time(), tmp_path / "copies"
     (copies / "copy-000009-20200101.part").mkdir(parents=True)
