@@ -24,8 +24,8 @@ from personalpeft.backends.base import (
     Term,
 )
 from personalpeft.backends.learning_side import LearningSide
-from personalpeft.backends.llamacpp.batch import ALONE, Batch
-from personalpeft.backends.llamacpp.lanes import Lanes, Room
+from personalpeft.backends.llamacpp.batch import Batch
+from personalpeft.backends.llamacpp.lanes import PART, Lanes, Room
 from personalpeft.backends.llamacpp.library import Model, Shape
 from personalpeft.backends.llamacpp.loras import Loras
 from personalpeft.backends.llamacpp.probe import Choice, choose
@@ -35,17 +35,17 @@ from personalpeft.bases.base import Base
 from personalpeft.bases.gguf_file import gguf_file
 from personalpeft.bases.gguf_names import GgufNames, gguf_names
 
-# How far a reply may be from a cold run of itself: activations are rounded to 8 bits a block, so a number may change with
-# how many tokens are computed in one call.
+# How far a reply's log-probs may be from its scores: activations are rounded to 8 bits a block, so a number may change with
+# how many tokens are computed in one call, and a score reads as a prompt what the reply wrote token by token.
 _TOLERANCE = 0.1
 # Of the memory, which is shared with everything else, an eighth for all lanes.
 _MEMORY_SHARE = 1 / 8
 # Tokens that a row of a usual length has, and that a lane has room for where memory is short.
 _USUAL, _FEWEST = 512, 256
-# Sequences in one context; the library has a limit of its own.
-_MOST_SEQUENCES = 128
-# Distributions in one call of scoring: so many rows of the vocabulary lie in memory at once.
-_SCORED_AT_ONCE = 32
+# Tokens and distributions in one call of scoring: so many rows of the vocabulary lie in memory at once.
+_READ_AT_ONCE, _SCORED_AT_ONCE = 256, 32
+# What holds of promise 4, for ``doctor``.
+_REPEATS = "a reply is the same to the bit alone and in company, cold and cached, with the same number of threads"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +72,15 @@ class LlamaCppBackend(Speaks):
         choice = choose(self._file, cache)
         self._model = Model(self._file, extra=choice.extra)
         threads = threads or _processors()
-        shape = Shape(_FEWEST, min(2 * rows, _MOST_SEQUENCES), ALONE + rows, rows, threads, names.full)
+        shape = Shape(_FEWEST, PART, 1, threads, names.full)
         room = _room(names, self._model.vocabulary, shape, wanted=base.card.context + rows * _USUAL)
         self.longest = min(room.places, base.card.context)
         self.description = _described(choice, threads)
         self._turn = threading.Lock()
         self._loras = Loras(slots, partial(write_gguf_lora, names), self._model.lora)
-        lanes = Lanes(room, shape, self._model.context)
+        lanes = Lanes(room, shape, self._model.context, idle=slots)
         self._batch = Batch(lanes, self._loras, self._text, rows=rows, longest=self.longest)
-        one = Shape(self.longest, 1, ALONE, _SCORED_AT_ONCE, threads, names.full)
+        one = Shape(self.longest, _READ_AT_ONCE, _SCORED_AT_ONCE, threads, names.full)
         self._scorer = Scorer(one, self._model.context, self._turn)
         self._learning = LearningSide(base, cache=cache)
 
@@ -166,7 +166,7 @@ def memory_of(names: GgufNames, vocabulary: int, shape: Shape) -> tuple[int, int
     is a little less.
     """
     # Distributions lie there twice, where they are computed and where they are read; beside them what goes through a block.
-    distributions = 2 * max(shape.asked, shape.sequences) * vocabulary
+    distributions = 2 * shape.asked * vocabulary
     widths = 2 * int(names.config["hidden_size"]) + 2 * int(names.config["intermediate_size"])
     # What each token of a call finds at each place: whether it may look there, and step by step (in float32) what it sees there.
     seen = shape.batch * (3 + int(names.config["num_attention_heads"]) if shape.full else 1)
@@ -178,4 +178,4 @@ def _processors() -> int:
 
 
 def _described(choice: Choice, threads: int) -> str:
-    return f"llama.cpp on the processor, threads: {threads}; {choice.why}"
+    return f"llama.cpp on the processor, threads: {threads}; {choice.why}; {_REPEATS}"

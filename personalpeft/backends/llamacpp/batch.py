@@ -1,41 +1,39 @@
 """The batch: rows join and leave between steps, and each step gives every row that is ready its next token.
 
-A step is one call of llama.cpp for each stack that has rows: one token of each row that is being decoded, then as much of the
-waiting prompts as fits the step.
+A step is one call of llama.cpp for each row that is being decoded, then one for each part of the waiting prompts that fits
+the step. A call computes tokens of one row alone: one token that was picked, or a part of its prompt between two multiples of ``PART``.
 
-Invariants: a row's numbers depend on its own tokens and stack alone; what a row held is free as soon as it has left.
+Invariants: a row's numbers depend on its own tokens and stack alone, to the bit; what a row held is free as soon as it has left.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from personalpeft.backends.base import Occupancy, Piece, Row
-from personalpeft.backends.llamacpp.lanes import Lane, Lanes, Seat
+from personalpeft.backends.base import Occupancy, Piece, Row, Tokens
+from personalpeft.backends.llamacpp.lanes import PART, Lane, Lanes
 from personalpeft.backends.llamacpp.library import Logits, Place
 from personalpeft.backends.llamacpp.loras import Loaded, Loras
 from personalpeft.backends.llamacpp.sampling import Picker, known_of
 from personalpeft.backends.residents import Resident
 from personalpeft.backends.text import Text
-from personalpeft.backends.writing import Writing, read_on
+from personalpeft.backends.writing import Writing
 
-# Prompt tokens in one step beside rows that are being decoded, and when there are none (``Shape.batch`` has room for both).
-BESIDE_OTHERS = 64
-ALONE = 256
+# Prompt tokens in one step beside rows that are being decoded, and when there are none.
+_BESIDE_OTHERS, _ALONE = PART, 4 * PART
 
 
 # eq=False: two rows that ask for the same are two rows.
 @dataclass(eq=False, slots=True)
 class _Live:
-    """A row in the batch. ``tokens`` are the prompt and what was picked, of which ``read`` lie in its seat."""
+    """A row in the batch. ``tokens`` are the prompt and what was picked, of which ``read`` lie in its lane."""
 
     number: int
     row: Row
     stack: Resident[Loaded] | None
     lane: Lane
-    seat: Seat
     picker: Picker
     writing: Writing
     read: int
@@ -45,11 +43,22 @@ class _Live:
     def pending(self) -> int:
         return len(self.tokens) - self.read
 
-    def places(self, count: int) -> Iterator[Place]:
-        """Its next tokens; the last of all that is pending is answered."""
-        for position in range(self.read, self.read + count):
-            asked = position == len(self.tokens) - 1
-            yield Place(self.tokens[position], position, self.seat.sequence, asked)
+    @property
+    def part(self) -> int:
+        """How many tokens its next call computes."""
+        return min(PART - self.read % PART, self.pending)
+
+    @property
+    def prompt(self) -> Tokens:
+        """What was read of its prompt."""
+        return self.row.tokens[: self.read]
+
+    def compute(self) -> Logits:
+        """Computes its next part; gives the logits after its last token, where that is in it."""
+        places = [Place(self.tokens[n], n, n == len(self.tokens) - 1) for n in range(self.read, self.read + self.part)]
+        logits = self.lane.compute(places)
+        self.read += len(places)
+        return logits
 
     def take(self, logits: Logits) -> Piece:
         """The next token, and what it adds to the reply."""
@@ -86,18 +95,20 @@ class Batch:
         if live is None:
             self.let_go(stack)
             return None
-        self._reused += live.seat.found
+        self._reused += live.read
         self._live[live.number] = live
         return live.number
 
     def step(self) -> Sequence[Piece]:
         """See ``Backend.step``."""
-        by_lane: dict[Lane, list[_Live]] = {}
-        for live in self._live.values():
-            by_lane.setdefault(live.lane, []).append(live)
-        waiting = any(live.pending == 1 for live in self._live.values())
-        reading = dict(read_on(BESIDE_OTHERS if waiting else ALONE, self._live.values()))
-        return [piece for lane, rows in by_lane.items() for piece in self._advance(lane, rows, reading)]
+        rows = tuple(self._live.values())
+        pieces = [self._advance(live) for live in rows if live.pending == 1]
+        budget = _BESIDE_OTHERS if pieces else _ALONE
+        for live in rows:
+            while live.pending > 1 and live.part <= budget:
+                budget -= live.part
+                pieces.append(self._advance(live))
+        return [piece for piece in pieces if piece is not None]
 
     def leave(self, number: int) -> Piece | None:
         """See ``Backend.leave``."""
@@ -132,38 +143,32 @@ class Batch:
         self._close(self._loras.let_go(stack))
 
     def _seated(self, row: Row, stack: Resident[Loaded] | None, room: int) -> _Live | None:
-        lane = self._lanes.with_room(stack.held.lora if stack else None, room)
+        lane = self._lanes.with_room(stack.held.lora if stack else None, row.owner, row.tokens, room)
         if lane is None:
             return None
-        # What can fail comes before the seat is taken.
+        # What can fail comes before the lane is taken.
         number = next(self._numbers)
         picker, writing = Picker.of(row.sampling), Writing(number, row, self._text)
-        seat = lane.take(row.owner, row.tokens, room)
-        return _Live(number, row, stack, lane, seat, picker, writing, seat.found, list(row.tokens))
+        found = lane.take(row.owner, row.tokens)
+        return _Live(number, row, stack, lane, picker, writing, found, list(row.tokens))
 
-    def _advance(self, lane: Lane, rows: Sequence[_Live], reading: Mapping[_Live, int]) -> Iterator[Piece]:
-        """A step of one lane's rows, of which some read so much of their prompts."""
-        going = [(live, 1) for live in rows if live.pending == 1]
-        going += [(live, reading[live]) for live in rows if live in reading]
-        if not going:
-            return
-        logits = lane.compute([place for live, count in going for place in live.places(count)])
-        answers = iter(logits)
-        for live, count in going:
-            live.read += count
-            if live.pending == 0:
-                piece = live.take(next(answers))
-                if piece.finish is not None:
-                    self._remove(live)
-                yield piece
+    def _advance(self, live: _Live) -> Piece | None:
+        """One call for a row; its next token, where all of its prompt is read."""
+        logits = live.compute()
+        if live.pending:
+            return None
+        piece = live.take(logits[0])
+        if piece.finish is not None:
+            self._remove(live)
+        return piece
 
     def _remove(self, live: _Live) -> None:
         del self._live[live.number]
-        live.lane.leave(live.seat, live.row.owner, tuple(live.tokens[: live.read]))
+        live.lane.leave(live.row.owner, live.prompt)
         self.let_go(live.stack)
 
     def _close(self, gone: Loaded | None) -> None:
-        """Lets go of a stack that nobody will name again: its lane first, which answers with it."""
+        """Frees a stack that was dropped: first in the lanes that compute with it."""
         if gone is not None:
-            self._lanes.close(gone.lora)
+            self._lanes.detach(gone.lora)
             gone.lora.close()

@@ -1,12 +1,13 @@
-"""Where rows are computed: one lane for each stack that somebody asks, with a context of its own.
+"""Contexts of llama.cpp: each computes one row at a time, with one stack.
 
-A context has one set of adapters, so rows of different stacks share none; to change the set of one costs as much as half a
-token, to keep another context costs its keys and values. Rows of one stack share a lane, and are computed in one call.
+What a row computes depends on where its keys and values lie in a context, and on how many tokens are computed in one call
+(docs/engines.md has the figures). So a row shares neither a context nor a call with another row: its keys and values
+lie in its context from the beginning and without a gap, as if nothing else were served.
 
-Invariants: all lanes together keep within a bound of places and of memory (while one grows, its old ones besides), and a
-row gets, when it joins, all that its prompt and its longest reply can need; what is kept of a row that has left is found
-only in the lane of its stack, by rows of its owner whose tokens begin alike; a sequence is never read under another stack
-than it was written under.
+Invariants: all contexts together keep within a bound of places and of memory (while one grows, its old places besides). A
+row gets, when it joins, all that its prompt and its longest reply can need. What is kept of a row that has left is found
+only with the same stack, by rows of its owner whose prompts begin alike, and only in whole parts of ``PART`` tokens that were read as a
+prompt. Keys and values are never read under another stack than they were written under.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from dataclasses import dataclass, replace
 from personalpeft.backends.base import Tokens
 from personalpeft.backends.llamacpp.library import Context, Logits, Lora, Place, Shape
 
-# A lane begins with this many places, and doubles when its rows need more. llama.cpp rounds up to multiples of the step.
+PART = 64
+"""Tokens of a prompt that are computed in one call. A prompt is cut at multiples of it, whatever is found of it."""
+
+# A lane begins with at least this many places. llama.cpp rounds up to multiples of the step.
 _FEWEST, _STEP = 512, 256
 OpenContext = Callable[[Shape, Lora | None], Context]
 
@@ -40,29 +44,20 @@ class Room:
         return (min(self.places, fits) - sum(taken)) // _STEP * _STEP
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """A row's sequence in a lane, with room for ``room`` tokens, of which ``found`` are there already."""
-
-    sequence: int
-    room: int
-    found: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    owner: str
-    tokens: Tokens
-
-
 class Lane:
-    """One stack's context. Not thread-safe."""
+    """A context for one row at a time, and the parts of the prompt that it keeps of the last one. Not thread-safe."""
 
     def __init__(self, lora: Lora | None, context: Context, open_context: OpenContext) -> None:
         self._lora, self._open = lora, open_context
         self._context = context
-        self._seats: dict[int, int] = {}
-        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._owner = ""
+        self._kept: Tokens = ()
+        self.taken = False
+
+    @property
+    def lora(self) -> Lora | None:
+        """The adapter that it computes with."""
+        return self._lora
 
     @property
     def places(self) -> int:
@@ -70,67 +65,44 @@ class Lane:
         return self._context.shape.places
 
     @property
-    def rows(self) -> int:
-        return len(self._seats)
-
-    @property
     def kept(self) -> int:
-        """How many tokens it keeps of rows that have left."""
-        return sum(len(kept.tokens) for kept in self._kept.values())
+        """How many tokens it keeps of a row that has left."""
+        return len(self._kept)
 
-    @property
-    def full(self) -> bool:
-        """Whether every sequence has a row."""
-        return len(self._seats) == self._context.shape.sequences
+    def shared(self, owner: str, tokens: Tokens) -> int:
+        """How many tokens of a prompt it keeps in whole parts. The last token is never one of them: the first token of the
+        reply is computed from it.
+        """
+        if owner != self._owner:
+            return 0
+        return _alike(self._kept, tokens[: len(tokens) - 1]) // PART * PART
 
-    def missing(self, room: int) -> int:
-        """How many places it lacks for a row of that length; it may forget what it keeps for it."""
-        return max(0, sum(self._seats.values()) + room - self.places)
+    def take(self, owner: str, tokens: Tokens) -> int:
+        """Gives the lane to a row; returns how many tokens of its prompt are there already."""
+        found = self._cut(self.shared(owner, tokens))
+        self._kept, self.taken = (), True
+        return found
 
-    def take(self, owner: str, tokens: Tokens, room: int) -> Seat:
-        """A seat for a row that ``missing`` says there is room for."""
-        sequence, found = self._alike(owner, tokens)
-        if sequence is None:
-            sequence = self._free()
-        # What is found counts as the row's own from here on, so it is not dropped to make room for it.
-        while sum(self._seats.values()) + room + self.kept > self.places:
-            self._drop(next(iter(self._kept)))
-        self._seats[sequence] = room
-        return Seat(sequence, room, found)
-
-    def leave(self, seat: Seat, owner: str, read: Tokens) -> None:
-        """Frees a seat, and keeps what was read there for a later row."""
-        del self._seats[seat.sequence]
-        if read:
-            self._kept[seat.sequence] = _Kept(owner, read)
-        else:
-            self._context.cut(seat.sequence, 0)
+    def leave(self, owner: str, read: Tokens) -> None:
+        """Frees the lane, and keeps the whole parts of what was read of the row's prompt."""
+        self._owner, self._kept, self.taken = owner, read[: self._cut(len(read) // PART * PART)], False
 
     def compute(self, places: Sequence[Place]) -> Logits:
         """See ``Context.compute``."""
         return self._context.compute(places)
 
+    def answer_with(self, lora: Lora | None) -> None:
+        """Computes with another adapter from now on, and keeps nothing."""
+        self._kept = ()
+        if lora is not self._lora:
+            self._context.answer_with(lora)
+            self._lora = lora
+
     def grow(self, places: int) -> None:
         """Moves into a context of so many places, with all that it holds."""
-        self._move(replace(self._context.shape, places=places), [*self._seats, *self._kept])
-
-    def forget(self) -> None:
-        """Keeps nothing of rows that have left; their keys and values are overwritten, or freed with their context."""
-        if self._seats:
-            self._move(self._context.shape, [*self._seats])
-        else:
-            self._context.clear()
-        self._kept.clear()
-
-    def close(self) -> Context:
-        """Ends it, and gives its context back."""
-        return self._context
-
-    def _move(self, shape: Shape, sequences: Sequence[int]) -> None:
-        old, new = self._context, self._open(shape, self._lora)
+        old, new = self._context, self._open(replace(self._context.shape, places=places), self._lora)
         try:
-            for sequence in sequences:
-                new.restore(sequence, old.state(sequence))
+            new.restore(old.state())
         except BaseException:
             new.close()
             raise
@@ -138,115 +110,113 @@ class Lane:
         old.clear()
         old.close()
 
-    def _alike(self, owner: str, tokens: Tokens) -> tuple[int | None, int]:
-        """What is kept of the owner and begins alike: its sequence, cut to what is the same, and how long that is."""
-        # The last token at least is read anew, since that is what the first token of the reply comes from.
-        wanted = tokens[: len(tokens) - 1]
-        best, longest = None, 0
-        for sequence, kept in self._kept.items():
-            if kept.owner == owner and (same := _alike(kept.tokens, wanted)) > longest:
-                best, longest = sequence, same
-        if best is None:
-            return None, 0
-        del self._kept[best]
-        return best, longest if self._context.cut(best, longest) else 0
+    def forget(self) -> None:
+        """Overwrites what is kept of rows that have left."""
+        if self.taken:
+            # Only what the row in it has read is copied.
+            self.grow(self.places)
+        else:
+            self._kept = ()
+            self._context.clear()
 
-    def _free(self) -> int:
-        """A sequence that nobody has; the one that was kept longest where all are taken."""
-        if len(self._seats) + len(self._kept) == self._context.shape.sequences:
-            self._drop(next(iter(self._kept)))
-        return next(s for s in range(self._context.shape.sequences) if s not in self._seats and s not in self._kept)
+    def close(self) -> None:
+        """Frees its memory."""
+        self._context.close()
 
-    def _drop(self, sequence: int) -> None:
-        del self._kept[sequence]
-        self._context.cut(sequence, 0)
+    def _cut(self, length: int) -> int:
+        """Drops all but the first tokens; returns how many are left, none where this model cannot be cut there."""
+        return length if self._context.cut(length) else 0
 
 
 class Lanes:
-    """The lanes of all stacks, within ``room`` together. Not thread-safe.
+    """The lanes of all rows, within ``room`` together. Not thread-safe.
 
-    The context of a lane that ended is kept for the next: to make one takes longer than to load an adapter.
+    A lane that no row has is kept for the next turn of its conversation, or recycled: to make a context takes longer than to
+    load an adapter. ``idle`` is how many of them there may be before another one is made.
     """
 
-    def __init__(self, room: Room, shape: Shape, open_context: OpenContext) -> None:
+    def __init__(self, room: Room, shape: Shape, open_context: OpenContext, *, idle: int) -> None:
         self.room = room
-        self._shape, self._open = shape, open_context
+        self._shape, self._open, self._idle = shape, open_context, idle
         # Least recently used first.
-        self._lanes: OrderedDict[Lora | None, Lane] = OrderedDict()
-        self._spare: Context | None = None
+        self._lanes: OrderedDict[Lane, None] = OrderedDict()
 
     def __iter__(self) -> Iterator[Lane]:
-        return iter(self._lanes.values())
+        return iter(self._lanes)
 
-    def with_room(self, lora: Lora | None, room: int) -> Lane | None:
-        """The lane of a stack, with room for a row of that length; None while other rows have the places for it. Lanes that
-        nobody uses give way.
+    def with_room(self, lora: Lora | None, owner: str, tokens: Tokens, room: int) -> Lane | None:
+        """A lane for a row of that length, which is still to ``take``: the one that keeps most of its prompt. None while other rows
+        have the places for it. Lanes without a row give way.
         """
-        lane = self._lanes.get(lora)
-        if lane is not None and lane.full:
-            return None
-        if lane is None:
-            context = self._context(lora, _rounded(room))
-            if context is None:
-                return None
-            lane = self._lanes[lora] = Lane(lora, context, self._open)
-        elif lacking := lane.missing(room):
-            size = self._size(lane, least=_rounded(lane.places + lacking), wanted=2 * lane.places)
+        least = -(-room // _STEP) * _STEP
+        lane = self._alike(lora, owner, tokens)
+        if lane is not None and lane.places < least:
+            size = self._size(lane, least=least, wanted=2 * lane.places)
             if size is None:
                 return None
             lane.grow(size)
-        self._lanes.move_to_end(lora)
+        if lane is None:
+            lane = self._recycled(lora, least) or self._made(lora, least)
+        if lane is not None:
+            self._lanes.move_to_end(lane)
         return lane
 
-    def close(self, lora: Lora | None) -> None:
-        """Ends the lane of a stack, if there is one."""
-        lane = self._lanes.pop(lora, None)
-        if lane is not None:
-            self._let_go_of_spare()
-            self._spare = lane.close()
-            # The adapter may be freed from here on, and what was said with it is nobody's any more.
-            self._spare.answer_with(None)
+    def detach(self, lora: Lora) -> None:
+        """Lets go of an adapter, which no row uses: it may be freed from here on, and what was computed with it is dropped."""
+        for lane in self._lanes:
+            if lane.lora is lora:
+                lane.answer_with(None)
 
     def close_all(self) -> None:
         """Ends every lane and frees all memory."""
-        for lora in tuple(self._lanes):
-            self.close(lora)
-        self._let_go_of_spare()
+        for lane in tuple(self._lanes):
+            self._close(lane)
 
-    def _context(self, lora: Lora | None, least: int) -> Context | None:
-        spare = self._spare
-        if spare is not None and spare.shape.places >= least:
-            spare.answer_with(lora)
-            self._spare = None
-            return spare
+    def _alike(self, lora: Lora | None, owner: str, tokens: Tokens) -> Lane | None:
+        """The lane that keeps most of a prompt, if one keeps any of it."""
+        lanes = [lane for lane in self._free() if lane.lora is lora and lane.shared(owner, tokens)]
+        return max(lanes, key=lambda lane: lane.shared(owner, tokens), default=None)
+
+    def _recycled(self, lora: Lora | None, least: int) -> Lane | None:
+        """A lane that keeps nothing, or the one that was kept longest where there are enough, or no memory for more."""
+        free = self._free()
+        full = len(free) >= self._idle or self._left() < least
+        lane = next((lane for lane in free if lane.places >= least and (full or not lane.kept)), None)
+        if lane is not None:
+            lane.answer_with(lora)
+        elif len(free) >= self._idle:
+            self._close(free[0])
+        return lane
+
+    def _made(self, lora: Lora | None, least: int) -> Lane | None:
         size = self._size(None, least=least, wanted=_FEWEST)
-        return None if size is None else self._open(replace(self._shape, places=size), lora)
-
-    def _let_go_of_spare(self) -> None:
-        spare, self._spare = self._spare, None
-        if spare is not None:
-            spare.close()
+        if size is None:
+            return None
+        lane = Lane(lora, self._open(replace(self._shape, places=size), lora), self._open)
+        self._lanes[lane] = None
+        return lane
 
     def _size(self, own: Lane | None, *, least: int, wanted: int) -> int | None:
         """How large a lane may become; None where it cannot be so large as it has to be."""
-
-        def left() -> int:
-            spare = [] if self._spare is None else [self._spare.shape.places]
-            return self.room.left(spare + [lane.places for lane in self if lane is not own])
-
-        for lora, lane in tuple(self._lanes.items()):
-            if left() >= least:
+        if self.room.left([lane.places for lane in self if lane.taken]) < least:
+            return None
+        for lane in self._free():
+            if self._left(own) >= least:
                 break
-            if lane is not own and not lane.rows:
-                self.close(lora)
-                self._let_go_of_spare()
-        if left() < least:
-            self._let_go_of_spare()
-        return min(max(least, wanted), left()) if left() >= least else None
+            if lane is not own:
+                self._close(lane)
+        return min(max(least, wanted), self._left(own))
 
+    def _left(self, own: Lane | None = None) -> int:
+        """How many places there are for one more lane, or for one that there is."""
+        return self.room.left([lane.places for lane in self if lane is not own])
 
-def _rounded(places: int) -> int:
-    return -(-places // _STEP) * _STEP
+    def _free(self) -> list[Lane]:
+        return [lane for lane in self._lanes if not lane.taken]
+
+    def _close(self, lane: Lane) -> None:
+        del self._lanes[lane]
+        lane.close()
 
 
 def _alike(kept: Tokens, wanted: Tokens) -> int:

@@ -36,28 +36,29 @@ _LEVELS = {2: logging.DEBUG, 3: logging.DEBUG, 4: logging.ERROR}
 # GGML's number for the type, and the library's for attention step by step, whose sums are in float32.
 _FLOAT32, _NO_FLASH = 0, 0
 
+# The only sequence in a context.
+_SEQUENCE = 0
+
 # A model keeps a list of its adapters, which the library does not lock.
 _ADAPTERS = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One token to compute: where it stands in which sequence, and whether what comes after it is asked for."""
+    """One token to compute: where it stands in the text, and whether what comes after it is asked for."""
 
     token: int
     position: int
-    sequence: int
     asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large a context is: ``places`` for keys and values, which ``sequences`` share; at most ``batch`` tokens and
-    ``asked`` distributions in one call. ``full`` keeps and computes attention in float32, else in float16.
+    """How large a context is: ``places`` for keys and values; at most ``batch`` tokens and ``asked`` distributions in one
+    call. ``full`` keeps and computes attention in float32, else in float16.
     """
 
     places: int
-    sequences: int
     batch: int
     asked: int
     threads: int
@@ -136,17 +137,16 @@ class Vocabulary:
 
 
 class Context:
-    """Keys and values of some sequences, computed with one set of adapters. Not thread-safe."""
+    """The keys and values of one text, computed with one set of adapters. Not thread-safe."""
 
     def __init__(self, model: Any, vocabulary: int, shape: Shape, lora: Lora | None) -> None:
         lib = _lib()
         self.shape = shape
         self._vocabulary = vocabulary
         params = lib.llama_context_default_params()
-        params.n_ctx, params.n_seq_max, params.kv_unified = shape.places, shape.sequences, True
+        params.n_ctx, params.n_seq_max = shape.places, 1
         params.n_batch = params.n_ubatch = min(shape.batch, shape.places)
-        # The library ends the process where there are more sequences than outputs.
-        params.n_outputs_max = params.n_outputs_max_per_seq = max(shape.asked, shape.sequences)
+        params.n_outputs_max = params.n_outputs_max_per_seq = shape.asked
         params.n_threads = params.n_threads_batch = shape.threads
         params.no_perf = True
         if shape.full:
@@ -183,7 +183,7 @@ class Context:
             batch.token[index] = place.token
             batch.pos[index] = place.position
             batch.n_seq_id[index] = 1
-            batch.seq_id[index][0] = place.sequence
+            batch.seq_id[index][0] = _SEQUENCE
             batch.logits[index] = place.asked
         code = _lib().llama_decode(self._context, batch)
         if code:
@@ -194,30 +194,30 @@ class Context:
             logits[row] = np.ctypeslib.as_array(found, (self._vocabulary,))
         return logits
 
-    def cut(self, sequence: int, length: int) -> bool:
-        """Drops all of a sequence from a position on; False where this model cannot, and then all of it is dropped."""
-        if _lib().llama_memory_seq_rm(self._memory, sequence, length, -1):
+    def cut(self, length: int) -> bool:
+        """Drops all but the first tokens; False where this model cannot, and then all of them are dropped."""
+        if _lib().llama_memory_seq_rm(self._memory, _SEQUENCE, length, -1):
             return True
-        _lib().llama_memory_seq_rm(self._memory, sequence, -1, -1)
+        _lib().llama_memory_seq_rm(self._memory, _SEQUENCE, -1, -1)
         return False
 
-    def state(self, sequence: int) -> bytes:
-        """The keys and values of a sequence, for ``restore`` in a context of the same model and adapter."""
+    def state(self) -> bytes:
+        """Its keys and values, for ``restore`` in a context of the same model and adapter."""
         lib = _lib()
-        size = lib.llama_state_seq_get_size(self._context, sequence)
+        size = lib.llama_state_seq_get_size(self._context, _SEQUENCE)
         buffer = (ctypes.c_uint8 * size)()
-        if lib.llama_state_seq_get_data(self._context, buffer, size, sequence) != size:
-            raise RuntimeError("llama.cpp cannot copy a sequence out")
+        if lib.llama_state_seq_get_data(self._context, buffer, size, _SEQUENCE) != size:
+            raise RuntimeError("llama.cpp cannot copy keys and values out")
         return bytes(buffer)
 
-    def restore(self, sequence: int, state: bytes) -> None:
+    def restore(self, state: bytes) -> None:
         """Takes over what ``state`` gave. Raises ``RuntimeError`` where it does not fit."""
         buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        if not _lib().llama_state_seq_set_data(self._context, buffer, len(state), sequence):
-            raise RuntimeError("llama.cpp cannot take a sequence over")
+        if not _lib().llama_state_seq_set_data(self._context, buffer, len(state), _SEQUENCE):
+            raise RuntimeError("llama.cpp cannot take keys and values over")
 
     def clear(self) -> None:
-        """Drops all sequences and overwrites what they held."""
+        """Drops all keys and values and overwrites them."""
         _lib().llama_memory_clear(self._memory, True)
 
     def close(self) -> None:

@@ -61,10 +61,10 @@ def main(path: str) -> None:
     from personalpeft.backends.llamacpp.library import Model, Place, Shape
 
     model = Model(Path(path), extra=True)
-    context = model.context(Shape(256, 1, 64, 1, max(1, (os.cpu_count() or 1))), None)
+    context = model.context(Shape(256, 64, 1, max(1, (os.cpu_count() or 1))), None)
     tokens = [number % model.vocabulary for number in range(32)]
-    context.compute([Place(token, position, 0) for position, token in enumerate(tokens)])
-    context.compute([Place(1, len(tokens), 0, asked=True)])
+    context.compute([Place(token, position) for position, token in enumerate(tokens)])
+    context.compute([Place(1, len(tokens), asked=True)])
     context.close()
     model.close()
 

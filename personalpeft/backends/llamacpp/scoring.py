@@ -96,7 +96,7 @@ def _parts(tokens: Sequence[int], *, first: int, most: Shape) -> Iterator[list[P
     """The tokens in calls: so many at once, of which so many are answered, from ``first`` on."""
     part: list[Place] = []
     for position, token in enumerate(tokens):
-        part.append(Place(token, position, 0, asked=position >= first))
+        part.append(Place(token, position, asked=position >= first))
         if len(part) == most.batch or sum(place.asked for place in part) == most.asked:
             yield part
             part = []

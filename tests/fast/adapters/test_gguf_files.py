@@ -201,9 +201,9 @@ def test_llamacpp_loads_a_merged_gguf_and_says_the_same(tmp_path: Path, shared_c
     (reply,) = written(backend, [asked])
     backend.close()
     model = Model(tmp_path / "merged" / "model.gguf", extra=False)
-    context = model.context(Shape(512, 1, 256, 1, 1, full=True), None)
+    context = model.context(Shape(512, 256, 1, 1, full=True), None)
     last = len(asked.tokens) - 1
-    logits = context.compute([Place(token, n, 0, asked=n == last) for n, token in enumerate(asked.tokens)])
+    logits = context.compute([Place(token, n, asked=n == last) for n, token in enumerate(asked.tokens)])
     assert int(logits[0].argmax()) == reply.tokens[0]
     context.close()
     model.close()

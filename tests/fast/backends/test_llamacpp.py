@@ -6,7 +6,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from backend_makers import (
     Writing,
+    Written,
     attach,
     base_with_merges,
     composed,
@@ -27,8 +28,10 @@ from backend_makers import (
     train,
     written,
 )
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from personalpeft.backends.base import Backend, Continuation
+from personalpeft.backends.base import Backend, Continuation, Row
 from personalpeft.backends.llamacpp import backend as reckoning
 from personalpeft.backends.llamacpp.backend import LlamaCppBackend, memory_of
 from personalpeft.backends.llamacpp.library import Model, Shape
@@ -37,6 +40,9 @@ from personalpeft.bases.gguf_file import gguf_file
 from personalpeft.bases.gguf_model import write_gguf
 from personalpeft.bases.gguf_names import gguf_names
 from personalpeft.errors import WeightsError
+from personalpeft.types import Message, Sampling
+
+few = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.parametrize("stack", [None, "one"])
@@ -56,27 +62,111 @@ def test_every_kind_of_model_says_on_llamacpp_what_it_says_on_torch(
     both[1].close()
 
 
-def test_a_lane_that_grows_takes_its_rows_along(llamacpp_tiny: Backend) -> None:
-    long = row(llamacpp_tiny, "x" * 600, max_tokens=40)
-    alone = written(llamacpp_tiny, [row(llamacpp_tiny, "hello", max_tokens=40)])[0].text
+def test_a_lane_that_grows_keeps_what_it_holds_to_the_bit(llamacpp_tiny: Backend) -> None:
+    long = row(llamacpp_tiny, "hello " * 90, max_tokens=300, logprobs=True)
     llamacpp_tiny.forget()
-    writing = Writing(llamacpp_tiny)
-    reply = writing.join(row(llamacpp_tiny, "hello", max_tokens=40))
-    writing.step(5)
-    writing.join(long)
-    writing.finish()
-    assert reply.text == alone
-
-
-def test_the_next_turn_of_a_conversation_reads_only_what_is_new(llamacpp_tiny: Backend) -> None:
+    (cold,) = written(llamacpp_tiny, [long])
     llamacpp_tiny.forget()
+    written(llamacpp_tiny, [row(llamacpp_tiny, "hello " * 60, max_tokens=4)])
     before = llamacpp_tiny.occupancy().reused
-    first = row(llamacpp_tiny, "a question of some length", owner="ada", max_tokens=4)
+    (grown,) = written(llamacpp_tiny, [long])
+    assert llamacpp_tiny.occupancy().reused > before
+    assert (grown.tokens, grown.logprobs) == (cold.tokens, cold.logprobs)
+
+
+def test_the_next_turn_of_a_conversation_reads_whole_parts_of_the_prompt_before_no_more(llamacpp_tiny: Backend) -> None:
+    llamacpp_tiny.forget()
+    long = "a question of some length, " * 9
+    first = row(llamacpp_tiny, long, owner="ada", max_tokens=40)
     written(llamacpp_tiny, [first])
-    written(llamacpp_tiny, [row(llamacpp_tiny, "a question of some other length", owner="bo", max_tokens=4)])
+    before = llamacpp_tiny.occupancy().reused
+    written(llamacpp_tiny, [row(llamacpp_tiny, long + "and more", owner="bo", max_tokens=4)])
     assert llamacpp_tiny.occupancy().reused == before
-    written(llamacpp_tiny, [row(llamacpp_tiny, "a question of some other length", owner="ada", max_tokens=4)])
-    assert llamacpp_tiny.occupancy().reused > before + 10
+    following = row(llamacpp_tiny, long + "and more", owner="ada", max_tokens=4)
+    written(llamacpp_tiny, [following])
+    same = next(n for n, (a, b) in enumerate(zip(first.tokens, following.tokens, strict=False)) if a != b)
+    assert llamacpp_tiny.occupancy().reused - before == same // 64 * 64 > 0
+
+
+def asked_in_turn(backend: Backend, owner: str, questions: Sequence[str], stack: str | None = None) -> list[Written]:
+    """The replies of one conversation, each of whose prompts begins with all that was said before."""
+    said: list[Message] = []
+    replies = []
+    for question in questions:
+        said.append(Message("user", question))
+        sampling = Sampling(max_tokens=24)
+        (reply,) = written(backend, [Row(backend.render(said), stack, sampling, owner, logprobs=True)])
+        said.append(Message("assistant", reply.text))
+        replies.append(reply)
+    return replies
+
+
+QUESTIONS = ("What is the sea made of? " * 5, "And the moon?", "Why do cats purr? " * 9)
+
+
+@pytest.mark.parametrize("stack", [None, "one"])
+def test_a_conversation_repeats_to_the_bit_whatever_was_kept_and_whoever_asked_between(
+    base: Base, stack: str | None, shared_cache: Path
+) -> None:
+    backend = llamacpp_backend(base, shared_cache, slots=2, rows=4)
+    attach(backend, "one", composed(backend, 1, rank=3, size=0.2))
+    attach(backend, "two", composed(backend, 2, rank=3, size=0.2))
+    first = asked_in_turn(backend, "ada", QUESTIONS, stack)
+    again = asked_in_turn(backend, "ada", QUESTIONS, stack)
+    asked_in_turn(backend, "ada", QUESTIONS[::-1], stack)
+    asked_in_turn(backend, "bo", QUESTIONS[1:], "two")
+    later = asked_in_turn(backend, "ada", QUESTIONS, stack)
+    other = asked_in_turn(backend, "cy", QUESTIONS, stack)
+    backend.forget()
+    cold = asked_in_turn(backend, "ada", QUESTIONS, stack)
+    assert backend.occupancy().reused > 0
+    backend.close()
+    for replies in (again, later, other, cold):
+        assert [reply.tokens for reply in replies] == [reply.tokens for reply in first]
+        assert [reply.logprobs for reply in replies] == [reply.logprobs for reply in first]
+
+
+@pytest.fixture
+def with_two(tiny_base: Base, shared_cache: Path) -> Iterator[LlamaCppBackend]:
+    """A backend of this test alone, with the stacks "one" and "two"."""
+    backend = LlamaCppBackend(tiny_base, slots=2, rows=4, cache=shared_cache, threads=1)
+    for seed, name in enumerate(("one", "two")):
+        attach(backend, name, composed(backend, seed, rank=2))
+    yield backend
+    backend.close()
+
+
+@few
+@given(
+    company=st.lists(
+        st.tuples(
+            st.integers(0, 3),
+            st.sampled_from(["ada", "bo"]),
+            st.sampled_from([1, 20, 70, 180]),
+            st.sampled_from([None, "one", "two"]),
+        ),
+        max_size=3,
+    ),
+    forgets=st.booleans(),
+    stack=st.sampled_from([None, "one"]),
+)
+def test_a_reply_is_the_same_to_the_bit_whoever_is_served_beside_it(
+    with_two: LlamaCppBackend, company: list[tuple[int, str, int, str | None]], forgets: bool, stack: str | None
+) -> None:
+    asked = row(with_two, QUESTIONS[0], stack, owner="ada", logprobs=True, max_tokens=16)
+    (alone,) = written(with_two, [asked])
+    writing = Writing(with_two)
+    replies = []
+    for number, (steps, owner, length, other) in enumerate(company):
+        writing.join(row(with_two, QUESTIONS[0][:length], other, owner=owner, max_tokens=12))
+        if number == 0:
+            replies.append(writing.join(asked))
+        writing.step(steps)
+        if forgets:
+            with_two.forget()
+    writing.finish()
+    replies += written(with_two, [asked])
+    assert {(reply.tokens, reply.logprobs) for reply in replies} == {(alone.tokens, alone.logprobs)}
 
 
 def test_torch_is_let_go_of_when_nothing_learns_any_more(tiny_base: Base, shared_cache: Path) -> None:
@@ -112,7 +202,7 @@ def test_an_item_longer_than_there_is_memory_for_is_refused(llamacpp_tiny: Backe
 
 @pytest.fixture
 def own(tiny_base: Base, shared_cache: Path) -> Iterator[LlamaCppBackend]:
-    """A backend that nobody else has, with one slot."""
+    """A backend of this test alone, with one slot."""
     backend = LlamaCppBackend(tiny_base, slots=1, rows=4, cache=shared_cache, threads=1)
     yield backend
     backend.close()
@@ -205,11 +295,12 @@ def test_sessions_above_different_stacks_need_no_more_slots_than_stand_at_once(o
         session.close()
 
 
-def test_more_rows_than_a_context_has_sequences_wait(tiny_base: Base, shared_cache: Path) -> None:
-    backend = LlamaCppBackend(tiny_base, slots=1, rows=200, cache=shared_cache, threads=1)
-    taken = [backend.admit(row(backend, f"{n}", max_tokens=1)) for n in range(140)]
-    assert None in taken
-    assert None not in taken[:100]
+def test_many_rows_of_one_stack_are_served_at_once(tiny_base: Base, shared_cache: Path) -> None:
+    backend = LlamaCppBackend(tiny_base, slots=1, rows=140, cache=shared_cache, threads=1)
+    rows = [row(backend, f"{n % 3}", max_tokens=2) for n in range(140)]
+    replies = written(backend, rows)
+    assert len({reply.tokens for reply in replies[::3]}) == 1
+    assert backend.occupancy().tokens_used == 0
     backend.close()
 
 
@@ -276,7 +367,7 @@ def test_what_a_lane_takes_is_reckoned_at_no_less_than_llamacpp_says(
     file = gguf_file(base, names, shared_cache)
     model = Model(file, extra=False)
     for places in (512, 4096):
-        shape = Shape(places, 32, 272, 16, 1, names.full)
+        shape = Shape(places, 64, 1, 1, names.full)
         place, lane = memory_of(names, model.vocabulary, shape)
         caplog.clear()
         with caplog.at_level("DEBUG", "personalpeft.backends.llamacpp.library"):

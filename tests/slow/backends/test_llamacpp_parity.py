@@ -5,19 +5,26 @@ rounding lets it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
-from backend_makers import attach, composed, llamacpp_backend, row, torch_backend, written
+from backend_makers import Writing, attach, composed, llamacpp_backend, row, torch_backend, written
 
-from personalpeft.backends.base import Backend, Continuation
+from personalpeft.backends.base import Backend, Continuation, Row
 from personalpeft.bases.base import Base, Source
 from personalpeft.bases.prepare import prepare
 from personalpeft.bases.shelf import find_card
+from personalpeft.types import Message, Sampling
 from personalpeft_app.bench.engines_asked import AGREE, FIXED, PROMPTS
 
-pytestmark = pytest.mark.slow
+Reply: TypeAlias = tuple[tuple[int, ...], tuple[float, ...]]
+"""Tokens and log-probs."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +86,53 @@ def test_with_quantised_numbers_log_probs_are_as_near_as_rounding_to_8_bits_lets
     difference = apart(scored(backend, stack), scored(on_torch, stack))
     backend.close()
     assert difference < 0.2
+
+
+QUESTIONS = ("What is the sea made of? " * 40, "And the moon?", "Why do cats purr?")
+
+
+def conversation(backend: Backend, owner: str, stack: str | None, *, beside: Sequence[Row] = ()) -> list[Reply]:
+    """Greedy replies, each after all that was said before it, while other rows are served beside them."""
+    writing = Writing(backend)
+    for each in beside:
+        writing.join(each)
+        writing.step()
+    said: list[Message] = []
+    replies = []
+    for question in QUESTIONS:
+        said.append(Message("user", question))
+        asked = Row(backend.render(said), stack, Sampling(max_tokens=40), owner, logprobs=True)
+        reply = writing.join(asked)
+        while reply.finish is None:
+            writing.step()
+        said.append(Message("assistant", reply.text))
+        replies.append((reply.tokens, reply.logprobs))
+    writing.finish()
+    return replies
+
+
+def in_a_new_process(base: Base, cache: Path, stack: str | None) -> list[Reply]:
+    backend = with_stack(llamacpp_backend(base, cache, slots=1, rows=4, threads=2))
+    replies = conversation(backend, "ada", stack)
+    backend.close()
+    return replies
+
+
+@pytest.mark.parametrize("stack", [None, "one"])
+def test_a_conversation_repeats_to_the_bit_cold_warm_in_company_and_in_a_new_process(
+    stack: str | None, real: Base, shared_cache: Path
+) -> None:
+    backend = with_stack(llamacpp_backend(real, shared_cache, slots=1, rows=4, threads=2))
+    first = conversation(backend, "ada", stack)
+    again = conversation(backend, "ada", stack)
+    assert backend.occupancy().reused > 0
+    others = [
+        row(backend, PROMPTS[n] * 20, other, owner="ada", max_tokens=100) for n, other in enumerate((None, "one"))
+    ]
+    beside = conversation(backend, "ada", stack, beside=others)
+    backend.forget()
+    cold = conversation(backend, "bo", stack)
+    backend.close()
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        other = process.submit(in_a_new_process, real, shared_cache, stack).result()
+    assert again == beside == cold == other == first
