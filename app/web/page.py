@@ -86,7 +86,9 @@ def blueprint(codes: SignInCodes | None = None) -> Blueprint:
             given = request.authorization
             secret = codes.redeem(given.token or "") if given is not None else None
             if secret is None:
-                raise Unauthorized("This sign-in link was used before or is too old.")
+                raise Unauthorized(
+                    "This sign-in link was used before or is too old. Start the server again for a new one."
+                )
             return jsonify({"token": secret})
 
     return made
