@@ -6,7 +6,6 @@ import os
 import stat
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from personalpeft.errors import PersonalPeftError, kind_of, outcome
+from personalpeft.errors import PersonalPeftError, kind_of, outcome, where_raised
 from personalpeft_app.options import Common
 from personalpeft_app.output import as_json, printable, styled
 
@@ -91,7 +90,7 @@ def _write_log(bug: Exception, common: Common) -> Path | None:
                 _check_private(folder)
             handle, name = tempfile.mkstemp(".log", f"bug-{datetime.now(UTC):%Y%m%dT%H%M%S}-", folder)
             with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as log:
-                log.write("".join(traceback.format_exception(bug)))
+                log.write(where_raised(bug))
         except OSError:
             continue
         return Path(name)

@@ -8,8 +8,9 @@ Raising one has changed nothing.
 from __future__ import annotations
 
 import difflib
+import hashlib
 from collections.abc import Iterable
-from traceback import format_tb
+from traceback import walk_tb
 from typing import NamedTuple
 
 
@@ -158,8 +159,30 @@ def outcome(error: PersonalPeftError) -> Outcome:
 
 
 def where_raised(error: BaseException) -> str:
-    """Return the kind of an error and the lines that it passed. Its text is left out, since it may hold private words."""
-    return f"{type(error).__name__}, raised at\n{''.join(format_tb(error.__traceback__))}"
+    """Return what a log may say of an error: an id, its kind and its causes', and the lines that they passed.
+
+    Their texts are left out, since they may hold private words. The id is the same whenever the same lines are passed.
+    """
+    return f"[{error_id(error)}] {_lines_of(error)}"
+
+
+def error_id(error: BaseException) -> str:
+    """Return the id by which ``where_raised`` names an error, so that an answer can point to the log."""
+    return hashlib.sha256(_lines_of(error).encode()).hexdigest()[:8]
+
+
+def _lines_of(error: BaseException) -> str:
+    parts: list[str] = []
+    seen: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in seen:
+        seen.append(following)
+        passed = ((frame.f_code, line) for frame, line in walk_tb(following.__traceback__))
+        lines = [f"\n  {code.co_filename}:{line} in {code.co_qualname}" for code, line in passed]
+        parts.append(f"{type(following).__name__}, raised at{''.join(lines)}")
+        hidden = None if following.__suppress_context__ else following.__context__
+        following = following.__cause__ or hidden
+    return "\ncaused by ".join(parts)
 
 
 def nearest(wanted: str, known: Iterable[str], *, what: str) -> str:

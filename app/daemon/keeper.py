@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 from personalpeft import Busy, Cancelled, LearnReport, NothingToLearn, PersonalPeftError, Runtime
 from personalpeft.clock import SYSTEM, Clock
+from personalpeft.errors import where_raised
 from personalpeft_app.daemon import chores, morning
 from personalpeft_app.daemon.deciding import QUIET, Chore, Decision, Kind, Learn, Moment, Past, decide
 from personalpeft_app.daemon.facts import Known, people_of, person_of
@@ -188,8 +189,8 @@ class Keeper:
             self._elsewhere.add(user)
         except PersonalPeftError as error:
             said, left = f"failed: {error.message} {error.hint}", (*tried, *keys)
-        except Exception as error:
-            log.exception("a learn failed")
+        except Exception as error:  # noqa: BLE001 - the next round goes on
+            log.error("a learn failed: %s", where_raised(error))
             said, left = f"failed: {type(error).__name__}; the log has the details", (*tried, *keys)
         seconds = self._clock.timer() - began
         self._known.forget(user)
@@ -208,8 +209,8 @@ class Keeper:
             reported = bool(said) and chore.kind is Kind.REPORT
         except PersonalPeftError as error:
             said, reported = f"failed: {error.message} {error.hint}", False
-        except Exception as error:
-            log.exception("a chore failed")
+        except Exception as error:  # noqa: BLE001 - the next round goes on
+            log.error("a chore failed: %s", where_raised(error))
             said, reported = f"failed: {type(error).__name__}; the log has the details", False
         journal = self.journal.did(chore.kind, chore.key)
         if reported:

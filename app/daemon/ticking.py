@@ -17,6 +17,10 @@ from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
+from personalpeft.errors import where_raised
+
+log = logging.getLogger(__name__)
+
 _ROUND = "round"
 
 # A round that outlasts the interval, as every learn does, is no news: the scheduler would warn of each tick that it leaves out for it.
@@ -65,6 +69,8 @@ class Ticking:
             self._working = True
         try:
             self._work()
+        except Exception as bug:  # noqa: BLE001 - the next round comes all the same; the scheduler would log the text.
+            log.error("a round failed: %s", where_raised(bug))
         finally:
             with self._guard:
                 self._working, self._last = False, self._timer()

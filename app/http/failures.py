@@ -1,7 +1,7 @@
 """From what went wrong to a status and a body, in the form that the asked route's clients read.
 
 Invariants: the status of an error of ours is the one in ``personalpeft.errors.OUTCOMES``; a body holds no prompt, no reply and
-no path of this machine; a bug says nothing of itself to the caller, and everything to the log.
+no path of this machine; of a bug the caller learns an id, and the log its kind and where it was, never its text.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from personalpeft.errors import (
     PersonalPeftError,
     PluginError,
     WeightsError,
+    error_id,
     kind_of,
     outcome,
+    where_raised,
 )
 
 log = logging.getLogger("personalpeft.http")
@@ -97,15 +99,22 @@ def teller() -> Callable[[Exception], dict[str, Any]]:
 
 
 def _told_of_bug(error: Exception, rule: str) -> tuple[int, str, str]:
-    log.error("a bug in %s", rule, exc_info=error)
-    return 500, "This is a bug in personalpeft; its log has the details.", ""
+    log.error("a bug in %s: %s", rule, where_raised(error))
+    return 500, bug_message(error), ""
+
+
+def bug_message(bug: BaseException) -> str:
+    """Return what a caller may know of a bug: the id under which the log has it."""
+    return f"This is a bug in personalpeft; its log has the details under the id {error_id(bug)}."
 
 
 def told(error: PersonalPeftError, hidden: Iterable[str] = ()) -> tuple[int, str, str]:
     """Status, message and hint of an error of ours, as a caller may hear it."""
     status = outcome(error).http_status
     if isinstance(error, _TOLD_TO_THE_LOG):
-        log.error("%s: %s %s", kind_of(error).__name__, error.message, error.hint)
+        # What an adapter's file or a plugin says may be somebody's words; the others name files and packages.
+        foreign = isinstance(error, AdapterError | PluginError)
+        log.error("%s", where_raised(error) if foreign else f"{kind_of(error).__name__}: {error.message} {error.hint}")
         said = (kind_of(error).__doc__ or "").partition("\n")[0].partition(";")[0].partition("The message")[0].strip()
         return status, said, "The server's log has the details."
     message, hint = error.message, error.hint

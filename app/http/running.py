@@ -6,6 +6,7 @@ written by one thread, the one that called ``serve``, until the last byte is out
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
@@ -19,7 +20,7 @@ from waitress import wasyncore
 from waitress.server import BaseWSGIServer, create_server
 from waitress.task import ThreadedTaskDispatcher
 
-from personalpeft.errors import InvalidInput
+from personalpeft.errors import InvalidInput, where_raised
 from personalpeft_app.http import bodies
 from personalpeft_app.http.admission import BodyAdmission, channel_class
 from personalpeft_app.http.places import Places
@@ -31,6 +32,20 @@ _LOOK = 0.2
 # Seconds for the last bytes of what was ended by a stop.
 _LAST = 2.0
 _LARGEST_HEADER = 32 * 2**10
+
+
+class _WithoutText(logging.Filter):
+    """Replaces an exception in what waitress logs by its kind and where it was raised."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            record.msg, record.args = f"an error while serving: {where_raised(error)}", ()
+            record.exc_info = record.exc_text = None
+        return True
+
+
+_WITHOUT_TEXT = _WithoutText()
 
 
 class Server:
@@ -67,6 +82,7 @@ class Server:
         for each in self._sockets.values():
             if isinstance(each, BaseWSGIServer):
                 each.channel_class = channel_class(admission)
+        logging.getLogger("waitress").addFilter(_WITHOUT_TEXT)
         self._stop = threading.Event()
 
     @property

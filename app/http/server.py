@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from flask import Blueprint, Flask, Response, g, jsonify, request
 from werkzeug.exceptions import ServiceUnavailable, TooManyRequests
 
 from personalpeft import Runtime
+from personalpeft.errors import where_raised
 from personalpeft_app.http import (
     anthropic_messages,
     bodies,
@@ -35,6 +37,14 @@ _AGAIN = 1
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 
+class _App(Flask):
+    """A Flask app whose log names errors without their texts."""
+
+    def log_exception(self, exc_info: Any) -> None:
+        """Log what no handler took. Flask itself would log the text and the path."""
+        self.logger.error("a bug outside of a route: %s", where_raised(exc_info[1]))
+
+
 def make_app(
     runtime: Runtime,
     *,
@@ -49,7 +59,7 @@ def make_app(
     besides localhost and addresses; ``places`` how many requests it works on at once (else as many as the engine serves and
     lets wait); ``more`` are further blueprints, which get the checks of ``security``.
     """
-    app = Flask("personalpeft", static_folder=None)
+    app = _App("personalpeft", static_folder=None)
     app.config.update(MAX_CONTENT_LENGTH=bodies.LARGEST, MAX_FORM_MEMORY_SIZE=bodies.LARGEST)
     app.url_map.strict_slashes = False
     app.json.sort_keys = False

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from personalpeft.errors import PersonalPeftError, ServingFailed
+from personalpeft.errors import PersonalPeftError, ServingFailed, where_raised
 
 log = logging.getLogger(__name__)
 
@@ -23,13 +23,13 @@ _LESS = "Close what else takes memory, or open the model with fewer rows or slot
 
 @contextmanager
 def model_faults(message: str, *, hint: str = "", less: str = _LESS) -> Iterator[None]:
-    """Turns what the model fails at inside into ``failure(...)``, and logs it. Call nothing inside that is not ours."""
+    """Turns what the model fails at inside into ``failure(...)``, and logs it without its text. Call nothing inside that is not ours."""
     try:
         yield
     except PersonalPeftError:
         raise
     except FAULTS as error:
-        log.exception("%s", message)
+        log.error("%s %s", message, where_raised(error))
         raise failure(message, error, hint=hint, less=less) from error
 
 

@@ -44,7 +44,11 @@ class Spoken:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            _log.info("What the base said before cannot be read from %s (%s); it is asked again.", self._place, error)
+            _log.info(
+                "What the base said before cannot be read from %s (%s); it is asked again.",
+                self._place,
+                type(error).__name__,
+            )
             return {}
         return dict(said) if isinstance(said, dict) and digest == canonical_digest(said) else {}
 
@@ -62,4 +66,4 @@ class Spoken:
                 part.write_text(text, "utf-8")
                 part.replace(self._place)
         except OSError as error:
-            _log.info("What the base said is not kept in %s: %s.", self._place, error)
+            _log.info("What the base said is not kept in %s: %s.", self._place, type(error).__name__)

@@ -31,7 +31,7 @@ from personalpeft.adapters.base import Adapter
 from personalpeft.backends.base import Backend, Continuation, Piece
 from personalpeft.backends.faults import failure
 from personalpeft.clock import Clock
-from personalpeft.errors import DeadlineExceeded, PersonalPeftError, QueueFull, ServingFailed
+from personalpeft.errors import DeadlineExceeded, PersonalPeftError, QueueFull, ServingFailed, where_raised
 from personalpeft.serving.calls import Call, Ticket
 from personalpeft.serving.loader import Loader
 from personalpeft.serving.metrics import Metrics, Snapshot
@@ -237,8 +237,8 @@ class Loop:
                     self._step()
                 elif self._check and not self._queue:
                     self._check.run_one(self._slots.ready)
-        except Exception as bug:
-            log.exception("serving has ended")
+        except Exception as bug:  # noqa: BLE001 - each reply that waits ends with it
+            log.error("serving has ended: %s", where_raised(bug))
             failed = failure("Serving has stopped after an error.", bug, hint=_AGAIN)
         finally:
             self._end(failed)
@@ -354,8 +354,8 @@ class Loop:
     def _step(self) -> None:
         try:
             pieces = self._backend.step()
-        except Exception as error:
-            log.exception("a step failed; the replies that were being written end here")
+        except Exception as error:  # noqa: BLE001 - each reply that is being written ends with it
+            log.error("a step failed; the replies that were being written end here: %s", where_raised(error))
             for ticket in tuple(self._running.values()):
                 self._take_out(ticket, failure("The model failed while it wrote this reply.", error))
             return

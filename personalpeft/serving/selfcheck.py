@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from personalpeft.backends.base import Backend, Continuation
+from personalpeft.errors import where_raised
 from personalpeft.serving.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -71,8 +72,8 @@ class SelfCheck:
         try:
             (cold,) = self._backend.score([reply.said], reply.stack)
             apart = sum(abs(a - b) for a, b in zip(cold.tokens, reply.logprobs, strict=True)) / len(reply.logprobs)
-        except Exception:
-            log.exception("self-check: a reply could not be scored")
+        except Exception as bug:  # noqa: BLE001 - a check ends no reply
+            log.error("self-check: a reply could not be scored: %s", where_raised(bug))
             self._metrics.count("self_checks_skipped_total")
             return
         self._metrics.count("self_checks_total")

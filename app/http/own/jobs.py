@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import logging
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from personalpeft.clock import Clock
-from personalpeft.errors import Busy, Cancelled, NotFound, PersonalPeftError
+from personalpeft.errors import Busy, Cancelled, NotFound, PersonalPeftError, where_raised
 from personalpeft.forgetting import ForgetReport
 from personalpeft.ids import new_id
 from personalpeft.learning.report import LearnReport
+from personalpeft_app.http.failures import bug_message
 from personalpeft_app.http.own.values import Fault, Job, JobKind
-
-BUG = Fault("Bug", "This is a bug in personalpeft; its log has the details.")
 
 MOST_KEPT = 256
 MOST_RUNNING = 8
@@ -147,9 +145,8 @@ class Jobs:
             error = self._told(reason)
             state = "cancelled" if isinstance(reason, Cancelled) else "failed"
         except Exception as bug:  # noqa: BLE001 - a thread has nobody above it: whatever it was, the reader has to hear of it.
-            # Without the bug's own words, which may be somebody's.
-            _log.error("a job failed: %s\n%s", type(bug).__name__, "".join(traceback.format_tb(bug.__traceback__)))
-            error, state = BUG, "failed"
+            _log.error("a job failed: %s", where_raised(bug))
+            error, state = bug_fault(bug), "failed"
         with self._changed:
             over = replace(entry.job, state=state, ended=self._clock.now(), error=error, **_told(came))
             self._change(entry, over)
@@ -175,6 +172,11 @@ class Jobs:
 
     def _id(self) -> str:
         return new_id("j", self._clock.now(), self._clock.entropy)
+
+
+def bug_fault(bug: Exception) -> Fault:
+    """Return what a caller may know of a bug."""
+    return Fault("Bug", bug_message(bug))
 
 
 def _told(came: Came | None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from werkzeug.exceptions import UnsupportedMediaType
 
 from personalpeft import Runtime
 from personalpeft.clock import SYSTEM, Clock
-from personalpeft.errors import InvalidInput, PersonalPeftError, kind_of
+from personalpeft.errors import InvalidInput, PersonalPeftError, kind_of, where_raised
 from personalpeft.learning.order import never
 from personalpeft.personal import Exported
 from personalpeft_app.http import bodies, failures, security
@@ -29,7 +29,7 @@ from personalpeft_app.http.own import values as v
 from personalpeft_app.http.own.acts import ACTS
 from personalpeft_app.http.own.call import Call
 from personalpeft_app.http.own.desk import Desk
-from personalpeft_app.http.own.jobs import BUG, Jobs
+from personalpeft_app.http.own.jobs import Jobs, bug_fault
 from personalpeft_app.http.own.openapi import document
 from personalpeft_app.http.own.operations import OPERATIONS, PARAMETERS, PERSONAL, PREFIX, Operation
 from personalpeft_app.http.own.shapes import fields_of, give, take, unions
@@ -113,8 +113,8 @@ class OwnApi:
             except PersonalPeftError as error:
                 yield _event("error", v.Refusal(self._told(error)))
             except Exception as bug:  # noqa: BLE001 - the status has gone out already; who reads has to hear that this is no end.
-                failures.log.error("a bug in a stream: %s", type(bug).__name__)
-                yield _event("error", v.Refusal(BUG))
+                failures.log.error("a bug in a stream: %s", where_raised(bug))
+                yield _event("error", v.Refusal(bug_fault(bug)))
 
         response = Response(written(), mimetype="text/event-stream", headers={"X-Accel-Buffering": "no"})
         # Also where the reader went away before the first byte, when nothing of the above has begun.

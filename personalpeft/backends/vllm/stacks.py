@@ -28,7 +28,7 @@ from personalpeft.backends.vllm.check import Check
 from personalpeft.backends.vllm.server import Server, UnknownName
 from personalpeft.backends.vllm.wire import Lost, Unreachable
 from personalpeft.bases.base import Base
-from personalpeft.errors import PersonalPeftError, ServingFailed
+from personalpeft.errors import PersonalPeftError, ServingFailed, where_raised
 from personalpeft.settings import VllmServer
 
 log = logging.getLogger(__name__)
@@ -243,9 +243,8 @@ class Stacks:
                 if not self._times[told.name]:
                     self._again.pop(told.name, None)
                     await self._gone(self._told.pop(told.name))
-        except Exception:
-            # Nobody waits for this who could hear of it.
-            log.exception("a stack could not be taken back from the vLLM server")
+        except Exception as bug:  # noqa: BLE001 - no caller is left to raise it to
+            log.error("a stack could not be taken back from the vLLM server: %s", where_raised(bug))
 
     async def _gone(self, told: Told) -> None:
         if self._settings.resolves or await self._forgotten(told.name, told.folder):
@@ -258,7 +257,7 @@ class Stacks:
         except Unreachable:
             log.info("the vLLM server is gone, and all that it knew with it")
         except PersonalPeftError as error:
-            log.warning("the name of a stack stays on the vLLM server: %s", error)
+            log.warning("the name of a stack stays on the vLLM server: %s", where_raised(error))
             self._folders.keep(folder.digest)
             return False
         return True

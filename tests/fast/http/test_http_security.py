@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from http.client import HTTPException
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
-from flask import Blueprint, Flask, jsonify
-from http_makers import Caller
+from flask import Blueprint, Flask, Response, jsonify
+from http_makers import Caller, served
 
 import personalpeft
 from personalpeft import HomeError, NotFound, Runtime
@@ -129,7 +134,50 @@ def test_a_bug_says_nothing_of_itself(admin: Caller, caplog: pytest.LogCaptureFi
     got = admin.get("/bug")
     assert got.status_code == 500
     assert b"secret" not in got.data
-    assert "a secret of the inside" in caplog.text
+    assert "a secret of the inside" not in caplog.text
+    assert "RuntimeError" in caplog.text
+    # The answer names the entry of the log.
+    (entry,) = re.findall(r"\[([0-9a-f]{8})\]", caplog.text)
+    assert entry in got.json["error"]["message"]
+
+
+def test_what_a_plugin_or_a_file_says_and_what_breaks_a_response_is_in_no_log(
+    runtime: Runtime, admin: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    words = "my dog is called Biscuit"
+    blueprint = Blueprint("saying", __name__)
+
+    @blueprint.get("/plugin")
+    def plugin() -> object:
+        raise personalpeft.PluginError(f"The verifier said {words!r}.")
+
+    @blueprint.get("/file")
+    def file() -> object:
+        raise personalpeft.AdapterError(f"The tensor {words!r} is not known.")
+
+    @blueprint.get("/stream")
+    def stream() -> object:
+        def written() -> Iterator[str]:
+            yield "a"
+            raise RuntimeError(words)
+
+        return Response(written())
+
+    @blueprint.get("/after")
+    def after() -> object:
+        response = Response("a")
+        response.call_on_close(lambda: int(words))
+        return response
+
+    with served(runtime, more=[blueprint]) as site:
+        for path in ("/plugin", "/file", "/stream", "/after"):
+            asked = Request(site.url + path, headers={"Authorization": f"Bearer {admin.secret}"})
+            with suppress(OSError, HTTPException), urlopen(asked, timeout=20) as got:
+                got.read()
+    assert words not in caplog.text
+    for kind in ("PluginError", "AdapterError", "RuntimeError", "ValueError"):
+        assert kind in caplog.text
 
 
 def test_more_than_there_are_places_for_is_refused_and_healthz_is_not(runtime: Runtime, admin: Caller) -> None:
