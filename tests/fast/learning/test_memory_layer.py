@@ -18,7 +18,7 @@ from personalpeft.types import Revision, Verdict
 FACTS = {"dog": "Biscuit", "cat": "Momo", "horse": "Hector"}
 
 
-@pytest.fixture(params=["fake", "torch"])
+@pytest.fixture(params=["fake", pytest.param("torch", marks=pytest.mark.exhaustive)])
 def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runtime]:
     if request.param == "torch":
         request.getfixturevalue("tiny_base")
@@ -59,6 +59,7 @@ def test_a_fact_acts_at_once_and_says_in_its_account_whether_it_was_learned(ada:
     assert ada.turns(1)[0].used == (after.signal.id,)
 
 
+@pytest.mark.parametrize("runtime", ["fake", "torch"], indirect=True)
 def test_facts_told_later_are_learned_on_top_and_the_earlier_ones_are_asked_again(ada: User) -> None:
     tell(ada, "dog", "Biscuit")
     first = ada.learn("memory", accept=True)
@@ -96,6 +97,7 @@ def test_a_fact_that_leaves_a_question_without_an_answer_is_built_without_its_ol
     assert set(newest.signals) == {new.id, kept}
 
 
+@pytest.mark.parametrize("runtime", ["fake", "torch"], indirect=True)
 def test_a_fact_that_was_taken_back_can_be_unlearned(ada: User) -> None:
     gone = tell(ada, "dog", "Biscuit")
     tell(ada, "cat", "Momo")
@@ -132,6 +134,7 @@ def test_where_nothing_is_known_to_be_learned_of_facts_it_is_said(ada: User) -> 
         ada.learn("memory")
 
 
+@pytest.mark.parametrize("runtime", ["fake", "torch"], indirect=True)
 def test_a_memory_is_for_what_is_near_to_it_and_general_questions_are_judged_so(ada: User) -> None:
     for animal, name in FACTS.items():
         tell(ada, animal, name)

@@ -223,6 +223,7 @@ def test_time_that_is_up_ends_the_rounds_and_what_was_practised_is_judged(ada: U
     assert report.revision
 
 
+@pytest.mark.exhaustive
 def test_a_practice_that_is_stopped_goes_on_from_what_was_done_to_the_same_revision(
     tmp_path: Path, tiny_base: object
 ) -> None:
@@ -274,7 +275,10 @@ class Steps:
 # A round that learns from what is right makes four steps, one along the policy gradient makes one.
 @pytest.mark.parametrize(
     ("base", "session", "imitate", "rounds", "kills"),
-    [("fake", _FakeSession, 12, 14, {0, 1, 2, 3, 4, 7, 48, 49}), ("tiny", TorchSession, 1, 2, {2, 4})],
+    [
+        ("fake", _FakeSession, 12, 14, {0, 1, 2, 3, 4, 7, 48, 49}),
+        pytest.param("tiny", TorchSession, 1, 2, {2, 4}, marks=pytest.mark.exhaustive),
+    ],
     ids=["fake", "a model"],
 )
 def test_a_kill_before_any_step_or_the_verdict_costs_no_reply_and_no_step_that_was_made(
@@ -503,6 +507,7 @@ def test_while_one_practises_another_learn_of_the_same_user_hears_who_does(ada: 
     assert heard
 
 
+@pytest.mark.exhaustive
 def test_a_way_other_than_the_one_that_was_shown_is_no_harm_unless_that_one_is_undone(
     tmp_path: Path, tiny_base: object
 ) -> None:
