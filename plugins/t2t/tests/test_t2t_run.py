@@ -12,6 +12,8 @@ import personalpeft
 from personalpeft import LearnReport, User
 from personalpeft.plugins import Task
 
+pytestmark = pytest.mark.exhaustive
+
 
 class SayYes:
     """A reply passes that begins with a y, whatever its length."""

@@ -139,7 +139,7 @@ def test_a_file_that_says_too_much_of_itself_is_refused(data: bytes, match: str)
         read_gguf(data, source="hostile.gguf")
 
 
-@examples(150)
+@examples(25)
 @given(data=st.data())
 def test_whatever_the_bytes_are_they_give_an_adapter_or_an_error_of_ours(
     tmp_path_factory: pytest.TempPathFactory, tiny_base: Base, torch_tiny: Backend, data: st.DataObject

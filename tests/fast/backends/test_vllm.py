@@ -29,6 +29,8 @@ from personalpeft.serving.engine import Engine, Request
 from personalpeft.settings import Settings, VllmServer, resolve
 from personalpeft.types import Message, Sampling, Stack, StackEntry
 
+pytestmark = pytest.mark.exhaustive
+
 # Stacks and their names
 
 

@@ -17,6 +17,8 @@ from personalpeft.errors import BaseMismatch, InvalidInput, ServingFailed
 from personalpeft.serving.engine import Engine, Request
 from personalpeft.types import Message, Sampling, Stack, StackEntry
 
+pytestmark = pytest.mark.exhaustive
+
 
 def another(double: Double) -> None:
     """Is started anew on another model of the same shape."""

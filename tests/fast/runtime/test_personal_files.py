@@ -18,7 +18,7 @@ from runtime_makers import Time, ask, correct, everything, greedy, nothing_chang
 from personalpeft import InvalidId, InvalidInput, NotFound, PersonalFileError, Runtime, User
 from personalpeft.types import canonical_json
 
-many = examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture

@@ -63,6 +63,7 @@ def test_a_reply_edited_in_its_place_becomes_an_edit_signal(runtime: Runtime) ->
     sit_down(runtime, play)
 
 
+@pytest.mark.exhaustive
 def test_an_edit_that_is_left_is_there_again(runtime: Runtime) -> None:
     async def play(seat: Seat) -> None:
         await seat.ask("one")
@@ -77,6 +78,7 @@ def test_an_edit_that_is_left_is_there_again(runtime: Runtime) -> None:
     assert not _kinds(runtime)
 
 
+@pytest.mark.exhaustive
 def test_an_edit_that_changes_nothing_says_so_and_stays_open(runtime: Runtime) -> None:
     async def play(seat: Seat) -> None:
         await seat.ask("one")
@@ -123,6 +125,7 @@ def test_learning_shows_how_far_it_is_and_then_its_report(runtime: Runtime, monk
     assert ada.layers()[0].head is not None
 
 
+@pytest.mark.exhaustive
 def test_what_was_taken_back_is_something_to_learn(runtime: Runtime) -> None:
     ada = runtime.user("ada")
     dog, _ = (
@@ -138,6 +141,7 @@ def test_what_was_taken_back_is_something_to_learn(runtime: Runtime) -> None:
     sit_down(runtime, play, size=(120, 40))
 
 
+@pytest.mark.exhaustive
 def test_nothing_to_learn_is_a_message(runtime: Runtime) -> None:
     async def play(seat: Seat) -> None:
         await seat.press("ctrl+l")
@@ -147,6 +151,7 @@ def test_nothing_to_learn_is_a_message(runtime: Runtime) -> None:
     sit_down(runtime, play)
 
 
+@pytest.mark.exhaustive
 def test_a_weight_is_turned_with_the_keys_and_with_the_mouse(learned: Runtime) -> None:
     async def play(seat: Seat) -> None:
         await seat.until(lambda: seat.app.query(Weight), "the weight")
@@ -176,6 +181,7 @@ def test_rolling_back_makes_another_revision_live(learned: Runtime) -> None:
     sit_down(learned, play, size=(120, 40))
 
 
+@pytest.mark.exhaustive
 def test_comparing_is_blind_until_one_is_chosen_and_the_choice_counts(learned: Runtime) -> None:
     async def play(seat: Seat) -> None:
         await seat.ask("something new")
@@ -196,6 +202,7 @@ def test_comparing_is_blind_until_one_is_chosen_and_the_choice_counts(learned: R
     sit_down(learned, play)
 
 
+@pytest.mark.exhaustive
 def test_choosing_neither_keeps_nothing(learned: Runtime) -> None:
     async def play(seat: Seat) -> None:
         await seat.ask("something new")
@@ -208,6 +215,7 @@ def test_choosing_neither_keeps_nothing(learned: Runtime) -> None:
     sit_down(learned, play)
 
 
+@pytest.mark.exhaustive
 def test_why_names_what_the_selected_reply_was_made_of(learned: Runtime) -> None:
     async def play(seat: Seat) -> None:
         await seat.ask("something new")
@@ -219,6 +227,7 @@ def test_why_names_what_the_selected_reply_was_made_of(learned: Runtime) -> None
     sit_down(learned, play)
 
 
+@pytest.mark.exhaustive
 def test_the_side_panel_shows_revisions_with_what_they_gained(learned: Runtime) -> None:
     async def play(seat: Seat) -> None:
         await seat.sees("always")

@@ -12,6 +12,8 @@ from tui_makers import Seat, sit_down
 from personalpeft import Runtime
 from personalpeft_app.tui.keys import KEYS
 
+pytestmark = pytest.mark.exhaustive
+
 ROOT = Path(__file__).parents[3]
 
 

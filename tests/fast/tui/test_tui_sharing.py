@@ -15,6 +15,8 @@ from personalpeft_app.tui import app as screen
 from personalpeft_app.tui.said import Said
 from personalpeft_app.tui.work import Standing
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:

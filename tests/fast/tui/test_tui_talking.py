@@ -34,6 +34,7 @@ def test_a_conversation_is_kept_in_mind(runtime: Runtime) -> None:
     sit_down(runtime, play)
 
 
+@pytest.mark.exhaustive
 def test_several_lines_are_one_question(runtime: Runtime) -> None:
     async def play(seat: Seat) -> None:
         await seat.type("one")
@@ -45,6 +46,7 @@ def test_several_lines_are_one_question(runtime: Runtime) -> None:
     sit_down(runtime, play)
 
 
+@pytest.mark.exhaustive
 def test_what_is_asked_while_the_model_loads_waits_and_says_so(runtime: Runtime) -> None:
     there = threading.Event()
 
@@ -58,6 +60,7 @@ def test_what_is_asked_while_the_model_loads_waits_and_says_so(runtime: Runtime)
     sit_down(runtime, play, load=lambda: there.wait(20) and None)
 
 
+@pytest.mark.exhaustive
 def test_a_question_that_is_stopped_while_the_model_loads_is_back_where_it_was_typed(runtime: Runtime) -> None:
     there = threading.Event()
 
@@ -130,6 +133,7 @@ def test_a_question_that_fails_while_one_types_another_stays_and_can_be_tried_ag
     sit_down(runtime, play)
 
 
+@pytest.mark.exhaustive
 def test_a_reply_that_is_asked_for_again_takes_the_place_of_the_old_one(runtime: Runtime) -> None:
     async def play(seat: Seat) -> None:
         await seat.ask("one")
@@ -143,6 +147,7 @@ def test_a_reply_that_is_asked_for_again_takes_the_place_of_the_old_one(runtime:
     sit_down(runtime, play)
 
 
+@pytest.mark.exhaustive
 def test_conversations_are_apart_and_come_back_from_the_ledger(runtime: Runtime) -> None:
     async def first(seat: Seat) -> None:
         await seat.ask("about cats")
@@ -164,6 +169,7 @@ def test_conversations_are_apart_and_come_back_from_the_ledger(runtime: Runtime)
     sit_down(runtime, second)
 
 
+@pytest.mark.exhaustive
 def test_what_was_typed_in_a_conversation_is_there_when_one_comes_back(runtime: Runtime) -> None:
     async def play(seat: Seat) -> None:
         await seat.ask("one")
@@ -177,6 +183,7 @@ def test_what_was_typed_in_a_conversation_is_there_when_one_comes_back(runtime: 
     assert app.unsent == ["half a thought"]
 
 
+@pytest.mark.exhaustive
 def test_what_the_ledger_does_not_have_when_one_leaves_is_handed_back(runtime: Runtime) -> None:
     there = threading.Event()
 
@@ -194,6 +201,7 @@ def test_what_the_ledger_does_not_have_when_one_leaves_is_handed_back(runtime: R
     sit_down(runtime, play, load=lambda: there.wait(20) and None)
 
 
+@pytest.mark.exhaustive
 def test_an_edit_that_is_open_when_one_leaves_is_handed_back_and_one_that_changed_nothing_is_not(
     runtime: Runtime,
 ) -> None:
@@ -210,6 +218,7 @@ def test_an_edit_that_is_open_when_one_leaves_is_handed_back_and_one_that_change
     assert text.endswith(" but better")
 
 
+@pytest.mark.exhaustive
 def test_an_edit_that_is_open_outlives_another_conversation_and_another_reply(runtime: Runtime) -> None:
     async def play(seat: Seat) -> None:
         await seat.ask("one")
@@ -256,6 +265,7 @@ def test_what_anybody_wrote_is_text_and_never_markup(runtime: Runtime, monkeypat
     sit_down(runtime, play)
 
 
+@pytest.mark.exhaustive
 def test_keys_that_come_all_at_once_mean_what_they_mean_one_by_one(runtime: Runtime) -> None:
     ada = runtime.user("ada")
 

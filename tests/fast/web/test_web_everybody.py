@@ -11,6 +11,8 @@ from web_makers import Site, Visit, correct, visiting
 
 from personalpeft.backends.fake import FakeBackend
 
+pytestmark = pytest.mark.exhaustive
+
 ROOMS = ("Talk", "Timeline", "Memory", "Stack", "Compare")
 SMALL = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
 

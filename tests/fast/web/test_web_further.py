@@ -15,6 +15,8 @@ from web_makers import Site, Visit, correct
 import personalpeft
 from personalpeft.types import SignalKind
 
+pytestmark = pytest.mark.exhaustive
+
 
 @contextmanager
 def learning_elsewhere(site: Site, stage: str = "Learning") -> Iterator[Callable[[], None]]:

@@ -51,6 +51,7 @@ def test_a_person_corrects_an_answer_learns_sees_the_change_and_rolls_back(site:
     assert visit.ask("How do I boil an egg?").locator(".reply").inner_text() == before
 
 
+@pytest.mark.exhaustive
 def test_a_reply_is_shown_while_it_is_written_and_can_be_stopped(
     site: Site, visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +71,7 @@ def test_a_reply_is_shown_while_it_is_written_and_can_be_stopped(
     expect(reply.get_by_role("button", name="Good", exact=True)).to_be_visible()
 
 
+@pytest.mark.exhaustive
 def test_thumbs_rules_and_copying_reach_the_ledger(site: Site, visit: Visit) -> None:
     page = visit.come()
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -88,6 +90,7 @@ def test_thumbs_rules_and_copying_reach_the_ledger(site: Site, visit: Visit) -> 
     assert page.evaluate("navigator.clipboard.readText()") == reply.locator(".reply").inner_text()
 
 
+@pytest.mark.exhaustive
 def test_a_reply_is_asked_for_again_in_its_place(site: Site, visit: Visit) -> None:
     visit.come()
     reply = visit.ask("Hello")
@@ -99,6 +102,7 @@ def test_a_reply_is_asked_for_again_in_its_place(site: Site, visit: Visit) -> No
     assert turns[0].messages == turns[1].messages
 
 
+@pytest.mark.exhaustive
 def test_a_conversation_is_found_again_with_what_was_said_about_it(site: Site, visit: Visit) -> None:
     visit.come()
     reply = visit.ask("Hello")
@@ -118,6 +122,7 @@ def test_a_conversation_is_found_again_with_what_was_said_about_it(site: Site, v
     expect(replies.first.get_by_text("It was good.")).to_be_visible()
 
 
+@pytest.mark.exhaustive
 def test_why_names_what_answered_and_what_it_was_built_from(site: Site, visit: Visit) -> None:
     correct(site.runtime)
     site.runtime.user("ada").learn()
@@ -128,6 +133,7 @@ def test_why_names_what_answered_and_what_it_was_built_from(site: Site, visit: V
     expect(why).to_contain_text("Arrr!")
 
 
+@pytest.mark.exhaustive
 def test_weights_are_turned_and_scopes_are_set_in_the_stack(site: Site, visit: Visit) -> None:
     correct(site.runtime)
     ada = site.runtime.user("ada")
@@ -150,6 +156,7 @@ def test_weights_are_turned_and_scopes_are_set_in_the_stack(site: Site, visit: V
     assert ada.layers()[0].head is None
 
 
+@pytest.mark.exhaustive
 def test_a_blind_comparison_says_whose_the_answers_are_after_the_choice(site: Site, visit: Visit) -> None:
     correct(site.runtime)
     ada = site.runtime.user("ada")
@@ -170,6 +177,7 @@ def test_a_blind_comparison_says_whose_the_answers_are_after_the_choice(site: Si
     assert ada.signals()[-1].kind is SignalKind.PREFERENCE
 
 
+@pytest.mark.exhaustive
 def test_memories_and_rules_name_where_they_are_from_and_can_be_forgotten(site: Site, visit: Visit) -> None:
     ada = site.runtime.user("ada")
     ada.feedback(ada.chat("How do I boil an egg?"), comment="Answer in one sentence.")
@@ -201,6 +209,7 @@ def test_memories_and_rules_name_where_they_are_from_and_can_be_forgotten(site: 
     assert ada.items() == ()
 
 
+@pytest.mark.exhaustive
 def test_a_learn_shows_how_far_it_is_is_found_again_after_a_reload_and_can_be_cancelled(
     site: Site, visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +224,7 @@ def test_a_learn_shows_how_far_it_is_is_found_again_after_a_reload_and_can_be_ca
     expect(page.get_by_role("progressbar")).to_be_hidden()
 
 
+@pytest.mark.exhaustive
 def test_a_learn_that_has_nothing_to_learn_says_so(visit: Visit) -> None:
     page = visit.come()
     page.get_by_role("button", name="Learn", exact=True).click()
@@ -222,6 +232,7 @@ def test_a_learn_that_has_nothing_to_learn_says_so(visit: Visit) -> None:
     expect(page.get_by_role("button", name="Learn", exact=True)).to_be_enabled()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("runtime", ["kept"], indirect=True)
 def test_what_the_page_sees_without_asking_is_kept_where_that_was_switched_on(site: Site, visit: Visit) -> None:
     page = visit.come()

@@ -68,6 +68,7 @@ def test_a_reply_with_hostile_marks_is_harmless_while_it_is_written_and_afterwar
     assert "hacked" not in page.title()
 
 
+@pytest.mark.exhaustive
 def test_a_mark_of_direction_turns_nothing_but_its_own_text(site: Site, visit: Visit) -> None:
     site.runtime.user("ada").remember(f"{HOSTILE[3]}")
     page = visit.come("Memory")
@@ -76,6 +77,7 @@ def test_a_mark_of_direction_turns_nothing_but_its_own_text(site: Site, visit: V
     assert fact.locator(".written").evaluate("(each) => getComputedStyle(each).unicodeBidi") in ("isolate", "plaintext")
 
 
+@pytest.mark.exhaustive
 def test_the_link_brings_in_and_its_token_leaves_the_address(site: Site, visit: Visit) -> None:
     page = visit.come()
     assert site.secret not in page.url
@@ -88,6 +90,7 @@ def test_the_link_brings_in_and_its_token_leaves_the_address(site: Site, visit: 
     assert page.evaluate("sessionStorage.length") == 0
 
 
+@pytest.mark.exhaustive
 def test_a_token_is_asked_for_where_there_is_none_and_a_wrong_one_is_refused(site: Site, visit: Visit) -> None:
     page = visit.page
     page.goto(site.url)
@@ -101,6 +104,7 @@ def test_a_token_is_asked_for_where_there_is_none_and_a_wrong_one_is_refused(sit
     expect(page.get_by_role("button", name="Somebody else")).to_have_count(0)
 
 
+@pytest.mark.exhaustive
 def test_administration_chooses_whose_model_it_looks_at(site: Site, visit: Visit) -> None:
     correct(site.runtime, 1, "bob")
     page = visit.page
@@ -118,6 +122,7 @@ def test_administration_chooses_whose_model_it_looks_at(site: Site, visit: Visit
     assert [each.id for each in site.runtime.users()] == ["bob", "carla"]
 
 
+@pytest.mark.exhaustive
 def test_what_was_typed_is_there_after_a_reload_and_after_a_refusal(
     site: Site, visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +165,7 @@ def test_what_was_typed_is_there_after_a_reload_and_after_a_refusal(
     expect(page.locator("article.exchange")).to_have_count(1)
 
 
+@pytest.mark.exhaustive
 def test_a_token_that_ends_is_asked_for_anew_over_the_page_as_it_is(site: Site, visit: Visit) -> None:
     secret = site.of("bob")
     page = visit.come(user="bob", secret=secret)
@@ -175,6 +181,7 @@ def test_a_token_that_ends_is_asked_for_anew_over_the_page_as_it_is(site: Site, 
     expect(page.locator("article.exchange").get_by_role("button", name="Good", exact=True)).to_be_visible()
 
 
+@pytest.mark.exhaustive
 def test_a_server_that_goes_away_is_a_message_and_the_question_stays(site: Site, visit: Visit) -> None:
     page = visit.come()
     page.route("**/chat/stream", lambda route: route.abort())
@@ -186,6 +193,7 @@ def test_a_server_that_goes_away_is_a_message_and_the_question_stays(site: Site,
     visit.ask("Are you there?")
 
 
+@pytest.mark.exhaustive
 def test_a_line_that_breaks_in_the_middle_keeps_what_came_and_what_was_asked(
     site: Site, visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +269,7 @@ def test_a_link_asks_before_it_replaces_another_session(
     assert refused not in page.url
 
 
+@pytest.mark.exhaustive
 def test_a_link_that_cannot_be_used_leaves_the_session_as_it_was(site: Site, visit: Visit) -> None:
     page = visit.come("Memory", secret=site.of("ada"))
     before = page.evaluate("({ ...sessionStorage })")
@@ -273,6 +282,7 @@ def test_a_link_that_cannot_be_used_leaves_the_session_as_it_was(site: Site, vis
         assert page.evaluate("({ ...sessionStorage })") == before
 
 
+@pytest.mark.exhaustive
 def test_a_link_of_the_same_user_asks_nothing_and_one_of_the_administrator_says_so(site: Site, visit: Visit) -> None:
     page = visit.come(secret=site.of("ada"))
     page.goto(f"{site.url}/#code={site.codes.issue('ada')}")
