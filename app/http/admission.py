@@ -1,14 +1,16 @@
-"""Decides from a request's headers whether the server keeps its body, before any of the body is read.
+"""Decides from a request's headers whether the server keeps its body, before it reads the body.
 
-Waitress stores a whole body before the app runs. So its parser asks here as soon as the headers are complete.
+Waitress stores a whole body before the app runs. So its parser asks here once it has the headers.
 
 - A body is kept only for a valid token.
-- A body above ``bodies.LARGEST`` is kept only where a route takes files, from a caller who may use that route.
-- All bodies together take at most ``MOST_HELD`` bytes, those of one token at most ``bodies.LARGEST_FILE``.
+- A body above ``bodies.LARGEST`` is kept only where a route takes files. The caller must be
+  allowed to use that route.
+- All bodies together take at most ``MOST_HELD`` bytes, those of one token at most
+  ``bodies.LARGEST_FILE``.
 
-The size counts that a request announces, from its headers to the end of its answer. A refused body is thrown away as it
-comes, or the connection is closed where that would take long. The app answers a refused request, so that the error has
-the form of its route.
+The announced size counts, from the headers to the end of the answer. A refused body is thrown away
+as it comes, or the connection is closed where that would take long. The app answers a refused
+request, so that the error has the form of its route.
 """
 
 from __future__ import annotations

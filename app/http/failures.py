@@ -112,7 +112,7 @@ def told(error: PersonalPeftError, hidden: Iterable[str] = ()) -> tuple[int, str
     """Status, message and hint of an error of ours, as a caller may hear it."""
     status = outcome(error).http_status
     if isinstance(error, _TOLD_TO_THE_LOG):
-        # What an adapter's file or a plugin says may be somebody's words; the others name files and packages.
+        # What an adapter's file or a plugin says may hold private words; the others name files and packages.
         foreign = isinstance(error, AdapterError | PluginError)
         log.error("%s", where_raised(error) if foreign else f"{kind_of(error).__name__}: {error.message} {error.hint}")
         said = (kind_of(error).__doc__ or "").partition("\n")[0].partition(";")[0].partition("The message")[0].strip()
