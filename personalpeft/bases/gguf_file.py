@@ -6,6 +6,7 @@ all, and its hash lies beside it and is checked on every call.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,10 @@ def _made(base: Base, cache: Path, how: str, make: Callable[[Path], None]) -> Pa
         with FileLock(f"{file}.lock"):
             if file.exists() and seal.exists() and seal.read_text("utf-8") == hash_files([file]):
                 return file
-            with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as fresh:
+            # Only the holder of the lock makes this file, so what lies here of it was left by a process that died.
+            for leftover in folder.glob(f"{file.name}.tmp-*"):
+                shutil.rmtree(leftover)
+            with tempfile.TemporaryDirectory(prefix=f"{file.name}.tmp-", dir=folder) as fresh:
                 new = Path(fresh, file.name)
                 make(new)
                 digest = hash_files([new])

@@ -5,6 +5,7 @@ Invariants:
 - Weights are hashed on every call; what is not what the card says is never opened.
 - The cache holds whole entries or none: an entry is made in a folder of its own and renamed; one process at a time makes it. Its files are
   hashed on every call too, and one that was changed is made again.
+- An entry that no process uses any more goes a week later, once a newer one of its base is used: see ``versions``.
 - A base's digest comes from the source, not from what the cache made of it, so it is the same on every machine. (A random base has no
   source but its seed, and takes its digest from the numbers that were drawn.)
 """
@@ -13,16 +14,15 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from safetensors import SafetensorError
 
+from personalpeft.bases import versions
 from personalpeft.bases.base import Base, Card
 from personalpeft.bases.files import (
     SINGLE,
@@ -36,10 +36,10 @@ from personalpeft.bases.files import (
 from personalpeft.bases.making import RECIPE, from_gguf, from_seed
 from personalpeft.bases.survey import FACTS, Facts, narrow, survey
 from personalpeft.bases.template import end_of_turn
+from personalpeft.bases.versions import MANIFEST
 from personalpeft.errors import CardError, InvalidInput, PersonalPeftError, WeightsError, nearest
 from personalpeft.types import Progress, canonical_digest, canonical_json
 
-MANIFEST = "base.json"
 _log = logging.getLogger(__name__)
 
 
@@ -133,33 +133,47 @@ def _entry(
     """The cache's entry for a source, made if it is not there or not what it was. ``look`` is where the model lies, if not in the entry."""
     folder = cache / "bases" / f"{key[:16]}-{RECIPE}.{FACTS}"
     with _cache_errors(card, cache):
-        if entry := _read(folder, key):
-            return entry
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(folder, report):
-            if entry := _read(folder, key):
-                return entry
-            # Only the holder of the lock makes this entry, so what else lies here under its name was left by one that died.
-            for leftover in folder.parent.glob(f"{folder.name}.tmp-*"):
-                shutil.rmtree(leftover)
-            if folder.exists():
-                _log.warning("The cached copy of %s in %s was changed; it is made again.", card.name, folder)
-            fresh = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
-            report(f"Preparing {card.name}", 0.0)
-            if make is not None:
-                make(fresh)
-            facts = survey(look or fresh)
-            files = {path.name: hash_files([path]) for path in sorted(fresh.iterdir())}
-            content = {"source": key, "files": files, "facts": facts.as_json()}
-            sealed = {**content, "seal": canonical_digest(content)}
-            (fresh / MANIFEST).write_text(canonical_json(sealed), "utf-8")
-            if folder.exists():
-                folder.rename(Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent)) / "changed")
-            fresh.rename(folder)
-            for leftover in folder.parent.glob(f"{folder.name}.tmp-*"):
-                shutil.rmtree(leftover)
-            report(f"Preparing {card.name}", 1.0)
-            return _Entry(folder, facts, files)
+        # A cache that cannot be written can be read, and nothing is removed from it.
+        with suppress(OSError), _alone(folder, report):
+            versions.hold(folder)
+        origin = versions.origin_of(card.source)
+        entry = _read(folder, key)
+        if entry is None:
+            with _alone(folder, report):
+                entry = _read(folder, key) or _made(card, key, folder, report, make, look, origin)
+        versions.remove_old(folder, origin)
+        return entry
+
+
+def _made(
+    card: Card,
+    key: str,
+    folder: Path,
+    report: Progress,
+    make: Callable[[Path], None] | None,
+    look: Path | None,
+    origin: str | None,
+) -> _Entry:
+    # Only the holder of the lock makes this entry, so what else lies here under its name was left by one that died.
+    versions.remove_leftovers(folder)
+    if folder.exists():
+        _log.warning("The cached copy of %s in %s was changed; it is made again.", card.name, folder)
+    fresh = versions.unfinished(folder)
+    report(f"Preparing {card.name}", 0.0)
+    if make is not None:
+        make(fresh)
+    facts = survey(look or fresh)
+    files = {path.name: hash_files([path]) for path in sorted(fresh.iterdir())}
+    content = {"source": key, "origin": origin, "files": files, "facts": facts.as_json()}
+    sealed = {**content, "seal": canonical_digest(content)}
+    (fresh / MANIFEST).write_text(canonical_json(sealed), "utf-8")
+    if folder.exists():
+        folder.rename(versions.unfinished(folder) / "changed")
+    fresh.rename(folder)
+    versions.remove_leftovers(folder)
+    report(f"Preparing {card.name}", 1.0)
+    return _Entry(folder, facts, files)
 
 
 def _read(folder: Path, key: str) -> _Entry | None:
@@ -182,7 +196,7 @@ def _read(folder: Path, key: str) -> _Entry | None:
 @contextmanager
 def _alone(folder: Path, report: Progress) -> Iterator[None]:
     """Held by one process at a time for each entry; freed by the system if that process dies."""
-    lock = FileLock(f"{folder}.lock")
+    lock = versions.lock_of(folder)
     try:
         lock.acquire(timeout=0)
     except Timeout:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,6 +16,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 
 from personalpeft.bases.base import Base
+from personalpeft.bases.gguf_file import gguf_file
 from personalpeft.bases.gguf_model import weights_of, write_gguf
 from personalpeft.bases.gguf_names import gguf_names
 
@@ -98,3 +102,31 @@ def test_more_weights_take_no_more_memory_to_write(tiny: Base, tmp_path: Path) -
     tracemalloc.stop()
     assert (tmp_path / "model.gguf").stat().st_size > blocks * size
     assert most < blocks * size / 4
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from personalpeft.bases import gguf_file
+from personalpeft.bases.gguf_names import gguf_names
+from personalpeft.bases.prepare import prepare
+from personalpeft.bases.shelf import find_card
+
+def write(base, names, into):
+    into.write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+gguf_file.write_gguf = write
+base = prepare(find_card("tiny-random"), cache=Path(sys.argv[1]))
+gguf_file.gguf_file(base, gguf_names(base), Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
+def test_what_a_killed_process_left_half_written_is_not_kept(tiny: Base, tiny_cache: Path, tmp_path: Path) -> None:
+    killed = subprocess.run([sys.executable, "-c", _KILLED, str(tiny_cache), str(tmp_path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len([path for path in (tmp_path / "gguf").iterdir() if path.is_dir()]) == 1
+    file = gguf_file(tiny, gguf_names(tiny), tmp_path)
+    assert GGUFReader(file).tensors
+    assert [path for path in (tmp_path / "gguf").iterdir() if path.is_dir()] == []

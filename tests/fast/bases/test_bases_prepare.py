@@ -11,6 +11,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from base_makers import card, package, tiny_gguf
+from filelock import FileLock
 from tokenizers import Tokenizer
 
 from personalpeft.bases.base import Base, Source
@@ -94,6 +95,106 @@ def test_what_a_killed_process_left_is_neither_used_nor_kept(tiny: Base, tmp_pat
     base = prepare(find_card("tiny-random"), cache=tmp_path)
     assert base.digest == tiny.digest
     assert entries(tmp_path) == [base.folder.name]
+
+
+DAY = 24 * 3600
+
+
+def unused_for(entry: Path, days: float) -> None:
+    at = entry.joinpath("base.json").stat().st_mtime - days * DAY
+    os.utime(entry / "base.json", (at, at))
+
+
+USE = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from base_makers import card
+from personalpeft.bases.base import Source
+from personalpeft.bases.prepare import prepare
+
+prepare(card(Source("folder", path=Path(sys.argv[2]))), cache=Path(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def user_of(cache: Path, folder: Path) -> "subprocess.Popen[str]":
+    """A process that has prepared a folder, and uses it until its input ends."""
+    arguments = [str(cache), str(folder), str(Path(__file__).parent)]
+    user = subprocess.Popen(
+        [sys.executable, "-c", USE, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert user.stdout is not None
+    assert user.stdout.readline() == "ready\n"
+    return user
+
+
+def test_versions_of_an_older_format_go_once_nothing_has_used_them_for_a_week(tiny: Base, copied: Path) -> None:
+    key, _, _ = copied.name.partition("-")
+    older, fresh, newer = (copied.with_name(f"{key}-{version}") for version in ("0.1", "0.2", "99.1"))
+    other = copied.with_name(f"{'0' * 16}-0.1")
+    for folder in (older, fresh, newer, other):
+        shutil.copytree(copied, folder)
+    for folder in (older, newer, other):
+        unused_for(folder, days=8)
+    unused_for(fresh, days=1)
+    mine = copied.with_name("notes")
+    mine.mkdir()
+    assert prepare(tiny.card, cache=copied.parent.parent).digest == tiny.digest
+    assert not older.exists()
+    # Another program uses the second; the third was made by a newer one; the fourth is of another base.
+    assert all(folder.exists() for folder in (fresh, newer, other, mine, copied))
+
+
+def test_versions_from_changed_sources_go_once_nothing_has_used_them_for_a_week(
+    tiny: Base, folder: Path, tmp_path: Path
+) -> None:
+    cache, mine = tmp_path / "cache", card(Source("folder", path=folder))
+    elsewhere = card(Source("folder", path=tmp_path / "elsewhere"))
+    shutil.copytree(folder, tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "chat_template.jinja").write_text("{# elsewhere #}" + tiny.template)
+    kept = prepare(elsewhere, cache=cache)
+    user_of(cache, folder).communicate()
+    (folder / "chat_template.jinja").write_text("{# second #}" + tiny.template)
+    prepare(mine, cache=cache)
+    before = entries(cache)
+    assert len(before) == 3
+    for name in before:
+        unused_for(cache / "bases" / name, days=8)
+    # The second is what lies there now, and of another folder nothing newer is there.
+    assert prepare(mine, cache=cache).template.startswith("{# second #}")
+    assert len(entries(cache)) == 2
+    assert prepare(elsewhere, cache=cache) == kept
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
+def test_a_version_that_a_process_uses_stays_until_that_has_ended(tiny: Base, folder: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    user = user_of(cache, folder)
+    (used,) = (cache / "bases" / name for name in entries(cache))
+    (folder / "chat_template.jinja").write_text("{# another #}" + tiny.template)
+    unused_for(used, days=8)
+    mine = card(Source("folder", path=folder))
+    prepare(mine, cache=cache)
+    assert used.exists()
+    user.kill()
+    user.communicate()
+    prepare(mine, cache=cache)
+    assert not used.exists()
+    assert len(entries(cache)) == 1
+
+
+def test_what_killed_processes_left_of_any_base_goes_and_what_is_being_made_stays(tiny: Base, copied: Path) -> None:
+    left, made = (copied.with_name(f"{letter * 16}-1.1.tmp-x") for letter in "ab")
+    for folder in (left, made):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"half")
+    with FileLock(copied.with_name(f"{'b' * 16}-1.1.lock")):
+        prepare(tiny.card, cache=copied.parent.parent)
+        assert (left.exists(), made.exists()) == (False, True)
+    prepare(tiny.card, cache=copied.parent.parent)
+    assert not made.exists()
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json", "base.json"])
