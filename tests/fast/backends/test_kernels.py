@@ -348,6 +348,7 @@ def test_without_a_compiler_the_plain_kernels_serve_and_say_why(
     assert "no C++ compiler" in why
 
 
+@pytest.mark.exhaustive
 def test_a_damaged_library_in_the_cache_is_built_anew(natives: dict[torch.dtype, Kernels], tmp_path: Path) -> None:
     NativeKernels(tmp_path, torch.float32)
     libraries = list(tmp_path.rglob("*.so"))

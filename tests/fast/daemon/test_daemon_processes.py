@@ -138,7 +138,14 @@ def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param("it wrote down that it learns", marks=pytest.mark.exhaustive),
+        pytest.param("a step was saved", marks=pytest.mark.exhaustive),
+        "the candidate is durable",
+    ],
+)
 def test_a_kill_at_any_moment_costs_a_step_and_no_second_learn(home: Home, moment: str) -> None:
     home.say(9)
     child = home.spawn("daemon", "once", slowly=0.05)
@@ -190,7 +197,7 @@ def test_status_says_how_far_a_learn_is(home: Home) -> None:
     assert "ada learns (style: learning, " in status
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive)])
 def test_a_signal_ends_it_between_two_steps_and_the_next_goes_on(home: Home, number: signal.Signals) -> None:
     home.say(9)
     child = home.spawn("daemon", "run", slowly=0.2)

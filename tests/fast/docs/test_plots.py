@@ -11,6 +11,8 @@ import pytest
 
 from personalpeft_app.bench.sweep import SWEPT
 
+pytestmark = pytest.mark.exhaustive
+
 _PLOTS = Path(__file__).parents[3] / "docs/plots"
 
 
