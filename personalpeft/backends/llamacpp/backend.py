@@ -167,7 +167,7 @@ def memory_of(names: GgufNames, vocabulary: int, shape: Shape) -> tuple[int, int
     """
     # Distributions lie there twice, where they are computed and where they are read; beside them what goes through a block.
     distributions = 2 * shape.asked * vocabulary
-    widths = 2 * int(names.config["hidden_size"]) + 2 * int(names.config["intermediate_size"])
+    widths = 3 * int(names.config["hidden_size"]) + 4 * int(names.config["intermediate_size"])
     # What each token of a call finds at each place: whether it may look there, and step by step (in float32) what it sees there.
     seen = shape.batch * (3 + int(names.config["num_attention_heads"]) if shape.full else 1)
     return names.bytes_per_token + 4 * seen, 4 * (distributions + shape.batch * widths)

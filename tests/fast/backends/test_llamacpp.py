@@ -34,6 +34,7 @@ from hypothesis import strategies as st
 from personalpeft.backends.base import Backend, Continuation, Row
 from personalpeft.backends.llamacpp import backend as reckoning
 from personalpeft.backends.llamacpp.backend import LlamaCppBackend, memory_of
+from personalpeft.backends.llamacpp.lanes import PART
 from personalpeft.backends.llamacpp.library import Model, Shape
 from personalpeft.bases.base import Base
 from personalpeft.bases.gguf_file import gguf_file
@@ -85,7 +86,7 @@ def test_the_next_turn_of_a_conversation_reads_whole_parts_of_the_prompt_before_
     following = row(llamacpp_tiny, long + "and more", owner="ada", max_tokens=4)
     written(llamacpp_tiny, [following])
     same = next(n for n, (a, b) in enumerate(zip(first.tokens, following.tokens, strict=False)) if a != b)
-    assert llamacpp_tiny.occupancy().reused - before == same // 64 * 64 > 0
+    assert llamacpp_tiny.occupancy().reused - before == same // PART * PART > 0
 
 
 def asked_in_turn(backend: Backend, owner: str, questions: Sequence[str], stack: str | None = None) -> list[Written]:
@@ -367,7 +368,7 @@ def test_what_a_lane_takes_is_reckoned_at_no_less_than_llamacpp_says(
     file = gguf_file(base, names, shared_cache)
     model = Model(file, extra=False)
     for places in (512, 4096):
-        shape = Shape(places, 64, 1, 1, names.full)
+        shape = Shape(places, PART, 1, 1, names.full)
         place, lane = memory_of(names, model.vocabulary, shape)
         caplog.clear()
         with caplog.at_level("DEBUG", "personalpeft.backends.llamacpp.library"):

@@ -4,6 +4,7 @@ rounding lets it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -15,7 +16,12 @@ import pytest
 from backend_makers import Writing, attach, composed, llamacpp_backend, row, torch_backend, written
 
 from personalpeft.backends.base import Backend, Continuation, Row
+from personalpeft.backends.llamacpp.backend import memory_of
+from personalpeft.backends.llamacpp.lanes import PART
+from personalpeft.backends.llamacpp.library import Model, Shape
 from personalpeft.bases.base import Base, Source
+from personalpeft.bases.gguf_file import gguf_file
+from personalpeft.bases.gguf_names import gguf_names
 from personalpeft.bases.prepare import prepare
 from personalpeft.bases.shelf import find_card
 from personalpeft.types import Message, Sampling
@@ -136,3 +142,20 @@ def test_a_conversation_repeats_to_the_bit_cold_warm_in_company_and_in_a_new_pro
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         other = process.submit(in_a_new_process, real, shared_cache, stack).result()
     assert again == beside == cold == other == first
+
+
+def test_a_context_takes_no_more_memory_than_is_reckoned(
+    real: Base, shared_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = gguf_names(real)
+    model = Model(gguf_file(real, names, shared_cache), extra=False)
+    for places in (512, 4096):
+        shape = Shape(places, PART, 1, 1, names.full)
+        place, lane = memory_of(names, model.vocabulary, shape)
+        caplog.clear()
+        with caplog.at_level("DEBUG", "personalpeft.backends.llamacpp.library"):
+            model.context(shape, None).close()
+        sizes = [float(size) for size in re.findall(r"buffer size = +([0-9.]+) MiB", caplog.text)]
+        assert len(sizes) >= 3
+        assert sum(sizes) * 2**20 <= places * place + lane
+    model.close()
