@@ -78,6 +78,7 @@ def _module(visit: Visit, name: str) -> str:
     return source.replace("main.js", name)
 
 
+@pytest.mark.exhaustive
 def test_without_what_came_a_marked_correction_is_the_old_text_and_without_what_went_the_new_one(visit: Visit) -> None:
     visit.come()
     assert visit.page.evaluate(_CHANGES, [_module(visit, "diff.js"), 20_000]) is None
@@ -88,6 +89,7 @@ def test_whatever_a_reply_says_comes_out_as_the_same_words_in_harmless_elements(
     assert visit.page.evaluate(_MARKDOWN, [_module(visit, "markdown.js"), 5_000]) is None
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -118,6 +120,7 @@ def test_a_reply_is_shown_as_the_markdown_that_it_is(visit: Visit, text: str, sh
     assert visit.page.evaluate(_SHOWN, [_module(visit, "markdown.js"), text]) == shown
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("text", "reply", "seen"),
     [
@@ -216,12 +219,14 @@ def test_no_text_keeps_the_page_busy(visit: Visit, which: str, module: str) -> N
     assert visit.page.evaluate(_TIMED, [_module(visit, module), which, 64_000]) == []
 
 
+@pytest.mark.exhaustive
 def test_a_mark_that_is_never_closed_stands_as_it_was_written(visit: Visit) -> None:
     visit.come()
     text = "***a *b __c ~~d `e ``f"
     assert visit.page.evaluate(_SHOWN, [_module(visit, "markdown.js"), text]) == f"<p>{text}</p>"
 
 
+@pytest.mark.exhaustive
 def test_conversations_are_the_same_here_and_in_the_terminal(site: Site, visit: Visit) -> None:
     ada = site.runtime.user("ada")
 
