@@ -21,6 +21,7 @@ from personalpeft_app.progress import Display
 if TYPE_CHECKING:
     from personalpeft import Runtime
     from personalpeft.bases.base import Card
+    from personalpeft.serving.engine import Engine
 
 _FEW_BYTES = 1 << 30
 
@@ -57,7 +58,7 @@ def _checks(common: Common, display: Display, load: bool) -> Iterator[Finding]:
         yield _checked("base", lambda: _base(common, display))
         yield _checked("retrieval model", _retrieval)
     if load:
-        yield _checked("model", lambda: _loaded(common, display))
+        yield from _model(common, display)
     home, cache = common.places()
     for name, place in (("disk of the home", home), ("disk of the cache", cache)):
         yield _disk(name, place)
@@ -188,7 +189,8 @@ def _retrieval() -> str:
     return f"{MiniLM.name} is here"
 
 
-def _loaded(common: Common, display: Display) -> str:
+def _model(common: Common, display: Display) -> Iterator[Finding]:
+    """Load the base, and ask it the same things in different company."""
     import tempfile
 
     from personalpeft_app.options import Common as Options
@@ -199,9 +201,35 @@ def _loaded(common: Common, display: Display) -> str:
         base = common.base_name()
         own = home / "models" / f"{base}.toml"
         options = Options(home=folder, base=str(own) if own.is_file() else base, backend=common.backend)
-        with opening.opened(options, "make", display) as runtime:
-            engine = runtime.engine()
-            return f"{engine.backend.description}, base {runtime.base().digest[:12]}"
+        try:
+            with opening.opened(options, "make", display) as runtime:
+                engine = runtime.engine()
+                yield Finding("model", f"{engine.backend.description}, base {runtime.base().digest[:12]}")
+                display("Asking the same things in different company", 0.0)
+                yield _batch_invariance(engine)
+        except PersonalPeftError as error:
+            yield Finding("model", error.message, False, error.hint, outcome(error).exit_code)
+
+
+def _batch_invariance(engine: Engine) -> Finding:
+    import random
+
+    from personalpeft.backends.batch_invariance import BatchInvariance, describe
+    from personalpeft.serving.invariance import check_batch_invariance
+
+    name, promised = "batch invariance", engine.backend.batch_invariance
+    if promised is not BatchInvariance.HOLDS:
+        return Finding(name, describe(promised))
+    report = check_batch_invariance(engine, random.Random(0))
+    if not report.differing:
+        return Finding(name, f"{describe(promised)} ({report.replies} replies compared)")
+    return Finding(
+        name,
+        f"{report.differing} of {report.replies} replies changed with the batch or the cache",
+        False,
+        "Please report this with the whole output. PERSONALPEFT_KERNELS=plain makes no such promise.",
+        1,
+    )
 
 
 def _disk(name: str, place: Path) -> Finding:

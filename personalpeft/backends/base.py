@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from personalpeft.adapters.base import Composed, Pair
+from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.bases.base import Base
 from personalpeft.types import FinishReason, Message, Sampling
 
@@ -232,6 +233,11 @@ class Backend(Protocol):
         """How far a reply's log-probs may be from what ``score`` says of the same tokens: the mean difference a token, in
         nats, that its number format explains.
         """
+        ...
+
+    @property
+    def batch_invariance(self) -> BatchInvariance:
+        """When the same request gets the same tokens and log-probs, to the bit."""
         ...
 
     @property

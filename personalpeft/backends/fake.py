@@ -33,6 +33,7 @@ from personalpeft.backends.base import (
     Term,
     Tokens,
 )
+from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.backends.stops import StopStrings
 from personalpeft.bases.base import Base, Card, Source
 from personalpeft.bases.template import chat_text
@@ -110,6 +111,7 @@ class FakeBackend:
     name = "fake"
     description = "no model: replies are made up from the prompt"
     tolerance = 1e-6
+    batch_invariance = BatchInvariance.HOLDS
     end_of_turn: Tokens = (_END,)
     beginning: Tokens = ()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from personalpeft.backends.torch.threads import dismiss
+from personalpeft.backends.torch.openmp import release_threads
 from personalpeft.errors import MissingPackage
 from personalpeft.memory.base import Vectors
 
@@ -52,7 +52,7 @@ class MiniLM:
         model = self._loaded()
         # One text at a time: a batch is padded, and padding moves the last bits of every vector in it.
         found = [model.encode(text, normalize_embeddings=True, show_progress_bar=False) for text in texts]
-        dismiss()
+        release_threads()
         return np.stack(found).astype(np.float32)
 
     def tokens(self, text: str) -> int:

@@ -23,6 +23,7 @@ from personalpeft.backends.base import (
     Staged,
     Term,
 )
+from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.backends.learning_side import LearningSide
 from personalpeft.backends.llamacpp.batch import Batch
 from personalpeft.backends.llamacpp.lanes import PART, Lanes, Room
@@ -45,7 +46,6 @@ _USUAL, _FEWEST = 512, 256
 # Tokens and distributions in one call of scoring: so many rows of the vocabulary lie in memory at once.
 _READ_AT_ONCE, _SCORED_AT_ONCE = 256, 32
 # What holds of promise 4, for ``doctor``.
-_REPEATS = "a reply is the same to the bit alone and in company, cold and cached, with the same number of threads"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,7 @@ class LlamaCppBackend(Speaks):
 
     name = "llamacpp"
     tolerance = _TOLERANCE
+    batch_invariance = BatchInvariance.HOLDS
 
     def __init__(self, base: Base, *, slots: int = 8, rows: int = 16, cache: Path, threads: int | None = None) -> None:
         super().__init__(base)
@@ -178,4 +179,4 @@ def _processors() -> int:
 
 
 def _described(choice: Choice, threads: int) -> str:
-    return f"llama.cpp on the processor, threads: {threads}; {choice.why}; {_REPEATS}"
+    return f"llama.cpp on the processor, threads: {threads}; {choice.why}"

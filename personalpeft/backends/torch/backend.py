@@ -20,6 +20,7 @@ from personalpeft.backends.base import (
     Staged,
     Term,
 )
+from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.backends.text import Speaks
 from personalpeft.backends.torch.batch import Batch
 from personalpeft.backends.torch.generic import Generic
@@ -27,10 +28,10 @@ from personalpeft.backends.torch.kernels import choose_kernels
 from personalpeft.backends.torch.kernels.base import BLOCK
 from personalpeft.backends.torch.kv import Pool, bytes_per_token
 from personalpeft.backends.torch.model import Device, Model, choose_device
+from personalpeft.backends.torch.openmp import release_threads
 from personalpeft.backends.torch.outputs import References, chunks, read
 from personalpeft.backends.torch.session import Below, TorchSession, advance
 from personalpeft.backends.torch.slots import SlotBank, StagedStack
-from personalpeft.backends.torch.threads import dismiss
 from personalpeft.bases.base import Base
 
 _SCORED_AT_ONCE = 1024
@@ -66,9 +67,12 @@ class TorchBackend(Speaks):
         self.slots, self.rows = slots, rows
         kernels, why = choose_kernels(where.device, where.dtype, cache)
         self.tolerance = _TOLERANCE.get(where.dtype, _TOLERANCE[torch.float32])
+        self._model = Model(base, where, kernels, cache)
+        # Our kernels work on each row apart; what the framework's own operations do depends on the batch.
+        holds = kernels.batch_invariant and self._model.batch_invariant
+        self.batch_invariance = BatchInvariance.HOLDS if holds else BatchInvariance.NONE
         self.description = f"{where.reason}, {why}"
-        self._model = Model(base, where, kernels)
-        self._references = References(self._model, Generic(base.digest, self.description, cache))
+        self._references = References(self._model, Generic(base.digest, f"{where.dtype}, {self.description}", cache))
         self._bank = SlotBank(
             base.architecture, slots=self.slots, dtype=where.dtype, device=where.device, kernels=kernels
         )
@@ -76,7 +80,7 @@ class TorchBackend(Speaks):
         pool = Pool(self._model.module.config, blocks, dtype=where.dtype, device=where.device, kernels=kernels)
         self.longest = min(blocks * BLOCK, base.card.context)
         self._batch = Batch(self._model, self._text, self._bank, pool, blocks, rows=self.rows)
-        dismiss()  # Those who helped to load.
+        release_threads()  # Those who helped to load.
 
     def stage(self, adapter: Composed) -> Staged:
         return self._bank.stage(adapter)

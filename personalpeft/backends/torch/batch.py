@@ -21,9 +21,9 @@ from personalpeft.backends.torch.blocks import Blocks, first_name, next_name, wh
 from personalpeft.backends.torch.kernels.base import BLOCK, Chunk, Places
 from personalpeft.backends.torch.kv import Pass, Pool
 from personalpeft.backends.torch.model import Model
+from personalpeft.backends.torch.openmp import release_threads
 from personalpeft.backends.torch.sampling import Picker, logprobs, pick
 from personalpeft.backends.torch.slots import SlotBank
-from personalpeft.backends.torch.threads import dismiss
 from personalpeft.backends.writing import Writing, read_on
 
 # Prompt tokens in one step beside rows that are being decoded, and when there are none: the first keeps the others'
@@ -125,7 +125,7 @@ class Batch:
                 self._remove(live)
             pieces.append(piece)
         if not self._live:
-            dismiss()
+            release_threads()
         return pieces
 
     def leave(self, number: int) -> Piece | None:

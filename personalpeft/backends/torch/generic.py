@@ -21,12 +21,13 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from personalpeft.backends.base import Continuation
+from personalpeft.backends.torch.processor import instruction_sets
 from personalpeft.types import canonical_digest
 
 _log = logging.getLogger(__name__)
 
 # To be raised whenever the same weights would give other bits: what was kept before would go unnoticed into revisions.
-_FORMAT = 1
+_FORMAT = 2
 # Several times the questions that there are; what more there is, is read again.
 _MOST = 512
 _DIGEST = hashlib.sha256().digest_size
@@ -38,7 +39,7 @@ class Generic:
     """
 
     def __init__(self, base: str, computed: str, cache: Path | None) -> None:
-        machine = [torch.__version__, transformers.__version__, torch.backends.cpu.get_cpu_capability()]
+        machine = [torch.__version__, transformers.__version__, instruction_sets()]
         name = canonical_digest([_FORMAT, base, computed, *machine])[:32]
         self._place = cache / "generic" / name if cache else None
         self._turn = threading.Lock()
@@ -73,7 +74,9 @@ class Generic:
                     part.write_bytes(hashlib.sha256(data).digest() + data)
                     part.replace(self._place)
             except OSError as error:
-                _log.info("What the base says of generic answers is not kept in %s: %s.", self._place, error)
+                _log.info(
+                    "What the base says of generic answers is not kept in %s: %s.", self._place, type(error).__name__
+                )
 
     def _all(self) -> dict[str, Tensor]:
         if self._known is None:
@@ -90,7 +93,11 @@ def _read(place: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         return {}
     except (OSError, SafetensorError) as error:
-        _log.info("What the base says of generic answers cannot be read from %s (%s); it is asked again.", place, error)
+        _log.info(
+            "What the base says of generic answers cannot be read from %s (%s); it is asked again.",
+            place,
+            type(error).__name__,
+        )
         return {}
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from personalpeft.backends.torch.kernels.base import Kernels
 from personalpeft.backends.torch.kernels.training import Heads, Stretches, TrainingKernels
 from personalpeft.backends.torch.linear import Projection
+from personalpeft.backends.torch.openmp import team_of
 from personalpeft.backends.torch.packing import Packed
 
 # Norms that are x / rms(x) * weight; Gemma's, for one, are not.
@@ -25,6 +26,10 @@ _RMS_NORMS = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3
 _GATED = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"})
 # Rotary positions over whole heads, scores without a cap, and norms of queries and keys where there are any.
 _ATTENTION = frozenset({"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention", "Gemma3Attention"})
+
+
+# Positions that are added to a table at once.
+_ROTARY_BLOCK = 512
 
 
 def stand_in(module: nn.Module, kernels: Kernels) -> bool:
@@ -42,6 +47,8 @@ def stand_in(module: nn.Module, kernels: Kernels) -> bool:
             new = _Gated(part, training)
         elif training is not None and chains and kind in _ATTENTION:
             new = _Attention(part, training)
+        elif kind.endswith("RotaryEmbedding") and _is_fixed(part):
+            new = _RotaryTable(part)
         if new is not None:
             parent, _, name = path.rpartition(".")
             setattr(module.get_submodule(parent), name, new)
@@ -108,6 +115,49 @@ class _NormFunction(torch.autograd.Function):
         return ctx.kernels.norm_backward(x, weight, grads[0].contiguous(), ctx.epsilon), None, None, None
 
 
+class _RotaryTable(nn.Module):
+    """Read the cosines and sines of positions from tables.
+
+    The framework computes them in pieces whose borders depend on the number of tokens and of threads, and at a border with
+    other instructions. A table is filled in blocks of one size, by one thread, so that a position has the same bits in any pass.
+    """
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self._tables: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
+
+    def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> tuple[Tensor, Tensor]:
+        key = (x.dtype, x.device, *layer_type)
+        known = self._tables.get(key)
+        # A table for all positions that a base can have may be large, so it grows with those that occur.
+        filled = 0 if known is None else len(known[0])
+        wanted = int(position_ids.max()) + 1
+        if known is None or wanted > filled:
+            known = self._tables[key] = self._extended(known, filled, wanted, x, layer_type)
+        cos, sin = known
+        return cos[position_ids], sin[position_ids]
+
+    def _extended(
+        self, known: tuple[Tensor, Tensor] | None, filled: int, wanted: int, x: Tensor, layer_type: tuple[str, ...]
+    ) -> tuple[Tensor, Tensor]:
+        parts = [] if known is None else [known]
+        # Not in inference mode, whose tensors no gradient may pass by.
+        with torch.inference_mode(mode=False), torch.no_grad(), team_of(1):
+            example = torch.empty((1, 1, 1), dtype=x.dtype, device=x.device)
+            for begin in range(filled, wanted, _ROTARY_BLOCK):
+                positions = torch.arange(begin, begin + _ROTARY_BLOCK, device=x.device)[None]
+                cos, sin = self.inner(example, positions, *layer_type)
+                parts.append((cos[0], sin[0]))
+            return torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])
+
+
+def _is_fixed(part: Any) -> bool:
+    """Return whether a position's numbers are the same however long the text is."""
+    kinds = part.rope_type.values() if isinstance(part.rope_type, dict) else [part.rope_type]
+    return not {"dynamic", "longrope"} & set(kinds)
+
+
 class _Gated(nn.Module):
     def __init__(self, inner: Any, kernels: TrainingKernels) -> None:
         super().__init__()
@@ -115,10 +165,10 @@ class _Gated(nn.Module):
         self._kernels = kernels
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():
-            y: Tensor = self.inner(x)
-            return y
         both = self.inner.gate_proj.together(x)
+        if not torch.is_grad_enabled():
+            y: Tensor = self.inner.down_proj(self._kernels.gate(both))
+            return y
         between = _GateFunction.apply(both, self._kernels)  # type: ignore[no-untyped-call]  # torch's own
         result: Tensor = self.inner.down_proj(between)
         return result

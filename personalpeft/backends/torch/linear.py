@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
+from personalpeft.backends.torch.row_counts import PLAIN, ProductChooser, ProductKind, ProductShape, make_product
 from personalpeft.types import Architecture
 
 # Projections that read one input, in models that keep them apart: one product is quicker than two or three.
@@ -93,37 +93,38 @@ class Attachment:
 
 
 class FrozenLinear(nn.Module):
-    """A linear map whose weights are held in the order that the processor multiplies fastest in.
+    """A linear map with frozen weights, whose outputs for a row are the same bits in any batch.
 
-    That is a third quicker for few rows, and it is the only copy as long as nobody trains: the gradient needs the
-    weights the other way round, and they are kept so from ``open_back`` to ``close_back``.
+    The weights are held once, in the order that the processor multiplies fastest in. A gradient needs them the other way
+    round: they are held that way too from ``open_back`` to ``close_back``.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, reorder: bool) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, chooser: ProductChooser | None) -> None:
         super().__init__()
-        self._reordered = reorder
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if reorder else weight
-        self._bias = bias
-        self._across: Tensor | None = None
+        self._chooser = chooser
+        self._product = _BatchInvariantProduct(weight, bias, chooser)
+        self._back: _BatchInvariantProduct | None = None
+        if chooser is not None and self._product.packed:
+            # Tried now: what it says of the numbers of threads has to be known before the first pass.
+            chooser.choose(ProductShape(weight.shape[0], weight.shape[1], weight.dtype, bias=False))
 
     @property
     def weight(self) -> Tensor:
         """The weights as the model has them, ``[outputs, inputs]``."""
-        return self._weight.to_dense() if self._reordered else self._weight
+        return self._product.weight
 
     @property
     def bias(self) -> Tensor | None:
-        return self._bias
+        return self._product.bias
 
     def open_back(self) -> None:
-        """Gets ready for many gradients."""
-        if self._reordered and self._across is None:
-            across = self._weight.to_dense().t().contiguous()
-            self._across = torch.ops.mkldnn._reorder_linear_weight(across, None)
+        """Get ready for many gradients."""
+        if self._product.packed and self._back is None:
+            self._back = _BatchInvariantProduct(self.weight.t().contiguous(), None, self._chooser)
 
     def close_back(self) -> None:
-        """Frees what ``open_back`` took."""
-        self._across = None
+        """Free what ``open_back`` took."""
+        self._back = None
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled() and x.requires_grad:
@@ -132,26 +133,38 @@ class FrozenLinear(nn.Module):
         return self.multiply(x)
 
     def multiply(self, x: Tensor) -> Tensor:
-        """The outputs, without a gradient."""
-        if not self._reordered:
-            return linear(x, self._weight, self._bias)
-        return _multiply(x, self._weight, self._bias)
+        """Return the outputs, without a gradient."""
+        return self._product(x)
 
     def back(self, grad: Tensor) -> Tensor:
-        """The gradient to the inputs."""
-        if self._across is not None:
-            return _multiply(grad.contiguous(), self._across, None)
+        """Return the gradient to the inputs."""
+        if self._back is not None:
+            return self._back(grad)
         return grad @ self.weight
 
 
-def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    # A single row is multiplied as two: alone it would be summed in another order than in company, and a reply's last
-    # bits would depend on who else asks. With two or more rows each comes out the same (tests/slow/backends).
-    alone = x.shape[:-1].numel() == 1
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(
-        torch.cat([x, x], dim=-2) if alone else x, weight, bias, "none", [], ""
-    )
-    return y[..., :1, :].contiguous() if alone else y
+class _BatchInvariantProduct:
+    """A product with ``[outputs, inputs]`` weights, computed as the chooser says; without one as the framework does."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, chooser: ProductChooser | None) -> None:
+        outputs, inputs = weight.shape
+        choice = (
+            PLAIN if chooser is None else chooser.choose(ProductShape(inputs, outputs, weight.dtype, bias is not None))
+        )
+        self.packed = choice.kind is ProductKind.PACKED
+        self.bias = bias
+        self._outputs = outputs
+        self._rows = choice.rows
+        self._product, self._weight = make_product(choice.kind, weight, bias)
+
+    @property
+    def weight(self) -> Tensor:
+        return self._weight.to_dense() if self.packed else self._weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        y = self._product(rows) if self._rows is None else self._rows.apply(self._product, rows)
+        return y.view(*x.shape[:-1], self._outputs)
 
 
 class _Multiply(torch.autograd.Function):
@@ -173,13 +186,18 @@ class GroupedLinear:
     """
 
     def __init__(
-        self, members: Sequence[nn.Linear], group: int, block: int, attachment: Attachment, reorder: bool
+        self,
+        members: Sequence[nn.Linear],
+        group: int,
+        block: int,
+        attachment: Attachment,
+        chooser: ProductChooser | None,
     ) -> None:
         weights = [member.weight.detach() for member in members]
         biases = [member.bias.detach() for member in members if member.bias is not None]
         # One member is not copied: where weights keep their order, they stay the very memory that was loaded.
         weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-        self.product = FrozenLinear(weight, torch.cat(biases) if biases else None, reorder=reorder)
+        self.product = FrozenLinear(weight, torch.cat(biases) if biases else None, chooser)
         self._group, self._block, self._attachment = group, block, attachment
         self._asked: Tensor | None = None
         self._said: Tensor | None = None
@@ -224,7 +242,7 @@ class Projection(nn.Module):
 
 
 def install(
-    model: nn.Module, architecture: Architecture, *, reorder: bool
+    model: nn.Module, architecture: Architecture, chooser: ProductChooser | None
 ) -> tuple[Attachment, dict[str, FrozenLinear]]:
     """Replaces every projection that the architecture names; without anything bound the model computes as before.
 
@@ -236,7 +254,7 @@ def install(
         root = f"{architecture.block_path}.{block}."
         for number, group in enumerate(groups_of(architecture)):
             members = [model.get_submodule(root + name) for name in group.names]
-            whole = GroupedLinear([_as_linear(m) for m in members], number, block, attachment, reorder)
+            whole = GroupedLinear([_as_linear(m) for m in members], number, block, attachment, chooser)
             products[root + group.names[0]] = whole.product
             for name, (begin, end) in zip(group.names, group.sections, strict=True):
                 path, _, last = (root + name).rpartition(".")

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +23,11 @@ from personalpeft.backends.torch.gradients import stand_in, stretches_of
 from personalpeft.backends.torch.kernels import Kernels
 from personalpeft.backends.torch.kv import Pass, attend
 from personalpeft.backends.torch.linear import Bound, FrozenLinear, Training, install
+from personalpeft.backends.torch.openmp import release_threads, team_of
 from personalpeft.backends.torch.packing import Packed
-from personalpeft.backends.torch.threads import dismiss
+from personalpeft.backends.torch.processor import usable_cores
+from personalpeft.backends.torch.row_counts import ProductChooser, ProductKind, ProductShape, works
+from personalpeft.backends.torch.thread_governor import ThreadGovernor, thread_counts
 from personalpeft.bases.base import Base
 
 
@@ -51,15 +55,15 @@ def choose_device() -> Device:
 
 
 def _multiplies_bfloat16() -> bool:
-    """Whether the processor does so itself."""
+    """Return whether the processor does so itself, and the libraries do it right."""
     able: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return able
+    return able and works(ProductKind.PACKED, ProductShape(512, 512, torch.bfloat16, bias=False))
 
 
 class Model:
     """The loaded base and its attachment points."""
 
-    def __init__(self, base: Base, where: Device, kernels: Kernels) -> None:
+    def __init__(self, base: Base, where: Device, kernels: Kernels, cache: Path | None) -> None:
         from transformers import AttentionInterface, AutoModelForCausalLM
         from transformers.utils import logging
 
@@ -76,17 +80,19 @@ class Model:
             use_safetensors=True,
         )
         self.module = module.to(where.device).eval().requires_grad_(False)
-        # Only processors multiply faster from weights in another order. In bfloat16 that is worth the copying, and where it is
-        # emulated there is no other order; in float32 for the head alone, which has so many outputs that MKL takes twice as
-        # long for 2 to 48 rows (docs/benchmarks.md).
-        here = where.device.type == "cpu"
-        reorder = here and where.dtype == torch.bfloat16 and _multiplies_bfloat16()
-        self.attachment, self._products = install(self.module, base.architecture, reorder=reorder)
-        if reorder or (here and where.dtype == torch.float32 and torch.backends.mkl.is_available()):
+        # Classes of row counts are a matter of processors' libraries; what GPUs do has not been measured.
+        self._chooser = (
+            ProductChooser(thread_counts(min(torch.get_num_threads(), usable_cores())), cache)
+            if where.device.type == "cpu"
+            else None
+        )
+        self.attachment, self._products = install(self.module, base.architecture, self._chooser)
+        if self._chooser is not None:
             head = self.module.get_output_embeddings()
-            self.module.set_output_embeddings(FrozenLinear(head.weight.detach(), head.bias, reorder=True))
+            self.module.set_output_embeddings(FrozenLinear(head.weight.detach(), head.bias, self._chooser))
         self.kernels = kernels
         self._in_chains = stand_in(self.module, kernels)
+        self._governor = None if self._chooser is None else ThreadGovernor(self._chooser.threads, usable_cores())
         self._turn = threading.RLock()
         self._sessions = 0
         self._sliding = _sliding_window(self.module.config)
@@ -95,15 +101,24 @@ class Model:
     def turn(
         self, bound: Bound | None = None, *, training: Training | None = None, more_to_come: bool = False
     ) -> Iterator[None]:
-        """Waits for the device and binds adapters for one pass. Without ``more_to_come`` the threads that helped with it
-        are dismissed.
+        """Wait for the device and bind adapters for one pass, with as many threads as there are free cores.
+
+        Without ``more_to_come`` the threads are released afterwards.
         """
-        with self._turn, self.attachment.holding(bound, training):
+        with self._turn, self.attachment.holding(bound, training), self._team():
             try:
                 yield
             finally:
                 if not more_to_come:
-                    dismiss()
+                    release_threads()
+
+    def _team(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._governor is None else team_of(self._governor.threads())
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether each product gives a row the same bits in any batch."""
+        return self._chooser is not None and self._chooser.invariant
 
     def hidden(self, packed: Packed) -> Tensor:
         """``[reads, size]``: what the head makes the logits of, for each of the pack's reads in order. Needs the turn;

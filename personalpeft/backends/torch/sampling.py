@@ -55,7 +55,7 @@ def logprobs(logits: Tensor, picked: Sequence[int], rows: Mapping[int, int]) -> 
     if not rows:
         return {}
     wide = logits[list(rows)].float()
-    all_of_it = wide.logsumexp(-1)
+    all_of_it = _logsumexp(wide)
     own = wide[torch.arange(len(rows)), torch.tensor([picked[row] for row in rows])] - all_of_it
     known = {row: Known(each) for row, each in zip(rows, own.tolist(), strict=True)}
     asking = [place for place, row in enumerate(rows) if rows[row]]
@@ -69,3 +69,18 @@ def logprobs(logits: Tensor, picked: Sequence[int], rows: Mapping[int, int]) -> 
             top = tuple(zip(row_tokens, row_values, strict=True))[: rows[row]]
             known[row] = Known(known[row].logprob, top)
     return known
+
+
+# Numbers that are added up first, for each row apart.
+_RUN = 512
+
+
+def _logsumexp(x: Tensor) -> Tensor:
+    """Return ``log(sum(exp(row)))`` of each row of ``[rows, n]``, with the same bits for any number of rows.
+
+    The framework shares one long row out to its threads and several rows whole, and so adds up in other orders. Runs of fixed
+    length are added up whole in both cases.
+    """
+    rest = -x.shape[-1] % _RUN
+    runs = torch.nn.functional.pad(x, (0, rest), value=-torch.inf).view(len(x), -1, _RUN)
+    return runs.logsumexp(-1).logsumexp(-1)

@@ -25,6 +25,7 @@ from personalpeft.backends.base import (
     Staged,
     Term,
 )
+from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.backends.learning_side import LearningSide
 from personalpeft.backends.residents import Residents
 from personalpeft.backends.text import Speaks
@@ -60,6 +61,7 @@ class VllmBackend(Speaks):
     """
 
     name = "vllm"
+    batch_invariance = BatchInvariance.NONE
     tolerance = _TOLERANCE
 
     def __init__(

@@ -9,6 +9,7 @@ import torch
 from personalpeft.backends.torch.kernels.base import Kernels
 from personalpeft.backends.torch.kernels.native import NativeKernels, NoCompiler
 from personalpeft.backends.torch.kernels.plain import PlainKernels
+from personalpeft.backends.torch.kernels.trial import wrong_kernel
 
 __all__ = ["Kernels", "choose_kernels"]
 
@@ -22,9 +23,12 @@ def choose_kernels(device: torch.device, dtype: torch.dtype, cache: Path | None)
     if cache is None:
         return PlainKernels(), "plain kernels"
     try:
-        return NativeKernels(cache, dtype), "native kernels"
+        native = NativeKernels(cache, dtype)
     except NoCompiler as why:
         return PlainKernels(), f"plain kernels, slower: {why}"
+    if wrong := wrong_kernel(native, dtype):
+        return PlainKernels(), f"plain kernels, slower: compiled {wrong} computes something else here"
+    return native, "native kernels"
 
 
 def _for_cuda(device: torch.device, dtype: torch.dtype) -> tuple[Kernels, str]:

@@ -100,6 +100,11 @@ class Kernels(Protocol):
     def name(self) -> str: ...
 
     @property
+    def batch_invariant(self) -> bool:
+        """Whether a row's bits depend on that row alone, and a prompt's not on the parts that it was read in."""
+        ...
+
+    @property
     def training(self) -> TrainingKernels | None:
         """The operations of a training step; None where the framework's own serve."""
         ...

@@ -35,6 +35,8 @@ class TritonKernels(PlainKernels):
     """See ``Kernels``. What host memory is for, and what the framework does well on a GPU, is as in the plain version."""
 
     name = "triton"
+    # A tile of a prompt and a token that is decoded are computed in different orders.
+    batch_invariant = False
     training = None
 
     def __init__(self, device: torch.device) -> None:

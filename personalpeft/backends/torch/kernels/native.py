@@ -16,6 +16,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
@@ -27,11 +28,13 @@ from torch import Tensor
 
 from personalpeft.adapters.base import Matrix
 from personalpeft.backends.torch.kernels.base import Chunk, Places, Pointers, Shelf
+from personalpeft.backends.torch.processor import KERNELS, cpu_flags
 
 _HEADER = "numbers.h"
 _COMPILERS = ("c++", "g++", "clang++")
 # No -ffast-math: it would change how the whole process treats the smallest numbers.
-_OPTIONS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+_MARCH = {"native": "native", "avx2": "x86-64-v3", "avx512": "x86-64-v4"}
+_OPTIONS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _log = logging.getLogger(__name__)
 SUFFIX = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -54,6 +57,7 @@ class NativeKernels:
     """See ``Kernels``. Raises ``NoCompiler`` where this machine cannot build or load them."""
 
     name = "native"
+    batch_invariant = True
 
     def __init__(self, cache: Path, dtype: torch.dtype) -> None:
         if dtype not in SUFFIX:
@@ -171,7 +175,8 @@ def compiled(cache: Path, name: str) -> ctypes.CDLL:
     """
     here = resources.files(__package__)
     source, header = here.joinpath(name).read_bytes(), here.joinpath(_HEADER).read_bytes()
-    about = f"{_OPTIONS}{platform.machine()}{_processor()}{torch.__version__}".encode()
+    options = (*_OPTIONS, *_instructions())
+    about = f"{options}{platform.machine()}{cpu_flags()}{torch.__version__}".encode()
     try:
         # Resolved once, so that no link is followed again between the checks and the loading.
         folder = cache.resolve() / "kernels" / hashlib.sha256(header + source + about).hexdigest()[:16]
@@ -185,7 +190,7 @@ def compiled(cache: Path, name: str) -> ctypes.CDLL:
         if unsafe:
             _log.warning("%s The native kernels are built for this process alone.", unsafe)
         with tempfile.TemporaryDirectory(dir=None if unsafe else folder) as work:
-            built = _compile(source, header, Path(work))
+            built = _compile(source, header, options, Path(work))
             if not unsafe:
                 # In one step, so that two processes that start together never load half a file.
                 built = built.replace(place)
@@ -239,14 +244,14 @@ def _exposed(path: Path) -> str:
     )
 
 
-def _compile(source: bytes, header: bytes, work: Path) -> Path:
+def _compile(source: bytes, header: bytes, options: Sequence[str], work: Path) -> Path:
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         raise NoCompiler(f"there is no C++ compiler ({', '.join(_COMPILERS)})")
     (work / "native.cpp").write_bytes(source)
     (work / _HEADER).write_bytes(header)
     steps = (
-        [compiler, *_OPTIONS, "-fopenmp", "-c", "native.cpp", "-o", "native.o"],
+        [compiler, *options, "-fopenmp", "-c", "native.cpp", "-o", "native.o"],
         # Linked without OpenMP's own library: the framework has loaded one already, and two of them would have two
         # teams of threads spin for the same cores.
         [compiler, "-shared", "native.o", "-o", "native.so"],
@@ -262,10 +267,15 @@ def _compile(source: bytes, header: bytes, work: Path) -> Path:
     return work / "native.so"
 
 
-def _processor() -> str:
-    """What tells processors apart that understand different instructions; ``-march=native`` builds for one kind."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+def _instructions() -> tuple[str, ...]:
+    """Return which instructions to compile for: the processor's own, or fewer where the environment says so.
+
+    Raises:
+        NoCompiler: The environment asks for no compiled kernels, or names no set of instructions.
+    """
+    wanted = os.environ.get(KERNELS, "native")
+    if wanted == "plain":
+        raise NoCompiler(f"{KERNELS} is set to plain")
+    if wanted not in _MARCH:
+        raise NoCompiler(f"{KERNELS} must be plain or one of {', '.join(_MARCH)}, got {wanted!r}")
+    return (f"-march={_MARCH[wanted]}",)

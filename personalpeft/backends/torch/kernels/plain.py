@@ -15,6 +15,7 @@ class PlainKernels:
     """See ``Kernels``."""
 
     name = "plain"
+    batch_invariant = False
     training = None
 
     def lay(self, source: Matrix, place: Tensor, factor: float) -> bool:

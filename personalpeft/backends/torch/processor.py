@@ -1,0 +1,81 @@
+"""Tell what the processor can do and how busy it is."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import psutil
+
+# What lowers the instruction sets that libraries, and our own kernels, use.
+KERNELS = "PERSONALPEFT_KERNELS"
+_LIMITS = (
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+    "ATEN_CPU_CAPABILITY",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_CBWR",
+    KERNELS,
+)
+
+
+@cache
+def cpu_flags() -> str:
+    """Return what tells processors apart that understand different instructions."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def instruction_sets() -> str:
+    """Return what decides which instructions are used: the processor's own, and what the environment leaves of them."""
+    limits = [f"{name}={os.environ[name]}" for name in _LIMITS if name in os.environ]
+    return " ".join([cpu_flags(), *limits])
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use: those of its affinity, and of its control group's quota."""
+    cores = len(_affinity()) or os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return max(1, min(cores, round(int(quota) / int(period))))
+    except (OSError, ValueError):
+        return cores  # No control group, or one without a quota ("max").
+
+
+@dataclass(frozen=True, slots=True)
+class CpuUsage:
+    """Processor seconds until a moment: ``busy`` of all programs on the cores of this process, ``own`` of this process."""
+
+    at: float
+    busy: float
+    own: float
+
+
+def read_cpu_usage() -> CpuUsage:
+    """Read the counters of the operating system.
+
+    Programs of low priority give way, so they count as busy only if this process has a low priority too.
+    """
+    affinity = _affinity()
+    low = hasattr(os, "nice") and os.nice(0) > 0
+    busy = 0.0
+    for core, times in enumerate(psutil.cpu_times(percpu=True)):
+        if affinity and core not in affinity:
+            continue
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        # Linux counts guests' time in user's as well.
+        twice = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        yielding = 0.0 if low else getattr(times, "nice", 0.0)
+        busy += sum(times) - idle - twice - yielding
+    return CpuUsage(time.monotonic(), busy, time.process_time())
+
+
+def _affinity() -> frozenset[int]:
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()

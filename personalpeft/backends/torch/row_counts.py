@@ -1,0 +1,305 @@
+"""Find the numbers of rows for which a matrix product gives each row the same bits.
+
+A library computes a product in another order for another number of rows, or of threads (docs/serving.md has what was
+measured). The numbers of rows fall into classes: within one class, a row's bits depend neither on the number of rows nor on
+its place among them. A product that pads and cuts its input to one class therefore gives each row the same bits in any batch.
+
+Invariants: the choice depends on the machine, the libraries and the product's shape alone, never on time, so that two
+processes choose alike; a kind of product that fails or computes something wrong is not chosen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from personalpeft.backends.torch.openmp import team_of
+from personalpeft.backends.torch.processor import instruction_sets
+
+Product: TypeAlias = Callable[[Tensor], Tensor]
+"""From ``[rows, inputs]`` to ``[rows, outputs]``."""
+
+# Numbers of rows that are tried: all small ones near a power of two, since that is where libraries change their ways.
+_TRIED = (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 16, 17, 24, 31, 32, 33, 36, 37, 48, 64, 96, 128, 256)
+# A side from which a product is as wide as a vocabulary. It is tried, and used, with fewer rows: each costs as much as a block.
+_WIDE, _MOST_WIDE_ROWS = 16384, 128
+# Reading the weights costs about as much as so many rows (AMX: 14.7 ms for 2 rows, 29 for 128).
+_CALL_COST_ROWS = 128
+# Batches that a class should serve well: one reply, sixteen, a prompt.
+_TYPICAL_ROWS = (1, 16, 256)
+# Largest difference of a right product from one in float32, as a share of its largest number.
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.03}
+_FORMAT = 1
+
+
+class ProductKind(StrEnum):
+    """How a product is computed: from weights reordered for the processor, or by the framework's ``linear``."""
+
+    PACKED = "packed"
+    PLAIN = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class ProductShape:
+    """What the choice of a product depends on."""
+
+    inputs: int
+    outputs: int
+    dtype: torch.dtype
+    bias: bool
+
+    @property
+    def key(self) -> str:
+        return f"{self.inputs}x{self.outputs}-{str(self.dtype).removeprefix('torch.')}{'-bias' if self.bias else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class RowCounts:
+    """One class of numbers of rows: those in ``counts``, and every one from ``dense_from`` to the largest.
+
+    ``threads`` are the numbers of threads for which the class is the same.
+    """
+
+    counts: tuple[int, ...]
+    dense_from: int
+    threads: tuple[int, ...]
+
+    @property
+    def most(self) -> int:
+        return self.counts[-1]
+
+    def padded(self, rows: int) -> int:
+        """Return the smallest number of the class that holds this many rows, at most ``most``."""
+        if rows >= self.dense_from:
+            return min(rows, self.most)
+        return next(count for count in self.counts if count >= rows)
+
+    def apply(self, product: Product, x: Tensor) -> Tensor:
+        """Compute a product of ``[rows, inputs]`` with numbers of rows of this class alone."""
+        rows = len(x)
+        if rows > self.most:
+            return torch.cat([self.apply(product, part) for part in x.split(self.most)])
+        count = self.padded(rows)
+        if count == rows:
+            return product(x)
+        wide = x.new_zeros((count, x.shape[1]))
+        wide[:rows] = x
+        return product(wide)[:rows]
+
+
+@dataclass(frozen=True, slots=True)
+class ProductChoice:
+    """How products of one shape are computed. Without ``rows`` no class was found, and bits may depend on the batch."""
+
+    kind: ProductKind
+    rows: RowCounts | None
+
+
+PLAIN = ProductChoice(ProductKind.PLAIN, None)
+"""As the framework computes it, with any number of rows."""
+
+
+class ProductChooser:
+    """Choose a kind and a class for each shape, by trial, and keep the choices in ``cache``.
+
+    Args:
+        threads: The numbers of threads that may compute, the largest last.
+        cache: The folder to keep choices in; None keeps them in memory alone.
+    """
+
+    def __init__(self, threads: Sequence[int], cache: Path | None) -> None:
+        self._threads = tuple(threads)
+        self._file = None if cache is None else cache / "products" / f"{self._machine()}.json"
+        self._choices = self._read()
+
+    def choose(self, shape: ProductShape) -> ProductChoice:
+        """Return how to compute products of this shape; the first call for a shape tries it."""
+        known = self._choices.get(shape.key)
+        if known is None:
+            known = self._choices[shape.key] = _choose(shape, self._threads)
+            self._write()
+        return known
+
+    @property
+    def threads(self) -> tuple[int, ...]:
+        """The numbers of threads that no choice made so far excludes."""
+        classes = [choice.rows for choice in self._choices.values() if choice.rows is not None]
+        return tuple(n for n in self._threads if all(n in rows.threads for rows in classes))
+
+    @property
+    def invariant(self) -> bool:
+        """Whether a class was found for each shape so far."""
+        return all(choice.rows is not None for choice in self._choices.values())
+
+    def _machine(self) -> str:
+        about = [_FORMAT, torch.__version__, platform.machine(), instruction_sets(), self._threads]
+        return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+
+    def _read(self) -> dict[str, ProductChoice]:
+        if self._file is None:
+            return {}
+        try:
+            return {key: _choice_of(kept) for key, kept in json.loads(self._file.read_bytes()).items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}  # Absent or damaged: the trial is made again.
+
+    def _write(self) -> None:
+        if self._file is None:
+            return
+        kept = json.dumps({key: asdict(choice) for key, choice in self._choices.items()})
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._file.parent, delete=False) as file:
+                file.write(kept)
+            os.replace(file.name, self._file)  # noqa: PTH105  # In one step: another process may read it.
+        except OSError:
+            pass  # A cache that cannot be written costs the next process a trial, nothing else.
+
+
+def make_product(kind: ProductKind, weight: Tensor, bias: Tensor | None) -> tuple[Product, Tensor]:
+    """Return a product with ``[outputs, inputs]`` weights, and these weights in the form that it holds.
+
+    Raises:
+        RuntimeError: The libraries cannot make this kind of product for this shape here.
+    """
+    if kind is ProductKind.PLAIN:
+        return lambda x: linear(x, weight, bias), weight
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    multiply = torch.ops.mkldnn._linear_pointwise
+    return lambda x: multiply(x, packed, bias, "none", [], ""), packed
+
+
+def _choose(shape: ProductShape, threads: Sequence[int]) -> ProductChoice:
+    working = []
+    for kind in ProductKind:
+        if not works(kind, shape):
+            continue
+        rows = _find_class(kind, shape, threads) or _find_class(kind, shape, threads[-1:])
+        if rows is not None:
+            return ProductChoice(kind, rows)
+        working.append(kind)
+    return ProductChoice(working[0], None) if working else PLAIN
+
+
+def works(kind: ProductKind, shape: ProductShape) -> bool:
+    """Try a product: whether the libraries can make it here, and compute what float32 gives, up to rounding."""
+    try:
+        return _is_right(kind, shape)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False  # The library has no such primitive for this shape, or is not here at all.
+
+
+def _is_right(kind: ProductKind, shape: ProductShape) -> bool:
+    random = torch.Generator().manual_seed(1)
+    tile = torch.randn((min(shape.outputs, 256), shape.inputs), generator=random).to(shape.dtype)
+    weight = _tiled(tile, shape.outputs)
+    bias = torch.ones(shape.outputs, dtype=shape.dtype) if shape.bias else None
+    product, _ = make_product(kind, weight, bias)
+    for rows in (1, 2, 33):
+        x = torch.randn((rows, shape.inputs), generator=random).to(shape.dtype)
+        wanted = x.float() @ tile.float().t() + (1.0 if shape.bias else 0.0)
+        found = product(x)[:, : len(tile)].float()
+        apart = float((found - wanted).abs().max())
+        # Written so that a result that is no number is wrong too.
+        if not apart <= _TOLERANCE.get(shape.dtype, 1e-4) * float(wanted.abs().max()):
+            return False
+    return True
+
+
+def _find_class(kind: ProductKind, shape: ProductShape, threads: Sequence[int]) -> RowCounts | None:
+    """Return the class that serves typical batches best; None where no number of rows holds with all threads."""
+    weight, x = _cancelling(shape)
+    product, _ = make_product(kind, weight, torch.zeros(shape.outputs, dtype=shape.dtype) if shape.bias else None)
+    tried = [count for count in _TRIED if max(shape.inputs, shape.outputs) < _WIDE or count <= _MOST_WIDE_ROWS]
+    outputs: list[Tensor] = []
+    members: list[set[tuple[int, int]]] = []
+    for number in threads:
+        with team_of(number):
+            for count in tried:
+                # Rolled differently each time, so that equal bits also mean that a row's place changes nothing.
+                shift = (7 * count + 3 * number) % count if count > 1 else 0
+                shift = (shift + 5 * number + count // 3) % count
+                y = product(x[:count].roll(shift, 0)).roll(-shift, 0)
+                place = next((i for i, known in enumerate(outputs) if _agree(known, y)), len(outputs))
+                if place == len(outputs):
+                    outputs.append(y)
+                    members.append(set())
+                elif count > len(outputs[place]):
+                    outputs[place] = y
+                members[place].add((number, count))
+    classes = []
+    for found in members:
+        counts = tuple(count for count in tried if all((number, count) in found for number in threads))
+        if counts:
+            classes.append(RowCounts(counts, _dense_from(counts, tried), tuple(threads)))
+    return min(classes, key=_cost, default=None)
+
+
+def _agree(some: Tensor, other: Tensor) -> bool:
+    """Compare the rows that both have."""
+    shared = min(len(some), len(other))
+    return torch.equal(some[:shared], other[:shared])
+
+
+def _cancelling(shape: ProductShape) -> tuple[Tensor, Tensor]:
+    """Return weights and rows whose products are zero but for rounding, so that any other order of adding shows."""
+    random = torch.Generator().manual_seed(0)
+    half = shape.inputs // 2
+    order = torch.randperm(2 * half, generator=random)
+    tile = torch.randn((min(shape.outputs, 256), half), generator=random).to(shape.dtype)
+    weight = torch.zeros((len(tile), shape.inputs), dtype=shape.dtype)
+    weight[:, : 2 * half] = torch.cat([tile, tile], dim=1)[:, order]
+    rows = torch.randn((_TRIED[-1], half), generator=random).to(shape.dtype)
+    x = torch.zeros((len(rows), shape.inputs), dtype=shape.dtype)
+    x[:, : 2 * half] = torch.cat([rows, -rows], dim=1)[:, order]
+    return _tiled(weight, shape.outputs), x
+
+
+def _tiled(tile: Tensor, outputs: int) -> Tensor:
+    return tile.repeat(-(-outputs // len(tile)), 1)[:outputs].contiguous()
+
+
+def _dense_from(counts: Sequence[int], tried: Sequence[int]) -> int:
+    """Return the smallest count from which on every larger one that was tried is in the class, up to its largest."""
+    dense = counts[-1]
+    for count in reversed([count for count in tried if count <= counts[-1]]):
+        if count not in counts:
+            break
+        dense = count
+    return dense
+
+
+def _cost(rows: RowCounts) -> float:
+    """Estimate what typical batches cost with this class, in rows, relative to a class without padding or cuts."""
+    total = 0.0
+    for batch in _TYPICAL_ROWS:
+        whole, rest = divmod(batch, rows.most)
+        cost = whole * (_CALL_COST_ROWS + rows.most)
+        if rest:
+            cost += _CALL_COST_ROWS + rows.padded(rest)
+        total += cost / (_CALL_COST_ROWS + batch)
+    return total
+
+
+def _choice_of(kept: dict[str, object]) -> ProductChoice:
+    rows = kept["rows"]
+    if rows is None:
+        return ProductChoice(ProductKind(str(kept["kind"])), None)
+    if not isinstance(rows, dict):
+        raise TypeError("no class of rows")
+    counts, threads = (tuple(int(n) for n in rows[name]) for name in ("counts", "threads"))
+    if not counts or list(counts) != sorted(counts) or counts[0] < 1 or not threads:
+        raise ValueError("no class of rows")
+    return ProductChoice(ProductKind(str(kept["kind"])), RowCounts(counts, int(rows["dense_from"]), threads))

@@ -1,0 +1,73 @@
+"""Choose how many threads compute, by the cores that other programs leave free.
+
+A pass has hundreds of short parallel loops, and each waits for its slowest thread. Where a thread shares its core with another
+program, all others wait for it: one busy neighbour makes a pass on two cores ten times slower, and one thread alone only
+1.5 times (docs/serving.md). So there are never more threads than free cores, and as many again once the neighbours are gone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from personalpeft.backends.torch.processor import CpuUsage, read_cpu_usage
+
+# Seconds between two looks. The counters advance in steps of 10 ms.
+_WINDOW = 0.2
+# Shares of a core that others may use before a thread gives way, and at which it comes back. Two programs that share a core get
+# half of it each, three on two cores a third less.
+_GIVE_WAY, _COME_BACK = 0.4, 0.75
+
+
+class ThreadGovernor:
+    """Follow the load of the machine. Not thread-safe: the model's turn guards it.
+
+    Args:
+        counts: The numbers of threads to choose from, ascending.
+        cores: How many cores this process may use.
+        read: Reads the processor's counters.
+        clock: Seconds, to know when to look again.
+    """
+
+    def __init__(
+        self,
+        counts: Sequence[int],
+        cores: int,
+        *,
+        read: Callable[[], CpuUsage] = read_cpu_usage,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._counts, self._cores = tuple(counts), cores
+        self._read, self._clock = read, clock
+        self._threads = self._counts[-1]
+        self._last = read() if len(self._counts) > 1 else None
+
+    def threads(self) -> int:
+        """Return how many threads the next pass should use."""
+        if self._last is not None and self._clock() - self._last.at >= _WINDOW:
+            now = self._read()
+            self._follow(self._last, now)
+            self._last = now
+        return self._threads
+
+    def _follow(self, before: CpuUsage, now: CpuUsage) -> None:
+        elapsed = now.at - before.at
+        if elapsed <= 0:
+            return
+        others = max(0.0, now.busy - before.busy - (now.own - before.own)) / elapsed
+        free = self._cores - others
+        fewer, more = math.floor(free + 1 - _GIVE_WAY), math.floor(free + 1 - _COME_BACK)
+        if fewer < self._threads:
+            self._threads = self._allowed(fewer)
+        elif more > self._threads:
+            self._threads = self._allowed(more)
+
+    def _allowed(self, threads: int) -> int:
+        return max((count for count in self._counts if count <= threads), default=self._counts[0])
+
+
+def thread_counts(most: int) -> tuple[int, ...]:
+    """Return the numbers of threads to choose from: powers of two, halfway between them, and ``most``."""
+    steps = (power + extra for power in (1 << n for n in range(most.bit_length())) for extra in (0, power // 2))
+    return tuple(sorted({1, most} | {count for count in steps if count <= most}))
