@@ -219,3 +219,34 @@ def base_with_merges(folder: Path, change: Callable[[Any], None] = lambda tokeni
         stop_tokens=("<|im_end|>",),
     )
     return prepare(card, cache=folder / "cache")
+
+
+def cold(backend: Backend, row: Row) -> Written:
+    """A row's reply alone, with nothing cached."""
+    backend.forget()
+    return written(backend, [row])[0]
+
+
+def staggered(backend: Backend, rows: Sequence[Row], steps: Sequence[int]) -> list[Written]:
+    """The replies of rows of which each joins so many steps after the one before, and so cuts the others' prompts."""
+    writing = Writing(backend)
+    replies = []
+    for each, count in zip(rows, steps, strict=True):
+        replies.append(writing.join(each))
+        writing.step(count)
+    writing.finish()
+    return replies
+
+
+def bits(reply: Written) -> tuple[tuple[int, ...], bytes]:
+    """What has to be the same: the tokens, and each bit of their log-probs."""
+    return reply.tokens, np.array(reply.logprobs).tobytes()
+
+
+INSTRUCTION_SETS: dict[str, tuple[str, dict[str, str]]] = {
+    "avx2": ("avx2", {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "PERSONALPEFT_KERNELS": "avx2"}),
+    "avx512": ("avx512vl", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "PERSONALPEFT_KERNELS": "avx512"}),
+    "avx512_bf16": ("avx512_bf16", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}),
+    "amx": ("amx_bf16", {}),
+}
+"""The flag that a processor with these instructions has, and what keeps the libraries to them."""

@@ -113,7 +113,12 @@ class Model:
                     release_threads()
 
     def _team(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._governor is None else team_of(self._governor.threads())
+        if self._governor is None:
+            return nullcontext()
+        threads = self._governor.threads()
+        if self._governor.is_crowded():
+            release_threads()
+        return team_of(threads)
 
     @property
     def batch_invariant(self) -> bool:

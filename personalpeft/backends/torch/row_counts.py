@@ -219,19 +219,29 @@ def _is_right(kind: ProductKind, shape: ProductShape) -> bool:
 
 
 def _find_class(kind: ProductKind, shape: ProductShape, threads: Sequence[int]) -> RowCounts | None:
-    """Return the class that serves typical batches best; None where no number of rows holds with all threads."""
     weight, x = _cancelling(shape)
     product, _ = make_product(kind, weight, torch.zeros(shape.outputs, dtype=shape.dtype) if shape.bias else None)
-    tried = [count for count in _TRIED if max(shape.inputs, shape.outputs) < _WIDE or count <= _MOST_WIDE_ROWS]
+    most = _MOST_WIDE_ROWS if max(shape.inputs, shape.outputs) >= _WIDE else len(x)
+    return find_row_counts(product, x[:most], threads)
+
+
+def find_row_counts(product: Product, x: Tensor, threads: Sequence[int]) -> RowCounts | None:
+    """Return the class that serves typical batches best; None where no number of rows holds with all threads.
+
+    Args:
+        product: What is tried.
+        x: ``[rows, inputs]`` of which any number of rows may be taken, and whose products show the order of adding.
+        threads: The numbers of threads to try it with.
+    """
+    tried = [count for count in _TRIED if count <= len(x)]
     outputs: list[Tensor] = []
     members: list[set[tuple[int, int]]] = []
     for number in threads:
         with team_of(number):
             for count in tried:
-                # Rolled differently each time, so that equal bits also mean that a row's place changes nothing.
-                shift = (7 * count + 3 * number) % count if count > 1 else 0
-                shift = (shift + 5 * number + count // 3) % count
-                y = product(x[:count].roll(shift, 0)).roll(-shift, 0)
+                y = product(x[:count])
+                if not torch.equal(product(x[:count].roll(1, 0)).roll(-1, 0), y):
+                    continue  # A row's bits depend on its place.
                 place = next((i for i, known in enumerate(outputs) if _agree(known, y)), len(outputs))
                 if place == len(outputs):
                     outputs.append(y)

@@ -42,6 +42,7 @@ class ThreadGovernor:
         self._read, self._clock = read, clock
         self._threads = self._counts[-1]
         self._last = read() if len(self._counts) > 1 else None
+        self._crowded = False
 
     def threads(self) -> int:
         """Return how many threads the next pass should use."""
@@ -51,12 +52,24 @@ class ThreadGovernor:
             self._last = now
         return self._threads
 
+    def is_crowded(self) -> bool:
+        """Return, once for each time it was seen, whether the threads share cores though others are idle.
+
+        Threads that wait awake never sleep, and some schedulers never move them: two of them can share one core for minutes. A
+        new team is placed anew.
+        """
+        crowded, self._crowded = self._crowded, False
+        return crowded
+
     def _follow(self, before: CpuUsage, now: CpuUsage) -> None:
         elapsed = now.at - before.at
         if elapsed <= 0:
             return
         others = max(0.0, now.busy - before.busy - (now.own - before.own)) / elapsed
         free = self._cores - others
+        own = (now.own - before.own) / elapsed
+        # A process that rests uses little too; a new team costs it less than a millisecond.
+        self._crowded = own < self._threads - 0.5 and free - own > 0.5
         fewer, more = math.floor(free + 1 - _GIVE_WAY), math.floor(free + 1 - _COME_BACK)
         if fewer < self._threads:
             self._threads = self._allowed(fewer)

@@ -10,6 +10,7 @@ Invariant: what is computed of one segment's tokens depends on that segment's ha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from personalpeft.backends.torch.linear import FrozenLinear, Group
+from personalpeft.backends.torch.openmp import team_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +139,9 @@ class _Product(torch.autograd.Function):
         flat, out = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
         narrow = []
         for begin, end, part in slices:
-            narrow.append(_rows(flat, begin, end) @ part.a[block].t())
-            _rows(out, begin, end).addmm_(narrow[-1], part.b[block])
+            with _one_order(flat):
+                narrow.append(_rows(flat, begin, end) @ part.a[block].t())
+                _rows(out, begin, end).addmm_(narrow[-1], part.b[block])
         ctx.save_for_backward(flat, *narrow)
         ctx.about = frozen, slices, block
         return y
@@ -153,15 +156,24 @@ class _Product(torch.autograd.Function):
         back = frozen.back(grad) if ctx.needs_input_grad[0] else None
         for (begin, end, part), h in zip(slices, narrow, strict=True):
             own, inputs = _rows(given, begin, end), _rows(flat, begin, end)
-            slope = own @ part.b[block].t()
-            if back is not None:
-                _rows(back.view(-1, back.shape[-1]), begin, end).addmm_(slope, part.a[block])
-            if part.own:
-                slope, h = slope[:, part.own :], h[:, part.own :]
-            torch.mm(slope.t(), inputs, out=part.a_grad[block])
-            torch.mm(h.t(), own, out=part.b_grad[block])
+            with _one_order(flat):
+                slope = own @ part.b[block].t()
+                if back is not None:
+                    _rows(back.view(-1, back.shape[-1]), begin, end).addmm_(slope, part.a[block])
+                if part.own:
+                    slope, h = slope[:, part.own :], h[:, part.own :]
+                torch.mm(slope.t(), inputs, out=part.a_grad[block])
+                torch.mm(h.t(), own, out=part.b_grad[block])
         return back, None, None, None, None
 
 
 def _rows(of: Tensor, begin: int, end: int) -> Tensor:
     return of if end - begin == len(of) else of[begin:end]
+
+
+def _one_order(x: Tensor) -> AbstractContextManager[None]:
+    """Compute narrow products in one order, whatever the number of threads: in float32 their library shares them out by it.
+
+    They are a few hundredths of a pass, so one thread is enough.
+    """
+    return team_of(1) if x.dtype == torch.float32 and x.device.type == "cpu" else nullcontext()

@@ -1,0 +1,93 @@
+"""A reply's bits depend on its own request alone: not on what is cached, on company, on how the prompt is cut, or on learns."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from backend_makers import INSTRUCTION_SETS, attach, bits, cold, composed, lessons, row, spec, staggered, train
+from example_counts import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from personalpeft.backends.base import Backend
+from personalpeft.backends.batch_invariance import BatchInvariance
+from personalpeft.backends.torch.processor import cpu_flags
+from personalpeft.bases.base import Base
+
+ROWS = 6
+OWNERS = ("ada", "ben")
+# One is longer than what is read at once beside other rows, so it is cut where the others happen to be.
+PROMPTS = ("hello", "what is this? " * 3, "x", "a long story about rain. " * 6)
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def backend(request: pytest.FixtureRequest, base: Base, shared_cache: Path) -> Backend:
+    from personalpeft.backends.torch.backend import TorchBackend
+    from personalpeft.backends.torch.model import Device, choose_device
+
+    dtype = getattr(torch, request.param)
+    if dtype == torch.bfloat16 and choose_device().dtype != dtype:
+        pytest.skip("the processor does not multiply bfloat16")
+    where = Device(torch.device("cpu"), dtype, "for tests")
+    made = TorchBackend(base, where=where, cache=shared_cache, slots=3, rows=ROWS)
+    if made.batch_invariance is not BatchInvariance.HOLDS:
+        pytest.skip(f"nothing is promised here: {made.description}")
+    for seed in (1, 2):
+        attach(made, f"s{seed}", composed(made, seed, rank=3 * seed, size=0.2))
+    return made
+
+
+requests = st.tuples(
+    st.sampled_from(PROMPTS),
+    st.sampled_from([None, "s1", "s2"]),
+    st.sampled_from(OWNERS),
+    st.sampled_from([0.0, 0.9]),
+    st.integers(0, 3),
+)
+
+
+def test_a_reply_is_the_same_bits_cold_warm_cut_and_in_company(backend: Backend) -> None:
+    @examples(15)
+    @given(asked=st.lists(requests, min_size=1, max_size=ROWS), data=st.data())
+    def holds(asked: list[tuple[str, str | None, str, float, int]], data: st.DataObject) -> None:
+        rows = [
+            row(backend, prompt, stack, owner=owner, logprobs=True, max_tokens=8, temperature=temperature, seed=seed)
+            for prompt, stack, owner, temperature, seed in asked
+        ]
+        alone = [bits(cold(backend, each)) for each in rows]
+        for _ in range(2):
+            steps = data.draw(st.lists(st.integers(0, 4), min_size=len(rows), max_size=len(rows)))
+            assert [bits(reply) for reply in staggered(backend, rows, steps)] == alone
+
+    holds()
+
+
+def test_a_learn_of_another_user_changes_no_bit(backend: Backend) -> None:
+    each = row(backend, PROMPTS[3], "s1", logprobs=True)
+    before = bits(cold(backend, each))
+    session = backend.session(spec(backend))
+    train(session, lessons(backend, 2))
+    assert bits(cold(backend, each)) == before
+    session.close()
+    assert bits(cold(backend, each)) == before
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", [name for name, (flag, _) in INSTRUCTION_SETS.items() if flag in cpu_flags().split()])
+def test_it_holds_with_each_instruction_set_that_this_processor_has(name: str, shared_cache: Path) -> None:
+    _, limits = INSTRUCTION_SETS[name]
+    command = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-p", "no:cacheprovider", "-n", "0"]
+    done = subprocess.run(
+        [*command, "-k", "not instruction_set"],
+        env={**os.environ, **limits, "PERSONALPEFT_CACHE": str(shared_cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout

@@ -1,0 +1,119 @@
+"""A product keeps to numbers of rows that add up alike, on processors with any classes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from personalpeft.backends.torch.kernels.plain import PlainKernels
+from personalpeft.backends.torch.kernels.trial import wrong_kernel
+from personalpeft.backends.torch.row_counts import (
+    ProductChooser,
+    ProductKind,
+    ProductShape,
+    RowCounts,
+    find_row_counts,
+    works,
+)
+
+INPUTS = 8
+X = torch.arange(256 * INPUTS, dtype=torch.float32).view(256, INPUTS)
+
+
+def product_with(class_of: Callable[[int], int]) -> Callable[[Tensor], Tensor]:
+    """A product whose last bits depend on the class that its number of rows is in."""
+
+    def product(x: Tensor) -> Tensor:
+        return x.sum(-1, keepdim=True) + class_of(len(x)) / 2
+
+    return product
+
+
+def amx(rows: int) -> int:
+    """The classes that were measured on an AMX processor in bfloat16, the narrowest shape."""
+    return 0 if rows < 2 else 1 if rows <= 32 else 2 if rows <= 36 else 3 if rows <= 300 else 4
+
+
+def mkl(rows: int) -> int:
+    """Those of MKL in float32 with two threads."""
+    return 0 if rows < 2 else 1 if rows < 4 else 2 if rows in (4, 8) or rows >= 12 else rows
+
+
+@pytest.mark.parametrize(("classes", "of_one"), [(amx, 37), (mkl, 4), (lambda rows: 0, 1)])
+@given(rows=st.integers(1, 700))
+def test_a_row_has_the_same_bits_in_a_batch_of_any_size(classes: Callable[[int], int], of_one: int, rows: int) -> None:
+    product = product_with(classes)
+    counts = find_row_counts(product, X, (1,))
+    assert counts is not None
+    assert counts.padded(1) == of_one
+    x = X.repeat(3, 1)[:rows]
+    assert torch.equal(counts.apply(product, x), torch.cat([counts.apply(product, row[None]) for row in x]))
+
+
+def test_where_one_class_holds_everything_nothing_is_padded_or_cut() -> None:
+    counts = find_row_counts(product_with(lambda rows: 0), X, (1,))
+    assert counts is not None
+    assert [counts.padded(rows) for rows in range(1, 257)] == list(range(1, 257))
+
+
+def test_where_a_rows_bits_depend_on_its_place_no_class_is_claimed() -> None:
+    def product(x: Tensor) -> Tensor:
+        return x + torch.arange(len(x))[:, None] % 2
+
+    found = find_row_counts(product, X, (1,))
+    assert found is None or found.counts == (1,)
+
+
+def test_numbers_of_threads_that_add_up_otherwise_share_no_class() -> None:
+    def product(x: Tensor) -> Tensor:
+        return x + (torch.get_num_threads() if len(x) < 12 else 0)
+
+    found = find_row_counts(product, X, (1, 2))
+    assert found is not None
+    assert found.counts[0] == 12
+
+
+SHAPE = ProductShape(64, 96, torch.float32, bias=True)
+
+
+def test_a_choice_is_kept_and_a_damaged_file_is_tried_again(tmp_path: Path) -> None:
+    chosen = ProductChooser((1,), tmp_path).choose(SHAPE)
+    (file,) = (tmp_path / "products").iterdir()
+    kept = file.read_text("utf-8")
+    assert ProductChooser((1,), tmp_path).choose(SHAPE) == chosen
+    for damaged in ("{", "[]", kept.replace('"counts": [', '"counts": [-'), kept.replace('"kind": "', '"kind": "x')):
+        file.write_text(damaged, "utf-8")
+        assert ProductChooser((1,), tmp_path).choose(SHAPE) == chosen
+
+
+def test_a_product_that_cannot_be_made_or_is_wrong_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: object) -> Tensor:
+        raise RuntimeError("could not create a primitive descriptor")
+
+    for multiply in (fails, lambda x, *rest: torch.zeros(*x.shape[:-1], SHAPE.outputs)):
+        monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", multiply)
+        assert not works(ProductKind.PACKED, SHAPE)
+        assert ProductChooser((1,), None).choose(SHAPE).kind is ProductKind.PLAIN
+
+
+def test_padding_never_lets_one_row_see_another() -> None:
+    seen: list[Tensor] = []
+    counts = RowCounts((4, 8), 8, (1,))
+    counts.apply(lambda x: seen.append(x) or x, X[:2])
+    assert torch.equal(seen[0][2:], torch.zeros(2, INPUTS))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_kernel_that_computes_something_else_is_found(dtype: torch.dtype) -> None:
+    class Broken(PlainKernels):
+        def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+            return super().norm(x, weight, epsilon) * 1.5
+
+    assert wrong_kernel(PlainKernels(), dtype) is None
+    assert wrong_kernel(Broken(), dtype) == "norm"

@@ -1,0 +1,107 @@
+"""No more threads compute than cores are free, and as many again once they are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from personalpeft.backends.torch.processor import CpuUsage, read_cpu_usage
+from personalpeft.backends.torch.thread_governor import ThreadGovernor, thread_counts
+
+
+class Machine:
+    """Cores that are shared fairly between our threads and programs that never rest."""
+
+    def __init__(self, cores: int, neighbours: int = 0) -> None:
+        self.cores, self.neighbours = cores, neighbours
+        self.now = self.busy = self.own = 0.0
+        self.governor = ThreadGovernor(
+            thread_counts(cores), cores, read=lambda: CpuUsage(self.now, self.busy, self.own), clock=lambda: self.now
+        )
+
+    def run(self, seconds: float) -> int:
+        """Compute for so long; return the number of threads at the end."""
+        threads = self.governor.threads()
+        for _ in range(round(seconds / 0.05)):
+            share = min(1.0, self.cores / (threads + self.neighbours))
+            self.now += 0.05
+            self.own += 0.05 * threads * share
+            self.busy += 0.05 * (threads + self.neighbours) * share
+            threads = self.governor.threads()
+        return threads
+
+
+@pytest.mark.parametrize(
+    ("cores", "neighbours", "threads"), [(2, 1, 1), (2, 2, 1), (4, 1, 3), (8, 2, 6), (16, 8, 8), (16, 40, 3), (1, 3, 1)]
+)
+def test_threads_give_way_to_neighbours_and_come_back(cores: int, neighbours: int, threads: int) -> None:
+    machine = Machine(cores)
+    assert machine.run(1) == cores
+    machine.neighbours = neighbours
+    assert machine.run(2) <= max(threads, 1)
+    assert machine.run(2) >= 1
+    machine.neighbours = 0
+    assert machine.run(1) == cores
+
+
+def test_two_runtimes_share_the_cores_and_do_not_swing() -> None:
+    usage = {"now": 0.0, "a": 0.0, "b": 0.0}
+    governors = {
+        name: ThreadGovernor(
+            (1, 2),
+            2,
+            read=lambda name=name: CpuUsage(usage["now"], usage["a"] + usage["b"], usage[name]),
+            clock=lambda: usage["now"],
+        )
+        for name in "ab"
+    }
+    history = []
+    for _ in range(100):
+        threads = {name: governor.threads() for name, governor in governors.items()}
+        history.append(tuple(threads.values()))
+        usage["now"] += 0.05
+        for name, count in threads.items():
+            usage[name] += 0.05 * count * min(1.0, 2 / sum(threads.values()))
+    assert set(history[10:]) == {(1, 1)}
+
+
+def test_threads_that_share_a_core_beside_an_idle_one_are_noticed_once() -> None:
+    machine = Machine(2)
+    machine.run(1)
+    assert not machine.governor.is_crowded()
+    for _ in range(10):
+        machine.now += 0.05
+        machine.own += 0.05
+        machine.busy += 0.05
+        machine.governor.threads()
+    assert machine.governor.is_crowded()
+    assert not machine.governor.is_crowded()
+
+
+@given(st.integers(1, 256))
+def test_any_number_of_cores_has_few_numbers_of_threads_from_one_to_all(cores: int) -> None:
+    counts = thread_counts(cores)
+    assert counts[0] == 1
+    assert counts[-1] == cores
+    assert len(counts) <= 2 * cores.bit_length() + 1
+    assert list(counts) == sorted(set(counts))
+
+
+def test_the_counters_tell_another_programs_work_from_our_own() -> None:
+    before = read_cpu_usage()
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        if hasattr(os, "nice") and os.nice(0) > 0:
+            pytest.skip("a program that is started here yields to all others")
+        time.sleep(1.0)
+        now = read_cpu_usage()
+    finally:
+        other.kill()
+        other.wait()
+    assert now.busy - before.busy > now.own - before.own + 0.2
