@@ -176,6 +176,22 @@ def bench_attach(common: Common, repeat: int) -> None:
     show(common, found, table(_HEADS, rows))
 
 
+@command("busy", examples=("personalpeft bench busy", "personalpeft bench busy --repeat 5 --json"))
+@_repeat(3)
+@_tokens(64)
+def bench_busy(common: Common, repeat: int, tokens: int) -> None:
+    """A chat and a learn beside other programs that compute.
+
+    Beside none, beside one, and beside one on every core. Takes about two minutes.
+    """
+    _need_torch(common)
+    from personalpeft_app.bench import busy
+
+    found = busy.bench_busy(common.base_name(), repetitions=repeat, tokens=tokens, say=_say(common))
+    rows = [*_lines(found.rates, found.spread, "a second"), *_lines(found.ratios, found.spread, "times")]
+    show(common, found, table(_HEADS, rows))
+
+
 @command("publish", examples=("personalpeft bench publish", "personalpeft bench publish --repeat 5 --json"))
 @_repeat(3)
 @_tokens(128)
@@ -405,6 +421,16 @@ bench.add_section(
     "Benchmarks",
     (
         *(bench_style, bench_learn, bench_gate, bench_prefeval, bench_skill, bench_sweep, bench_capacity),
-        *(bench_catalog, bench_serve, bench_attach, bench_publish, bench_wave, bench_engines, bench_server, bench_page),
+        *(
+            bench_catalog,
+            bench_serve,
+            bench_attach,
+            bench_busy,
+            bench_publish,
+            bench_wave,
+            bench_engines,
+            bench_server,
+            bench_page,
+        ),
     ),
 )

@@ -10,12 +10,14 @@ Safe to use from any thread; see ``loop`` for who runs what.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from personalpeft.adapters.base import Adapter
 from personalpeft.adapters.packed import pack
 from personalpeft.backends.base import Backend, Continuation, Row, Score, Tokens
+from personalpeft.backends.batch_invariance import BatchInvariance, describe
 from personalpeft.backends.faults import model_faults
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import BaseMismatch, Cancelled, PromptTooLong
@@ -26,6 +28,8 @@ from personalpeft.settings import Serving
 from personalpeft.types import Stack
 
 __all__ = ["Engine", "Request"]
+
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -42,6 +46,8 @@ class Engine:
         clock: Clock = SYSTEM,
     ) -> None:
         self.backend = backend
+        if backend.batch_invariance is not BatchInvariance.HOLDS:
+            log.info("batch invariance: %s (%s)", describe(backend.batch_invariance), backend.description)
         self._read = read
         self._lent: dict[str, Adapter] = {}
         self._loop = Loop(backend, self.adapter, serving, clock)

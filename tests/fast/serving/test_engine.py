@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,7 +30,8 @@ from serving_makers import (
 )
 
 from personalpeft.backends.base import Continuation, Row
-from personalpeft.backends.fake import FakeBackend
+from personalpeft.backends.batch_invariance import BatchInvariance
+from personalpeft.backends.fake import FakeBackend, fake_base
 from personalpeft.errors import BaseMismatch, Cancelled, DeadlineExceeded, PromptTooLong, ServingFailed
 from personalpeft.serving.engine import Engine
 from personalpeft.types import Stack, StackEntry
@@ -519,3 +521,16 @@ def test_who_gives_way_does_not_do_so_for_ever_nor_for_background_work(slow: Eng
     stepped.run()
     assert working.text
     assert talking.text
+
+
+def test_a_backend_that_cannot_repeat_a_reply_to_the_bit_is_named_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Rounding(FakeBackend):
+        batch_invariance = BatchInvariance.NONE
+
+    caplog.set_level(logging.INFO)
+    for backend, named in ((FakeBackend(fake_base()), False), (Rounding(fake_base()), True)):
+        caplog.clear()
+        Engine(backend, lambda digest: pytest.fail(digest)).close()
+        assert ("batch invariance" in caplog.text) is named
