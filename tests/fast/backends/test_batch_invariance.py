@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from backend_makers import INSTRUCTION_SETS, attach, bits, cold, composed, lessons, row, spec, staggered, train
+from backend_makers import INSTRUCTION_SETS, attach, bits, cold, composed, lessons, row, spec, staggered, train, written
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,6 +66,18 @@ def test_a_reply_is_the_same_bits_cold_warm_cut_and_in_company(backend: Backend)
             assert [bits(reply) for reply in staggered(backend, rows, steps)] == alone
 
     holds()
+
+
+def test_what_decoding_wrote_is_found_again_only_as_a_prompt_would_have_it(backend: Backend) -> None:
+    first = row(backend, PROMPTS[1], "s1", logprobs=True, max_tokens=80, temperature=1.5, seed=4)
+    reply = cold(backend, first)
+    longer = replace(first, tokens=first.tokens + reply.tokens + first.tokens)
+    expected = bits(cold(backend, longer))
+    cold(backend, first)
+    before = backend.occupancy().reused
+    assert bits(written(backend, [longer])[0]) == expected
+    # Whole blocks of the reply were found, not of the first prompt alone.
+    assert len(reply.tokens) < 40 or backend.occupancy().reused - before > len(first.tokens)
 
 
 def test_a_learn_of_another_user_changes_no_bit(backend: Backend) -> None:
