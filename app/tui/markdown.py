@@ -20,6 +20,8 @@ from textual.style import Style
 
 from personalpeft_app.output import printable
 
+# Cells that text needs at least.
+_NARROWEST = 8
 DIM = "$secondary"
 _STYLES = {"strong": "bold", "em": "italic", "s": "strike"}
 _WEB = re.compile(r"https?://", re.IGNORECASE)
@@ -63,7 +65,7 @@ def rendered(text: str, width: int, *, writing: bool = False) -> Content:
     if writing:
         text = _closed(text)
     tree = SyntaxTreeNode(_reader().parse(printable(text).expandtabs(4)))
-    lines = list(_spaced(tree.children, max(8, width - 1), text.split("\n")))
+    lines = list(_spaced(tree.children, max(_NARROWEST, width - 1), text.split("\n")))
     if writing:
         lines[-1:] = [Content.assemble(*lines[-1:], ("▌", "$primary"))]
     return Content("\n").join(lines)
@@ -104,7 +106,10 @@ def _block(node: SyntaxTreeNode, width: int, source: Sequence[str]) -> Iterator[
         case "bullet_list" | "ordered_list":
             yield from _list(node, width, source)
         case "blockquote":
-            yield from _under("▎ ", "▎ ", DIM, _spaced(node.children, width - 2, source))
+            if width - 2 >= _NARROWEST:
+                yield from _under("▎ ", "▎ ", DIM, _spaced(node.children, width - 2, source))
+            else:
+                yield from _spaced(node.children, width, source)
         case "fence" | "code_block":
             code = printable(node.content.rstrip("\n")).split("\n")
             folded = [part for line in code for part in Content(line).fold(width - 2)]
@@ -126,12 +131,18 @@ def _list(node: SyntaxTreeNode, width: int, source: Sequence[str]) -> Iterator[C
         if number and not tight:
             yield Content("")
         mark = "• " if first is None else f"{first + number}. "
-        blocks = [list(_block(child, max(8, width - len(mark)), source)) for child in item.children]
+        # A deep list, or one with a long number, leaves no room beside its mark: what it marks then stands below.
+        beside = width - len(mark) >= _NARROWEST
+        blocks = [list(_block(child, width - len(mark) if beside else width, source)) for child in item.children]
         inner: list[Content] = []
         for lines in blocks:
             inner += [Content("")] if inner and not tight else []
             inner += lines
-        yield from _under(mark, " " * len(mark), "$primary", inner or [Content("")])
+        if beside:
+            yield from _under(mark, " " * len(mark), "$primary", inner or [Content("")])
+        else:
+            yield from Content.styled(mark.strip(), "$primary").fold(width)
+            yield from inner
 
 
 def _under(first: str, rest: str, style: str, lines: Iterable[Content]) -> Iterator[Content]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,6 +69,27 @@ def test_where_a_rows_bits_depend_on_its_place_no_class_is_claimed() -> None:
 
     found = find_row_counts(product, X, (1,))
     assert found is None or found.counts == (1,)
+
+
+def test_a_number_of_rows_that_the_library_cannot_compute_is_not_used() -> None:
+    def product(x: Tensor) -> Tensor:
+        if len(x) < 8:
+            raise RuntimeError("could not create a primitive descriptor")
+        return x
+
+    found = find_row_counts(product, X, (1,))
+    assert found is not None
+    assert found.padded(1) == 8
+
+
+def test_what_was_kept_for_another_base_changes_no_promise(tmp_path: Path) -> None:
+    first = ProductChooser((1,), tmp_path)
+    first.choose(SHAPE)
+    (file,) = (tmp_path / "products").iterdir()
+    file.write_text(json.dumps({"8x8-float32": {"kind": "plain", "rows": None}, **json.loads(file.read_text("utf-8"))}))
+    second = ProductChooser((1,), tmp_path)
+    second.choose(SHAPE)
+    assert second.invariant
 
 
 def test_numbers_of_threads_that_add_up_otherwise_share_no_class() -> None:

@@ -80,6 +80,7 @@ def test_a_prepared_base_is_opened_without_torch(tiny: Base, tiny_cache: Path) -
     assert out.split() == [tiny.digest, "False"]
 
 
+@pytest.mark.exhaustive
 def test_two_processes_at_once_make_one_base(tiny: Base, tmp_path: Path) -> None:
     both = [other_process(tmp_path) for _ in range(2)]
     assert [process.communicate()[0].split()[0] for process in both] == [tiny.digest] * 2

@@ -184,6 +184,7 @@ def test_of_two_daemons_one_acts_and_the_other_waits_and_says_so(home: Home) -> 
     assert len(home.learns()) == 1
 
 
+@pytest.mark.exhaustive
 def test_status_says_how_far_a_learn_is(home: Home) -> None:
     home.say(9)
     home.spawn("daemon", "run", slowly=3)
@@ -268,6 +269,7 @@ def test_a_server_and_a_daemon_that_are_killed_on_one_home_serve_what_was_learne
     assert server.answers_with() == live
 
 
+@pytest.mark.exhaustive
 def test_a_home_that_is_not_there_is_told(tmp_path: Path) -> None:
     home = Home(tmp_path / "nowhere")
     for words in (("daemon", "once"), ("daemon", "status")):
@@ -278,6 +280,7 @@ def test_a_home_that_is_not_there_is_told(tmp_path: Path) -> None:
         assert "Traceback" not in said
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("observing", "learns"), [("kept", 0), ("learned", 1)])
 def test_what_an_app_saw_is_learned_where_that_app_had_it_so(home: Home, observing: str, learns: int) -> None:
     with personalpeft.open(home.path, base="fake", backend="fake", observing=observing) as runtime:
@@ -291,6 +294,7 @@ def test_what_an_app_saw_is_learned_where_that_app_had_it_so(home: Home, observi
     assert len(home.learns()) == learns
 
 
+@pytest.mark.exhaustive
 def test_what_was_taken_back_is_a_reason_to_learn(home: Home) -> None:
     with personalpeft.open(home.path, base="fake", backend="fake") as runtime:
         ada = runtime.user("ada")
@@ -310,6 +314,7 @@ def test_what_was_taken_back_is_a_reason_to_learn(home: Home) -> None:
     assert "ada" not in str(json.loads(due)["due"]), said
 
 
+@pytest.mark.exhaustive
 def test_broken_settings_are_told_before_anything_is_done(home: Home) -> None:
     home.say(1)
     (home.path / "config.toml").write_text("[daemon]\nidel = 3\n")

@@ -57,7 +57,7 @@ def client(site: Served) -> Client:
     return connect(site.url, site.secret)
 
 
-@pytest.fixture(params=["library", "client"])
+@pytest.fixture(params=["library", pytest.param("client", marks=pytest.mark.exhaustive)])
 def opened(request: pytest.FixtureRequest, runtime: Runtime) -> Runtime | Client:
     return runtime if request.param == "library" else request.getfixturevalue("client")
 

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from http_makers import Served
 
 
+@pytest.mark.exhaustive
 def test_llm_asks_a_persons_model_with_and_without_streaming(site: Served, tmp_path: Path) -> None:
     ada = site.runtime.user("ada")
     folder = tmp_path / "llm"

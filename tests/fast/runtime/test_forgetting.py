@@ -13,7 +13,7 @@ from personalpeft.types import Message, Stack, Verdict
 SECRET = "Zorblax"
 
 
-@pytest.fixture(params=["fake", "torch"])
+@pytest.fixture(params=["fake", pytest.param("torch", marks=pytest.mark.exhaustive)])
 def base(request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
     if request.param == "fake":
         return "fake"

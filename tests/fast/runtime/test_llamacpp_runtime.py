@@ -14,6 +14,7 @@ from personalpeft import AdapterError, InvalidInput, NotFound, WeightsError
 from personalpeft.types import Message
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("tiny_base")
 def test_who_is_served_by_llamacpp_learns_and_takes_it_back(tmp_path: Path) -> None:
     with personalpeft.open(tmp_path / "home", quick_card(tmp_path), "llamacpp") as runtime:

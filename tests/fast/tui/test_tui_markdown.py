@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from example_counts import examples
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tui_makers import Seat, sit_down
 
@@ -49,6 +49,9 @@ _TEXTS = st.one_of(st.text(max_size=80), st.lists(_PIECES, max_size=30).map("".j
 
 
 @examples(150)
+@example("0. 10000000.", 12, False)
+@example("- " * 12 + "deep", 12, False)
+@example("> " * 12 + "deep", 12, False)
 @given(_TEXTS, st.integers(12, 90), st.booleans())
 def test_every_text_fits_and_sends_no_control_character(text: str, width: int, writing: bool) -> None:
     shown = rendered(text, width, writing=writing)
