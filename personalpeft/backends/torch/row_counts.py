@@ -122,26 +122,28 @@ class ProductChooser:
     def __init__(self, threads: Sequence[int], cache: Path | None) -> None:
         self._threads = tuple(threads)
         self._file = None if cache is None else cache / "products" / f"{self._machine()}.json"
-        self._choices = self._read()
+        self._kept = self._read()
+        # Of what is kept, the shapes that this base has.
+        self._chosen: dict[str, ProductChoice] = {}
 
     def choose(self, shape: ProductShape) -> ProductChoice:
         """Return how to compute products of this shape; the first call for a shape tries it."""
-        known = self._choices.get(shape.key)
-        if known is None:
-            known = self._choices[shape.key] = _choose(shape, self._threads)
+        if shape.key not in self._kept:
+            self._kept[shape.key] = _choose(shape, self._threads)
             self._write()
-        return known
+        choice = self._chosen[shape.key] = self._kept[shape.key]
+        return choice
 
     @property
     def threads(self) -> tuple[int, ...]:
         """The numbers of threads that no choice made so far excludes."""
-        classes = [choice.rows for choice in self._choices.values() if choice.rows is not None]
+        classes = [choice.rows for choice in self._chosen.values() if choice.rows is not None]
         return tuple(n for n in self._threads if all(n in rows.threads for rows in classes))
 
     @property
     def invariant(self) -> bool:
-        """Whether a class was found for each shape so far."""
-        return all(choice.rows is not None for choice in self._choices.values())
+        """Whether a class was found for each shape chosen so far."""
+        return all(choice.rows is not None for choice in self._chosen.values())
 
     def _machine(self) -> str:
         about = [_FORMAT, torch.__version__, platform.machine(), instruction_sets(), self._threads]
@@ -158,7 +160,7 @@ class ProductChooser:
     def _write(self) -> None:
         if self._file is None:
             return
-        kept = json.dumps({key: asdict(choice) for key, choice in self._choices.items()})
+        kept = json.dumps({key: asdict(choice) for key, choice in self._kept.items()})
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self._file.parent, delete=False) as file:
@@ -239,8 +241,11 @@ def find_row_counts(product: Product, x: Tensor, threads: Sequence[int]) -> RowC
     for number in threads:
         with team_of(number):
             for count in tried:
-                y = product(x[:count])
-                if not torch.equal(product(x[:count].roll(1, 0)).roll(-1, 0), y):
+                try:
+                    y, rolled = product(x[:count]), product(x[:count].roll(1, 0))
+                except RuntimeError:
+                    continue  # The library has no primitive for this number of rows.
+                if not torch.equal(rolled.roll(-1, 0), y):
                     continue  # A row's bits depend on its place.
                 place = next((i for i, known in enumerate(outputs) if _agree(known, y)), len(outputs))
                 if place == len(outputs):
