@@ -53,7 +53,7 @@ requests = st.tuples(
 
 
 def test_a_reply_is_the_same_bits_cold_warm_cut_and_in_company(backend: Backend) -> None:
-    @examples(15)
+    @examples(5)
     @given(asked=st.lists(requests, min_size=1, max_size=ROWS), data=st.data())
     def holds(asked: list[tuple[str, str | None, str, float, int]], data: st.DataObject) -> None:
         rows = [
@@ -92,12 +92,12 @@ def test_a_learn_of_another_user_changes_no_bit(backend: Backend) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [name for name, (flag, _) in INSTRUCTION_SETS.items() if flag in cpu_flags().split()])
-def test_it_holds_with_each_instruction_set_that_this_processor_has(name: str, shared_cache: Path) -> None:
+def test_it_holds_with_each_instruction_set_that_this_processor_has(name: str, tmp_path: Path) -> None:
     _, limits = INSTRUCTION_SETS[name]
     command = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-p", "no:cacheprovider", "-n", "0"]
     done = subprocess.run(
         [*command, "-k", "not instruction_set"],
-        env={**os.environ, **limits, "PERSONALPEFT_CACHE": str(shared_cache)},
+        env={**os.environ, **limits, "PERSONALPEFT_CACHE": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,

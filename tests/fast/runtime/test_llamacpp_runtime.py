@@ -28,6 +28,7 @@ def test_who_is_served_by_llamacpp_learns_and_takes_it_back(tmp_path: Path) -> N
         assert greedy(ada) == before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("tiny_base")
 def test_a_home_can_be_opened_with_the_other_backend(tmp_path: Path) -> None:
     card = quick_card(tmp_path)
