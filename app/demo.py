@@ -59,13 +59,20 @@ def run(common: Common, *, keep: bool) -> None:
         home = Path(tempfile.mkdtemp(prefix="personalpeft-demo-"))
         if not keep:
             at_the_end.callback(shutil.rmtree, home, ignore_errors=True)
-        note(common, f"The demo has a home of its own, {home}, which {'is kept' if keep else 'is deleted at the end'}.")
+        note(
+            common,
+            f"The demo has a home of its own, {home}, which {'is kept' if keep else 'is deleted at the end'}.",
+        )
         display = Display(common)
         own = replace(common, home=str(home), user=_PERSON, base=_base(common))
         with opening.user(own, "make", display) as user:
             found = _Show(common, user, display, Findings(home)).perform()
         found.seconds = round(time.monotonic() - began, 1)
-    show(common, found, f"\nDone in {found.seconds:.0f} seconds{f'; the home is {home}' if keep else ''}.")
+    show(
+        common,
+        found,
+        f"\nDone in {found.seconds:.0f} seconds{f'; the home is {home}' if keep else ''}.",
+    )
     if found.restored != len(QUESTIONS):
         raise click.exceptions.Exit(1)
 
@@ -106,8 +113,13 @@ class _Show:
                 without = self._ask(question)
                 self._user.remember(fact)
                 with_it = self._ask(question)
-                self._found.facts.append({"fact": fact, "question": question, "before": without, "after": with_it})
-        rows = [[f"{each['question']} ({each['fact']})", each["before"], each["after"]] for each in self._found.facts]
+                self._found.facts.append(
+                    {"fact": fact, "question": question, "before": without, "after": with_it}
+                )
+        rows = [
+            [f"{each['question']} ({each['fact']})", each["before"], each["after"]]
+            for each in self._found.facts
+        ]
         self._table(["question (and the fact)", "before the fact was said", "after"], rows)
 
     def _correct(self) -> None:
@@ -153,9 +165,13 @@ class _Show:
         again = self._ask_all("Asking again")
         self._found.restored = sum(old == new for old, new in zip(before, again, strict=True))
         for move in self._user.history():
-            self._found.history.append({"cause": move.cause, "before": move.before, "after": move.after})
+            self._found.history.append(
+                {"cause": move.cause, "before": move.before, "after": move.after}
+            )
             self._say(f"{move.cause:<9} {move.before or 'the base'} -> {move.after or 'the base'}")
-        self._say(f"{self._found.restored} of {len(QUESTIONS)} answers are again the old ones, byte for byte.")
+        self._say(
+            f"{self._found.restored} of {len(QUESTIONS)} answers are again the old ones, byte for byte."
+        )
 
     def _ask(self, question: str) -> str:
         return self._user.chat(question, temperature=0, max_tokens=_LONGEST).text
@@ -183,7 +199,9 @@ class _Show:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=box.ROUNDED if sys.stdout.isatty() else box.ASCII2, show_lines=True, expand=True)
+        table = Table(
+            box=box.ROUNDED if sys.stdout.isatty() else box.ASCII2, show_lines=True, expand=True
+        )
         for heading, ratio in zip(headings, (2, 3, 3), strict=True):
             table.add_column(Text(heading), ratio=ratio)
         for row in rows:

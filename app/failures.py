@@ -41,7 +41,9 @@ def reported(common: Callable[[], Common]) -> Iterator[None]:
         raise click.exceptions.Exit(STOPPED) from error
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
-    except Exception as bug:  # The one place where nothing may pass: a person never sees a traceback.
+    except (
+        Exception
+    ) as bug:  # The one place where nothing may pass: a person never sees a traceback.
         raise click.exceptions.Exit(_report_bug(bug, common())) from bug
 
 
@@ -68,7 +70,11 @@ def bug_error(bug: Exception, common: Common) -> PersonalPeftError:
     what = " ".join(str(bug).split())[:300]
     message = f"This is a bug in personalpeft: {type(bug).__name__}{': ' + what if what else ''}"
     log = _write_log(bug, common)
-    where = f"The details are in {log}; please report it with that file." if log else "Please report it."
+    where = (
+        f"The details are in {log}; please report it with that file."
+        if log
+        else "Please report it."
+    )
     return PersonalPeftError(message, hint=where)
 
 
@@ -88,7 +94,9 @@ def _write_log(bug: Exception, common: Common) -> Path | None:
             if folder is own:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 _check_private(folder)
-            handle, name = tempfile.mkstemp(".log", f"bug-{datetime.now(UTC):%Y%m%dT%H%M%S}-", folder)
+            handle, name = tempfile.mkstemp(
+                ".log", f"bug-{datetime.now(UTC):%Y%m%dT%H%M%S}-", folder
+            )
             with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as log:
                 log.write(where_raised(bug))
         except OSError:
@@ -102,4 +110,6 @@ def _check_private(folder: Path) -> None:
     if os.name == "posix":
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            raise PermissionError(f"{folder} must be a folder of this user, in which no other user can write.")
+            raise PermissionError(
+                f"{folder} must be a folder of this user, in which no other user can write."
+            )

@@ -69,7 +69,9 @@ def _tell(common: Common, user: User, told: set[HeadMove]) -> set[HeadMove]:
     withdrawn = {move for move in user.history() if move.cause == "withdrawn"}
     news = {move for move in withdrawn if not newest or move.at > newest[0].at}
     for move in news - told:
-        reason = next((each.reason for each in user.revisions(move.layer) if each.id == move.before), "")
+        reason = next(
+            (each.reason for each in user.revisions(move.layer) if each.id == move.before), ""
+        )
         back = move.after or "the bare base"
         note(
             common,

@@ -107,7 +107,10 @@ class Group(click.Group):
         for title, names in self._sections.items():
             with formatter.section(title):
                 formatter.write_dl(
-                    [(name.ljust(longest), self.commands[name].get_short_help_str(room)) for name in names]
+                    [
+                        (name.ljust(longest), self.commands[name].get_short_help_str(room))
+                        for name in names
+                    ]
                 )
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -118,7 +121,11 @@ def common_options(function: Function) -> Function:
     """Adds the options of every command; their values go to the context's ``Common``."""
     for option in reversed(
         (
-            _common("--user", metavar="ID", help=f"Whose model.  [default: {USER}, else your login name]"),
+            _common(
+                "--user",
+                metavar="ID",
+                help=f"Whose model.  [default: {USER}, else your login name]",
+            ),
             _common(
                 "--home",
                 metavar="FOLDER",
@@ -159,7 +166,13 @@ def command(name: str, *, examples: Sequence[str]) -> Decorator:
 def _common(*names: str, **attributes: Any) -> Callable[[Function], Function]:
     # Eager, so that a mistake in another option is already reported as --json asks.
     return click.option(
-        *names, cls=_CommonOption, expose_value=False, is_eager=True, callback=_note, default=None, **attributes
+        *names,
+        cls=_CommonOption,
+        expose_value=False,
+        is_eager=True,
+        callback=_note,
+        default=None,
+        **attributes,
     )
 
 
@@ -181,7 +194,9 @@ def _login_name() -> str | None:
     return name if USER_ID.fullmatch(name) and ".." not in name else None
 
 
-def _format_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+def _format_options(
+    command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
+) -> None:
     own: list[tuple[str, str]] = []
     common: list[tuple[str, str]] = []
     for parameter in command.get_params(ctx):

@@ -78,7 +78,9 @@ def styled(text: str, **style: Any) -> str:
 
 def colours() -> bool:
     """Whether stderr may be coloured."""
-    return sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return (
+        sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
 
 
 def one_line(text: str) -> str:
@@ -91,7 +93,9 @@ def moment(at: datetime) -> str:
     return at.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, flexible: Sequence[int] = ()) -> str:
+def table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], *, flexible: Sequence[int] = ()
+) -> str:
     """Columns under headings. On a terminal that is too narrow the ``flexible`` columns are cut; empty without rows."""
     if not rows:
         return ""
@@ -111,6 +115,8 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, flexible: S
     lines = []
     for row in grid:
         cells = [fit(cell, width) for cell, width in zip(row, widths, strict=True)]
-        padded = [cell + " " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True)]
+        padded = [
+            cell + " " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True)
+        ]
         lines.append("  ".join(padded).rstrip())
     return "\n".join(lines)

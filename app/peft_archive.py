@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from personalpeft.adapters.peft_folder import CONFIG_FILE, PROVENANCE_FILE, TENSOR_FILE
+from personalpeft.adapters.formats.peft import CONFIG_FILE, PROVENANCE_FILE, TENSOR_FILE
 from personalpeft.errors import AdapterError
 
 _FILES = (CONFIG_FILE, TENSOR_FILE, PROVENANCE_FILE)
@@ -30,7 +30,8 @@ def packed(folder: Path, archive: Path) -> None:
                     made.write(folder / name, name)
             except OSError as error:
                 raise AdapterError(
-                    f"{folder / name} cannot be read: {error.strerror or error}.", hint="Look at the folder."
+                    f"{folder / name} cannot be read: {error.strerror or error}.",
+                    hint="Look at the folder.",
                 ) from error
 
 
@@ -41,7 +42,9 @@ def unpacked(archive: Path, folder: Path) -> None:
             entries = given.infolist()
             names = [entry.filename for entry in entries]
             if len(set(names)) < len(names) or not set(names) <= {*_FILES}:
-                raise AdapterError("The archive holds something else than a PEFT folder.", hint=_HINT)
+                raise AdapterError(
+                    "The archive holds something else than a PEFT folder.", hint=_HINT
+                )
             room = _LARGEST
             for entry in entries:
                 with given.open(entry) as source, (folder / entry.filename).open("xb") as target:
@@ -50,10 +53,18 @@ def unpacked(archive: Path, folder: Path) -> None:
                         room -= len(part)
                         if room < 0:
                             raise AdapterError(
-                                "The archive holds more than is taken.", hint=f"At most {_LARGEST} bytes are."
+                                "The archive holds more than is taken.",
+                                hint=f"At most {_LARGEST} bytes are.",
                             )
                         target.write(part)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        NotImplementedError,
+        RuntimeError,
+        ValueError,
+    ) as error:
         if isinstance(error, AdapterError):
             raise
         raise AdapterError("This is no archive that can be read.", hint=_HINT) from error

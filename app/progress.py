@@ -42,7 +42,10 @@ class Display:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         with self._turn:
             self._open = False
@@ -82,7 +85,12 @@ class Display:
         if new:
             bar.reset(task)
         # A stage that has only begun says nothing of how long it takes: the bar pulses.
-        bar.update(task, description=self._stage, completed=self._done, total=1.0 if self._done > 0 else None)
+        bar.update(
+            task,
+            description=self._stage,
+            completed=self._done,
+            total=1.0 if self._done > 0 else None,
+        )
 
     def _begin(self) -> None:
         from rich.console import Console

@@ -20,12 +20,16 @@ def given(text: str | None, *, what: str) -> str:
     try:
         return sys.stdin.buffer.read().decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise InvalidInput(f"The {what} on stdin is not UTF-8.", hint="Convert it first, as with iconv.") from error
+        raise InvalidInput(
+            f"The {what} on stdin is not UTF-8.", hint="Convert it first, as with iconv."
+        ) from error
 
 
 def edited(text: str) -> str:
     """The text as it comes back from the editor. Raises ``InvalidInput`` where it was not saved."""
     after = click.edit(text, require_save=True, extension=".txt")
     if after is None:
-        raise InvalidInput("The editor was left without saving.", hint="Save the reply as it should have been.")
+        raise InvalidInput(
+            "The editor was left without saving.", hint="Save the reply as it should have been."
+        )
     return after.rstrip("\n")

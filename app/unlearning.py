@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from personalpeft import User
-    from personalpeft.learning.pending import News
+    from personalpeft.learning.triggers import News
 
 
 def to_unlearn(user: User) -> frozenset[News]:

@@ -43,12 +43,12 @@ from personalpeft.errors import (
 )
 
 if TYPE_CHECKING:
+    from personalpeft.chat.compare import Comparison
+    from personalpeft.chat.reply import Reply, Stream, Why
     from personalpeft.clock import Clock
-    from personalpeft.comparing import Comparison
-    from personalpeft.learning.digest import Digest
+    from personalpeft.learning.activity_summary import Digest
+    from personalpeft.learning.progress import Learning
     from personalpeft.learning.report import LearnReport
-    from personalpeft.learning.underway import Learning
-    from personalpeft.replies import Reply, Stream, Why
     from personalpeft.runtime import Runtime
     from personalpeft.settings import Observing, Serving, VllmServer
     from personalpeft.types import Verdict
@@ -95,18 +95,18 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Comparison": "personalpeft.comparing",
-    "Digest": "personalpeft.learning.digest",
+    "Comparison": "personalpeft.chat.compare",
+    "Digest": "personalpeft.learning.activity_summary",
     "LearnReport": "personalpeft.learning.report",
-    "Learning": "personalpeft.learning.underway",
-    "Reply": "personalpeft.replies",
+    "Learning": "personalpeft.learning.progress",
+    "Reply": "personalpeft.chat.reply",
     "Runtime": "personalpeft.runtime",
     "Serving": "personalpeft.settings",
-    "Stream": "personalpeft.replies",
+    "Stream": "personalpeft.chat.reply",
     "User": "personalpeft.user",
     "VllmServer": "personalpeft.settings",
     "Verdict": "personalpeft.types",
-    "Why": "personalpeft.replies",
+    "Why": "personalpeft.chat.reply",
 }
 
 

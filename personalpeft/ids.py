@@ -24,7 +24,9 @@ def check_user_id(value: str) -> str:
     it.
     """
     if not isinstance(value, str) or USER_ID.fullmatch(value) is None or ".." in value:
-        shown = ascii(value if not isinstance(value, str) or len(value) <= 64 else value[:61] + "...")
+        shown = ascii(
+            value if not isinstance(value, str) or len(value) <= 64 else value[:61] + "..."
+        )
         raise InvalidId(
             f"{shown} cannot be a user id.",
             hint="Use 1 to 64 of a-z, 0-9, '.', '_' and '-', starting with a letter or digit, without '..'.",
@@ -36,7 +38,8 @@ def check_layer_name(value: str) -> str:
     """The name itself, if it is one: ``style``, ``memory`` or ``skill.<name>``."""
     if not isinstance(value, str) or LAYER_NAME.fullmatch(value) is None:
         raise InvalidId(
-            f"{ascii(value)[:80]} cannot be a layer.", hint="Layers are called style, memory or skill.<name>."
+            f"{ascii(value)[:80]} cannot be a layer.",
+            hint="Layers are called style, memory or skill.<name>.",
         )
     return value
 
@@ -44,7 +47,9 @@ def check_layer_name(value: str) -> str:
 def check_skill(value: str) -> str:
     """The name of a skill itself, if it is one."""
     if not isinstance(value, str) or SKILL_NAME.fullmatch(value) is None:
-        raise InvalidInput(f"{ascii(value)[:80]} cannot be the name of a skill.", hint="Use a-z, 0-9, '_' and '-'.")
+        raise InvalidInput(
+            f"{ascii(value)[:80]} cannot be the name of a skill.", hint="Use a-z, 0-9, '_' and '-'."
+        )
     return value
 
 

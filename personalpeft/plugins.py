@@ -94,7 +94,9 @@ class Plugins:
         if isinstance(given, str):
             made = self._made(VERIFIERS, "verifier", given, lambda factory: factory(family))
             return Verifying(given, family, _which(made, Verifier, "verifier", given))
-        return Verifying(_name_of(given), family, _which(given, Verifier, "verifier", _name_of(given)))
+        return Verifying(
+            _name_of(given), family, _which(given, Verifier, "verifier", _name_of(given))
+        )
 
     def shaping(self, given: str | Shaping) -> Shaped:
         """A shaping by name, or the one that is given. Raises ``NotFound``, ``PluginError``."""
@@ -112,7 +114,8 @@ class Plugins:
                 else nearest(name, self.names(group), what=f"{kind} installed")
             )
             raise NotFound(
-                f"There is no {kind} called {name!a}{' that may be loaded' if installed else ''}.", hint=hint
+                f"There is no {kind} called {name!a}{' that may be loaded' if installed else ''}.",
+                hint=hint,
             )
         # One distribution can be found twice, by way of its source folder; two with one name are another matter.
         entries: dict[str, EntryPoint] = {
@@ -120,7 +123,8 @@ class Plugins:
         }
         if len(entries) > 1:
             raise PluginError(
-                f"More than one {kind} is called {name}: {', '.join(sorted(entries))}.", hint="Uninstall all but one."
+                f"More than one {kind} is called {name}: {', '.join(sorted(entries))}.",
+                hint="Uninstall all but one.",
             )
         (entry,) = entries.values()
         return _guarded(kind, name, "be loaded", lambda: make(entry.load()))
@@ -136,18 +140,35 @@ class Verifying:
 
     def tasks(self, seed: int, count: int) -> tuple[Task, ...]:
         """Different tasks, ``count`` at most. Raises ``PluginError``."""
-        given = _guarded("verifier", self.name, "set tasks", lambda: list(self.verifier.tasks(seed, count)))
+        given = _guarded(
+            "verifier", self.name, "set tasks", lambda: list(self.verifier.tasks(seed, count))
+        )
         for task in given:
-            if not isinstance(task, Task) or not isinstance(task.prompt, str) or not task.prompt.strip():
+            if (
+                not isinstance(task, Task)
+                or not isinstance(task.prompt, str)
+                or not task.prompt.strip()
+            ):
                 raise _wrong("verifier", self.name, f"gave {task!r:.80} for a task")
         return tuple({task.prompt: task for task in given}.values())[:count]
 
     def verify(self, task: Task, reply: str) -> Mapping[str, float]:
         """The rewards of a reply by name, "right" among them. Raises ``PluginError``."""
-        said = _guarded("verifier", self.name, f"judge a reply to {task.id}", lambda: self.verifier.verify(task, reply))
+        said = _guarded(
+            "verifier",
+            self.name,
+            f"judge a reply to {task.id}",
+            lambda: self.verifier.verify(task, reply),
+        )
         rewards = dict(said) if isinstance(said, Mapping) else {RIGHT: said}
-        if RIGHT not in rewards or not all(_is_number(value) and 0 <= value <= 1 for value in rewards.values()):
-            raise _wrong("verifier", self.name, f"said {said!r:.80} of a reply, which is not a number from 0 to 1")
+        if RIGHT not in rewards or not all(
+            _is_number(value) and 0 <= value <= 1 for value in rewards.values()
+        ):
+            raise _wrong(
+                "verifier",
+                self.name,
+                f"said {said!r:.80} of a reply, which is not a number from 0 to 1",
+            )
         return {name: float(value) for name, value in rewards.items()}
 
 
@@ -165,7 +186,9 @@ class Shaped:
 
     def shape(self, attempts: Sequence[Attempt], pass_rate: float) -> tuple[float, ...]:
         """One reward an attempt. Raises ``PluginError``."""
-        given = _guarded("shaping", self.name, "shape", lambda: tuple(self.shaping.shape(attempts, pass_rate)))
+        given = _guarded(
+            "shaping", self.name, "shape", lambda: tuple(self.shaping.shape(attempts, pass_rate))
+        )
         if len(given) != len(attempts) or not all(_is_number(value) for value in given):
             raise _wrong("shaping", self.name, f"gave {given!r:.80} for {len(attempts)} attempts")
         return tuple(float(value) for value in given)
@@ -176,7 +199,9 @@ def _guarded(kind: str, name: str, what: str, act: Callable[[], T]) -> T:
         return act()
     except PersonalPeftError:
         raise
-    except Exception as error:  # whatever a plugin raises, it is said as the plugin's and not as ours
+    except (
+        Exception
+    ) as error:  # whatever a plugin raises, it is said as the plugin's and not as ours
         raise PluginError(
             f"The {kind} {name} could not {what}: {type(error).__name__}: {' '.join(str(error).split())[:200]}",
             hint="That is a fault of the plugin, or of what it was given; nothing has changed here.",
@@ -190,7 +215,10 @@ def _which(made: Any, protocol: type, kind: str, name: str) -> Any:
 
 
 def _wrong(kind: str, name: str, what: str) -> PluginError:
-    return PluginError(f"The {kind} {name} {what}.", hint="That is a fault of the plugin; nothing has changed here.")
+    return PluginError(
+        f"The {kind} {name} {what}.",
+        hint="That is a fault of the plugin; nothing has changed here.",
+    )
 
 
 def _is_number(value: object) -> bool:

@@ -14,41 +14,41 @@ from types import TracebackType
 from typing import Self, get_args
 from weakref import WeakSet
 
-from personalpeft.adapters.base import Adapter
-from personalpeft.adapters.packed import unpack
-from personalpeft.adapters.served_folder import read_served
+from personalpeft.adapters.formats.packed import unpack
+from personalpeft.adapters.formats.published import read_served
+from personalpeft.adapters.types import Adapter
+from personalpeft.archive import Imported, read_in
 from personalpeft.backends import BACKENDS, load_backend
-from personalpeft.bases.base import Base, Card
-from personalpeft.bases.prepare import prepare
-from personalpeft.bases.shelf import all_cards, find_card
+from personalpeft.base_models.registry import all_cards, find_card
+from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.types import Base, Card
+from personalpeft.chat.routing import Scopes
+from personalpeft.chat.validation import check_written
 from personalpeft.clock import SYSTEM, Clock
+from personalpeft.engine.engine import Engine
 from personalpeft.errors import InvalidInput, NotFound, nearest
 from personalpeft.ids import check_layer_name, check_user_id
-from personalpeft.learning.gate import margins_for
+from personalpeft.learning.evaluate.completion_cache import Voices
+from personalpeft.learning.evaluate.stored_completions import spoken_by
+from personalpeft.learning.gate.gate import margins_for
 from personalpeft.learning.learner import Learner
-from personalpeft.learning.means import Means
-from personalpeft.learning.order import Order, never, silent
-from personalpeft.learning.recipe import Start, recipes_for
+from personalpeft.learning.options import Order, never, silent
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.skills.coach import Coach
-from personalpeft.learning.skills.drill import drill_for
-from personalpeft.learning.spoken import spoken_by
-from personalpeft.learning.voices import Voices
-from personalpeft.memory.base import Embedder, Embedding
-from personalpeft.memory.embed import HashEmbedder, MiniLM
+from personalpeft.learning.rl.config import drill_for
+from personalpeft.learning.rl.trainer import Coach
+from personalpeft.learning.services import Means
+from personalpeft.learning.train.config import Start, recipes_for
+from personalpeft.memory.embedder import HashEmbedder, MiniLM
 from personalpeft.memory.items import Memory
-from personalpeft.parts import Parts
-from personalpeft.personal import Imported, read_in
+from personalpeft.memory.types import Embedder, Embedding
 from personalpeft.plugins import Plugins
-from personalpeft.prompts import check_written
-from personalpeft.published import Published, publish
-from personalpeft.scopes import Scopes
-from personalpeft.serving.engine import Engine
+from personalpeft.publishing import Published, publish
+from personalpeft.services import Parts
 from personalpeft.settings import Observing, Serving, Settings
 from personalpeft.store import open_store
+from personalpeft.store.api_keys import Tokens
 from personalpeft.store.base import Collected, Problem, UserSummary
-from personalpeft.store.tokens import Tokens
-from personalpeft.store.upkeep import Upkeep
+from personalpeft.store.maintenance import Upkeep
 from personalpeft.types import Message, Progress, Stack
 from personalpeft.user import User
 
@@ -69,13 +69,19 @@ class Runtime:
         observing: Observing = "off",
     ) -> None:
         if backend not in BACKENDS:
-            raise NotFound(f"There is no backend called {backend!r}.", hint=nearest(backend, BACKENDS, what="backend"))
+            raise NotFound(
+                f"There is no backend called {backend!r}.",
+                hint=nearest(backend, BACKENDS, what="backend"),
+            )
         if observing not in get_args(Observing):
             raise InvalidInput(
-                f"observing cannot be {observing!a}.", hint=f"Give one of {', '.join(get_args(Observing))}."
+                f"observing cannot be {observing!a}.",
+                hint=f"Give one of {', '.join(get_args(Observing))}.",
             )
         self.settings = settings
-        self._card = find_card(base, cards=[settings.home / "models"]) if backend != "fake" else None
+        self._card = (
+            find_card(base, cards=[settings.home / "models"]) if backend != "fake" else None
+        )
         self._backend = backend
         self.serving = serving
         self._clock = clock
@@ -84,10 +90,14 @@ class Runtime:
         self._base: Base | None = None
         self._engine: Engine | None = None
         self._voices: Voices | None = None
-        self._store = open_store(settings.home, now=clock.now, entropy=clock.entropy, read_only=read_only)
+        self._store = open_store(
+            settings.home, now=clock.now, entropy=clock.entropy, read_only=read_only
+        )
         embedder: Embedder = HashEmbedder() if backend == "fake" else MiniLM()
         self._memory = Memory(self._store.ledger, self._store.catalog, embedder)
-        self._tokens = Tokens(self._store.home, now=clock.now, entropy=clock.entropy, lease=self._store.lease)
+        self._tokens = Tokens(
+            self._store.home, now=clock.now, entropy=clock.entropy, lease=self._store.lease
+        )
         self._parts = Parts(
             self._store,
             self._memory,
@@ -160,7 +170,9 @@ class Runtime:
         ``InvalidInput`` where a user is named twice.
         """
         if isinstance(users, str) or not isinstance(users, Iterable):
-            raise InvalidInput("The users are no list of ids.", hint="Give a list of ids, also of a single one.")
+            raise InvalidInput(
+                "The users are no list of ids.", hint="Give a list of ids, also of a single one."
+            )
         named = [check_user_id(user) for user in users]
         if len(set(named)) != len(named):
             raise InvalidInput("A user is named twice.", hint="Name each user once.")
@@ -198,7 +210,9 @@ class Runtime:
             raise InvalidInput("There are no texts.", hint="Give a list of texts.")
         said = [check_written(text, what="text") for text in texts]
         embedder = self._memory.embedder
-        return Embedding(embedder.name, embedder.embed(said), sum(embedder.tokens(text) for text in said))
+        return Embedding(
+            embedder.name, embedder.embed(said), sum(embedder.tokens(text) for text in said)
+        )
 
     @property
     def tokens(self) -> Tokens:
@@ -241,12 +255,16 @@ class Runtime:
         """Derives every digest in the home again; an empty answer means that all is as it should be."""
         return self._store.verify()
 
-    def collect(self, *, dry_run: bool = False, progress: Progress = lambda stage, done: None) -> Collected:
+    def collect(
+        self, *, dry_run: bool = False, progress: Progress = lambda stage, done: None
+    ) -> Collected:
         """Takes away what nothing needs: adapter files that no revision has named for a day, halves of files, and what learns
         kept that nobody resumed for a week. Safe while others use the home. ``dry_run`` only says what there is. Raises
         ``HomeError``, ``Busy``.
         """
-        return self._store.collect(dry_run=dry_run, progress=lambda done: progress("Collecting", done))
+        return self._store.collect(
+            dry_run=dry_run, progress=lambda done: progress("Collecting", done)
+        )
 
     def base(self) -> Base:
         """The open base, its files found and hashed. Raises ``WeightsError``, ``CardError``."""
@@ -257,7 +275,9 @@ class Runtime:
 
                     self._base = fake_base()
                 else:
-                    self._base = prepare(self._card, cache=self.settings.cache, progress=self._progress)
+                    self._base = prepare(
+                        self._card, cache=self.settings.cache, progress=self._progress
+                    )
             return self._base
 
     def engine(self) -> Engine:
@@ -300,7 +320,10 @@ class Runtime:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -329,7 +352,9 @@ class Runtime:
     def _learner(self) -> Learner:
         engine, base = self.engine(), self.base()
         recipes = recipes_for(base.card.name, base.card.learning, base.architecture.projections)
-        margins = margins_for(base.card.name, base.card.gate, random=base.card.source.kind == "random")
+        margins = margins_for(
+            base.card.name, base.card.gate, random=base.card.source.kind == "random"
+        )
 
         def heard(user: str, fact: str, messages: Sequence[Message]) -> tuple[Message, ...]:
             return self._memory.heard_with(user, fact, messages, system=base.card.system)

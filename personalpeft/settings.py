@@ -56,13 +56,21 @@ class VllmServer:
             )
         if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
             raise InvalidInput(
-                "The vLLM server's token has letters in it that no header can carry.", hint=f"Look at {VLLM}TOKEN."
+                "The vLLM server's token has letters in it that no header can carry.",
+                hint=f"Look at {VLLM}TOKEN.",
             )
         object.__setattr__(self, "url", self.url.strip().rstrip("/").removesuffix("/v1"))
         for name, least in (("timeout", 0.1), ("patience", 0.0)):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < 1e6:
-                raise InvalidInput(f"{name} cannot be {value!r}.", hint=f"Give a number of seconds, {least:g} or more.")
+            if (
+                not isinstance(value, int | float)
+                or isinstance(value, bool)
+                or not least <= value < 1e6
+            ):
+                raise InvalidInput(
+                    f"{name} cannot be {value!r}.",
+                    hint=f"Give a number of seconds, {least:g} or more.",
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +104,25 @@ class Serving:
     self_check: float = 0.0
 
     def __post_init__(self) -> None:
-        least = {"slots": 1, "rows": 1, "host_bytes": 0, "waiting": 1, "waiting_per_user": 1, "running_per_user": 1}
+        least = {
+            "slots": 1,
+            "rows": 1,
+            "host_bytes": 0,
+            "waiting": 1,
+            "waiting_per_user": 1,
+            "running_per_user": 1,
+        }
         for name, smallest in least.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < smallest:
-                raise InvalidInput(f"{name} cannot be {value!r}.", hint=f"Give a whole number, {smallest} or more.")
+                raise InvalidInput(
+                    f"{name} cannot be {value!r}.", hint=f"Give a whole number, {smallest} or more."
+                )
         share = self.self_check
         if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
             raise InvalidInput(
-                f"self_check cannot be {share!r}.", hint="Give a number from 0 (never) to 1 (every reply)."
+                f"self_check cannot be {share!r}.",
+                hint="Give a number from 0 (never) to 1 (every reply).",
             )
 
 
@@ -114,10 +132,18 @@ def resolve(home: str | Path | None, environ: Mapping[str, str]) -> Settings:
     server of ``PERSONALPEFT_VLLM_URL``. An empty variable counts as unset. Touches no file. Raises ``InvalidInput``."""
     named = tuple(name.strip() for name in environ.get(PLUGINS, "").split(",") if name.strip())
     return Settings(
-        home=_absolute(home or environ.get(HOME) or platformdirs.user_data_dir(_APP, appauthor=False)),
+        home=_absolute(
+            home or environ.get(HOME) or platformdirs.user_data_dir(_APP, appauthor=False)
+        ),
         cache=_absolute(environ.get(CACHE) or platformdirs.user_cache_dir(_APP, appauthor=False)),
         plugins=named or None,
-        vllm=_vllm({name.removeprefix(VLLM): said for name, said in environ.items() if name.startswith(VLLM) and said}),
+        vllm=_vllm(
+            {
+                name.removeprefix(VLLM): said
+                for name, said in environ.items()
+                if name.startswith(VLLM) and said
+            }
+        ),
     )
 
 
@@ -134,7 +160,11 @@ def _vllm(said: Mapping[str, str]) -> VllmServer | None:
         folder_there=said.get("FOLDER_THERE"),
         resolves=_switch("RESOLVES", said.get("RESOLVES", "0")),
         certificate=_absolute(certificate) if certificate else None,
-        **{name.lower(): _seconds(name, said[name]) for name in ("TIMEOUT", "PATIENCE") if name in said},
+        **{
+            name.lower(): _seconds(name, said[name])
+            for name in ("TIMEOUT", "PATIENCE")
+            if name in said
+        },
     )
 
 
@@ -142,7 +172,12 @@ def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
         # Read for what it raises: a port that is no number.
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not parts.query
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+            and not parts.query
+        )
     except ValueError:
         return False
 
@@ -157,7 +192,9 @@ def _seconds(name: str, said: str) -> float:
     try:
         return float(said)
     except ValueError:
-        raise InvalidInput(f"{VLLM}{name} cannot be {said!a}.", hint="Set it to a number of seconds.") from None
+        raise InvalidInput(
+            f"{VLLM}{name} cannot be {said!a}.", hint="Set it to a number of seconds."
+        ) from None
 
 
 def _absolute(path: str | Path) -> Path:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from personalpeft.errors import BaseMismatch, NotFound, ServingFailed
 from personalpeft.ids import check_layer_name
-from personalpeft.learning.probation import ROLLBACK, UNDONE
-from personalpeft.parts import Parts
+from personalpeft.learning.gate.probation import ROLLBACK, UNDONE
+from personalpeft.services import Parts
 from personalpeft.types import HeadMove, Stack, StackEntry
 
 BASE = "base"
@@ -35,7 +35,10 @@ def only(parts: Parts, user: str, layers: Sequence[str]) -> Stack:
     for name in layers:
         if name not in known:
             check_layer_name(name)
-            raise NotFound(f"{user} has no layer {name}.", hint=f"There is {', '.join(sorted(known)) or 'none yet'}.")
+            raise NotFound(
+                f"{user} has no layer {name}.",
+                hint=f"There is {', '.join(sorted(known)) or 'none yet'}.",
+            )
     return replace(stack, entries=tuple(entry for entry in stack.entries if entry.layer in layers))
 
 
@@ -48,7 +51,9 @@ def with_head(parts: Parts, user: str, layer: str, to: str | None) -> Stack:
         if head is not None:
             revision = parts.store.catalog.revision(user, head)
             if revision.base != base:
-                raise BaseMismatch(f"{revision.id} was built on another base.", hint="Open that base.")
+                raise BaseMismatch(
+                    f"{revision.id} was built on another base.", hint="Open that base."
+                )
             entries.append(StackEntry(known.name, revision.id, revision.digest, known.weight))
     return Stack(base, tuple(entries))
 
@@ -57,14 +62,19 @@ def revision_named(parts: Parts, user: str, layer: str, name: str) -> str | None
     """The id of the revision that a person means; None for the bare base. Raises ``NotFound``."""
     moves = parts.store.catalog.history(user, layer=layer)
     if not moves:
-        raise NotFound(f"The layer {layer} has never changed.", hint="There is nothing to compare; learn first.")
+        raise NotFound(
+            f"The layer {layer} has never changed.",
+            hint="There is nothing to compare; learn first.",
+        )
     if name in ("live", "previous"):
         return moves[-1].after if name == "live" else moves[-1].before
     if name == BASE:
         return None
     revision = parts.store.catalog.revision(user, name)
     if revision.layer != layer:
-        raise NotFound(f"{revision.id} is no revision of {layer}.", hint=f"It is one of {revision.layer}.")
+        raise NotFound(
+            f"{revision.id} is no revision of {layer}.", hint=f"It is one of {revision.layer}."
+        )
     return revision.id
 
 
@@ -74,7 +84,9 @@ def roll_back(parts: Parts, user: str, layer: str, to: str | None) -> HeadMove:
     if to == "previous":
         moves = store.catalog.history(user, layer=layer)
         if not moves:
-            raise NotFound(f"The layer {layer} has never changed.", hint="There is nothing to roll back.")
+            raise NotFound(
+                f"The layer {layer} has never changed.", hint="There is nothing to roll back."
+            )
         to = moves[-1].before
         cause = UNDONE if moves[-1].cause == ROLLBACK else ROLLBACK
     # Loaded before the head moves, so that the next reply waits for nothing; undoing must also work where serving does

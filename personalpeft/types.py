@@ -88,7 +88,9 @@ class Message:
         """As JSON: role and content, and what there is besides. ``of_plain`` is the reverse."""
         more: dict[str, Any] = {}
         if self.tool_calls:
-            more["tool_calls"] = [[call.name, dict(call.arguments), call.id] for call in self.tool_calls]
+            more["tool_calls"] = [
+                [call.name, dict(call.arguments), call.id] for call in self.tool_calls
+            ]
         if self.tool_call_id:
             more["tool_call_id"] = self.tool_call_id
         if self.tools:
@@ -107,8 +109,13 @@ class Message:
         calls = tuple(ToolCall(*call) for call in more.get("tool_calls", ()))
         call_id, tools = more.get("tool_call_id", ""), tuple(more.get("tools", ()))
         texts = [call_id, *(text for call in calls for text in (call.name, call.id))]
-        values, must_call = [*tools, *(call.arguments for call in calls)], more.get("must_call", False)
-        if not all(isinstance(text, str) for text in texts) or not all(isinstance(value, dict) for value in values):
+        values, must_call = (
+            [*tools, *(call.arguments for call in calls)],
+            more.get("must_call", False),
+        )
+        if not all(isinstance(text, str) for text in texts) or not all(
+            isinstance(value, dict) for value in values
+        ):
             raise ValueError("a message with a call or a tool that is none")
         if not isinstance(must_call, bool | str):
             raise ValueError("a message with a call to be made that is none")
@@ -277,7 +284,9 @@ class Architecture:
 
 def canonical_json(value: Any) -> str:
     """JSON in one spelling: sorted keys, no spaces, no NaN. Equal values give equal text."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
 
 
 def canonical_digest(value: Any) -> str:

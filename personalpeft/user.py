@@ -11,24 +11,20 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from personalpeft import comparing, forgetting, personal, saying, stacks, talking
-from personalpeft.comparing import Comparison
-from personalpeft.errors import InvalidInput, NotFound
-from personalpeft.forgetting import ForgetReport
-from personalpeft.ids import check_layer_name, check_skill
-from personalpeft.learning.account import Account, accounts
-from personalpeft.learning.digest import Digest, digest
-from personalpeft.learning.order import Order, check_budget, never, silent
-from personalpeft.learning.pending import Pending, pending
-from personalpeft.learning.probation import look_again
-from personalpeft.learning.recipe import Start
-from personalpeft.learning.report import LearnReport, recorded
-from personalpeft.learning.underway import Learning, underway
-from personalpeft.memory.base import Item
-from personalpeft.parts import Parts
-from personalpeft.personal import Exported
-from personalpeft.plugins import Shaping, Verifier
-from personalpeft.prompts import (
+from personalpeft import archive, erasure, feedback, stacks
+from personalpeft.adapter_io import (
+    MergedForm,
+    take_folder,
+    take_gguf,
+    write_folder,
+    write_gguf,
+    write_merged,
+)
+from personalpeft.archive import Exported
+from personalpeft.chat import compare, request
+from personalpeft.chat.compare import Comparison
+from personalpeft.chat.reply import Reply, Stream, Why, turn_of, why
+from personalpeft.chat.validation import (
     Prompt,
     Tool,
     check_prompt,
@@ -38,10 +34,33 @@ from personalpeft.prompts import (
     check_top_logprobs,
     with_tools,
 )
-from personalpeft.replies import Reply, Stream, Why, turn_of, why
+from personalpeft.erasure import ForgetReport
+from personalpeft.errors import InvalidInput, NotFound
+from personalpeft.ids import check_layer_name, check_skill
+from personalpeft.learning.activity_summary import Digest, digest
+from personalpeft.learning.gate.probation import look_again
+from personalpeft.learning.options import Order, check_budget, never, silent
+from personalpeft.learning.progress import Learning, underway
+from personalpeft.learning.report import LearnReport, recorded
+from personalpeft.learning.status import Account, accounts
+from personalpeft.learning.train.config import Start
+from personalpeft.learning.triggers import Pending, pending
+from personalpeft.memory.types import Item
+from personalpeft.plugins import Shaping, Verifier
+from personalpeft.services import Parts
 from personalpeft.store.base import UserSummary
-from personalpeft.transfer import MergedForm, take_folder, take_gguf, write_folder, write_gguf, write_merged
-from personalpeft.types import PERSON, HeadMove, Layer, Progress, Revision, Scope, Signal, Stack, StackEntry, Turn
+from personalpeft.types import (
+    PERSON,
+    HeadMove,
+    Layer,
+    Progress,
+    Revision,
+    Scope,
+    Signal,
+    Stack,
+    StackEntry,
+    Turn,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -101,16 +120,31 @@ class User:
         if revision is not None and layers is not None:
             raise InvalidInput("There are layers and a revision.", hint="Give one of the two.")
         if not template and not isinstance(prompt, str):
-            raise InvalidInput("Without the template there are no messages.", hint="Give the prompt as one string.")
+            raise InvalidInput(
+                "Without the template there are no messages.", hint="Give the prompt as one string."
+            )
         default = self._parts.engine().backend.base.card.sampling
         sampling = check_sampling(
-            default, temperature=temperature, top_p=top_p, max_tokens=max_tokens, stop=stop, seed=seed
+            default,
+            temperature=temperature,
+            top_p=top_p,
+            max_tokens=max_tokens,
+            stop=stop,
+            seed=seed,
         )
         likely = check_top_logprobs(top_logprobs)
-        asked = talking.Asked(
-            messages, sampling, memory and template, layers, timeout, revision, template, logprobs or likely > 0, likely
+        asked = request.Asked(
+            messages,
+            sampling,
+            memory and template,
+            layers,
+            timeout,
+            revision,
+            template,
+            logprobs or likely > 0,
+            likely,
         )
-        return talking.begin(self._parts, self.id, asked, cancelled)
+        return request.begin(self._parts, self.id, asked, cancelled)
 
     @_asked_as(stream)
     def chat(self, prompt: Prompt, **asked: Any) -> Reply:
@@ -158,7 +192,7 @@ class User:
         says so, where that is not the person: kept apart from what the person says, and not trained on. Raises ``NotFound``
         for an unknown turn, ``InvalidInput`` for anything else, such as an edit that changes nothing.
         """
-        return saying.feedback(
+        return feedback.feedback(
             self._parts,
             self.id,
             reply,
@@ -176,23 +210,30 @@ class User:
         as a weak one, "learned"; else nothing is kept, and None returned, so that an app need not ask each time whether it may. Raises
         ``NotFound`` for an unknown turn, ``InvalidInput`` for anything else that might have been seen.
         """
-        return saying.observe(self._parts, self.id, reply, seen)
+        return feedback.observe(self._parts, self.id, reply, seen)
 
-    def teach(self, prompt: str, answer: str, *, skill: str | None = None, source: str = PERSON) -> str:
+    def teach(
+        self, prompt: str, answer: str, *, skill: str | None = None, source: str = PERSON
+    ) -> str:
         """Shows the answer that is wanted to a prompt, for the style or a skill of its own; returns the signal's id.
         ``source`` as in ``feedback``. Raises ``InvalidInput``.
         """
-        return saying.teach(self._parts, self.id, prompt, answer, skill, source)
+        return feedback.teach(self._parts, self.id, prompt, answer, skill, source)
 
     def remember(
-        self, text: str, *, questions: Sequence[str] = (), answer: str | None = None, source: str = PERSON
+        self,
+        text: str,
+        *,
+        questions: Sequence[str] = (),
+        answer: str | None = None,
+        source: str = PERSON,
     ) -> str:
         """Keeps a fact, which is looked up from the next turn on; returns the signal's id. ``questions`` help to find
         it, and with a short ``answer`` to them the next learn takes it into the ``memory`` layer. Without, it is learned once
         looking it up has helped twice. ``source`` is who tells it, where that is not the person: then it is looked up, never
         learned, and gives way to what the person told. Raises ``InvalidInput``.
         """
-        return saying.remember(self._parts, self.id, text, questions, answer, source)
+        return feedback.remember(self._parts, self.id, text, questions, answer, source)
 
     def retract(self, *signals: str) -> tuple[Signal, ...]:
         """Takes back what was said, whatever it was and whoever gave it, by the ids of signals or their beginnings; returns what
@@ -201,14 +242,19 @@ class User:
         up too; what only gave way to it counts again, such as the thumb beside an edit or the fact that it contradicted. Raises
         ``NotFound``, also for what was superseded or taken back already, ``Forgotten``, ``InvalidInput``.
         """
-        return saying.retract(self._parts, self.id, signals)
+        return feedback.retract(self._parts, self.id, signals)
 
     def items(self) -> tuple[Item, ...]:
         """The rules and facts that act now, oldest first."""
         return self._parts.memory.items(self.id)
 
     def edit_item(
-        self, item_id: str, text: str, *, questions: Sequence[str] | None = None, answer: str | None = None
+        self,
+        item_id: str,
+        text: str,
+        *,
+        questions: Sequence[str] | None = None,
+        answer: str | None = None,
     ) -> Item:
         """Says a rule or fact anew; the old one counts no more, neither when facts are looked up nor for the next learn. A
         fact's questions go with the old text, unless a new ``answer`` to them is given. Raises ``NotFound``,
@@ -286,7 +332,7 @@ class User:
         was live before the last change) or "base". Raises as ``chat``; ``NotFound`` for an unknown revision and where
         nothing was learned yet, ``InvalidInput`` where both are the same one, ``Cancelled``.
         """
-        return comparing.compare(
+        return compare.compare(
             self._parts,
             self.id,
             prompt,
@@ -338,7 +384,9 @@ class User:
         plugins = self._parts.plugins
         verifying = plugins.verifier(verifier, family)
         shaped = None if shaping is None else plugins.shaping(shaping)
-        return self._parts.coach().practise(self.id, f"skill.{skill}", verifying, shaped, rounds, order)
+        return self._parts.coach().practise(
+            self.id, f"skill.{skill}", verifying, shaped, rounds, order
+        )
 
     def rollback(self, layer: str, to: str | Literal["previous"] | None = "previous") -> HeadMove:
         """Makes another revision of a layer live: by default the one that was live before the last move, None the bare
@@ -353,7 +401,8 @@ class User:
         """
         if not isinstance(weight, int | float) or not -2 <= weight <= 2:
             raise InvalidInput(
-                f"The weight {weight!r} is not between -2 and 2.", hint="1 is the layer as it was learned."
+                f"The weight {weight!r} is not between -2 and 2.",
+                hint="1 is the layer as it was learned.",
             )
         self._parts.store.catalog.set_weight(self.id, layer, float(weight))
 
@@ -385,8 +434,14 @@ class User:
         ``InvalidInput``, ``Busy`` while a learn of this user runs, ``Cancelled`` before anything was destroyed, ``HomeError``.
         """
         wanted = item if isinstance(item, str) and item != "last" else self.turn(item).id
-        return forgetting.forget(
-            self._parts, self.id, wanted, rebuild=rebuild, dry_run=dry_run, progress=progress, cancelled=cancelled
+        return erasure.forget(
+            self._parts,
+            self.id,
+            wanted,
+            rebuild=rebuild,
+            dry_run=dry_run,
+            progress=progress,
+            cancelled=cancelled,
         )
 
     # Looking at it
@@ -413,7 +468,9 @@ class User:
         """What every learn said, and every end of a probation, as data, oldest first."""
         return tuple(recorded(self._parts.store.catalog.reports(self.id)))
 
-    def digest(self, since: datetime | timedelta = timedelta(days=1), until: datetime | None = None) -> Digest:
+    def digest(
+        self, since: datetime | timedelta = timedelta(days=1), until: datetime | None = None
+    ) -> Digest:
         """What learning did since a moment, or in so long a time, until another (None: now): signals, learns with their
         reasons and examples, what was refused, how to undo each. Raises ``InvalidInput`` for a moment without a time zone and
         for a while that ends before it begins.
@@ -470,13 +527,15 @@ class User:
         machine or another. Whoever has the file has everything that was ever said: it is not encrypted. Raises
         ``InvalidInput`` where there is something at that place already or nothing can be written there.
         """
-        return personal.write(self._parts.store, self.id, Path(file), adapters=adapters)
+        return archive.write(self._parts.store, self.id, Path(file), adapters=adapters)
 
     def export_peft(self, folder: str | Path, *, layer: str | None = None) -> Path:
         """Writes the live stack (or one layer of it) as a folder that PEFT loads as one LoRA. Raises ``InvalidInput`` when
         the folder has something in it, ``NotFound`` when nothing is live.
         """
-        return write_folder(self._parts.engine(), self._live(layer), Path(folder), whole=layer is None)
+        return write_folder(
+            self._parts.engine(), self._live(layer), Path(folder), whole=layer is None
+        )
 
     def import_peft(self, folder: str | Path, *, layer: str = "style") -> Revision:
         """Takes a PEFT folder in as a revision of a layer and makes it live: naming it is the user's own word, so no gate
@@ -484,7 +543,9 @@ class User:
         """
         check_layer_name(layer)
         parts = self._parts
-        return take_folder(parts.store, parts.base(), parts.clock, self.id, self.stack(), Path(folder), layer)
+        return take_folder(
+            parts.store, parts.base(), parts.clock, self.id, self.stack(), Path(folder), layer
+        )
 
     def export_gguf(self, file: str | Path, *, layer: str | None = None) -> Path:
         """Writes the live stack (or one layer of it) as a GGUF LoRA, which llama.cpp loads beside the base's GGUF file.
@@ -496,7 +557,9 @@ class User:
         """Takes a GGUF LoRA in, as ``import_peft`` takes a folder. Raises as that, and ``InvalidInput``."""
         check_layer_name(layer)
         parts = self._parts
-        return take_gguf(parts.store, parts.base(), parts.clock, self.id, self.stack(), Path(file), layer)
+        return take_gguf(
+            parts.store, parts.base(), parts.clock, self.id, self.stack(), Path(file), layer
+        )
 
     def export_merged(self, folder: str | Path, *, form: MergedForm = "safetensors") -> Path:
         """Writes the base with the live stack in its weights, for programs that know of no layers: a folder that transformers
@@ -508,8 +571,13 @@ class User:
     def _live(self, layer: str | None) -> tuple[StackEntry, ...]:
         """What is live of one layer, or of all that are not switched off ("never"). Raises ``NotFound``."""
         stack = (
-            stacks.switched_on(self._parts, self.id) if layer is None else stacks.only(self._parts, self.id, [layer])
+            stacks.switched_on(self._parts, self.id)
+            if layer is None
+            else stacks.only(self._parts, self.id, [layer])
         )
         if not stack.entries:
-            raise NotFound(f"{self.id} has nothing live to export.", hint="Learn first, or roll back to a revision.")
+            raise NotFound(
+                f"{self.id} has nothing live to export.",
+                hint="Learn first, or roll back to a revision.",
+            )
         return stack.entries

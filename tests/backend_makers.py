@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from personalpeft.adapters.base import Adapter, Composed, Manifest, Pair
 from personalpeft.adapters.compose import compose
+from personalpeft.adapters.types import Adapter, Composed, Manifest, Pair
 from personalpeft.backends.base import Backend, Continuation, Piece, Row, Session, SessionSpec
-from personalpeft.bases.base import Base
-from personalpeft.learning.objectives import Preferred, Supervised
+from personalpeft.base_models.types import Base
+from personalpeft.learning.train.losses import Preferred, Supervised
 from personalpeft.types import FinishReason, Message, Sampling
 
 
@@ -22,7 +22,7 @@ def torch_backend(base: Base, **more: Any) -> Backend:
     import torch
 
     from personalpeft.backends.torch.backend import TorchBackend
-    from personalpeft.backends.torch.model import Device
+    from personalpeft.backends.torch.model_runner import Device
 
     return TorchBackend(base, where=Device(torch.device("cpu"), torch.float32, "for tests"), **more)
 
@@ -40,7 +40,9 @@ def fake_backend(**more: Any) -> Backend:
     return FakeBackend(fake_base(), **more)
 
 
-def adapter(backend: Backend, seed: int, *, rank: int = 2, size: float = 0.5, layer: str = "style") -> Adapter:
+def adapter(
+    backend: Backend, seed: int, *, rank: int = 2, size: float = 0.5, layer: str = "style"
+) -> Adapter:
     """Random halves, large enough to change what is said."""
     random = np.random.default_rng(seed)
     architecture = backend.base.architecture
@@ -144,7 +146,9 @@ def written(backend: Backend, rows: Sequence[Row]) -> tuple[Written, ...]:
 
 
 def after(backend: Backend, prompt: str, completion: str) -> Continuation:
-    return Continuation(backend.render([Message("user", prompt)]), backend.encode(completion) + backend.end_of_turn)
+    return Continuation(
+        backend.render([Message("user", prompt)]), backend.encode(completion) + backend.end_of_turn
+    )
 
 
 def spec(backend: Backend, **changes: Any) -> SessionSpec:
@@ -162,7 +166,9 @@ def lessons(backend: Backend, count: int) -> list[list[Any]]:
     return steps
 
 
-def train(session: Session, steps: Sequence[Sequence[Any]], *, done: int = 0, rate: float = 1e-2) -> None:
+def train(
+    session: Session, steps: Sequence[Sequence[Any]], *, done: int = 0, rate: float = 1e-2
+) -> None:
     """Takes the steps from ``done`` on; what the stack below says is read for all of them, as in a learn."""
     session.refer([term for terms in steps for term in terms])
     for terms in steps[done:]:
@@ -172,7 +178,8 @@ def train(session: Session, steps: Sequence[Sequence[Any]], *, done: int = 0, ra
 def bytes_of(session: Session) -> bytes:
     """Everything that a session would make an adapter of."""
     return b"".join(
-        name.encode() + pair.a.tobytes() + pair.b.tobytes() for name, pair in sorted(session.pairs().items())
+        name.encode() + pair.a.tobytes() + pair.b.tobytes()
+        for name, pair in sorted(session.pairs().items())
     )
 
 
@@ -183,8 +190,8 @@ def base_with_merges(folder: Path, change: Callable[[Any], None] = lambda tokeni
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from personalpeft.bases.base import Card, Source
-    from personalpeft.bases.prepare import prepare
+    from personalpeft.base_models.resolve import prepare
+    from personalpeft.base_models.types import Card, Source
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -192,7 +199,9 @@ def base_with_merges(folder: Path, change: Callable[[Any], None] = lambda tokeni
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(["the cat sat on the mat, the cat"] * 9, trainer)
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<|im_start|>", "<|im_end|>")])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True) for token in ("<|im_start|>", "<|im_end|>")]
+    )
     change(tokenizer)
     config = AutoConfig.for_model(
         "qwen2",
@@ -244,7 +253,14 @@ def bits(reply: Written) -> tuple[tuple[int, ...], bytes]:
 
 
 INSTRUCTION_SETS: dict[str, tuple[str, dict[str, str]]] = {
-    "avx2": ("avx2", {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "PERSONALPEFT_KERNELS": "avx2"}),
+    "avx2": (
+        "avx2",
+        {
+            "ONEDNN_MAX_CPU_ISA": "AVX2",
+            "ATEN_CPU_CAPABILITY": "avx2",
+            "PERSONALPEFT_KERNELS": "avx2",
+        },
+    ),
     "avx512": ("avx512vl", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "PERSONALPEFT_KERNELS": "avx512"}),
     "avx512_bf16": ("avx512_bf16", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}),
     "amx": ("amx_bf16", {}),

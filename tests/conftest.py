@@ -13,7 +13,7 @@ from backend_makers import fake_backend, llamacpp_backend, torch_backend
 from vllm_maker import running, tiny_base_for_vllm, vllm_backend
 
 from personalpeft.backends.base import Backend
-from personalpeft.bases.base import Base
+from personalpeft.base_models.types import Base
 from personalpeft.settings import CACHE, HOME, VllmServer
 
 # Before anything imports Triton, which reads it then: kernels for a GPU are tested on the processor. TRITON_INTERPRET=0
@@ -44,8 +44,8 @@ def tiny_base(shared_cache: Path) -> Base:
     """A Llama of two blocks with random weights and one token for each byte."""
     import torch
 
-    from personalpeft.bases.prepare import prepare
-    from personalpeft.bases.shelf import find_card
+    from personalpeft.base_models.registry import find_card
+    from personalpeft.base_models.resolve import prepare
 
     torch.set_num_threads(1)
     return prepare(find_card("tiny-random"), cache=shared_cache)
@@ -97,4 +97,6 @@ def threads(request: pytest.FixtureRequest) -> None:
     """One thread for the tiny base, whose sums are too small to share out; all of them for a real one."""
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.set_num_threads((os.cpu_count() or 1) if request.node.get_closest_marker("slow") else 1)
+        torch.set_num_threads(
+            (os.cpu_count() or 1) if request.node.get_closest_marker("slow") else 1
+        )

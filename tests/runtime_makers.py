@@ -26,7 +26,9 @@ def like_tiny(tables: str, **changes: object) -> str:
     """The card of the tiny base that ships, with other values for some of its keys, and with more tables."""
     card = TINY
     for key, value in changes.items():
-        card, found = re.subn(rf"^{key} = .*$", f"{key} = {json.dumps(value)}", card, flags=re.MULTILINE)
+        card, found = re.subn(
+            rf"^{key} = .*$", f"{key} = {json.dumps(value)}", card, flags=re.MULTILINE
+        )
         assert found == 1, key
     return card + tables
 
@@ -93,7 +95,10 @@ def style(text: str) -> str:
 
 def correct(user: User, count: int = 6, *, first: int = 0) -> list[str]:
     """Asks and corrects so many replies; the ids of the edits."""
-    return [user.feedback(ask(user, f"question {n}"), edit=style(f"Answer {n}.")) for n in range(first, first + count)]
+    return [
+        user.feedback(ask(user, f"question {n}"), edit=style(f"Answer {n}."))
+        for n in range(first, first + count)
+    ]
 
 
 def greedy(user: User, prompts: Sequence[str] = ("hello", "question 1", "bye")) -> list[str]:
@@ -101,11 +106,21 @@ def greedy(user: User, prompts: Sequence[str] = ("hello", "question 1", "bye")) 
 
 
 def trained_on(user: User) -> set[str]:
-    return {s for revision in user.revisions() for s, role in revision.signals.items() if role == "train"}
+    return {
+        s
+        for revision in user.revisions()
+        for s, role in revision.signals.items()
+        if role == "train"
+    }
 
 
 def pinned(user: User) -> set[str]:
-    return {s for revision in user.revisions() for s, role in revision.signals.items() if role == "pinned"}
+    return {
+        s
+        for revision in user.revisions()
+        for s, role in revision.signals.items()
+        if role == "pinned"
+    }
 
 
 def everything(home: Path) -> tuple[list[str], dict[str, str]]:
@@ -116,7 +131,9 @@ def everything(home: Path) -> tuple[list[str], dict[str, str]]:
     files = {
         str(path.relative_to(home)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(home.rglob("*"))
-        if path.is_file() and not path.name.startswith(("personalpeft.db", "write.")) and "locks" not in path.parts
+        if path.is_file()
+        and not path.name.startswith(("personalpeft.db", "write."))
+        and "locks" not in path.parts
     }
     return rows, files
 

@@ -21,15 +21,20 @@ from typing import Any
 
 from backend_makers import row, written
 
-from personalpeft.adapters.served_folder import FILES
+from personalpeft.adapters.formats.published import FILES
 from personalpeft.backends.base import Backend
-from personalpeft.backends.text import Text
+from personalpeft.backends.tokenizer import Text
+from personalpeft.backends.vllm.adapter_registry import nothing, staged
 from personalpeft.backends.vllm.backend import VllmBackend
-from personalpeft.backends.vllm.check import written_on
-from personalpeft.backends.vllm.stacks import nothing, staged
-from personalpeft.bases.base import Base
+from personalpeft.backends.vllm.model_check import written_on
+from personalpeft.base_models.types import Base
 
-NO_LOAD = {"error": {"message": "Loading lora failed: LoRA rank 32 is greater than max_lora_rank 16.", "code": 500}}
+NO_LOAD = {
+    "error": {
+        "message": "Loading lora failed: LoRA rank 32 is greater than max_lora_rank 16.",
+        "code": 500,
+    }
+}
 
 Open = Callable[..., VllmBackend]
 """Opens the backend on a double; what is named besides is of its settings, or ``cache``, ``slots`` and ``rows``."""
@@ -100,18 +105,27 @@ class Double:
             return self.instead[path].pop(0)
         match path:
             case "/v1/models":
-                return 200, {"data": [*map(self._listed, self.bases), *map(self._lora, self.known.items())]}
+                return 200, {
+                    "data": [*map(self._listed, self.bases), *map(self._lora, self.known.items())]
+                }
             case "/metrics":
                 # A real one has nothing to say before it has written something.
                 if not self.times("/v1/completions"):
                     return 200, "# TYPE vllm:lora_requests_info gauge"
-                return 200, f'vllm:lora_requests_info{{max_lora="{self.slots}",running_lora_adapters=""}} 1.0'
+                return (
+                    200,
+                    f'vllm:lora_requests_info{{max_lora="{self.slots}",running_lora_adapters=""}} 1.0',
+                )
             case "/tokenize":
                 return 200, {"tokens": self.spelled or list(self.text.encode(body["prompt"]))}
             case "/v1/load_lora_adapter" if self.updates:
                 return self._load(body["lora_name"], body["lora_path"])
             case "/v1/unload_lora_adapter" if self.updates:
-                return (200, "gone") if self.known.pop(body["lora_name"], None) else (404, {"error": {"message": "?"}})
+                return (
+                    (200, "gone")
+                    if self.known.pop(body["lora_name"], None)
+                    else (404, {"error": {"message": "?"}})
+                )
         return 404, {"detail": "Not Found"}
 
     def tokens(self, body: Any) -> list[int] | None:
@@ -126,15 +140,24 @@ class Double:
             folder = Path(self.known[name])
         else:
             return None
-        said = hashlib.sha256(repr(body["prompt"]).encode() + (folder / "adapter_model.safetensors").read_bytes())
-        return [self._letters[byte % 26] for byte in said.digest()[: min(self.longest, body["max_tokens"])]]
+        said = hashlib.sha256(
+            repr(body["prompt"]).encode() + (folder / "adapter_model.safetensors").read_bytes()
+        )
+        return [
+            self._letters[byte % 26]
+            for byte in said.digest()[: min(self.longest, body["max_tokens"])]
+        ]
 
     def _load(self, name: str, path: str) -> tuple[int, Any]:
         time.sleep(self.load_seconds)
         if name in self.known:
-            return 400, {"error": {"message": f"The lora adapter '{name}' has already been loaded."}}
+            return 400, {
+                "error": {"message": f"The lora adapter '{name}' has already been loaded."}
+            }
         if not Path(path, "adapter_config.json").is_file():
-            return 404, {"error": {"message": f"Loading lora {name} failed: No adapter found for {path}"}}
+            return 404, {
+                "error": {"message": f"Loading lora {name} failed: No adapter found for {path}"}
+            }
         self.known[name] = path
         self.loaded(name)
         return 200, "loaded"
@@ -153,7 +176,9 @@ def know(double: Double, cache: Path) -> None:
     place.mkdir(parents=True, exist_ok=True)
     (place / FILES[1]).write_bytes(folder.files[FILES[1]])
     double.known["known"] = str(place)
-    said = double.tokens({"model": "known", "prompt": list(written_on(double.text)), "max_tokens": 24})
+    said = double.tokens(
+        {"model": "known", "prompt": list(written_on(double.text)), "max_tokens": 24}
+    )
     del double.known["known"]
     assert said is not None
     file = cache / "vllm" / f"{double.base.digest}.json"
@@ -188,7 +213,15 @@ def doubled(double: Double, tls: ssl.SSLContext | None = None) -> Iterator[Doubl
         def _write(self, body: Any) -> None:
             tokens = double.tokens(body)
             if tokens is None:
-                self._said(404, {"error": {"message": f"The model `{body['model']}` does not exist.", "code": 404}})
+                self._said(
+                    404,
+                    {
+                        "error": {
+                            "message": f"The model `{body['model']}` does not exist.",
+                            "code": 404,
+                        }
+                    },
+                )
                 return
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
@@ -207,7 +240,10 @@ def doubled(double: Double, tls: ssl.SSLContext | None = None) -> Iterator[Doubl
                     finish = double.finish if count + 1 == len(tokens) else None
                     choice = {"token_ids": [double.odd or token], "finish_reason": finish}
                     if body.get("logprobs") is not None:
-                        choice["logprobs"] = {"token_logprobs": [double.logprob], "top_logprobs": [None]}
+                        choice["logprobs"] = {
+                            "token_logprobs": [double.logprob],
+                            "top_logprobs": [None],
+                        }
                     self._event({"choices": [choice]})
                 self._chunk(b"data: [DONE]\n\n")
                 self._chunk(b"")

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from personalpeft.backends.base import Backend
-from personalpeft.bases.base import Base
-from personalpeft.bases.prepare import prepare
-from personalpeft.bases.shelf import find_card
+from personalpeft.base_models.registry import find_card
+from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.types import Base
 from personalpeft.errors import MissingPackage
 from personalpeft.settings import VllmServer
 
@@ -39,12 +39,22 @@ def running(base: Base, folder: Path, **more: Any) -> Iterator[VllmServer]:
     python = vllm.python_with_vllm() or _MADE
     if not python.is_file():
         pytest.skip("there is no vLLM here; make vllm-env makes an environment for it")
-    shape: dict[str, Any] = {"slots": SLOTS, "rank": RANK, "longest": base.card.context, "dtype": "float32", **more}
+    shape: dict[str, Any] = {
+        "slots": SLOTS,
+        "rank": RANK,
+        "longest": base.card.context,
+        "dtype": "float32",
+        **more,
+    }
     options = ("--enforce-eager", "--max-num-seqs", "16", "--max-cpu-loras", "8")
-    few: dict[str, str] = {"VLLM_CPU_KVCACHE_SPACE": "1"} if "VLLM_CPU_KVCACHE_SPACE" not in os.environ else {}
+    few: dict[str, str] = (
+        {"VLLM_CPU_KVCACHE_SPACE": "1"} if "VLLM_CPU_KVCACHE_SPACE" not in os.environ else {}
+    )
     try:
         log = folder / "vllm.log"
-        with vllm.served(python, base.folder, log, options=options, environment=few, say=print, **shape) as server:
+        with vllm.served(
+            python, base.folder, log, options=options, environment=few, say=print, **shape
+        ) as server:
             yield VllmServer(server.url, patience=2.0, timeout=60.0)
     except MissingPackage as error:
         pytest.skip(str(error))

@@ -74,7 +74,10 @@ def bench_attach(base_name: str, *, repetitions: int, say: Callable[[str], None]
                 folder = folders[1 + repetition % (_ADAPTERS - 1)]
                 began = time.perf_counter()
                 peft.load_adapter(
-                    str(folder), adapter_name="another", low_cpu_mem_usage=quick, autocast_adapter_dtype=not quick
+                    str(folder),
+                    adapter_name="another",
+                    low_cpu_mem_usage=quick,
+                    autocast_adapter_dtype=not quick,
                 )
                 taken = time.perf_counter() - began
                 peft.delete_adapter("another")
@@ -97,7 +100,9 @@ def bench_attach(base_name: str, *, repetitions: int, say: Callable[[str], None]
         times = {key: spread(values) for key, values in figures.items()}
         ratios = {
             "peft_vs_disk_to_slot": ratio(figures["peft_load"], figures["disk_to_slot"]),
-            "peft_quick_vs_disk_to_slot": ratio(figures["peft_load_quick"], figures["disk_to_slot"]),
+            "peft_quick_vs_disk_to_slot": ratio(
+                figures["peft_load_quick"], figures["disk_to_slot"]
+            ),
         }
         return AttachBench(
             bench="attach",

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import psutil
 
 from personalpeft.backends.base import Continuation, SessionSpec
-from personalpeft.learning.objectives import Supervised
-from personalpeft.serving.engine import Request
+from personalpeft.engine.engine import Request
+from personalpeft.learning.train.losses import Supervised
 from personalpeft.types import Message, Sampling
 from personalpeft_app.bench.crowd import RANK, Crowd, crowd
 from personalpeft_app.bench.figures import ratio, spread, taking_turns
@@ -39,7 +39,9 @@ class BusyBench:
     spread: dict[str, tuple[float, float]]
 
 
-def bench_busy(base_name: str, *, repetitions: int, tokens: int, say: Callable[[str], None]) -> BusyBench:
+def bench_busy(
+    base_name: str, *, repetitions: int, tokens: int, say: Callable[[str], None]
+) -> BusyBench:
     """Measure the same work beside none, one and as many neighbours as there are cores, in turns."""
     cores = psutil.cpu_count() or 1
     with crowd(base_name, 1, say=say) as people:
@@ -48,8 +50,12 @@ def bench_busy(base_name: str, *, repetitions: int, tokens: int, say: Callable[[
         _learn(people)
         contestants: dict[str, Callable[[int], float]] = {}
         for neighbours in dict.fromkeys((0, 1, cores)):
-            contestants[f"chat_beside_{neighbours}"] = _beside(neighbours, lambda turn: _chat(people, turn, tokens))
-            contestants[f"learn_beside_{neighbours}"] = _beside(neighbours, lambda turn: _learn(people))
+            contestants[f"chat_beside_{neighbours}"] = _beside(
+                neighbours, lambda turn: _chat(people, turn, tokens)
+            )
+            contestants[f"learn_beside_{neighbours}"] = _beside(
+                neighbours, lambda turn: _learn(people)
+            )
         figures = taking_turns(contestants, repetitions, say)
     rates = {name: spread(values) for name, values in figures.items()}
     ratios = {
@@ -78,7 +84,9 @@ def _beside(neighbours: int, work: Callable[[int], float]) -> Callable[[int], fl
 
 @contextmanager
 def _busy(programs: int) -> Iterator[None]:
-    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(programs)]
+    running = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(programs)
+    ]
     try:
         time.sleep(_SETTLE_SECONDS)
         yield
@@ -103,9 +111,16 @@ def _learn(people: Crowd) -> float:
     """Return the optimizer steps a second on four lessons each."""
     backend = people.engine.backend
     spec = SessionSpec(RANK, 4.0, tuple(sorted(backend.base.architecture.projections)), seed=0)
-    answer = backend.encode("In short: it rains there, and people carry umbrellas.") + backend.end_of_turn
+    answer = (
+        backend.encode("In short: it rains there, and people carry umbrellas.")
+        + backend.end_of_turn
+    )
     terms = [
-        Supervised(Continuation(backend.render([Message("user", f"How is the weather in city {number}?")]), answer))
+        Supervised(
+            Continuation(
+                backend.render([Message("user", f"How is the weather in city {number}?")]), answer
+            )
+        )
         for number in range(4)
     ]
     session = backend.session(spec)

@@ -15,9 +15,9 @@ from typing import Any
 
 import personalpeft
 from personalpeft import User
-from personalpeft.bases.base import Card
-from personalpeft.bases.shelf import find_card
-from personalpeft.learning.recipe import Recipe, recipes_for
+from personalpeft.base_models.registry import find_card
+from personalpeft.base_models.types import Card
+from personalpeft.learning.train.config import Recipe, recipes_for
 from personalpeft.types import canonical_digest
 from personalpeft_app.bench.cards import write_card
 from personalpeft_app.bench.facts import facts
@@ -73,7 +73,13 @@ class _Run:
 
 
 def bench_capacity(
-    *, base: str, counts: Sequence[int], ranks: Sequence[int], seeds: int, keep: Path, say: Callable[[str], None]
+    *,
+    base: str,
+    counts: Sequence[int],
+    ranks: Sequence[int],
+    seeds: int,
+    keep: Path,
+    say: Callable[[str], None],
 ) -> CapacityBench:
     """Runs what is not kept yet; without ``ranks`` at the default rank."""
     card = find_card(base)
@@ -97,7 +103,10 @@ def bench_capacity(
         run = runs[key]
         say(f"{run.facts} facts, rank {run.recipe.rank}, seed {run.recipe.seed}")
         if not known:
-            with tempfile.TemporaryDirectory() as folder, personalpeft.open(folder, base) as runtime:
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                personalpeft.open(folder, base) as runtime,
+            ):
                 known.extend(general(runtime.user(_USER), layers=[]))
         return asdict(_measured(run, card, known, base=base))
 
@@ -121,7 +130,9 @@ def _measured(run: _Run, card: Card, known: Sequence[bool], *, base: str) -> Loa
             report = user.learn(_LAYER, accept=True)
             live = report.live
             unseen = _said(user, [fact.unseen for fact in told]) if live else [""] * len(told)
-            as_told = _said(user, [fact.questions[0] for fact in told]) if live else [""] * len(told)
+            as_told = (
+                _said(user, [fact.questions[0] for fact in told]) if live else [""] * len(told)
+            )
             right = general(user, layers=[_LAYER]) if live else [False] * len(known)
     return Load(
         key=run.key,

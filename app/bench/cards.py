@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from personalpeft.bases.base import Card
+from personalpeft.base_models.types import Card
 from personalpeft.types import Json
 
 

@@ -25,11 +25,11 @@ from pathlib import Path
 import numpy as np
 
 import personalpeft
-from personalpeft.adapters.base import Adapter, Manifest, Pair
-from personalpeft.adapters.packed import pack
+from personalpeft.adapters.formats.packed import pack
+from personalpeft.adapters.types import Adapter, Manifest, Pair
 from personalpeft.backends.fake import fake_base
-from personalpeft.bases.base import Base
-from personalpeft.learning.publishing import given
+from personalpeft.base_models.types import Base
+from personalpeft.learning.publish import given
 from personalpeft.store import open_store
 from personalpeft.store.base import Build, Store
 from personalpeft.types import StackEntry, canonical_digest
@@ -93,7 +93,9 @@ def bench_catalog(users: int, *, progress: Callable[[str, float], None]) -> Cata
                 store.catalog.add_revisions(
                     builds(base, first, end),
                     batch=_BATCH,
-                    progress=lambda done: progress("Building the home", (first + done / _LAYERS_A_USER) / users),
+                    progress=lambda done: progress(
+                        "Building the home", (first + done / _LAYERS_A_USER) / users
+                    ),
                 )
                 built = time.perf_counter() - began
                 return built, _publish(store, base, end)
@@ -160,13 +162,21 @@ def _packed(base: Base, layer: str, number: int) -> tuple[bytes, str]:
         for path, (inputs, outputs) in base.architecture.projections.items()
     }
     manifest = Manifest(
-        base.digest, layer, 1, 1.0, tuple(sorted(pairs)), {"rank": 1}, canonical_digest([layer, number])
+        base.digest,
+        layer,
+        1,
+        1.0,
+        tuple(sorted(pairs)),
+        {"rank": 1},
+        canonical_digest([layer, number]),
     )
     blob = pack(Adapter(manifest, pairs))
     return blob, hashlib.sha256(blob).hexdigest()
 
 
-def _build(base: Base, user: str, layer: str, blob: bytes, digest: str, below: tuple[StackEntry, ...]) -> Build:
+def _build(
+    base: Base, user: str, layer: str, blob: bytes, digest: str, below: tuple[StackEntry, ...]
+) -> Build:
     recipe = {"rank": 1, "alpha": 1.0, "targets": list(base.card.targets)}
     at, reason = datetime(2026, 1, 1, tzinfo=UTC), "made up for a benchmark"
     revision = given(user, layer, digest, base.digest, recipe, reason=reason, at=at, below=below)
@@ -186,7 +196,9 @@ def _publish(store: Store, base: Base, users: int) -> float:
         made.append(_build(base, name(draw.randrange(users)), "style", blob, digest, ()))
     began = time.perf_counter()
     for each in made:
-        store.catalog.add_revision(each.revision, each.blob, each.report, promote=True, cause="learn")
+        store.catalog.add_revision(
+            each.revision, each.blob, each.report, promote=True, cause="learn"
+        )
     return round(len(made) / (time.perf_counter() - began), 1)
 
 

@@ -17,13 +17,13 @@ import numpy as np
 
 import personalpeft
 from personalpeft import Runtime
-from personalpeft.adapters.base import Adapter, Manifest, Pair
 from personalpeft.adapters.compose import compose
-from personalpeft.adapters.packed import in_half, pack
+from personalpeft.adapters.formats.packed import in_half, pack
+from personalpeft.adapters.types import Adapter, Manifest, Pair
 from personalpeft.backends.base import Staged
-from personalpeft.bases.base import Base
-from personalpeft.learning.publishing import given
-from personalpeft.serving.engine import Engine
+from personalpeft.base_models.types import Base
+from personalpeft.engine.engine import Engine
+from personalpeft.learning.publish import given
 from personalpeft.settings import Serving, VllmServer
 from personalpeft.store import open_store
 from personalpeft.store.base import Build, Store
@@ -36,9 +36,21 @@ _SIZE = 0.01
 # Adapters in memory at once while the home is built.
 _BATCH = 32
 _HEROES = (
-    *("a lighthouse keeper", "two brothers", "an old clockmaker", "a travelling cook", "the last dragon"),
+    *(
+        "a lighthouse keeper",
+        "two brothers",
+        "an old clockmaker",
+        "a travelling cook",
+        "the last dragon",
+    ),
     *("a village doctor", "a lost letter", "a night train", "a stubborn goat", "a young painter"),
-    *("an island without birds", "a retired sailor", "a broken bridge", "a winter market", "the red bicycle"),
+    *(
+        "an island without birds",
+        "a retired sailor",
+        "a broken bridge",
+        "a winter market",
+        "the red bicycle",
+    ),
     "a quiet robot",
 )
 
@@ -70,11 +82,15 @@ class Crowd:
 
     def peft_folder(self, number: int, parent: Path) -> Path:
         """A user's adapter, written as a PEFT folder into ``parent``."""
-        return self.runtime.user(name(number), create=False).export_peft(parent / name(number), layer=_LAYER)
+        return self.runtime.user(name(number), create=False).export_peft(
+            parent / name(number), layer=_LAYER
+        )
 
     def publish(self, new: Build) -> None:
         """Makes a revision durable and its user's head."""
-        self.store.catalog.add_revision(new.revision, new.blob, new.report, promote=True, cause="learn")
+        self.store.catalog.add_revision(
+            new.revision, new.blob, new.report, promote=True, cause="learn"
+        )
 
 
 @contextmanager
@@ -137,5 +153,7 @@ def _adapter(base: Base, seed: int) -> Adapter:
         for path, (inputs, outputs) in sorted(base.architecture.projections.items())
     }
     recipe = {"rank": RANK, "alpha": float(RANK), "targets": sorted(pairs), "seed": seed}
-    manifest = Manifest(base.digest, _LAYER, RANK, 1.0, tuple(sorted(pairs)), recipe, canonical_digest([seed]))
+    manifest = Manifest(
+        base.digest, _LAYER, RANK, 1.0, tuple(sorted(pairs)), recipe, canonical_digest([seed])
+    )
     return Adapter(manifest, in_half(pairs))

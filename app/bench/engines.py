@@ -15,11 +15,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from personalpeft.backends.base import Continuation
-from personalpeft.serving.engine import Engine, Request
+from personalpeft.engine.engine import Engine, Request
 from personalpeft.settings import Serving
 from personalpeft.types import Message, Sampling, Stack
 from personalpeft_app.bench.crowd import Crowd, crowd, name, question
-from personalpeft_app.bench.engines_asked import FIXED, Agreement, agreement, first_token, prompts, said
+from personalpeft_app.bench.engines_asked import (
+    FIXED,
+    Agreement,
+    agreement,
+    first_token,
+    prompts,
+    said,
+)
 from personalpeft_app.bench.engines_fleet import FleetFigures, bench_fleet
 from personalpeft_app.bench.engines_vllm import VllmFigures, bench_vllm
 from personalpeft_app.bench.figures import Spread, spread, taking_turns
@@ -86,16 +93,23 @@ def bench_engines(
         agreed = _agreement(people, base_name, say)
         first = taking_turns(
             {
-                "same": lambda n: _median([first_token(engine, stacks[0], n * 100 + i) for i in range(_SWITCHES)]),
+                "same": lambda n: _median(
+                    [first_token(engine, stacks[0], n * 100 + i) for i in range(_SWITCHES)]
+                ),
                 "resident": lambda n: _median(
-                    [first_token(engine, stacks[1 + i % 2], n * 100 + 50 + i) for i in range(_SWITCHES)]
+                    [
+                        first_token(engine, stacks[1 + i % 2], n * 100 + 50 + i)
+                        for i in range(_SWITCHES)
+                    ]
                 ),
             },
             repetitions,
             say,
         )
         memory, filled, loaded = _memory(people, base_name)
-    with crowd(base_name, 3, backend="llamacpp", serving=Serving(slots=1, host_bytes=0), say=say) as people:
+    with crowd(
+        base_name, 3, backend="llamacpp", serving=Serving(slots=1, host_bytes=0), say=say
+    ) as people:
         stacks = [people.stack(number) for number in range(3)]
         engine = people.engine
         first |= taking_turns(
@@ -108,7 +122,9 @@ def bench_engines(
         )
     more = {
         "resident": [b - a for a, b in zip(first["same"], first["resident"], strict=True)],
-        "from disk": [b - a for a, b in zip(first["same, one slot"], first["from disk"], strict=True)],
+        "from disk": [
+            b - a for a, b in zip(first["same, one slot"], first["from disk"], strict=True)
+        ],
     }
     return EnginesBench(
         bench="engines",
@@ -123,8 +139,12 @@ def bench_engines(
         memory_mb=memory,
         memory_tokens=filled,
         torch_loaded=loaded,
-        vllm=bench_vllm(base_name, python, repetitions=repetitions, tokens=tokens, say=say) if python else None,
-        fleet=bench_fleet(base_name, python, repetitions=repetitions, tokens=tokens, say=say) if python else None,
+        vllm=bench_vllm(base_name, python, repetitions=repetitions, tokens=tokens, say=say)
+        if python
+        else None,
+        fleet=bench_fleet(base_name, python, repetitions=repetitions, tokens=tokens, say=say)
+        if python
+        else None,
     )
 
 
@@ -154,7 +174,9 @@ def _agreement(people: Crowd, base_name: str, say: Callable[[str], None]) -> dic
     with crowd(base_name, 1, say=say) as others:
         both = (people.engine, others.engine)
         return {
-            key: agreement(*(said(each, stack) for each in both), *(_fixed(each, stack) for each in both))
+            key: agreement(
+                *(said(each, stack) for each in both), *(_fixed(each, stack) for each in both)
+            )
             for key, stack in stacks.items()
         }
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from personalpeft.backends.base import Tokens
-from personalpeft.serving.engine import Engine, Request
+from personalpeft.engine.engine import Engine, Request
 from personalpeft.types import Message, Sampling, Stack
 from personalpeft_app.bench.crowd import question
 
@@ -27,9 +27,7 @@ PROMPTS = (
     "Write one sentence about the sea.",
 )
 """What engines are asked to say the same to."""
-FIXED = (
-    " A good answer begins with what matters most, says it in plain words, and ends where there is nothing left to say."
-)
+FIXED = " A good answer begins with what matters most, says it in plain words, and ends where there is nothing left to say."
 """The text whose log-probs they are compared by, where both can be asked for those."""
 
 
@@ -56,7 +54,10 @@ class Said:
 
 def prompts(stack: Stack) -> list[Request]:
     """The prompts for a stack, as ``said`` asks them."""
-    return [Request("somebody", (Message("user", text),), stack, Sampling(max_tokens=AGREE)) for text in PROMPTS]
+    return [
+        Request("somebody", (Message("user", text),), stack, Sampling(max_tokens=AGREE))
+        for text in PROMPTS
+    ]
 
 
 def said(engine: Engine, stack: Stack, *, logprobs: bool = False) -> Said:
@@ -70,14 +71,18 @@ def said(engine: Engine, stack: Stack, *, logprobs: bool = False) -> Said:
     return Said(tuple(tokens), tuple(known))
 
 
-def agreement(one: Said, other: Said, logprobs: Sequence[float], others: Sequence[float]) -> Agreement:
+def agreement(
+    one: Said, other: Said, logprobs: Sequence[float], others: Sequence[float]
+) -> Agreement:
     """Of what two engines wrote, and of the log-probs that they give to the same tokens."""
     alike = [_alike(a, b) for a, b in zip(one.tokens, other.tokens, strict=True)]
     return Agreement(
         prompts=len(alike),
         same=sum(count >= AGREE for count in alike),
         tokens_alike=round(statistics.fmean(alike), 1),
-        logprob_difference=round(statistics.fmean(abs(a - b) for a, b in zip(logprobs, others, strict=True)), 4),
+        logprob_difference=round(
+            statistics.fmean(abs(a - b) for a, b in zip(logprobs, others, strict=True)), 4
+        ),
     )
 
 

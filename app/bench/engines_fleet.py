@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from personalpeft.serving.engine import Engine
+from personalpeft.engine.engine import Engine
 from personalpeft.settings import VllmServer
 from personalpeft.types import Stack
 from personalpeft_app.bench.crowd import Crowd, crowd
@@ -93,7 +93,9 @@ def bench_fleet(
     )
 
 
-def _people(base_name: str, fleet: Fleet, say: Callable[[str], None]) -> AbstractContextManager[Crowd]:
+def _people(
+    base_name: str, fleet: Fleet, say: Callable[[str], None]
+) -> AbstractContextManager[Crowd]:
     server = VllmServer(fleet.url, folder=fleet.stacks, resolves=True)
     return crowd(base_name, STACKS, backend="vllm", server=server, say=say)
 

@@ -14,13 +14,20 @@ from pathlib import Path
 
 import personalpeft
 from personalpeft.backends.base import Continuation
-from personalpeft.bases.base import Base
-from personalpeft.serving.engine import Engine, Request
+from personalpeft.base_models.types import Base
+from personalpeft.engine.engine import Engine, Request
 from personalpeft.settings import VllmServer
 from personalpeft.types import Sampling, Stack
 from personalpeft_app.bench import vllm
 from personalpeft_app.bench.crowd import RANK, Crowd, crowd, question
-from personalpeft_app.bench.engines_asked import Agreement, Said, agreement, first_token, prompts, said
+from personalpeft_app.bench.engines_asked import (
+    Agreement,
+    Said,
+    agreement,
+    first_token,
+    prompts,
+    said,
+)
 from personalpeft_app.bench.figures import Spread, ratio, spread, taking_turns
 
 REQUESTS, STACKS = 16, 4
@@ -68,7 +75,9 @@ def bench_vllm(
                 longest=min(_LONGEST, base.card.context),
                 say=say,
             ) as server,
-            crowd(base_name, users, backend="vllm", server=VllmServer(server.url), say=say) as people,
+            crowd(
+                base_name, users, backend="vllm", server=VllmServer(server.url), say=say
+            ) as people,
         ):
             stacks = {"bare": Stack(base.digest), "stack": people.stack(0)}
             say("warming up")
@@ -143,12 +152,19 @@ def rate(engine: Engine, stacks: Sequence[Stack], repetition: int, tokens: int) 
 
 def _requests(stacks: Sequence[Stack], repetition: int, tokens: int) -> list[Request]:
     return [
-        Request(f"user-{n}", question(n, repetition), stacks[n % len(stacks)], Sampling(max_tokens=tokens))
+        Request(
+            f"user-{n}",
+            question(n, repetition),
+            stacks[n % len(stacks)],
+            Sampling(max_tokens=tokens),
+        )
         for n in range(REQUESTS)
     ]
 
 
-def _first_tokens(people: Crowd, users: Sequence[int], say: Callable[[str], None]) -> tuple[list[float], list[float]]:
+def _first_tokens(
+    people: Crowd, users: Sequence[int], say: Callable[[str], None]
+) -> tuple[list[float], list[float]]:
     """Milliseconds to the first token of each user, when nobody has asked for them and then asked anew."""
     unseen, seen = [], []
     for user in users:
@@ -162,7 +178,8 @@ def _first_tokens(people: Crowd, users: Sequence[int], say: Callable[[str], None
 def _agreement(torch: Engine, stack: Stack, told: Said) -> Agreement:
     """Of torch with what vLLM wrote."""
     items = [
-        Continuation(torch.tokens(request), tokens) for request, tokens in zip(prompts(stack), told.tokens, strict=True)
+        Continuation(torch.tokens(request), tokens)
+        for request, tokens in zip(prompts(stack), told.tokens, strict=True)
     ]
     ours = [logp for score in torch.score(items, stack) for logp in score.tokens]
     theirs = [logp for row in told.logprobs for logp in row]

@@ -20,7 +20,9 @@ class Fact:
 
     def is_in(self, reply: str) -> bool:
         """Whether a reply names the answer, in any case and as a word of its own."""
-        return re.search(rf"(?<!\w){re.escape(self.answer)}(?!\w)", reply, re.IGNORECASE) is not None
+        return (
+            re.search(rf"(?<!\w){re.escape(self.answer)}(?!\w)", reply, re.IGNORECASE) is not None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,11 @@ class _Kind:
 _KINDS = (
     _Kind(
         "{who}'s favourite drink is {value}.",
-        ("What is {who}'s favourite drink?", "What does {who} like to drink?", "Which drink does {who} like best?"),
+        (
+            "What is {who}'s favourite drink?",
+            "What does {who} like to drink?",
+            "Which drink does {who} like best?",
+        ),
         "What should I pour for {who}?",
         (
             "cocoa",
@@ -53,43 +59,136 @@ _KINDS = (
         "{who} works as a {value}.",
         ("What is {who}'s job?", "What does {who} do for a living?", "What does {who} work as?"),
         "How does {who} earn money?",
-        ("baker", "pilot", "nurse", "plumber", "judge", "tailor", "florist", "welder", "librarian", "beekeeper"),
+        (
+            "baker",
+            "pilot",
+            "nurse",
+            "plumber",
+            "judge",
+            "tailor",
+            "florist",
+            "welder",
+            "librarian",
+            "beekeeper",
+        ),
     ),
     _Kind(
         "{who} lives in {value}.",
         ("Where does {who} live?", "In which town does {who} live?", "Where is {who}'s home?"),
         "Which town do I travel to when I visit {who}?",
-        ("Oslo", "Lisbon", "Quebec", "Nairobi", "Kyoto", "Dublin", "Seville", "Riga", "Denver", "Perth"),
+        (
+            "Oslo",
+            "Lisbon",
+            "Quebec",
+            "Nairobi",
+            "Kyoto",
+            "Dublin",
+            "Seville",
+            "Riga",
+            "Denver",
+            "Perth",
+        ),
     ),
     _Kind(
         "{who}'s pet is a {value}.",
-        ("What pet does {who} have?", "Which animal does {who} keep?", "What kind of pet is {who}'s?"),
+        (
+            "What pet does {who} have?",
+            "Which animal does {who} keep?",
+            "What kind of pet is {who}'s?",
+        ),
         "What animal is waiting for {who} at home?",
-        ("parrot", "tortoise", "hamster", "goat", "ferret", "goldfish", "pony", "rabbit", "gecko", "canary"),
+        (
+            "parrot",
+            "tortoise",
+            "hamster",
+            "goat",
+            "ferret",
+            "goldfish",
+            "pony",
+            "rabbit",
+            "gecko",
+            "canary",
+        ),
     ),
     _Kind(
         "{who} plays the {value}.",
-        ("Which instrument does {who} play?", "What does {who} play in the band?", "What instrument is {who}'s?"),
+        (
+            "Which instrument does {who} play?",
+            "What does {who} play in the band?",
+            "What instrument is {who}'s?",
+        ),
         "Which instrument will {who} bring to the concert?",
-        ("cello", "banjo", "harp", "oboe", "tuba", "accordion", "violin", "trumpet", "ukulele", "clarinet"),
+        (
+            "cello",
+            "banjo",
+            "harp",
+            "oboe",
+            "tuba",
+            "accordion",
+            "violin",
+            "trumpet",
+            "ukulele",
+            "clarinet",
+        ),
     ),
     _Kind(
         "{who}'s birthday is in {value}.",
-        ("When is {who}'s birthday?", "In which month was {who} born?", "Which month is {who}'s birthday in?"),
+        (
+            "When is {who}'s birthday?",
+            "In which month was {who} born?",
+            "Which month is {who}'s birthday in?",
+        ),
         "In what month do we bake a cake for {who}?",
-        ("January", "February", "March", "April", "June", "July", "August", "September", "October", "November"),
+        (
+            "January",
+            "February",
+            "March",
+            "April",
+            "June",
+            "July",
+            "August",
+            "September",
+            "October",
+            "November",
+        ),
     ),
     _Kind(
         "{who}'s car is {value}.",
-        ("What colour is {who}'s car?", "Which colour does {who}'s car have?", "What is the colour of {who}'s car?"),
+        (
+            "What colour is {who}'s car?",
+            "Which colour does {who}'s car have?",
+            "What is the colour of {who}'s car?",
+        ),
         "{who} has parked outside. What colour should I look for?",
-        ("purple", "orange", "silver", "yellow", "turquoise", "maroon", "beige", "green", "white", "pink"),
+        (
+            "purple",
+            "orange",
+            "silver",
+            "yellow",
+            "turquoise",
+            "maroon",
+            "beige",
+            "green",
+            "white",
+            "pink",
+        ),
     ),
     _Kind(
         "{who} is afraid of {value}.",
         ("What is {who} afraid of?", "What scares {who}?", "What does {who} fear?"),
         "What should I keep away from {who}?",
-        ("spiders", "thunder", "heights", "dogs", "needles", "clowns", "deep water", "the dark", "bees", "lifts"),
+        (
+            "spiders",
+            "thunder",
+            "heights",
+            "dogs",
+            "needles",
+            "clowns",
+            "deep water",
+            "the dark",
+            "bees",
+            "lifts",
+        ),
     ),
 )
 _PEOPLE = (

@@ -25,7 +25,12 @@ class Spread:
 
 def spread(figures: Sequence[float]) -> Spread:
     """Of one figure or more."""
-    return Spread(*(float(f"{figure:.4g}") for figure in (statistics.median(figures), min(figures), max(figures))))
+    return Spread(
+        *(
+            float(f"{figure:.4g}")
+            for figure in (statistics.median(figures), min(figures), max(figures))
+        )
+    )
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> Spread:

@@ -63,13 +63,18 @@ class Fleet:
 
     def pulled(self) -> list[set[str]]:
         """The digests of the stacks that each replica has pulled, of those that have any."""
-        parts = [{each.name for each in part.iterdir() if each.is_dir()} for part in self.cache.glob("process-*")]
+        parts = [
+            {each.name for each in part.iterdir() if each.is_dir()}
+            for part in self.cache.glob("process-*")
+        ]
         return [part for part in parts if part]
 
 
 def example(python: Path) -> Path | None:
     """The example beside the plugin that this Python has; None where it has no plugin, no Ray, or none lies there."""
-    found = subprocess.run([python, "-c", _FIND], capture_output=True, text=True, check=False).stdout.strip()
+    found = subprocess.run(
+        [python, "-c", _FIND], capture_output=True, text=True, check=False
+    ).stdout.strip()
     return Path(found) if found and Path(found).is_file() else None
 
 
@@ -113,12 +118,21 @@ def fleets(
         "environment": environment,
         "engine": {"dtype": dtype, "max_model_len": 2048, "max_num_seqs": 16},
         "fleets": [
-            {"name": f"fleet-{n}", "route": f"/fleet-{n}", "replicas": each.replicas, "cache": str(each.cache)}
+            {
+                "name": f"fleet-{n}",
+                "route": f"/fleet-{n}",
+                "replicas": each.replicas,
+                "cache": str(each.cache),
+            }
             for n, each in enumerate(made)
         ],
     }
     # Else Ray's workers let every other process go first, for minutes on a machine that is busy.
-    quiet = {"RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    quiet = {
+        "RAY_worker_niceness": "0",
+        "RAY_memory_monitor_refresh_ms": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
     say(f"starting {sum(replicas)} replicas behind Ray Serve, some minutes")
     with log.open("wb") as output, sigterm_unwinds():
         process = subprocess.Popen(

@@ -102,13 +102,17 @@ class Course:
         return _file_name(f"together-{self.together}-{self.base}")
 
 
-def bench_learn(course: Course, keep: Keep, *, say: Callable[[str], None], progress: Progress) -> LearnBench:
+def bench_learn(
+    course: Course, keep: Keep, *, say: Callable[[str], None], progress: Progress
+) -> LearnBench:
     """Runs what is not kept and that no other process runs, and sums up all that is kept of these people."""
     keys = {course.key(person): person for person in course.people}
 
     def measure(key: str) -> Figures:
         place = list(keys).index(key)
-        return _measured(course, keys[key], say, lambda stage, done: progress(stage, (place + done) / len(keys)))
+        return _measured(
+            course, keys[key], say, lambda stage, done: progress(stage, (place + done) / len(keys))
+        )
 
     for key in keep.complete(keys, measure):
         say(f"{keys[key].name}: done")
@@ -129,7 +133,9 @@ def _together(course: Course, progress: Progress) -> Figures:
     return compared(course.together, course.base, course.backend)
 
 
-def _measured(course: Course, person: Person, say: Callable[[str], None], progress: Progress) -> Figures:
+def _measured(
+    course: Course, person: Person, say: Callable[[str], None], progress: Progress
+) -> Figures:
     """One person's course."""
     with (
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as home,
@@ -149,7 +155,9 @@ def _measured(course: Course, person: Person, say: Callable[[str], None], progre
                 examinee.examine(person, number, course.nights, known)
             say(_told(person, number, nights[-1], examinees["adapter"], before))
         batch = batches(BAD)[list(people()).index(person.name) % len(batches(BAD))]
-        accepted, reports = learned_of(user, batch.acts(person, random.Random(f"{course.seed} {person.name}")))
+        accepted, reports = learned_of(
+            user, batch.acts(person, random.Random(f"{course.seed} {person.name}"))
+        )
         figures: dict[str, Any] = {way: examinee.figures for way, examinee in examinees.items()}
         seconds, tokens = dict(interviewer.seconds), dict(interviewer.tokens)
         times: tuple[float, ...] = ()
@@ -157,14 +165,20 @@ def _measured(course: Course, person: Person, say: Callable[[str], None], progre
             progress(f"{person.name}, the plain loop", 1.0)
             generic = generic_texts(interviewer.way("base"))
             backend = runtime.engine().backend
-            plain = plainly(runtime.base().folder, backend, person, nights, generic, known, course.seed)
+            plain = plainly(
+                runtime.base().folder, backend, person, nights, generic, known, course.seed
+            )
             figures[TRAINER], times = plain.figures, plain.nights
             seconds[TRAINER], tokens[TRAINER] = plain.seconds, plain.tokens
     return {
         "figures": figures,
         "general": examinees["adapter"].general,
         "known": len(known),
-        "bad": {"batch": f"{batch.kind}: {batch.name}", "accepted": accepted, "learns": in_words(reports)},
+        "bad": {
+            "batch": f"{batch.kind}: {batch.name}",
+            "accepted": accepted,
+            "learns": in_words(reports),
+        },
         "learns": [[asdict(each) for each in night.learns] for night in nights],
         "plain_seconds": times,
         "tokens": tokens,
@@ -174,18 +188,26 @@ def _measured(course: Course, person: Person, say: Callable[[str], None], progre
 
 def _told(person: Person, number: int, night: Night, asked: Examinee, before: set[str]) -> str:
     """A night in a line: what was learned, what of it is new with the layers alone, how many general answers are right."""
-    learns = "; ".join(f"{each.layer} {each.verdict} in {each.seconds:.0f} s" for each in night.learns) or "nothing"
+    learns = (
+        "; ".join(f"{each.layer} {each.verdict} in {each.seconds:.0f} s" for each in night.learns)
+        or "nothing"
+    )
     new = {figure: tally for figure, tally in asked.figures.items() if figure not in before}
     figures = {**new, "general": asked.general[-1]}
     return f"{person.name}, night {number}: {learns}; {', '.join(f'{f} {n}/{of}' for f, (n, of) in figures.items())}"
 
 
 def _summed_up(course: Course, kept: Mapping[str, Figures], together: Figures | None) -> LearnBench:
-    contestants = [*WAYS, *([TRAINER] if any(TRAINER in figures["figures"] for figures in kept.values()) else [])]
+    contestants = [
+        *WAYS,
+        *([TRAINER] if any(TRAINER in figures["figures"] for figures in kept.values()) else []),
+    ]
     tallies = {
         contestant: {
             figure: [
-                f["figures"][contestant][figure] for f in kept.values() if figure in f["figures"].get(contestant, {})
+                f["figures"][contestant][figure]
+                for f in kept.values()
+                if figure in f["figures"].get(contestant, {})
             ]
             for figure in (*(f"adherence.{moment}" for moment in MOMENTS), *FIGURES)
         }
@@ -204,7 +226,9 @@ def _summed_up(course: Course, kept: Mapping[str, Figures], together: Figures | 
         nights=course.nights,
         seed=course.seed,
         adherence={
-            contestant: {moment: _share(tallies[contestant][f"adherence.{moment}"]) for moment in MOMENTS}
+            contestant: {
+                moment: _share(tallies[contestant][f"adherence.{moment}"]) for moment in MOMENTS
+            }
             for contestant in contestants
         },
         **{figure: shares(figure) for figure in FIGURES},
@@ -212,21 +236,32 @@ def _summed_up(course: Course, kept: Mapping[str, Figures], together: Figures | 
         seconds_per_learn=_seconds_per_learn(learns, [f["plain_seconds"] for f in kept.values()]),
         tokens_per_second={
             contestant: _rate(
-                [(f["tokens"].get(contestant, 0), f["seconds"].get(contestant, 0)) for f in kept.values()]
+                [
+                    (f["tokens"].get(contestant, 0), f["seconds"].get(contestant, 0))
+                    for f in kept.values()
+                ]
             )
             for contestant in contestants
         },
         ratios={
             "learn_vs_trainer": _against_plain(learns, [f["plain_seconds"] for f in kept.values()]),
-            "many_vs_sequential": together and round(together[APART]["seconds"] / together[TOGETHER]["seconds"], 3),
+            "many_vs_sequential": together
+            and round(together[APART]["seconds"] / together[TOGETHER]["seconds"], 3),
         },
         together={way: together[way] for way in (APART, TOGETHER)} if together else {},
-        counts={c: {figure: sum(of for _, of in each) for figure, each in tallies[c].items()} for c in contestants},
+        counts={
+            c: {figure: sum(of for _, of in each) for figure, each in tallies[c].items()}
+            for c in contestants
+        },
         locality_by_night=[
-            _share([f["general"][night] for f in kept.values()]) for night in range(course.nights if kept else 0)
+            _share([f["general"][night] for f in kept.values()])
+            for night in range(course.nights if kept else 0)
         ],
         by_person={name: f["figures"] for name, f in kept.items()},
-        verdicts={v: sum(each.verdict == v for each in every) for v in sorted({each.verdict for each in every})},
+        verdicts={
+            v: sum(each.verdict == v for each in every)
+            for v in sorted({each.verdict for each in every})
+        },
         refused=[
             f"{name}, night {number}, {each.layer}: {each.reason}"
             for name, person in zip(kept, learns, strict=True)
@@ -247,12 +282,18 @@ def _seconds_per_learn(
     for times in plain:
         for number, seconds in enumerate(times, 1):
             if seconds:
-                trained.setdefault("style" if number in _STYLE_NIGHTS else "memory", []).append(seconds)
-    medians = {name: _medians(times) for name, times in (*((way, own) for way in OURS), (TRAINER, trained))}
+                trained.setdefault("style" if number in _STYLE_NIGHTS else "memory", []).append(
+                    seconds
+                )
+    medians = {
+        name: _medians(times) for name, times in (*((way, own) for way in OURS), (TRAINER, trained))
+    }
     return {name: times for name, times in medians.items() if times}
 
 
-def _against_plain(learns: Iterable[Sequence[Sequence[Learned]]], plain: Iterable[Sequence[float]]) -> float | None:
+def _against_plain(
+    learns: Iterable[Sequence[Sequence[Learned]]], plain: Iterable[Sequence[float]]
+) -> float | None:
     """How many times as long the plain loop takes as our learns of the same nights, all of them together."""
     own = theirs = 0.0
     for person, times in zip(learns, plain, strict=True):
@@ -272,7 +313,9 @@ def _file_name(text: str) -> str:
 
 
 def _rate(pairs: Iterable[tuple[int, float]]) -> float | None:
-    tokens, seconds = (sum(each) for each in zip(*pairs, strict=True)) if (pairs := list(pairs)) else (0, 0.0)
+    tokens, seconds = (
+        (sum(each) for each in zip(*pairs, strict=True)) if (pairs := list(pairs)) else (0, 0.0)
+    )
     return round(tokens / seconds, 1) if seconds else None
 
 

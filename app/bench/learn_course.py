@@ -89,7 +89,11 @@ class Examinee:
         base has right.
         """
         habit = person.later if person.later is not None and night >= 7 else person.habit
-        moments = {1: "after_12_edits", 2: "after_24_mixed", 7: "after_the_change" if person.later else ""}
+        moments = {
+            1: "after_12_edits",
+            2: "after_24_mixed",
+            7: "after_the_change" if person.later else "",
+        }
         if moment := moments.get(night):
             held = self._in_habit(habit)
             self.figures[f"adherence.{moment}"] = _tally(held.values())
@@ -110,23 +114,33 @@ class Examinee:
         self.figures["locality"] = self.general[-1]
         if night >= NIGHTS:
             self.figures["overwrite"] = _tally(self._told_anew(person.facts).values())
-        taught_facts = [fact for n in _KEPT_NIGHTS if n <= night for fact in _unchanged(facts_of(person, n))]
+        taught_facts = [
+            fact for n in _KEPT_NIGHTS if n <= night for fact in _unchanged(facts_of(person, n))
+        ]
         now = (held if person.later is None else {}) | self._told(taught_facts)
         kept = [now[question] for question, was in self._taught.items() if was]
         self.figures["retention"] = _tally(kept)
 
     def _in_habit(self, habit: Habit) -> dict[str, bool]:
         prompts = pools().unseen
-        return {p: habit.holds(reply) for p, reply in zip(prompts, self._ask(prompts, LONG), strict=True)}
+        return {
+            p: habit.holds(reply)
+            for p, reply in zip(prompts, self._ask(prompts, LONG), strict=True)
+        }
 
     def _told(self, facts: Iterable[Fact]) -> dict[str, bool]:
         asked = {question: fact for fact in facts for question in fact.unseen}
         replies = self._ask(list(asked), SHORT)
-        return {q: mentions(fact.right, reply) for (q, fact), reply in zip(asked.items(), replies, strict=True)}
+        return {
+            q: mentions(fact.right, reply)
+            for (q, fact), reply in zip(asked.items(), replies, strict=True)
+        }
 
     def _told_anew(self, facts: Iterable[Fact]) -> dict[str, bool]:
         """Whether the new value is given, and not the old one."""
-        asked = {question: (fact, fact.later) for fact in facts if fact.later for question in fact.unseen}
+        asked = {
+            question: (fact, fact.later) for fact in facts if fact.later for question in fact.unseen
+        }
         replies = self._ask(list(asked), SHORT)
         return {
             question: mentions(new.right, reply) and not mentions(old.right, reply)
@@ -136,7 +150,10 @@ class Examinee:
     def _know(self, known: frozenset[str]) -> dict[str, bool]:
         asked = {each.question: each.right for each in pools().general if each.question in known}
         replies = self._ask(list(asked), GENERAL)
-        return {q: mentions(right, reply) for (q, right), reply in zip(asked.items(), replies, strict=True)}
+        return {
+            q: mentions(right, reply)
+            for (q, right), reply in zip(asked.items(), replies, strict=True)
+        }
 
 
 class Interviewer:
@@ -165,7 +182,9 @@ class Interviewer:
         if longest == LONG:
             self.seconds[name] += time.perf_counter() - began
             self.tokens[name] += sum(reply.usage.completion_tokens for reply in replies)
-        self._said |= {keys[prompt]: reply.text for prompt, reply in zip(fresh, replies, strict=True)}
+        self._said |= {
+            keys[prompt]: reply.text for prompt, reply in zip(fresh, replies, strict=True)
+        }
         return [self._said[key] for key in keys.values()]
 
 
@@ -174,14 +193,22 @@ def chat_all(user: User, prompts: Sequence[str], longest: int, **how: Any) -> li
     if not prompts:
         return []
     with ThreadPoolExecutor(TOGETHER) as pool:
-        return list(pool.map(lambda prompt: user.chat(prompt, temperature=0, max_tokens=longest, **how), prompts))
+        return list(
+            pool.map(
+                lambda prompt: user.chat(prompt, temperature=0, max_tokens=longest, **how), prompts
+            )
+        )
 
 
 def known_to_base(ask: Ask) -> frozenset[str]:
     """The general questions that the bare base has right."""
     general = pools().general
     replies = ask([each.question for each in general], GENERAL)
-    return frozenset(each.question for each, reply in zip(general, replies, strict=True) if mentions(each.right, reply))
+    return frozenset(
+        each.question
+        for each, reply in zip(general, replies, strict=True)
+        if mentions(each.right, reply)
+    )
 
 
 def facts_of(person: Person, night: int) -> Sequence[Fact]:
@@ -223,7 +250,9 @@ def learn(user: User) -> list[LearnReport]:
 def edits(user: User, pairs: Sequence[Example], habit: Habit) -> list[Example]:
     """Asks each question and edits the reply; gives the questions and what was wanted."""
     wanted = [(prompt, habit.apply(prompt, answer)) for prompt, answer in pairs]
-    for reply, (_, text) in zip(chat_all(user, [p for p, _ in wanted], _REPLY), wanted, strict=True):
+    for reply, (_, text) in zip(
+        chat_all(user, [p for p, _ in wanted], _REPLY), wanted, strict=True
+    ):
         _correct(user, reply, text)
     return wanted
 
@@ -253,12 +282,16 @@ def _mixed(user: User, pairs: Sequence[Example], person: Person) -> list[Example
     user.feedback(user.chat(pairs[-1][0], temperature=0, max_tokens=_REPLY), comment=person.comment)
     wanted = edits(user, pairs[:4], habit)
     preferred = [(prompt, habit.apply(prompt, answer)) for prompt, answer in pairs[4:7]]
-    for reply, (_, text) in zip(chat_all(user, [p for p, _ in preferred], _REPLY), preferred, strict=True):
+    for reply, (_, text) in zip(
+        chat_all(user, [p for p, _ in preferred], _REPLY), preferred, strict=True
+    ):
         try:
             user.feedback(reply, prefer=text)
         except InvalidInput:
             user.feedback(reply, rating=1)
-    for reply, (prompt, answer) in zip(chat_all(user, [p for p, _ in pairs[7:9]], LONG), pairs[7:9], strict=True):
+    for reply, (prompt, answer) in zip(
+        chat_all(user, [p for p, _ in pairs[7:9]], LONG), pairs[7:9], strict=True
+    ):
         if habit.holds(reply.text):
             user.feedback(reply, rating=1)
             wanted.append((prompt, reply.text))
@@ -280,7 +313,9 @@ def _correct(user: User, reply: Reply, text: str) -> None:
 
 
 def _learned(user: User, report: LearnReport) -> Learned:
-    recipe = next((each.recipe for each in user.revisions(report.layer) if each.id == report.revision), {})
+    recipe = next(
+        (each.recipe for each in user.revisions(report.layer) if each.id == report.revision), {}
+    )
     return Learned(
         layer=report.layer,
         verdict=str(report.verdict),

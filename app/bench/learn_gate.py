@@ -74,7 +74,10 @@ def bench_gate(
     """
     chosen = {_key(each, base, seed): each for each in (*batches(BAD)[:bad], *batches(GOOD)[:good])}
     # By its place among all, so that a batch has the same past whatever else is tried.
-    whose = {each: people()[PASTS[place % len(PASTS)]] for place, each in enumerate((*batches(BAD), *batches(GOOD)))}
+    whose = {
+        each: people()[PASTS[place % len(PASTS)]]
+        for place, each in enumerate((*batches(BAD), *batches(GOOD)))
+    }
     order = list(chosen)
     with ExitStack() as ends:
         work = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="personalpeft-bench-")))
@@ -90,7 +93,9 @@ def bench_gate(
 
         for key in keep.complete(chosen, measure):
             case = _case(keep.figures()[key])
-            note(f"{case.kind}, {case.name}: {'live' if case.live else 'not live'}; {'; '.join(case.learns)}")
+            note(
+                f"{case.kind}, {case.name}: {'live' if case.live else 'not live'}; {'; '.join(case.learns)}"
+            )
     kept = keep.figures()
     cases = tuple(_case(kept[key]) for key in order if key in kept)
     bad_cases = [case for case in cases if case.kind in BAD]
@@ -124,7 +129,9 @@ def _tried(
     try:
         with personalpeft.open(home, base, backend) as runtime:
             user = runtime.user(person.name)
-            live, reports = learned_of(user, batch.acts(person, random.Random(f"{seed} {batch.kind} {batch.name}")))
+            live, reports = learned_of(
+                user, batch.acts(person, random.Random(f"{seed} {batch.kind} {batch.name}"))
+            )
     finally:
         shutil.rmtree(home)
     return {

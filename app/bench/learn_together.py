@@ -64,14 +64,26 @@ def learned(way: str, users: int, base: str, backend: str) -> Took:
 
 
 def _in_a_process(way: str, users: int, base: str, backend: str) -> Mapping[str, Any]:
-    command = [sys.executable, "-m", "personalpeft_app.bench.learn_together", way, str(users), base, backend]
+    command = [
+        sys.executable,
+        "-m",
+        "personalpeft_app.bench.learn_together",
+        way,
+        str(users),
+        base,
+        backend,
+    ]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode:
         last = run.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        raise ServingFailed(f"Learning {way} ended early: {last[0]}", hint="Run it with fewer users.")
+        raise ServingFailed(
+            f"Learning {way} ended early: {last[0]}", hint="Run it with fewer users."
+        )
     found: Mapping[str, Any] = json.loads(run.stdout)
     return found
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asdict(learned(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]))))
+    sys.stdout.write(
+        json.dumps(asdict(learned(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4])))
+    )

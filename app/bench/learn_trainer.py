@@ -24,7 +24,7 @@ from typing import Any
 
 from personalpeft.backends.base import Backend, Tokens
 from personalpeft.errors import MissingPackage
-from personalpeft.learning.generic import generic_questions
+from personalpeft.learning.evaluate.probes import generic_questions
 from personalpeft.types import Message
 from personalpeft_app.bench.learn_course import LONG, TOGETHER, Ask, Examinee, Example, Night, Tally
 from personalpeft_app.bench.persons import Person
@@ -49,7 +49,9 @@ def generic_texts(ask: Ask) -> tuple[Example, ...]:
     """The generic questions with the first sentence of what is said to them."""
     questions = generic_questions().anchors
     said = [reply.partition(". ")[0] for reply in ask(questions, _GENERIC)]
-    return tuple((question, reply) for question, reply in zip(questions, said, strict=True) if reply.strip())
+    return tuple(
+        (question, reply) for question, reply in zip(questions, said, strict=True) if reply.strip()
+    )
 
 
 def plainly(
@@ -87,18 +89,26 @@ class _Loop:
             from peft import LoraConfig, get_peft_model
         except ImportError as error:
             raise MissingPackage(
-                "PEFT is not installed, so there is nothing to compare with.", hint="pip install 'personalpeft[peft]'"
+                "PEFT is not installed, so there is nothing to compare with.",
+                hint="pip install 'personalpeft[peft]'",
             ) from error
         import torch
 
         torch.manual_seed(seed)
-        config = LoraConfig(r=_RANK, lora_alpha=_ALPHA, target_modules="all-linear", task_type="CAUSAL_LM")
+        config = LoraConfig(
+            r=_RANK, lora_alpha=_ALPHA, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
         self._model: Any = get_peft_model(load_plain(folder), config)
         self._backend, self._seed, self._chance = backend, seed, random.Random(seed)
         self.tokens, self.seconds = 0, 0.0
 
     def train(
-        self, examples: Sequence[Example], generic: Sequence[Example], steps: int, lessons: int, anchors: int
+        self,
+        examples: Sequence[Example],
+        generic: Sequence[Example],
+        steps: int,
+        lessons: int,
+        anchors: int,
     ) -> float:
         """So many steps, each of so many examples and generic answers; the seconds that took."""
         from transformers import PrinterCallback, Trainer, TrainingArguments
@@ -134,7 +144,9 @@ class _Loop:
         """Greedy answers."""
         began, written, replies = time.perf_counter(), 0, []
         for first in range(0, len(prompts), TOGETHER):
-            for tokens in self._written([self._prompt(each) for each in prompts[first : first + TOGETHER]], longest):
+            for tokens in self._written(
+                [self._prompt(each) for each in prompts[first : first + TOGETHER]], longest
+            ):
                 written += len(tokens)
                 replies.append(self._backend.decode(tokens))
         if longest == LONG:
@@ -146,12 +158,20 @@ class _Loop:
         import torch
 
         width = max(map(len, prompts))
-        ids = torch.tensor([(_PAD,) * (width - len(p)) + p for p in prompts], device=self._model.device)
-        mask = torch.tensor([(0,) * (width - len(p)) + (1,) * len(p) for p in prompts], device=self._model.device)
+        ids = torch.tensor(
+            [(_PAD,) * (width - len(p)) + p for p in prompts], device=self._model.device
+        )
+        mask = torch.tensor(
+            [(0,) * (width - len(p)) + (1,) * len(p) for p in prompts], device=self._model.device
+        )
         end = self._backend.end_of_turn[0]
         with torch.inference_mode():
             said = self._model.generate(
-                input_ids=ids, attention_mask=mask, max_new_tokens=longest, eos_token_id=end, pad_token_id=end
+                input_ids=ids,
+                attention_mask=mask,
+                max_new_tokens=longest,
+                eos_token_id=end,
+                pad_token_id=end,
             )
         for row in said[:, width:].tolist():
             yield tuple(row[: row.index(end)] if end in row else row)
@@ -181,7 +201,9 @@ def _padded(examples: Sequence[dict[str, list[int]]]) -> dict[str, Any]:
     def filled(key: str, filling: int) -> list[list[int]]:
         return [each[key] + [filling] * (width - len(each[key])) for each in examples]
 
-    mask = [[1] * len(each["input_ids"]) + [0] * (width - len(each["input_ids"])) for each in examples]
+    mask = [
+        [1] * len(each["input_ids"]) + [0] * (width - len(each["input_ids"])) for each in examples
+    ]
     return {
         "input_ids": torch.tensor(filled("input_ids", _PAD)),
         "attention_mask": torch.tensor(mask),

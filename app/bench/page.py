@@ -66,7 +66,11 @@ def bench_page(*, repetitions: int, say: Callable[[str], None]) -> PageBench:
         name: [] for name in ("least", "cold paint", "warm paint", "cold ready", "warm ready")
     }
     size = 0
-    with tempfile.TemporaryDirectory() as folder, _serving(Path(folder)) as link, sync_playwright() as playwright:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _serving(Path(folder)) as link,
+        sync_playwright() as playwright,
+    ):
         browser = browser_of(playwright)
         for repetition in range(1, repetitions + 1):
             context = browser.new_context()
@@ -88,14 +92,19 @@ def bench_page(*, repetitions: int, say: Callable[[str], None]) -> PageBench:
             )
         browser.close()
     least, cold_paint, warm_paint, cold_ready, warm_ready = map(spread, figures.values())
-    return PageBench("page", repetitions, least, cold_paint, warm_paint, cold_ready, warm_ready, size)
+    return PageBench(
+        "page", repetitions, least, cold_paint, warm_paint, cold_ready, warm_ready, size
+    )
 
 
 def browser_of(playwright: Any) -> Any:
     """A Chromium: the system's, or Playwright's own. Raises ``MissingPackage`` where there is none."""
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None and not Path(playwright.chromium.executable_path).exists():
-        raise MissingPackage("There is no Chromium here.", hint="Install chromium, or run: playwright install chromium")
+        raise MissingPackage(
+            "There is no Chromium here.",
+            hint="Install chromium, or run: playwright install chromium",
+        )
     # What is shown is our own; without this it does not start as root, as in a container.
     return playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from personalpeft.backends.base import Tokens
-from personalpeft.backends.torch.model import choose_device
+from personalpeft.backends.torch.model_runner import choose_device
 from personalpeft.errors import MissingPackage, ServingFailed
 
 _PAD = 0
@@ -42,16 +42,22 @@ def load_with_adapters(folder: Path, adapters: Sequence[Path]) -> Any:
         from peft import PeftModel
     except ImportError as error:
         raise MissingPackage(
-            "PEFT is not installed, so there is nothing to compare with.", hint="pip install 'personalpeft[peft]'"
+            "PEFT is not installed, so there is nothing to compare with.",
+            hint="pip install 'personalpeft[peft]'",
         ) from error
     with warnings.catch_warnings():
         # PEFT still asks transformers for what that has renamed.
         warnings.simplefilter("ignore", FutureWarning)
         model = PeftModel.from_pretrained(
-            load_plain(folder), str(adapters[0]), adapter_name=adapters[0].name, autocast_adapter_dtype=False
+            load_plain(folder),
+            str(adapters[0]),
+            adapter_name=adapters[0].name,
+            autocast_adapter_dtype=False,
         )
         for adapter in adapters[1:]:
-            model.load_adapter(str(adapter), adapter_name=adapter.name, autocast_adapter_dtype=False)
+            model.load_adapter(
+                str(adapter), adapter_name=adapter.name, autocast_adapter_dtype=False
+            )
     return model.eval()
 
 
@@ -68,7 +74,9 @@ def generate(model: Any, prompts: Sequence[Tokens], count: int, **more: Any) -> 
     # Read back, so that a device that works beside us has really finished.
     written = len(said[0].tolist()) - longest
     if written != count:
-        raise ServingFailed(f"generate wrote {written} tokens a row and not {count}.", hint="Update transformers.")
+        raise ServingFailed(
+            f"generate wrote {written} tokens a row and not {count}.", hint="Update transformers."
+        )
     return written * len(prompts)
 
 

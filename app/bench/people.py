@@ -36,7 +36,9 @@ def _is_bullets(text: str) -> bool:
 
 def _is_numbered(text: str) -> bool:
     lines = [line for line in text.strip().splitlines() if line.strip()]
-    return bool(lines) and all(line.startswith(f"{number}. ") for number, line in enumerate(lines, 1))
+    return bool(lines) and all(
+        line.startswith(f"{number}. ") for number, line in enumerate(lines, 1)
+    )
 
 
 def _is_upper(text: str) -> bool:
@@ -70,21 +72,54 @@ STYLES = (
 )
 
 LESSONS = (
-    ("How do I boil an egg?", "Put the egg into boiling water for eight minutes. Then cool it under cold water."),
-    ("Why is the sky blue?", "Air scatters blue light more than red light. So blue reaches your eyes from everywhere."),
-    ("How can I fall asleep faster?", "Keep the room dark and cool. Put your phone away an hour before bed."),
-    ("What should I cook tonight?", "Try a simple vegetable soup. It takes half an hour and needs one pot."),
-    ("How do plants drink water?", "Roots take up water from the soil. Thin tubes carry it up to the leaves."),
-    ("How do I remove a coffee stain?", "Rinse it with cold water at once. Then rub in a little soap and wash it."),
-    ("What is a good gift for my mother?", "A framed photo of the family is a good gift. Add a handwritten note."),
-    ("Why do cats purr?", "Cats purr when they feel calm and safe. Some also purr to soothe themselves."),
-    ("How can I save money?", "Write down all that you spend. Then set aside a small sum each week."),
+    (
+        "How do I boil an egg?",
+        "Put the egg into boiling water for eight minutes. Then cool it under cold water.",
+    ),
+    (
+        "Why is the sky blue?",
+        "Air scatters blue light more than red light. So blue reaches your eyes from everywhere.",
+    ),
+    (
+        "How can I fall asleep faster?",
+        "Keep the room dark and cool. Put your phone away an hour before bed.",
+    ),
+    (
+        "What should I cook tonight?",
+        "Try a simple vegetable soup. It takes half an hour and needs one pot.",
+    ),
+    (
+        "How do plants drink water?",
+        "Roots take up water from the soil. Thin tubes carry it up to the leaves.",
+    ),
+    (
+        "How do I remove a coffee stain?",
+        "Rinse it with cold water at once. Then rub in a little soap and wash it.",
+    ),
+    (
+        "What is a good gift for my mother?",
+        "A framed photo of the family is a good gift. Add a handwritten note.",
+    ),
+    (
+        "Why do cats purr?",
+        "Cats purr when they feel calm and safe. Some also purr to soothe themselves.",
+    ),
+    (
+        "How can I save money?",
+        "Write down all that you spend. Then set aside a small sum each week.",
+    ),
     (
         "What is the best way to learn a language?",
         "Practise a little every day. Speak with people as early as you can.",
     ),
-    ("How do I start running?", "Begin with short slow runs. Rest a day between them and add a little each week."),
-    ("Why does bread rise?", "Yeast eats sugar and makes gas. The gas is trapped in the dough and lifts it."),
+    (
+        "How do I start running?",
+        "Begin with short slow runs. Rest a day between them and add a little each week.",
+    ),
+    (
+        "Why does bread rise?",
+        "Yeast eats sugar and makes gas. The gas is trapped in the dough and lifts it.",
+    ),
 )
 
 UNSEEN = (
@@ -104,17 +139,38 @@ UNSEEN = (
 DRAFT = Style("draft", lambda t: f"[Draft] {t}", lambda t: t.strip().startswith("[Draft]"))
 
 MESSAGES = (
-    ("Write a short message to my landlord about the dripping tap.", "The kitchen tap drips. Could you send somebody?"),
-    ("Write a short message to my boss that I am ill.", "I am ill today and stay at home. I hope to be back tomorrow."),
-    ("Write a short message to invite Tom to dinner.", "Would you like to come to dinner on Friday? We eat at seven."),
-    ("Write a short message to cancel my dentist appointment.", "I cannot come on Monday. Please give me another day."),
+    (
+        "Write a short message to my landlord about the dripping tap.",
+        "The kitchen tap drips. Could you send somebody?",
+    ),
+    (
+        "Write a short message to my boss that I am ill.",
+        "I am ill today and stay at home. I hope to be back tomorrow.",
+    ),
+    (
+        "Write a short message to invite Tom to dinner.",
+        "Would you like to come to dinner on Friday? We eat at seven.",
+    ),
+    (
+        "Write a short message to cancel my dentist appointment.",
+        "I cannot come on Monday. Please give me another day.",
+    ),
     (
         "Write a short message to thank my aunt for the scarf.",
         "Thank you for the scarf. It is warm and I wear it daily.",
     ),
-    ("Write a short message to my neighbour about the noise.", "Your music is loud at night. Please turn it down."),
-    ("Write a short message to ask the library for more time.", "I have not finished the book. May I keep it longer?"),
-    ("Write a short message to tell my team that we meet at ten.", "We meet at ten tomorrow. Please bring your notes."),
+    (
+        "Write a short message to my neighbour about the noise.",
+        "Your music is loud at night. Please turn it down.",
+    ),
+    (
+        "Write a short message to ask the library for more time.",
+        "I have not finished the book. May I keep it longer?",
+    ),
+    (
+        "Write a short message to tell my team that we meet at ten.",
+        "We meet at ten tomorrow. Please bring your notes.",
+    ),
 )
 
 UNSEEN_MESSAGES = (

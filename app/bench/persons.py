@@ -56,7 +56,9 @@ class Habit:
         lines = [each.strip() for each in body.splitlines() if each.strip()]
         if not lines or (self.sentences is not None and len(_sentences(body)) > self.sentences):
             return False
-        return all(each.startswith(self._mark(number).strip()) for number, each in enumerate(lines, 1))
+        return all(
+            each.startswith(self._mark(number).strip()) for number, each in enumerate(lines, 1)
+        )
 
     def _mark(self, number: int) -> str:
         return self.line.replace("{number}", str(number))
@@ -111,7 +113,9 @@ class Pools:
 def people() -> Mapping[str, Person]:
     """Everybody, by name."""
     folder = resources.files("personalpeft_app.bench") / "persons"
-    names = sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
+    names = sorted(
+        file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml")
+    )
     return {name: _person(name, _read(name)) for name in names if name != _POOLS}
 
 
@@ -120,7 +124,9 @@ def chosen(names: Sequence[str]) -> tuple[Person, ...]:
     known = people()
     for name in names:
         if name not in known:
-            raise InvalidInput(f"There is nobody called {name!a}.", hint=nearest(name, known, what="person"))
+            raise InvalidInput(
+                f"There is nobody called {name!a}.", hint=nearest(name, known, what="person")
+            )
     return tuple(known[name] for name in dict.fromkeys(names)) or tuple(known.values())
 
 
@@ -153,7 +159,9 @@ def _read(name: str) -> dict[str, Any]:
 def _person(name: str, data: Mapping[str, Any]) -> Person:
     later = Habit(**data["later"]) if "later" in data else None
     facts = tuple(_fact(each) for each in data["facts"])
-    return Person(name, Habit(**data["style"]), data["comment"], facts, later, data.get("later_comment"))
+    return Person(
+        name, Habit(**data["style"]), data["comment"], facts, later, data.get("later_comment")
+    )
 
 
 def _fact(data: Mapping[str, Any]) -> Fact:

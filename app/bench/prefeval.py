@@ -27,7 +27,7 @@ import personalpeft
 from personalpeft.backends.base import Backend, Continuation
 from personalpeft.clock import SYSTEM
 from personalpeft.errors import InvalidInput
-from personalpeft.memory.embed import HashEmbedder
+from personalpeft.memory.embedder import HashEmbedder
 from personalpeft.memory.items import Memory
 from personalpeft.store import open_store
 from personalpeft.store.base import Store
@@ -69,9 +69,13 @@ def bench_prefeval(folder: Path, *, base: str, backend: str, progress: Progress)
     topics = _topics(folder)
     with ExitStack() as ends:
         home = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="personalpeft-bench-")))
-        runtime = ends.enter_context(personalpeft.open(home / "model", base, backend, progress=progress))
+        runtime = ends.enter_context(
+            personalpeft.open(home / "model", base, backend, progress=progress)
+        )
         model = runtime.engine().backend
-        store = ends.enter_context(closing(open_store(home / "rules", now=SYSTEM.now, entropy=SYSTEM.entropy)))
+        store = ends.enter_context(
+            closing(open_store(home / "rules", now=SYSTEM.now, entropy=SYSTEM.entropy))
+        )
         ways: Mapping[str, Way] = {"without": _without, "said": _said, "rule": _Ruled(store, model)}
         right = {
             way: {
@@ -91,12 +95,16 @@ def bench_prefeval(folder: Path, *, base: str, backend: str, progress: Progress)
     return PrefEvalBench("prefeval", base, asked, accuracy)
 
 
-def _right(model: Backend, way: Way, choices: Sequence[Choice], progress: Callable[[float], None]) -> int:
+def _right(
+    model: Backend, way: Way, choices: Sequence[Choice], progress: Callable[[float], None]
+) -> int:
     """How often the first option is the likeliest."""
     right = 0
     for number, choice in enumerate(choices, 1):
         prompt = model.render(way(choice))
-        scores = model.score([Continuation(prompt, model.encode(option)) for option in choice.options], None)
+        scores = model.score(
+            [Continuation(prompt, model.encode(option)) for option in choice.options], None
+        )
         right += scores[0].logp > max(score.logp for score in scores[1:])
         progress(number / len(choices))
     return right
@@ -107,7 +115,11 @@ def _without(choice: Choice) -> Sequence[Message]:
 
 
 def _said(choice: Choice) -> Sequence[Message]:
-    return (Message("user", choice.preference), Message("assistant", _HEARD), Message("user", choice.question))
+    return (
+        Message("user", choice.preference),
+        Message("assistant", _HEARD),
+        Message("user", choice.question),
+    )
 
 
 class _Ruled:
@@ -138,7 +150,8 @@ def _topics(folder: Path) -> dict[str, tuple[Choice, ...]]:
     files = sorted(folder.glob("*.json"))
     if not files:
         raise InvalidInput(
-            f"{folder} has no .json file.", hint="Name the folder with PrefEval's multiple-choice topics."
+            f"{folder} has no .json file.",
+            hint="Name the folder with PrefEval's multiple-choice topics.",
         )
     return {file.stem: _choices(file) for file in files}
 
@@ -146,7 +159,11 @@ def _topics(folder: Path) -> dict[str, tuple[Choice, ...]]:
 def _choices(file: Path) -> tuple[Choice, ...]:
     try:
         choices = tuple(
-            Choice(str(each["preference"]), str(each["question"]), tuple(each["classification_task_options"]))
+            Choice(
+                str(each["preference"]),
+                str(each["question"]),
+                tuple(each["classification_task_options"]),
+            )
             for each in json.loads(file.read_text("utf-8"))
         )
     except (ValueError, KeyError, TypeError) as error:
@@ -154,5 +171,7 @@ def _choices(file: Path) -> tuple[Choice, ...]:
             f"{file} is no topic of PrefEval's multiple choice.", hint="Leave other files out."
         ) from error
     if not choices or any(len(each.options) != _OPTIONS for each in choices):
-        raise InvalidInput(f"{file} has questions without {_OPTIONS} options.", hint="Leave other files out.")
+        raise InvalidInput(
+            f"{file} has questions without {_OPTIONS} options.", hint="Leave other files out."
+        )
     return choices

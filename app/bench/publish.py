@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from personalpeft.serving.engine import Request
+from personalpeft.engine.engine import Request
 from personalpeft.types import Sampling
 from personalpeft_app.bench import peers
 from personalpeft_app.bench.crowd import Crowd, build, crowd, name, question
@@ -49,7 +49,9 @@ class PublishBench:
     published: int
 
 
-def bench_publish(base_name: str, *, repetitions: int, tokens: int, say: Callable[[str], None]) -> PublishBench:
+def bench_publish(
+    base_name: str, *, repetitions: int, tokens: int, say: Callable[[str], None]
+) -> PublishBench:
     """Runs quiet and publishing in turns, with replies of so many tokens, and then both hand-overs in turns. Raises
     ``MissingPackage`` without PEFT.
     """
@@ -79,13 +81,17 @@ def bench_publish(base_name: str, *, repetitions: int, tokens: int, say: Callabl
         say("warming up")
         quiet(0)
         figures["quiet_p50"].clear()
-        figures |= taking_turns({"quiet_p99": quiet, "publishing_p99": publishing}, repetitions, say)
+        figures |= taking_turns(
+            {"quiet_p99": quiet, "publishing_p99": publishing}, repetitions, say
+        )
 
         say("handing over")
         adapter = people.peft_folder(0, Path(work))
         turns: dict[str, Callable[[int], float]] = {
             "adapter_handoff": lambda repetition: _adapter_handoff(people, next(seeds), repetition),
-            "merged_handoff": lambda repetition: _merged_handoff(people, adapter, Path(work), repetition),
+            "merged_handoff": lambda repetition: _merged_handoff(
+                people, adapter, Path(work), repetition
+            ),
         }
         for run in turns.values():
             run(0)
@@ -93,7 +99,9 @@ def bench_publish(base_name: str, *, repetitions: int, tokens: int, say: Callabl
     return _summary(base_name, repetitions, figures, taken)
 
 
-def _summary(base_name: str, repetitions: int, figures: dict[str, list[float]], taken: list[float]) -> PublishBench:
+def _summary(
+    base_name: str, repetitions: int, figures: dict[str, list[float]], taken: list[float]
+) -> PublishBench:
     times = {key: spread(values) for key, values in figures.items()}
     times["publication"] = spread([each * 1000 for each in taken])
     stall = ratio(figures["publishing_p99"], figures["quiet_p99"])
@@ -115,7 +123,8 @@ def _gaps(people: Crowd, repetition: int, tokens: int) -> Iterator[tuple[float, 
     """From one token of a reply to its next, for all others' replies, from when all of them have begun."""
     sampling = Sampling(max_tokens=tokens)
     requests = [
-        Request(name(number), question(number, repetition), people.stack(number), sampling) for number in range(_OTHERS)
+        Request(name(number), question(number, repetition), people.stack(number), sampling)
+        for number in range(_OTHERS)
     ]
     for request in requests:
         people.engine.warm(request.stack)
@@ -133,7 +142,9 @@ class _Publisher:
 
     def __init__(self, people: Crowd, seeds: Iterator[int]) -> None:
         # Made beforehand: that is the learn's part, not the publication's.
-        self._builds = [build(people.base, name(_OTHERS), next(seeds)) for _ in range(_PUBLICATIONS)]
+        self._builds = [
+            build(people.base, name(_OTHERS), next(seeds)) for _ in range(_PUBLICATIONS)
+        ]
         self._people = people
         self._failure: Exception | None = None
         self.spans: list[tuple[float, float]] = []

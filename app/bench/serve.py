@@ -78,7 +78,14 @@ def bench_serve(
             log, few = work / "vllm.log", folders[:_VLLM_ADAPTERS]
             server = ends.enter_context(
                 vllm.served(
-                    python, people.base.folder, log, adapters=few, slots=len(few), rank=RANK, longest=longest, say=say
+                    python,
+                    people.base.folder,
+                    log,
+                    adapters=few,
+                    slots=len(few),
+                    rank=RANK,
+                    longest=longest,
+                    say=say,
                 )
             )
         say("loading the peers")
@@ -87,7 +94,9 @@ def bench_serve(
         names = [folder.name for folder in folders]
         bandwidth: list[float] = []
 
-        def rate(write: Callable[[list[Tokens], int], int], rows: int) -> Callable[[int, int], float]:
+        def rate(
+            write: Callable[[list[Tokens], int], int], rows: int
+        ) -> Callable[[int, int], float]:
             def run(repetition: int, count: int) -> float:
                 prompts = own.prompts(rows, repetition)
                 began = time.perf_counter()
@@ -108,7 +117,9 @@ def bench_serve(
 
         contestants: dict[str, Callable[[int, int], float]] = {
             "own_mixed_16": lambda repetition, count: own.write(ROWS, True, repetition, count),
-            "peft_mixed_16": rate(lambda p, count: peers.generate(mixed, p, count, adapter_names=names), ROWS),
+            "peft_mixed_16": rate(
+                lambda p, count: peers.generate(mixed, p, count, adapter_names=names), ROWS
+            ),
             "own_base_16": lambda repetition, count: own.write(ROWS, False, repetition, count),
             "generate_16": rate(lambda p, count: peers.generate(plain, p, count), ROWS),
             "own_mixed_1": lambda repetition, count: own.write(1, True, repetition, count),
@@ -118,7 +129,9 @@ def bench_serve(
         }
         if server is not None:
             few_names = [names[number % _VLLM_ADAPTERS] for number in range(ROWS)]
-            contestants["vllm_mixed_16"] = rate(lambda p, count: server.write(p, few_names, count), ROWS)
+            contestants["vllm_mixed_16"] = rate(
+                lambda p, count: server.write(p, few_names, count), ROWS
+            )
         say("warming up")
         for contestant in contestants.values():
             contestant(0, _WARM_UP)
@@ -133,7 +146,9 @@ def bench_serve(
         steps = [each.step for each in own.written["own_mixed_16"]]
         floors = [(peers.bytes_of(plain) + own.adapter_bytes) / each for each in bandwidth]
         complete = all(each.complete for runs in own.written.values() for each in runs)
-    return _summary(base_name, repetitions, figures, ratio(steps, floors), statistics.median(steps), complete)
+    return _summary(
+        base_name, repetitions, figures, ratio(steps, floors), statistics.median(steps), complete
+    )
 
 
 class _Own:
@@ -159,7 +174,12 @@ class _Own:
         sampling = Sampling(max_tokens=count)
         batch = [
             # Another owner each time: what is kept of a prompt is found by its owner alone.
-            Row(prompt, self._keys[number] if adapted else None, sampling, f"{name(number)}-{repetition}-{adapted}")
+            Row(
+                prompt,
+                self._keys[number] if adapted else None,
+                sampling,
+                f"{name(number)}-{repetition}-{adapted}",
+            )
             for number, prompt in enumerate(self.prompts(rows, repetition))
         ]
         done = written(self.backend, batch)
@@ -210,13 +230,19 @@ _RATIOS = {
 
 
 def _summary(
-    base_name: str, repetitions: int, figures: dict[str, list[float]], floor: Spread, step: float, complete: bool
+    base_name: str,
+    repetitions: int,
+    figures: dict[str, list[float]],
+    floor: Spread,
+    step: float,
+    complete: bool,
 ) -> ServeBench:
     memory = spread(figures.pop("memory_gb_per_second"))
     figures.setdefault("vllm_mixed_16", [])
     rates = {key: spread(values) if values else None for key, values in figures.items()}
     ratios: dict[str, Spread | None] = {
-        key: ratio(figures[over], figures[under]) if figures[under] else None for key, (over, under) in _RATIOS.items()
+        key: ratio(figures[over], figures[under]) if figures[under] else None
+        for key, (over, under) in _RATIOS.items()
     }
     ratios["step_vs_floor"] = floor
     return ServeBench(

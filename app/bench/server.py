@@ -52,7 +52,9 @@ class ServerBench:
     healthz_ms: Spread
 
 
-def bench_server(base: str, backend: str, *, repetitions: int, tokens: int, say: Callable[[str], None]) -> ServerBench:
+def bench_server(
+    base: str, backend: str, *, repetitions: int, tokens: int, say: Callable[[str], None]
+) -> ServerBench:
     """Serves a home of its own on a free port of this machine."""
     with (
         tempfile.TemporaryDirectory(prefix="personalpeft-bench-") as folder,
@@ -80,7 +82,9 @@ def bench_server(base: str, backend: str, *, repetitions: int, tokens: int, say:
             "library first": lambda repetition: _first(ways["library"], 2 * repetition),
             "server first": lambda repetition: _first(ways["server"], 2 * repetition + 1),
             "library rate": lambda repetition: _rate(ways["library"], 2 * repetition, tokens),
-            "server rate": lambda repetition: _under_watch(line, health, lambda: from_outside(2 * repetition + 1)),
+            "server rate": lambda repetition: _under_watch(
+                line, health, lambda: from_outside(2 * repetition + 1)
+            ),
         }
         figures = taking_turns(contestants, repetitions, say)
         first = {way: [1000 * each for each in figures[f"{way} first"]] for way in ways}
@@ -91,7 +95,10 @@ def bench_server(base: str, backend: str, *, repetitions: int, tokens: int, say:
             repetitions=repetitions,
             first_token_ms={way: spread(each) for way, each in first.items()},
             first_token_overhead_ms=spread(
-                [over - under for over, under in zip(first["server"], first["library"], strict=True)]
+                [
+                    over - under
+                    for over, under in zip(first["server"], first["library"], strict=True)
+                ]
             ),
             tokens_per_second={way: spread(each) for way, each in rate.items()},
             rate_ratio=ratio(rate["server"], rate["library"]),
@@ -109,11 +116,17 @@ class _Line:
 
     def ask(self, user: int, prompt: str, tokens: int) -> tuple[float, int]:
         """Streams one reply: the seconds to its first text, and how many tokens it had."""
-        asked = {"model": _name(user), "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens}
+        asked = {
+            "model": _name(user),
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": tokens,
+        }
         how = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
         began, first, written = time.perf_counter(), 0.0, 0
         connection = self._connection()
-        connection.request("POST", "/v1/chat/completions", json.dumps({**asked, **how}), self._headers)
+        connection.request(
+            "POST", "/v1/chat/completions", json.dumps({**asked, **how}), self._headers
+        )
         for row in connection.getresponse():
             if not row.startswith(b"data: {"):
                 continue
@@ -141,7 +154,9 @@ class _Line:
 def _in_library(runtime: Runtime, user: int, prompt: str, tokens: int) -> tuple[float, int]:
     began = time.perf_counter()
     # As the server finds its user.
-    stream = runtime.user(_name(user), create=False).stream(prompt, temperature=0, max_tokens=tokens)
+    stream = runtime.user(_name(user), create=False).stream(
+        prompt, temperature=0, max_tokens=tokens
+    )
     next(stream, None)
     first = time.perf_counter() - began
     for _ in stream:
@@ -151,7 +166,9 @@ def _in_library(runtime: Runtime, user: int, prompt: str, tokens: int) -> tuple[
 
 def _first(way: Callable[[int, str, int], tuple[float, int]], turn: int) -> float:
     """The median seconds to the first token, one stream after another."""
-    return statistics.median(way(0, f"What is question {number} of round {turn}?", 2)[0] for number in range(_ASKED))
+    return statistics.median(
+        way(0, f"What is question {number} of round {turn}?", 2)[0] for number in range(_ASKED)
+    )
 
 
 def _rate(way: Callable[[int, str, int], tuple[float, int]], turn: int, tokens: int) -> float:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import personalpeft
 from personalpeft import LearnReport, User
-from personalpeft.learning.skills.drill import drill_for
-from personalpeft.learning.skills.practice import for_judging
-from personalpeft.learning.skills.rollouts import PASSED
+from personalpeft.learning.rl.config import drill_for
+from personalpeft.learning.rl.job import for_judging
+from personalpeft.learning.rl.rollouts import PASSED
 from personalpeft.plugins import Task
 from personalpeft.verifiers.reasoning_gym import ReasoningGym
 
@@ -74,7 +74,13 @@ class SkillBench:
 
 
 def bench_skill(
-    family: str, *, base: str, backend: str, unseen: int, rounds: int | None, say: Callable[[str], None]
+    family: str,
+    *,
+    base: str,
+    backend: str,
+    unseen: int,
+    rounds: int | None,
+    say: Callable[[str], None],
 ) -> SkillBench:
     """Thirty demonstrations, then both halves of practice; ``rounds`` for each of these, by default those of the base's
     drill. Raises ``InvalidInput`` for a family that has too few tasks.
@@ -104,7 +110,9 @@ def bench_skill(
             return found
 
         def practise(rounds: int) -> Callable[[], LearnReport]:
-            return lambda: user.practice(_SKILL, verifier="reasoning-gym", family=family, rounds=rounds)
+            return lambda: user.practice(
+                _SKILL, verifier="reasoning-gym", family=family, rounds=rounds
+            )
 
         before = rate()
         say(f"base: {before.passed} of {before.asked}")
@@ -132,12 +140,15 @@ def _drawn(gym: ReasoningGym, unseen: int) -> tuple[Sequence[Task], Sequence[Tas
     """The demonstrations, and as many other tasks as are asked: of those that a practice only ever judges by, so that none
     is tried.
     """
-    drawn = list({task.prompt: task for task in gym.tasks(1, 8 * (unseen + DEMONSTRATIONS))}.values())
+    drawn = list(
+        {task.prompt: task for task in gym.tasks(1, 8 * (unseen + DEMONSTRATIONS))}.values()
+    )
     asked = [task for task in drawn if for_judging(task)][:unseen]
     shown = [task for task in drawn if not for_judging(task)][:DEMONSTRATIONS]
     if len(asked) < unseen or len(shown) < DEMONSTRATIONS:
         raise personalpeft.InvalidInput(
-            f"This family has too few different tasks: {len(drawn)}.", hint="Choose settings that give more."
+            f"This family has too few different tasks: {len(drawn)}.",
+            hint="Choose settings that give more.",
         )
     return shown, asked
 
@@ -152,7 +163,9 @@ def _rate(user: User, gym: ReasoningGym, tasks: Sequence[Task], longest: int) ->
     passed = sum(right for right, _ in answers)
     least, most = interval(passed, len(tasks))
     attached = sum(attached for _, attached in answers)
-    return Rate(passed, len(tasks), round(passed / len(tasks), 3), round(least, 3), round(most, 3), attached)
+    return Rate(
+        passed, len(tasks), round(passed / len(tasks), 3), round(least, 3), round(most, 3), attached
+    )
 
 
 def interval(passed: int, asked: int) -> tuple[float, float]:

@@ -62,13 +62,17 @@ def ask_base(*, base: str, backend: str) -> Before:
         )
 
 
-def run_style(style: Style, before: Before, *, base: str, backend: str, say: Callable[[str], None]) -> StyleResult:
+def run_style(
+    style: Style, before: Before, *, base: str, backend: str, say: Callable[[str], None]
+) -> StyleResult:
     """One person, one style, one learn, in a home that is thrown away."""
     with tempfile.TemporaryDirectory() as home, personalpeft.open(home, base, backend) as runtime:
         user = runtime.user(_USER)
         runtime.engine()
         for prompt, answer in LESSONS:
-            user.feedback(user.chat(prompt, temperature=0, max_tokens=_REPLY), edit=style.apply(answer))
+            user.feedback(
+                user.chat(prompt, temperature=0, max_tokens=_REPLY), edit=style.apply(answer)
+            )
         say(f"{style.name}: learning")
         report = user.learn()
         say(f"{style.name}: {report.verdict}, {report.reason}")
@@ -77,7 +81,9 @@ def run_style(style: Style, before: Before, *, base: str, backend: str, say: Cal
         if user.stack().entries:
             user.rollback("style")
         back = [_ask(user, prompt, _LONG) for prompt in UNSEEN[:_ROLLED_BACK]]
-    known = [is_right(words, text) for (_, words), text in zip(GENERAL, before.general, strict=True)]
+    known = [
+        is_right(words, text) for (_, words), text in zip(GENERAL, before.general, strict=True)
+    ]
     kept = [is_right(words, text) for (_, words), text in zip(GENERAL, general, strict=True)]
     return StyleResult(
         style=style.name,
@@ -108,10 +114,14 @@ def first_token_seconds(home: Path, base: str, *, times: int = 3) -> float:
     for _ in range(times):
         began = time.perf_counter()
         with subprocess.Popen(
-            [*command, "--user", _USER, "Why is the sky blue?"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            [*command, "--user", _USER, "Why is the sky blue?"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         ) as run:
             if run.stdout is None or not run.stdout.read(1):
-                raise personalpeft.WeightsError("ask printed nothing.", hint="Run personalpeft ask by hand to see why.")
+                raise personalpeft.WeightsError(
+                    "ask printed nothing.", hint="Run personalpeft ask by hand to see why."
+                )
             taken.append(time.perf_counter() - began)
             run.kill()
     return statistics.median(taken)
@@ -129,11 +139,15 @@ class StyleBench:
     peak_mb: int | None
 
 
-def bench_style(styles: Sequence[Style], *, base: str, backend: str, say: Callable[[str], None]) -> StyleBench:
+def bench_style(
+    styles: Sequence[Style], *, base: str, backend: str, say: Callable[[str], None]
+) -> StyleBench:
     """Each style in turn, then the first token with and without facts to look up."""
     say("asking the bare base")
     before = ask_base(base=base, backend=backend)
-    results = tuple(run_style(style, before, base=base, backend=backend, say=say) for style in styles)
+    results = tuple(
+        run_style(style, before, base=base, backend=backend, say=say) for style in styles
+    )
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder) / "home"
         say("timing the first token")

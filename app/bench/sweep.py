@@ -22,10 +22,10 @@ from typing import Any, TypeAlias
 
 import personalpeft
 from personalpeft import Reply, Runtime, User
-from personalpeft.bases.base import Card
-from personalpeft.bases.shelf import find_card
+from personalpeft.base_models.registry import find_card
+from personalpeft.base_models.types import Card
 from personalpeft.errors import InvalidInput, nearest
-from personalpeft.learning.recipe import Recipe, recipes_for
+from personalpeft.learning.train.config import Recipe, recipes_for
 from personalpeft.types import canonical_digest
 from personalpeft_app.bench.cards import write_card
 from personalpeft_app.bench.keep import Keep
@@ -134,7 +134,10 @@ def bench_sweep(
     _check(styles, [style.name for style in STYLES], "style")
     card = find_card(base)
     default = default_recipe(card)
-    runs = {run.key: run for run in planned(card, {name: swept[name] for name in only or swept}, styles, seeds)}
+    runs = {
+        run.key: run
+        for run in planned(card, {name: swept[name] for name in only or swept}, styles, seeds)
+    }
     kept = Keep(keep, "sweep")
     with ExitStack() as stack:
         place: Place | None = None
@@ -151,9 +154,13 @@ def bench_sweep(
 
         for key in kept.complete(runs, measure):
             found = kept.figures()[key]
-            say(f"  {found['in_style']}/10 in style, {found['kept']}/{found['known']} kept, {found['seconds']:.0f} s")
+            say(
+                f"  {found['in_style']}/10 in style, {found['kept']}/{found['known']} kept, {found['seconds']:.0f} s"
+            )
     points = tuple(Point(**figures) for key, figures in kept.figures().items() if key in runs)
-    return SweepBench("sweep", base, {name: value_of(name, default, card) for name in only or swept}, points)
+    return SweepBench(
+        "sweep", base, {name: value_of(name, default, card) for name in only or swept}, points
+    )
 
 
 def by_value(found: SweepBench) -> dict[str, dict[Value, list[Point]]]:
@@ -183,7 +190,9 @@ def value_of(number: str, recipe: Recipe, card: Card) -> Value:
     return named.get(recipe.targets, "others")
 
 
-def planned(card: Card, swept: Mapping[str, tuple[Value, ...]], styles: Sequence[str], seeds: int) -> Iterator[Run]:
+def planned(
+    card: Card, swept: Mapping[str, tuple[Value, ...]], styles: Sequence[str], seeds: int
+) -> Iterator[Run]:
     """Every run, the most important first; one that several numbers share comes once for each of them."""
     default = default_recipe(card)
     for style, (number, values) in product(styles, swept.items()):
@@ -192,7 +201,10 @@ def planned(card: Card, swept: Mapping[str, tuple[Value, ...]], styles: Sequence
             plain = number != _REPLAY and value == value_of(number, default, card)
             changes = {} if plain else _changes(number, value, card)
             yield Run(
-                DEFAULT if plain else number, "" if plain else value, style, replace(default, **changes, seed=seed)
+                DEFAULT if plain else number,
+                "" if plain else value,
+                style,
+                replace(default, **changes, seed=seed),
             )
 
 
@@ -295,7 +307,11 @@ def asked(user: User, prompts: Sequence[str], length: int, **how: Any) -> list[R
     ``User.chat``.
     """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(lambda prompt: user.chat(prompt, temperature=0, max_tokens=length, **how), prompts))
+        return list(
+            pool.map(
+                lambda prompt: user.chat(prompt, temperature=0, max_tokens=length, **how), prompts
+            )
+        )
 
 
 def general(user: User, **how: Any) -> list[bool]:
@@ -314,4 +330,6 @@ def _edit(user: User, lessons: Sequence[tuple[str, str]], style: Style) -> None:
 def _check(names: Sequence[str], known: Iterable[str], what: str) -> None:
     for name in names:
         if name not in known:
-            raise InvalidInput(f"There is no {what} called {name!r} here.", hint=nearest(name, known, what=what))
+            raise InvalidInput(
+                f"There is no {what} called {name!r} here.", hint=nearest(name, known, what=what)
+            )

@@ -47,14 +47,22 @@ class Server:
         """Sends all prompts at once, each for its adapter; every reply has so many tokens, greedy. How many all have."""
 
         def one(prompt: Tokens, adapter: str) -> int:
-            body = {"model": adapter, "prompt": list(prompt), "max_tokens": count, "temperature": 0, "ignore_eos": True}
+            body = {
+                "model": adapter,
+                "prompt": list(prompt),
+                "max_tokens": count,
+                "temperature": 0,
+                "ignore_eos": True,
+            }
             said = _asked(f"{self.url}/v1/completions", body)
             return int(said["usage"]["completion_tokens"])
 
         with ThreadPoolExecutor(len(prompts)) as pool:
             return sum(pool.map(one, prompts, adapters))
 
-    def stream(self, prompts: Sequence[Tokens], adapters: Sequence[str], count: int, end: Tokens) -> int:
+    def stream(
+        self, prompts: Sequence[Tokens], adapters: Sequence[str], count: int, end: Tokens
+    ) -> int:
         """As ``write``, but each reply is read token by token as it comes, and ends with ``end`` where the model says so: what a
         client does that people wait for. How many tokens all have without that. Raises ``ServingFailed``.
         """
@@ -75,9 +83,15 @@ class Server:
 
         async def all_of_them() -> int:
             # The loopback interface needs neither a proxy nor certificates.
-            client = httpx2.AsyncClient(base_url=self.url, timeout=_REPLY_SECONDS, trust_env=False, verify=False)
+            client = httpx2.AsyncClient(
+                base_url=self.url, timeout=_REPLY_SECONDS, trust_env=False, verify=False
+            )
             async with client:
-                return sum(await asyncio.gather(*(one(client, *each) for each in zip(prompts, adapters, strict=True))))
+                return sum(
+                    await asyncio.gather(
+                        *(one(client, *each) for each in zip(prompts, adapters, strict=True))
+                    )
+                )
 
         try:
             return asyncio.run(all_of_them())
@@ -98,7 +112,10 @@ def python_with_vllm() -> Path | None:
     # Not resolved: what makes it the Python of its environment is the folder that its link lies in.
     python = Path(named).expanduser().absolute()
     if not python.is_file():
-        raise InvalidInput(f"{VARIABLE} names {python}, which is no file.", hint="Name a Python, or run make vllm-env.")
+        raise InvalidInput(
+            f"{VARIABLE} names {python}, which is no file.",
+            hint="Name a Python, or run make vllm-env.",
+        )
     return python
 
 
@@ -123,26 +140,52 @@ def served(
     goes to ``log``. For the main thread. Raises ``MissingPackage``, ``ServingFailed``.
     """
     if subprocess.run([python, "-c", "import vllm"], capture_output=True, check=False).returncode:
-        raise MissingPackage(f"{python} has no vLLM that can be imported.", hint="Run make vllm-env.")
+        raise MissingPackage(
+            f"{python} has no vLLM that can be imported.", hint="Run make vllm-env."
+        )
     port = port or free_port()
     command = [
         *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", str(base), "--served-model-name", "base", "--host", "127.0.0.1", "--port", str(port)),
+        *(
+            "--model",
+            str(base),
+            "--served-model-name",
+            "base",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ),
         *("--dtype", dtype, "--max-model-len", str(longest)),
         *("--enable-lora", "--max-loras", str(slots), "--max-lora-rank", str(rank)),
-        *(("--lora-modules", *(f"{folder.name}={folder}" for folder in adapters)) if adapters else ()),
+        *(
+            ("--lora-modules", *(f"{folder.name}={folder}" for folder in adapters))
+            if adapters
+            else ()
+        ),
         *options,
     ]
     # By default it leaves one processor idle, of two half the machine; what the caller has set wins.
     roomy = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_KVCACHE_SPACE": "2"}
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     quiet |= {"VLLM_CACHE_ROOT": str(log.parent / "vllm-cache")}
-    environment = {**roomy, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", **os.environ, **quiet, **environment}
+    environment = {
+        **roomy,
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+        **os.environ,
+        **quiet,
+        **environment,
+    }
     say("starting vLLM's server, about a minute")
     with log.open("wb") as output, sigterm_unwinds():
         # A session of its own, so that its workers can be ended with it, and Ctrl-C reaches us first.
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=log.parent, start_new_session=True
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=log.parent,
+            start_new_session=True,
         )
         try:
             _wait_for(process, f"http://127.0.0.1:{port}", log)

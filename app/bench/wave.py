@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import InvalidInput
-from personalpeft.serving.engine import Engine, Request
 from personalpeft.settings import Serving
 from personalpeft.types import Sampling, Stack
 from personalpeft_app.bench.crowd import crowd, name, question
@@ -96,7 +96,11 @@ def bench_wave(
         key: round((after[counter] - before[counter]) / repetitions)
         for key, counter in (("disk", "stack_loads_total"), ("host", "stack_host_hits_total"))
     }
-    spreads = {"tokens_per_second": rates, "p95_first_token_seconds": late, "wave_vs_resident": slower}
+    spreads = {
+        "tokens_per_second": rates,
+        "p95_first_token_seconds": late,
+        "wave_vs_resident": slower,
+    }
     return WaveBench(
         bench="wave",
         base=base_name,
@@ -120,7 +124,8 @@ def answered(engine: Engine, stacks: Sequence[Stack], repetition: int, tokens: i
     """One request of each user at once, each with the stack given for it; waits until all are answered."""
     sampling = Sampling(max_tokens=tokens)
     requests = [
-        Request(name(number), question(number, repetition), stack, sampling) for number, stack in enumerate(stacks)
+        Request(name(number), question(number, repetition), stack, sampling)
+        for number, stack in enumerate(stacks)
     ]
     first: dict[int, float] = {}
     count = 0

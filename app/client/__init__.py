@@ -18,4 +18,12 @@ from personalpeft_app.client.line import NotAllowed, Unreachable
 from personalpeft_app.client.remote import RemoteUser
 from personalpeft_app.client.server import Client, connect
 
-__all__ = ["Client", "Comparison", "NotAllowed", "RemoteStream", "RemoteUser", "Unreachable", "connect"]
+__all__ = [
+    "Client",
+    "Comparison",
+    "NotAllowed",
+    "RemoteStream",
+    "RemoteUser",
+    "Unreachable",
+    "connect",
+]

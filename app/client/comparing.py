@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from personalpeft.comparing import Choice
+from personalpeft.chat.compare import Choice
 from personalpeft.learning.report import excerpt
 from personalpeft_app.http.own import values as v
 
@@ -25,7 +25,9 @@ class Comparison:
 
     def as_json(self) -> dict[str, object]:
         """The comparison as plain data."""
-        answers = [{"number": each.number, "name": each.name, "text": each.text} for each in self.answers]
+        answers = [
+            {"number": each.number, "name": each.name, "text": each.text} for each in self.answers
+        ]
         return {"prompt": self.prompt, "answers": answers, "same": self.same}
 
     def __str__(self) -> str:

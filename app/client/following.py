@@ -10,9 +10,9 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from typing import Self
 
+from personalpeft.chat.reply import Reply
 from personalpeft.errors import Busy, NotFound, PersonalPeftError
-from personalpeft.learning.order import Asking
-from personalpeft.replies import Reply
+from personalpeft.learning.options import Asking
 from personalpeft.types import Progress
 from personalpeft_app.client.line import Line, Unreachable, error_of
 from personalpeft_app.http.own import operations as do
@@ -49,7 +49,8 @@ class RemoteStream(Iterator[str]):
             self._look()
         if self._reply is None and not self._stopped:
             raise Unreachable(
-                "The server went away in the middle of a reply.", hint="What came is kept as a cancelled turn."
+                "The server went away in the middle of a reply.",
+                hint="What came is kept as a cancelled turn.",
             )
         raise StopIteration
 
@@ -65,7 +66,9 @@ class RemoteStream(Iterator[str]):
     def reply(self) -> Reply:
         """The whole reply. Raises ``NotFound`` while it is still being written."""
         if self._reply is None:
-            raise NotFound("The reply is not finished.", hint="Iterate over the stream to its end first.")
+            raise NotFound(
+                "The reply is not finished.", hint="Iterate over the stream to its end first."
+            )
         return self._reply
 
     def _look(self) -> None:
@@ -119,4 +122,6 @@ def _changes(
 
 def broken_off(what: str) -> Unreachable:
     """The error for a job of which the server said no more."""
-    return Unreachable(f"The server went away in the middle of {what}.", hint="The next learn goes on from there.")
+    return Unreachable(
+        f"The server went away in the middle of {what}.", hint="The next learn goes on from there."
+    )

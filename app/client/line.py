@@ -55,17 +55,28 @@ class Line:
         try:
             port = parts.port
         except ValueError as error:
-            raise InvalidInput(f"{url!a} is no address of a server.", hint="Give http://HOST:PORT.") from error
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
+            raise InvalidInput(
+                f"{url!a} is no address of a server.", hint="Give http://HOST:PORT."
+            ) from error
+        if (
+            parts.scheme not in ("http", "https")
+            or not parts.hostname
+            or parts.path.strip("/")
+            or parts.query
+        ):
             raise InvalidInput(f"{url!a} is no address of a server.", hint="Give http://HOST:PORT.")
         if not token.isascii() or not token.isprintable() or not token:
-            raise InvalidInput("That is no token.", hint="It is in the file token of the server's home.")
+            raise InvalidInput(
+                "That is no token.", hint="It is in the file token of the server's home."
+            )
         self._to = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         self._host, self._port = parts.hostname, port
         self._token = token
         self._timeout = timeout
 
-    def call(self, operation: Operation, body: Any = None, query: Any = None, /, **path: str) -> Any:
+    def call(
+        self, operation: Operation, body: Any = None, query: Any = None, /, **path: str
+    ) -> Any:
         """The answer: a value of the operation's type, a ``Page`` of them, or None. Raises what the library would, ``NotAllowed``,
         ``Unreachable``.
         """
@@ -92,20 +103,27 @@ class Line:
                 if field == "event":
                     name = value
                 elif field == "data":
-                    found = _value(operation.events[name], _json(value)) if name in operation.events else None
+                    found = (
+                        _value(operation.events[name], _json(value))
+                        if name in operation.events
+                        else None
+                    )
                     if isinstance(found, Refusal):
                         raise error_of(found.error)
                     yield found
                 elif value:
                     yield None
 
-    def download(self, operation: Operation, query: Any, target: Path, /, **path: str) -> Mapping[str, Any]:
+    def download(
+        self, operation: Operation, query: Any, target: Path, /, **path: str
+    ) -> Mapping[str, Any]:
         """Writes the file that the operation answers to where nothing is yet; what the server says of it. Raises as ``call``, and
         ``InvalidInput`` where it cannot be written.
         """
         if target.exists() or target.is_symlink():
             raise InvalidInput(
-                f"There is something at {target} already.", hint="Choose another name, or move that away."
+                f"There is something at {target} already.",
+                hint="Choose another name, or move that away.",
             )
         with self._answer(operation, None, query, path) as response:
             about: Mapping[str, Any] = _json(response.getheader(_EXPORTED, ""))
@@ -120,7 +138,9 @@ class Line:
         try:
             # A server that refuses a body answers before it has read all of it.
             with suppress(BrokenPipeError, ConnectionResetError):
-                connection.request(operation.method, _target(operation, query, path), *self._sent(operation, body))
+                connection.request(
+                    operation.method, _target(operation, query, path), *self._sent(operation, body)
+                )
             response = connection.getresponse()
             if response.status != operation.status:
                 _fail(response.status, response.read(), response.getheader("Retry-After"))
@@ -130,7 +150,8 @@ class Line:
                 raise
             why = str(error) or type(error).__name__
             raise Unreachable(
-                f"The server at {self._host} does not answer: {why}.", hint="Start it with: personalpeft serve"
+                f"The server at {self._host} does not answer: {why}.",
+                hint="Start it with: personalpeft serve",
             ) from error
         finally:
             connection.close()
@@ -144,7 +165,9 @@ class Line:
         try:
             data = json.dumps(give(body), allow_nan=False).encode()
         except (TypeError, ValueError) as error:
-            raise InvalidInput("This cannot be sent as JSON.", hint="Give text, numbers and lists.") from error
+            raise InvalidInput(
+                "This cannot be sent as JSON.", hint="Give text, numbers and lists."
+            ) from error
         return data, {**headers, "Content-Type": "application/json"}
 
 
@@ -170,7 +193,9 @@ def _save(response: HTTPResponse, target: Path) -> None:
         raise
     except OSError as error:
         why = error.strerror or error
-        raise InvalidInput(f"{target} cannot be written: {why}.", hint="Choose another place.") from error
+        raise InvalidInput(
+            f"{target} cannot be written: {why}.", hint="Choose another place."
+        ) from error
 
 
 def _read(response: HTTPResponse) -> bytes:
@@ -188,9 +213,18 @@ def _read(response: HTTPResponse) -> bytes:
 def _target(operation: Operation, query: Any, path: Mapping[str, str]) -> str:
     # Checked here too: what the grammar does not allow could lead to another route.
     checked = {name: take(PARAMETERS[name][0], value, name) for name, value in path.items()}
-    target = PREFIX + operation.path.format(**{name: quote(value, safe="") for name, value in checked.items()})
-    asked = {} if query is None else {name: value for name, value in give(query).items() if value is not None}
-    words = {name: str(value).lower() if isinstance(value, bool) else value for name, value in asked.items()}
+    target = PREFIX + operation.path.format(
+        **{name: quote(value, safe="") for name, value in checked.items()}
+    )
+    asked = (
+        {}
+        if query is None
+        else {name: value for name, value in give(query).items() if value is not None}
+    )
+    words = {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in asked.items()
+    }
     return f"{target}?{urlencode(words)}" if words else target
 
 
@@ -198,14 +232,18 @@ def _value(kind: Any, found: Any) -> Any:
     try:
         return take(kind, found, "The answer", strict=False)
     except InvalidInput as error:
-        raise Unreachable(f"The server answers something else: {error}", hint="Is it of the same version?") from error
+        raise Unreachable(
+            f"The server answers something else: {error}", hint="Is it of the same version?"
+        ) from error
 
 
 def _json(data: str | bytes) -> Any:
     try:
         return json.loads(data)
     except ValueError as error:
-        raise Unreachable("What answers there is no server of ours.", hint="Look at the address.") from error
+        raise Unreachable(
+            "What answers there is no server of ours.", hint="Look at the address."
+        ) from error
 
 
 def error_of(told: Fault, status: int = 0, again: str | None = None) -> PersonalPeftError:

@@ -9,23 +9,33 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from personalpeft.adapters.strict import read_file
-from personalpeft.comparing import Choice
+from personalpeft.adapters.safe_io import read_file
+from personalpeft.archive import Exported
+from personalpeft.chat.compare import Choice
+from personalpeft.chat.reply import Reply, Why
+from personalpeft.chat.validation import Prompt, Tool, check_prompt, check_tools
+from personalpeft.erasure import ForgetReport
 from personalpeft.errors import InvalidInput
-from personalpeft.forgetting import ForgetReport
-from personalpeft.learning.account import Account
-from personalpeft.learning.digest import Digest
-from personalpeft.learning.order import Asking, never, silent
-from personalpeft.learning.pending import Pending
-from personalpeft.learning.recipe import Start
+from personalpeft.learning.activity_summary import Digest
+from personalpeft.learning.options import Asking, never, silent
+from personalpeft.learning.progress import Learning
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.underway import Learning
-from personalpeft.memory.base import Item
-from personalpeft.personal import Exported
-from personalpeft.prompts import Prompt, Tool, check_prompt, check_tools
-from personalpeft.replies import Reply, Why
+from personalpeft.learning.status import Account
+from personalpeft.learning.train.config import Start
+from personalpeft.learning.triggers import Pending
+from personalpeft.memory.types import Item
 from personalpeft.store.base import UserSummary
-from personalpeft.types import PERSON, HeadMove, Layer, Progress, Revision, Scope, Signal, Stack, Turn
+from personalpeft.types import (
+    PERSON,
+    HeadMove,
+    Layer,
+    Progress,
+    Revision,
+    Scope,
+    Signal,
+    Stack,
+    Turn,
+)
 from personalpeft_app.client.comparing import Comparison
 from personalpeft_app.client.following import RemoteStream, broken_off, follow
 from personalpeft_app.client.line import Line
@@ -112,14 +122,23 @@ class RemoteUser:
         told: v.Observed = self._call(do.OBSERVE, {"seen": seen}, turn=_turn(reply))
         return told.signal
 
-    def teach(self, prompt: str, answer: str, *, skill: str | None = None, source: str = PERSON) -> str:
+    def teach(
+        self, prompt: str, answer: str, *, skill: str | None = None, source: str = PERSON
+    ) -> str:
         said: v.Said = self._call(do.TEACH, v.TeachBody(prompt, answer, skill, source))
         return said.signal
 
     def remember(
-        self, text: str, *, questions: Sequence[str] = (), answer: str | None = None, source: str = PERSON
+        self,
+        text: str,
+        *,
+        questions: Sequence[str] = (),
+        answer: str | None = None,
+        source: str = PERSON,
     ) -> str:
-        said: v.Said = self._call(do.REMEMBER, v.RememberBody(text, tuple(questions), answer, source))
+        said: v.Said = self._call(
+            do.REMEMBER, v.RememberBody(text, tuple(questions), answer, source)
+        )
         return said.signal
 
     def retract(self, *signals: str) -> tuple[Signal, ...]:
@@ -130,7 +149,12 @@ class RemoteUser:
         return self._all(do.ITEMS, v.PageQuery(limit=_PAGE))
 
     def edit_item(
-        self, item_id: str, text: str, *, questions: Sequence[str] | None = None, answer: str | None = None
+        self,
+        item_id: str,
+        text: str,
+        *,
+        questions: Sequence[str] | None = None,
+        answer: str | None = None,
     ) -> Item:
         asked = None if questions is None else tuple(questions)
         item: Item = self._call(do.EDIT_ITEM, v.EditItemBody(text, asked, answer), item=item_id)
@@ -172,7 +196,9 @@ class RemoteUser:
         cancelled: Asking = never,
     ) -> LearnReport:
         """As ``User.practice``, with plugins by name; it runs in the server."""
-        body = v.PracticeBody(skill, verifier, family, shaping, rounds, seconds, steps, memory, accept)
+        body = v.PracticeBody(
+            skill, verifier, family, shaping, rounds, seconds, steps, memory, accept
+        )
         return self._learned(self._call(do.PRACTICE, body), progress, cancelled)
 
     def forget(
@@ -185,7 +211,9 @@ class RemoteUser:
         cancelled: Asking = never,
     ) -> ForgetReport:
         """As ``User.forget``; it runs in the server."""
-        job = self._followed(self._call(do.FORGET, v.ForgetBody(_turn(item), rebuild, dry_run)), progress, cancelled)
+        job = self._followed(
+            self._call(do.FORGET, v.ForgetBody(_turn(item), rebuild, dry_run)), progress, cancelled
+        )
         if job.forgotten is None:
             raise broken_off("a forgetting")
         return job.forgotten
@@ -247,7 +275,9 @@ class RemoteUser:
     def reports(self) -> tuple[Mapping[str, Any], ...]:
         return self._all(do.REPORTS, v.PageQuery(limit=_PAGE))
 
-    def digest(self, since: datetime | timedelta = timedelta(days=1), until: datetime | None = None) -> Digest:
+    def digest(
+        self, since: datetime | timedelta = timedelta(days=1), until: datetime | None = None
+    ) -> Digest:
         seconds = since.total_seconds() if isinstance(since, timedelta) else None
         query = v.DigestQuery(None if isinstance(since, timedelta) else since, seconds, until)
         digest: Digest = self._line.call(do.DIGEST, None, query, user=self.id)
@@ -287,9 +317,13 @@ class RemoteUser:
             filled = target.exists() and any(target.iterdir())
         except OSError as error:
             why = error.strerror or error
-            raise InvalidInput(f"{target} cannot be written: {why}.", hint="Choose another place.") from error
+            raise InvalidInput(
+                f"{target} cannot be written: {why}.", hint="Choose another place."
+            ) from error
         if filled:
-            raise InvalidInput(f"There is something in {target} already.", hint="Choose an empty folder.")
+            raise InvalidInput(
+                f"There is something in {target} already.", hint="Choose an empty folder."
+            )
         with TemporaryDirectory(prefix="personal-") as beside:
             archive = Path(beside) / "peft.zip"
             self._line.download(do.EXPORT_PEFT, v.PeftQuery(layer), archive, user=self.id)
@@ -298,7 +332,9 @@ class RemoteUser:
                 unpacked(archive, target)
             except OSError as error:
                 why = error.strerror or error
-                raise InvalidInput(f"{target} cannot be written: {why}.", hint="Choose another place.") from error
+                raise InvalidInput(
+                    f"{target} cannot be written: {why}.", hint="Choose another place."
+                ) from error
         return target
 
     def import_peft(self, folder: str | Path, *, layer: str = "style") -> Revision:
@@ -307,7 +343,9 @@ class RemoteUser:
             archive = Path(beside) / "peft.zip"
             packed(Path(folder).expanduser(), archive)
             data = archive.read_bytes()
-        revision: Revision = self._line.call(do.IMPORT_PEFT, data, v.PeftImportQuery(layer), user=self.id)
+        revision: Revision = self._line.call(
+            do.IMPORT_PEFT, data, v.PeftImportQuery(layer), user=self.id
+        )
         return revision
 
     def export_gguf(self, file: str | Path, *, layer: str | None = None) -> Path:
@@ -319,19 +357,25 @@ class RemoteUser:
     def import_gguf(self, file: str | Path, *, layer: str = "style") -> Revision:
         """As ``User.import_gguf``, of a file that lies here."""
         data = read_file(Path(file).expanduser())
-        revision: Revision = self._line.call(do.IMPORT_GGUF, data, v.PeftImportQuery(layer), user=self.id)
+        revision: Revision = self._line.call(
+            do.IMPORT_GGUF, data, v.PeftImportQuery(layer), user=self.id
+        )
         return revision
 
     def _call(self, operation: do.Operation, body: Any = None, /, **path: str) -> Any:
         return self._line.call(operation, body, None, user=self.id, **path)
 
-    def _all(self, operation: do.Operation, query: Any, *, most: int | None = None) -> tuple[Any, ...]:
+    def _all(
+        self, operation: do.Operation, query: Any, *, most: int | None = None
+    ) -> tuple[Any, ...]:
         """Every page, one after another, or the first ``most``."""
         found: tuple[Any, ...] = ()
         while most is None or len(found) < most or most < 0:
             # A number below 0 goes to the server, which says what is wrong with it.
             size = query.limit if most is None else min(query.limit, most - len(found))
-            page: v.Page[Any] = self._line.call(operation, None, replace(query, limit=size), user=self.id)
+            page: v.Page[Any] = self._line.call(
+                operation, None, replace(query, limit=size), user=self.id
+            )
             found += page.items
             if page.next is None:
                 break
@@ -357,5 +401,7 @@ def _turn(reply: Reply | Turn | str) -> str:
     if isinstance(reply, Reply | Turn):
         return reply.turn_id if isinstance(reply, Reply) else reply.id
     if not isinstance(reply, str):
-        raise InvalidInput(f"{type(reply).__name__} is no reply.", hint="Give a reply, a turn, or the id of one.")
+        raise InvalidInput(
+            f"{type(reply).__name__} is no reply.", hint="Give a reply, a turn, or the id of one."
+        )
     return reply

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from personalpeft.archive import Imported
 from personalpeft.errors import PersonalFileError
 from personalpeft.ids import check_user_id
-from personalpeft.learning.order import Asking, never, silent
-from personalpeft.learning.recipe import Start
+from personalpeft.learning.options import Asking, never, silent
 from personalpeft.learning.report import LearnReport
-from personalpeft.personal import Imported
+from personalpeft.learning.train.config import Start
 from personalpeft.store.base import Collected, Problem, UserSummary
 from personalpeft.types import Progress
 from personalpeft_app.client.following import broken_off, follow
@@ -77,7 +77,9 @@ class Client:
         """As ``Runtime.learn_many``; it runs in the server, and needs a token of administration. Whoever leaves this call in
         the middle stops it there.
         """
-        body = v.LearnManyBody(layer, start, seconds, steps, memory, dry_run, accept, users=tuple(users))
+        body = v.LearnManyBody(
+            layer, start, seconds, steps, memory, dry_run, accept, users=tuple(users)
+        )
         job = follow(self._line, self._line.call(do.LEARN_MANY, body), progress, cancelled)
         if not job.over:
             raise broken_off("a learn")

@@ -34,8 +34,12 @@ def bench() -> None:
     """
 
 
-@command("style", examples=("personalpeft bench style", "personalpeft bench style --only pirate --json"))
-@click.option("--only", multiple=True, metavar="STYLE", help="One style; may be given more than once.")
+@command(
+    "style", examples=("personalpeft bench style", "personalpeft bench style --only pirate --json")
+)
+@click.option(
+    "--only", multiple=True, metavar="STYLE", help="One style; may be given more than once."
+)
 def bench_style(common: Common, only: tuple[str, ...]) -> None:
     """A dozen edits, one learn: what changed, and what did not.
 
@@ -73,12 +77,21 @@ def bench_style(common: Common, only: tuple[str, ...]) -> None:
     heads = ("STYLE", "VERDICT", "IN STYLE", "BASE", "FACTS KEPT", "KL", "LEARN S", "ROLLBACK SAME")
     first = f"first token of a fresh process: {found.first_token_seconds:.1f} s"
     with_facts = f"the same for a user with a fact: {found.first_token_with_facts_seconds:.1f} s"
-    peak = f"peak memory: {found.peak_mb} MB" if found.peak_mb is not None else "peak memory: unknown here"
+    peak = (
+        f"peak memory: {found.peak_mb} MB"
+        if found.peak_mb is not None
+        else "peak memory: unknown here"
+    )
     show(common, found, "\n".join((table(heads, rows), "", first, with_facts, peak)))
 
 
-@command("catalog", examples=("personalpeft bench catalog", "personalpeft bench catalog --users 10000 --json"))
-@click.option("--users", type=click.IntRange(100), default=1_000_000, show_default=True, help="How many.")
+@command(
+    "catalog",
+    examples=("personalpeft bench catalog", "personalpeft bench catalog --users 10000 --json"),
+)
+@click.option(
+    "--users", type=click.IntRange(100), default=1_000_000, show_default=True, help="How many."
+)
 def bench_catalog(common: Common, users: int) -> None:
     """A home with a million users: resolve, list, publish, collect.
 
@@ -97,13 +110,29 @@ def bench_catalog(common: Common, users: int) -> None:
         ("size, MB", f"{found.home_mb}", ""),
         ("open, s", f"{found.open_seconds:.3f}", ""),
         ("resolve, median, ms", f"{found.resolve_p50_ms:.3f}", ""),
-        ("resolve, p99, ms", f"{found.resolve_p99_ms:.3f}", f"{found.resolve_p99_ms_at_1_percent:.3f}"),
+        (
+            "resolve, p99, ms",
+            f"{found.resolve_p99_ms:.3f}",
+            f"{found.resolve_p99_ms_at_1_percent:.3f}",
+        ),
         ("resolve cold, median, ms", _ms(found.resolve_cold_p50_ms), ""),
         ("resolve cold, p99, ms", _ms(found.resolve_cold_p99_ms), ""),
-        ("list a page of 100, ms", f"{found.list_page_ms:.3f}", f"{found.list_page_ms_at_1_percent:.3f}"),
-        ("publish, a second", f"{found.publish_per_second:.0f}", f"{found.publish_per_second_at_1_percent:.0f}"),
+        (
+            "list a page of 100, ms",
+            f"{found.list_page_ms:.3f}",
+            f"{found.list_page_ms_at_1_percent:.3f}",
+        ),
+        (
+            "publish, a second",
+            f"{found.publish_per_second:.0f}",
+            f"{found.publish_per_second_at_1_percent:.0f}",
+        ),
         (f"collect {found.collected} leftovers, s", f"{found.collect_seconds:.3f}", ""),
-        ("peak memory, MB", f"{found.rss_mb or 'unknown'}", f"{found.rss_mb_at_1_percent or 'unknown'}"),
+        (
+            "peak memory, MB",
+            f"{found.rss_mb or 'unknown'}",
+            f"{found.rss_mb_at_1_percent or 'unknown'}",
+        ),
     ]
     show(common, found, table(("WHAT", f"{found.users:,} USERS", "1 PER CENT OF THEM"), rows))
 
@@ -124,7 +153,11 @@ def _repeat(default: int) -> Callable[[Function], Function]:
 
 def _tokens(default: int) -> Callable[[Function], Function]:
     return click.option(
-        "--tokens", type=click.IntRange(2, 512), default=default, show_default=True, help="New tokens of each reply."
+        "--tokens",
+        type=click.IntRange(2, 512),
+        default=default,
+        show_default=True,
+        help="New tokens of each reply.",
     )
 
 
@@ -138,10 +171,14 @@ def _keep(function: Function) -> Function:
     )(function)
 
 
-@command("serve", examples=("personalpeft bench serve", "personalpeft bench serve --without-vllm --json"))
+@command(
+    "serve", examples=("personalpeft bench serve", "personalpeft bench serve --without-vllm --json")
+)
 @_repeat(5)
 @_tokens(64)
-@click.option("--without-vllm", is_flag=True, help="Leave vLLM out, whatever PERSONALPEFT_BENCH_VLLM names.")
+@click.option(
+    "--without-vllm", is_flag=True, help="Leave vLLM out, whatever PERSONALPEFT_BENCH_VLLM names."
+)
 def bench_serve(common: Common, repeat: int, tokens: int, without_vllm: bool) -> None:
     """Sixteen users at once, beside PEFT and vLLM.
 
@@ -153,15 +190,26 @@ def bench_serve(common: Common, repeat: int, tokens: int, without_vllm: bool) ->
     from personalpeft_app.bench import serve
 
     found = serve.bench_serve(
-        common.base_name(), repetitions=repeat, tokens=tokens, with_vllm=not without_vllm, say=_say(common)
+        common.base_name(),
+        repetitions=repeat,
+        tokens=tokens,
+        with_vllm=not without_vllm,
+        say=_say(common),
     )
-    rows = [*_lines(found.tokens_per_second, found.spread, "tokens/s"), *_lines(found.ratios, found.spread, "times")]
+    rows = [
+        *_lines(found.tokens_per_second, found.spread, "tokens/s"),
+        *_lines(found.ratios, found.spread, "times"),
+    ]
     about = f"a step of ours: {found.step_milliseconds:.1f} ms; memory: {found.memory_gb_per_second:.1f} GB/s"
-    short = "" if found.own_complete else "\nSome replies of ours ended early; only their tokens count."
+    short = (
+        "" if found.own_complete else "\nSome replies of ours ended early; only their tokens count."
+    )
     show(common, found, f"{table(_HEADS, rows)}\n\n{about}{short}")
 
 
-@command("attach", examples=("personalpeft bench attach", "personalpeft bench attach --repeat 20 --json"))
+@command(
+    "attach", examples=("personalpeft bench attach", "personalpeft bench attach --repeat 20 --json")
+)
 @_repeat(9)
 def bench_attach(common: Common, repeat: int) -> None:
     """From an adapter's file into a slot, beside PEFT.
@@ -172,7 +220,10 @@ def bench_attach(common: Common, repeat: int) -> None:
     from personalpeft_app.bench import attach
 
     found = attach.bench_attach(common.base_name(), repetitions=repeat, say=_say(common))
-    rows = [*_lines(found.milliseconds, found.spread, "ms"), *_lines(found.ratios, found.spread, "times")]
+    rows = [
+        *_lines(found.milliseconds, found.spread, "ms"),
+        *_lines(found.ratios, found.spread, "times"),
+    ]
     show(common, found, table(_HEADS, rows))
 
 
@@ -188,11 +239,17 @@ def bench_busy(common: Common, repeat: int, tokens: int) -> None:
     from personalpeft_app.bench import busy
 
     found = busy.bench_busy(common.base_name(), repetitions=repeat, tokens=tokens, say=_say(common))
-    rows = [*_lines(found.rates, found.spread, "a second"), *_lines(found.ratios, found.spread, "times")]
+    rows = [
+        *_lines(found.rates, found.spread, "a second"),
+        *_lines(found.ratios, found.spread, "times"),
+    ]
     show(common, found, table(_HEADS, rows))
 
 
-@command("publish", examples=("personalpeft bench publish", "personalpeft bench publish --repeat 5 --json"))
+@command(
+    "publish",
+    examples=("personalpeft bench publish", "personalpeft bench publish --repeat 5 --json"),
+)
 @_repeat(3)
 @_tokens(128)
 def bench_publish(common: Common, repeat: int, tokens: int) -> None:
@@ -204,13 +261,18 @@ def bench_publish(common: Common, repeat: int, tokens: int) -> None:
     _need_torch(common)
     from personalpeft_app.bench import publish
 
-    found = publish.bench_publish(common.base_name(), repetitions=repeat, tokens=tokens, say=_say(common))
+    found = publish.bench_publish(
+        common.base_name(), repetitions=repeat, tokens=tokens, say=_say(common)
+    )
     ratios = {**found.ratios, "merged_vs_adapter_handoff": found.merged_vs_adapter_handoff}
     rows = [*_lines(found.milliseconds, found.spread, "ms"), *_lines(ratios, found.spread, "times")]
     show(common, found, f"{table(_HEADS, rows)}\n\n{found.published} publications")
 
 
-@command("wave", examples=("personalpeft bench wave", "personalpeft bench wave --users 200 --repeat 1 --json"))
+@command(
+    "wave",
+    examples=("personalpeft bench wave", "personalpeft bench wave --users 200 --repeat 1 --json"),
+)
 @click.option("--users", type=click.IntRange(2), default=1000, show_default=True, help="How many.")
 @_repeat(3)
 @_tokens(64)
@@ -223,7 +285,9 @@ def bench_wave(common: Common, users: int, repeat: int, tokens: int) -> None:
     _need_torch(common)
     from personalpeft_app.bench import wave
 
-    found = wave.bench_wave(common.base_name(), users, repetitions=repeat, tokens=tokens, say=_say(common))
+    found = wave.bench_wave(
+        common.base_name(), users, repetitions=repeat, tokens=tokens, say=_say(common)
+    )
     rows = [
         *_lines({"tokens_per_second": found.tokens_per_second}, found.spread, "tokens/s"),
         ("resident_tokens_per_second", f"{found.resident_tokens_per_second:.4g}", "", "tokens/s"),
@@ -242,7 +306,12 @@ def bench_wave(common: Common, users: int, repeat: int, tokens: int) -> None:
         "personalpeft bench sweep --keep sweeps --only learning_rate --style pirate --seeds 1",
     ),
 )
-@click.option("--only", multiple=True, metavar="NUMBER", help="One number of the recipe; may be given more than once.")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="NUMBER",
+    help="One number of the recipe; may be given more than once.",
+)
 @click.option(
     "--style",
     "styles",
@@ -252,9 +321,13 @@ def bench_wave(common: Common, users: int, repeat: int, tokens: int) -> None:
     show_default=True,
     help="What is learned; may be given more than once.",
 )
-@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="How many of each.")
+@click.option(
+    "--seeds", type=click.IntRange(1), default=3, show_default=True, help="How many of each."
+)
 @_keep
-def bench_sweep(common: Common, only: tuple[str, ...], styles: tuple[str, ...], seeds: int, keep: Path) -> None:
+def bench_sweep(
+    common: Common, only: tuple[str, ...], styles: tuple[str, ...], seeds: int, keep: Path
+) -> None:
     """What each number of the learning recipe does.
 
     One number at a time is changed around the default, and a style is learned from twelve edits; replay takes a second
@@ -272,7 +345,9 @@ def bench_sweep(common: Common, only: tuple[str, ...], styles: tuple[str, ...], 
             f"{value}{'*' if value == found.defaults[number] else ''}",
             f"{len(points)}",
             f"{_median(point.in_style for point in points)}/10",
-            f"{_median(point.drafts for point in points)}/5" if points[0].drafts is not None else "",
+            f"{_median(point.drafts for point in points)}/5"
+            if points[0].drafts is not None
+            else "",
             f"{_median(point.kept for point in points)}/{points[0].known}",
             _median(point.kl for point in points),
             _median(point.held_back for point in points),
@@ -282,7 +357,17 @@ def bench_sweep(common: Common, only: tuple[str, ...], styles: tuple[str, ...], 
         for value, points in values.items()
         if points
     ]
-    heads = ("NUMBER", "VALUE", "RUNS", "IN STYLE", "DRAFTS", "GENERAL KEPT", "KL", "HELD BACK", "LEARN S")
+    heads = (
+        "NUMBER",
+        "VALUE",
+        "RUNS",
+        "IN STYLE",
+        "DRAFTS",
+        "GENERAL KEPT",
+        "KL",
+        "HELD BACK",
+        "LEARN S",
+    )
     show(common, found, table(heads, rows))
 
 
@@ -311,9 +396,13 @@ def bench_sweep(common: Common, only: tuple[str, ...], styles: tuple[str, ...], 
     type=click.IntRange(1),
     help="The layer's rank; may be given more than once.  [default: the recipe's]",
 )
-@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="How many of each.")
+@click.option(
+    "--seeds", type=click.IntRange(1), default=3, show_default=True, help="How many of each."
+)
 @_keep
-def bench_capacity(common: Common, counts: tuple[int, ...], ranks: tuple[int, ...], seeds: int, keep: Path) -> None:
+def bench_capacity(
+    common: Common, counts: tuple[int, ...], ranks: tuple[int, ...], seeds: int, keep: Path
+) -> None:
     """How many facts a memory layer holds.
 
     Made-up facts are told with three questions each and learned at once; then the layer alone is asked a fourth phrasing,
@@ -323,7 +412,12 @@ def bench_capacity(common: Common, counts: tuple[int, ...], ranks: tuple[int, ..
     from personalpeft_app.bench import capacity
 
     found = capacity.bench_capacity(
-        base=common.base_name(), counts=counts, ranks=ranks, seeds=seeds, keep=keep, say=_say(common)
+        base=common.base_name(),
+        counts=counts,
+        ranks=ranks,
+        seeds=seeds,
+        keep=keep,
+        say=_say(common),
     )
     rows = [
         (
@@ -339,12 +433,29 @@ def bench_capacity(common: Common, counts: tuple[int, ...], ranks: tuple[int, ..
         )
         for load in sorted(found.loads, key=lambda load: (load.rank, load.facts, load.seed))
     ]
-    heads = ("FACTS", "RANK", "SEED", "TOKENS/PARAMETER", "RECALL", "AS TOLD", "GENERAL KEPT", "KL", "LEARN S")
+    heads = (
+        "FACTS",
+        "RANK",
+        "SEED",
+        "TOKENS/PARAMETER",
+        "RECALL",
+        "AS TOLD",
+        "GENERAL KEPT",
+        "KL",
+        "LEARN S",
+    )
     show(common, found, table(heads, rows))
 
 
 @command("page", examples=("personalpeft bench page", "personalpeft bench page --repeat 20 --json"))
-@click.option("--repeat", "repetitions", type=click.IntRange(1), default=7, show_default=True, help="How often.")
+@click.option(
+    "--repeat",
+    "repetitions",
+    type=click.IntRange(1),
+    default=7,
+    show_default=True,
+    help="How often.",
+)
 def bench_page(common: Common, repetitions: int) -> None:
     """How soon a browser shows the web page, on loopback.
 
@@ -361,12 +472,32 @@ def bench_page(common: Common, repetitions: int) -> None:
         ("ready, nothing kept", str(found.ready_cold_ms)),
         ("ready, files kept", str(found.ready_warm_ms)),
     ]
-    show(common, found, "\n".join((table(("WHAT", "MS (LEAST TO MOST)"), rows), f"{found.bytes:,} bytes in all")))
+    show(
+        common,
+        found,
+        "\n".join((table(("WHAT", "MS (LEAST TO MOST)"), rows), f"{found.bytes:,} bytes in all")),
+    )
 
 
-@command("server", examples=("personalpeft bench server", "personalpeft bench server --backend fake --json"))
-@click.option("--repeat", "repetitions", type=click.IntRange(1), default=7, show_default=True, help="How often.")
-@click.option("--tokens", type=click.IntRange(1, 1024), default=64, show_default=True, help="Length of a reply.")
+@command(
+    "server",
+    examples=("personalpeft bench server", "personalpeft bench server --backend fake --json"),
+)
+@click.option(
+    "--repeat",
+    "repetitions",
+    type=click.IntRange(1),
+    default=7,
+    show_default=True,
+    help="How often.",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(1, 1024),
+    default=64,
+    show_default=True,
+    help="Length of a reply.",
+)
 def bench_server(common: Common, repetitions: int, tokens: int) -> None:
     """What a reply costs more over HTTP than in the library.
 
@@ -375,7 +506,11 @@ def bench_server(common: Common, repetitions: int, tokens: int) -> None:
     from personalpeft_app.bench import server
 
     found = server.bench_server(
-        common.base_name(), common.backend or "torch", repetitions=repetitions, tokens=tokens, say=_say(common)
+        common.base_name(),
+        common.backend or "torch",
+        repetitions=repetitions,
+        tokens=tokens,
+        say=_say(common),
     )
     rows = [
         ("first token, library", str(found.first_token_ms["library"]), "ms"),
@@ -420,7 +555,15 @@ def _say(common: Common) -> Callable[[str], None]:
 bench.add_section(
     "Benchmarks",
     (
-        *(bench_style, bench_learn, bench_gate, bench_prefeval, bench_skill, bench_sweep, bench_capacity),
+        *(
+            bench_style,
+            bench_learn,
+            bench_gate,
+            bench_prefeval,
+            bench_skill,
+            bench_sweep,
+            bench_capacity,
+        ),
         *(
             bench_catalog,
             bench_serve,

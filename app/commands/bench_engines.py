@@ -18,10 +18,28 @@ if TYPE_CHECKING:
 _NO_VLLM = "vLLM was not run: it takes part where PERSONALPEFT_BENCH_VLLM names a Python that has it (make vllm-env makes one)."
 
 
-@command("engines", examples=("personalpeft bench engines", "personalpeft bench engines --without-vllm --json"))
-@click.option("--repeat", "repetitions", type=click.IntRange(1), default=5, show_default=True, help="How often.")
-@click.option("--tokens", type=click.IntRange(8, 1024), default=96, show_default=True, help="Length of a reply.")
-@click.option("--without-vllm", is_flag=True, help="Leave vLLM out, whatever PERSONALPEFT_BENCH_VLLM names.")
+@command(
+    "engines",
+    examples=("personalpeft bench engines", "personalpeft bench engines --without-vllm --json"),
+)
+@click.option(
+    "--repeat",
+    "repetitions",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="How often.",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(8, 1024),
+    default=96,
+    show_default=True,
+    help="Length of a reply.",
+)
+@click.option(
+    "--without-vllm", is_flag=True, help="Leave vLLM out, whatever PERSONALPEFT_BENCH_VLLM names."
+)
 def bench_engines(common: Common, repetitions: int, tokens: int, without_vllm: bool) -> None:
     """llama.cpp and vLLM, beside themselves without us and beside torch.
 
@@ -51,8 +69,12 @@ def bench_engines(common: Common, repetitions: int, tokens: int, without_vllm: b
         ),
     ]
     rows = [(f"llama.cpp: {what}", figure) for what, figure in rows]
-    rows += [(f"vLLM: {what}", figure) for what, figure in (_vllm(found.vllm) if found.vllm else ())]
-    rows += [(f"vLLM: {what}", figure) for what, figure in (_fleet(found.fleet) if found.fleet else ())]
+    rows += [
+        (f"vLLM: {what}", figure) for what, figure in (_vllm(found.vllm) if found.vllm else ())
+    ]
+    rows += [
+        (f"vLLM: {what}", figure) for what, figure in (_fleet(found.fleet) if found.fleet else ())
+    ]
     shown = table(("WHAT", "MEDIAN (LEAST TO MOST)"), rows)
     show(common, found, shown if found.vllm else f"{shown}\n\n{_NO_VLLM}")
 

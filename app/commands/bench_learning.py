@@ -26,7 +26,9 @@ def _keep(function: Function) -> Function:
 
 
 def _seed(function: Function) -> Function:
-    return click.option("--seed", default=0, show_default=True, help="Decides who says what.")(function)
+    return click.option("--seed", default=0, show_default=True, help="Decides who says what.")(
+        function
+    )
 
 
 @command(
@@ -36,8 +38,16 @@ def _seed(function: Function) -> Function:
         "personalpeft bench learn --people ada --nights 2 --trainer-people 0 --together 0",
     ),
 )
-@click.option("--people", multiple=True, metavar="NAME", help="One of them; may be given more than once.")
-@click.option("--nights", type=click.IntRange(1, 8), default=8, show_default=True, help="How many, from the first.")
+@click.option(
+    "--people", multiple=True, metavar="NAME", help="One of them; may be given more than once."
+)
+@click.option(
+    "--nights",
+    type=click.IntRange(1, 8),
+    default=8,
+    show_default=True,
+    help="How many, from the first.",
+)
 @_seed
 @click.option(
     "--trainer-people",
@@ -84,14 +94,22 @@ def bench_learn(
         backend=backend,
     )
     with _kept(keep) as folder, Display(common) as display:
-        found = learn.bench_learn(course, learn.Keep(folder, "learn"), say=_say(common, display), progress=display)
+        found = learn.bench_learn(
+            course, learn.Keep(folder, "learn"), say=_say(common, display), progress=display
+        )
     contestants = list(found.adherence)
     rows = [
         *(
-            (f"adherence {moment.replace('_', ' ')}", *(_percent(found.adherence[c][moment]) for c in contestants))
+            (
+                f"adherence {moment.replace('_', ' ')}",
+                *(_percent(found.adherence[c][moment]) for c in contestants),
+            )
             for moment in learn.MOMENTS
         ),
-        *((figure, *(_percent(getattr(found, figure)[c]) for c in contestants)) for figure in learn.FIGURES),
+        *(
+            (figure, *(_percent(getattr(found, figure)[c]) for c in contestants))
+            for figure in learn.FIGURES
+        ),
         ("tokens a second", *(_figure(found.tokens_per_second[c]) for c in contestants)),
         *(
             (
@@ -103,7 +121,10 @@ def bench_learn(
     ]
     more = [
         *(f"{name}: {_figure(figure)} times" for name, figure in found.ratios.items() if figure),
-        *(f"{way}: {took['seconds']:.1f} s, at most {took['peak_mb']} MB" for way, took in found.together.items()),
+        *(
+            f"{way}: {took['seconds']:.1f} s, at most {took['peak_mb']} MB"
+            for way, took in found.together.items()
+        ),
         f"general answers kept by night: {', '.join(map(_percent, found.locality_by_night))}",
         f"bad last nights that became live: {found.bad_updates_accepted['both']} of {len(found.people)}",
         f"learns: {', '.join(f'{count} {verdict}' for verdict, count in found.verdicts.items())}",
@@ -115,10 +136,25 @@ def bench_learn(
 
 @command(
     "gate",
-    examples=("personalpeft bench gate --keep gate", "personalpeft bench gate --bad 4 --good 4 --json"),
+    examples=(
+        "personalpeft bench gate --keep gate",
+        "personalpeft bench gate --bad 4 --good 4 --json",
+    ),
 )
-@click.option("--bad", type=click.IntRange(0, _ALL), default=_ALL, show_default=True, help="How many bad batches.")
-@click.option("--good", type=click.IntRange(0, _ALL), default=_ALL, show_default=True, help="How many good ones.")
+@click.option(
+    "--bad",
+    type=click.IntRange(0, _ALL),
+    default=_ALL,
+    show_default=True,
+    help="How many bad batches.",
+)
+@click.option(
+    "--good",
+    type=click.IntRange(0, _ALL),
+    default=_ALL,
+    show_default=True,
+    help="How many good ones.",
+)
 @_seed
 @_keep
 def bench_gate(common: Common, bad: int, good: int, seed: int, keep: Path | None) -> None:
@@ -141,11 +177,21 @@ def bench_gate(common: Common, bad: int, good: int, seed: int, keep: Path | None
             progress=display,
         )
     rows = [
-        (case.kind, case.name, "live" if case.live else "no", f"{case.seconds:.1f}", "; ".join(case.learns))
+        (
+            case.kind,
+            case.name,
+            "live" if case.live else "no",
+            f"{case.seconds:.1f}",
+            "; ".join(case.learns),
+        )
         for case in found.cases
     ]
     told = f"{found.bad_accepted} of {found.bad} bad ones became live, {found.good_refused} of {found.good} good ones did not"
-    show(common, found, f"{table(('KIND', 'BATCH', 'LIVE', 'S', 'WHY'), rows, flexible=(4,))}\n\n{told}")
+    show(
+        common,
+        found,
+        f"{table(('KIND', 'BATCH', 'LIVE', 'S', 'WHY'), rows, flexible=(4,))}\n\n{told}",
+    )
 
 
 @command("prefeval", examples=("personalpeft bench prefeval --data prefeval",))

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
     metavar="FAMILY",
     help="Which of reasoning-gym's families, with its settings. By default lists of three or four words, to be reversed.",
 )
-@click.option("--unseen", type=click.IntRange(1), default=120, show_default=True, help="How many unseen tasks.")
+@click.option(
+    "--unseen",
+    type=click.IntRange(1),
+    default=120,
+    show_default=True,
+    help="How many unseen tasks.",
+)
 @click.option(
     "--rounds",
     type=click.IntRange(1),
@@ -49,7 +55,10 @@ def bench_skill(common: Common, family: str | None, unseen: int, rounds: int | N
         say=lambda text: note(common, text),
     )
     rows = [("base", *_shown(found.before), "", "", "")]
-    rows += [(s.name, *_shown(s.unseen), s.verdict, str(s.steps), f"{s.seconds:.0f}") for s in found.stages]
+    rows += [
+        (s.name, *_shown(s.unseen), s.verdict, str(s.steps), f"{s.seconds:.0f}")
+        for s in found.stages
+    ]
     heads = ("AFTER", "PASSED", "95 %", "ATTACHED", "VERDICT", "STEPS", "SECONDS")
     gained = f"{found.points_shown:+g} points by demonstrations, {found.points_practised:+g} more by practice"
     show(common, found, f"{table(heads, rows)}\n\n{gained}")

@@ -62,12 +62,18 @@ def gc(common: Common, dry_run: bool) -> None:
     display = Display(common)
     with display, opening.opened(common, "read" if dry_run else "change") as runtime:
         found = runtime.collect(dry_run=dry_run, progress=display)
-    rows = [("adapters", str(found.blobs)), ("halves of files", str(found.parts)), ("sessions", str(found.sessions))]
+    rows = [
+        ("adapters", str(found.blobs)),
+        ("halves of files", str(found.parts)),
+        ("sessions", str(found.sessions)),
+    ]
     show(common, found, table(("WHAT", "FILES"), rows))
     note(common, f"{found.bytes:,} bytes {'would be ' if dry_run else ''}freed.")
 
 
-@command("path", examples=("personalpeft path", "personalpeft path cache", "personalpeft path --json"))
+@command(
+    "path", examples=("personalpeft path", "personalpeft path cache", "personalpeft path --json")
+)
 @click.argument("what", type=click.Choice(["home", "cache", "models"]), default="home")
 def path(common: Common, what: str) -> None:
     """Print where things are kept.

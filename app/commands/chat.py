@@ -58,11 +58,18 @@ class Conversation:
                 if len(asked) < 3:
                     raise
                 asked = asked[2:]
-                note(self.common, "The conversation is too long for the base; its beginning is left out from here on.")
+                note(
+                    self.common,
+                    "The conversation is too long for the base; its beginning is left out from here on.",
+                )
         if self.common.json:
             show(self.common, reply, "")
         self.last = reply
-        self.messages = [*asked, {"role": "assistant", "content": reply.text}] if reply.text.strip() else asked[:-1]
+        self.messages = (
+            [*asked, {"role": "assistant", "content": reply.text}]
+            if reply.text.strip()
+            else asked[:-1]
+        )
         if reply.finish_reason == "cancelled":
             note(self.common, "Stopped.")
 
@@ -83,7 +90,10 @@ class Conversation:
             "quit": _quit,
         }
         if name not in actions:
-            raise NotFound(f"There is no command /{name}.", hint=f"{nearest(name, actions, what='command')} See /help.")
+            raise NotFound(
+                f"There is no command /{name}.",
+                hint=f"{nearest(name, actions, what='command')} See /help.",
+            )
         actions[name](rest.strip())
 
     def _reply(self) -> Reply:
@@ -169,7 +179,9 @@ def _is_terminal() -> bool:
 
 def _text(rest: str, name: str) -> str:
     if not rest:
-        raise InvalidInput(f"{name} needs a text.", hint=f"Say: {name} and then the text, on one line.")
+        raise InvalidInput(
+            f"{name} needs a text.", hint=f"Say: {name} and then the text, on one line."
+        )
     return rest
 
 

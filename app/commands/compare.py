@@ -15,7 +15,7 @@ from personalpeft_app.progress import Display
 from personalpeft_app.texts import given
 
 if TYPE_CHECKING:
-    from personalpeft.comparing import Choice, Comparison
+    from personalpeft.chat.compare import Choice, Comparison
 
 NEITHER = "neither"
 
@@ -33,11 +33,24 @@ NEITHER = "neither"
 @click.argument("a", default="live", metavar="[A]")
 @click.argument("b", default="previous", metavar="[B]")
 @click.option("--layer", default="style", show_default=True, help="Whose revisions.")
-@click.option("--max-tokens", type=click.IntRange(1), help="The longest answer.  [default: the base's]")
+@click.option(
+    "--max-tokens", type=click.IntRange(1), help="The longest answer.  [default: the base's]"
+)
 @click.option("--no-memory", is_flag=True, help="Leave your rules and facts out.")
-@click.option("--choose", metavar="1|2|NAME|neither", help="Choose without being asked; NAME is as --json says it.")
+@click.option(
+    "--choose",
+    metavar="1|2|NAME|neither",
+    help="Choose without being asked; NAME is as --json says it.",
+)
 def compare(
-    common: Common, prompt: str, a: str, b: str, layer: str, max_tokens: int | None, no_memory: bool, choose: str | None
+    common: Common,
+    prompt: str,
+    a: str,
+    b: str,
+    layer: str,
+    max_tokens: int | None,
+    no_memory: bool,
+    choose: str | None,
 ) -> None:
     """See two answers to a PROMPT and choose one.
 
@@ -55,11 +68,19 @@ def compare(
     with opening.user(common, "change", display) as user:
         with interruptible() as cancelled, display:
             comparison = user.compare(
-                prompt, a, b, layer=layer, max_tokens=max_tokens, memory=not no_memory, cancelled=cancelled
+                prompt,
+                a,
+                b,
+                layer=layer,
+                max_tokens=max_tokens,
+                memory=not no_memory,
+                cancelled=cancelled,
             )
         if choose is None and not common.json and not comparison.same and sys.stdin.isatty():
             click.echo(printable(str(comparison)))
-            choose = click.prompt("\nWhich is better?", type=click.Choice(["1", "2", NEITHER]), err=True)
+            choose = click.prompt(
+                "\nWhich is better?", type=click.Choice(["1", "2", NEITHER]), err=True
+            )
         choice = None if choose in (None, NEITHER) else comparison.choose(choose)
     data = {**comparison.as_json(), "choice": as_data(choice)}
     show(common, data, str(comparison) if choose is None else _said(comparison, choice))
@@ -68,6 +89,12 @@ def compare(
 
 
 def _said(comparison: Comparison, choice: Choice | None) -> str:
-    whose = " and ".join(f"{number} is {each.revision}" for number, each in enumerate(comparison.answers, 1))
-    kept = f"{choice.signal}: {choice.chosen} rather than {choice.other}" if choice else "nothing was kept"
+    whose = " and ".join(
+        f"{number} is {each.revision}" for number, each in enumerate(comparison.answers, 1)
+    )
+    kept = (
+        f"{choice.signal}: {choice.chosen} rather than {choice.other}"
+        if choice
+        else "nothing was kept"
+    )
     return f"{whose}; {kept}"

@@ -19,7 +19,7 @@ from personalpeft_app.output import as_json, note, printable, show, table
 
 if TYPE_CHECKING:
     from personalpeft import Runtime
-    from personalpeft.learning.underway import Learning
+    from personalpeft.learning.progress import Learning
     from personalpeft_app.daemon.deciding import Chore, Coming, Learn
     from personalpeft_app.daemon.journal import Line
 
@@ -49,7 +49,9 @@ def daemon() -> None:
     """
 
 
-@command("run", examples=("personalpeft daemon run", "personalpeft daemon run --json >> daemon.log"))
+@command(
+    "run", examples=("personalpeft daemon run", "personalpeft daemon run --json >> daemon.log")
+)
 def run(common: Common) -> None:
     """Look after the home until stopped.
 
@@ -90,7 +92,10 @@ def run(common: Common) -> None:
                     # The home itself: a full disk, a folder that went away. It may come back, so it is only said.
                     if error.message != said:
                         said = error.message
-                        click.echo(f"error: {printable(error.message)}\nhint: {printable(error.hint)}", err=True)
+                        click.echo(
+                            f"error: {printable(error.message)}\nhint: {printable(error.hint)}",
+                            err=True,
+                        )
 
             note(common, f"Looking after {runtime.settings.home}; Ctrl-C ends it.")
             Ticking(work, settings.every).run(stopping)
@@ -117,7 +122,9 @@ def once(common: Common) -> None:
         _learning(common) as runtime,
         runtime.upkeep.only(TASK),
     ):
-        keeper = Keeper(runtime, lambda: _learning(common), tell=done.append, stopping=stopping.is_set)
+        keeper = Keeper(
+            runtime, lambda: _learning(common), tell=done.append, stopping=stopping.is_set
+        )
         decision = keeper.round()
     show(common, {"did": done, "next": decision.coming}, "\n".join(map(_line, done)))
     if not done:
@@ -141,8 +148,12 @@ def status(common: Common) -> None:
         decision, holder = keeper.outlook(), runtime.upkeep.holder(TASK)
         begun, spent, lines = keeper.journal.begun, keeper.spent, keeper.journal.lines
         # Of who was cut off with the process that did it nothing is under way.
-        doing = {user: runtime.user(user, create=False).learning() for user in begun} if holder else {}
-    now = "; ".join(f"{user} learns{_how_far(learning)}" for user, learning in doing.items()) or _act(decision.act)
+        doing = (
+            {user: runtime.user(user, create=False).learning() for user in begun} if holder else {}
+        )
+    now = "; ".join(
+        f"{user} learns{_how_far(learning)}" for user, learning in doing.items()
+    ) or _act(decision.act)
     data = {
         "running": holder,
         "learning": list(doing),
@@ -157,7 +168,9 @@ def status(common: Common) -> None:
         f"now      {now}",
         f"today    {spent / 60:.1f} minutes of learning",
     ]
-    coming = table(("NEXT", "WHEN", "WHY"), [_next(each) for each in decision.coming], flexible=(2,))
+    coming = table(
+        ("NEXT", "WHEN", "WHY"), [_next(each) for each in decision.coming], flexible=(2,)
+    )
     text += ["", coming] if coming else []
     text += ["", *map(_line, lines[-_SHOWN:])] if lines else []
     show(common, data, "\n".join(text))
@@ -183,7 +196,10 @@ def report(common: Common) -> None:
     }
     show(common, data, "\n\n".join(each.in_full() for each in found))
     if not found:
-        note(common, "There is no morning report yet: it is made daily by a daemon, where there is something to say.")
+        note(
+            common,
+            "There is no morning report yet: it is made daily by a daemon, where there is something to say.",
+        )
 
 
 @command(
@@ -210,9 +226,19 @@ def install(common: Common, printed: bool, system: str | None) -> None:
     from personalpeft_app.daemon import units
 
     if not printed:
-        raise click.UsageError("It only prints the file: add --print, and save it where its first lines say.")
+        raise click.UsageError(
+            "It only prints the file: add --print, and save it where its first lines say."
+        )
     home, cache = common.places()
-    words = [sys.executable, "-m", "personalpeft_app", "--home", str(home), "--base", common.base_name()]
+    words = [
+        sys.executable,
+        "-m",
+        "personalpeft_app",
+        "--home",
+        str(home),
+        "--base",
+        common.base_name(),
+    ]
     words += ["--backend", common.backend] if common.backend else []
     environment = {CACHE: str(cache)} if os.environ.get(CACHE) else {}
     system = system or ("launchd" if sys.platform == "darwin" else "systemd")
@@ -229,7 +255,9 @@ def _learning(common: Common) -> AbstractContextManager[Runtime]:
     return opening.opened(common, "change")
 
 
-def _our_turn(common: Common, runtime: Runtime, stopping: threading.Event) -> AbstractContextManager[None] | None:
+def _our_turn(
+    common: Common, runtime: Runtime, stopping: threading.Event
+) -> AbstractContextManager[None] | None:
     """The lease of the home, held, once whoever had it has let go; None where this process is to end first."""
     from contextlib import ExitStack
 
@@ -243,7 +271,10 @@ def _our_turn(common: Common, runtime: Runtime, stopping: threading.Event) -> Ab
         except Busy as error:
             if not said:
                 said = True
-                note(common, f"Another daemon looks after this home, so this one waits. {error.message}")
+                note(
+                    common,
+                    f"Another daemon looks after this home, so this one waits. {error.message}",
+                )
             stopping.wait(_LOOK)
             continue
         return held
@@ -265,7 +296,11 @@ def _act(act: Learn | Chore | None) -> str:
 
     if act is None:
         return "nothing is due"
-    return f"{act.user} is to learn: {act.because}" if isinstance(act, Learn) else f"{act.kind} is due: {act.because}"
+    return (
+        f"{act.user} is to learn: {act.because}"
+        if isinstance(act, Learn)
+        else f"{act.kind} is due: {act.because}"
+    )
 
 
 def _how_far(learning: Learning | None) -> str:

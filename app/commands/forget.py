@@ -38,7 +38,9 @@ def forget(common: Common, item: str, dry_run: bool, later: bool, yes: bool) -> 
     with opening.user(common, "read" if dry_run else "change", display) as user:
         if not (dry_run or yes):
             if common.json or not sys.stdin.isatty():
-                raise click.UsageError("Nothing brings back what is forgotten: say --yes, or --dry-run to look first.")
+                raise click.UsageError(
+                    "Nothing brings back what is forgotten: say --yes, or --dry-run to look first."
+                )
             click.echo(str(user.forget(item, dry_run=True)), err=True)
             click.confirm("Forget this for good?", abort=True, err=True)
 
@@ -46,5 +48,7 @@ def forget(common: Common, item: str, dry_run: bool, later: bool, yes: bool) -> 
             display.say("It is destroyed already; the building stops after this step.")
 
         with interruptible(stopping) as cancelled, display:
-            report = user.forget(item, rebuild=not later, dry_run=dry_run, progress=display, cancelled=cancelled)
+            report = user.forget(
+                item, rebuild=not later, dry_run=dry_run, progress=display, cancelled=cancelled
+            )
     show(common, report.as_json(), str(report))

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 BASE = "base"
 
 
-def study(common: Common, user: User, display: Display, layer: str | None = None, **asked: Any) -> LearnReport:
+def study(
+    common: Common, user: User, display: Display, layer: str | None = None, **asked: Any
+) -> LearnReport:
     """Learns with a bar on stderr. The first Ctrl-C stops after the step that is running and keeps what was done."""
     with studying(display) as cancelled:
         return user.learn(layer, progress=display, cancelled=cancelled, **asked)
@@ -50,17 +52,44 @@ def studying(display: Display) -> Iterator[Callable[[], bool]]:
         "personalpeft learn --all --json",
     ),
 )
-@click.option("--layer", help="What to learn: style, memory or skill.NAME.  [default: all that has something new]")
-@click.option("--also", multiple=True, metavar="ID", help="Somebody who learns in the same go; can be repeated.")
+@click.option(
+    "--layer",
+    help="What to learn: style, memory or skill.NAME.  [default: all that has something new]",
+)
+@click.option(
+    "--also",
+    multiple=True,
+    metavar="ID",
+    help="Somebody who learns in the same go; can be repeated.",
+)
 @click.option("--all", "everybody", is_flag=True, help="All users of this home learn in one go.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be learned.")
-@click.option("--seconds", type=float, help="Stop training after so long; the next learn goes on from there.")
-@click.option("--steps", type=int, help="Stop training after so many steps; the next learn goes on from there.")
-@click.option("--memory", type=float, metavar="MB", help="Train in at most so much memory beside the base.")
-@click.option("--from-nothing", is_flag=True, help="Build from all lessons anew, not on what is live.")
-@click.option("--accept", is_flag=True, help="Make the result live although it may be refused; that is recorded.")
+@click.option(
+    "--seconds", type=float, help="Stop training after so long; the next learn goes on from there."
+)
+@click.option(
+    "--steps",
+    type=int,
+    help="Stop training after so many steps; the next learn goes on from there.",
+)
+@click.option(
+    "--memory", type=float, metavar="MB", help="Train in at most so much memory beside the base."
+)
+@click.option(
+    "--from-nothing", is_flag=True, help="Build from all lessons anew, not on what is live."
+)
+@click.option(
+    "--accept",
+    is_flag=True,
+    help="Make the result live although it may be refused; that is recorded.",
+)
 def learn(
-    common: Common, layer: str | None, also: tuple[str, ...], everybody: bool, from_nothing: bool, **asked: Any
+    common: Common,
+    layer: str | None,
+    also: tuple[str, ...],
+    everybody: bool,
+    from_nothing: bool,
+    **asked: Any,
 ) -> None:
     """Learn from the feedback that is new.
 
@@ -92,7 +121,9 @@ def learn(
     if everybody and not told:
         note(common, "Nobody has anything new to learn.")
     if was_stopped:
-        raise Cancelled("Stopped; what is reported as learned stays.", hint="The next learn goes on from there.")
+        raise Cancelled(
+            "Stopped; what is reported as learned stays.", hint="The next learn goes on from there."
+        )
     if told and not everybody and all(report.error for report in told):
         kind = next(kind for kind in OUTCOMES if kind.__name__ == told[0].error)
         raise kind("Nobody of those who were named has learned.", hint="Each report says why.")
@@ -144,7 +175,9 @@ def weigh(common: Common, layer: str, weight: float) -> None:
     show(common, {"user": user.id, "layer": layer, "weight": weight}, f"{layer} {weight:g}")
 
 
-@command("scope", examples=("personalpeft scope skill.email near", "personalpeft scope style never"))
+@command(
+    "scope", examples=("personalpeft scope skill.email near", "personalpeft scope style never")
+)
 @click.argument("layer")
 @click.argument("when", type=click.Choice(get_args(Scope)))
 def scope(common: Common, layer: str, when: Scope) -> None:

@@ -14,7 +14,7 @@ from personalpeft_app.output import as_data, moment, note, one_line, show, table
 from personalpeft_app.unlearning import to_unlearn, unlearned_later
 
 if TYPE_CHECKING:
-    from personalpeft.bases.base import Card
+    from personalpeft.base_models.types import Card
     from personalpeft.types import Revision, Signal
 
 _BASE = "(the base)"
@@ -59,7 +59,9 @@ def stack(common: Common) -> None:
         note(common, f"{name} {what}.")
 
 
-@command("revisions", examples=("personalpeft revisions", "personalpeft revisions --layer style --json"))
+@command(
+    "revisions", examples=("personalpeft revisions", "personalpeft revisions --layer style --json")
+)
 @click.option("--layer", help="Only of this layer.  [default: all]")
 def revisions(common: Common, layer: str | None) -> None:
     """List everything that was ever built.
@@ -85,11 +87,15 @@ def revisions(common: Common, layer: str | None) -> None:
     data = [{**as_data(each), "live": each.id in live} for each in found]
     show(common, {"user": user.id, "revisions": data}, table(headings, rows, flexible=(6,)))
     if not found:
-        note(common, f"Nothing was built for {user.id} yet. Give feedback, then: personalpeft learn")
+        note(
+            common, f"Nothing was built for {user.id} yet. Give feedback, then: personalpeft learn"
+        )
 
 
 @command("turns", examples=("personalpeft turns", "personalpeft turns -n 50 --json"))
-@click.option("-n", "limit", type=click.IntRange(1), default=10, show_default=True, help="How many.")
+@click.option(
+    "-n", "limit", type=click.IntRange(1), default=10, show_default=True, help="How many."
+)
 def turns(common: Common, limit: int) -> None:
     """List the last questions and replies.
 
@@ -192,10 +198,15 @@ def memory_list(common: Common) -> None:
 @click.argument("item")
 @click.argument("text")
 @click.option(
-    "--question", "questions", multiple=True, help="A question that the fact answers now; may be given again."
+    "--question",
+    "questions",
+    multiple=True,
+    help="A question that the fact answers now; may be given again.",
 )
 @click.option("--answer", help="The short answer, to the old questions where none is given.")
-def memory_edit(common: Common, item: str, text: str, questions: tuple[str, ...], answer: str | None) -> None:
+def memory_edit(
+    common: Common, item: str, text: str, questions: tuple[str, ...], answer: str | None
+) -> None:
     """Say a rule or fact anew. ITEM is its id or the beginning of it; prints the new id."""
     with opening.user(common, "change") as user:
         new = user.edit_item(item, text, questions=questions or None, answer=answer)
@@ -217,7 +228,9 @@ def memory_remove(common: Common, item: str) -> None:
 memory.add_section("Commands", (memory_list, memory_edit, memory_remove))
 
 
-@command("users", examples=("personalpeft users", "personalpeft users --after eve --limit 1000 --json"))
+@command(
+    "users", examples=("personalpeft users", "personalpeft users --after eve --limit 1000 --json")
+)
 @click.option("--after", metavar="ID", help="Only those whose id sorts after this one.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many.")
 def users(common: Common, after: str | None, limit: int) -> None:
@@ -229,13 +242,19 @@ def users(common: Common, after: str | None, limit: int) -> None:
     with opening.opened(common, "read") as runtime:
         found = runtime.users(after=after, limit=limit)
         more = len(found) == limit and bool(runtime.users(after=found[-1].id, limit=1))
-    rows = [(each.id, moment(each.since), str(each.turns), str(each.signals), str(each.revisions)) for each in found]
+    rows = [
+        (each.id, moment(each.since), str(each.turns), str(each.signals), str(each.revisions))
+        for each in found
+    ]
     data = {"users": found, "next": found[-1].id if more else None}
     show(common, data, table(("USER", "SINCE", "TURNS", "SIGNALS", "REVISIONS"), rows))
     if more:
         note(common, f"There are more: personalpeft users --after {found[-1].id}")
     elif not found:
-        note(common, f"There is nobody after {after}." if after else "There is nobody in this home yet.")
+        note(
+            common,
+            f"There is nobody after {after}." if after else "There is nobody in this home yet.",
+        )
 
 
 @command("models", examples=("personalpeft models", "personalpeft models --json"))
@@ -244,7 +263,7 @@ def models(common: Common) -> None:
 
     Those that ship, and your own cards in the folder that 'personalpeft path models' names. '*' marks the one in use.
     """
-    from personalpeft.bases.shelf import all_cards
+    from personalpeft.base_models.registry import all_cards
 
     home, _ = common.places()
     cards = all_cards([home / "models"])
@@ -260,14 +279,22 @@ def models(common: Common) -> None:
         for card in cards
     ]
     data = [{**as_data(card), "weights": _whereabouts(card)} for card in cards]
-    show(common, {"models": data}, table(("", "BASE", "WEIGHTS", "CONTEXT", "LICENCE", "ABOUT"), rows, flexible=(5,)))
+    show(
+        common,
+        {"models": data},
+        table(("", "BASE", "WEIGHTS", "CONTEXT", "LICENCE", "ABOUT"), rows, flexible=(5,)),
+    )
 
 
 def _list(common: Common) -> None:
     with opening.user(common, "read") as user:
         items = user.items()
     rows = [(item.id, item.kind, moment(item.at), item.text) for item in items]
-    show(common, {"user": user.id, "items": items}, table(("ITEM", "KIND", "SINCE", "TEXT"), rows, flexible=(3,)))
+    show(
+        common,
+        {"user": user.id, "items": items},
+        table(("ITEM", "KIND", "SINCE", "TEXT"), rows, flexible=(3,)),
+    )
     if not items:
         note(common, f"{user.id} has no rules and facts yet.")
 
@@ -282,7 +309,7 @@ def _verdict(revision: Revision) -> str:
 
 
 def _whereabouts(card: Card) -> str:
-    from personalpeft.bases.files import folder_files, package_files
+    from personalpeft.base_models.files import folder_files, package_files
     from personalpeft.errors import WeightsError
 
     source = card.source

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from personalpeft.wording import counted
+from personalpeft.formatting import pluralize
 from personalpeft_app import opening
 from personalpeft_app.options import Common, command
 from personalpeft_app.output import note, show
@@ -17,16 +17,22 @@ from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
     from personalpeft import User
-    from personalpeft.personal import Exported, Imported
-    from personalpeft.transfer import MergedForm
+    from personalpeft.adapter_io import MergedForm
+    from personalpeft.archive import Exported, Imported
     from personalpeft.types import Revision
 
 
 @command(
-    "export", examples=("personalpeft export ada.personal", "personalpeft export --user ada --no-adapters ada.personal")
+    "export",
+    examples=(
+        "personalpeft export ada.personal",
+        "personalpeft export --user ada --no-adapters ada.personal",
+    ),
 )
 @click.argument("file")
-@click.option("--no-adapters", is_flag=True, help="Leave out what was built; it can be learned again.")
+@click.option(
+    "--no-adapters", is_flag=True, help="Leave out what was built; it can be learned again."
+)
 def export(common: Common, file: str, no_adapters: bool) -> None:
     """Write all of a user into one FILE.
 
@@ -38,11 +44,14 @@ def export(common: Common, file: str, no_adapters: bool) -> None:
     show(common, written, str(written.path))
     note(
         common,
-        f"{_what(written)}, {counted(written.adapters, 'adapter')}; {written.bytes:,} bytes. To take it in: personalpeft import",
+        f"{_what(written)}, {pluralize(written.adapters, 'adapter')}; {written.bytes:,} bytes. To take it in: personalpeft import",
     )
 
 
-@command("import", examples=("personalpeft import ada.personal", "personalpeft import ada.personal --as ada.home"))
+@command(
+    "import",
+    examples=("personalpeft import ada.personal", "personalpeft import ada.personal --as ada.home"),
+)
 @click.argument("file")
 @click.option("--as", "as_user", metavar="ID", help="Under this name.  [default: that of the file]")
 def import_(common: Common, file: str, as_user: str | None) -> None:
@@ -59,22 +68,37 @@ def import_(common: Common, file: str, as_user: str | None) -> None:
     if taken.left_out:
         note(
             common,
-            f"{counted(taken.left_out, 'revision')} did not: {taken.why}. Next: personalpeft learn --user {taken.user}",
+            f"{pluralize(taken.left_out, 'revision')} did not: {taken.why}. Next: personalpeft learn --user {taken.user}",
         )
 
 
 def _what(of: Exported | Imported) -> str:
-    return ", ".join((counted(of.turns, "turn"), counted(of.signals, "signal"), counted(of.revisions, "revision")))
+    return ", ".join(
+        (
+            pluralize(of.turns, "turn"),
+            pluralize(of.signals, "signal"),
+            pluralize(of.revisions, "revision"),
+        )
+    )
 
 
-_one_layer = click.option("--layer", help="Only this layer.  [default: the whole stack as one adapter]")
+_one_layer = click.option(
+    "--layer", help="Only this layer.  [default: the whole stack as one adapter]"
+)
 _as_layer = click.option(
-    "--layer", default="style", show_default=True, help="What it becomes: style, memory or skill.NAME."
+    "--layer",
+    default="style",
+    show_default=True,
+    help="What it becomes: style, memory or skill.NAME.",
 )
 
 
 @command(
-    "export-peft", examples=("personalpeft export-peft my-adapter", "personalpeft export-peft --layer style my-style")
+    "export-peft",
+    examples=(
+        "personalpeft export-peft my-adapter",
+        "personalpeft export-peft --layer style my-style",
+    ),
 )
 @click.argument("folder")
 @_one_layer
@@ -88,7 +112,10 @@ def export_peft(common: Common, folder: str, layer: str | None) -> None:
 
 @command(
     "import-peft",
-    examples=("personalpeft import-peft my-adapter", "personalpeft import-peft my-adapter --layer skill.email"),
+    examples=(
+        "personalpeft import-peft my-adapter",
+        "personalpeft import-peft my-adapter --layer skill.email",
+    ),
 )
 @click.argument("folder")
 @_as_layer
@@ -101,7 +128,11 @@ def import_peft(common: Common, folder: str, layer: str) -> None:
 
 
 @command(
-    "export-gguf", examples=("personalpeft export-gguf ada.gguf", "personalpeft export-gguf --layer style style.gguf")
+    "export-gguf",
+    examples=(
+        "personalpeft export-gguf ada.gguf",
+        "personalpeft export-gguf --layer style style.gguf",
+    ),
 )
 @click.argument("file")
 @_one_layer
@@ -125,7 +156,11 @@ def import_gguf(common: Common, file: str, layer: str) -> None:
 
 
 @command(
-    "export-merged", examples=("personalpeft export-merged my-model", "personalpeft export-merged --form gguf my-model")
+    "export-merged",
+    examples=(
+        "personalpeft export-merged my-model",
+        "personalpeft export-merged --form gguf my-model",
+    ),
 )
 @click.argument("folder")
 @click.option(

@@ -22,14 +22,30 @@ from personalpeft_app.progress import Display
     ),
 )
 @click.argument("skill")
-@click.option("--verifier", required=True, help="Who sets the tasks and judges: the name of a plugin, such as sums.")
-@click.option("--family", default="", help="Which of the verifier's tasks, where it has several kinds.")
-@click.option("--shaping", help="What makes rewards of the judgements: the name of a plugin, such as t2t.")
+@click.option(
+    "--verifier",
+    required=True,
+    help="Who sets the tasks and judges: the name of a plugin, such as sums.",
+)
+@click.option(
+    "--family", default="", help="Which of the verifier's tasks, where it has several kinds."
+)
+@click.option(
+    "--shaping", help="What makes rewards of the judgements: the name of a plugin, such as t2t."
+)
 @click.option("--seconds", type=float, help="Judge what was practised until then, after so long.")
-@click.option("--rounds", type=int, help="Judge what was practised until then, after so many rounds.")
+@click.option(
+    "--rounds", type=int, help="Judge what was practised until then, after so many rounds."
+)
 @click.option("--steps", type=int, help="Judge what was practised until then, after so many steps.")
-@click.option("--memory", type=float, metavar="MB", help="Train in at most so much memory beside the base.")
-@click.option("--accept", is_flag=True, help="Make the result live although it may be refused; that is recorded.")
+@click.option(
+    "--memory", type=float, metavar="MB", help="Train in at most so much memory beside the base."
+)
+@click.option(
+    "--accept",
+    is_flag=True,
+    help="Make the result live although it may be refused; that is recorded.",
+)
 def practice(common: Common, skill: str, **asked: Any) -> None:
     """Have SKILL try tasks, and make what is right likelier.
 

@@ -19,7 +19,11 @@ from personalpeft_app.progress import Display
     ),
 )
 @click.argument("users", nargs=-1, metavar="[USER]...")
-@click.option("--to", metavar="FOLDER", help="Below this folder.  [default: where a server of this home finds it]")
+@click.option(
+    "--to",
+    metavar="FOLDER",
+    help="Below this folder.  [default: where a server of this home finds it]",
+)
 def publish(common: Common, users: tuple[str, ...], to: str | None) -> None:
     """Put what is live where vLLM servers elsewhere find it by name.
 

@@ -35,12 +35,20 @@ class _Since(click.ParamType):
             moment = datetime.fromisoformat(text)
             return (moment if moment.tzinfo else moment.astimezone()).astimezone(UTC)
         except (ValueError, OverflowError):
-            self.fail(f"{text!a} is neither a while, such as 24h or 7d, nor a date, such as 2026-01-31.", param, ctx)
+            self.fail(
+                f"{text!a} is neither a while, such as 24h or 7d, nor a date, such as 2026-01-31.",
+                param,
+                ctx,
+            )
 
 
 @command(
     "report",
-    examples=("personalpeft report", "personalpeft report --since 7d --json", "personalpeft report --everyone"),
+    examples=(
+        "personalpeft report",
+        "personalpeft report --since 7d --json",
+        "personalpeft report --everyone",
+    ),
 )
 @click.option(
     "--since",
@@ -50,7 +58,9 @@ class _Since(click.ParamType):
     metavar="WHILE|DATE",
     help="How far back: minutes, hours, days or weeks as in 90m, 24h, 7d, 2w, or a date.",
 )
-@click.option("--everyone", is_flag=True, help="All users of the home of whom there is something to say.")
+@click.option(
+    "--everyone", is_flag=True, help="All users of the home of whom there is something to say."
+)
 def report(common: Common, since: timedelta | datetime, everyone: bool) -> None:
     """Sum up what was learned.
 

@@ -15,7 +15,7 @@ from personalpeft_app.texts import edited, given
 from personalpeft_app.unlearning import to_unlearn, unlearned_later
 
 if TYPE_CHECKING:
-    from personalpeft.learning.account import Account
+    from personalpeft.learning.status import Account
 
 
 @command(
@@ -30,11 +30,19 @@ if TYPE_CHECKING:
 @click.argument("turn", default="last", metavar="[TURN|last]")
 @click.option("--up", "rating", flag_value=1, type=int, help="The reply was good.")
 @click.option("--down", "rating", flag_value=-1, type=int, help="The reply was not good.")
-@click.option("--edit", metavar="TEXT", help="The reply as it should have been; '-' reads it from stdin.")
+@click.option(
+    "--edit", metavar="TEXT", help="The reply as it should have been; '-' reads it from stdin."
+)
 @click.option("--editor", is_flag=True, help="Edit the reply in $EDITOR.")
-@click.option("--prefer", metavar="TEXT", help="Another text that is better; '-' reads it from stdin.")
+@click.option(
+    "--prefer", metavar="TEXT", help="Another text that is better; '-' reads it from stdin."
+)
 @click.option("--comment", metavar="TEXT", help="A rule to follow from now on.")
-@click.option("--reward", type=click.FloatRange(-1, 1), help="How good it was, from -1 to 1: a thumb of that size.")
+@click.option(
+    "--reward",
+    type=click.FloatRange(-1, 1),
+    help="How good it was, from -1 to 1: a thumb of that size.",
+)
 def feedback(
     common: Common,
     turn: str,
@@ -61,7 +69,9 @@ def feedback(
         about = user.turn(turn)
         if editor:
             edit = edited(about.reply)
-        signal = user.feedback(about, rating=rating, edit=edit, prefer=prefer, comment=comment, reward=reward)
+        signal = user.feedback(
+            about, rating=rating, edit=edit, prefer=prefer, comment=comment, reward=reward
+        )
         # None where another program has said otherwise of the same turn meanwhile.
         account = next((each for each in user.lessons() if each.signal.id == signal), None)
     show(common, {"signal": signal, "turn": about.id, "user": user.id}, signal)
@@ -72,9 +82,7 @@ def _becomes(account: Account) -> str:
     if account.place == "profile":
         return "It acts from the next question on."
     if account.pinned:
-        return (
-            f"It takes the place of an answer that was held back to judge {account.layer} by, and is held back as well."
-        )
+        return f"It takes the place of an answer that was held back to judge {account.layer} by, and is held back as well."
     if account.place == "layer":
         return f"The next learn of {account.layer} takes it in."
     return f"Nothing is learned from it: {account.why}."
@@ -89,7 +97,9 @@ def _becomes(account: Account) -> str:
 )
 @click.argument("prompt")
 @click.argument("answer")
-@click.option("--skill", metavar="NAME", help="Learn it as a skill of its own.  [default: the style]")
+@click.option(
+    "--skill", metavar="NAME", help="Learn it as a skill of its own.  [default: the style]"
+)
 def teach(common: Common, prompt: str, answer: str, skill: str | None) -> None:
     """Show the ANSWER that you want to a PROMPT.
 
@@ -97,8 +107,8 @@ def teach(common: Common, prompt: str, answer: str, skill: str | None) -> None:
 
     Either of the two may be '-', which reads it from stdin.
     """
+    from personalpeft.chat.validation import check_written
     from personalpeft.ids import check_layer_name
-    from personalpeft.prompts import check_written
 
     if prompt == answer == "-":
         raise click.UsageError("Only one of PROMPT and ANSWER can come from stdin.")
@@ -108,7 +118,10 @@ def teach(common: Common, prompt: str, answer: str, skill: str | None) -> None:
     with opening.user(common, "make") as user:
         signal = user.teach(prompt, answer, skill=skill)
     show(common, {"signal": signal, "user": user.id, "layer": layer}, signal)
-    note(common, f"Kept for {layer}; personalpeft learn{'' if skill is None else f' --layer {layer}'} takes it in.")
+    note(
+        common,
+        f"Kept for {layer}; personalpeft learn{'' if skill is None else f' --layer {layer}'} takes it in.",
+    )
 
 
 @command(
@@ -119,7 +132,9 @@ def teach(common: Common, prompt: str, answer: str, skill: str | None) -> None:
     ),
 )
 @click.argument("text")
-@click.option("--question", "questions", multiple=True, help="A question that it answers; may be given again.")
+@click.option(
+    "--question", "questions", multiple=True, help="A question that it answers; may be given again."
+)
 @click.option("--answer", help="The short answer to those questions.")
 def remember(common: Common, text: str, questions: tuple[str, ...], answer: str | None) -> None:
     """Keep a fact for the next questions.

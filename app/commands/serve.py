@@ -17,7 +17,7 @@ from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
     from personalpeft.settings import Observing
-    from personalpeft.store.tokens import Token
+    from personalpeft.store.api_keys import Token
 
 _LOOPBACK = "127.0.0.1"
 _EVERYWHERE = "0.0.0.0"
@@ -31,12 +31,42 @@ _EVERYWHERE = "0.0.0.0"
         "personalpeft serve --public --name models.home",
     ),
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free.")
-@click.option("--host", metavar="ADDRESS", help=f"Where to listen.  [default: {_LOOPBACK}, with --public everywhere]")
-@click.option("--public", is_flag=True, help="Let other machines ask too. Needs a token that was made before.")
-@click.option("--name", "names", multiple=True, metavar="HOST", help="A host name to answer to; may be given again.")
-@click.option("--rows", type=click.IntRange(1, 256), default=16, show_default=True, help="Replies written at once.")
-@click.option("--waiting", type=click.IntRange(1, 512), default=48, show_default=True, help="Requests that may wait.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="0: any that is free.",
+)
+@click.option(
+    "--host",
+    metavar="ADDRESS",
+    help=f"Where to listen.  [default: {_LOOPBACK}, with --public everywhere]",
+)
+@click.option(
+    "--public", is_flag=True, help="Let other machines ask too. Needs a token that was made before."
+)
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    metavar="HOST",
+    help="A host name to answer to; may be given again.",
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(1, 256),
+    default=16,
+    show_default=True,
+    help="Replies written at once.",
+)
+@click.option(
+    "--waiting",
+    type=click.IntRange(1, 512),
+    default=48,
+    show_default=True,
+    help="Requests that may wait.",
+)
 @click.option(
     "--observing",
     type=click.Choice(["off", "kept", "learned"]),
@@ -44,7 +74,13 @@ _EVERYWHERE = "0.0.0.0"
     show_default=True,
     help="What becomes of what pages and apps see without asking, such as a copied reply.",
 )
-@click.option("--grace", type=click.FloatRange(0, 3600), default=30, show_default=True, help="Seconds to end in.")
+@click.option(
+    "--grace",
+    type=click.FloatRange(0, 3600),
+    default=30,
+    show_default=True,
+    help="Seconds to end in.",
+)
 def serve(
     common: Common,
     port: int,
@@ -67,7 +103,7 @@ def serve(
     Ctrl-C and SIGTERM let what is being written end.
     """
     from personalpeft import Serving
-    from personalpeft.store.tokens import FIRST
+    from personalpeft.store.api_keys import FIRST
     from personalpeft_app.http.own.routes import OwnApi
     from personalpeft_app.http.places import places_for
     from personalpeft_app.http.running import Server, stopping_on_signals
@@ -77,10 +113,13 @@ def serve(
 
     address = host or (_EVERYWHERE if public else _LOOPBACK)
     if not public and not _is_loopback(address):
-        raise InvalidInput(f"Other machines could reach {address}.", hint="Say --public if they shall.")
+        raise InvalidInput(
+            f"Other machines could reach {address}.", hint="Say --public if they shall."
+        )
     if public and not (common.places()[0] / FIRST).exists():
         raise NotFound(
-            "There is no token yet, so nothing is served to other machines.", hint="Run: personalpeft token first"
+            "There is no token yet, so nothing is served to other machines.",
+            hint="Run: personalpeft token first",
         )
     serving = Serving(rows=rows, waiting=waiting)
     display = Display(common)
@@ -90,7 +129,11 @@ def serve(
         codes = SignInCodes(runtime.tokens)
         places = places_for(runtime)
         app = make_app(
-            runtime, owner=common.user_id(), names=names, places=places, more=[own.blueprint, page.blueprint(codes)]
+            runtime,
+            owner=common.user_id(),
+            names=names,
+            places=places,
+            more=[own.blueprint, page.blueprint(codes)],
         )
         # Before the model, which takes a while to load: a port that another has is said at once.
         server = Server(app, places, host=address, port=port)
@@ -100,11 +143,17 @@ def serve(
         url = f"http://{f'[{address}]' if ':' in address else address}:{server.port}"
         show(common, {"url": url, "token_file": runtime.tokens.first, "token_made": made}, url)
         sys.stdout.flush()
-        note(common, f"The token {'was made and ' if made else ''}lies in {runtime.tokens.first}. Ctrl-C stops.")
+        note(
+            common,
+            f"The token {'was made and ' if made else ''}lies in {runtime.tokens.first}. Ctrl-C stops.",
+        )
         # Where what is said here is kept, as a service's is, a secret has no place.
         if sys.stderr.isatty():
             link = _link(url, address, codes.issue(common.user_id()))
-            note(common, f"The page, signed in as {common.user_id()}, once and within {SECONDS // 60} minutes: {link}")
+            note(
+                common,
+                f"The page, signed in as {common.user_id()}, once and within {SECONDS // 60} minutes: {link}",
+            )
 
         def close() -> None:
             own.close()
@@ -173,7 +222,10 @@ def token_list(common: Common) -> None:
 
 @command(
     "first",
-    examples=("personalpeft token first", 'curl -H "Authorization: Bearer $(cat $(personalpeft token first))" ...'),
+    examples=(
+        "personalpeft token first",
+        'curl -H "Authorization: Bearer $(cat $(personalpeft token first))" ...',
+    ),
 )
 def token_first(common: Common) -> None:
     """Print where the first token of administration lies.
@@ -195,16 +247,24 @@ def token_first(common: Common) -> None:
     ),
 )
 @click.option("--administration", is_flag=True, help="One that may do everything for everybody.")
-@click.option("--worker", is_flag=True, help="One that fetches stacks and nothing else, for vLLM servers elsewhere.")
+@click.option(
+    "--worker",
+    is_flag=True,
+    help="One that fetches stacks and nothing else, for vLLM servers elsewhere.",
+)
 def token_make(common: Common, administration: bool, worker: bool) -> None:
     """Make a token of one user and print it.
 
     It is shown this once; only a digest of it is kept. Its holder may see and change what is that user's, and nothing else.
     """
     if administration and worker:
-        raise InvalidInput("A token is of administration or of a worker.", hint="Give one of the two.")
+        raise InvalidInput(
+            "A token is of administration or of a worker.", hint="Give one of the two."
+        )
     with opening.opened(common, "make") as runtime:
-        made, secret = runtime.tokens.make(None if administration or worker else common.user_id(), worker=worker)
+        made, secret = runtime.tokens.make(
+            None if administration or worker else common.user_id(), worker=worker
+        )
     show(common, {"id": made.id, "user": made.user, "worker": made.worker, "token": secret}, secret)
     note(common, f"Its id is {made.id}: {_whose(made)}.")
 
@@ -233,4 +293,7 @@ def _list(common: Common) -> None:
     rows = [(each.id, _whose(each), each.at) for each in known]
     data = {"tokens": known, "token_file": first if there else None}
     show(common, data, table(("TOKEN", "WHOSE", "SINCE"), rows))
-    note(common, f"The first, of administration, {'lies in' if there else 'is made at the first start, in'} {first}.")
+    note(
+        common,
+        f"The first, of administration, {'lies in' if there else 'is made at the first start, in'} {first}.",
+    )

@@ -18,11 +18,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from personalpeft import Reply, Stream, User
-    from personalpeft.prompts import Prompt
+    from personalpeft.chat.validation import Prompt
 
 
 def speak(
-    common: Common, user: User, prompt: Prompt, display: Display, *, quietly: bool = False, **asked: Any
+    common: Common,
+    user: User,
+    prompt: Prompt,
+    display: Display,
+    *,
+    quietly: bool = False,
+    **asked: Any,
 ) -> Reply:
     """Prints a reply while it is written, unless ``quietly``; Ctrl-C ends it and keeps what came as a cancelled turn."""
     with interruptible() as cancelled:
@@ -39,7 +45,9 @@ def speak(
     return stream.reply
 
 
-def _begun(user: User, prompt: Prompt, cancelled: Callable[[], bool], asked: dict[str, Any]) -> Stream:
+def _begun(
+    user: User, prompt: Prompt, cancelled: Callable[[], bool], asked: dict[str, Any]
+) -> Stream:
     stream = user.stream(prompt, cancelled=cancelled, **asked)
     if cancelled():
         # Pressed while the model was loading: there is nothing yet that would be worth keeping.
@@ -57,20 +65,38 @@ def _begun(user: User, prompt: Prompt, cancelled: Callable[[], bool], asked: dic
 )
 @click.argument("prompt", required=False)
 @click.option(
-    "--temperature", type=click.FloatRange(0, 10), help="0 always takes the likeliest token.  [default: the base's]"
+    "--temperature",
+    type=click.FloatRange(0, 10),
+    help="0 always takes the likeliest token.  [default: the base's]",
 )
 @click.option(
     "--top-p",
     type=click.FloatRange(0, 1, min_open=True),
     help="Take from the likeliest tokens only.  [default: the base's]",
 )
-@click.option("--max-tokens", type=click.IntRange(1), help="The longest reply.  [default: the base's]")
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed gives the same reply."
+    "--max-tokens", type=click.IntRange(1), help="The longest reply.  [default: the base's]"
 )
-@click.option("--stop", multiple=True, metavar="TEXT", help="End the reply before this text; may be given again.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="The same seed gives the same reply.",
+)
+@click.option(
+    "--stop",
+    multiple=True,
+    metavar="TEXT",
+    help="End the reply before this text; may be given again.",
+)
 @click.option("--no-memory", is_flag=True, help="Leave your rules and facts out.")
-@click.option("--layer", "layers", multiple=True, help="Attach only this layer; may be given again.  [default: all]")
+@click.option(
+    "--layer",
+    "layers",
+    multiple=True,
+    help="Attach only this layer; may be given again.  [default: all]",
+)
 @click.option("--bare", is_flag=True, help="Ask the base as it came: no layers and no memory.")
 def ask(
     common: Common,
@@ -90,7 +116,7 @@ def ask(
 
     PROMPT may be '-', or left out where something is piped in.
     """
-    from personalpeft.prompts import check_prompt
+    from personalpeft.chat.validation import check_prompt
 
     if bare and layers:
         raise click.UsageError("--bare attaches no layer, so --layer cannot be given with it.")

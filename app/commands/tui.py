@@ -22,8 +22,13 @@ def tui(common: Common) -> None:
 
     The model is loaded behind the prompt; what you ask meanwhile waits for it.
     """
-    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)) or os.environ.get("TERM") == "dumb":
-        raise click.UsageError("This needs a terminal that can be drawn on. Elsewhere: personalpeft chat")
+    if (
+        not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+        or os.environ.get("TERM") == "dumb"
+    ):
+        raise click.UsageError(
+            "This needs a terminal that can be drawn on. Elsewhere: personalpeft chat"
+        )
     from personalpeft_app.tui.app import Tui
     from personalpeft_app.tui.work import Desk, Job
 

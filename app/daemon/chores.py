@@ -42,8 +42,12 @@ def _probation(runtime: Runtime) -> str:
 
 
 def _backup(runtime: Runtime, settings: Settings) -> str:
-    made = runtime.upkeep.back_up(runtime.settings.home / Path(settings.backup).expanduser(), keep=settings.copies)
-    missing = f"; {len(made.missing)} files are missing or damaged: run verify" if made.missing else ""
+    made = runtime.upkeep.back_up(
+        runtime.settings.home / Path(settings.backup).expanduser(), keep=settings.copies
+    )
+    missing = (
+        f"; {len(made.missing)} files are missing or damaged: run verify" if made.missing else ""
+    )
     return f"{made.path.name} with {made.files} adapters{missing}"
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from enum import StrEnum
 
-from personalpeft.wording import counted
+from personalpeft.formatting import pluralize
 from personalpeft_app.daemon.settings import Settings, time_of_day
 
 QUIET = timedelta(seconds=10)
@@ -119,8 +119,12 @@ def decide(settings: Settings, moment: Moment, people: Sequence[Person], past: P
     hindered = _hindered(settings, moment, past)
     if due and hindered is None:
         (person, why), *others = due
-        coming = _coming(settings, moment, [each for each in people if each != person], others, hindered)
-        return Decision(Learn(person.id, max(_LEAST, settings.budget * 60 - past.spent), why), coming)
+        coming = _coming(
+            settings, moment, [each for each in people if each != person], others, hindered
+        )
+        return Decision(
+            Learn(person.id, max(_LEAST, settings.budget * 60 - past.spent), why), coming
+        )
     chore = _chore(settings, moment, past)
     coming = _coming(settings, moment, people, due, hindered)
     return Decision(None if _is_talking(moment, QUIET) else chore, coming)
@@ -159,7 +163,7 @@ def _due(settings: Settings, moment: Moment, person: Person) -> str:
     if person.goes_on:
         return "a learn that ran out of its time goes on"
     if person.lessons >= settings.signals:
-        return f"{counted(person.lessons, 'new lesson')}, and {settings.signals} are enough"
+        return f"{pluralize(person.lessons, 'new lesson')}, and {settings.signals} are enough"
     at = time_of_day(settings.at)
     if person.lessons < 1 or at is None:
         return ""
@@ -167,7 +171,11 @@ def _due(settings: Settings, moment: Moment, person: Person) -> str:
     # What has a date that is still to come was said before a clock was set back: it was there at that time of day.
     was_there = person.since is None or person.since <= last or person.since > moment.now
     once = person.learned is None or last_moment(at, person.learned, moment.zone) != last
-    return f"{counted(person.lessons, 'new lesson')}, and it was {settings.at}" if was_there and once else ""
+    return (
+        f"{pluralize(person.lessons, 'new lesson')}, and it was {settings.at}"
+        if was_there and once
+        else ""
+    )
 
 
 def _hindered(settings: Settings, moment: Moment, past: Past) -> Coming | None:
@@ -179,7 +187,11 @@ def _hindered(settings: Settings, moment: Moment, past: Past) -> Coming | None:
         return Coming("learning", None, why)
     idle = max(timedelta(minutes=settings.idle), QUIET)
     if moment.served is not None and _is_talking(moment, idle):
-        return Coming("learning", moment.served + idle, f"waits until nobody has asked anything for {_minutes(idle)}")
+        return Coming(
+            "learning",
+            moment.served + idle,
+            f"waits until nobody has asked anything for {_minutes(idle)}",
+        )
     if moment.others is not None and moment.others > settings.load:
         why = f"waits until others use less of the processors ({moment.others:.0%} of {settings.load:.0%})"
         return Coming("learning", None, why)
@@ -226,19 +238,33 @@ def _coming(
 ) -> tuple[Coming, ...]:
     found: list[Coming] = []
     for person, why in due:
-        until, because = (None, why) if hindered is None else (hindered.at, f"{why}; {hindered.because}")
+        until, because = (
+            (None, why) if hindered is None else (hindered.at, f"{why}; {hindered.because}")
+        )
         found.append(Coming(f"{person.id} learns", until, because))
     at, waiting = time_of_day(settings.at), {person.id for person, _ in due}
     for person in people:
         if person.lessons and person.id not in waiting:
-            missing = f"{counted(person.lessons, 'new lesson')} of the {settings.signals} that are enough at any time"
+            missing = f"{pluralize(person.lessons, 'new lesson')} of the {settings.signals} that are enough at any time"
             found.append(
-                Coming(f"{person.id} learns", next_moment(at, moment.now, moment.zone) if at else None, missing)
+                Coming(
+                    f"{person.id} learns",
+                    next_moment(at, moment.now, moment.zone) if at else None,
+                    missing,
+                )
             )
     for kind in Kind:
         when = time_of_day(settings.morning if kind is Kind.REPORT else settings.at or "03:00")
-        if kind is not Kind.PROBATION and when is not None and (kind is not Kind.BACKUP or settings.backup):
-            found.append(Coming(kind, next_moment(when, moment.now, moment.zone), f"every day at {when:%H:%M}"))
+        if (
+            kind is not Kind.PROBATION
+            and when is not None
+            and (kind is not Kind.BACKUP or settings.backup)
+        ):
+            found.append(
+                Coming(
+                    kind, next_moment(when, moment.now, moment.zone), f"every day at {when:%H:%M}"
+                )
+            )
     far = datetime.max.replace(tzinfo=UTC)
     return tuple(sorted(found, key=lambda each: each.at or far))
 

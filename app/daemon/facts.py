@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from personalpeft import NotFound, Runtime
-from personalpeft.learning.pending import News, Pending
+from personalpeft.learning.triggers import News, Pending
 from personalpeft.store.base import UserSummary
 from personalpeft_app.daemon.deciding import Person
 
@@ -62,7 +62,9 @@ def person_of(pending: Pending, tried: tuple[str, ...]) -> tuple[Person, tuple[N
     return person, news
 
 
-def people_of(found: Mapping[str, Pending], tried: Mapping[str, tuple[str, ...]]) -> tuple[Person, ...]:
+def people_of(
+    found: Mapping[str, Pending], tried: Mapping[str, tuple[str, ...]]
+) -> tuple[Person, ...]:
     """Everybody who has a reason to learn that counts."""
     everybody = (person_of(pending, tried.get(user, ()))[0] for user, pending in found.items())
     return tuple(person for person in everybody if person.lessons or person.goes_on)

@@ -64,9 +64,13 @@ class Journal:
     lines: tuple[Line, ...] = ()
     morning: Period | None = None
 
-    def said(self, at: datetime, what: str, said: str, *, user: str = "", seconds: float = 0.0) -> Self:
+    def said(
+        self, at: datetime, what: str, said: str, *, user: str = "", seconds: float = 0.0
+    ) -> Self:
         """With one line more."""
-        line = Line(at.isoformat(timespec="seconds"), what, user, said[:_LONGEST], round(seconds, 1))
+        line = Line(
+            at.isoformat(timespec="seconds"), what, user, said[:_LONGEST], round(seconds, 1)
+        )
         return replace(self, lines=(*self.lines, line)[-_LINES:])
 
     def trying(self, user: str, keys: tuple[str, ...]) -> Self:
@@ -78,7 +82,9 @@ class Journal:
 
     def ended(self, user: str) -> Self:
         """With that user's learn at its end, whatever came of it."""
-        return replace(self, begun={name: each for name, each in self.begun.items() if name != user})
+        return replace(
+            self, begun={name: each for name, each in self.begun.items() if name != user}
+        )
 
     def in_vain(self, user: str, keys: tuple[str, ...]) -> Self:
         """With reasons that are not to lead to another learn, in place of that user's former ones."""
@@ -105,7 +111,9 @@ class Journal:
 
     def as_text(self) -> str:
         """What ``from_text`` reads."""
-        return json.dumps({"format": _FORMAT, **asdict(self)}, ensure_ascii=False, default=datetime.isoformat)
+        return json.dumps(
+            {"format": _FORMAT, **asdict(self)}, ensure_ascii=False, default=datetime.isoformat
+        )
 
 
 def from_text(text: str | None) -> Journal:
@@ -132,4 +140,6 @@ def from_text(text: str | None) -> Journal:
 def _period(data: Mapping[str, str] | None) -> Period | None:
     if data is None:
         return None
-    return Period(*(datetime.fromisoformat(data[name]).astimezone(UTC) for name in ("since", "until")))
+    return Period(
+        *(datetime.fromisoformat(data[name]).astimezone(UTC) for name in ("since", "until"))
+    )

@@ -22,7 +22,16 @@ from personalpeft import Busy, Cancelled, LearnReport, NothingToLearn, PersonalP
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import where_raised
 from personalpeft_app.daemon import chores, morning
-from personalpeft_app.daemon.deciding import QUIET, Chore, Decision, Kind, Learn, Moment, Past, decide
+from personalpeft_app.daemon.deciding import (
+    QUIET,
+    Chore,
+    Decision,
+    Kind,
+    Learn,
+    Moment,
+    Past,
+    decide,
+)
 from personalpeft_app.daemon.facts import Known, people_of, person_of
 from personalpeft_app.daemon.journal import MOST_KILLS, TASK, Journal, Line, from_text
 from personalpeft_app.daemon.probes import Machine, Reading
@@ -103,7 +112,12 @@ class Keeper:
         people = people_of(self._known.look(self._runtime), self.journal.tried)
         moment = self._moment()
         past = Past(self.spent, self.journal.chores)
-        return decide(self._settings, moment, [each for each in people if each.id not in self._elsewhere], past)
+        return decide(
+            self._settings,
+            moment,
+            [each for each in people if each.id not in self._elsewhere],
+            past,
+        )
 
     def _moment(self) -> Moment:
         reading = self._sensors()
@@ -134,7 +148,9 @@ class Keeper:
         for user, begun in self.journal.begun.items():
             if begun.times >= MOST_KILLS:
                 said = f"was cut off {begun.times} times; it is tried again when something new has come"
-                journal = self.journal.in_vain(user, (*self.journal.tried.get(user, ()), *begun.keys))
+                journal = self.journal.in_vain(
+                    user, (*self.journal.tried.get(user, ()), *begun.keys)
+                )
                 self._note(journal.ended(user), "learn", said, user=user)
 
     def _learn(self, runtime: Runtime, learn: Learn) -> None:
@@ -154,7 +170,10 @@ class Keeper:
                 return
             looked = at
             reading = self._sensors()
-            hot = reading.temperature is not None and reading.temperature >= self._settings.temperature
+            hot = (
+                reading.temperature is not None
+                and reading.temperature >= self._settings.temperature
+            )
             unplugged = self._settings.mains and reading.mains is False
             if at - glance >= _NOTE:
                 # So that a kill does not give the time back that was used.
@@ -173,7 +192,9 @@ class Keeper:
         what = "" if not again else "it was cut off and goes on; "
         left: tuple[str, ...] = tried
         try:
-            report = runtime.user(user, create=False).learn(seconds=learn.seconds, cancelled=cancelled, paused=paused)
+            report = runtime.user(user, create=False).learn(
+                seconds=learn.seconds, cancelled=cancelled, paused=paused
+            )
             said = what + _summary(report)
             # Where time ran out, layers above were not even reached; that it goes on is in the ledger. Where somebody else moved a
             # head meanwhile, its lessons have not had their turn.
@@ -199,7 +220,13 @@ class Keeper:
             # Only what is still pending after it: what the ledger tells need not be remembered beside it.
             still = {each.key for each in self._runtime.user(user, create=False).pending().news}
             left = tuple(key for key in left if key in still)
-        self._note(journal.in_vain(user, left), "learn", f"{learn.because}: {said}", user=user, seconds=seconds)
+        self._note(
+            journal.in_vain(user, left),
+            "learn",
+            f"{learn.because}: {said}",
+            user=user,
+            seconds=seconds,
+        )
 
     def _do(self, chore: Chore) -> None:
         began, now = self._clock.timer(), self._clock.now()
@@ -220,7 +247,9 @@ class Keeper:
         else:
             self._keep(journal)
 
-    def _note(self, journal: Journal, what: str, said: str, *, user: str = "", seconds: float = 0.0) -> None:
+    def _note(
+        self, journal: Journal, what: str, said: str, *, user: str = "", seconds: float = 0.0
+    ) -> None:
         self._keep(journal.said(self._clock.now(), what, said, user=user, seconds=seconds))
         self._tell(self.journal.lines[-1])
 
@@ -239,5 +268,7 @@ def _summary(report: LearnReport) -> str:
     parts = []
     for each in (report, *report.above):
         what = each.error or str(each.verdict)
-        parts.append(f"{each.layer}: {what}{f' ({each.revision})' if each.revision else ''}, {each.reason}")
+        parts.append(
+            f"{each.layer}: {what}{f' ({each.revision})' if each.revision else ''}, {each.reason}"
+        )
     return "; ".join(parts)

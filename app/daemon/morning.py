@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from personalpeft import NotFound, Runtime
-from personalpeft.learning.digest import Digest
-from personalpeft.wording import counted
+from personalpeft.formatting import pluralize
+from personalpeft.learning.activity_summary import Digest
 from personalpeft_app.daemon.facts import users
 
 _FIRST = timedelta(days=1)
@@ -52,6 +52,7 @@ def in_a_line(report: Sequence[Digest]) -> str:
 
 def _told(digest: Digest) -> str:
     ends = ", ".join(
-        f"{report.layer} {report.event if report.event != 'learn' else report.verdict}" for report in digest.reports
+        f"{report.layer} {report.event if report.event != 'learn' else report.verdict}"
+        for report in digest.reports
     )
-    return f"{digest.user}: {counted(digest.turns, 'turn')}, {counted(sum(digest.signals.values()), 'signal')}{f', {ends}' if ends else ''}"
+    return f"{digest.user}: {pluralize(digest.turns, 'turn')}, {pluralize(sum(digest.signals.values()), 'signal')}{f', {ends}' if ends else ''}"

@@ -9,7 +9,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 # The chips that say how hot a processor is; disks, batteries and radios run hot for reasons of their own.
-_PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "acpitz")
+_PROCESSORS = (
+    "coretemp",
+    "k10temp",
+    "zenpower",
+    "cpu_thermal",
+    "cpu-thermal",
+    "soc_thermal",
+    "acpitz",
+)
 _SHORTEST = 1.0
 _LOOK = 0.3
 
@@ -52,7 +60,13 @@ class Machine:
         with suppress(Exception):
             chips = psutil.sensors_temperatures()
             return max(
-                (each.current for name in _PROCESSORS for each in chips.get(name, ()) if each.current), default=None
+                (
+                    each.current
+                    for name in _PROCESSORS
+                    for each in chips.get(name, ())
+                    if each.current
+                ),
+                default=None,
             )
         return None
 
@@ -77,7 +91,9 @@ class Machine:
         import psutil
 
         times, own = psutil.cpu_times(), psutil.Process().cpu_times()
-        return float(times.user + times.system + getattr(times, "nice", 0.0) - own.user - own.system)
+        return float(
+            times.user + times.system + getattr(times, "nice", 0.0) - own.user - own.system
+        )
 
 
 def go_last() -> None:

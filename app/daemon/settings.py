@@ -16,7 +16,15 @@ FILE = "config.toml"
 TABLE = "daemon"
 
 _TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
-_LOWEST = {"signals": 1, "load": 0, "temperature": 1, "idle": 0, "budget": 0, "copies": 1, "every": 1}
+_LOWEST = {
+    "signals": 1,
+    "load": 0,
+    "temperature": 1,
+    "idle": 0,
+    "budget": 0,
+    "copies": 1,
+    "every": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +52,9 @@ class Settings:
             _check(field.name, getattr(self, field.name), field.default)
         for name in ("at", "morning"):
             if getattr(self, name) and not _TIME.fullmatch(getattr(self, name)):
-                raise _wrong(name, getattr(self, name), 'Give a time of day as "03:00", or "" for never.')
+                raise _wrong(
+                    name, getattr(self, name), 'Give a time of day as "03:00", or "" for never.'
+                )
         self.time_zone()
 
     def time_zone(self) -> tzinfo:
@@ -56,7 +66,9 @@ class Settings:
         try:
             return ZoneInfo(self.zone)
         except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-            raise _wrong("zone", self.zone, 'Give a name as "Europe/Berlin", or "" for the system\'s.') from error
+            raise _wrong(
+                "zone", self.zone, 'Give a name as "Europe/Berlin", or "" for the system\'s.'
+            ) from error
 
 
 def time_of_day(text: str) -> time | None:
@@ -73,18 +85,23 @@ def read(home: Path) -> Settings:
     except (FileNotFoundError, NotADirectoryError):
         return Settings()
     except (OSError, UnicodeDecodeError) as error:
-        raise HomeError(f"{FILE} in the home cannot be read.", hint="It is text in UTF-8 that we may read.") from error
+        raise HomeError(
+            f"{FILE} in the home cannot be read.", hint="It is text in UTF-8 that we may read."
+        ) from error
     try:
         table = tomllib.loads(text).get(TABLE, {})
     except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(f"{FILE} in the home is not TOML: {error}.", hint="Mend that line.") from error
+        raise InvalidInput(
+            f"{FILE} in the home is not TOML: {error}.", hint="Mend that line."
+        ) from error
     if not isinstance(table, dict):
         raise InvalidInput(f"{TABLE} in {FILE} is no table.", hint=f"Begin it with [{TABLE}].")
     known = [field.name for field in fields(Settings)]
     for key in table:
         if key not in known:
             raise InvalidInput(
-                f"{FILE}: [{TABLE}] has no setting {key[:80]!a}.", hint=nearest(key, known, what="setting")
+                f"{FILE}: [{TABLE}] has no setting {key[:80]!a}.",
+                hint=nearest(key, known, what="setting"),
             )
     return Settings(**table)
 

@@ -31,7 +31,9 @@ _log.setLevel(logging.ERROR)
 class Ticking:
     """Calls ``work`` at once and then every so many seconds, in a thread of its own. ``timer`` never goes back."""
 
-    def __init__(self, work: Callable[[], None], every: float, *, timer: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, work: Callable[[], None], every: float, *, timer: Callable[[], float] = time.monotonic
+    ) -> None:
         self._work = work
         self._every = every
         self._timer = timer

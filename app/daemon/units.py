@@ -41,7 +41,9 @@ _LAUNCHD = """\
 
 def systemd(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """A user unit for systemd that runs the command."""
-    lines = "".join(f"Environment={_quoted(f'{name}={value}')}\n" for name, value in environment.items())
+    lines = "".join(
+        f"Environment={_quoted(f'{name}={value}')}\n" for name, value in environment.items()
+    )
     return _SYSTEMD.format(label=LABEL, command=" ".join(map(_quoted, command)), environment=lines)
 
 
@@ -67,4 +69,8 @@ def launchd(command: Sequence[str], environment: Mapping[str, str]) -> str:
 def _quoted(text: str) -> str:
     """A word as systemd reads it: there, a per cent sign and a dollar sign stand for something else."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
-    return f'"{escaped}"' if escaped != text or not text or any(sign.isspace() for sign in text) else text
+    return (
+        f'"{escaped}"'
+        if escaped != text or not text or any(sign.isspace() for sign in text)
+        else text
+    )

@@ -26,10 +26,16 @@ from waitress.channel import HTTPChannel
 from waitress.parser import HTTPRequestParser
 from waitress.receiver import FixedStreamReceiver
 from waitress.task import WSGITask
-from werkzeug.exceptions import Forbidden, HTTPException, RequestEntityTooLarge, TooManyRequests, Unauthorized
+from werkzeug.exceptions import (
+    Forbidden,
+    HTTPException,
+    RequestEntityTooLarge,
+    TooManyRequests,
+    Unauthorized,
+)
 
 from personalpeft.errors import PersonalPeftError
-from personalpeft.store.tokens import Tokens
+from personalpeft.store.api_keys import Tokens
 from personalpeft_app.http import bodies, security
 from personalpeft_app.http.security import Caller
 
@@ -51,12 +57,16 @@ class BodyAdmission:
     def caller(self, headers: Mapping[str, str]) -> Caller | None:
         """Return the caller that the headers name, None without a valid token."""
         try:
-            return security.caller_of(self._tokens, headers.get("AUTHORIZATION", ""), headers.get("X_API_KEY", ""))
+            return security.caller_of(
+                self._tokens, headers.get("AUTHORIZATION", ""), headers.get("X_API_KEY", "")
+            )
         except PersonalPeftError:
             # The app meets the same error and answers with it.
             return None
 
-    def admit(self, caller: Caller | None, method: str, path: str, size: int) -> HTTPException | None:
+    def admit(
+        self, caller: Caller | None, method: str, path: str, size: int
+    ) -> HTTPException | None:
         """Reserve room for a body of ``size`` bytes, or return why it is refused."""
         if caller is None:
             return Unauthorized(security.NO_TOKEN)
@@ -65,7 +75,9 @@ class BodyAdmission:
         with self._lock:
             own = self._held.get(caller.token, 0) + size
             if own > bodies.LARGEST_FILE or sum(self._held.values()) + size > MOST_HELD:
-                return TooManyRequests("Too many large requests are being received.", retry_after=_AGAIN)
+                return TooManyRequests(
+                    "Too many large requests are being received.", retry_after=_AGAIN
+                )
             self._held[caller.token] = own
         return None
 
@@ -76,9 +88,13 @@ class BodyAdmission:
             if left:
                 self._held[token] = left
 
-    def _refused_file(self, caller: Caller, method: str, path: str, size: int) -> HTTPException | None:
+    def _refused_file(
+        self, caller: Caller, method: str, path: str, size: int
+    ) -> HTTPException | None:
         try:
-            endpoint, names = self._app.url_map.bind("localhost").match("/" + path.lstrip("/"), method=method)
+            endpoint, names = self._app.url_map.bind("localhost").match(
+                "/" + path.lstrip("/"), method=method
+            )
         except HTTPException:
             return _too_large(bodies.LARGEST)
         if not bodies.is_for_files(self._app.view_functions[endpoint]):
@@ -133,7 +149,11 @@ class _Parser(HTTPRequestParser):
             self._token, self._size = caller.token, size
             return
         # A client that still sends when its connection is closed may never read the answer.
-        if self.chunked or self.expect_continue or size > (bodies.LARGEST if caller is None else bodies.LARGEST_FILE):
+        if (
+            self.chunked
+            or self.expect_continue
+            or size > (bodies.LARGEST if caller is None else bodies.LARGEST_FILE)
+        ):
             self._leave_body()
         else:
             self.body_rcv = FixedStreamReceiver(size, _Discard())

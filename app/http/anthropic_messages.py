@@ -11,7 +11,7 @@ from typing import Any
 from flask import Blueprint, Response, jsonify
 
 from personalpeft import Reply
-from personalpeft.bases.tools import Said
+from personalpeft.base_models.tool_calls import Said
 from personalpeft.types import ToolCall
 from personalpeft_app.http import asking, bodies, tools
 from personalpeft_app.http.asking import Asked
@@ -44,15 +44,25 @@ def blueprint(models: Models) -> Blueprint:
         stream = bodies.flag(body, "stream")
         model = models.named(asking.model_name(body))
         asked = Asked(model, [said], **offer.asked(how))
-        head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model.name}
+        head = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": model.name,
+        }
         if stream:
-            return asking.sent(asked, _events(asked, head, offer), lambda said: asking.event(said, "error"))
+            return asking.sent(
+                asked, _events(asked, head, offer), lambda said: asking.event(said, "error")
+            )
         (reply,) = asked.replies()
         written = offer.read(reply)
         text, calls = tools.text_of(written), tools.calls_of(written)
         content = [{"type": "text", "text": text}] if text or not calls else []
         content += [tools.anthropic_call(call) for call in calls]
-        usage = {"input_tokens": reply.usage.prompt_tokens, "output_tokens": reply.usage.completion_tokens}
+        usage = {
+            "input_tokens": reply.usage.prompt_tokens,
+            "output_tokens": reply.usage.completion_tokens,
+        }
         whole = {**head, "content": content, **_end(offer, reply, calls), "usage": usage}
         response = jsonify({**whole, "personalpeft": asking.about(model, reply)})
         response.headers.update(asking.headers(model, reply.stack.digest, reply.turn_id))
@@ -65,7 +75,9 @@ def blueprint(models: Models) -> Blueprint:
         said, offer = _said(models, body), _offer(models, body)
         model = models.named(asking.model_name(body))
         # A stream that nobody reads asks nothing of the model.
-        unread = model.user.stream(said, tools=offer.tools, must_call=offer.must, max_tokens=1, **model.asked)
+        unread = model.user.stream(
+            said, tools=offer.tools, must_call=offer.must, max_tokens=1, **model.asked
+        )
         return jsonify({"input_tokens": unread.prompt_tokens})
 
     return made
@@ -83,7 +95,9 @@ def _said(models: Models, body: Body) -> list[dict[str, Any]]:
 
 def _offer(models: Models, body: Body) -> Offer:
     choice, alone = tools.anthropic_choice(body)
-    return tools.offered(models, body, tools.anthropic_tools(body.get("tools")), choice, alone=alone)
+    return tools.offered(
+        models, body, tools.anthropic_tools(body.get("tools")), choice, alone=alone
+    )
 
 
 def _end(offer: Offer, reply: Reply, calls: Sequence[ToolCall]) -> dict[str, str | None]:
@@ -112,9 +126,14 @@ def _events(asked: Asked, head: dict[str, Any], offer: Offer) -> Iterator[str]:
     offer.check(reply, [*blocks.calls, *tools.calls_of(rest)])
     for kind, more in chain(*map(blocks.add, rest), blocks.end()):
         yield event(kind, **more)
-    usage = {"input_tokens": reply.usage.prompt_tokens, "output_tokens": reply.usage.completion_tokens}
+    usage = {
+        "input_tokens": reply.usage.prompt_tokens,
+        "output_tokens": reply.usage.completion_tokens,
+    }
     ended = _end(offer, reply, blocks.calls)
-    yield event("message_delta", delta=ended, usage=usage, personalpeft=asking.about(asked.model, reply))
+    yield event(
+        "message_delta", delta=ended, usage=usage, personalpeft=asking.about(asked.model, reply)
+    )
     yield event("message_stop")
 
 
@@ -131,8 +150,14 @@ class _Blocks:
         if isinstance(said, str):
             if not self._open:
                 self._open = True
-                yield "content_block_start", {"index": self._number, "content_block": {"type": "text", "text": ""}}
-            yield "content_block_delta", {"index": self._number, "delta": {"type": "text_delta", "text": said}}
+                yield (
+                    "content_block_start",
+                    {"index": self._number, "content_block": {"type": "text", "text": ""}},
+                )
+            yield (
+                "content_block_delta",
+                {"index": self._number, "delta": {"type": "text_delta", "text": said}},
+            )
             return
         yield from self._closed()
         self.calls.append(said)

@@ -26,7 +26,9 @@ MOST_TOKENS = 1_000_000
 _MOST_MESSAGES = 10_000
 
 
-def sampling(body: Body, *, length: str = "max_tokens", stop: str = "stop", hottest: float = 2.0) -> dict[str, Any]:
+def sampling(
+    body: Body, *, length: str = "max_tokens", stop: str = "stop", hottest: float = 2.0
+) -> dict[str, Any]:
     """The fields of sampling that every dialect has, as ``User.stream`` takes them. Without a seed one is drawn."""
     seed = bodies.whole(body, "seed", least=0, most=2**62)
     asked = {
@@ -46,7 +48,9 @@ def model_name(body: Body) -> str:
     return name
 
 
-def messages(listed: Any, where: str, kinds: Sequence[str], roles: Mapping[str, str]) -> list[dict[str, Any]]:
+def messages(
+    listed: Any, where: str, kinds: Sequence[str], roles: Mapping[str, str]
+) -> list[dict[str, Any]]:
     """A list of messages with text as the library takes them, and with what they say of tools as OpenAI's chats have it. ``kinds``
     are the types of the parts that are text, ``roles`` what the roles are here.
     """
@@ -59,7 +63,9 @@ def messages(listed: Any, where: str, kinds: Sequence[str], roles: Mapping[str, 
         if not isinstance(role, str) or role not in roles:
             raise Unsupported(f"{place}.role must be one of {', '.join(roles)}.", f"{place}.role")
         if each.get("function_call"):
-            raise Unsupported(f"{place}.function_call: give tool_calls in its place.", f"{place}.function_call")
+            raise Unsupported(
+                f"{place}.function_call: give tool_calls in its place.", f"{place}.function_call"
+            )
         said = about_tools(each, place)
         # Who only calls need say nothing.
         silent = bool(said.get("tool_calls")) and each.get("content") is None
@@ -76,9 +82,16 @@ def text_of(content: Any, where: str, kinds: Sequence[str]) -> str:
         raise Unsupported(f"{where} must be a text or a list of parts.", where)
     said = []
     for number, part in enumerate(content):
-        fits = isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str)
+        fits = (
+            isinstance(part, dict)
+            and part.get("type") in kinds
+            and isinstance(part.get("text"), str)
+        )
         if not fits:
-            raise Unsupported(f"{where}[{number}]: only parts of type {kinds[0]} can be read.", f"{where}[{number}]")
+            raise Unsupported(
+                f"{where}[{number}]: only parts of type {kinds[0]} can be read.",
+                f"{where}[{number}]",
+            )
         said.append(part["text"])
     return "".join(said)
 
@@ -97,7 +110,9 @@ class Asked:
                 # The same prompt again is another reply, and each can be asked for alone.
                 seed = first + number
                 self.streams.append(
-                    model.user.stream(prompt, **{**how, **model.asked, "seed": seed, "cancelled": gone})
+                    model.user.stream(
+                        prompt, **{**how, **model.asked, "seed": seed, "cancelled": gone}
+                    )
                 )
             for stream in self.streams:
                 stream.begin()
@@ -164,7 +179,9 @@ def sent(asked: Asked, events: Iterator[str], fault: Callable[[dict[str, Any]], 
             asked.close()
 
     stack = asked.streams[0].stack.digest
-    response = Response(written(), mimetype="text/event-stream", headers=headers(asked.model, stack))
+    response = Response(
+        written(), mimetype="text/event-stream", headers=headers(asked.model, stack)
+    )
     response.headers["X-Accel-Buffering"] = "no"
     response.call_on_close(asked.close)
     return response

@@ -45,7 +45,9 @@ def read_object() -> Body:
     if request.mimetype != "application/json":
         raise UnsupportedMediaType("Send JSON, with Content-Type: application/json.")
     try:
-        found = json.loads(request.get_data().decode("utf-8"), parse_constant=_refuse, parse_float=_finite)
+        found = json.loads(
+            request.get_data().decode("utf-8"), parse_constant=_refuse, parse_float=_finite
+        )
     except (ValueError, RecursionError) as error:
         raise BadRequest("The body is not JSON that can be read.") from error
     if not isinstance(found, dict):
@@ -54,7 +56,11 @@ def read_object() -> Body:
 
 
 def only(
-    body: Body, *, known: Collection[str], ignored: Collection[str] = (), neutral: Mapping[str, Any] | None = None
+    body: Body,
+    *,
+    known: Collection[str],
+    ignored: Collection[str] = (),
+    neutral: Mapping[str, Any] | None = None,
 ) -> None:
     """Refuses by name what is neither known nor ignored. A ``neutral`` field is taken where it has the value that changes
     nothing, or is null.
@@ -67,13 +73,21 @@ def only(
             continue
         shown = ascii(name)[1:-1][:_LONGEST_NAME]
         raise Unsupported(
-            f"The parameter {shown} is not supported{' with this value' if name in neutral else ''}.", shown
+            f"The parameter {shown} is not supported{' with this value' if name in neutral else ''}.",
+            shown,
         )
 
 
 def text(body: Body, name: str, *, longest: int = 100_000) -> str | None:
     """A string, None where it is not there."""
-    return _kind(body, name, str, "a text", lambda value: len(value) <= longest, f"at most {longest} characters")
+    return _kind(
+        body,
+        name,
+        str,
+        "a text",
+        lambda value: len(value) <= longest,
+        f"at most {longest} characters",
+    )
 
 
 def flag(body: Body, name: str, default: bool = False) -> bool:
@@ -84,7 +98,14 @@ def flag(body: Body, name: str, default: bool = False) -> bool:
 
 def whole(body: Body, name: str, *, least: int, most: int) -> int | None:
     """A whole number within bounds, None where it is not there."""
-    return _kind(body, name, int, "a whole number", lambda value: least <= value <= most, f"from {least} to {most}")
+    return _kind(
+        body,
+        name,
+        int,
+        "a whole number",
+        lambda value: least <= value <= most,
+        f"from {least} to {most}",
+    )
 
 
 def number(body: Body, name: str, *, least: float, most: float) -> float | None:
@@ -103,18 +124,29 @@ def texts(body: Body, name: str, *, most: int, longest: int = 1000) -> tuple[str
     if found is None:
         return ()
     listed = [found] if isinstance(found, str) else found
-    fits = isinstance(listed, list) and all(isinstance(each, str) and 0 < len(each) <= longest for each in listed)
+    fits = isinstance(listed, list) and all(
+        isinstance(each, str) and 0 < len(each) <= longest for each in listed
+    )
     if not fits or len(listed) > most:
-        raise Unsupported(f"{name} must be a text, or up to {most} of them, each of 1 to {longest} characters.", name)
+        raise Unsupported(
+            f"{name} must be a text, or up to {most} of them, each of 1 to {longest} characters.",
+            name,
+        )
     return tuple(listed)
 
 
-def _kind(body: Body, name: str, kind: type[T], wanted: str, fits: Any = None, bounds: str = "") -> T | None:
+def _kind(
+    body: Body, name: str, kind: type[T], wanted: str, fits: Any = None, bounds: str = ""
+) -> T | None:
     found = body.get(name)
     if found is None:
         return None
     # True is an int to Python and no number to anybody else.
-    if not isinstance(found, kind) or (kind is not bool and isinstance(found, bool)) or (fits and not fits(found)):
+    if (
+        not isinstance(found, kind)
+        or (kind is not bool and isinstance(found, bool))
+        or (fits and not fits(found))
+    ):
         raise Unsupported(
             f"{name} must be {wanted}{' of ' + bounds if bounds and kind is str else ' ' + bounds if bounds else ''}.",
             name,

@@ -34,7 +34,15 @@ log = logging.getLogger("personalpeft.http")
 _HIDDEN = "personalpeft.hidden"
 
 # Their messages name files of this machine, which help whoever runs the server and are no business of its callers.
-_TOLD_TO_THE_LOG = (AdapterError, CardError, Damaged, HomeError, MissingPackage, PluginError, WeightsError)
+_TOLD_TO_THE_LOG = (
+    AdapterError,
+    CardError,
+    Damaged,
+    HomeError,
+    MissingPackage,
+    PluginError,
+    WeightsError,
+)
 # Names of OpenAI and Anthropic for the statuses that we use; anything else is the last of each.
 _OPENAI = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _ANTHROPIC = {
@@ -114,12 +122,26 @@ def told(error: PersonalPeftError, hidden: Iterable[str] = ()) -> tuple[int, str
     if isinstance(error, _TOLD_TO_THE_LOG):
         # What an adapter's file or a plugin says may hold private words; the others name files and packages.
         foreign = isinstance(error, AdapterError | PluginError)
-        log.error("%s", where_raised(error) if foreign else f"{kind_of(error).__name__}: {error.message} {error.hint}")
-        said = (kind_of(error).__doc__ or "").partition("\n")[0].partition(";")[0].partition("The message")[0].strip()
+        log.error(
+            "%s",
+            where_raised(error)
+            if foreign
+            else f"{kind_of(error).__name__}: {error.message} {error.hint}",
+        )
+        said = (
+            (kind_of(error).__doc__ or "")
+            .partition("\n")[0]
+            .partition(";")[0]
+            .partition("The message")[0]
+            .strip()
+        )
         return status, said, "The server's log has the details."
     message, hint = error.message, error.hint
     for path in hidden:
-        message, hint = message.replace(path, "of this server"), hint.replace(path, "of this server")
+        message, hint = (
+            message.replace(path, "of this server"),
+            hint.replace(path, "of this server"),
+        )
     return status, message, hint
 
 
@@ -141,13 +163,23 @@ def body(status: int, message: str, hint: str, error: Exception, path: str) -> d
     if path.startswith("/v1/messages"):
         usual = "invalid_request_error" if status < 500 else "api_error"
         text = f"{message} {hint}".strip()
-        return {"type": "error", "error": {"type": _ANTHROPIC.get(status, usual), "message": text, "kind": kind}}
+        return {
+            "type": "error",
+            "error": {"type": _ANTHROPIC.get(status, usual), "message": text, "kind": kind},
+        }
     if path.startswith("/v1/"):
         usual = "invalid_request_error" if status < 500 else "server_error"
         code = "model_not_found" if isinstance(error, UnknownModel) else kind
         param = getattr(error, "param", None)
         text = f"{message} {hint}".strip()
-        return {"error": {"message": text, "type": _OPENAI.get(status, usual), "param": param, "code": code}}
+        return {
+            "error": {
+                "message": text,
+                "type": _OPENAI.get(status, usual),
+                "param": param,
+                "code": code,
+            }
+        }
     return {"error": {"kind": kind, "message": message, "hint": hint}}
 
 

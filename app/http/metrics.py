@@ -11,13 +11,18 @@ from importlib.metadata import version
 
 from flask import Blueprint, Response
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from personalpeft import Runtime
-from personalpeft.serving.metrics import COUNTERS, GAUGES, HISTOGRAMS
+from personalpeft.engine.metrics import COUNTERS, GAUGES, HISTOGRAMS
 from personalpeft_app.http.places import Places
 from personalpeft_app.http.security import administration
 
@@ -50,11 +55,17 @@ class _Serving(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        yield InfoMetricFamily(_PREFIX + "build", "what serves", {"version": version("personalpeft")})
-        yield GaugeMetricFamily(
-            _PREFIX + "http_requests_running", "requests that are being answered", self._places.taken
+        yield InfoMetricFamily(
+            _PREFIX + "build", "what serves", {"version": version("personalpeft")}
         )
-        yield GaugeMetricFamily(_PREFIX + "http_requests_most", "requests that may be", self._places.count)
+        yield GaugeMetricFamily(
+            _PREFIX + "http_requests_running",
+            "requests that are being answered",
+            self._places.taken,
+        )
+        yield GaugeMetricFamily(
+            _PREFIX + "http_requests_most", "requests that may be", self._places.count
+        )
         now = self._runtime.engine().metrics()
         for name, meaning in COUNTERS.items():
             yield CounterMetricFamily(_PREFIX + name.removesuffix("_total"), meaning, now[name])

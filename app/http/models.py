@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from personalpeft import Runtime, User
-from personalpeft.bases.template import takes_tools
+from personalpeft.base_models.chat_template import takes_tools
 from personalpeft.errors import InvalidId, NotFound
 from personalpeft.ids import USER_ID, check_user_id
 from personalpeft_app.http.failures import UnknownModel, Unsupported
@@ -43,7 +43,9 @@ class Models:
         base = self._runtime.base().card.name
         if name == base:
             if self._own is None:
-                raise UnknownModel(f"The bare base {base} needs a user to ask it for. Start the server with one.")
+                raise UnknownModel(
+                    f"The bare base {base} needs a user to ask it for. Start the server with one."
+                )
             return Model(name, self._runtime.user(self._own), {"layers": [], "memory": False})
         user = self._user(whose)
         if not revision:
@@ -51,7 +53,9 @@ class Models:
         try:
             known = next(each.id for each in user.revisions() if each.id.startswith(revision))
         except StopIteration:
-            raise UnknownModel(f"{user.id} has no revision of that name. GET /v1/models lists them.") from None
+            raise UnknownModel(
+                f"{user.id} has no revision of that name. GET /v1/models lists them."
+            ) from None
         return Model(name, user, {"revision": known})
 
     def page(self, after: str | None, limit: int) -> tuple[list[tuple[str, int]], bool]:
@@ -68,8 +72,14 @@ class Models:
         """Return the Unix time of a model's making, 0 for the base."""
         revision = model.asked.get("revision")
         if revision is not None:
-            return int(next(each.at for each in model.user.revisions() if each.id == revision).timestamp())
-        return 0 if model.name == self._runtime.base().card.name else int(model.user.summary().since.timestamp())
+            return int(
+                next(each.at for each in model.user.revisions() if each.id == revision).timestamp()
+            )
+        return (
+            0
+            if model.name == self._runtime.base().card.name
+            else int(model.user.summary().since.timestamp())
+        )
 
     @property
     def take_tools(self) -> bool:
@@ -101,7 +111,9 @@ class Models:
         shared = (self._runtime.base().card.name, self._runtime.embedder)
         user = None
         if after is None or after in shared:
-            yield from ((name, 0) for name in shared[0 if after is None else shared.index(after) + 1 :])
+            yield from (
+                (name, 0) for name in shared[0 if after is None else shared.index(after) + 1 :]
+            )
         else:
             user, _, revision = after.partition("@")
             yield from self._revisions_after(user, revision)
@@ -112,7 +124,9 @@ class Models:
 
     def _revisions_after(self, user: str, revision: str) -> Iterator[tuple[str, int]]:
         """Yield the revisions of a user after ``revision``, or all of them where it is empty."""
-        refusal = Unsupported("after names no model here. Begin again with the first page.", "after")
+        refusal = Unsupported(
+            "after names no model here. Begin again with the first page.", "after"
+        )
         try:
             if not caller().may_act_for(check_user_id(user)):
                 raise refusal
@@ -124,7 +138,9 @@ class Models:
         if not revision:
             yield from names
             return
-        begin = next((n for n, (name, _) in enumerate(names, 1) if name == f"{user}@{revision}"), None)
+        begin = next(
+            (n for n, (name, _) in enumerate(names, 1) if name == f"{user}@{revision}"), None
+        )
         if begin is None:
             raise refusal
         yield from names[begin:]

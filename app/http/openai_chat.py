@@ -13,8 +13,8 @@ from typing import Any
 from flask import Blueprint, Response, jsonify
 
 from personalpeft import Reply, Stream
-from personalpeft.bases.tools import Said
-from personalpeft.replies import LikelyToken, TokenLogprob
+from personalpeft.base_models.tool_calls import Said
+from personalpeft.chat.reply import LikelyToken, TokenLogprob
 from personalpeft.types import MOST_TOP_LOGPROBS, ToolCall
 from personalpeft_app.http import asking, bodies, tools
 from personalpeft_app.http.asking import Asked
@@ -23,8 +23,24 @@ from personalpeft_app.http.failures import Unsupported
 from personalpeft_app.http.models import Models
 from personalpeft_app.http.tools import Offer
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_SAMPLING = ("temperature", "top_p", "max_tokens", "stop", "seed", "n", "stream", "stream_options", "model")
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "stop",
+    "seed",
+    "n",
+    "stream",
+    "stream_options",
+    "model",
+)
 # They say who asks or how to bill, cache or route it, and change no reply.
 IGNORED = (
     "user",
@@ -62,15 +78,21 @@ def blueprint(models: Models) -> Blueprint:
     def chat() -> Response:
         body = bodies.read_object()
         bodies.only(body, known=_CHAT, ignored=IGNORED, neutral=_CHAT_NEUTRAL)
-        length = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+        length = (
+            "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+        )
         how = asking.sampling(body, length=length)
         said = asking.messages(body.get("messages"), "messages", ("text",), _ROLES)
         how["logprobs"] = bodies.flag(body, "logprobs")
-        how["top_logprobs"] = bodies.whole(body, "top_logprobs", least=0, most=MOST_TOP_LOGPROBS) or 0
+        how["top_logprobs"] = (
+            bodies.whole(body, "top_logprobs", least=0, most=MOST_TOP_LOGPROBS) or 0
+        )
         if how["top_logprobs"] and not how["logprobs"]:
             raise Unsupported("top_logprobs goes with logprobs.", "top_logprobs")
         alone = not bodies.flag(body, "parallel_tool_calls", True)
-        offer = tools.offered(models, body, body.get("tools"), tools.openai_choice(body), alone=alone)
+        offer = tools.offered(
+            models, body, body.get("tools"), tools.openai_choice(body), alone=alone
+        )
         return _answer(models, body, [tools.checked(models, said)], offer.asked(how), _Chat(offer))
 
     @made.post("/v1/completions")
@@ -103,7 +125,10 @@ class _Chat:
         text, calls = tools.text_of(said), tools.calls_of(said)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if calls:
-            message |= {"content": text or None, "tool_calls": [tools.openai_call(call) for call in calls]}
+            message |= {
+                "content": text or None,
+                "tool_calls": [tools.openai_call(call) for call in calls],
+            }
         finish = _finish(reply, called=bool(calls))
         return {
             "message": message,
@@ -148,7 +173,9 @@ class _Completion:
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             # Of two tokens of the same text the likelier one.
-            "top_logprobs": [{other.text: other.logprob for other in reversed(each.top)} for each in tokens]
+            "top_logprobs": [
+                {other.text: other.logprob for other in reversed(each.top)} for each in tokens
+            ]
             if any(each.top for each in tokens)
             else None,
             "text_offset": offsets,
@@ -156,7 +183,11 @@ class _Completion:
 
 
 def _answer(
-    models: Models, body: Body, prompts: Sequence[Any], how: dict[str, Any], form: _Chat | _Completion
+    models: Models,
+    body: Body,
+    prompts: Sequence[Any],
+    how: dict[str, Any],
+    form: _Chat | _Completion,
 ) -> Response:
     count = bodies.whole(body, "n", least=1, most=_MOST_REPLIES) or 1
     if count * len(prompts) > _MOST_REPLIES:
@@ -165,15 +196,23 @@ def _answer(
     usage = _wants_usage(body, stream)
     model = models.named(asking.model_name(body))
     asked = Asked(model, [prompt for prompt in prompts for _ in range(count)], **how)
-    head = {"id": f"{form.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model.name}
+    head = {
+        "id": f"{form.prefix}-{secrets.token_hex(12)}",
+        "created": int(time.time()),
+        "model": model.name,
+    }
     if stream:
         events = _events(asked, {**head, "object": form.piece}, form, how["logprobs"], usage)
         return asking.sent(asked, events, asking.event)
     replies = asked.replies()
-    choices = [{"index": n, **form.choice(reply, how["logprobs"])} for n, reply in enumerate(replies)]
+    choices = [
+        {"index": n, **form.choice(reply, how["logprobs"])} for n, reply in enumerate(replies)
+    ]
     told = [asking.about(model, reply) for reply in replies]
     said = {**head, "object": form.whole, "choices": choices, "usage": _usage(replies)}
-    response = jsonify({**said, "personalpeft": {**told[0], "turns": [each["turn"] for each in told]}})
+    response = jsonify(
+        {**said, "personalpeft": {**told[0], "turns": [each["turn"] for each in told]}}
+    )
     response.headers.update(asking.headers(model, replies[0].stack.digest, replies[0].turn_id))
     return response
 
@@ -224,7 +263,9 @@ def _events(
             yield chunk(number, written.delta(said))
         replies.append(reply)
         finish = _finish(reply, called=bool(written.calls))
-        yield chunk(number, written.delta(""), finish, personalpeft=asking.about(asked.model, reply))
+        yield chunk(
+            number, written.delta(""), finish, personalpeft=asking.about(asked.model, reply)
+        )
     if usage:
         yield asking.event({**head, "choices": [], "usage": _usage(replies)})
     yield asking.event("[DONE]")
@@ -232,7 +273,9 @@ def _events(
 
 def likely(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
     """How likely each token was, and what else might have stood there."""
-    return [{**_token(each), "top_logprobs": [_token(other) for other in each.top]} for each in tokens]
+    return [
+        {**_token(each), "top_logprobs": [_token(other) for other in each.top]} for each in tokens
+    ]
 
 
 def _token(known: TokenLogprob | LikelyToken) -> dict[str, Any]:

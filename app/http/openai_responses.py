@@ -12,8 +12,8 @@ from typing import Any
 from flask import Blueprint, Response, jsonify
 
 from personalpeft import Reply
-from personalpeft.bases.tools import Said
-from personalpeft.replies import TokenLogprob
+from personalpeft.base_models.tool_calls import Said
+from personalpeft.chat.reply import TokenLogprob
 from personalpeft.types import MOST_TOP_LOGPROBS, ToolCall
 from personalpeft_app.http import asking, bodies, tools
 from personalpeft_app.http.asking import Asked
@@ -50,7 +50,9 @@ def blueprint(models: Models) -> Blueprint:
         said = tools.checked(models, _said(body), "input")
         alone = not bodies.flag(body, "parallel_tool_calls", True)
         choice = tools.openai_choice(body, flat=True)
-        offer = tools.offered(models, body, tools.flat_tools(body.get("tools")), choice, alone=alone)
+        offer = tools.offered(
+            models, body, tools.flat_tools(body.get("tools")), choice, alone=alone
+        )
         how |= _likely(body, offer)
         stream = bodies.flag(body, "stream")
         model = models.named(asking.model_name(body))
@@ -79,7 +81,9 @@ def _likely(body: Body, offer: Offer) -> dict[str, Any]:
         raise Unsupported(f"include can be {_LOGPROBS}.", "include")
     if wanted and offer.tools:
         # Which of the tokens are text and which are calls shows only when the reply is read.
-        raise Unsupported("include: log-probs are not told of a reply that may call tools.", "include")
+        raise Unsupported(
+            "include: log-probs are not told of a reply that may call tools.", "include"
+        )
     if top and not wanted:
         raise Unsupported(f"top_logprobs goes with include {_LOGPROBS}.", "top_logprobs")
     return {"logprobs": bool(wanted), "top_logprobs": top}
@@ -103,11 +107,16 @@ def _message(item: Any, place: str) -> Any:
     if kind == "message" and item.get("role") != "tool":
         return {"role": item["role"], "content": item.get("content")}
     if kind == "function_call":
-        call = {"id": item.get("call_id"), "function": {"name": item.get("name"), "arguments": item.get("arguments")}}
+        call = {
+            "id": item.get("call_id"),
+            "function": {"name": item.get("name"), "arguments": item.get("arguments")},
+        }
         return {"role": "assistant", "tool_calls": [call]}
     if kind == "function_call_output":
         return {"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}
-    raise Unsupported(f"{place}: only messages, function calls and their outputs can be read.", place)
+    raise Unsupported(
+        f"{place}: only messages, function calls and their outputs can be read.", place
+    )
 
 
 def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -116,7 +125,10 @@ def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for message in messages:
         if "tool_calls" in message and joined and joined[-1]["role"] == "assistant":
             before = joined[-1]
-            joined[-1] = {**before, "tool_calls": [*before.get("tool_calls", ()), *message["tool_calls"]]}
+            joined[-1] = {
+                **before,
+                "tool_calls": [*before.get("tool_calls", ()), *message["tool_calls"]],
+            }
         else:
             joined.append(message)
     return joined
@@ -221,7 +233,13 @@ class _Output:
 
     def _message(self, status: str) -> dict[str, Any]:
         content = [_part("".join(self._text or ()), self._likely)]
-        return {"type": "message", "id": self._id, "status": status, "role": "assistant", "content": content}
+        return {
+            "type": "message",
+            "id": self._id,
+            "status": status,
+            "role": "assistant",
+            "content": content,
+        }
 
     def _closed(self, status: str) -> Iterator[Happening]:
         if self._text is None:
@@ -230,7 +248,10 @@ class _Output:
         (part,) = item["content"]
         self._text, self._likely = None, []
         self.items.append(item)
-        yield "response.output_text.done", {**place, "text": part["text"], "logprobs": part["logprobs"]}
+        yield (
+            "response.output_text.done",
+            {**place, "text": part["text"], "logprobs": part["logprobs"]},
+        )
         yield "response.content_part.done", {**place, "part": part}
         yield "response.output_item.done", {"output_index": place["output_index"], "item": item}
 
@@ -250,7 +271,10 @@ class _Output:
         begun = {**item, "arguments": "", "status": "in_progress"}
         yield "response.output_item.added", {"output_index": number, "item": begun}
         yield "response.function_call_arguments.delta", {**place, "delta": arguments}
-        yield "response.function_call_arguments.done", {**place, "name": call.name, "arguments": arguments}
+        yield (
+            "response.function_call_arguments.done",
+            {**place, "name": call.name, "arguments": arguments},
+        )
         yield "response.output_item.done", {"output_index": number, "item": item}
 
 
@@ -282,13 +306,23 @@ def _events(asked: Asked, shape: _Shape, offer: Offer) -> Iterator[str]:
     offer.check(reply, [*output.calls, *tools.calls_of(rest)])
     # The last tokens may have made no text.
     rest = rest or ([""] if told < len(reply.logprobs) else [])
-    for kind, more in chain(*(output.add(said, reply.logprobs[told:]) for said in rest), output.end(reply)):
+    for kind, more in chain(
+        *(output.add(said, reply.logprobs[told:]) for said in rest), output.end(reply)
+    ):
         yield event(kind, **more)
     kind = "response.incomplete" if reply.finish_reason == "length" else "response.completed"
-    yield event(kind, response={**shape.ended(reply, output), "personalpeft": asking.about(asked.model, reply)})
+    yield event(
+        kind,
+        response={**shape.ended(reply, output), "personalpeft": asking.about(asked.model, reply)},
+    )
 
 
 def _fault(said: dict[str, Any]) -> str:
     error = said["error"]
-    flat = {"type": "error", "code": error["code"], "message": error["message"], "param": error["param"]}
+    flat = {
+        "type": "error",
+        "code": error["code"],
+        "message": error["message"],
+        "param": error["param"],
+    }
     return asking.event({**flat, "sequence_number": 0}, "error")

@@ -25,7 +25,11 @@ def blueprint(runtime: Runtime, models: Models) -> Blueprint:
     def listed() -> Response:
         names, more = models.page(*_paging())
         data = [_model(*each) for each in names]
-        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+        ends = (
+            {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
+            if data
+            else {"first_id": None, "last_id": None}
+        )
         return jsonify({"object": "list", "data": data, **ends, "has_more": more})
 
     @made.get("/v1/models/<path:name>")
@@ -43,7 +47,9 @@ def blueprint(runtime: Runtime, models: Models) -> Blueprint:
         if form not in ("float", "base64"):
             raise Unsupported("encoding_format must be float or base64.", "encoding_format")
         if asking.model_name(body) != runtime.embedder:
-            raise UnknownModel(f"Texts become vectors by the model {runtime.embedder} here, and by no other.")
+            raise UnknownModel(
+                f"Texts become vectors by the model {runtime.embedder} here, and by no other."
+            )
         texts = bodies.texts(body, "input", most=_MOST_TEXTS, longest=100_000)
         if not texts:
             raise Unsupported("input is missing.", "input")
@@ -77,5 +83,9 @@ def _paging() -> tuple[str | None, int]:
 def _model(name: str, since: int) -> dict[str, object]:
     """A model in the words of both."""
     openai = {"object": "model", "created": since, "owned_by": "personalpeft"}
-    anthropic = {"type": "model", "display_name": name, "created_at": datetime.fromtimestamp(since, UTC).isoformat()}
+    anthropic = {
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(since, UTC).isoformat(),
+    }
     return {"id": name, **openai, **anthropic}

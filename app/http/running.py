@@ -102,7 +102,9 @@ class Server:
         try:
             self._turn_until(self._stop.is_set)
             # Whoever comes now finds nobody listening, which a balancer understands at once.
-            for each in [each for each in self._sockets.values() if getattr(each, "accepting", False)]:
+            for each in [
+                each for each in self._sockets.values() if getattr(each, "accepting", False)
+            ]:
                 wasyncore.dispatcher.close(each)
             self._turn_until(lambda: not self._places.taken, grace)
         finally:

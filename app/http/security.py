@@ -26,7 +26,7 @@ from flask import Flask, current_app, g, request
 from werkzeug.exceptions import BadRequest, Forbidden, HTTPException, Unauthorized
 
 from personalpeft.ids import check_user_id
-from personalpeft.store.tokens import Tokens
+from personalpeft.store.api_keys import Tokens
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -113,7 +113,9 @@ def guard(app: Flask, tokens: Tokens, names: Collection[str] = ()) -> None:
             raise Forbidden("Pages of another origin may not ask this server.")
         if is_open():
             return
-        found = caller_of(tokens, request.headers.get("Authorization", ""), request.headers.get("X-Api-Key", ""))
+        found = caller_of(
+            tokens, request.headers.get("Authorization", ""), request.headers.get("X-Api-Key", "")
+        )
         if found is None:
             raise Unauthorized(NO_TOKEN)
         g.caller = found

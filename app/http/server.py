@@ -34,7 +34,11 @@ access = logging.getLogger("personalpeft.access")
 
 # Seconds after which a request that found no place is worth repeating.
 _AGAIN = 1
-_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
 
 
 class _App(Flask):
@@ -99,7 +103,9 @@ def _admit(app: Flask, places: Places) -> None:
         if places.stopping.is_set():
             raise ServiceUnavailable("The server is stopping.", retry_after=_AGAIN)
         if not places.take():
-            raise TooManyRequests("More is asked at once than this server takes.", retry_after=_AGAIN)
+            raise TooManyRequests(
+                "More is asked at once than this server takes.", retry_after=_AGAIN
+            )
         g.place = True
 
     def note(response: Response) -> Response:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from personalpeft import Reply, ServingFailed
-from personalpeft.bases.tools import CALL_ENDS, CallReader, Said
+from personalpeft.base_models.tool_calls import CALL_ENDS, CallReader, Said
+from personalpeft.chat.validation import Tool, check_prompt, check_tools
 from personalpeft.errors import InvalidInput
-from personalpeft.prompts import Tool, check_prompt, check_tools
 from personalpeft.types import ToolCall
 from personalpeft_app.http import bodies
 from personalpeft_app.http.bodies import Body
@@ -60,8 +60,16 @@ class Offer:
         """Raises ``ServingFailed`` for a reply that came to its end without the call that it had to make: a reply can be begun as a
         call, but not be made to go on as one.
         """
-        wanted = {self.must} if isinstance(self.must, str) else {tool["function"]["name"] for tool in self.tools}
-        if self.must and reply.finish_reason == "stop" and not any(call.name in wanted for call in calls):
+        wanted = (
+            {self.must}
+            if isinstance(self.must, str)
+            else {tool["function"]["name"] for tool in self.tools}
+        )
+        if (
+            self.must
+            and reply.finish_reason == "stop"
+            and not any(call.name in wanted for call in calls)
+        ):
             raise ServingFailed(
                 "The reply had to call a tool, and the model wrote no call that can be read.",
                 hint="Ask again, or with tool_choice auto.",
@@ -82,7 +90,9 @@ def text_of(said: Iterable[Said]) -> str:
     return "".join(each for each in said if isinstance(each, str))
 
 
-def offered(models: Models, body: Body, listed: Any, choice: Choice, *, alone: bool = False) -> Offer:
+def offered(
+    models: Models, body: Body, listed: Any, choice: Choice, *, alone: bool = False
+) -> Offer:
     """What a request offers; ``listed`` are its tools as OpenAI's chats have them. Raises ``Unsupported``."""
     if not body.get("tools"):
         if choice:
@@ -97,7 +107,9 @@ def offered(models: Models, body: Body, listed: Any, choice: Choice, *, alone: b
     for number, tool in enumerate(tools):
         if tool["function"].get("strict"):
             place = f"tools[{number}].strict"
-            raise Unsupported(f"{place}: nothing sees to it that arguments fit their schema.", place)
+            raise Unsupported(
+                f"{place}: nothing sees to it that arguments fit their schema.", place
+            )
     if choice is None:
         return Offer()
     if isinstance(choice, str) and choice not in (tool["function"]["name"] for tool in tools):
@@ -205,10 +217,18 @@ def _tools(listed: Any, kind: str, schema: str) -> Any:
     made = []
     for number, each in enumerate(listed):
         if not isinstance(each, dict) or each.get("type", kind) != kind:
-            raise Unsupported(f"tools[{number}]: only tools of one's own can be offered.", f"tools[{number}]")
-        about = {"name": each.get("name"), "description": each.get("description") or "", "strict": each.get("strict")}
+            raise Unsupported(
+                f"tools[{number}]: only tools of one's own can be offered.", f"tools[{number}]"
+            )
+        about = {
+            "name": each.get("name"),
+            "description": each.get("description") or "",
+            "strict": each.get("strict"),
+        }
         given = {key: value for key, value in about.items() if value is not None}
-        made.append({"type": "function", "function": {**given, "parameters": each.get(schema) or {}}})
+        made.append(
+            {"type": "function", "function": {**given, "parameters": each.get(schema) or {}}}
+        )
     return made
 
 
@@ -225,12 +245,19 @@ def _apart(each: Any) -> Iterator[Any]:
         yield each
     elif kind == "tool_use":
         calls = [
-            {"id": part.get("id"), "function": {"name": part.get("name"), "arguments": part.get("input")}}
+            {
+                "id": part.get("id"),
+                "function": {"name": part.get("name"), "arguments": part.get("input")},
+            }
             for part in own
         ]
         yield {"role": "assistant", "content": rest, "tool_calls": calls}
     else:
         for part in own:
-            yield {"role": "tool", "content": part.get("content") or "", "tool_call_id": part.get("tool_use_id")}
+            yield {
+                "role": "tool",
+                "content": part.get("content") or "",
+                "tool_call_id": part.get("tool_use_id"),
+            }
         if rest:
             yield {"role": "user", "content": rest}

@@ -46,7 +46,11 @@ class Tui(Keyboard):
     TITLE = "personalpeft"
     ENABLE_COMMAND_PALETTE = True
     COMMAND_PALETTE_DISPLAY = "^P"
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]]] = [(0, "-narrow"), (100, "-wide"), (132, "-widest")]
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]]] = [
+        (0, "-narrow"),
+        (100, "-wide"),
+        (132, "-widest"),
+    ]
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f1", "keys", "All keys"),
         Binding("f2", "conversations", "Conversations"),
@@ -115,7 +119,9 @@ class Tui(Keyboard):
 
     def _foot(self) -> None:
         studying = self._panel.studying
-        self.query_one("#status", Static).update(views.status(self._user, studying.standing, studying.going))
+        self.query_one("#status", Static).update(
+            views.status(self._user, studying.standing, studying.going)
+        )
 
     def on_middle_changed(self) -> None:
         middle = self._middle

@@ -78,7 +78,9 @@ class ExchangeView(Vertical):
         if shown == self._shown:
             return
         self._shown = shown
-        asked, marks, actions = (self.query_one(f".{name}", Static) for name in ("asked", "marks", "actions"))
+        asked, marks, actions = (
+            self.query_one(f".{name}", Static) for name in ("asked", "marks", "actions")
+        )
         reply = self.query_one(Flowing)
         asked.update(views.asked(exchange))
         reply.show(partial(views.reply, exchange, loaded=loaded))

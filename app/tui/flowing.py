@@ -14,7 +14,9 @@ _UNTIL_KNOWN = 72
 class Flowing(Static):
     """Shows what ``lines`` makes of a width in cells, anew whenever that changes."""
 
-    def __init__(self, lines: Callable[[int], Content] = lambda width: Content(""), *, classes: str = "") -> None:
+    def __init__(
+        self, lines: Callable[[int], Content] = lambda width: Content(""), *, classes: str = ""
+    ) -> None:
         super().__init__(markup=False, classes=f"flowing {classes}")
         self._lines = lines
         self._width = 0

@@ -33,7 +33,11 @@ _MOST_ADDED = 100
 @cache
 def _reader() -> MarkdownIt:
     # Without headings that are made by the line below them: while one is read along, a list that begins would make one.
-    reader = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"]).disable("lheading")
+    reader = (
+        MarkdownIt("commonmark", {"html": False})
+        .enable(["table", "strikethrough"])
+        .disable("lheading")
+    )
     reader.block.ruler.at("table", _bounded_table, {"alt": ["paragraph", "reference"]})
     return reader
 
@@ -43,7 +47,9 @@ def _bounded_table(state: StateBlock, start: int, end: int, silent: bool) -> boo
 
     Each row is filled up to the columns of the first, so few characters could ask for any number of cells. Such lines are text.
     """
-    known: dict[str, int] = state.env.setdefault("personalpeft", {"text until": 0, "lines until": 0})
+    known: dict[str, int] = state.env.setdefault(
+        "personalpeft", {"text until": 0, "lines until": 0}
+    )
     if start < known["text until"] or not table(state, start, end, True):
         return False
     if start >= known["lines until"]:
@@ -73,7 +79,11 @@ def rendered(text: str, width: int, *, writing: bool = False) -> Content:
 
 def links(text: str) -> tuple[str, ...]:
     """The addresses on the web that a text links to, each once, in order."""
-    found = (node for node in SyntaxTreeNode(_reader().parse(printable(text))).walk() if node.type in ("link", "image"))
+    found = (
+        node
+        for node in SyntaxTreeNode(_reader().parse(printable(text))).walk()
+        if node.type in ("link", "image")
+    )
     return tuple(dict.fromkeys(address for node in found if _WEB.match(address := _address(node))))
 
 
@@ -90,7 +100,9 @@ def _closed(text: str) -> str:
     return f"{head}\n{last}" if head or text.startswith("\n") else last
 
 
-def _spaced(nodes: Iterable[SyntaxTreeNode], width: int, source: Sequence[str]) -> Iterator[Content]:
+def _spaced(
+    nodes: Iterable[SyntaxTreeNode], width: int, source: Sequence[str]
+) -> Iterator[Content]:
     """Blocks with a line between two."""
     for number, node in enumerate(nodes):
         if number:
@@ -126,14 +138,22 @@ def _block(node: SyntaxTreeNode, width: int, source: Sequence[str]) -> Iterator[
 
 def _list(node: SyntaxTreeNode, width: int, source: Sequence[str]) -> Iterator[Content]:
     first = int(node.attrs.get("start", 1)) if node.type == "ordered_list" else None
-    tight = all(child.hidden for item in node.children for child in item.children if child.type == "paragraph")
+    tight = all(
+        child.hidden
+        for item in node.children
+        for child in item.children
+        if child.type == "paragraph"
+    )
     for number, item in enumerate(node.children):
         if number and not tight:
             yield Content("")
         mark = "• " if first is None else f"{first + number}. "
         # A deep list, or one with a long number, leaves no room beside its mark: what it marks then stands below.
         beside = width - len(mark) >= _NARROWEST
-        blocks = [list(_block(child, width - len(mark) if beside else width, source)) for child in item.children]
+        blocks = [
+            list(_block(child, width - len(mark) if beside else width, source))
+            for child in item.children
+        ]
         inner: list[Content] = []
         for lines in blocks:
             inner += [Content("")] if inner and not tight else []
@@ -152,15 +172,23 @@ def _under(first: str, rest: str, style: str, lines: Iterable[Content]) -> Itera
 
 
 def _table(node: SyntaxTreeNode, width: int, source: Sequence[str]) -> Iterator[Content]:
-    rows = [[_inline(cell.children) for cell in row.children] for part in node.children for row in part.children]
-    widths = [max(row[at].cell_length for row in rows if at < len(row)) for at in range(len(rows[0]))]
+    rows = [
+        [_inline(cell.children) for cell in row.children]
+        for part in node.children
+        for row in part.children
+    ]
+    widths = [
+        max(row[at].cell_length for row in rows if at < len(row)) for at in range(len(rows[0]))
+    ]
     if sum(widths) + 3 * (len(widths) - 1) > width:
         begin, end = node.map or (0, 0)
         for line in source[begin:end]:
             yield from Content(printable(line)).fold(width)
         return
     for number, row in enumerate(rows):
-        cells = [cell.pad_right(wide - cell.cell_length) for cell, wide in zip(row, widths, strict=False)]
+        cells = [
+            cell.pad_right(wide - cell.cell_length) for cell, wide in zip(row, widths, strict=False)
+        ]
         across = Content.assemble(*_between(cells, (" │ ", DIM)))
         yield across.stylize_before("bold") if number == 0 else across
         if number == 0:
@@ -177,7 +205,9 @@ def _between(cells: Sequence[Content], gap: tuple[str, str]) -> Iterator[Content
 def _words(node: SyntaxTreeNode, width: int) -> list[Content]:
     """The lines of what has words in it: as they were written, and wrapped where they are too long."""
     return [
-        part.rstrip() for line in _inline(node.children).split("\n", allow_blank=True) for part in _wrapped(line, width)
+        part.rstrip()
+        for line in _inline(node.children).split("\n", allow_blank=True)
+        for part in _wrapped(line, width)
     ]
 
 

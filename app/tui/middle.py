@@ -97,7 +97,9 @@ class Middle(Vertical):
 
     def talk_written(self, key: str, written: Written) -> None:
         if written.left_out:
-            self._telling.note("The conversation is too long for the base; its beginning is left out from here on.")
+            self._telling.note(
+                "The conversation is too long for the base; its beginning is left out from here on."
+            )
         if key != self.at:
             self._telling.note(f"There is a reply in: {self.speaking.talks[key].title[:40]}")
         self.post_message(self.Grew())

@@ -28,8 +28,8 @@ from personalpeft_app.tui.work import Desk, Job, Standing
 
 if TYPE_CHECKING:
     from personalpeft import LearnReport, Why
-    from personalpeft.comparing import Comparison
-    from personalpeft.forgetting import ForgetReport
+    from personalpeft.chat.compare import Comparison
+    from personalpeft.erasure import ForgetReport
 
 
 class Panel(Vertical):
@@ -174,7 +174,9 @@ class Panel(Vertical):
             if forget:
                 self.studying.forget(item)
 
-        sheet = Sure("Forget this for good?", views.would_forget(what, report), "forget it", "keep it")
+        sheet = Sure(
+            "Forget this for good?", views.would_forget(what, report), "forget it", "keep it"
+        )
         self.app.push_screen(sheet, sure)
 
     def model_forgot(self, report: ForgetReport) -> None:
@@ -198,7 +200,9 @@ class Panel(Vertical):
     def compare(self, layer: str | None = None, revision: str | None = None) -> None:
         """Two answers to the selected question, blind; of what is live and of a revision, as ``Studying.compare``."""
         if self._selected is None:
-            self._telling.note("Ask something first: two revisions are compared on the selected question.")
+            self._telling.note(
+                "Ask something first: two revisions are compared on the selected question."
+            )
         else:
             self.studying.compare(self._talk.messages(self._selected.number), layer, revision)
 

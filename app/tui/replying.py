@@ -37,7 +37,9 @@ class Listener(Protocol):
 class Replying:
     """See above. A conversation is named by its key; what is asked of it is about the selected reply."""
 
-    def __init__(self, user: User, threads: Threads, telling: Telling, speaking: Speaking, listener: Listener) -> None:
+    def __init__(
+        self, user: User, threads: Threads, telling: Telling, speaking: Speaking, listener: Listener
+    ) -> None:
         self._user = user
         self._threads = threads
         self._telling = telling
@@ -58,7 +60,9 @@ class Replying:
         exchange = self.selected(key)
         if exchange is None or exchange.turn is None:
             self._telling.note(
-                "There is no reply to say that of." if exchange is None else "That reply is not finished."
+                "There is no reply to say that of."
+                if exchange is None
+                else "That reply is not finished."
             )
             return None
         return exchange.turn
@@ -138,7 +142,9 @@ class Replying:
     def drafts(self, key: str) -> dict[int, str]:
         """What stands in the editors that are open in a conversation, by exchange."""
         exchanges = self._speaking.talks[key].exchanges
-        open_ones = [each for each in exchanges if each.turn is not None and each.turn == self._editing]
+        open_ones = [
+            each for each in exchanges if each.turn is not None and each.turn == self._editing
+        ]
         return {each.number: self._edits.get(each.turn or "", each.text) for each in open_ones}
 
     def keep(self, key: str) -> None:
@@ -160,7 +166,11 @@ class Replying:
     def unsent(self) -> list[str]:
         """What was typed into editors and is not in the ledger. Closes the one that is open."""
         self.leave()
-        texts = {each.turn: each.text for talk in self._speaking.talks.values() for each in talk.exchanges}
+        texts = {
+            each.turn: each.text
+            for talk in self._speaking.talks.values()
+            for each in talk.exchanges
+        }
         return [typed.strip() for turn, typed in self._edits.items() if typed != texts.get(turn)]
 
     def _do(self, work: Callable[[], object], then: Callable[[object], None]) -> None:

@@ -49,7 +49,9 @@ class Revisions(OptionList):
         for layer, each in self._rows:
             live = heads[layer] == (each.id if each else None)
             if each is None:
-                text = Content.assemble(("◦ ", DIM), f"{layer} ", ("the bare base", ""), "  live" if live else "")
+                text = Content.assemble(
+                    ("◦ ", DIM), f"{layer} ", ("the bare base", ""), "  live" if live else ""
+                )
             else:
                 text = views.revision(each, live=live, largest=largest, width=_WIDTH)
             self.add_option(Option(text))

@@ -20,7 +20,7 @@ from personalpeft_app.tui.keys import KEYS
 from personalpeft_app.tui.markdown import rendered
 
 if TYPE_CHECKING:
-    from personalpeft.comparing import Choice, Comparison
+    from personalpeft.chat.compare import Choice, Comparison
 
 
 class Reading(ModalScreen[None]):
@@ -66,7 +66,9 @@ class Links(ModalScreen[str | None]):
         with Vertical(classes="sheet") as sheet:
             sheet.border_title = "Open in a browser?"
             sheet.border_subtitle = "enter opens it, esc does not"
-            addresses = OptionList(*(Option(Content(each)) for each in self._addresses), compact=True, id="links")
+            addresses = OptionList(
+                *(Option(Content(each)) for each in self._addresses), compact=True, id="links"
+            )
             addresses.highlighted = self._at
             yield addresses
 
@@ -124,7 +126,11 @@ class Comparing(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="sheet") as sheet:
             sheet.border_title = "Which is better?"
-            yield Static(Content.assemble(("› ", "bold $primary"), (printable(self._comparison.prompt), "bold")))
+            yield Static(
+                Content.assemble(
+                    ("› ", "bold $primary"), (printable(self._comparison.prompt), "bold")
+                )
+            )
             with Horizontal(id="answers"):
                 for number, answer in enumerate(self._comparison.answers, 1):
                     with VerticalScroll(classes="answer", id=f"answer-{number}") as box:
@@ -167,7 +173,9 @@ class Comparing(ModalScreen[None]):
             box.set_class(answer.revision == choice.chosen, "-chosen")
         self.query_one("#choices").display = False
         told = self.query_one("#told", Static)
-        told.update(f"You chose {choice.chosen} rather than {choice.other}. That is kept. Esc closes.")
+        told.update(
+            f"You chose {choice.chosen} rather than {choice.other}. That is kept. Esc closes."
+        )
         told.display = True
 
     def try_again(self) -> None:

@@ -22,7 +22,10 @@ _WIDTH = 22
 class Conversations(OptionList):
     """Enter goes to one; n begins a new one."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("n", "app.new", "New"), Binding("escape", "app.write", "Back")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("n", "app.new", "New"),
+        Binding("escape", "app.write", "Back"),
+    ]
 
     class Picked(Message):
         """Somebody wants to go to a conversation."""
@@ -56,4 +59,6 @@ def _row(talk: Talk, *, here: bool) -> Content:
     when = moment(talk.at)[5:] if talk.at else ""
     below = "writing …" if going else f"{when} · {len(talk.exchanges)}" if when else ""
     title = excerpt(printable(talk.title), _WIDTH)
-    return Content.assemble(("▸ " if here else "  ", "$primary"), (title, "bold" if here else ""), "\n  ", (below, DIM))
+    return Content.assemble(
+        ("▸ " if here else "  ", "$primary"), (title, "bold" if here else ""), "\n  ", (below, DIM)
+    )

@@ -92,9 +92,17 @@ class Speaking:
 
     def _take_over(self, talks: Iterable[Talk]) -> None:
         """One in which something waits stays as it is."""
-        places = {each.turn: key for key, talk in self.talks.items() for each in talk.exchanges if each.turn}
+        places = {
+            each.turn: key
+            for key, talk in self.talks.items()
+            for each in talk.exchanges
+            if each.turn
+        }
         for found in talks:
-            key = next((places[each.turn] for each in reversed(found.exchanges) if each.turn in places), None)
+            key = next(
+                (places[each.turn] for each in reversed(found.exchanges) if each.turn in places),
+                None,
+            )
             if key is None:
                 self.talks[found.key] = found
             elif self.talks[key].unfinished() is None:
@@ -111,7 +119,10 @@ class Speaking:
     def ask(self, key: str, text: str) -> int:
         """Asks in a conversation; the number of the exchange."""
         talk = self.talks[key].ask(text)
-        self.talks = {key: talk, **{other: each for other, each in self.talks.items() if other != key}}
+        self.talks = {
+            key: talk,
+            **{other: each for other, each in self.talks.items() if other != key},
+        }
         self._go_on(key)
         return talk.exchanges[-1].number
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from textual.content import Content
 
     from personalpeft import Learning, LearnReport, Why
-    from personalpeft.comparing import Choice, Comparison
-    from personalpeft.forgetting import ForgetReport
+    from personalpeft.chat.compare import Choice, Comparison
+    from personalpeft.erasure import ForgetReport
     from personalpeft.types import HeadMove
 
 
@@ -49,7 +49,9 @@ class Listener(Protocol):
 class Studying:
     """See above. ``loading``, ``learning``, ``comparing`` and ``forgetting`` are there while that goes on here."""
 
-    def __init__(self, desk: Desk, threads: Threads, telling: Telling, listener: Listener, loading: Job) -> None:
+    def __init__(
+        self, desk: Desk, threads: Threads, telling: Telling, listener: Listener, loading: Job
+    ) -> None:
         self._desk = desk
         self._user = desk.user
         self._threads = threads
@@ -67,7 +69,11 @@ class Studying:
     @property
     def jobs(self) -> Iterable[Job]:
         """All that goes on."""
-        return [job for job in (self.loading, self.learning, self.comparing, self.forgetting) if job is not None]
+        return [
+            job
+            for job in (self.loading, self.learning, self.comparing, self.forgetting)
+            if job is not None
+        ]
 
     @property
     def going(self) -> list[tuple[str, float]]:
@@ -120,7 +126,9 @@ class Studying:
         job.progress("Learning", 0.0)
         self._threads.do(partial(self._desk.learn, job), self._learned, self._not_learned)
 
-    def compare(self, messages: list[dict[str, str]], layer: str | None, revision: str | None) -> None:
+    def compare(
+        self, messages: list[dict[str, str]], layer: str | None, revision: str | None
+    ) -> None:
         """What is live in a layer against another revision, "base" or, where none is named or it is the one that is live, what
         was live before; on the same messages. Without a layer it is the lowest.
         """
@@ -132,7 +140,11 @@ class Studying:
         other = "previous" if revision in (None, heads.get(layer)) else revision
         job = self.comparing = Job()
         job.progress("Both are answering", 0.0)
-        self._threads.do(partial(self._desk.compare, messages, other, layer, job), self._compared, self._not_compared)
+        self._threads.do(
+            partial(self._desk.compare, messages, other, layer, job),
+            self._compared,
+            self._not_compared,
+        )
 
     def stop_comparing(self) -> bool:
         """Ends the comparison that is under way; false where none is."""
@@ -142,7 +154,11 @@ class Studying:
         return True
 
     def choose(
-        self, comparison: Comparison, number: int, then: Callable[[Choice], None], failed: Callable[[], None]
+        self,
+        comparison: Comparison,
+        number: int,
+        then: Callable[[Choice], None],
+        failed: Callable[[], None],
     ) -> None:
         """Keeps which of two answers is better."""
 
@@ -165,7 +181,9 @@ class Studying:
 
     def weigh(self, layer: str, weight: float) -> None:
         """Turns a layer's weight."""
-        self._threads.do(partial(self._user.weigh, layer, weight), lambda _: self.look(), self._wrong)
+        self._threads.do(
+            partial(self._user.weigh, layer, weight), lambda _: self.look(), self._wrong
+        )
 
     def explain(self, turn: str, then: Callable[[Why], None]) -> None:
         """Why a reply was as it was."""
@@ -177,7 +195,9 @@ class Studying:
             self._telling.note("Something is being forgotten; one after another.")
             return
         work = partial(self._user.forget, item, dry_run=True)
-        self._threads.do(work, partial(self._listener.model_would_forget, item, what), self._telling.wrong)
+        self._threads.do(
+            work, partial(self._listener.model_would_forget, item, what), self._telling.wrong
+        )
 
     def forget(self, item: str) -> None:
         """Destroys something for good, and has built anew what is missing then."""
@@ -238,7 +258,9 @@ class Studying:
         self._wrong(error)
 
     def _moved(self, move: HeadMove) -> None:
-        self._telling.note(f"{move.layer}: {move.before or 'the bare base'} → {move.after or 'the bare base'}")
+        self._telling.note(
+            f"{move.layer}: {move.before or 'the bare base'} → {move.after or 'the bare base'}"
+        )
         self.look()
 
     def _wrong(self, error: PersonalPeftError) -> None:

@@ -76,7 +76,9 @@ class Talk:
 
     def without(self, number: int) -> Talk:
         """As if that had never been asked."""
-        return replace(self, exchanges=tuple(each for each in self.exchanges if each.number != number))
+        return replace(
+            self, exchanges=tuple(each for each in self.exchanges if each.number != number)
+        )
 
     def change(self, number: int, **changes: Any) -> Talk:
         """With something else about one exchange; as it is where that has gone meanwhile."""
@@ -92,7 +94,9 @@ class Talk:
 
     def again(self, number: int) -> Talk:
         """With the question of an exchange waiting anew, in its place and with nothing said about it."""
-        return self._each(lambda each: each.number == number, lambda each: Exchange(each.number, each.asked))
+        return self._each(
+            lambda each: each.number == number, lambda each: Exchange(each.number, each.asked)
+        )
 
     def catch_up(self, found: Talk) -> Talk:
         """With what the ledger knows of the same conversation: what was said about its replies, and what follows the last turn
@@ -115,7 +119,10 @@ class Talk:
         left = (each for each in self.exchanges if each.turn not in turns)
         return replace(
             self,
-            exchanges=tuple(replace(each, reply="", edited=None) if each.turn in emptied else each for each in left),
+            exchanges=tuple(
+                replace(each, reply="", edited=None) if each.turn in emptied else each
+                for each in left
+            ),
         )
 
     def next(self) -> Exchange | None:
@@ -137,11 +144,18 @@ class Talk:
             if each.number == number:
                 return [*told, {"role": "user", "content": each.asked}]
             if each.turn is not None and each.text.strip():
-                told += [{"role": "user", "content": each.asked}, {"role": "assistant", "content": each.text}]
+                told += [
+                    {"role": "user", "content": each.asked},
+                    {"role": "assistant", "content": each.text},
+                ]
         raise KeyError(number)
 
-    def _each(self, which: Callable[[Exchange], bool], change: Callable[[Exchange], Exchange]) -> Talk:
-        return replace(self, exchanges=tuple(change(each) if which(each) else each for each in self.exchanges))
+    def _each(
+        self, which: Callable[[Exchange], bool], change: Callable[[Exchange], Exchange]
+    ) -> Talk:
+        return replace(
+            self, exchanges=tuple(change(each) if which(each) else each for each in self.exchanges)
+        )
 
 
 def _said_of(own: Exchange, found: Exchange | None) -> Exchange:

@@ -28,5 +28,9 @@ class Telling:
         """Something went wrong, and changed nothing. What a person stopped is not wrong."""
         if not isinstance(error, Cancelled):
             self._app.notify(
-                printable(error.hint), title=printable(error.message), severity="error", markup=False, timeout=_WRONG
+                printable(error.hint),
+                title=printable(error.message),
+                severity="error",
+                markup=False,
+                timeout=_WRONG,
             )

@@ -19,7 +19,11 @@ DARK = Theme(
     surface="#1b1e25",
     panel="#2b303a",
     dark=True,
-    variables={**_BLOCKS, "block-cursor-background": "#2f3948", "block-cursor-foreground": "#f0f2f6"},
+    variables={
+        **_BLOCKS,
+        "block-cursor-background": "#2f3948",
+        "block-cursor-foreground": "#f0f2f6",
+    },
 )
 LIGHT = Theme(
     "calm-light",
@@ -34,5 +38,9 @@ LIGHT = Theme(
     surface="#f4f2ed",
     panel="#d9d5cb",
     dark=False,
-    variables={**_BLOCKS, "block-cursor-background": "#d5e0ec", "block-cursor-foreground": "#14181f"},
+    variables={
+        **_BLOCKS,
+        "block-cursor-background": "#d5e0ec",
+        "block-cursor-foreground": "#14181f",
+    },
 )

@@ -38,7 +38,9 @@ class Transcript(VerticalScroll):
     def compose(self) -> ComposeResult:
         yield Static(id="welcome")
 
-    async def show(self, talk: Talk, *, selected: int | None, loaded: bool, drafts: dict[int, str]) -> None:
+    async def show(
+        self, talk: Talk, *, selected: int | None, loaded: bool, drafts: dict[int, str]
+    ) -> None:
         """Shows a conversation. ``drafts`` are the edits that are open, by number."""
         views_now = {view.number: view for view in self.query(ExchangeView)}
         if talk.key != self._key:
@@ -58,7 +60,9 @@ class Transcript(VerticalScroll):
         for view in self.query(ExchangeView):
             if talk.has(view.number):
                 draft = drafts.get(view.number)
-                view.show(talk[view.number], selected=view.number == selected, loaded=loaded, draft=draft)
+                view.show(
+                    talk[view.number], selected=view.number == selected, loaded=loaded, draft=draft
+                )
 
     def bring(self, number: int) -> None:
         """Brings an exchange into view."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from textual.content import Content
 
+from personalpeft.formatting import pluralize
 from personalpeft.learning.report import excerpt, said
 from personalpeft.types import Verdict
-from personalpeft.wording import counted
 from personalpeft_app.output import moment, printable
 from personalpeft_app.tui.markdown import DIM, rendered
 from personalpeft_app.tui.said import Row
@@ -20,11 +20,15 @@ from personalpeft_app.tui.work import Standing
 
 if TYPE_CHECKING:
     from personalpeft import LearnReport, Why
-    from personalpeft.forgetting import ForgetReport
-    from personalpeft.memory.base import Item
+    from personalpeft.erasure import ForgetReport
+    from personalpeft.memory.types import Item
     from personalpeft.types import Layer, Revision
 
-_MARKS = {Verdict.PROMOTED: ("●", "$success"), Verdict.REFUSED: ("○", "$error"), Verdict.ABSTAINED: ("◌", "$warning")}
+_MARKS = {
+    Verdict.PROMOTED: ("●", "$success"),
+    Verdict.REFUSED: ("○", "$error"),
+    Verdict.ABSTAINED: ("◌", "$warning"),
+}
 
 
 def bar(part: float, width: int) -> str:
@@ -42,7 +46,11 @@ def reply(exchange: Exchange, width: int, *, loaded: bool) -> Content:
     """The reply in lines of a width in cells, or why there is none yet."""
     match exchange.status:
         case "waiting":
-            why = "waits until the reply before it is there" if loaded else "waits for the model, which is being loaded"
+            why = (
+                "waits until the reply before it is there"
+                if loaded
+                else "waits for the model, which is being loaded"
+            )
             return Content.assemble((why + " …", f"italic {DIM}"))
         case "writing" if not exchange.reply:
             why = "…" if loaded else "waits for the model, which is being loaded …"
@@ -66,14 +74,18 @@ def marks(exchange: Exchange) -> Content:
     if exchange.edited is not None:
         parts.append(("✎ edited", "$accent"))
     if exchange.comments:
-        parts.append((f"¶ {counted(exchange.comments, 'comment')}", "$accent"))
+        parts.append((f"¶ {pluralize(exchange.comments, 'comment')}", "$accent"))
     return Content("   ").join(Content.assemble(part) for part in parts)
 
 
 def status(user: str, standing: Standing, going: Sequence[tuple[str, float]]) -> Content:
     """The footer's left: who answers, what goes on now and how far it is, and how much there is to learn."""
     stack = (
-        "…" if standing.stack is None else standing.stack[:8] if any(each.head for each in standing.layers) else "base"
+        "…"
+        if standing.stack is None
+        else standing.stack[:8]
+        if any(each.head for each in standing.layers)
+        else "base"
     )
     parts = [Content.assemble((user, "bold"), (f"@{stack}", "$primary"))]
     if standing.problem:
@@ -90,7 +102,9 @@ def _going(stage: str, done: float) -> Content:
     if not done:
         return Content.assemble(name, (" …", "$accent"))
     filled = bar(done, 8)
-    return Content.assemble(name, " ", (filled, "$accent"), ("·" * (8 - len(filled)), DIM), f" {done:4.0%}")
+    return Content.assemble(
+        name, " ", (filled, "$accent"), ("·" * (8 - len(filled)), DIM), f" {done:4.0%}"
+    )
 
 
 def layer(each: Layer, width: int) -> Content:
@@ -98,7 +112,9 @@ def layer(each: Layer, width: int) -> Content:
     live = (each.head or "the bare base").partition("@")
     name = live[2] or live[0]
     room = max(1, width - len(each.name) - len(each.scope) - len(name) - 2)
-    return Content.assemble((each.name, "bold"), (f" {each.scope}", DIM), " " * room, (name, "$primary"))
+    return Content.assemble(
+        (each.name, "bold"), (f" {each.scope}", DIM), " " * room, (name, "$primary")
+    )
 
 
 def gain(revision: Revision) -> float | None:
@@ -115,7 +131,12 @@ def revision(each: Revision, *, live: bool, largest: float, width: int) -> Conte
     won = gain(each)
     head = each.id.rpartition("@")[2]
     word = "live" if live else f"{each.verdict}"
-    first = [(f"{mark} ", colour), (f"{each.layer} ", "bold" if live else ""), (head, ""), (f"  {word}", colour)]
+    first = [
+        (f"{mark} ", colour),
+        (f"{each.layer} ", "bold" if live else ""),
+        (head, ""),
+        (f"  {word}", colour),
+    ]
     if won is None:
         second: list[tuple[str, str]] = [("  not measured", DIM)]
     else:
@@ -126,7 +147,9 @@ def revision(each: Revision, *, live: bool, largest: float, width: int) -> Conte
     return Content.assemble(*first, "\n", *second, last)
 
 
-def revisions_in_order(revisions: Sequence[Revision], layers: Iterable[Layer]) -> list[tuple[str, Revision | None]]:
+def revisions_in_order(
+    revisions: Sequence[Revision], layers: Iterable[Layer]
+) -> list[tuple[str, Revision | None]]:
     """The rows of the list: each layer's revisions, newest first, and then None for the bare base."""
     rows: list[tuple[str, Revision | None]] = []
     for each in layers:
@@ -143,8 +166,11 @@ def report(last: LearnReport | None) -> Content:
     mark, colour = _MARKS[last.verdict]
     parts: list[tuple[str, str]] = [
         (f"{mark} {last.layer}: {word}", f"bold {colour}"),
-        (", on probation" if last.probation else ", accepted by you" if last.accepted else "", "$warning"),
-        (f"\n{moment(last.at)} · {counted(last.steps, 'step')} · {last.seconds:.0f} s\n", DIM),
+        (
+            ", on probation" if last.probation else ", accepted by you" if last.accepted else "",
+            "$warning",
+        ),
+        (f"\n{moment(last.at)} · {pluralize(last.steps, 'step')} · {last.seconds:.0f} s\n", DIM),
         (f"\n{printable(last.reason)}\n", ""),
     ]
     for use in dict.fromkeys(source.use for source in last.sources):
@@ -177,38 +203,51 @@ def why(account: Why | None) -> list[Row]:
         rows.append(_heading("In the prompt", "", ""))
         rows += [_said(str(s.kind), said(s), s.id) for s in account.items]
     if len(rows) == 1:
-        rows.append(Row(Content.assemble(("\nThe bare base answered, with nothing of yours.", DIM))))
+        rows.append(
+            Row(Content.assemble(("\nThe bare base answered, with nothing of yours.", DIM)))
+        )
     return rows
 
 
 def memory(items: Sequence[Item]) -> list[Row]:
     """The rules and the facts that act now, the newest first."""
     rows: list[Row] = []
-    for kind, title in (("rule", "Rules, in every prompt"), ("fact", "Facts, looked up when they are near")):
+    for kind, title in (
+        ("rule", "Rules, in every prompt"),
+        ("fact", "Facts, looked up when they are near"),
+    ):
         own = [each for each in reversed(items) if each.kind == kind]
         if own:
             rows.append(_heading(title, "", "", first=not rows))
             rows += [_said(moment(each.at)[5:10], each.text, each.id) for each in own]
-    return rows or [Row(Content.assemble(("Nothing yet. F4 tells a fact, c on a reply a rule.", DIM)))]
+    return rows or [
+        Row(Content.assemble(("Nothing yet. F4 tells a fact, c on a reply a rule.", DIM)))
+    ]
 
 
 def would_forget(what: Content, report: ForgetReport) -> Content:
     """What would go with something that is to be forgotten, and what would be built anew."""
     parts: list[Content | str] = [what, "\n"]
     gone = ((report.turns, "turn"), (report.signals, "signal"), (report.revisions, "revision"))
-    with_it = [counted(len(ids), each) for ids, each in gone if ids]
+    with_it = [pluralize(len(ids), each) for ids, each in gone if ids]
     parts.append(f"\nDestroyed for good: {', '.join(with_it)}.")
     if report.emptied:
-        parts.append(f"\nEmptied: {counted(len(report.emptied), 'turn')} that had it in view.")
+        parts.append(f"\nEmptied: {pluralize(len(report.emptied), 'turn')} that had it in view.")
     for layer, head in report.heads.items():
-        parts.append(f"\n{layer} goes back to {head or 'the bare base'}, and is built anew from what is left.")
+        parts.append(
+            f"\n{layer} goes back to {head or 'the bare base'}, and is built anew from what is left."
+        )
     if report.stands:
-        parts.append(f"\nThe same words stand in {counted(len(report.stands), 'other place')}, which stay.")
+        parts.append(
+            f"\nThe same words stand in {pluralize(len(report.stands), 'other place')}, which stay."
+        )
     return Content.assemble(*parts)
 
 
 def _heading(text: str, colour: str, more: str, *, first: bool = False) -> Row:
-    return Row(Content.assemble("" if first else "\n", (text, f"bold {colour}".strip()), (more, DIM)))
+    return Row(
+        Content.assemble("" if first else "\n", (text, f"bold {colour}".strip()), (more, DIM))
+    )
 
 
 def _said(what: str, text: str, item: str) -> Row:

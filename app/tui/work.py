@@ -19,9 +19,9 @@ from personalpeft_app.tui.talk import Talk, shorter
 
 if TYPE_CHECKING:
     from personalpeft import Reply, Runtime, User
-    from personalpeft.comparing import Comparison
-    from personalpeft.forgetting import ForgetReport
-    from personalpeft.memory.base import Item
+    from personalpeft.chat.compare import Comparison
+    from personalpeft.erasure import ForgetReport
+    from personalpeft.memory.types import Item
     from personalpeft.types import HeadMove, Layer, Revision
 
 # How often a thread that waits for the model looks whether it is still wanted, in seconds.
@@ -133,9 +133,13 @@ class Desk:
         """Learns from all that is new. Raises as ``User.learn``."""
         return self.user.learn(progress=job.progress, cancelled=job.cancelled)
 
-    def compare(self, messages: Sequence[dict[str, str]], revision: str, layer: str, job: Job) -> Comparison:
+    def compare(
+        self, messages: Sequence[dict[str, str]], revision: str, layer: str, job: Job
+    ) -> Comparison:
         """What is live and another revision ("previous", "base" or an id) on the same prompt. Raises as ``User.compare``."""
-        return self.user.compare(list(messages), "live", revision, layer=layer, cancelled=job.cancelled)
+        return self.user.compare(
+            list(messages), "live", revision, layer=layer, cancelled=job.cancelled
+        )
 
     def look(self) -> Standing:
         """How things are now. Does not wait for the model."""

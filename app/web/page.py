@@ -42,7 +42,12 @@ _HEADERS = {
 # and a server of another version never meets a script of the last one.
 _AGAIN = "no-cache"
 _FOR_GOOD = "max-age=31536000, immutable"
-_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_KINDS = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
 _FIRST = "index.html"
 
 
@@ -51,14 +56,24 @@ def blueprint(codes: SignInCodes | None = None) -> Blueprint:
 
     With ``codes``, a ``POST`` to ``/web/session`` exchanges one of them, sent as a bearer token, for the token of a session.
     """
-    found = {each.name: each.read_bytes() for each in (files(__package__) / "site").iterdir() if each.is_file()}
-    version = hashlib.sha256(b"\0".join(content for _, content in sorted(found.items()))).hexdigest()[:12]
+    found = {
+        each.name: each.read_bytes()
+        for each in (files(__package__) / "site").iterdir()
+        if each.is_file()
+    }
+    version = hashlib.sha256(
+        b"\0".join(content for _, content in sorted(found.items()))
+    ).hexdigest()[:12]
     first = found.pop(_FIRST).replace(b'="web/', f'="web/{version}/'.encode())
     made = Blueprint("web", __name__)
 
     def answer(name: str, content: bytes, kept: str) -> Response:
         kind = _KINDS[name[name.rindex(".") :]]
-        response = Response(content, content_type=f"{kind}; charset=utf-8", headers={**_HEADERS, "Cache-Control": kept})
+        response = Response(
+            content,
+            content_type=f"{kind}; charset=utf-8",
+            headers={**_HEADERS, "Cache-Control": kept},
+        )
         response.set_etag(hashlib.sha256(content).hexdigest()[:32])
         response.make_conditional(request)
         return response

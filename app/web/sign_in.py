@@ -11,7 +11,7 @@ import threading
 
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.ids import check_user_id
-from personalpeft.store.tokens import Tokens
+from personalpeft.store.api_keys import Tokens
 
 SECONDS = 600
 """How long a code can be used."""
@@ -45,7 +45,9 @@ class SignInCodes:
 
     def _drop_expired(self) -> None:
         now = self._clock.timer()
-        self._users = {digest: (user, until) for digest, (user, until) in self._users.items() if now < until}
+        self._users = {
+            digest: (user, until) for digest, (user, until) in self._users.items() if now < until
+        }
 
 
 def _digest(code: str) -> str:

@@ -69,7 +69,9 @@ def _teach(runtime: Runtime, user: str, count: int) -> None:
 
 
 def _draw(name: str, title: str, text: str) -> None:
-    console = Console(record=True, width=_WIDTH, file=StringIO(), force_terminal=True, color_system="truecolor")
+    console = Console(
+        record=True, width=_WIDTH, file=StringIO(), force_terminal=True, color_system="truecolor"
+    )
     for line in text.rstrip("\n").split("\n"):
         typed = line.startswith(("$ ", ">>> "))
         console.print(Text(line, style="bold" if typed else ""), highlight=False, soft_wrap=False)
@@ -97,7 +99,9 @@ def _http(home: Path) -> str:
     _teach(runtime, "ada", 7)
     runtime.tokens.ensure_first()
     own, places = OwnApi(runtime), places_for(runtime)
-    server = Server(make_app(runtime, places=places, more=[own.blueprint]), places, host="127.0.0.1", port=0)
+    server = Server(
+        make_app(runtime, places=places, more=[own.blueprint]), places, host="127.0.0.1", port=0
+    )
 
     def close() -> None:
         own.close()

@@ -120,7 +120,10 @@ def _typed(text: str) -> tuple[str, ...]:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder, personalpeft.open(folder, backend="fake", clock=steady()) as runtime:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        personalpeft.open(folder, backend="fake", clock=steady()) as runtime,
+    ):
         _live(runtime)
 
         async def draw() -> None:
@@ -142,7 +145,14 @@ def main() -> None:
             await _draw(runtime, "tui-forget", (110, 30), _forget, *long, over=Sure)
             await _draw(runtime, "tui-edit", (80, 24), lambda app: app.action_edit_reply(), *again)
             await _draw(runtime, "tui-why", (110, 30), lambda app: app.action_why(), *again)
-            await _draw(runtime, "tui-compare", (80, 24), lambda app: app.action_compare(), *again, over=Comparing)
+            await _draw(
+                runtime,
+                "tui-compare",
+                (80, 24),
+                lambda app: app.action_compare(),
+                *again,
+                over=Comparing,
+            )
 
         asyncio.run(draw())
 

@@ -28,21 +28,56 @@ from personalpeft_app.web import page as web
 HERE = Path(__file__).parent
 # What is asked, what is answered, and the answer as it should have been.
 _SAID = (
-    ("How long does rice take?", "Great question! It usually takes twenty minutes.", "Twelve minutes, lid on."),
-    ("Which oil for frying?", "There are many wonderful oils! One is rapeseed.", "Rapeseed oil; it stands 200 °C."),
-    ("Can I freeze bread?", "Absolutely! It will keep for a long time.", "Yes, sliced, for three months."),
-    ("How do I peel garlic?", "That is easy once you know how!", "Crush it with the flat of the knife."),
+    (
+        "How long does rice take?",
+        "Great question! It usually takes twenty minutes.",
+        "Twelve minutes, lid on.",
+    ),
+    (
+        "Which oil for frying?",
+        "There are many wonderful oils! One is rapeseed.",
+        "Rapeseed oil; it stands 200 °C.",
+    ),
+    (
+        "Can I freeze bread?",
+        "Absolutely! It will keep for a long time.",
+        "Yes, sliced, for three months.",
+    ),
+    (
+        "How do I peel garlic?",
+        "That is easy once you know how!",
+        "Crush it with the flat of the knife.",
+    ),
     ("How much salt in pasta water?", "A pinch, or as you like it!", "Ten grams for each litre."),
-    ("Is raw milk safe?", "Not for children. I hope that helps!", "Not for children; boil it first."),
+    (
+        "Is raw milk safe?",
+        "Not for children. I hope that helps!",
+        "Not for children; boil it first.",
+    ),
     ("What goes with leeks?", "Potatoes, of course! Enjoy!", "Potatoes, cream, nutmeg."),
-    ("How long do lentils take?", "About half an hour, dear friend!", "Red ones fifteen minutes, green ones thirty."),
+    (
+        "How long do lentils take?",
+        "About half an hour, dear friend!",
+        "Red ones fifteen minutes, green ones thirty.",
+    ),
     ("Can I reheat rice?", "You certainly can!", "Once, until it steams."),
-    ("How do I poach an egg?", "With love and patience!", "Three minutes in water that does not boil."),
-    ("Which flour for bread?", "Any flour is a good flour!", "Strong wheat flour, or half of it rye."),
+    (
+        "How do I poach an egg?",
+        "With love and patience!",
+        "Three minutes in water that does not boil.",
+    ),
+    (
+        "Which flour for bread?",
+        "Any flour is a good flour!",
+        "Strong wheat flour, or half of it rye.",
+    ),
     ("How do I keep herbs?", "In a happy place!", "In a glass of water, like flowers."),
     ("How long does stock take?", "As long as it takes!", "Three hours; fish stock half of one."),
 )
-_EGG = ("How do I boil an egg?", "Eight minutes in boiling water. I hope that helps, and enjoy your delicious egg!")
+_EGG = (
+    "How do I boil an egg?",
+    "Eight minutes in boiling water. I hope that helps, and enjoy your delicious egg!",
+)
 _EGG_EDITED = "Eight minutes in boiling water, then one in cold water."
 _QUAIL = (
     "And a quail’s egg?",
@@ -105,9 +140,16 @@ def _live(runtime: Runtime, as_taught: Callable[[bool], None]) -> None:
 
 
 def _draw(
-    browser: Browser, link: str, name: str, room: str, play: Callable[[Page], None] = lambda page: None, **how: Any
+    browser: Browser,
+    link: str,
+    name: str,
+    room: str,
+    play: Callable[[Page], None] = lambda page: None,
+    **how: Any,
 ) -> None:
-    context = browser.new_context(**{"viewport": _WIDE, "locale": "en-GB", "timezone_id": "UTC", **how})
+    context = browser.new_context(
+        **{"viewport": _WIDE, "locale": "en-GB", "timezone_id": "UTC", **how}
+    )
     page = context.new_page()
     page.goto(link)
     page.locator(".exchanges[aria-busy=false]").wait_for(state="attached")
@@ -136,7 +178,10 @@ def _edit(page: Page) -> None:
 
 def main() -> None:
     as_taught = _as_a_small_model()
-    with tempfile.TemporaryDirectory() as folder, personalpeft.open(folder, backend="fake", clock=steady()) as runtime:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        personalpeft.open(folder, backend="fake", clock=steady()) as runtime,
+    ):
         runtime.tokens.ensure_first()
         _live(runtime, as_taught)
         own, places = OwnApi(runtime), places_for(runtime)
@@ -153,8 +198,23 @@ def main() -> None:
                 _draw(browser, link, "web-timeline", "Timeline")
                 _draw(browser, link, "web-memory", "Memory")
                 _draw(browser, link, "web-stack", "Stack", viewport={"width": 1180, "height": 720})
-                _draw(browser, link, "web-compare", "Compare", _compare, viewport={"width": 1180, "height": 640})
-                _draw(browser, link, "web-phone", "Talk", viewport=_NARROW, device_scale_factor=1.5, has_touch=True)
+                _draw(
+                    browser,
+                    link,
+                    "web-compare",
+                    "Compare",
+                    _compare,
+                    viewport={"width": 1180, "height": 640},
+                )
+                _draw(
+                    browser,
+                    link,
+                    "web-phone",
+                    "Talk",
+                    viewport=_NARROW,
+                    device_scale_factor=1.5,
+                    has_touch=True,
+                )
                 browser.close()
         finally:
             server.stop()

@@ -89,7 +89,9 @@ def main(folder: Path) -> None:
 
 
 def _read(path: Path) -> list[Point]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+    return (
+        [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+    )
 
 
 def _save(figure: Figure, path: Path) -> None:
@@ -107,8 +109,14 @@ def _sweep(number: str, points: Sequence[Point]) -> Figure:
         if point["number"] == number or (point["number"] == "default" and not second)
     ]
     order = {"attention": 0, "mlp": 1, "all": 2} if number == "targets" else None
-    values = sorted({point["value"] for point in mine}, key=lambda value: order[value] if order else value)
-    panels = (("first habit: in style, of 10", *_IN_STYLE[1:]), _DRAFTS, *_PANELS[1:3]) if second else _PANELS
+    values = sorted(
+        {point["value"] for point in mine}, key=lambda value: order[value] if order else value
+    )
+    panels = (
+        (("first habit: in style, of 10", *_IN_STYLE[1:]), _DRAFTS, *_PANELS[1:3])
+        if second
+        else _PANELS
+    )
     figure, axes = plt.subplots(1, len(panels), figsize=(11, 2.7), layout="constrained")
     for panel, (title, figure_of, limits) in zip(axes, panels, strict=True):
         panel.set_title(title, loc="left", pad=8)
@@ -121,11 +129,15 @@ def _sweep(number: str, points: Sequence[Point]) -> Figure:
         for place, (style, colour) in enumerate(zip(styles, _COLOURS, strict=False)):
             these = [point for point in mine if point["style"] == style]
             beside = 0.3 * (place - (len(styles) - 1) / 2)
-            _dots(panel, these, values, figure_of, colour, style, beside, joined=number != "targets")
+            _dots(
+                panel, these, values, figure_of, colour, style, beside, joined=number != "targets"
+            )
         panel.set_ylim(*limits)
     axes[0].legend(loc="lower right", handlelength=1.2)
     title = _TITLES.get(number, number.replace("_", " "))
-    figure.supxlabel(f"{title}  (a dot is one seed, the line their median; shaded: the default)", fontsize=9)
+    figure.supxlabel(
+        f"{title}  (a dot is one seed, the line their median; shaded: the default)", fontsize=9
+    )
     return figure
 
 
@@ -147,18 +159,34 @@ def _dots(
         known = [(seed, figure) for seed, figure in found if figure is not None]
         # Styles and seeds stand side by side, so that equal figures are still so many dots.
         at = [x + beside + 0.07 * (seeds.index(seed) - (len(seeds) - 1) / 2) for seed, _ in known]
-        panel.scatter(at, [figure for _, figure in known], s=14, color=colour, alpha=0.55, linewidths=0, zorder=3)
+        panel.scatter(
+            at,
+            [figure for _, figure in known],
+            s=14,
+            color=colour,
+            alpha=0.55,
+            linewidths=0,
+            zorder=3,
+        )
         if known:
             medians.append((x + beside, statistics.median(figure for _, figure in known)))
     if joined:
         panel.plot(*zip(*medians, strict=True), color=colour, linewidth=1.4, label=label, zorder=2)
     else:
         for number, (x, median) in enumerate(medians):
-            panel.plot([x - 0.14, x + 0.14], [median] * 2, color=colour, linewidth=1.6, label="" if number else label)
+            panel.plot(
+                [x - 0.14, x + 0.14],
+                [median] * 2,
+                color=colour,
+                linewidth=1.6,
+                label="" if number else label,
+            )
 
 
 def _capacity(loads: Sequence[Point]) -> Figure:
-    figure, (recall, general) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", width_ratios=(1.4, 1))
+    figure, (recall, general) = plt.subplots(
+        1, 2, figsize=(9, 3.2), layout="constrained", width_ratios=(1.4, 1)
+    )
     panels = (
         (
             recall,
@@ -182,16 +210,31 @@ def _capacity(loads: Sequence[Point]) -> Figure:
                 panel.scatter(xs, ys, s=14, color=colour, alpha=0.55, linewidths=0, zorder=3)
                 line.append((statistics.median(xs), statistics.median(ys), count))
             panel.plot(
-                [x for x, _, _ in line], [y for _, y, _ in line], color=colour, linewidth=1.4, label=f"rank {rank}"
+                [x for x, _, _ in line],
+                [y for _, y, _ in line],
+                color=colour,
+                linewidth=1.4,
+                label=f"rank {rank}",
             )
             if panel is recall:
                 for x, y, count in line:
-                    panel.annotate(f"{count}", (x, y), (0, 6), textcoords="offset points", ha="center", fontsize=7)
+                    panel.annotate(
+                        f"{count}",
+                        (x, y),
+                        (0, 6),
+                        textcoords="offset points",
+                        ha="center",
+                        fontsize=7,
+                    )
         for bound, said in ((1e-3, "advised"), (1e-2, "most")):
             if panel.get_xlim()[1] >= bound / 1.5:
                 panel.axvline(bound, color=_INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
                 panel.annotate(
-                    said, (bound, 0.03), (3, 0), xycoords=("data", "axes fraction"), textcoords="offset points"
+                    said,
+                    (bound, 0.03),
+                    (3, 0),
+                    xycoords=("data", "axes fraction"),
+                    textcoords="offset points",
                 )
     recall.legend(loc="lower left", handlelength=1.2)
     return figure

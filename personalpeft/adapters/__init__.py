@@ -1,1 +1,1 @@
-"""LoRA away from any device: the packed format, composition, validation, PEFT folders."""
+"""LoRA adapters independent of any device: types, composition, validation, file formats."""

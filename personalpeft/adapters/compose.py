@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from personalpeft.adapters.base import Adapter, Composed, Matrix, Pair, Share
-from personalpeft.adapters.strict import fault
+from personalpeft.adapters.safe_io import fault
+from personalpeft.adapters.types import Adapter, Composed, Matrix, Pair, Share
 from personalpeft.adapters.validate import is_finite, short
 from personalpeft.errors import AdapterError, InvalidInput
 
@@ -30,7 +30,10 @@ def compose(parts: Sequence[tuple[Adapter, float]]) -> Composed:
             )
     used = [(adapter, weight) for adapter, weight in parts if weight != 0]
     _check_same_base([adapter for adapter, _ in used])
-    shares = {name: _shares(name, used) for name in sorted({name for adapter, _ in used for name in adapter.pairs})}
+    shares = {
+        name: _shares(name, used)
+        for name in sorted({name for adapter, _ in used for name in adapter.pairs})
+    }
     ranks = (sum(share.pair.a.shape[1] for share in having) for having in shares.values())
     return Composed(max(ranks, default=0), shares)
 
@@ -49,7 +52,11 @@ def as_one(composed: Composed) -> tuple[Mapping[str, Pair], float]:
     factors = {share.factor for share in alone}
     ranks = {share.pair.a.shape[1] for share in alone}
     # File formats keep it in a float32, in which 0 could mean full strength; ``merged`` checks what is beyond.
-    if len(alone) == len(composed.shares) and len(factors) == len(ranks) == 1 and 1e-6 < min(factors) < 1e6:
+    if (
+        len(alone) == len(composed.shares)
+        and len(factors) == len(ranks) == 1
+        and 1e-6 < min(factors) < 1e6
+    ):
         return {name: shares[0].pair for name, shares in composed.shares.items()}, factors.pop()
     return merged(composed), 1.0
 
@@ -86,17 +93,27 @@ def _check_same_base(adapters: Sequence[Adapter]) -> None:
 def _shares(name: str, parts: Sequence[tuple[Adapter, float]]) -> tuple[Share, ...]:
     """The shares of one projection, from the parts that adapt it."""
     having = [(part, weight) for part, weight in parts if name in part.pairs]
-    sizes = {(pair.a.shape[0], pair.a.shape[2], pair.b.shape[1]) for pair in (part.pairs[name] for part, _ in having)}
+    sizes = {
+        (pair.a.shape[0], pair.a.shape[2], pair.b.shape[1])
+        for pair in (part.pairs[name] for part, _ in having)
+    }
     if len(sizes) != 1:
         layers = ", ".join(part.manifest.layer for part, _ in having)
-        raise fault(f"layers {layers}", f"{name} has different sizes in them.", hint="Stack only layers of one base.")
+        raise fault(
+            f"layers {layers}",
+            f"{name} has different sizes in them.",
+            hint="Stack only layers of one base.",
+        )
     return tuple(Share(part.pairs[name], weight * part.manifest.scaling) for part, weight in having)
 
 
 def _sum(name: str, shares: Sequence[Share]) -> Pair:
     a = np.concatenate([share.pair.a for share in shares], axis=1, dtype=np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        scaled = [np.multiply(share.pair.b, np.float32(share.factor), dtype=np.float32) for share in shares]
+        scaled = [
+            np.multiply(share.pair.b, np.float32(share.factor), dtype=np.float32)
+            for share in shares
+        ]
     b = np.concatenate(scaled, axis=2)
     if not (np.isfinite(b.min()) and np.isfinite(b.max())):
         raise too_large(name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from personalpeft.adapters.base import Manifest
-from personalpeft.adapters.strict import DAMAGED, fault, parse_json, shown
+from personalpeft.adapters.safe_io import DAMAGED, fault, parse_json, shown
+from personalpeft.adapters.types import Manifest
 from personalpeft.ids import LAYER_NAME
 from personalpeft.types import canonical_json
 
@@ -17,7 +17,9 @@ TEXT_LIMIT = 256
 _DEPTH_LIMIT = 16
 _FLOAT32_MAX = math.ldexp(2 - 2**-23, 127)
 
-_FIELDS = frozenset({"base", "layer", "rank", "scaling", "targets", "recipe", "signals", "below", "parent"})
+_FIELDS = frozenset(
+    {"base", "layer", "rank", "scaling", "targets", "recipe", "signals", "below", "parent"}
+)
 
 
 def manifest_to_json(manifest: Manifest) -> dict[str, Any]:
@@ -81,7 +83,11 @@ def check_format(value: Any, *, source: str, what: str) -> None:
     """Raises ``AdapterError`` unless ``value`` is the format version that this code reads; a newer one is called newer."""
     if type(value) is int and value > FORMAT:
         hint = "Update personalpeft to read it."
-        raise fault(source, f"{what} has format {shown(value)}, newer than {FORMAT}, the newest known here.", hint=hint)
+        raise fault(
+            source,
+            f"{what} has format {shown(value)}, newer than {FORMAT}, the newest known here.",
+            hint=hint,
+        )
     if type(value) is not int or value != FORMAT:
         raise fault(source, f"{what} has the format {shown(value)}; known is {FORMAT}.")
 
@@ -92,7 +98,9 @@ def canonical_manifest(manifest: Manifest, *, source: str) -> dict[str, Any]:
         text = canonical_json(manifest_to_json(manifest))
     except (TypeError, ValueError, RecursionError) as error:
         hint = "A recipe holds JSON values only: text, finite numbers, true, false, null, lists, objects."
-        raise fault(source, f"the manifest cannot be written as JSON ({error}).", hint=hint) from error
+        raise fault(
+            source, f"the manifest cannot be written as JSON ({error}).", hint=hint
+        ) from error
     value = parse_json(text, source=source, what="the manifest", depth=_DEPTH_LIMIT)
     manifest_from_json(value, source=source)
     return dict(value)

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from personalpeft.adapters.base import Adapter, Matrix, Pair
 from personalpeft.adapters.manifest import RANK_LIMIT
-from personalpeft.adapters.strict import fault, shown
+from personalpeft.adapters.safe_io import fault, shown
+from personalpeft.adapters.types import Adapter, Matrix, Pair
 from personalpeft.errors import nearest
 from personalpeft.types import Architecture
 
@@ -21,9 +21,7 @@ BLOCKS_LIMIT = 1024
 PROJECTION_LIMIT = 200
 PROJECTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 
-_OTHER_BASE = (
-    "An adapter works only on the base it was built for; open that base, or build the layer again on this one."
-)
+_OTHER_BASE = "An adapter works only on the base it was built for; open that base, or build the layer again on this one."
 
 
 def check_adapter(
@@ -48,7 +46,10 @@ def check_adapter(
     if manifest.rank != rank:
         raise fault(source, f"the manifest says rank {manifest.rank}, the tensors have {rank}.")
     if set(manifest.targets) != set(adapter.pairs) or len(manifest.targets) != len(adapter.pairs):
-        raise fault(source, f"the manifest's targets {shown(sorted(manifest.targets))} are not those of the tensors.")
+        raise fault(
+            source,
+            f"the manifest's targets {shown(sorted(manifest.targets))} are not those of the tensors.",
+        )
     if architecture is not None:
         _check_architecture(adapter.pairs, blocks, architecture, source)
 
@@ -80,11 +81,20 @@ def _check_pairs(pairs: Mapping[str, Pair], source: str, *, numbers: bool) -> tu
             _check_matrix(matrix, f"{name}.{half}", source, numbers=numbers)
         blocks, rank, _ = pair.a.shape
         if (pair.b.shape[0], pair.b.shape[2]) != (blocks, rank):
-            raise fault(source, f"the halves of {name} do not fit together: A {pair.a.shape}, B {pair.b.shape}.")
+            raise fault(
+                source,
+                f"the halves of {name} do not fit together: A {pair.a.shape}, B {pair.b.shape}.",
+            )
         if (blocks, rank) != shared:
-            raise fault(source, f"{name} has {blocks} blocks and rank {rank}, others have {shared[0]} and {shared[1]}.")
+            raise fault(
+                source,
+                f"{name} has {blocks} blocks and rank {rank}, others have {shared[0]} and {shared[1]}.",
+            )
         if rank > RANK_LIMIT or blocks > BLOCKS_LIMIT:
-            raise fault(source, f"rank {rank} and {blocks} blocks; at most {RANK_LIMIT} and {BLOCKS_LIMIT} are taken.")
+            raise fault(
+                source,
+                f"rank {rank} and {blocks} blocks; at most {RANK_LIMIT} and {BLOCKS_LIMIT} are taken.",
+            )
     return first.shape[0], first.shape[1]
 
 
@@ -97,11 +107,17 @@ def _check_matrix(matrix: Matrix, name: str, source: str, *, numbers: bool) -> N
         raise fault(source, f"{name} holds NaN or infinity.", hint=hint)
 
 
-def _check_architecture(pairs: Mapping[str, Pair], blocks: int, architecture: Architecture, source: str) -> None:
+def _check_architecture(
+    pairs: Mapping[str, Pair], blocks: int, architecture: Architecture, source: str
+) -> None:
     for name, pair in pairs.items():
         if name not in architecture.projections:
             hint = nearest(name, architecture.projections, what="projection that can be adapted")
-            raise fault(source, f"adapts {name}, which the base ({architecture.model_type}) does not have.", hint=hint)
+            raise fault(
+                source,
+                f"adapts {name}, which the base ({architecture.model_type}) does not have.",
+                hint=hint,
+            )
         inputs, outputs = architecture.projections[name]
         if (pair.a.shape[2], pair.b.shape[1]) != (inputs, outputs):
             raise fault(
@@ -110,4 +126,8 @@ def _check_architecture(pairs: Mapping[str, Pair], blocks: int, architecture: Ar
                 hint=_OTHER_BASE,
             )
     if blocks != architecture.blocks:
-        raise fault(source, f"is made for {blocks} blocks, the base has {architecture.blocks}.", hint=_OTHER_BASE)
+        raise fault(
+            source,
+            f"is made for {blocks} blocks, the base has {architecture.blocks}.",
+            hint=_OTHER_BASE,
+        )

@@ -10,7 +10,7 @@ from personalpeft.errors import InvalidInput, NotFound, nearest
 
 if TYPE_CHECKING:
     from personalpeft.backends.base import Backend
-    from personalpeft.bases.base import Base
+    from personalpeft.base_models.types import Base
     from personalpeft.settings import VllmServer
 
 __all__ = ["BACKENDS", "load_backend"]
@@ -54,4 +54,6 @@ def load_backend(
         from personalpeft.backends.fake import FakeBackend
 
         return FakeBackend(base, slots=slots, rows=rows)
-    raise NotFound(f"There is no backend called {name!r}.", hint=nearest(name, BACKENDS, what="backend"))
+    raise NotFound(
+        f"There is no backend called {name!r}.", hint=nearest(name, BACKENDS, what="backend")
+    )

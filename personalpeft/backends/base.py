@@ -20,9 +20,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from personalpeft.adapters.base import Composed, Pair
+from personalpeft.adapters.types import Composed, Pair
 from personalpeft.backends.batch_invariance import BatchInvariance
-from personalpeft.bases.base import Base
+from personalpeft.base_models.types import Base
 from personalpeft.types import FinishReason, Message, Sampling
 
 Tokens: TypeAlias = tuple[int, ...]
@@ -304,7 +304,9 @@ class Backend(Protocol):
         """How full the batch is now."""
         ...
 
-    def score(self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False) -> tuple[Score, ...]:
+    def score(
+        self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
+    ) -> tuple[Score, ...]:
         """How likely the stack finds each continuation."""
         ...
 

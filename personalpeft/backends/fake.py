@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from personalpeft.adapters.base import Composed, Pair
 from personalpeft.adapters.compose import merged
+from personalpeft.adapters.types import Composed, Pair
 from personalpeft.backends.base import (
     Continuation,
     Occupancy,
@@ -34,13 +34,26 @@ from personalpeft.backends.base import (
     Tokens,
 )
 from personalpeft.backends.batch_invariance import BatchInvariance
-from personalpeft.backends.stops import StopStrings
-from personalpeft.bases.base import Base, Card, Source
-from personalpeft.bases.template import chat_text
+from personalpeft.backends.stop_strings import StopStrings
+from personalpeft.base_models.chat_template import chat_text
+from personalpeft.base_models.types import Base, Card, Source
 from personalpeft.types import Architecture, FinishReason, Message, canonical_digest
 
 _WORDS = (
-    *("amber", "birch", "cloud", "dune", "ember", "fern", "grove", "harbour", "island", "jade", "kelp", "lark"),
+    *(
+        "amber",
+        "birch",
+        "cloud",
+        "dune",
+        "ember",
+        "fern",
+        "grove",
+        "harbour",
+        "island",
+        "jade",
+        "kelp",
+        "lark",
+    ),
     *("as", "in"),
 )
 _CHOICES, _AS, _IN = 12, 12, 13
@@ -78,7 +91,14 @@ def fake_base() -> Base:
         learning={"capacity": 100.0},
     )
     architecture = Architecture("fake", "blocks", 2, _PROJECTIONS)
-    return Base(card, canonical_digest("fake base, format 1"), Path(), _TEMPLATE, architecture, control=("\1",))
+    return Base(
+        card,
+        canonical_digest("fake base, format 1"),
+        Path(),
+        _TEMPLATE,
+        architecture,
+        control=("\1",),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +152,9 @@ class FakeBackend:
         return tuple(text.replace("\0", "").encode())
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return b"".join(_SAID[t - _BYTES].encode() if t >= _BYTES else bytes([t]) for t in tokens if t != _END).decode(
-            errors="replace"
-        )
+        return b"".join(
+            _SAID[t - _BYTES].encode() if t >= _BYTES else bytes([t]) for t in tokens if t != _END
+        ).decode(errors="replace")
 
     def stage(self, adapter: Composed) -> _Stack:
         pairs = merged(adapter)
@@ -176,7 +196,11 @@ class FakeBackend:
 
     def step(self) -> Sequence[Piece]:
         with self._turn:
-            pieces = [piece for number, live in self._live.items() if (piece := self._advance(number, live))]
+            pieces = [
+                piece
+                for number, live in self._live.items()
+                if (piece := self._advance(number, live))
+            ]
             for piece in pieces:
                 if piece.finish:
                     del self._live[piece.row]
@@ -192,10 +216,14 @@ class FakeBackend:
 
     def occupancy(self) -> Occupancy:
         with self._turn:
-            used = sum(len(live.row.tokens) - live.unread + live.said for live in self._live.values())
+            used = sum(
+                len(live.row.tokens) - live.unread + live.said for live in self._live.values()
+            )
             return Occupancy(len(self._live), used, 0, self.rows * self.longest, 0)
 
-    def score(self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False) -> tuple[Score, ...]:
+    def score(
+        self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
+    ) -> tuple[Score, ...]:
         attached = None if stack is None else self._attached[stack]
         scores = []
         for item in items:
@@ -234,7 +262,11 @@ class FakeBackend:
         finish: FinishReason | None = "stop" if live.stops.met else None
         if not finish and live.said >= live.row.sampling.max_tokens:
             finish, text = "length", text + live.stops.finish()
-        known = _logprobs(live.row.tokens, live.reply[: live.said], live.stack)[-1:] if live.row.logprobs else ()
+        known = (
+            _logprobs(live.row.tokens, live.reply[: live.said], live.stack)[-1:]
+            if live.row.logprobs
+            else ()
+        )
         top = (_likeliest(token, known[0])[: live.row.top],) if known and live.row.top else ()
         return Piece(number, text, (token,), finish, known, top, live.stops.met)
 
@@ -260,7 +292,10 @@ class _FakeSession:
         self._spec = spec
         start = {p: pair.b.tobytes().hex() for p, pair in (spec.start or {}).items()}
         self._seen = np.frombuffer(
-            hashlib.sha256(canonical_digest([spec.seed, spec.rank, spec.below, start]).encode()).digest(), np.uint8
+            hashlib.sha256(
+                canonical_digest([spec.seed, spec.rank, spec.below, start]).encode()
+            ).digest(),
+            np.uint8,
         ).astype(np.float32)
         self._strength = 1.0 + (_strength(spec.start) * spec.scaling if spec.start else 0.0)
 

@@ -1,1 +1,1 @@
-"""From signals to lessons, from lessons to a candidate, from a candidate to a verdict."""
+"""Learn from a user's signals: dataset, plan, training, evaluation, gate, publication."""

@@ -15,22 +15,37 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from personalpeft.backends.faults import failure
+from personalpeft.backends.error_mapping import failure
 from personalpeft.errors import NothingToLearn, PersonalPeftError, kind_of, where_raised
-from personalpeft.learning.build import Builder, Job, Outcome
-from personalpeft.learning.knowing import TAKEN_BACK, answer_to, ground_of, taken_back, trained_on, was_let_go
-from personalpeft.learning.lessons import lessons_for, routings_of
-from personalpeft.learning.means import Means
-from personalpeft.learning.order import Order
-from personalpeft.learning.plan import FEWEST, HOLDS_ON, Plan, head_of, make_plan, rank_of, stack_below
-from personalpeft.learning.probation import WITHDRAWN, review
-from personalpeft.learning.publishing import moved_meanwhile
-from personalpeft.learning.recipe import Recipes, Start
+from personalpeft.formatting import pluralize
+from personalpeft.learning.data.assignment import lessons_for, routings_of
+from personalpeft.learning.gate.probation import WITHDRAWN, review
+from personalpeft.learning.options import Order
+from personalpeft.learning.pipeline import Builder, Job, Outcome
+from personalpeft.learning.plan import (
+    FEWEST,
+    HOLDS_ON,
+    Plan,
+    head_of,
+    make_plan,
+    rank_of,
+    stack_below,
+)
+from personalpeft.learning.publish import moved_meanwhile
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.standing import judge_again, layers_of, on_something_old, was_tried
-from personalpeft.learning.training import stopped
+from personalpeft.learning.revalidation import judge_again, layers_of, on_something_old, was_tried
+from personalpeft.learning.services import Means
+from personalpeft.learning.staleness import (
+    TAKEN_BACK,
+    answer_to,
+    ground_of,
+    taken_back,
+    trained_on,
+    was_let_go,
+)
+from personalpeft.learning.train.config import Recipes, Start
+from personalpeft.learning.train.loop import stopped
 from personalpeft.types import HeadMove, Revision, Stack, Verdict
-from personalpeft.wording import counted
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +73,9 @@ class Learner:
             raise outcome
         return outcome
 
-    def learn_many(self, users: Sequence[str], layer: str | None, order: Order) -> tuple[LearnReport, ...]:
+    def learn_many(
+        self, users: Sequence[str], layer: str | None, order: Order
+    ) -> tuple[LearnReport, ...]:
         """See ``Runtime.learn_many``."""
         outcomes = self._outcomes(users, layer, order)
         return tuple(
@@ -66,7 +83,9 @@ class Learner:
             for user, outcome in ((user, outcomes[user]) for user in users)
         )
 
-    def _outcomes(self, users: Sequence[str], layer: str | None, order: Order) -> dict[str, Outcome]:
+    def _outcomes(
+        self, users: Sequence[str], layer: str | None, order: Order
+    ) -> dict[str, Outcome]:
         raised: list[Exception] = []
         order = order.noting(raised)
         builder = Builder(self.means, self.means.timer())
@@ -77,7 +96,9 @@ class Learner:
         def go_on(user: str, built: Outcome | None) -> None:
             course = courses[user]
             try:
-                jobs[user] = course.throw(built) if isinstance(built, Exception) else course.send(built)
+                jobs[user] = (
+                    course.throw(built) if isinstance(built, Exception) else course.send(built)
+                )
             except StopIteration as end:
                 outcomes[user] = end.value
             except Exception as error:  # noqa: BLE001 - whatever it is, it is this user's alone
@@ -172,9 +193,13 @@ class Learner:
                 plan = again
         if order.dry_run:
             why = f"{plan.unlearned}; " if plan.unlearned else ""
-            return builder.report(Job(plan, began), Verdict.ABSTAINED, f"{why}{_would(plan)}", dry_run=True)
+            return builder.report(
+                Job(plan, began), Verdict.ABSTAINED, f"{why}{_would(plan)}", dry_run=True
+            )
         if not plan.enough:
-            return builder.noted(builder.report(Job(plan, began), Verdict.ABSTAINED, _too_few(plan)))
+            return builder.noted(
+                builder.report(Job(plan, began), Verdict.ABSTAINED, _too_few(plan))
+            )
         return plan
 
     def _without(
@@ -226,12 +251,16 @@ class Learner:
             return replace(report, reason=f"{why}: {whoever} would answer", dry_run=True)
         if order.cancelled():
             raise stopped("before anything was let go")
-        move = HeadMove(head.user, head.layer, head.id, ground.id if ground else None, TAKEN_BACK, at)
+        move = HeadMove(
+            head.user, head.layer, head.id, ground.id if ground else None, TAKEN_BACK, at
+        )
         if not store.catalog.judge_again(head, report.as_json(), move=move):
             return moved_meanwhile(store, report)
         return report
 
-    def _again(self, user: str, layer: str, began: float, order: Order) -> Plan | LearnReport | None:
+    def _again(
+        self, user: str, layer: str, began: float, order: Order
+    ) -> Plan | LearnReport | None:
         """What becomes of a layer that stands on something old: None where it does not."""
         store = self.means.store
         live = store.catalog.stack(user, self.means.engine.backend.base.digest)
@@ -240,25 +269,35 @@ class Learner:
             return None
         report = partial(self._judged_again, head, began)
         if order.dry_run:
-            return replace(report("what lies below has changed; would judge it again"), dry_run=True)
+            return replace(
+                report("what lies below has changed; would judge it again"), dry_run=True
+            )
         try:
             plan = self._plan(user, layer, "auto", anyway=True) if trained_on(store, head) else None
         except NothingToLearn:
             plan = None
         if plan is None:
             return self._holds(
-                head, live, report("what lies below has changed; it stays, since no lesson is there to ask it by")
+                head,
+                live,
+                report(
+                    "what lies below has changed; it stays, since no lesson is there to ask it by"
+                ),
             )
         standing = judge_again(self.means, plan, head)
         if standing.holds:
             return self._holds(head, live, report(str(standing)))
         if "practice" in head.recipe:
             return self._holds(
-                head, live, report(f"{standing}; practise it again, which a build from lessons would undo")
+                head,
+                live,
+                report(f"{standing}; practise it again, which a build from lessons would undo"),
             )
         if was_tried(store, plan):
             return self._holds(
-                head, live, report(f"{standing}; it stays, since what was built in its place did not go live")
+                head,
+                live,
+                report(f"{standing}; it stays, since what was built in its place did not go live"),
             )
         return replace(plan, because=str(standing))
 
@@ -299,9 +338,14 @@ class Learner:
 
     def _answered(self, plan: Plan, built: Revision) -> _StillKnown:
         """That what was taken back was answered already, and what became of that."""
-        layer, there = plan.layer, f"Nothing new for {plan.layer}: {plan.unlearned}, and what was built of the others"
+        layer, there = (
+            plan.layer,
+            f"Nothing new for {plan.layer}: {plan.unlearned}, and what was built of the others",
+        )
         if built.id == plan.head:
-            return _StillKnown(f"{there} came out as what is live.", hint="Teach it something else.")
+            return _StillKnown(
+                f"{there} came out as what is live.", hint="Teach it something else."
+            )
         let_go = f"Let go of it (personalpeft rollback {layer} --to base), or teach it more."
         moves = self.means.store.catalog.history(plan.user, layer=layer)
         left = [move.cause for move in moves if move.before == built.id]
@@ -309,7 +353,9 @@ class Learner:
             return _StillKnown(f"{there} did not go live.", hint=let_go)
         if left[-1] == WITHDRAWN:
             return _StillKnown(f"{there} was withdrawn.", hint=let_go)
-        again = f"personalpeft rollback {layer} --to {built.id} makes it live again; or teach it more."
+        again = (
+            f"personalpeft rollback {layer} --to {built.id} makes it live again; or teach it more."
+        )
         return _StillKnown(f"{there} is not live: you went back.", hint=again)
 
     def _plan(self, user: str, layer: str, start: Start, *, anyway: bool = False) -> Plan:
@@ -359,9 +405,11 @@ def _would(plan: Plan) -> str:
     if not plan.enough:
         return _too_few(plan)
     onto = f"on {plan.parent.id}" if plan.parent else "from nothing"
-    return f"would train {counted(plan.steps, 'step')} {onto}, rank {plan.recipe.rank}"
+    return f"would train {pluralize(plan.steps, 'step')} {onto}, rank {plan.recipe.rank}"
 
 
 def _too_few(plan: Plan) -> str:
     count = len(plan.fresh) + len(plan.questions)
-    return f"{count} of the {FEWEST} lessons that a first learn takes: three to learn, one to judge by"
+    return (
+        f"{count} of the {FEWEST} lessons that a first learn takes: three to learn, one to judge by"
+    )

@@ -11,16 +11,30 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 
 from personalpeft.errors import NothingToLearn
-from personalpeft.learning.capacity import Room, fitting
-from personalpeft.learning.facts import ways_digest
-from personalpeft.learning.generic import generic_questions
-from personalpeft.learning.knowing import ground_of, said_anew, taken_back, trained_on
-from personalpeft.learning.lessons import Lesson, Routing, dislikes_for, lessons_for, routings_of
-from personalpeft.learning.manner import NO_MANNER, Manner, manner_of
-from personalpeft.learning.recipe import Recipe, Start
+from personalpeft.formatting import pluralize
+from personalpeft.learning.data.assignment import (
+    Lesson,
+    Routing,
+    dislikes_for,
+    lessons_for,
+    routings_of,
+)
+from personalpeft.learning.data.capacity import Room, fitting
+from personalpeft.learning.data.facts import ways_digest
+from personalpeft.learning.data.response_template import NO_MANNER, Manner, manner_of
+from personalpeft.learning.evaluate.probes import generic_questions
+from personalpeft.learning.staleness import ground_of, said_anew, taken_back, trained_on
+from personalpeft.learning.train.config import Recipe, Start
 from personalpeft.store.base import Store
-from personalpeft.types import Architecture, Message, Revision, SignalKind, Stack, StackEntry, canonical_digest
-from personalpeft.wording import counted
+from personalpeft.types import (
+    Architecture,
+    Message,
+    Revision,
+    SignalKind,
+    Stack,
+    StackEntry,
+    canonical_digest,
+)
 
 # To be raised with every change to the code that decides a revision's bytes: what an older one would have built, or has
 # half built, then passes for nothing else.
@@ -62,14 +76,21 @@ class Plan:
     @property
     def enough(self) -> bool:
         """A first build needs lessons to learn from and one to be judged by; a fact brings both."""
-        if self.parent is not None or self.because or self.gone or any(lesson.probe for lesson in self.questions):
+        if (
+            self.parent is not None
+            or self.because
+            or self.gone
+            or any(lesson.probe for lesson in self.questions)
+        ):
             return True
         return len(self.fresh) + len(self.questions) >= FEWEST
 
     @property
     def head(self) -> str | None:
         """The layer's live revision."""
-        return next((entry.revision for entry in self.live.entries if entry.layer == self.layer), None)
+        return next(
+            (entry.revision for entry in self.live.entries if entry.layer == self.layer), None
+        )
 
     @property
     def goes_on(self) -> bool:
@@ -81,7 +102,7 @@ class Plan:
         """In words what it is to be without; empty where that is nothing."""
         count = len(self.gone)
         were = "were" if count > 1 else "was"
-        return f"{counted(count, 'lesson')} that it learned {were} taken back" if count else ""
+        return f"{pluralize(count, 'lesson')} that it learned {were} taken back" if count else ""
 
     @property
     def steps(self) -> int:
@@ -123,7 +144,9 @@ class Plan:
         """Each signal of the build by its role."""
         # Who is judged by a probe is trained on, in this build or in one that it stands on.
         pinned = {lesson.signal: "pinned" for lesson in self.questions if not lesson.probe}
-        return pinned | {lesson.signal: "train" for lesson in (*self.older, *self.fresh, *self.disliked)}
+        return pinned | {
+            lesson.signal: "train" for lesson in (*self.older, *self.fresh, *self.disliked)
+        }
 
     def candidate(self, entry: StackEntry) -> Stack:
         """The live stack with this layer's entry in place."""
@@ -155,11 +178,15 @@ def make_plan(
     routings = routings_of(store, user)
     considered = catalog.considered(user, layer)
     pinned = still_pinned(store, user, routings, set(catalog.pinned(user, layer)))
-    disliked = tuple(lesson for lesson in dislikes_for(routings, layer) if lesson.signal not in pinned)
+    disliked = tuple(
+        lesson for lesson in dislikes_for(routings, layer) if lesson.signal not in pinned
+    )
     below = stack_below(store, user, live, layer)
     manner = _manner_below(routings, below)
     shown = [lesson.dressed(manner) for lesson in lessons_for(routings, layer)]
-    fit, room = fitting([each for each in shown if each.signal not in pinned], layer, recipe, architecture, count)
+    fit, room = fitting(
+        [each for each in shown if each.signal not in pinned], layer, recipe, architecture, count
+    )
     left_out = frozenset(each.signal for each in shown) - pinned - {each.signal for each in fit}
     lessons = [each for each in shown if each.signal not in left_out]
     new = [lesson for lesson in lessons if lesson.signal not in considered]
@@ -176,7 +203,9 @@ def make_plan(
     ):
         parent = ground_of(store, head)
     # A lesson that brings a probe is judged by that, and all else that it says is learned.
-    unprobed, new_unprobed = ([each for each in some if each.kind is not SignalKind.FACT] for some in (lessons, new))
+    unprobed, new_unprobed = (
+        [each for each in some if each.kind is not SignalKind.FACT] for some in (lessons, new)
+    )
     pins = _new_pins(unprobed, new_unprobed, pinned, recipe.held_out)
     held = pinned | set(pins)
     questions = [lesson for lesson in lessons if lesson.probe or lesson.signal in held]
@@ -208,7 +237,9 @@ def make_plan(
         disliked=disliked,
         left_out=left_out,
         room=room,
-        gone=taken_back(store, user, head, routings) if head is not None and parent is not head else frozenset(),
+        gone=taken_back(store, user, head, routings)
+        if head is not None and parent is not head
+        else frozenset(),
         manner=manner,
     )
 
@@ -221,7 +252,11 @@ def stack_below(store: Store, user: str, live: Stack, layer: str) -> Stack:
     scopes = {each.name: each.scope for each in store.catalog.layers(user)}
 
     def answers(entry: StackEntry) -> bool:
-        return rank_of(entry.layer) < rank_of(layer) and scopes[entry.layer] == "always" and entry.weight != 0
+        return (
+            rank_of(entry.layer) < rank_of(layer)
+            and scopes[entry.layer] == "always"
+            and entry.weight != 0
+        )
 
     return replace(live, entries=tuple(filter(answers, live.entries)))
 
@@ -233,7 +268,9 @@ def in_its_place(stack: Stack, entry: StackEntry) -> Stack:
     return replace(stack, entries=(*rest[:under], entry, *rest[under:]))
 
 
-def questions_of(store: Store, user: str, live: Stack, layer: str, routings: Sequence[Routing]) -> tuple[Lesson, ...]:
+def questions_of(
+    store: Store, user: str, live: Stack, layer: str, routings: Sequence[Routing]
+) -> tuple[Lesson, ...]:
     """What was held back to judge a layer: pinned lessons, and the probes of what its head learned."""
     pinned = set(store.catalog.pinned(user, layer))
     learned = trained_on(store, head_of(store, user, layer, live))
@@ -245,7 +282,9 @@ def questions_of(store: Store, user: str, live: Stack, layer: str, routings: Seq
     )
 
 
-def _nothing(routings: Sequence[Routing], layer: str, *, learned_before: bool, left_out: int) -> NothingToLearn:
+def _nothing(
+    routings: Sequence[Routing], layer: str, *, learned_before: bool, left_out: int
+) -> NothingToLearn:
     if left_out and not learned_before:
         return NothingToLearn(
             f"Nothing to learn for {layer}: it has no room for any of the {left_out} signals that are meant for it.",
@@ -258,11 +297,14 @@ def _nothing(routings: Sequence[Routing], layer: str, *, learned_before: bool, l
         )
     what = "there is no feedback"
     if routings:
-        went = Counter(r.layer or {"kept": "only kept"}.get(r.place, "acting at once") for r in routings)
-        where = ", ".join(
-            f"{count} {'for ' if '.' in to or to in ('style', 'memory') else ''}{to}" for to, count in went.items()
+        went = Counter(
+            r.layer or {"kept": "only kept"}.get(r.place, "acting at once") for r in routings
         )
-        what = f"of {counted(len(routings), 'signal')} none is for it ({where})"
+        where = ", ".join(
+            f"{count} {'for ' if '.' in to or to in ('style', 'memory') else ''}{to}"
+            for to, count in went.items()
+        )
+        what = f"of {pluralize(len(routings), 'signal')} none is for it ({where})"
     return NothingToLearn(f"Nothing to learn for {layer} yet: {what}.", hint=_how_to_teach(layer))
 
 
@@ -274,7 +316,9 @@ def _how_to_teach(layer: str) -> str:
     return f"Show it some: teach with the skill {layer.partition('.')[2]}."
 
 
-def still_pinned(store: Store, user: str, routings: Sequence[Routing], pinned: Set[str]) -> set[str]:
+def still_pinned(
+    store: Store, user: str, routings: Sequence[Routing], pinned: Set[str]
+) -> set[str]:
     """The pinned signals and those that took the place of one: a question does not become a lesson by being said anew."""
     heirs = set(pinned)
     for routing in routings:
@@ -305,14 +349,18 @@ def _manner_below(routings: Sequence[Routing], below: Stack) -> Manner:
     return manner_of([lesson.shown.pattern for lesson in lessons_for(routings, "style")])
 
 
-def _with_teacher(lesson: Lesson, heard: Callable[[str, Sequence[Message]], tuple[Message, ...]]) -> Lesson:
+def _with_teacher(
+    lesson: Lesson, heard: Callable[[str, Sequence[Message]], tuple[Message, ...]]
+) -> Lesson:
     """A lesson that the model taught itself, when a fact was in its prompt, with what it heard then."""
     if lesson.kind is not SignalKind.FACT or lesson.short or lesson.probe:
         return lesson
     return replace(lesson, heard=heard(lesson.signal, lesson.messages))
 
 
-def _new_pins(lessons: Sequence[Lesson], new: Sequence[Lesson], pinned: set[str], held_out: float) -> tuple[str, ...]:
+def _new_pins(
+    lessons: Sequence[Lesson], new: Sequence[Lesson], pinned: set[str], held_out: float
+) -> tuple[str, ...]:
     """The newest lessons become questions until the held-out share is reached; what was already seen never does."""
     missing = int(held_out * len(lessons)) - len(pinned & {lesson.signal for lesson in lessons})
     count = max(0, min(missing, len(new) - 1))
@@ -330,7 +378,9 @@ def _can_be_built_on(
 ) -> bool:
     """Whether it stands on what lies below now, and all that it learned is a lesson or was said anew."""
     known = trained_on(store, head)
-    return stands_on(head, below) and known <= lessons | said_anew(store, head.user, known, routings)
+    return stands_on(head, below) and known <= lessons | said_anew(
+        store, head.user, known, routings
+    )
 
 
 def stands_on(revision: Revision, below: Stack) -> bool:

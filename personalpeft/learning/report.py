@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from personalpeft.learning.gate import ENOUGH
+from personalpeft.formatting import pluralize
+from personalpeft.learning.gate.gate import ENOUGH
 from personalpeft.types import Json, Signal, Verdict
-from personalpeft.wording import counted
 
 NO_ROOM = "left out: the layer is full"
 LEARNED_NOT_LIVE = "learned, not live"
@@ -95,7 +95,9 @@ class LearnReport:
         return {**own, "verdict": str(self.verdict), "at": self.at.isoformat(), "above": above}
 
     def __str__(self) -> str:
-        return "\n\n".join("\n".join([*lines(report), *way_back(report)]) for report in (self, *self.above))
+        return "\n\n".join(
+            "\n".join([*lines(report), *way_back(report)]) for report in (self, *self.above)
+        )
 
 
 def from_json(data: Mapping[str, Any]) -> LearnReport:
@@ -129,7 +131,12 @@ def excerpt(text: str, width: int = _EXCERPT) -> str:
 def said(signal: Signal) -> str:
     """What a signal says, in words or as a number."""
     payload = signal.payload
-    return str(next((payload[key] for key in ("text", "answer", "value") if payload.get(key) is not None), ""))
+    return str(
+        next(
+            (payload[key] for key in ("text", "answer", "value") if payload.get(key) is not None),
+            "",
+        )
+    )
 
 
 def lines(report: LearnReport) -> list[str]:
@@ -144,9 +151,7 @@ def lines(report: LearnReport) -> list[str]:
             *_sources(report),
             *_room(report),
         ]
-    word = (
-        f"{report.verdict.upper()}{' (on probation)' if report.probation else ', ACCEPTED' if report.accepted else ''}"
-    )
+    word = f"{report.verdict.upper()}{' (on probation)' if report.probation else ', ACCEPTED' if report.accepted else ''}"
     if report.event != "learn":
         word = report.event.upper()
     told = [
@@ -162,11 +167,15 @@ def lines(report: LearnReport) -> list[str]:
         told += _wrapped(f"before: {excerpt(example.before, 240)}", "    ")
         told += _wrapped(f"after:  {excerpt(example.after, 240)}", "    ")
     if report.event == "learn":
-        told += ["", f"  {report.revision or 'no revision'} · {counted(report.steps, 'step')} · {report.seconds:.1f} s"]
+        told += [
+            "",
+            f"  {report.revision or 'no revision'} · {pluralize(report.steps, 'step')} · {report.seconds:.1f} s",
+        ]
     else:
         told += [
             "",
-            f"  {report.revision}" + (f" -> {report.before or 'the base'}" if report.event != "confirmed" else ""),
+            f"  {report.revision}"
+            + (f" -> {report.before or 'the base'}" if report.event != "confirmed" else ""),
         ]
     return told
 
@@ -176,7 +185,9 @@ def way_back(report: LearnReport) -> list[str]:
     if report.live:
         return [f"  undo: personalpeft rollback {report.layer} --user {report.user}"]
     if report.event == "taken back" and not report.dry_run:
-        return [f"  undo: personalpeft rollback {report.layer} --to {report.revision} --user {report.user}"]
+        return [
+            f"  undo: personalpeft rollback {report.layer} --to {report.revision} --user {report.user}"
+        ]
     if report.revision and report.verdict is Verdict.REFUSED:
         return [
             f"  make it live all the same: personalpeft rollback {report.layer} --to {report.revision} --user {report.user}"
@@ -220,7 +231,7 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
     questions = scores.get("questions", {})
     if questions.get("asked"):
         lines.append(
-            f"{'judged by':<13} {counted(questions['asked'], 'pinned question')}, version {questions['version']}"
+            f"{'judged by':<13} {pluralize(questions['asked'], 'pinned question')}, version {questions['version']}"
         )
     tasks = scores.get("tasks")
     if tasks:
@@ -232,7 +243,7 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
     if practice:
         known = practice["tasks"]
         lines.append(
-            f"{'practice':<13} {counted(practice['replies'], 'reply', 'replies')} in {counted(practice['rounds'], 'round')}; "
+            f"{'practice':<13} {pluralize(practice['replies'], 'reply', 'replies')} in {pluralize(practice['rounds'], 'round')}; "
             f"tasks solved {known['solved']}, hopeless {known['hopeless']}, open {known['open']}"
         )
     canaries = scores.get("canaries")
@@ -243,9 +254,11 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
         )
         if canaries.get("base_right"):
             kept = len(canaries["kept_of_base"])
-            lines.append(f"{'':<13} {kept} of {canaries['base_right']} that the base has right are right in all")
+            lines.append(
+                f"{'':<13} {kept} of {canaries['base_right']} that the base has right are right in all"
+            )
     if told := len(scores.get("counted", ())):
-        stake = f"a stake of {scores['bet']:.1f} from {counted(told, 'answer')}"
+        stake = f"a stake of {scores['bet']:.1f} from {pluralize(told, 'answer')}"
         lines.append(f"{'evidence':<13} {stake}; {ENOUGH:g} is enough")
     return lines
 
@@ -255,4 +268,6 @@ def _figure(value: float | None) -> str:
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent) or [indent.rstrip()]
+    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent) or [
+        indent.rstrip()
+    ]

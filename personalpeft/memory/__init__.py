@@ -1,1 +1,1 @@
-"""What acts at once: rules and facts that enter the prompt."""
+"""Rules and facts that act through the prompt."""

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from personalpeft.errors import Busy, HomeError, InvalidInput, NotFound
-from personalpeft.memory.base import Embedder, Item, ItemKind, Recall, Vectors
-from personalpeft.memory.nearness import Region
-from personalpeft.telling import outdated
+from personalpeft.memory.conflicts import outdated
+from personalpeft.memory.similarity import Region
+from personalpeft.memory.types import Embedder, Item, ItemKind, Recall, Vectors
 from personalpeft.types import Message, Signal, SignalKind
 
 if TYPE_CHECKING:
@@ -55,7 +55,9 @@ def check_text(text: object, *, what: str) -> str:
     ends are fine) or half a surrogate pair. ``what`` names the thing in the message, as in "comment".
     """
     if not isinstance(text, str):
-        raise InvalidInput(f"The {what} is not text but {type(text).__name__}.", hint="Give a string.")
+        raise InvalidInput(
+            f"The {what} is not text but {type(text).__name__}.", hint="Give a string."
+        )
     text = text.strip()
     if all(unicodedata.category(character)[0] in "CZ" for character in text):
         raise InvalidInput(f"The {what} is empty.", hint="Say something in it.")
@@ -66,7 +68,9 @@ def check_text(text: object, *, what: str) -> str:
         )
     for character in text:
         if unicodedata.category(character) in ("Cc", "Cs") and character not in "\t\n\r":
-            raise InvalidInput(f"The {what} holds the character U+{ord(character):04X}.", hint="Send plain text.")
+            raise InvalidInput(
+                f"The {what} holds the character U+{ord(character):04X}.", hint="Send plain text."
+            )
     return text
 
 
@@ -75,7 +79,8 @@ def about_fact(questions: Sequence[str], answer: str | None) -> dict[str, Any]:
     an answer without a question."""
     if isinstance(questions, str) or not isinstance(questions, Iterable):
         raise InvalidInput(
-            "The questions are no list of texts.", hint="Give a list of questions, also of a single one."
+            "The questions are no list of texts.",
+            hint="Give a list of questions, also of a single one.",
         )
     questions = list(questions)
     checked = {
@@ -83,7 +88,9 @@ def about_fact(questions: Sequence[str], answer: str | None) -> dict[str, Any]:
         "answer": None if answer is None else check_text(answer, what="answer"),
     }
     if answer is not None and not questions:
-        raise InvalidInput("There is an answer and no question.", hint="Give the questions that it answers too.")
+        raise InvalidInput(
+            "There is an answer and no question.", hint="Give the questions that it answers too."
+        )
     return checked
 
 
@@ -104,10 +111,20 @@ class Memory:
         """
         current = self._current(user)
         gone = outdated([signal for signal in current if signal.kind is SignalKind.FACT])
-        return tuple(_item(each) for each in current if each.id not in gone and kind in (None, _KIND_OF[each.kind]))
+        return tuple(
+            _item(each)
+            for each in current
+            if each.id not in gone and kind in (None, _KIND_OF[each.kind])
+        )
 
     def edit(
-        self, user: str, item_id: str, text: str, *, questions: Sequence[str] | None = None, answer: str | None = None
+        self,
+        user: str,
+        item_id: str,
+        text: str,
+        *,
+        questions: Sequence[str] | None = None,
+        answer: str | None = None,
     ) -> Item:
         """Says an item anew: a new entry of the same kind that supersedes the old one. A fact's questions and answer were made for the
         old text and go with it; where a new answer to them is given and no other questions, these stay. Raises
@@ -119,8 +136,12 @@ class Memory:
                 questions = old.payload.get("questions") or () if answer is not None else ()
             payload |= about_fact(questions, answer)
         elif questions or answer:
-            raise InvalidInput("A rule answers no questions.", hint="Say it anew without questions and answer.")
-        return _item(self._ledger.add_signal(user, old.kind, payload, turn=old.turn, supersedes=old.id))
+            raise InvalidInput(
+                "A rule answers no questions.", hint="Say it anew without questions and answer."
+            )
+        return _item(
+            self._ledger.add_signal(user, old.kind, payload, turn=old.turn, supersedes=old.id)
+        )
 
     def remove(self, user: str, item_id: str) -> None:
         """Switches an item off; the history keeps it. Raises ``NotFound`` for no item that acts now."""
@@ -145,7 +166,9 @@ class Memory:
         looked up, nor a fact that gives way to another.
         """
         current = self._current(user)
-        rules = [each for each in current if each.kind is SignalKind.COMMENT and each.id not in known]
+        rules = [
+            each for each in current if each.kind is SignalKind.COMMENT and each.id not in known
+        ]
         facts = [signal for signal in current if signal.kind is SignalKind.FACT]
         hidden = {*known, *outdated(facts)}
         facts = [fact for fact in facts if fact.id not in hidden]
@@ -178,7 +201,9 @@ class Memory:
         """The messages as they are heard with one item looked up, as ``recall`` puts it. Raises ``NotFound``."""
         item = self._acting(user, item_id)
         is_rule = item.kind is SignalKind.COMMENT
-        return _with_system_text(messages, _block([item] if is_rule else [], [] if is_rule else [item]), system)
+        return _with_system_text(
+            messages, _block([item] if is_rule else [], [] if is_rule else [item]), system
+        )
 
     def closeness(self, region: Region, messages: Sequence[Message]) -> float:
         """The cosine of what is asked with what is nearest to it in a region; -1 where nothing is asked."""
@@ -190,7 +215,11 @@ class Memory:
         is embedded."""
         known = self._catalog.vectors(user, self.embedder.name)
         size = self.embedder.embed([]).shape[1]
-        missing = [each for each in texts if each not in known or known[each].size != len(texts[each]) * size]
+        missing = [
+            each
+            for each in texts
+            if each not in known or known[each].size != len(texts[each]) * size
+        ]
         made: dict[str, Vectors] = {}
         if missing:
             rows = iter(self.embedder.embed([text for each in missing for text in texts[each]]))
@@ -198,7 +227,9 @@ class Memory:
             # A cache that cannot be written now (home busy or read-only, fact forgotten meanwhile) is no reason not to answer.
             with suppress(Busy, HomeError, NotFound):
                 self._catalog.add_vectors(user, self.embedder.name, made)
-        return {each: (made[each] if each in made else known[each]).reshape(-1, size) for each in texts}
+        return {
+            each: (made[each] if each in made else known[each]).reshape(-1, size) for each in texts
+        }
 
     def _current(self, user: str) -> tuple[Signal, ...]:
         return self._ledger.signals(user, kinds=tuple(_KIND_OF))
@@ -213,7 +244,9 @@ class Memory:
             )
         return signal
 
-    def _near(self, user: str, facts: Sequence[Signal], messages: Sequence[Message]) -> list[Signal]:
+    def _near(
+        self, user: str, facts: Sequence[Signal], messages: Sequence[Message]
+    ) -> list[Signal]:
         """The facts that pass the embedder's threshold, nearest first; of equals the newest first."""
         asked = _asked(messages)
         if not facts or not asked:
@@ -259,7 +292,9 @@ def _without_repeats(signals: Iterable[Signal]) -> list[Signal]:
 
 def _line(signal: Signal) -> str:
     """An item as one line between marks. A line end or a quotation mark of its own would let it speak outside of them."""
-    text = "".join(" " if unicodedata.category(each) == "Cc" else each for each in signal.payload["text"])
+    text = "".join(
+        " " if unicodedata.category(each) == "Cc" else each for each in signal.payload["text"]
+    )
     return '"' + " ".join(text.split()).replace('"', "'") + '"'
 
 
@@ -268,11 +303,15 @@ def _block(rules: Sequence[Signal], facts: Sequence[Signal]) -> str:
     if rules:
         parts.append("\n".join([_RULES_HEADING, *(f"- {_line(rule)}" for rule in rules)]))
     if facts:
-        parts.append("\n".join([_FACTS_HEADING, *(f"The user said: {_line(fact)}" for fact in facts)]))
+        parts.append(
+            "\n".join([_FACTS_HEADING, *(f"The user said: {_line(fact)}" for fact in facts)])
+        )
     return "\n\n".join(parts)
 
 
-def _with_system_text(messages: Sequence[Message], text: str, system: str | None) -> tuple[Message, ...]:
+def _with_system_text(
+    messages: Sequence[Message], text: str, system: str | None
+) -> tuple[Message, ...]:
     for place, message in enumerate(messages):
         if message.role == "system":
             joined = replace(message, content=f"{message.content}\n\n{text}")

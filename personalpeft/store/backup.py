@@ -24,8 +24,8 @@ from pathlib import Path
 from personalpeft.errors import Damaged, InvalidInput
 from personalpeft.store.blobs import FileBlobs, replace_file, sync_folder
 from personalpeft.store.database import Database
-from personalpeft.store.faults import home_faults
-from personalpeft.store.sqlite import sqlite3
+from personalpeft.store.error_mapping import home_faults
+from personalpeft.store.sqlite_version import sqlite3
 
 _COPY = re.compile(r"copy-(\d{6})-\d{8}")
 _PART = ".part"
@@ -43,7 +43,9 @@ class BackedUp:
     removed: tuple[Path, ...]
 
 
-def back_up(database: Database, blobs: FileBlobs, home: Path, folder: Path, *, now: datetime, keep: int) -> BackedUp:
+def back_up(
+    database: Database, blobs: FileBlobs, home: Path, folder: Path, *, now: datetime, keep: int
+) -> BackedUp:
     """Makes a copy beside readers and writers, then takes away all but the newest ``keep``. Raises ``InvalidInput``,
     ``HomeError`` where the folder cannot be written, ``Damaged`` where the database cannot be read whole.
     """
@@ -87,9 +89,13 @@ def _copy_database(database: Database, place: Path, home: Path) -> list[str]:
             db.conn.backup(copy)
         if copy.execute("pragma quick_check").fetchone()[0] != "ok":
             raise Damaged(
-                f"The database in {home} is damaged, and was not copied.", hint="Run verify; keep the older copies."
+                f"The database in {home} is damaged, and was not copied.",
+                hint="Run verify; keep the older copies.",
             )
-        digests = [digest for (digest,) in copy.execute("select distinct digest from revision order by digest")]
+        digests = [
+            digest
+            for (digest,) in copy.execute("select distinct digest from revision order by digest")
+        ]
     handle = os.open(place, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -45,8 +45,8 @@ from personalpeft.types import (
 
 if TYPE_CHECKING:
     from personalpeft.store.locks import Holder
-    from personalpeft.store.portable import Portable
-    from personalpeft.store.upkeep import Upkeep
+    from personalpeft.store.maintenance import Upkeep
+    from personalpeft.store.user_export import Portable
 
 ANY_HEAD = "*"
 """Where a head may be moved from, whatever it is."""
@@ -155,7 +155,12 @@ class Ledger(Protocol):
         ...
 
     def turns(
-        self, user: str, *, limit: int | None = None, using: Collection[str] | None = None, before: str | None = None
+        self,
+        user: str,
+        *,
+        limit: int | None = None,
+        using: Collection[str] | None = None,
+        before: str | None = None,
     ) -> tuple[Turn, ...]:
         """Newest first; with ``using`` only those in whose prompt one of these signals was, with ``before`` only those that are older
         than this turn. Raises as ``turn`` for that.
@@ -184,7 +189,12 @@ class Ledger(Protocol):
         ...
 
     def signals(
-        self, user: str, *, kinds: Sequence[SignalKind] | None = None, turn: str | None = None, current: bool = True
+        self,
+        user: str,
+        *,
+        kinds: Sequence[SignalKind] | None = None,
+        turn: str | None = None,
+        current: bool = True,
     ) -> tuple[Signal, ...]:
         """Oldest first; of one ``turn`` where that is given. ``current`` leaves out what was superseded or retracted."""
         ...
@@ -224,7 +234,14 @@ class Catalog(Protocol):
         ...
 
     def add_revision(
-        self, revision: Revision, blob: bytes, report: Json, *, promote: bool, cause: str, over: str | None = ANY_HEAD
+        self,
+        revision: Revision,
+        blob: bytes,
+        report: Json,
+        *,
+        promote: bool,
+        cause: str,
+        over: str | None = ANY_HEAD,
     ) -> bool:
         """Makes the blob durable, checks its digest, then in one transaction records revision, provenance, pins and
         report and, if ``promote``, moves the head. An identical revision that is already there is judged anew: its
@@ -234,7 +251,11 @@ class Catalog(Protocol):
         ...
 
     def add_revisions(
-        self, given: Iterable[Build], *, batch: int = 1000, progress: Callable[[int], None] = lambda done: None
+        self,
+        given: Iterable[Build],
+        *,
+        batch: int = 1000,
+        progress: Callable[[int], None] = lambda done: None,
     ) -> int:
         """The bulk path: as ``add_revision`` for very many, in order, each ``batch`` one transaction; makes users, and skips
         what is there, so that it can be run again after a kill. ``progress`` hears how many were gone through. Returns
@@ -256,7 +277,9 @@ class Catalog(Protocol):
         """Oldest first."""
         ...
 
-    def move_head(self, user: str, layer: str, to: str | None, *, base: str, cause: str) -> HeadMove:
+    def move_head(
+        self, user: str, layer: str, to: str | None, *, base: str, cause: str
+    ) -> HeadMove:
         """Makes another revision (None: the bare base) the head. Raises ``BaseMismatch`` when it was built on another
         base than ``base``, ``Damaged`` when its blob is gone or is not what its digest says.
         """
@@ -284,7 +307,9 @@ class Catalog(Protocol):
         """Known embeddings by signal id; a cache."""
         ...
 
-    def add_vectors(self, user: str, embedder: str, vectors: Mapping[str, npt.NDArray[np.float32]]) -> None: ...
+    def add_vectors(
+        self, user: str, embedder: str, vectors: Mapping[str, npt.NDArray[np.float32]]
+    ) -> None: ...
 
 
 class Blobs(Protocol):
@@ -362,7 +387,9 @@ class Store(Protocol):
         """A user as rows that can leave the home. Raises ``NotFound``."""
         ...
 
-    def put_in(self, portable: Portable, user: str, files: Mapping[str, bytes], *, mark: str) -> None:
+    def put_in(
+        self, portable: Portable, user: str, files: Mapping[str, bytes], *, mark: str
+    ) -> None:
         """Adds a user who was checked (``portable.check``) under a name that is free, with the files that their revisions
         name, in one transaction. The verdict of each revision is given again with ``mark`` before its reason. Raises
         ``InvalidInput`` where the name is taken, ``PersonalFileError``, ``HomeError``, ``Busy``.
@@ -373,7 +400,9 @@ class Store(Protocol):
         """Derives every digest again and finds every dangling, missing, tampered or leftover thing. Changes nothing."""
         ...
 
-    def collect(self, *, dry_run: bool = False, progress: Callable[[float], None] = lambda done: None) -> Collected:
+    def collect(
+        self, *, dry_run: bool = False, progress: Callable[[float], None] = lambda done: None
+    ) -> Collected:
         """Takes away what nothing needs: blobs that no revision has named for a day, halves of files, sessions that nobody
         wrote for a week. Safe beside readers and writers. ``progress`` hears how much is done (0 to 1).
         """
@@ -384,5 +413,8 @@ class Store(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None: ...

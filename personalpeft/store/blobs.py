@@ -16,7 +16,7 @@ from pathlib import Path
 
 from personalpeft.errors import Damaged
 from personalpeft.store.database import Database
-from personalpeft.store.faults import home_faults
+from personalpeft.store.error_mapping import home_faults
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 SHARD = re.compile(r"[0-9a-f]{2}")
@@ -75,7 +75,9 @@ class FileBlobs:
         with home_faults(self._home):
             data = place.read_bytes()
         if hashlib.sha256(data).hexdigest() != digest:
-            raise Damaged(f"The blob {digest} in {self._home} is not what its digest says.", hint=_HINT)
+            raise Damaged(
+                f"The blob {digest} in {self._home} is not what its digest says.", hint=_HINT
+            )
         return data
 
     def handfuls(self) -> Iterator[tuple[float, list[Path]]]:
@@ -93,7 +95,9 @@ class FileBlobs:
     def is_intact(self, path: Path) -> bool:
         """Whether a file is a blob in its right place with the right bytes."""
         name = path.name
-        return DIGEST.fullmatch(name) is not None and path == self.place(name) and _holds(path, name)
+        return (
+            DIGEST.fullmatch(name) is not None and path == self.place(name) and _holds(path, name)
+        )
 
     def place(self, digest: str) -> Path:
         """Where a blob belongs, whether it is there or not."""
@@ -137,6 +141,8 @@ def _sync(handle: int) -> None:
     if sys.platform == "darwin":
         import fcntl
 
-        fcntl.fcntl(handle, fcntl.F_FULLFSYNC)  # Plain fsync leaves the bytes in the drive's own cache there.
+        fcntl.fcntl(
+            handle, fcntl.F_FULLFSYNC
+        )  # Plain fsync leaves the bytes in the drive's own cache there.
     else:
         os.fsync(handle)

@@ -19,12 +19,22 @@ import sqlite_utils
 
 from personalpeft.errors import BaseMismatch, Damaged, InvalidInput
 from personalpeft.ids import check_user_id
-from personalpeft.store import builds, entries
+from personalpeft.store import hash_chain, revisions
 from personalpeft.store.base import ANY_HEAD, Build, UserSummary
 from personalpeft.store.blobs import FileBlobs
 from personalpeft.store.database import Database, Row, row, rows
-from personalpeft.store.lookup import known_id, known_layer, known_user
-from personalpeft.types import HeadMove, Json, Layer, Revision, Scope, Stack, StackEntry, Verdict, usual_scope
+from personalpeft.store.id_lookup import known_id, known_layer, known_user
+from personalpeft.types import (
+    HeadMove,
+    Json,
+    Layer,
+    Revision,
+    Scope,
+    Stack,
+    StackEntry,
+    Verdict,
+    usual_scope,
+)
 
 _SUMMARY = """
 select u.id, u.since,
@@ -57,7 +67,9 @@ where j.seq = (select max(seq) from judgement where user = r.user and revision =
 class SqliteCatalog:
     """The ``Catalog`` of a home."""
 
-    def __init__(self, database: Database, blobs: FileBlobs, *, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, database: Database, blobs: FileBlobs, *, now: Callable[[], datetime]
+    ) -> None:
         self._database = database
         self._blobs = blobs
         self._now = now
@@ -70,7 +82,7 @@ class SqliteCatalog:
             if row(db, "select 1 from user where id = ?", user):
                 return
         with self._database.writing() as db:
-            entries.ensure_users(db, [user], self._now())
+            hash_chain.ensure_users(db, [user], self._now())
 
     def users(self, *, after: str | None = None, limit: int = 100) -> tuple[UserSummary, ...]:
         """The users after ``after`` by id, who need not be there; a page shorter than ``limit`` is the last. Raises ``InvalidInput`` for a
@@ -95,7 +107,13 @@ class SqliteCatalog:
             known_user(db, user)
             found = rows(db, _LAYERS, user)
         return tuple(
-            Layer(each["name"], position, each["head"], each["weight"], each.get("scope") or usual_scope(each["name"]))
+            Layer(
+                each["name"],
+                position,
+                each["head"],
+                each["weight"],
+                each.get("scope") or usual_scope(each["name"]),
+            )
             for position, each in enumerate(found)
         )
 
@@ -108,10 +126,16 @@ class SqliteCatalog:
                 known_user(db, user)
         for each in live:
             if each["digest"] is None:
-                raise Damaged(f"{each['head']}, the head of {each['name']}, is not there.", hint=_NOT_THERE)
+                raise Damaged(
+                    f"{each['head']}, the head of {each['name']}, is not there.", hint=_NOT_THERE
+                )
             _check_base(each["head"], each["base"], base)
         return Stack(
-            base, tuple(StackEntry(each["name"], each["head"], each["digest"], each["weight"]) for each in live)
+            base,
+            tuple(
+                StackEntry(each["name"], each["head"], each["digest"], each["weight"])
+                for each in live
+            ),
         )
 
     def revision(self, user: str, revision_id: str) -> Revision:
@@ -133,7 +157,14 @@ class SqliteCatalog:
         return tuple(revision_from(each) for each in found)
 
     def add_revision(
-        self, revision: Revision, blob: bytes, report: Json, *, promote: bool, cause: str, over: str | None = ANY_HEAD
+        self,
+        revision: Revision,
+        blob: bytes,
+        report: Json,
+        *,
+        promote: bool,
+        cause: str,
+        over: str | None = ANY_HEAD,
     ) -> bool:
         """Records a revision with its provenance, judgement and report, and, if ``promote``, makes it the head.
 
@@ -142,18 +173,22 @@ class SqliteCatalog:
         Raises ``Damaged`` when the blob is not what the revision's digest says; ``NotFound`` for a parent or signal that the user does
         not have; ``InvalidInput`` for an id or roles that do not fit, and for training on a signal that was pinned for this layer.
         """
-        build, files = Build(revision, blob, report, promote, cause), builds.Files(self._blobs)
-        builds.check(build, files.digest(blob))
+        build, files = Build(revision, blob, report, promote, cause), revisions.Files(self._blobs)
+        revisions.check(build, files.digest(blob))
         # One turn for file and rows: verify must never find the blob of a revision that is on its way.
         with self._database.writing() as db:
             known_user(db, revision.user)
             if promote and over != ANY_HEAD and over != _head(db, revision.user, revision.layer):
                 return False
-            builds.record(db, files, [build], self._now())
+            revisions.record(db, files, [build], self._now())
             return True
 
     def add_revisions(
-        self, given: Iterable[Build], *, batch: int = 1000, progress: Callable[[int], None] = lambda done: None
+        self,
+        given: Iterable[Build],
+        *,
+        batch: int = 1000,
+        progress: Callable[[int], None] = lambda done: None,
     ) -> int:
         """Records many revisions of many users, as ``add_revision`` does; makes the users that are not there.
 
@@ -161,17 +196,17 @@ class SqliteCatalog:
         durable transaction, after which ``progress`` hears how many were gone through; memory does not grow with how many there
         are. Returns how many were added. Raises as ``add_revision``, and ``InvalidId``; the batches before stay.
         """
-        files = builds.Files(self._blobs)
+        files = revisions.Files(self._blobs)
         source, done, added = iter(given), 0, 0
         while some := list(islice(source, batch)):
             for build in some:
-                builds.check(build, files.digest(build.blob))
+                revisions.check(build, files.digest(build.blob))
             with self._database.writing() as db:
                 at = self._now()
-                entries.ensure_users(db, [build.revision.user for build in some], at)
-                for each in builds.rounds(some):
-                    new = [build for build in each if not builds.is_there(db, build.revision)]
-                    builds.record(db, files, new, at)
+                hash_chain.ensure_users(db, [build.revision.user for build in some], at)
+                for each in revisions.rounds(some):
+                    new = [build for build in each if not revisions.is_there(db, build.revision)]
+                    revisions.record(db, files, new, at)
                     added += len(new)
             done += len(some)
             progress(done)
@@ -190,26 +225,32 @@ class SqliteCatalog:
                 known_id(db, "revision", revision.user, revision.id, layer=revision.layer)
                 if _head(db, move.user, move.layer) != move.before:
                     return False
-                chains, at = entries.Chains(db), self._now()
-                builds.judge(chains, revision, report, at)
-                builds.move_heads(db, chains, [(move.user, move.layer, move.after, move.cause)], at)
+                chains, at = hash_chain.Chains(db), self._now()
+                revisions.judge(chains, revision, report, at)
+                revisions.move_heads(
+                    db, chains, [(move.user, move.layer, move.after, move.cause)], at
+                )
                 return True
 
     def add_report(self, user: str, report: Json) -> None:
         """Records a learn that made no revision. Raises ``InvalidInput`` and ``NotFound``."""
-        body = entries.as_json(report, what="report")
+        body = hash_chain.as_json(report, what="report")
         with self._database.writing() as db:
             known_user(db, user)
-            entries.append(db, user, "report", {"at": entries.as_text(self._now()), "body": body})
+            hash_chain.append(
+                db, user, "report", {"at": hash_chain.as_text(self._now()), "body": body}
+            )
 
     def reports(self, user: str) -> tuple[Json, ...]:
         """Oldest first. Raises ``NotFound``."""
         with self._database.reading() as db:
             known_user(db, user)
             found = rows(db, "select body from report where user = ? order by seq", user)
-        return tuple(entries.from_json(each["body"]) for each in found)
+        return tuple(hash_chain.from_json(each["body"]) for each in found)
 
-    def move_head(self, user: str, layer: str, to: str | None, *, base: str, cause: str) -> HeadMove:
+    def move_head(
+        self, user: str, layer: str, to: str | None, *, base: str, cause: str
+    ) -> HeadMove:
         """Makes another revision (None: the bare base) the head, a refused one too. Moving to where the head is records nothing, and the
         move that is returned begins where it ends. Raises ``NotFound``, ``BaseMismatch``, ``Damaged``."""
         with self._database.turn_to_write():
@@ -217,12 +258,16 @@ class SqliteCatalog:
                 with self._database.reading() as db:
                     known_layer(db, user, layer)
                     to = known_id(db, "revision", user, to, layer=layer)
-                    (found,) = rows(db, "select digest, base from revision where user = ? and id = ?", user, to)
+                    (found,) = rows(
+                        db, "select digest, base from revision where user = ? and id = ?", user, to
+                    )
                 _check_base(to, found["base"], base)
                 self._blobs.read(found["digest"])
             with self._database.writing() as db:
                 known_layer(db, user, layer)
-                (moved,) = builds.move_heads(db, entries.Chains(db), [(user, layer, to, cause)], self._now())
+                (moved,) = revisions.move_heads(
+                    db, hash_chain.Chains(db), [(user, layer, to, cause)], self._now()
+                )
                 return moved
 
     def history(self, user: str, *, layer: str | None = None) -> tuple[HeadMove, ...]:
@@ -233,39 +278,62 @@ class SqliteCatalog:
                 found = rows(db, "select * from move where user = ? order by seq", user)
             else:
                 known_layer(db, user, layer)
-                found = rows(db, "select * from move where user = ? and layer = ? order by seq", user, layer)
+                found = rows(
+                    db, "select * from move where user = ? and layer = ? order by seq", user, layer
+                )
         return tuple(
-            HeadMove(m["user"], m["layer"], m["before"], m["after"], m["cause"], entries.as_moment(m["at"]))
+            HeadMove(
+                m["user"],
+                m["layer"],
+                m["before"],
+                m["after"],
+                m["cause"],
+                hash_chain.as_moment(m["at"]),
+            )
             for m in found
         )
 
     def set_weight(self, user: str, layer: str, weight: float) -> None:
         """How strongly the layer is added from now on. Raises ``NotFound``, and ``InvalidInput`` for a weight that is not finite."""
         if not math.isfinite(weight):
-            raise InvalidInput(f"The weight {weight} is not a finite number.", hint="Give a number such as 0.5.")
+            raise InvalidInput(
+                f"The weight {weight} is not a finite number.", hint="Give a number such as 0.5."
+            )
         with self._database.writing() as db:
             known_layer(db, user, layer)
-            db.execute("update layer set weight = ? where user = ? and name = ?", [float(weight), user, layer])
+            db.execute(
+                "update layer set weight = ? where user = ? and name = ?",
+                [float(weight), user, layer],
+            )
 
     def set_scope(self, user: str, layer: str, scope: Scope) -> None:
         """When the layer is attached from now on. Raises ``NotFound``, and ``InvalidInput`` for what is no scope."""
         if scope not in get_args(Scope):
-            raise InvalidInput(f"{scope!a} is no scope.", hint=f"Give one of {', '.join(get_args(Scope))}.")
+            raise InvalidInput(
+                f"{scope!a} is no scope.", hint=f"Give one of {', '.join(get_args(Scope))}."
+            )
         with self._database.writing() as db:
             known_layer(db, user, layer)
-            db.execute("update layer set scope = ? where user = ? and name = ?", [scope, user, layer])
+            db.execute(
+                "update layer set scope = ? where user = ? and name = ?", [scope, user, layer]
+            )
 
     def pinned(self, user: str, layer: str) -> tuple[str, ...]:
         """Signals held back as questions for this layer for ever, oldest first; none for a layer that is not there yet."""
         with self._database.reading() as db:
             known_user(db, user)
-            return builds.pinned(db, user, layer)
+            return revisions.pinned(db, user, layer)
 
     def considered(self, user: str, layer: str) -> frozenset[str]:
         """Signals in the provenance of any revision of this layer; none for a layer that is not there yet."""
         with self._database.reading() as db:
             known_user(db, user)
-            found = rows(db, "select distinct signal from provenance where user = ? and layer = ?", user, layer)
+            found = rows(
+                db,
+                "select distinct signal from provenance where user = ? and layer = ?",
+                user,
+                layer,
+            )
         return frozenset(each["signal"] for each in found)
 
     def vectors(self, user: str, embedder: str) -> Mapping[str, npt.NDArray[np.float32]]:
@@ -281,18 +349,28 @@ class SqliteCatalog:
             )
         return {each["signal"]: np.frombuffer(each["data"], dtype="<f4") for each in found}
 
-    def add_vectors(self, user: str, embedder: str, vectors: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    def add_vectors(
+        self, user: str, embedder: str, vectors: Mapping[str, npt.NDArray[np.float32]]
+    ) -> None:
         """Keeps embeddings, in place of older ones. Raises ``NotFound`` for a signal that the user does not have, ``InvalidInput`` for
         what is not one row of finite numbers."""
         for signal, vector in vectors.items():
             if vector.ndim != 1 or vector.size == 0 or not np.isfinite(vector).all():
-                raise InvalidInput(f"The vector of {signal} is not one row of finite numbers.", hint="Embed it again.")
+                raise InvalidInput(
+                    f"The vector of {signal} is not one row of finite numbers.",
+                    hint="Embed it again.",
+                )
         with self._database.writing() as db:
             known_user(db, user)
             for signal, vector in vectors.items():
                 db.execute(
                     "insert or replace into vector (user, embedder, signal, data) values (?, ?, ?, ?)",
-                    [user, embedder, known_id(db, "signal", user, signal), vector.astype("<f4").tobytes()],
+                    [
+                        user,
+                        embedder,
+                        known_id(db, "signal", user, signal),
+                        vector.astype("<f4").tobytes(),
+                    ],
                 )
 
 
@@ -311,7 +389,7 @@ def _check_base(revision: str, built_on: str, base: str) -> None:
 
 
 def _summary_from(found: Row) -> UserSummary:
-    since = entries.as_moment(found["since"])
+    since = hash_chain.as_moment(found["since"])
     return UserSummary(found["id"], since, found["turns"], found["signals"], found["revisions"])
 
 
@@ -324,14 +402,14 @@ def revision_from(found: Row) -> Revision:
         digest=found["digest"],
         base=found["base"],
         parent=found["parent"],
-        below=tuple(StackEntry(*entry) for entry in entries.from_json(found["below"])),
-        recipe=entries.from_json(found["recipe"]),
+        below=tuple(StackEntry(*entry) for entry in hash_chain.from_json(found["below"])),
+        recipe=hash_chain.from_json(found["recipe"]),
         inputs=found["inputs"],
-        signals=entries.from_json(found["signals"]),
-        scores=entries.from_json(found["scores"]),
+        signals=hash_chain.from_json(found["signals"]),
+        scores=hash_chain.from_json(found["scores"]),
         verdict=Verdict(found["verdict"]),
         reason=found["reason"],
         probation=bool(found["probation"]),
-        at=entries.as_moment(found["at"]),
+        at=hash_chain.as_moment(found["at"]),
         seconds=found["seconds"],
     )

@@ -23,9 +23,9 @@ from typing import Any, TypeAlias
 import sqlite_utils
 
 from personalpeft.errors import Busy, HomeError
-from personalpeft.store import faults
+from personalpeft.store import error_mapping
 from personalpeft.store.locks import Lock
-from personalpeft.store.sqlite import JOURNAL_MODE, sqlite3
+from personalpeft.store.sqlite_version import JOURNAL_MODE, sqlite3
 
 Row: TypeAlias = dict[str, Any]
 
@@ -47,7 +47,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[sqlite_utils.Database]:
         """A block whose queries all see the same moment."""
-        with faults.home_faults(self._home), self._borrowed() as db:
+        with error_mapping.home_faults(self._home), self._borrowed() as db:
             db.conn.execute("begin")
             try:
                 yield db
@@ -60,7 +60,7 @@ class Database:
 
         Raises ``HomeError`` on a home that is read-only or full, ``Busy`` when another writer does not finish in time.
         """
-        with self.turn_to_write(), faults.home_faults(self._home), self._borrowed() as db:
+        with self.turn_to_write(), error_mapping.home_faults(self._home), self._borrowed() as db:
             # Immediate: a transaction that read first and wrote later would fail at once when another one came between.
             db.conn.execute("begin immediate")
             try:
@@ -73,13 +73,13 @@ class Database:
     def turn_to_write(self) -> Iterator[None]:
         """The writer's lock alone, for what is written beside the database. May be nested with ``writing``."""
         if self.read_only:
-            raise faults.read_only(self._home)
+            raise error_mapping.read_only(self._home)
         with self._writer.held(self._patience):
             yield
 
     def set_journal(self) -> None:
         """Give a new database the journal that this SQLite can be trusted with. Programs with another SQLite keep it."""
-        with faults.home_faults(self._home), self._borrowed() as db:
+        with error_mapping.home_faults(self._home), self._borrowed() as db:
             db.conn.execute(f"pragma journal_mode={JOURNAL_MODE}").fetchall()
 
     def leave_unsafe_journal(self) -> None:
@@ -90,7 +90,7 @@ class Database:
         """
         if JOURNAL_MODE == "wal":
             return
-        with suppress(Busy), faults.home_faults(self._home), self._borrowed() as db:
+        with suppress(Busy), error_mapping.home_faults(self._home), self._borrowed() as db:
             if journal_mode(db) != "wal":
                 return
             with self._writer.held(0):
@@ -98,12 +98,14 @@ class Database:
                 try:
                     db.conn.execute(f"pragma journal_mode={JOURNAL_MODE}").fetchall()
                 finally:
-                    db.conn.execute(f"pragma busy_timeout={round(self._patience * 1000)}").fetchall()
+                    db.conn.execute(
+                        f"pragma busy_timeout={round(self._patience * 1000)}"
+                    ).fetchall()
 
     def clear_journal(self) -> bool:
         """Has everything that was committed in the database file, and nothing in the journal: what was overwritten in the one is still
         in the other before that. False where a reader still needs the journal. Call it in one's turn to write, outside of blocks."""
-        with faults.home_faults(self._home), self._borrowed() as db:
+        with error_mapping.home_faults(self._home), self._borrowed() as db:
             if journal_mode(db) != "wal":
                 return True  # The others are emptied with each commit.
             (blocked, _, _) = db.conn.execute("pragma wal_checkpoint(truncate)").fetchone()
@@ -121,7 +123,9 @@ class Database:
     def _borrowed(self) -> Iterator[sqlite_utils.Database]:
         # SQLite's locks do not survive a fork: a child that used its parent's connections could corrupt the file.
         if self._closed or self._pid != os.getpid():
-            raise HomeError(f"The home {self._home} is not open in this process.", hint="Open it again.")
+            raise HomeError(
+                f"The home {self._home} is not open in this process.", hint="Open it again."
+            )
         with self._guard:
             db = self._idle.pop() if self._idle else None
         db = db or self._connect()
@@ -143,7 +147,9 @@ class Database:
         except sqlite3.OperationalError:
             # In WAL mode even a reader writes (its shared memory), which read-only media refuse. Where no change waits in a journal,
             # the file alone is the whole truth and can be read as if nothing could ever change it.
-            if not self.path.is_file() or any(_has_content(self.path, suffix) for suffix in ("-wal", "-journal")):
+            if not self.path.is_file() or any(
+                _has_content(self.path, suffix) for suffix in ("-wal", "-journal")
+            ):
                 raise
             return _opened(self.path, "immutable=1", self._patience)
 
@@ -173,7 +179,9 @@ def row(db: sqlite_utils.Database, sql: str, *parameters: Any) -> Row | None:
     return next(iter(rows(db, sql, *parameters)), None)
 
 
-def insert_all(db: sqlite_utils.Database, table: str, columns: Sequence[str], found: Iterable[Sequence[Any]]) -> None:
+def insert_all(
+    db: sqlite_utils.Database, table: str, columns: Sequence[str], found: Iterable[Sequence[Any]]
+) -> None:
     """Adds rows. The table must be there: unlike sqlite-utils' own insert this neither makes nor changes one."""
     marks = ", ".join("?" * len(columns))
     db.conn.executemany(f"insert into {table} ({', '.join(columns)}) values ({marks})", found)
@@ -181,13 +189,19 @@ def insert_all(db: sqlite_utils.Database, table: str, columns: Sequence[str], fo
 
 def _opened(path: Path, mode: str, patience: float) -> sqlite_utils.Database:
     conn = sqlite3.connect(
-        f"{path.as_uri()}?{mode}", uri=True, timeout=patience, isolation_level=None, check_same_thread=False
+        f"{path.as_uri()}?{mode}",
+        uri=True,
+        timeout=patience,
+        isolation_level=None,
+        check_same_thread=False,
     )
     try:
         conn.execute("pragma foreign_keys=on")
         conn.execute("pragma secure_delete=on")
         conn.execute("pragma synchronous=full")
-        conn.execute("pragma fullfsync=on")  # macOS: through the drive's own cache too; elsewhere it does nothing.
+        conn.execute(
+            "pragma fullfsync=on"
+        )  # macOS: through the drive's own cache too; elsewhere it does nothing.
         conn.execute("pragma trusted_schema=off")
         conn.execute(
             "select count(*) from sqlite_master"

@@ -18,19 +18,19 @@ from typing import Self
 
 from personalpeft.errors import Busy, Damaged, HomeError, PersonalFileError
 from personalpeft.ids import check_layer_name, check_user_id
-from personalpeft.store import database, faults, schema
+from personalpeft.store import database, error_mapping, schema
 from personalpeft.store.base import Collected, Destroyed, Problem, Removal
 from personalpeft.store.blobs import FileBlobs, replace_file
 from personalpeft.store.catalog import SqliteCatalog
-from personalpeft.store.collect import collect
 from personalpeft.store.database import Database
-from personalpeft.store.forgetting import has_errands, remove, run_errands
+from personalpeft.store.erasure import has_errands, remove, run_errands
+from personalpeft.store.gc import collect
+from personalpeft.store.integrity import verify
 from personalpeft.store.ledger import SqliteLedger
 from personalpeft.store.locks import Holder, Leases, Lock
-from personalpeft.store.portable import Portable, put_in, take_out
-from personalpeft.store.sqlite import sqlite3
-from personalpeft.store.upkeep import Upkeep
-from personalpeft.store.verify import verify
+from personalpeft.store.maintenance import Upkeep
+from personalpeft.store.sqlite_version import sqlite3
+from personalpeft.store.user_export import Portable, put_in, take_out
 
 DATABASE = "personalpeft.db"
 
@@ -43,7 +43,12 @@ class OpenHome:
     """The ``Store`` on a folder. Made by ``open_home``."""
 
     def __init__(
-        self, home: Path, database: Database, *, now: Callable[[], datetime], entropy: Callable[[int], bytes]
+        self,
+        home: Path,
+        database: Database,
+        *,
+        now: Callable[[], datetime],
+        entropy: Callable[[int], bytes],
     ) -> None:
         self._home = home
         self._database = database
@@ -82,7 +87,7 @@ class OpenHome:
     def lease(self, name: str) -> AbstractContextManager[None]:
         """Holds a name against every other process and thread, without waiting. Raises ``Busy`` naming the holder."""
         if self._database.read_only:
-            raise faults.read_only(self._home)
+            raise error_mapping.read_only(self._home)
         return self._leases.lease(name)
 
     def say(self, lease: str, doing: str) -> None:
@@ -97,8 +102,8 @@ class OpenHome:
         """Keeps the state of a learn in place of an older one. Raises ``InvalidId``, and ``HomeError`` where it cannot be written."""
         place = self._session(user, layer)
         if self._database.read_only:
-            raise faults.read_only(self._home)
-        with faults.home_faults(self._home):
+            raise error_mapping.read_only(self._home)
+        with error_mapping.home_faults(self._home):
             place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
                 replace_file(place, data)
@@ -108,13 +113,13 @@ class OpenHome:
 
     def load_session(self, user: str, layer: str) -> bytes | None:
         """What was last saved and not dropped since; None where there is nothing."""
-        with faults.home_faults(self._home), suppress(FileNotFoundError):
+        with error_mapping.home_faults(self._home), suppress(FileNotFoundError):
             return self._session(user, layer).read_bytes()
         return None
 
     def drop_session(self, user: str, layer: str) -> None:
         """Throws the state of a learn away; where there is none, that is fine."""
-        with faults.home_faults(self._home):
+        with error_mapping.home_faults(self._home):
             self._session(user, layer).unlink(missing_ok=True)
 
     def _session(self, user: str, layer: str) -> Path:
@@ -129,13 +134,22 @@ class OpenHome:
         """Every dangling, missing, tampered or leftover thing; empty when all is well. Changes nothing."""
         return verify(self._database, self._blobs, self._home)
 
-    def collect(self, *, dry_run: bool = False, progress: Callable[[float], None] = lambda done: None) -> Collected:
+    def collect(
+        self, *, dry_run: bool = False, progress: Callable[[float], None] = lambda done: None
+    ) -> Collected:
         """Takes leftovers away, beside readers and writers. Raises ``HomeError`` on a read-only home unless ``dry_run``."""
         if self._database.read_only and not dry_run:
-            raise faults.read_only(self._home)
+            raise error_mapping.read_only(self._home)
         if not dry_run:
             run_errands(self._database, self._blobs, self._home)
-        return collect(self._database, self._blobs, self._home, now=self._now(), dry_run=dry_run, progress=progress)
+        return collect(
+            self._database,
+            self._blobs,
+            self._home,
+            now=self._now(),
+            dry_run=dry_run,
+            progress=progress,
+        )
 
     def forget(self, user: str, decide: Callable[[], Removal]) -> Destroyed:
         """Destroys what ``decide`` says, called when nobody else can write. Raises as it does, and ``HomeError``, ``Busy``."""
@@ -145,7 +159,9 @@ class OpenHome:
                 destroyed = remove(db, user, removal, self._now())
             # From here on nothing can fail it: what cannot be done now, whoever opens the home next does.
             with suppress(Busy, HomeError):
-                return replace(destroyed, complete=run_errands(self._database, self._blobs, self._home, user))
+                return replace(
+                    destroyed, complete=run_errands(self._database, self._blobs, self._home, user)
+                )
             return replace(destroyed, complete=False)
 
     def take_out(self, user: str) -> Portable:
@@ -153,7 +169,9 @@ class OpenHome:
         with self._database.reading() as db:
             return take_out(db, user)
 
-    def put_in(self, portable: Portable, user: str, files: Mapping[str, bytes], *, mark: str) -> None:
+    def put_in(
+        self, portable: Portable, user: str, files: Mapping[str, bytes], *, mark: str
+    ) -> None:
         """Adds a user who was checked, under a name that is free, with the files that their revisions name. Raises ``InvalidInput``,
         ``InvalidId``, ``PersonalFileError`` for rows that do not fit together, ``HomeError``, ``Busy``."""
         check_user_id(user)
@@ -162,7 +180,8 @@ class OpenHome:
                 put_in(db, self._blobs, portable, user, files, self._now(), mark=mark)
         except sqlite3.IntegrityError as error:
             raise PersonalFileError(
-                f"What is said of {portable.user} does not fit together.", hint="Export it again from where it came."
+                f"What is said of {portable.user} does not fit together.",
+                hint="Export it again from where it came.",
             ) from error
 
     def close(self) -> None:
@@ -173,7 +192,10 @@ class OpenHome:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -188,7 +210,7 @@ def open_home(
 ) -> OpenHome:
     """Opens or makes a home; see ``personalpeft.store.open_store``."""
     home = home.absolute()
-    with faults.home_faults(home):
+    with error_mapping.home_faults(home):
         names = _names_in(home)
         _check_ours(home, names)
         if DATABASE not in names:
@@ -209,7 +231,8 @@ def open_home(
             _make_ready(home, pool)
         except Damaged as error:
             raise HomeError(
-                error.message, hint="Keep a copy of the folder, then restore it from a backup or choose another home."
+                error.message,
+                hint="Keep a copy of the folder, then restore it from a backup or choose another home.",
             ) from error
         opened = OpenHome(home, pool, now=now, entropy=entropy)
         unless_it_opens.pop_all()
@@ -263,7 +286,7 @@ def _is_writable(home: Path) -> bool:
 
 def _make_ready(home: Path, pool: Database) -> None:
     """Checks that the database is ours and brings it to the present schema, under the writer's lock where that needs writing."""
-    with faults.home_faults(home):
+    with error_mapping.home_faults(home):
         if not (home / DATABASE).exists() or not _is_current(home, pool):
             _bring_up_to_date(home, pool)
         if not pool.read_only:

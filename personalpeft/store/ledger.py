@@ -16,9 +16,9 @@ import sqlite_utils
 
 from personalpeft.errors import Forgotten, InvalidInput
 from personalpeft.ids import new_id
-from personalpeft.store import entries
+from personalpeft.store import hash_chain
 from personalpeft.store.database import Database, Row, row, rows
-from personalpeft.store.lookup import known_id, known_user
+from personalpeft.store.id_lookup import known_id, known_user
 from personalpeft.types import (
     FinishReason,
     Json,
@@ -33,7 +33,13 @@ from personalpeft.types import (
 )
 
 _ABOUT_A_TURN = frozenset(
-    {SignalKind.RATING, SignalKind.EDIT, SignalKind.PREFERENCE, SignalKind.COMMENT, SignalKind.REWARD}
+    {
+        SignalKind.RATING,
+        SignalKind.EDIT,
+        SignalKind.PREFERENCE,
+        SignalKind.COMMENT,
+        SignalKind.REWARD,
+    }
 )
 _LATER_COUNTS = _ABOUT_A_TURN - {SignalKind.COMMENT}
 
@@ -46,7 +52,9 @@ _OLDER = " and seq < (select seq from turn where user = ? and id = ?)"
 class SqliteLedger:
     """The ``Ledger`` of a home."""
 
-    def __init__(self, database: Database, *, now: Callable[[], datetime], entropy: Callable[[int], bytes]) -> None:
+    def __init__(
+        self, database: Database, *, now: Callable[[], datetime], entropy: Callable[[int], bytes]
+    ) -> None:
         self._database = database
         self._now = now
         self._entropy = entropy
@@ -67,13 +75,18 @@ class SqliteLedger:
         """Appends one turn, and makes the user on first use. ``removed`` is what ``count_removed`` returned when the reply was begun.
         Raises ``InvalidId`` and ``InvalidInput``, and ``Forgotten`` where the user has forgotten something since."""
         content = {
-            "messages": entries.as_json([message.plain() for message in messages], what="messages"),
+            "messages": hash_chain.as_json(
+                [message.plain() for message in messages], what="messages"
+            ),
             "reply": reply,
-            "stack": entries.as_json(
-                {"base": stack.base, "entries": [[e.layer, e.revision, e.digest, e.weight] for e in stack.entries]},
+            "stack": hash_chain.as_json(
+                {
+                    "base": stack.base,
+                    "entries": [[e.layer, e.revision, e.digest, e.weight] for e in stack.entries],
+                },
                 what="stack",
             ),
-            "sampling": entries.as_json(
+            "sampling": hash_chain.as_json(
                 {
                     "temperature": sampling.temperature,
                     "top_p": sampling.top_p,
@@ -86,14 +99,16 @@ class SqliteLedger:
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "finish_reason": finish_reason,
-            "used": entries.as_json(list(used), what="list of signals used"),
+            "used": hash_chain.as_json(list(used), what="list of signals used"),
         }
         with self._database.writing() as db:
             at = self._now()
-            entries.ensure_users(db, [user], at)
+            hash_chain.ensure_users(db, [user], at)
             _check_removed(db, user, removed)
             turn_id = new_id("t", at, self._entropy)
-            entries.append(db, user, "turn", {"id": turn_id, "at": entries.as_text(at), **content})
+            hash_chain.append(
+                db, user, "turn", {"id": turn_id, "at": hash_chain.as_text(at), **content}
+            )
             return _turn(db, user, turn_id)
 
     def count_removed(self, user: str) -> int:
@@ -107,13 +122,20 @@ class SqliteLedger:
             return _turn(db, user, known_id(db, "turn", user, turn_id))
 
     def turns(
-        self, user: str, *, limit: int | None = None, using: Collection[str] | None = None, before: str | None = None
+        self,
+        user: str,
+        *,
+        limit: int | None = None,
+        using: Collection[str] | None = None,
+        before: str | None = None,
     ) -> tuple[Turn, ...]:
         """Newest first; with ``using`` only those in whose prompt one of these signals was, with ``before`` only those that are older
         than this turn. Raises as ``turn`` for that.
         """
         if limit is not None and limit < 0:
-            raise InvalidInput(f"The limit {limit} is negative.", hint="Give 0 or more, or none for all.")
+            raise InvalidInput(
+                f"The limit {limit} is negative.", hint="Give 0 or more, or none for all."
+            )
         with self._database.reading() as db:
             known_user(db, user)
             older = [] if before is None else [user, known_id(db, "turn", user, before)]
@@ -122,7 +144,11 @@ class SqliteLedger:
                 f"select * from turn where user = ?{'' if using is None else _USING}{_OLDER if older else ''}"
                 " order by seq desc limit ?",
                 user,
-                *([] if using is None else [entries.as_json(sorted(using), what="list of signals used")]),
+                *(
+                    []
+                    if using is None
+                    else [hash_chain.as_json(sorted(using), what="list of signals used")]
+                ),
                 *older,
                 -1 if limit is None else limit,
             )
@@ -141,10 +167,10 @@ class SqliteLedger:
     ) -> Signal:
         """Appends one signal, and makes the user on first use. Raises ``InvalidId``, ``InvalidInput``, ``NotFound`` for a turn or
         superseded signal that this user does not have, and ``Forgotten`` as ``add_turn``."""
-        text = entries.as_json(payload, what="payload")
+        text = hash_chain.as_json(payload, what="payload")
         with self._database.writing() as db:
             at = self._now()
-            entries.ensure_users(db, [user], at)
+            hash_chain.ensure_users(db, [user], at)
             _check_removed(db, user, removed)
             if turn is not None:
                 turn = known_id(db, "turn", user, turn)
@@ -153,14 +179,14 @@ class SqliteLedger:
             elif kind in _LATER_COUNTS and turn is not None:
                 supersedes = _newest_on_turn(db, user, kind, turn, source)
             signal_id = new_id("s", at, self._entropy)
-            entries.append(
+            hash_chain.append(
                 db,
                 user,
                 "signal",
                 {
                     "id": signal_id,
                     "kind": str(kind),
-                    "at": entries.as_text(at),
+                    "at": hash_chain.as_text(at),
                     "payload": text,
                     "turn": turn,
                     "source": source,
@@ -175,7 +201,12 @@ class SqliteLedger:
             return _signal(db, user, known_id(db, "signal", user, signal_id))
 
     def signals(
-        self, user: str, *, kinds: Sequence[SignalKind] | None = None, turn: str | None = None, current: bool = True
+        self,
+        user: str,
+        *,
+        kinds: Sequence[SignalKind] | None = None,
+        turn: str | None = None,
+        current: bool = True,
     ) -> tuple[Signal, ...]:
         """Oldest first; of one ``turn`` where that is given. ``current`` leaves out what was superseded or retracted."""
         wanted = list(SignalKind) if kinds is None else list(kinds)
@@ -199,8 +230,18 @@ class SqliteLedger:
         with self._database.writing() as db:
             for each in signals:
                 signal = known_id(db, "signal", user, each)
-                if row(db, "select seq from retraction where user = ? and signal = ?", user, signal) is None:
-                    entries.append(db, user, "retraction", {"signal": signal, "at": entries.as_text(self._now())})
+                if (
+                    row(
+                        db, "select seq from retraction where user = ? and signal = ?", user, signal
+                    )
+                    is None
+                ):
+                    hash_chain.append(
+                        db,
+                        user,
+                        "retraction",
+                        {"signal": signal, "at": hash_chain.as_text(self._now())},
+                    )
 
 
 def _count_removed(db: sqlite_utils.Database, user: str) -> int:
@@ -212,11 +253,14 @@ def _check_removed(db: sqlite_utils.Database, user: str, removed: int | None) ->
     """Raise ``Forgotten`` where more of a user's entries are forgotten than there were then."""
     if removed is not None and _count_removed(db, user) != removed:
         raise Forgotten(
-            "Something was forgotten while this reply was being written, so the reply is not kept.", hint="Ask again."
+            "Something was forgotten while this reply was being written, so the reply is not kept.",
+            hint="Ask again.",
         )
 
 
-def _supersedable(db: sqlite_utils.Database, user: str, kind: SignalKind, turn: str | None, wanted: str) -> str:
+def _supersedable(
+    db: sqlite_utils.Database, user: str, kind: SignalKind, turn: str | None, wanted: str
+) -> str:
     older = _signal(db, user, known_id(db, "signal", user, wanted))
     if older.kind != kind:
         raise InvalidInput(
@@ -230,11 +274,15 @@ def _supersedable(db: sqlite_utils.Database, user: str, kind: SignalKind, turn: 
         )
     newer = row(db, "select id from signal where user = ? and supersedes = ?", user, older.id)
     if newer is not None:
-        raise InvalidInput(f"{older.id} is superseded already.", hint=f"Supersede {newer['id']} instead.")
+        raise InvalidInput(
+            f"{older.id} is superseded already.", hint=f"Supersede {newer['id']} instead."
+        )
     return older.id
 
 
-def _newest_on_turn(db: sqlite_utils.Database, user: str, kind: SignalKind, turn: str, source: str) -> str | None:
+def _newest_on_turn(
+    db: sqlite_utils.Database, user: str, kind: SignalKind, turn: str, source: str
+) -> str | None:
     # In older homes one source's word may have superseded another's, so the newest of a source may be off already.
     newest = row(
         db,
@@ -261,19 +309,19 @@ def _signal(db: sqlite_utils.Database, user: str, signal_id: str) -> Signal:
 
 def turn_from(found: Row) -> Turn:
     """A turn from its row."""
-    stack = entries.from_json(found["stack"])
-    sampling = entries.from_json(found["sampling"])
+    stack = hash_chain.from_json(found["stack"])
+    sampling = hash_chain.from_json(found["sampling"])
     return Turn(
         id=found["id"],
         user=found["user"],
-        at=entries.as_moment(found["at"]),
-        messages=tuple(map(Message.of_plain, entries.from_json(found["messages"]))),
+        at=hash_chain.as_moment(found["at"]),
+        messages=tuple(map(Message.of_plain, hash_chain.from_json(found["messages"]))),
         reply=found["reply"],
         stack=Stack(stack["base"], tuple(StackEntry(*entry) for entry in stack["entries"])),
         sampling=Sampling(**{**sampling, "stop": tuple(sampling["stop"])}),
         usage=Usage(found["prompt_tokens"], found["completion_tokens"]),
         finish_reason=found["finish_reason"],
-        used=tuple(entries.from_json(found["used"])),
+        used=tuple(hash_chain.from_json(found["used"])),
     )
 
 
@@ -283,8 +331,8 @@ def signal_from(found: Row) -> Signal:
         id=found["id"],
         user=found["user"],
         kind=SignalKind(found["kind"]),
-        at=entries.as_moment(found["at"]),
-        payload=entries.from_json(found["payload"]),
+        at=hash_chain.as_moment(found["at"]),
+        payload=hash_chain.from_json(found["payload"]),
         turn=found["turn"],
         source=found["source"],
         supersedes=found["supersedes"],

@@ -20,7 +20,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from personalpeft.errors import Busy, HomeError, InvalidInput
-from personalpeft.store.faults import home_faults
+from personalpeft.store.error_mapping import home_faults
 
 _LEASE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 _SUBCOMMAND = re.compile(r"[a-z][a-z-]{0,23}")
@@ -63,7 +63,9 @@ class Lock:
             yield
             return
         if self._pid != os.getpid():
-            raise HomeError(f"The home {self._home} is not open in this process.", hint="Open it again.")
+            raise HomeError(
+                f"The home {self._home} is not open in this process.", hint="Open it again."
+            )
         with home_faults(self._home):
             try:
                 self._file_lock.acquire(timeout=patience)
@@ -101,7 +103,10 @@ class Lock:
     def _busy(self) -> Busy:
         holder = _read_holder(self._beside)
         by = f"by {holder}" if holder else "by another process"
-        return Busy(f"{self._what} is held {by}.", hint="Wait until it is done, or end that process, and try again.")
+        return Busy(
+            f"{self._what} is held {by}.",
+            hint="Wait until it is done, or end that process, and try again.",
+        )
 
 
 class Leases:
@@ -125,7 +130,9 @@ class Leases:
         with home_faults(self._home):
             folder.mkdir(mode=0o700, exist_ok=True)
         # A lock object of its own each time: a second lease in the same thread must be refused, not nested.
-        lock = Lock(folder / f"{name}.lock", home=self._home, what=f"The lease {name!r}", now=self._now)
+        lock = Lock(
+            folder / f"{name}.lock", home=self._home, what=f"The lease {name!r}", now=self._now
+        )
         with lock.held(0):
             with self._turn:
                 self._held[name] = lock
@@ -159,11 +166,17 @@ def _command() -> str:
 def _read_holder(path: Path) -> Holder | None:
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
-        holder = Holder(int(said["pid"]), str(said["command"]), str(said["since"]), str(said.get("doing", "")))
+        holder = Holder(
+            int(said["pid"]), str(said["command"]), str(said["since"]), str(said.get("doing", ""))
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # Empty or half-written: the lock has just changed hands.
     # Numbers are given again: another process may have that of one that was killed.
-    return holder if _is_alive(holder.pid) and said.get("born", "") in ("", _born(holder.pid)) else None
+    return (
+        holder
+        if _is_alive(holder.pid) and said.get("born", "") in ("", _born(holder.pid))
+        else None
+    )
 
 
 def _is_alive(pid: int) -> bool:

@@ -21,12 +21,14 @@ class ReasoningGym:
             from reasoning_gym.factory import DATASETS
         except ImportError as error:
             raise MissingPackage(
-                "Its tasks need the package reasoning-gym.", hint="pip install 'personalpeft[reasoning-gym]'"
+                "Its tasks need the package reasoning-gym.",
+                hint="pip install 'personalpeft[reasoning-gym]'",
             ) from error
         self._name, *settings = family.split(",")
         if self._name not in DATASETS:
             raise NotFound(
-                f"reasoning-gym has no family {self._name!a}.", hint=nearest(self._name, DATASETS, what="family")
+                f"reasoning-gym has no family {self._name!a}.",
+                hint=nearest(self._name, DATASETS, what="family"),
             )
         self._settings = dict(_setting(text) for text in settings)
         self._create = reasoning_gym.create_dataset
@@ -36,7 +38,8 @@ class ReasoningGym:
         """Those of one data set of this seed."""
         made = self._made(seed=seed, size=count)
         return [
-            Task(f"{self._name} {seed} {number}", entry["question"], dict(entry)) for number, entry in enumerate(made)
+            Task(f"{self._name} {seed} {number}", entry["question"], dict(entry))
+            for number, entry in enumerate(made)
         ]
 
     def verify(self, task: Task, reply: str) -> float:
@@ -52,7 +55,8 @@ class ReasoningGym:
             return self._create(self._name, seed=seed, size=size, **self._settings)
         except (TypeError, ValueError, AssertionError) as error:
             raise InvalidInput(
-                f"The family {self._name} cannot be made so: {error}", hint="Settings look like max_terms=2."
+                f"The family {self._name} cannot be made so: {error}",
+                hint="Settings look like max_terms=2.",
             ) from error
 
 
@@ -60,8 +64,11 @@ def _setting(text: str) -> tuple[str, Any]:
     key, _, value = text.partition("=")
     known = {"true": True, "false": False}
     try:
-        return key.strip(), known[value] if value in known else float(value) if "." in value else int(value)
+        return key.strip(), known[value] if value in known else float(
+            value
+        ) if "." in value else int(value)
     except ValueError:
         raise InvalidInput(
-            f"{text!a} is not a setting of a family.", hint="Write NAME=NUMBER, as in chain_sum,max_terms=2."
+            f"{text!a} is not a setting of a family.",
+            hint="Write NAME=NUMBER, as in chain_sum,max_terms=2.",
         ) from None

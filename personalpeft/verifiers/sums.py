@@ -19,7 +19,8 @@ class Sums:
     def __init__(self, family: str) -> None:
         if family not in ("", *map(str, range(1, _DIGITS + 1))):
             raise InvalidInput(
-                f"There are no sums of {family!a} digits.", hint=f"Give 1 to {_DIGITS}, or no family for 1."
+                f"There are no sums of {family!a} digits.",
+                hint=f"Give 1 to {_DIGITS}, or no family for 1.",
             )
         self._largest = 10 ** int(family or 1) - 1
 
@@ -39,4 +40,6 @@ class Sums:
         number, minus = divmod(number, 2)
         first, second = divmod(number, self._largest + 1)
         text = f"{first} {'-' if minus else '+'} {second}"
-        return Task(text, f"What is {text}?", {"answer": first - second if minus else first + second})
+        return Task(
+            text, f"What is {text}?", {"answer": first - second if minus else first + second}
+        )

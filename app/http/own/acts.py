@@ -14,16 +14,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from personalpeft.comparing import Choice
+from personalpeft.archive import Exported, Imported
+from personalpeft.chat.compare import Choice
+from personalpeft.chat.reply import Reply, Why
 from personalpeft.errors import AdapterError, InvalidInput, PersonalFileError
-from personalpeft.learning.account import Account
-from personalpeft.learning.digest import Digest
-from personalpeft.learning.pending import Pending
+from personalpeft.learning.activity_summary import Digest
+from personalpeft.learning.progress import Learning
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.underway import Learning
-from personalpeft.memory.base import Item
-from personalpeft.personal import Exported, Imported
-from personalpeft.replies import Reply, Why
+from personalpeft.learning.status import Account
+from personalpeft.learning.triggers import Pending
+from personalpeft.memory.types import Item
 from personalpeft.store.base import Collected, Problem, UserSummary
 from personalpeft.types import HeadMove, Json, Layer, Revision, Signal, Stack, Turn
 from personalpeft_app.http.own import values as v
@@ -120,7 +120,11 @@ def teach(call: Call) -> v.Said:
 
 def remember(call: Call) -> v.Said:
     body = call.body
-    return v.Said(call.user.remember(body.text, questions=body.questions, answer=body.answer, source=body.source))
+    return v.Said(
+        call.user.remember(
+            body.text, questions=body.questions, answer=body.answer, source=body.source
+        )
+    )
 
 
 def retract(call: Call) -> tuple[Signal, ...]:
@@ -132,7 +136,9 @@ def signals(call: Call) -> v.Page[Signal]:
 
 
 def lessons(call: Call) -> v.Page[Account]:
-    return page(call.user.lessons(current=call.query.current), call.query, lambda account: account.signal.id)
+    return page(
+        call.user.lessons(current=call.query.current), call.query, lambda account: account.signal.id
+    )
 
 
 def items(call: Call) -> v.Page[Item]:
@@ -141,7 +147,9 @@ def items(call: Call) -> v.Page[Item]:
 
 def edit_item(call: Call) -> Item:
     body = call.body
-    return call.user.edit_item(call.path["item"], body.text, questions=body.questions, answer=body.answer)
+    return call.user.edit_item(
+        call.path["item"], body.text, questions=body.questions, answer=body.answer
+    )
 
 
 def remove_item(call: Call) -> None:
@@ -213,7 +221,9 @@ def compare(call: Call) -> v.BlindComparison:
         memory=body.memory,
         cancelled=call.gone,
     )
-    answers = tuple(v.BlindAnswer(number, each.name, each.text) for number, each in enumerate(found.answers, 1))
+    answers = tuple(
+        v.BlindAnswer(number, each.name, each.text) for number, each in enumerate(found.answers, 1)
+    )
     return v.BlindComparison(call.desk.keep(call.user.id, found), found.prompt, answers, found.same)
 
 
@@ -225,7 +235,9 @@ def choose(call: Call) -> Choice:
 def export(call: Call) -> Iterator[Exported]:
     """The file lives as long as the context."""
     with TemporaryDirectory(prefix="personal-") as folder:
-        yield call.user.export(Path(folder) / f"{call.user.id}.personal", adapters=call.query.adapters)
+        yield call.user.export(
+            Path(folder) / f"{call.user.id}.personal", adapters=call.query.adapters
+        )
 
 
 def import_user(call: Call) -> Imported:
@@ -233,7 +245,9 @@ def import_user(call: Call) -> Imported:
         return call.runtime.import_user(call.body, as_user=call.query.as_user)
     except PersonalFileError as error:
         # It names the file as it lies here, which says nothing to who sent it.
-        raise PersonalFileError(error.message.replace(str(call.body), "The file"), hint=error.hint) from error
+        raise PersonalFileError(
+            error.message.replace(str(call.body), "The file"), hint=error.hint
+        ) from error
 
 
 @contextmanager
@@ -263,7 +277,9 @@ def import_gguf(call: Call) -> Revision:
     try:
         return call.user.import_gguf(call.body, layer=call.query.layer)
     except AdapterError as error:
-        raise AdapterError(error.message.replace(str(call.body), "The file"), hint=error.hint) from error
+        raise AdapterError(
+            error.message.replace(str(call.body), "The file"), hint=error.hint
+        ) from error
 
 
 def served(call: Call) -> bytes:

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from personalpeft.chat.compare import Comparison
 from personalpeft.clock import Clock
-from personalpeft.comparing import Comparison
 from personalpeft.errors import NotFound
 from personalpeft.ids import new_id
 
@@ -66,7 +66,8 @@ class Desk:
             found = self._comparisons.get((user, name))
         if found is None:
             raise NotFound(
-                f"There is no comparison {name} of {user}.", hint="A server remembers the last ones; compare again."
+                f"There is no comparison {name} of {user}.",
+                hint="A server remembers the last ones; compare again.",
             )
         return found
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from personalpeft.clock import Clock
+from personalpeft.erasure import ForgetReport
 from personalpeft.errors import Busy, Cancelled, NotFound, PersonalPeftError, where_raised
-from personalpeft.forgetting import ForgetReport
 from personalpeft.ids import new_id
 from personalpeft.learning.report import LearnReport
 from personalpeft_app.http.failures import bug_message
@@ -51,19 +51,29 @@ class Jobs:
         self._entries: dict[str, _Entry] = {}
         self._closed = False
 
-    def begin(self, user: str | None, kind: JobKind, work: Work, *, users: tuple[str, ...] = ()) -> Job:
+    def begin(
+        self, user: str | None, kind: JobKind, work: Work, *, users: tuple[str, ...] = ()
+    ) -> Job:
         """Begins it and gives it back as it is now; ``users`` are those of a job of many. Raises ``Busy`` while another of this
         user runs, or too many do.
         """
         with self._changed:
             running = [entry.job for entry in self._entries.values() if not entry.job.over]
             if any(job.user == user or user in job.users for job in running):
-                raise Busy(f"A learn of {user or 'many'} runs already.", hint="Wait for it, or cancel it.")
+                raise Busy(
+                    f"A learn of {user or 'many'} runs already.", hint="Wait for it, or cancel it."
+                )
             if len(running) >= MOST_RUNNING or self._closed:
-                raise Busy(f"{len(running)} learns run already.", hint="Begin this one later.", retry_after=30)
+                raise Busy(
+                    f"{len(running)} learns run already.",
+                    hint="Begin this one later.",
+                    retry_after=30,
+                )
             job = Job(self._id(), user, kind, "running", "", 0.0, self._clock.now(), users=users)
             entry = self._entries[job.id] = _Entry(job)
-            entry.thread = threading.Thread(target=self._run, args=(entry, work), name=f"learn-{job.id}", daemon=True)
+            entry.thread = threading.Thread(
+                target=self._run, args=(entry, work), name=f"learn-{job.id}", daemon=True
+            )
             self._forget_the_oldest()
             entry.thread.start()
             return job
@@ -71,7 +81,11 @@ class Jobs:
     def of(self, user: str | None) -> tuple[Job, ...]:
         """Those that a user may see, newest first."""
         with self._changed:
-            return tuple(entry.job for entry in reversed(self._entries.values()) if user in (None, entry.job.user))
+            return tuple(
+                entry.job
+                for entry in reversed(self._entries.values())
+                if user in (None, entry.job.user)
+            )
 
     def get(self, user: str | None, job_id: str) -> Job:
         """One of those. Raises ``NotFound``."""
@@ -131,7 +145,10 @@ class Jobs:
     def _run(self, entry: _Entry, work: Work) -> None:
         def heard(stage: str, done: float) -> None:
             with self._changed:
-                self._change(entry, replace(entry.job, stage=stage, progress=round(min(max(done, 0.0), 1.0), 3)))
+                self._change(
+                    entry,
+                    replace(entry.job, stage=stage, progress=round(min(max(done, 0.0), 1.0), 3)),
+                )
 
         came: Came | None = None
         error: Fault | None = None
@@ -148,7 +165,9 @@ class Jobs:
             _log.error("a job failed: %s", where_raised(bug))
             error, state = bug_fault(bug), "failed"
         with self._changed:
-            over = replace(entry.job, state=state, ended=self._clock.now(), error=error, **_told(came))
+            over = replace(
+                entry.job, state=state, ended=self._clock.now(), error=error, **_told(came)
+            )
             self._change(entry, over)
 
     def _change(self, entry: _Entry, job: Job) -> None:

@@ -24,7 +24,9 @@ def document(version: str) -> dict[str, Any]:
     """The whole document."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
-        paths.setdefault(f"{PREFIX}{operation.path}", {})[operation.method.lower()] = _operation(operation)
+        paths.setdefault(f"{PREFIX}{operation.path}", {})[operation.method.lower()] = _operation(
+            operation
+        )
     return {
         "openapi": "3.1.0",
         "info": {
@@ -38,7 +40,11 @@ def document(version: str) -> dict[str, Any]:
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
             "schemas": schemas(
-                [Refusal, *(each.answer for each in OPERATIONS if each.answer not in (None, bytes)), *_events()],
+                [
+                    Refusal,
+                    *(each.answer for each in OPERATIONS if each.answer not in (None, bytes)),
+                    *_events(),
+                ],
                 [each.body for each in OPERATIONS if each.body is not None],
             ),
         },
@@ -51,9 +57,13 @@ def statuses(operation: Operation) -> dict[int, str]:
     for error in operation.errors:
         said.setdefault(OUTCOMES[error].http_status, []).append(_first_sentence(error))
     guarded = {
-        code: text for code, text in GUARDED.items() if operation.body or operation.upload or code not in (413, 415)
+        code: text
+        for code, text in GUARDED.items()
+        if operation.body or operation.upload or code not in (413, 415)
     }
-    return dict(sorted({**guarded, **{code: " ".join(texts) for code, texts in said.items()}}.items()))
+    return dict(
+        sorted({**guarded, **{code: " ".join(texts) for code, texts in said.items()}}.items())
+    )
 
 
 def _operation(operation: Operation) -> dict[str, Any]:
@@ -66,7 +76,10 @@ def _operation(operation: Operation) -> dict[str, Any]:
         "responses": {
             str(operation.status): _answer(operation),
             **{
-                str(code): {"description": text, "content": {"application/json": {"schema": schema_of(Refusal)}}}
+                str(code): {
+                    "description": text,
+                    "content": {"application/json": {"schema": schema_of(Refusal)}},
+                }
                 for code, text in statuses(operation).items()
             },
         },
@@ -89,7 +102,10 @@ def _answer(operation: Operation) -> dict[str, Any]:
             {
                 "properties": {
                     "event": {"const": name},
-                    "data": {"contentMediaType": "application/json", "contentSchema": schema_of(kind)},
+                    "data": {
+                        "contentMediaType": "application/json",
+                        "contentSchema": schema_of(kind),
+                    },
                 }
             }
             for name, kind in operation.events.items()
@@ -100,9 +116,15 @@ def _answer(operation: Operation) -> dict[str, Any]:
             "required": ["event", "data"],
             "oneOf": told,
         }
-        return {"description": "Server-sent events.", "content": {"text/event-stream": {"schema": event}}}
+        return {
+            "description": "Server-sent events.",
+            "content": {"text/event-stream": {"schema": event}},
+        }
     if operation.download:
-        return {"description": f"{operation.file.capitalize()}.", "content": {PERSONAL: {"schema": {}}}}
+        return {
+            "description": f"{operation.file.capitalize()}.",
+            "content": {PERSONAL: {"schema": {}}},
+        }
     if operation.answer is bytes:
         return {"description": "The file.", "content": {PERSONAL: {"schema": {}}}}
     if operation.answer is None:
@@ -125,7 +147,13 @@ def _answer(operation: Operation) -> dict[str, Any]:
 def _in_path(names: Sequence[str]) -> Iterator[dict[str, Any]]:
     for name in names:
         kind, text = PARAMETERS[name]
-        yield {"name": name, "in": "path", "required": True, "description": text, "schema": schema_of(kind)}
+        yield {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": text,
+            "schema": schema_of(kind),
+        }
 
 
 def _in_query(query: type) -> Iterator[dict[str, Any]]:

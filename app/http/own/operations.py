@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from personalpeft.comparing import Choice
+from personalpeft.archive import Imported
+from personalpeft.chat.compare import Choice
+from personalpeft.chat.reply import Reply, Why
 from personalpeft.errors import (
     AdapterError,
     BaseMismatch,
@@ -31,14 +33,12 @@ from personalpeft.errors import (
     ServingFailed,
     WeightsError,
 )
-from personalpeft.learning.account import Account
-from personalpeft.learning.digest import Digest
-from personalpeft.learning.pending import Pending
+from personalpeft.learning.activity_summary import Digest
+from personalpeft.learning.progress import Learning
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.underway import Learning
-from personalpeft.memory.base import Item
-from personalpeft.personal import Imported
-from personalpeft.replies import Reply, Why
+from personalpeft.learning.status import Account
+from personalpeft.learning.triggers import Pending
+from personalpeft.memory.types import Item
 from personalpeft.store.base import Collected, Problem, UserSummary
 from personalpeft.types import HeadMove, Json, Layer, Revision, Signal, Stack, Turn
 from personalpeft_app.http.own import values as v
@@ -119,7 +119,9 @@ MAKE_USER = Operation(
     "make_user", "PUT", _USER, "Users", "Makes a user where there is none yet; says since when, and how much there is.",
     UserSummary, makes_user=True,
 )  # fmt: skip
-SUMMARY = Operation("summary", "GET", _USER, "Users", "Since when, and how much there is of a user.", UserSummary)
+SUMMARY = Operation(
+    "summary", "GET", _USER, "Users", "Since when, and how much there is of a user.", UserSummary
+)
 
 CHAT = Operation(
     "chat", "POST", f"{_USER}/chat", "Talk", "Answers a question with the user's live stack and keeps the turn.",
@@ -207,7 +209,14 @@ JOBS = Operation(
     "jobs", "GET", f"{_USER}/jobs", "Learn", "The jobs that the server remembers, newest first.",
     v.Job, query=v.PageQuery, paged=True,
 )  # fmt: skip
-JOB = Operation("job", "GET", f"{_USER}/jobs/{{job}}", "Learn", "How far a job is; in the end its report.", v.Job)
+JOB = Operation(
+    "job",
+    "GET",
+    f"{_USER}/jobs/{{job}}",
+    "Learn",
+    "How far a job is; in the end its report.",
+    v.Job,
+)
 FOLLOW = Operation(
     "follow", "GET", f"{_USER}/jobs/{{job}}/events", "Learn",
     "Each change of a job as it comes, beginning with how it is now; ends with the job.", events={"job": v.Job},
@@ -221,7 +230,9 @@ EVERY_JOB = Operation(
     "every_job", "GET", "/jobs", "Learn", "The jobs that the server remembers, of one user or of many, newest first.",
     v.Job, query=v.PageQuery, paged=True, everybody=True,
 )  # fmt: skip
-ANY_JOB = Operation("any_job", "GET", _JOB, "Learn", "As of a user, whosever it is.", v.Job, everybody=True)
+ANY_JOB = Operation(
+    "any_job", "GET", _JOB, "Learn", "As of a user, whosever it is.", v.Job, everybody=True
+)
 FOLLOW_ANY = Operation(
     "follow_any", "GET", f"{_JOB}/events", "Learn", "As of a user, whosever it is.", events={"job": v.Job}, everybody=True,
 )  # fmt: skip
@@ -338,4 +349,6 @@ COLLECT = Operation(
     Collected, query=v.CollectQuery, everybody=True,
 )  # fmt: skip
 
-OPERATIONS: tuple[Operation, ...] = tuple(each for each in list(globals().values()) if isinstance(each, Operation))
+OPERATIONS: tuple[Operation, ...] = tuple(
+    each for each in list(globals().values()) if isinstance(each, Operation)
+)

@@ -20,9 +20,14 @@ def page(found: Sequence[T], query: Any, key: Callable[[T], str]) -> v.Page[T]:
     """A page of what has ids, after the one of that id. Raises ``NotFound`` where that has gone in between."""
     begin = 0
     if query.after is not None:
-        begin = next((number for number, each in enumerate(found, 1) if key(each) == query.after), 0)
+        begin = next(
+            (number for number, each in enumerate(found, 1) if key(each) == query.after), 0
+        )
         if not begin:
-            raise NotFound("There is nothing of the id that after names.", hint="Begin again with the first page.")
+            raise NotFound(
+                "There is nothing of the id that after names.",
+                hint="Begin again with the first page.",
+            )
     part = tuple(found[begin : begin + query.limit])
     return v.Page(part, key(part[-1]) if begin + len(part) < len(found) else None)
 
@@ -30,7 +35,9 @@ def page(found: Sequence[T], query: Any, key: Callable[[T], str]) -> v.Page[T]:
 def page_by_number(found: Sequence[T], query: Any) -> v.Page[T]:
     """A page of what only grows and has no ids: ``after`` is how many came before."""
     if query.after is not None and not (query.after.isdecimal() and query.after.isascii()):
-        raise InvalidInput("after is not the next of a page.", hint="Begin again with the first page.")
+        raise InvalidInput(
+            "after is not the next of a page.", hint="Begin again with the first page."
+        )
     begin = int(query.after or 0)
     part = tuple(found[begin : begin + query.limit])
     ends = begin + len(part)

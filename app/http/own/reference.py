@@ -88,11 +88,27 @@ def render() -> str:
 
 
 def _one(operation: Operation) -> Iterator[str]:
-    alone = f" Administration{' and workers' if operation.workers else ''} only." if operation.everybody else ""
-    yield from ("", f"### `{operation.method} {PREFIX}{operation.path}`", "", f"{operation.text}{alone}", "")
-    rows = [(name, kind, needed, default, "query") for name, kind, needed, default in fields_of(operation.query)]
+    alone = (
+        f" Administration{' and workers' if operation.workers else ''} only."
+        if operation.everybody
+        else ""
+    )
+    yield from (
+        "",
+        f"### `{operation.method} {PREFIX}{operation.path}`",
+        "",
+        f"{operation.text}{alone}",
+        "",
+    )
+    rows = [
+        (name, kind, needed, default, "query")
+        for name, kind, needed, default in fields_of(operation.query)
+    ]
     if operation.body is not None:
-        rows += [(name, kind, needed, default, "body") for name, kind, needed, default in fields_of(operation.body)]
+        rows += [
+            (name, kind, needed, default, "body")
+            for name, kind, needed, default in fields_of(operation.body)
+        ]
     if rows:
         yield from ("| field | in | | default |", "| --- | --- | --- | --- |")
     for name, kind, needed, default, where in rows:
@@ -107,7 +123,9 @@ def _one(operation: Operation) -> Iterator[str]:
 
 def _answer(operation: Operation) -> str:
     if operation.events:
-        return "events " + ", ".join(f"`{name}` ({kind.__name__})" for name, kind in operation.events.items())
+        return "events " + ", ".join(
+            f"`{name}` ({kind.__name__})" for name, kind in operation.events.items()
+        )
     if operation.download:
         return operation.file
     if operation.answer is bytes:

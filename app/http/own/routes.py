@@ -20,10 +20,10 @@ from flask import Blueprint, Response, request, send_file
 from werkzeug.exceptions import UnsupportedMediaType
 
 from personalpeft import Runtime
+from personalpeft.archive import Exported
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import InvalidInput, PersonalPeftError, kind_of, where_raised
-from personalpeft.learning.order import never
-from personalpeft.personal import Exported
+from personalpeft.learning.options import never
 from personalpeft_app.http import bodies, failures, security
 from personalpeft_app.http.own import values as v
 from personalpeft_app.http.own.acts import ACTS
@@ -57,7 +57,9 @@ class OwnApi:
                 # Else Flask would answer OPTIONS for us.
                 provide_automatic_options=False,
             )
-        self.blueprint.add_url_rule("/openapi.json", "openapi", _openapi, provide_automatic_options=False)
+        self.blueprint.add_url_rule(
+            "/openapi.json", "openapi", _openapi, provide_automatic_options=False
+        )
 
     def close(self) -> None:
         """Stops what learns after its running step."""
@@ -96,10 +98,16 @@ class OwnApi:
         return security.for_workers(view) if operation.workers else view
 
     def _call(self, operation: Operation, path: Mapping[str, str], query: Any, body: Any) -> Call:
-        person = self._runtime.user(path["user"], create=operation.makes_user) if "user" in path else None
+        person = (
+            self._runtime.user(path["user"], create=operation.makes_user)
+            if "user" in path
+            else None
+        )
         # Only a real server knows who has gone.
         gone = request.environ.get("waitress.client_disconnected", never)
-        return Call(self._runtime, self.jobs, self._desk, self._job_streams, person, path, query, body, gone)
+        return Call(
+            self._runtime, self.jobs, self._desk, self._job_streams, person, path, query, body, gone
+        )
 
     def _events(self, operation: Operation, values: Generator[Any, None, None]) -> Response:
         names = {kind: name for name, kind in operation.events.items()}
@@ -116,7 +124,9 @@ class OwnApi:
                 failures.log.error("a bug in a stream: %s", where_raised(bug))
                 yield _event("error", v.Refusal(bug_fault(bug)))
 
-        response = Response(written(), mimetype="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        response = Response(
+            written(), mimetype="text/event-stream", headers={"X-Accel-Buffering": "no"}
+        )
         # Also where the reader went away before the first byte, when nothing of the above has begun.
         response.call_on_close(values.close)
         return response
@@ -158,7 +168,9 @@ def _file(made: AbstractContextManager[Exported | v.Packed]) -> Response:
 
 def _same_for_ever(data: bytes) -> Response:
     # Whoever asked may keep it, and nobody between: it is somebody's, and shown to who holds a token.
-    return Response(data, mimetype=PERSONAL, headers={"Cache-Control": "private, max-age=31536000, immutable"})
+    return Response(
+        data, mimetype=PERSONAL, headers={"Cache-Control": "private, max-age=31536000, immutable"}
+    )
 
 
 def _body(operation: Operation) -> Any:
@@ -175,7 +187,9 @@ def _query(operation: Operation) -> Any:
     kinds = {name: kind for name, kind, _, _ in fields_of(operation.query)}
     for name, values in request.args.lists():
         if len(values) != 1:
-            raise InvalidInput(f"{ascii(name)[:80]} is given {len(values)} times.", hint="Give it once.")
+            raise InvalidInput(
+                f"{ascii(name)[:80]} is given {len(values)} times.", hint="Give it once."
+            )
         given[name] = _read(kinds[name], values[0]) if name in kinds else values[0]
     return take(operation.query, given, "The query")
 
@@ -185,7 +199,9 @@ def _read(kind: Any, text: str) -> Any:
     for each in unions(kind):
         if each is bool:
             return _TRUTH.get(text, text)
-        if _plain(each) in (int, float) and re.fullmatch(r"-?[0-9]{1,18}(\.[0-9]{1,18})?(e[+-]?[0-9]{1,3})?", text):
+        if _plain(each) in (int, float) and re.fullmatch(
+            r"-?[0-9]{1,18}(\.[0-9]{1,18})?(e[+-]?[0-9]{1,3})?", text
+        ):
             return float(text) if _plain(each) is float else json.loads(text)
     return text
 

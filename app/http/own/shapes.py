@@ -16,10 +16,10 @@ from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
+from personalpeft.chat.reply import Reply
 from personalpeft.errors import InvalidInput, PersonalPeftError, nearest
-from personalpeft.learning.account import Account
 from personalpeft.learning.report import LearnReport
-from personalpeft.replies import Reply
+from personalpeft.learning.status import Account
 from personalpeft.types import Stack, ToolCall
 
 # What a value says of itself beside its fields. It is written and never read: whoever takes the value works it out again.
@@ -94,7 +94,10 @@ def take(kind: Any, value: Any, where: str = "The body", *, strict: bool = True)
     if origin is tuple:
         return _take_many(plain, bounds, value, where, strict)
     if origin is Mapping:
-        return {key: take(get_args(plain)[1], each, f"{where}: {key}", strict=strict) for key, each in value.items()}
+        return {
+            key: take(get_args(plain)[1], each, f"{where}: {key}", strict=strict)
+            for key, each in value.items()
+        }
     if isinstance(plain, type) and issubclass(plain, Enum):
         return plain(value)
     if plain is datetime:
@@ -112,7 +115,10 @@ def schemas(answers: Iterable[Any], bodies: Iterable[Any]) -> dict[str, dict[str
     clash = [name for name in sent.keys() & told.keys() if sent[name] is not told[name]]
     if clash:
         raise TypeError(f"two types are called {clash[0]}")
-    return {name: _schema_of_fields(kind, sent=name in sent) for name, kind in sorted({**told, **sent}.items())}
+    return {
+        name: _schema_of_fields(kind, sent=name in sent)
+        for name, kind in sorted({**told, **sent}.items())
+    }
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
@@ -126,7 +132,11 @@ def schema_of(kind: Any) -> dict[str, Any]:
     if origin is Literal:
         return {"enum": list(arguments)}
     if origin is tuple:
-        limits = _only(minItems=bounds.least or None, maxItems=bounds.most) if isinstance(bounds, Many) else {}
+        limits = (
+            _only(minItems=bounds.least or None, maxItems=bounds.most)
+            if isinstance(bounds, Many)
+            else {}
+        )
         return {"type": "array", "items": schema_of(arguments[0]), **limits}
     if origin is Mapping:
         return {"type": "object", "additionalProperties": schema_of(arguments[1]) or True}
@@ -182,23 +192,36 @@ def _take_fields(kind: type, value: Mapping[str, Any], where: str, strict: bool)
     hints = _hints(kind)
     if strict and (unknown := sorted(value.keys() - hints.keys())):
         raise InvalidInput(
-            f"{where} has {ascii(unknown[0])[:80]}, which is not known.", hint=nearest(unknown[0], hints, what="key")
+            f"{where} has {ascii(unknown[0])[:80]}, which is not known.",
+            hint=nearest(unknown[0], hints, what="key"),
         )
     missing = [each.name for each in fields(kind) if _needed(each) and each.name not in value]
     if missing:
-        raise InvalidInput(f"{where} has no {missing[0]}.", hint=f"Give {_wanted(_unwrapped(hints[missing[0]])[0])}.")
+        raise InvalidInput(
+            f"{where} has no {missing[0]}.",
+            hint=f"Give {_wanted(_unwrapped(hints[missing[0]])[0])}.",
+        )
     given = {
-        name: take(hint, value[name], _at(where, name), strict=strict) for name, hint in hints.items() if name in value
+        name: take(hint, value[name], _at(where, name), strict=strict)
+        for name, hint in hints.items()
+        if name in value
     }
     return kind(**given)
 
 
-def _take_many(kind: Any, bounds: Any, value: Sequence[Any], where: str, strict: bool) -> tuple[Any, ...]:
+def _take_many(
+    kind: Any, bounds: Any, value: Sequence[Any], where: str, strict: bool
+) -> tuple[Any, ...]:
     limits = bounds if isinstance(bounds, Many) else Many()
     if strict and not limits.least <= len(value) <= limits.most:
-        raise InvalidInput(f"{where} has {len(value)} entries.", hint=f"Give {limits.least} to {limits.most} of them.")
+        raise InvalidInput(
+            f"{where} has {len(value)} entries.",
+            hint=f"Give {limits.least} to {limits.most} of them.",
+        )
     inner = get_args(kind)[0]
-    return tuple(take(inner, each, f"{where}[{number}]", strict=strict) for number, each in enumerate(value))
+    return tuple(
+        take(inner, each, f"{where}[{number}]", strict=strict) for number, each in enumerate(value)
+    )
 
 
 def _check(plain: Any, bounds: Any, value: Any, where: str) -> None:
@@ -206,10 +229,16 @@ def _check(plain: Any, bounds: Any, value: Any, where: str) -> None:
     if plain is str:
         limits = bounds if isinstance(bounds, Text) else Text()
         if _NOT_TEXT.search(value):
-            raise InvalidInput(f"{where} holds characters that are not text.", hint="Send plain text.")
+            raise InvalidInput(
+                f"{where} holds characters that are not text.", hint="Send plain text."
+            )
         length = f"{limits.shortest} to {limits.longest} characters"
-        if limits.pattern and (len(value) > limits.longest or re.fullmatch(limits.pattern, value) is None):
-            raise limits.otherwise(f"{where} is none that there can be.", hint=f"{length} that match {limits.pattern}")
+        if limits.pattern and (
+            len(value) > limits.longest or re.fullmatch(limits.pattern, value) is None
+        ):
+            raise limits.otherwise(
+                f"{where} is none that there can be.", hint=f"{length} that match {limits.pattern}"
+            )
         if not limits.shortest <= len(value) <= limits.longest:
             raise InvalidInput(f"{where} has {len(value)} characters.", hint=f"Give {length}.")
     if plain in (int, float) and isinstance(bounds, Range):
@@ -228,7 +257,10 @@ def _fits(plain: Any, value: Any) -> bool:
     if is_dataclass(plain) or origin is Mapping:
         return isinstance(value, Mapping)
     if origin is Literal:
-        return any(each == value and isinstance(each, bool) == isinstance(value, bool) for each in get_args(plain))
+        return any(
+            each == value and isinstance(each, bool) == isinstance(value, bool)
+            for each in get_args(plain)
+        )
     if origin is tuple:
         return isinstance(value, list)
     if isinstance(plain, type) and issubclass(plain, Enum):
@@ -237,7 +269,9 @@ def _fits(plain: Any, value: Any) -> bool:
         return isinstance(value, str) and _is_moment(value)
     if plain in (int, float):
         # 1.0 is a whole number in JSON, where there is only one sort of them.
-        whole = isinstance(value, int) or (isinstance(value, float) and (plain is float or value.is_integer()))
+        whole = isinstance(value, int) or (
+            isinstance(value, float) and (plain is float or value.is_integer())
+        )
         return whole and not isinstance(value, bool) and abs(value) < 1e300 and math.isfinite(value)
     return isinstance(value, plain)
 
@@ -281,7 +315,13 @@ def _schema_of_fields(kind: type, *, sent: bool) -> dict[str, Any]:
         properties[name] = schema_of(hint)
         if sent and not needed and default is not None and not properties[name].get("$ref"):
             properties[name]["default"] = give(default)
-    told = {} if sent else {name: {**schema_of(hint), "readOnly": True} for name, hint in TOLD.get(kind, {}).items()}
+    told = (
+        {}
+        if sent
+        else {
+            name: {**schema_of(hint), "readOnly": True} for name, hint in TOLD.get(kind, {}).items()
+        }
+    )
     required = [name for name, _, needed, _ in fields_of(kind) if needed or not sent]
     return {
         "type": "object",
@@ -304,7 +344,11 @@ def _reached(kinds: Iterable[Any]) -> Iterator[tuple[str, type]]:
                 waiting += _hints(kind).values()
                 yield kind.__name__, kind
         else:
-            waiting += [each for each in get_args(plain) if each is not Ellipsis and get_origin(plain) is not Literal]
+            waiting += [
+                each
+                for each in get_args(plain)
+                if each is not Ellipsis and get_origin(plain) is not Literal
+            ]
 
 
 def _text_limits(bounds: Text) -> dict[str, Any]:
@@ -326,13 +370,21 @@ def _at(where: str, name: str) -> str:
 def _range(bounds: Range) -> str:
     low = f"more than {bounds.above:g}" if bounds.above is not None else None
     low = low or (f"at least {bounds.least:g}" if bounds.least is not None else None)
-    return " and ".join(each for each in (low, f"at most {bounds.most:g}" if bounds.most is not None else None) if each)
+    return " and ".join(
+        each
+        for each in (low, f"at most {bounds.most:g}" if bounds.most is not None else None)
+        if each
+    )
 
 
 def _what(value: Any) -> str:
     for kind, name in _NAMES.items():
         if isinstance(value, kind):
-            return f"{name}, which it cannot be" if kind is not types.NoneType else "null, which it cannot be"
+            return (
+                f"{name}, which it cannot be"
+                if kind is not types.NoneType
+                else "null, which it cannot be"
+            )
     return "of no known kind"
 
 
@@ -348,7 +400,9 @@ def _wanted(plain: Any) -> str:
         return "an object"
     if plain is datetime:
         return "a moment in ISO 8601"
-    return {tuple: "a list", int: "a whole number", types.NoneType: "null"}.get(origin) or _NAMES.get(origin, "a value")
+    return {tuple: "a list", int: "a whole number", types.NoneType: "null"}.get(
+        origin
+    ) or _NAMES.get(origin, "a value")
 
 
 _NAMES: Mapping[type, str] = {

@@ -9,14 +9,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 
+from personalpeft.chat.reply import Reply
+from personalpeft.chat.validation import LONGEST_WRITTEN, MOST_TOOLS
+from personalpeft.erasure import ForgetReport
 from personalpeft.errors import InvalidId, NotFound
-from personalpeft.forgetting import ForgetReport
 from personalpeft.ids import LAYER_NAME, SKILL_NAME, SOURCE, TOOL_NAME, USER_ID
-from personalpeft.learning.recipe import Start
 from personalpeft.learning.report import LearnReport
+from personalpeft.learning.train.config import Start
 from personalpeft.memory.items import LONGEST_TEXT
-from personalpeft.prompts import LONGEST_WRITTEN, MOST_TOOLS
-from personalpeft.replies import Reply
 from personalpeft.types import MOST_TOP_LOGPROBS, Json, Message, Scope
 from personalpeft_app.http.own.shapes import Many, Range, Text
 
@@ -32,7 +32,9 @@ ItemId: TypeAlias = Annotated[str, Text(64, 1, "[a-z0-9_]+", NotFound)]
 OwnId: TypeAlias = Annotated[str, Text(64, 1, "[a-z]+_[a-z0-9]+", NotFound)]
 RevisionName: TypeAlias = Annotated[str, Text(128, 1, "[a-z0-9@._-]+", NotFound)]
 Sha256: TypeAlias = Annotated[str, Text(64, 64, "[0-9a-f]+", NotFound)]
-ServedFile: TypeAlias = Annotated[str, Text(64, 1, "adapter_config[.]json|adapter_model[.]safetensors", NotFound)]
+ServedFile: TypeAlias = Annotated[
+    str, Text(64, 1, "adapter_config[.]json|adapter_model[.]safetensors", NotFound)
+]
 PluginName: TypeAlias = Annotated[str, Text(64, 1, "[A-Za-z0-9._-]+", NotFound)]
 
 Written: TypeAlias = Annotated[str, Text(LONGEST_WRITTEN, 1)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from personalpeft.forgetting import ForgetReport
+from personalpeft.erasure import ForgetReport
 from personalpeft.learning.report import LearnReport
 from personalpeft_app.http.own import values as v
 from personalpeft_app.http.own.call import Call
@@ -35,7 +35,9 @@ def learn_many(call: Call) -> v.Job:
     runtime, body = call.runtime, call.body
 
     def work(progress: Progress, cancelled: Asking) -> tuple[LearnReport, ...]:
-        return runtime.learn_many(body.users, body.layer, **_ordered(body), progress=progress, cancelled=cancelled)
+        return runtime.learn_many(
+            body.users, body.layer, **_ordered(body), progress=progress, cancelled=cancelled
+        )
 
     return call.jobs.begin(None, "learn_many", work, users=body.users)
 
@@ -66,7 +68,11 @@ def forget(call: Call) -> v.Job:
 
     def work(progress: Progress, cancelled: Asking) -> ForgetReport:
         report = user.forget(
-            body.item, rebuild=body.rebuild, dry_run=body.dry_run, progress=progress, cancelled=cancelled
+            body.item,
+            rebuild=body.rebuild,
+            dry_run=body.dry_run,
+            progress=progress,
+            cancelled=cancelled,
         )
         if not body.dry_run:
             # What this server remembers of its own may hold the words too.

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from personalpeft.adapters.base import Composed
-from personalpeft.adapters.gguf_lora import write_gguf_lora
+from personalpeft.adapters.formats.gguf import write_gguf_lora
+from personalpeft.adapters.types import Composed
 from personalpeft.backends.base import (
     Continuation,
     Occupancy,
@@ -24,17 +24,17 @@ from personalpeft.backends.base import (
     Term,
 )
 from personalpeft.backends.batch_invariance import BatchInvariance
-from personalpeft.backends.learning_side import LearningSide
+from personalpeft.backends.llamacpp.adapters import Loras
 from personalpeft.backends.llamacpp.batch import Batch
-from personalpeft.backends.llamacpp.lanes import PART, Lanes, Room
-from personalpeft.backends.llamacpp.library import Model, Shape
-from personalpeft.backends.llamacpp.loras import Loras
-from personalpeft.backends.llamacpp.probe import Choice, choose
+from personalpeft.backends.llamacpp.binding import Model, Shape
+from personalpeft.backends.llamacpp.context_pool import PART, Lanes, Room
+from personalpeft.backends.llamacpp.cpu_probe import Choice, choose
 from personalpeft.backends.llamacpp.scoring import Scorer
-from personalpeft.backends.text import Speaks
-from personalpeft.bases.base import Base
-from personalpeft.bases.gguf_file import gguf_file
-from personalpeft.bases.gguf_names import GgufNames, gguf_names
+from personalpeft.backends.tokenizer import Speaks
+from personalpeft.backends.training_backend import LearningSide
+from personalpeft.base_models.gguf.file import gguf_file
+from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
+from personalpeft.base_models.types import Base
 
 # How far a reply's log-probs may be from its scores: activations are rounded to 8 bits a block, so a number may change with
 # how many tokens are computed in one call, and a score reads as a prompt what the reply wrote token by token.
@@ -54,7 +54,11 @@ class _Staged:
 
     @property
     def nbytes(self) -> int:
-        return sum(s.pair.a.nbytes + s.pair.b.nbytes for shares in self.stack.shares.values() for s in shares)
+        return sum(
+            s.pair.a.nbytes + s.pair.b.nbytes
+            for shares in self.stack.shares.values()
+            for s in shares
+        )
 
 
 class LlamaCppBackend(Speaks):
@@ -64,7 +68,9 @@ class LlamaCppBackend(Speaks):
     tolerance = _TOLERANCE
     batch_invariance = BatchInvariance.HOLDS
 
-    def __init__(self, base: Base, *, slots: int = 8, rows: int = 16, cache: Path, threads: int | None = None) -> None:
+    def __init__(
+        self, base: Base, *, slots: int = 8, rows: int = 16, cache: Path, threads: int | None = None
+    ) -> None:
         super().__init__(base)
         self.base = base
         self.slots, self.rows = slots, rows
@@ -118,7 +124,9 @@ class LlamaCppBackend(Speaks):
         with self._turn:
             return self._batch.occupancy()
 
-    def score(self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False) -> tuple[Score, ...]:
+    def score(
+        self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
+    ) -> tuple[Score, ...]:
         resident = self._loras.point(stack)
         try:
             return self._scorer.score(items, resident.held.lora if resident else None, kl=kl)
@@ -127,7 +135,9 @@ class LlamaCppBackend(Speaks):
                 self._batch.let_go(resident)
 
     def session(self, spec: SessionSpec) -> Session:
-        return self._learning.session(spec, None if spec.below is None else self._loras.held(spec.below).stack)
+        return self._learning.session(
+            spec, None if spec.below is None else self._loras.held(spec.below).stack
+        )
 
     def advance(
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Term]], rates: Sequence[float]
@@ -155,7 +165,11 @@ class LlamaCppBackend(Speaks):
 
 def _room(names: GgufNames, vocabulary: int, shape: Shape, *, wanted: int) -> Room:
     """What all lanes have room for: so many tokens as are wanted, if there is memory, and one short lane where there is not."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**33
+    memory = (
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if hasattr(os, "sysconf")
+        else 2**33
+    )
     place, lane = memory_of(names, vocabulary, shape)
     memory = max(int(memory * _MEMORY_SHARE), lane + _FEWEST * place)
     most = Room(wanted, memory, place, lane).left([])

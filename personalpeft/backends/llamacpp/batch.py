@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from personalpeft.backends.base import Occupancy, Piece, Row, Tokens
-from personalpeft.backends.llamacpp.lanes import PART, Lane, Lanes
-from personalpeft.backends.llamacpp.library import Logits, Place
-from personalpeft.backends.llamacpp.loras import Loaded, Loras
+from personalpeft.backends.llamacpp.adapters import Loaded, Loras
+from personalpeft.backends.llamacpp.binding import Logits, Place
+from personalpeft.backends.llamacpp.context_pool import PART, Lane, Lanes
 from personalpeft.backends.llamacpp.sampling import Picker, known_of
-from personalpeft.backends.residents import Resident
-from personalpeft.backends.text import Text
-from personalpeft.backends.writing import Writing
+from personalpeft.backends.resident_stacks import Resident
+from personalpeft.backends.sequence_output import Writing
+from personalpeft.backends.tokenizer import Text
 
 # Prompt tokens in one step beside rows that are being decoded, and when there are none.
 _BESIDE_OTHERS, _ALONE = PART, 4 * PART
@@ -55,7 +55,10 @@ class _Live:
 
     def compute(self) -> Logits:
         """Computes its next part; gives the logits after its last token, where that is in it."""
-        places = [Place(self.tokens[n], n, n == len(self.tokens) - 1) for n in range(self.read, self.read + self.part)]
+        places = [
+            Place(self.tokens[n], n, n == len(self.tokens) - 1)
+            for n in range(self.read, self.read + self.part)
+        ]
         logits = self.lane.compute(places)
         self.read += len(places)
         return logits
@@ -63,7 +66,9 @@ class _Live:
     def take(self, logits: Logits) -> Piece:
         """The next token, and what it adds to the reply."""
         token = self.picker.pick(logits)
-        piece = self.writing.take(token, known_of(logits, token, self.row.top) if self.row.logprobs else None)
+        piece = self.writing.take(
+            token, known_of(logits, token, self.row.top) if self.row.logprobs else None
+        )
         self.tokens += piece.tokens
         return piece
 
@@ -82,7 +87,9 @@ class Batch:
         """See ``Backend.admit``."""
         room = len(row.tokens) + row.sampling.max_tokens
         if room > self._longest:
-            raise ValueError(f"a row of {room} tokens is longer than the {self._longest} that there is memory for")
+            raise ValueError(
+                f"a row of {room} tokens is longer than the {self._longest} that there is memory for"
+            )
         if len(self._live) >= self._rows:
             return None
         stack = self._loras.point(row.stack)
@@ -143,7 +150,9 @@ class Batch:
         self._close(self._loras.let_go(stack))
 
     def _seated(self, row: Row, stack: Resident[Loaded] | None, room: int) -> _Live | None:
-        lane = self._lanes.with_room(stack.held.lora if stack else None, row.owner, row.tokens, room)
+        lane = self._lanes.with_room(
+            stack.held.lora if stack else None, row.owner, row.tokens, room
+        )
         if lane is None:
             return None
         # What can fail comes before the lane is taken.

@@ -8,8 +8,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from personalpeft.backends.llamacpp.library import Logits
-from personalpeft.backends.writing import Known
+from personalpeft.backends.llamacpp.binding import Logits
+from personalpeft.backends.sequence_output import Known
 from personalpeft.types import Sampling
 
 Chances: TypeAlias = npt.NDArray[np.float64]
@@ -54,7 +54,9 @@ def _likeliest(chances: Chances, top_p: float) -> tuple[npt.NDArray[np.intp], Ch
     tokens, summed = _ordered(chances, np.flatnonzero(chances >= (1 - top_p) * total / (2 * count)))
     # More than two sums of so many numbers in different orders can be apart by their rounding.
     apart = 2 * count * np.finfo(np.float64).eps
-    least, most = np.searchsorted(summed, [top_p * total * (1 - apart), top_p * total * (1 + apart)])
+    least, most = np.searchsorted(
+        summed, [top_p * total * (1 - apart), top_p * total * (1 + apart)]
+    )
     if least < most or most == len(tokens):
         # The last bits decide, and what they are depends on the order of all.
         tokens, summed = _ordered(chances, np.arange(count))
@@ -62,7 +64,9 @@ def _likeliest(chances: Chances, top_p: float) -> tuple[npt.NDArray[np.intp], Ch
     return tokens[: most + 1], summed[: most + 1]
 
 
-def _ordered(chances: Chances, tokens: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], Chances]:
+def _ordered(
+    chances: Chances, tokens: npt.NDArray[np.intp]
+) -> tuple[npt.NDArray[np.intp], Chances]:
     """Some tokens (by their numbers), likeliest first; and the sums of their chances."""
     ordered = tokens[np.argsort(-chances[tokens], kind="stable")]
     return ordered, np.cumsum(chances[ordered])
@@ -70,7 +74,9 @@ def _ordered(chances: Chances, tokens: npt.NDArray[np.intp]) -> tuple[npt.NDArra
 
 def _drawn(summed: Chances, generator: np.random.Generator) -> int:
     """A place among sums of chances, each as likely as what it adds."""
-    return min(int(np.searchsorted(summed, generator.random() * summed[-1], side="right")), len(summed) - 1)
+    return min(
+        int(np.searchsorted(summed, generator.random() * summed[-1], side="right")), len(summed) - 1
+    )
 
 
 def log_softmax(logits: Logits) -> Logits:
@@ -83,4 +89,6 @@ def known_of(logits: Logits, token: int, top: int) -> Known:
     """What is known of one token, from ``[vocabulary]`` logits; of equally likely ones that with the lower number comes first."""
     logprobs = log_softmax(logits)
     order = np.argsort(-logprobs, kind="stable")[:top] if top else ()
-    return Known(float(logprobs[token]), tuple((int(each), float(logprobs[each])) for each in order))
+    return Known(
+        float(logprobs[token]), tuple((int(each), float(logprobs[each])) for each in order)
+    )

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from personalpeft.backends.base import Continuation, Score
-from personalpeft.backends.llamacpp.library import Context, Logits, Lora, Place, Shape
+from personalpeft.backends.llamacpp.binding import Context, Logits, Lora, Place, Shape
 from personalpeft.backends.llamacpp.sampling import log_softmax
 
 _FEWEST = 512
@@ -24,14 +24,19 @@ class Scorer:
     """
 
     def __init__(
-        self, shape: Shape, open_context: Callable[[Shape, Lora | None], Context], turn: threading.Lock
+        self,
+        shape: Shape,
+        open_context: Callable[[Shape, Lora | None], Context],
+        turn: threading.Lock,
     ) -> None:
         self._shape, self._open, self._turn = shape, open_context, turn
         self._items = threading.Lock()
         self._context: Context | None = None
         self._closed = False
 
-    def score(self, items: Sequence[Continuation], lora: Lora | None, *, kl: bool) -> tuple[Score, ...]:
+    def score(
+        self, items: Sequence[Continuation], lora: Lora | None, *, kl: bool
+    ) -> tuple[Score, ...]:
         """See ``Backend.score``. The adapter must not be freed meanwhile. Raises ``RuntimeError`` once it is closed, also between
         two items: what the model and its adapters were is then freed memory.
         """
@@ -79,7 +84,9 @@ class Scorer:
 
     def _for(self, length: int) -> Context:
         if length > self._shape.places:
-            raise ValueError(f"{length} tokens are more than the {self._shape.places} that there is memory for")
+            raise ValueError(
+                f"{length} tokens are more than the {self._shape.places} that there is memory for"
+            )
         if self._context is None or self._context.shape.places < length:
             self._let_go()
             places = min(self._shape.places, max(_FEWEST, 1 << (length - 1).bit_length()))

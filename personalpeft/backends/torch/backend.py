@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from personalpeft.adapters.base import Composed
+from personalpeft.adapters.types import Composed
 from personalpeft.backends.base import (
     Continuation,
     Occupancy,
@@ -21,18 +21,18 @@ from personalpeft.backends.base import (
     Term,
 )
 from personalpeft.backends.batch_invariance import BatchInvariance
-from personalpeft.backends.text import Speaks
+from personalpeft.backends.tokenizer import Speaks
 from personalpeft.backends.torch.batch import Batch
-from personalpeft.backends.torch.generic import Generic
-from personalpeft.backends.torch.kernels import choose_kernels
-from personalpeft.backends.torch.kernels.base import BLOCK
-from personalpeft.backends.torch.kv import Pool, bytes_per_token
-from personalpeft.backends.torch.model import Device, Model, choose_device
+from personalpeft.backends.torch.kv_cache import Pool, bytes_per_token
+from personalpeft.backends.torch.lora_bank import SlotBank, StagedStack
+from personalpeft.backends.torch.model_runner import Device, Model, choose_device
 from personalpeft.backends.torch.openmp import release_threads
-from personalpeft.backends.torch.outputs import References, chunks, read
-from personalpeft.backends.torch.session import Below, TorchSession, advance
-from personalpeft.backends.torch.slots import SlotBank, StagedStack
-from personalpeft.bases.base import Base
+from personalpeft.backends.torch.ops import choose_kernels
+from personalpeft.backends.torch.ops.base import BLOCK
+from personalpeft.backends.torch.training.logprobs import References, chunks, read
+from personalpeft.backends.torch.training.reference_cache import Generic
+from personalpeft.backends.torch.training.session import Below, TorchSession, advance
+from personalpeft.base_models.types import Base
 
 _SCORED_AT_ONCE = 1024
 # What rounding explains, in nats a token (docs/benchmarks.md has what was measured).
@@ -72,12 +72,24 @@ class TorchBackend(Speaks):
         holds = kernels.batch_invariant and self._model.batch_invariant
         self.batch_invariance = BatchInvariance.HOLDS if holds else BatchInvariance.NONE
         self.description = f"{where.reason}, {why}"
-        self._references = References(self._model, Generic(base.digest, f"{where.dtype}, {self.description}", cache))
+        self._references = References(
+            self._model, Generic(base.digest, f"{where.dtype}, {self.description}", cache)
+        )
         self._bank = SlotBank(
-            base.architecture, slots=self.slots, dtype=where.dtype, device=where.device, kernels=kernels
+            base.architecture,
+            slots=self.slots,
+            dtype=where.dtype,
+            device=where.device,
+            kernels=kernels,
         )
         blocks = _blocks(self._model, self.rows)
-        pool = Pool(self._model.module.config, blocks, dtype=where.dtype, device=where.device, kernels=kernels)
+        pool = Pool(
+            self._model.module.config,
+            blocks,
+            dtype=where.dtype,
+            device=where.device,
+            kernels=kernels,
+        )
         self.longest = min(blocks * BLOCK, base.card.context)
         self._batch = Batch(self._model, self._text, self._bank, pool, blocks, rows=self.rows)
         release_threads()  # Those who helped to load.
@@ -108,7 +120,9 @@ class TorchBackend(Speaks):
     def occupancy(self) -> Occupancy:
         return self._batch.occupancy()
 
-    def score(self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False) -> tuple[Score, ...]:
+    def score(
+        self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
+    ) -> tuple[Score, ...]:
         scores = []
         for chunk in chunks(items, _SCORED_AT_ONCE):
             with torch.inference_mode():
@@ -123,13 +137,22 @@ class TorchBackend(Speaks):
                     ]
                 for i, s in enumerate(said):
                     scores.append(
-                        Score(float(s.token_logp.mean()), apart[i] if kl else None, tuple(s.token_logp.tolist()))
+                        Score(
+                            float(s.token_logp.mean()),
+                            apart[i] if kl else None,
+                            tuple(s.token_logp.tolist()),
+                        )
                     )
         return tuple(scores)
 
     def session(self, spec: SessionSpec) -> Session:
         key = spec.below
-        below = Below(self._bank.number(key), self._bank.one_for_all(key), self._bank.below(key), self._references)
+        below = Below(
+            self._bank.number(key),
+            self._bank.one_for_all(key),
+            self._bank.below(key),
+            self._references,
+        )
         return TorchSession(self._model, spec, below)
 
     def advance(
@@ -154,7 +177,11 @@ def _blocks(model: Model, rows: int) -> int:
     if where.device.type == "cuda":
         memory, _ = torch.cuda.mem_get_info(where.device)
     else:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**33
+        memory = (
+            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            if hasattr(os, "sysconf")
+            else 2**33
+        )
     share = _MEMORY_SHARE.get(where.device.type, _MEMORY_SHARE["cpu"])
     fits = int(memory * share) // bytes_per_token(config, where.dtype)
     return max(1, min(model.base.card.context + rows * _TOKENS_A_ROW, fits) // BLOCK)

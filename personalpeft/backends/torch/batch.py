@@ -16,15 +16,15 @@ from dataclasses import dataclass
 import torch
 
 from personalpeft.backends.base import Occupancy, Piece, Row
-from personalpeft.backends.text import Text
-from personalpeft.backends.torch.blocks import Blocks, first_name, next_name, whole_blocks
-from personalpeft.backends.torch.kernels.base import BLOCK, Chunk, Places
-from personalpeft.backends.torch.kv import Pass, Pool
-from personalpeft.backends.torch.model import Model
+from personalpeft.backends.sequence_output import Writing, read_on
+from personalpeft.backends.tokenizer import Text
+from personalpeft.backends.torch.block_manager import Blocks, first_name, next_name, whole_blocks
+from personalpeft.backends.torch.kv_cache import Pass, Pool
+from personalpeft.backends.torch.lora_bank import SlotBank
+from personalpeft.backends.torch.model_runner import Model
 from personalpeft.backends.torch.openmp import release_threads
+from personalpeft.backends.torch.ops.base import BLOCK, Chunk, Places
 from personalpeft.backends.torch.sampling import Picker, logprobs, pick
-from personalpeft.backends.torch.slots import SlotBank
-from personalpeft.backends.writing import Writing, read_on
 
 # Prompt tokens in one step beside rows that are being decoded, and when there are none: the first keeps the others'
 # next tokens from waiting long, the second is where more no longer makes a token cheaper.
@@ -58,7 +58,9 @@ class _Live:
 class Batch:
     """Up to ``rows`` rows at once. Not thread-safe: one thread runs it."""
 
-    def __init__(self, model: Model, text: Text, bank: SlotBank, pool: Pool, blocks: int, *, rows: int) -> None:
+    def __init__(
+        self, model: Model, text: Text, bank: SlotBank, pool: Pool, blocks: int, *, rows: int
+    ) -> None:
         self._model, self._text, self._bank, self._pool = model, text, bank, pool
         self._rows = rows
         self._blocks = Blocks(blocks)
@@ -77,7 +79,9 @@ class Batch:
         # Its last token at least is read anew, since that is what the first token of the reply comes from.
         findable = row.tokens[: len(row.tokens) - 1]
         names = list(
-            itertools.accumulate(whole_blocks(findable), next_name, initial=first_name(self._model.base.digest, row))
+            itertools.accumulate(
+                whole_blocks(findable), next_name, initial=first_name(self._model.base.digest, row)
+            )
         )
         taken = self._blocks.take(need, names[1:])
         if taken is None:
@@ -105,7 +109,9 @@ class Batch:
         """See ``Backend.step``."""
         decoding = [live for live in self._live.values() if live.pending == 1]
         budget = _BESIDE_OTHERS if decoding else _ALONE
-        reading = list(read_on(budget.get(self._model.where.device.type, budget["cpu"]), self._live.values()))
+        reading = list(
+            read_on(budget.get(self._model.where.device.type, budget["cpu"]), self._live.values())
+        )
         if not decoding and not reading:
             return ()
         answering = decoding + [live for live, count in reading if count == live.pending]
@@ -145,9 +151,17 @@ class Batch:
     def occupancy(self) -> Occupancy:
         """See ``Backend.occupancy``."""
         blocks = self._blocks
-        return Occupancy(len(self._live), blocks.used * BLOCK, blocks.kept * BLOCK, blocks.count * BLOCK, self._reused)
+        return Occupancy(
+            len(self._live),
+            blocks.used * BLOCK,
+            blocks.kept * BLOCK,
+            blocks.count * BLOCK,
+            self._reused,
+        )
 
-    def _pass(self, decoding: Sequence[_Live], reading: Sequence[tuple[_Live, int]]) -> torch.Tensor:
+    def _pass(
+        self, decoding: Sequence[_Live], reading: Sequence[tuple[_Live, int]]
+    ) -> torch.Tensor:
         """The logits of each decoded row's token and of each prompt's last token, in that order."""
         tokens: list[int] = []
         positions: list[int] = []
@@ -158,7 +172,10 @@ class Batch:
             begin = len(tokens)
             tokens += live.tokens[live.read : live.read + count]
             positions += range(live.read, live.read + count)
-            writes += (live.blocks[p // BLOCK] * BLOCK + p % BLOCK for p in range(live.read, live.read + count))
+            writes += (
+                live.blocks[p // BLOCK] * BLOCK + p % BLOCK
+                for p in range(live.read, live.read + count)
+            )
             slots += [live.slot] * count
             if begin >= len(decoding):
                 chunks.append(Chunk(begin, len(tokens), live.read + count, live.table))
@@ -179,7 +196,9 @@ class Batch:
             positions,
             reads,
             Pass(self._pool, places, chunks),
-            self._bank.each_its_own(torch.tensor(slots, dtype=torch.int32).to(device)) if any(slots) else None,
+            self._bank.each_its_own(torch.tensor(slots, dtype=torch.int32).to(device))
+            if any(slots)
+            else None,
         )
 
     def _has_read(self, live: _Live, count: int) -> None:

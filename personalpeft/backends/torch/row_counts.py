@@ -153,7 +153,9 @@ class ProductChooser:
         if self._file is None:
             return {}
         try:
-            return {key: _choice_of(kept) for key, kept in json.loads(self._file.read_bytes()).items()}
+            return {
+                key: _choice_of(kept) for key, kept in json.loads(self._file.read_bytes()).items()
+            }
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}  # Absent or damaged: the trial is made again.
 
@@ -222,7 +224,9 @@ def _is_right(kind: ProductKind, shape: ProductShape) -> bool:
 
 def _find_class(kind: ProductKind, shape: ProductShape, threads: Sequence[int]) -> RowCounts | None:
     weight, x = _cancelling(shape)
-    product, _ = make_product(kind, weight, torch.zeros(shape.outputs, dtype=shape.dtype) if shape.bias else None)
+    product, _ = make_product(
+        kind, weight, torch.zeros(shape.outputs, dtype=shape.dtype) if shape.bias else None
+    )
     most = _MOST_WIDE_ROWS if max(shape.inputs, shape.outputs) >= _WIDE else len(x)
     return find_row_counts(product, x[:most], threads)
 
@@ -247,7 +251,9 @@ def find_row_counts(product: Product, x: Tensor, threads: Sequence[int]) -> RowC
                     continue  # The library has no primitive for this number of rows.
                 if not torch.equal(rolled.roll(-1, 0), y):
                     continue  # A row's bits depend on its place.
-                place = next((i for i, known in enumerate(outputs) if _agree(known, y)), len(outputs))
+                place = next(
+                    (i for i, known in enumerate(outputs) if _agree(known, y)), len(outputs)
+                )
                 if place == len(outputs):
                     outputs.append(y)
                     members.append(set())
@@ -256,7 +262,9 @@ def find_row_counts(product: Product, x: Tensor, threads: Sequence[int]) -> RowC
                 members[place].add((number, count))
     classes = []
     for found in members:
-        counts = tuple(count for count in tried if all((number, count) in found for number in threads))
+        counts = tuple(
+            count for count in tried if all((number, count) in found for number in threads)
+        )
         if counts:
             classes.append(RowCounts(counts, _dense_from(counts, tried), tuple(threads)))
     return min(classes, key=_cost, default=None)
@@ -317,4 +325,6 @@ def _choice_of(kept: dict[str, object]) -> ProductChoice:
     counts, threads = (tuple(int(n) for n in rows[name]) for name in ("counts", "threads"))
     if not counts or list(counts) != sorted(counts) or counts[0] < 1 or not threads:
         raise ValueError("no class of rows")
-    return ProductChoice(ProductKind(str(kept["kind"])), RowCounts(counts, int(rows["dense_from"]), threads))
+    return ProductChoice(
+        ProductKind(str(kept["kind"])), RowCounts(counts, int(rows["dense_from"]), threads)
+    )

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from personalpeft.backends.torch.kernels import Kernels
-from personalpeft.backends.writing import Known
+from personalpeft.backends.sequence_output import Known
+from personalpeft.backends.torch.ops import Kernels
 from personalpeft.types import MOST_TOP_LOGPROBS, Sampling
 
 # Colder than this, float32 overflows; the draw is as good as greedy long before.

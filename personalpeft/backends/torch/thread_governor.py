@@ -82,5 +82,9 @@ class ThreadGovernor:
 
 def thread_counts(most: int) -> tuple[int, ...]:
     """Return the numbers of threads to choose from: powers of two, halfway between them, and ``most``."""
-    steps = (power + extra for power in (1 << n for n in range(most.bit_length())) for extra in (0, power // 2))
+    steps = (
+        power + extra
+        for power in (1 << n for n in range(most.bit_length()))
+        for extra in (0, power // 2)
+    )
     return tuple(sorted({1, most} | {count for count in steps if count <= most}))

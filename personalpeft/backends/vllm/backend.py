@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from personalpeft.adapters.base import Composed
-from personalpeft.adapters.served_folder import Served, ServedFolders
+from personalpeft.adapters.formats.published import Served, ServedFolders
+from personalpeft.adapters.types import Composed
 from personalpeft.backends.base import (
     Continuation,
     Occupancy,
@@ -26,15 +26,15 @@ from personalpeft.backends.base import (
     Term,
 )
 from personalpeft.backends.batch_invariance import BatchInvariance
-from personalpeft.backends.learning_side import LearningSide
-from personalpeft.backends.residents import Residents
-from personalpeft.backends.text import Speaks
+from personalpeft.backends.resident_stacks import Residents
+from personalpeft.backends.tokenizer import Speaks
+from personalpeft.backends.training_backend import LearningSide
+from personalpeft.backends.vllm.adapter_registry import Stacks, Told, staged
 from personalpeft.backends.vllm.batch import Batch
-from personalpeft.backends.vllm.check import Check, Said, slots_there
-from personalpeft.backends.vllm.server import Listed, Server
-from personalpeft.backends.vllm.stacks import Stacks, Told, staged
-from personalpeft.backends.vllm.wire import Wire
-from personalpeft.bases.base import Base
+from personalpeft.backends.vllm.client import Listed, Server
+from personalpeft.backends.vllm.model_check import Check, Said, slots_there
+from personalpeft.backends.vllm.transport import Wire
+from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput, ServingFailed
 from personalpeft.settings import VllmServer
 
@@ -101,7 +101,11 @@ class VllmBackend(Speaks):
             there, room = self._open()
             self.slots = slots if room is None else min(slots, room - 1)
             self.longest = min(there.longest or base.card.context, base.card.context)
-            held = f"holds up to {room} stacks at once" if room else "does not say how many stacks it holds"
+            held = (
+                f"holds up to {room} stacks at once"
+                if room
+                else "does not say how many stacks it holds"
+            )
             self.description = f"vLLM at {server.url}, which calls the base {there.name} and {held}"
             self._residents = Residents[Told](self.slots)
             # What is being loaded, by key.
@@ -164,12 +168,18 @@ class VllmBackend(Speaks):
     def occupancy(self) -> Occupancy:
         return self._batch.occupancy()
 
-    def score(self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False) -> tuple[Score, ...]:
+    def score(
+        self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
+    ) -> tuple[Score, ...]:
         """In torch's numbers: a server tells of a few tokens in each place, and is not to be asked for those of a prompt."""
-        return self._learning.score(items, None if stack is None else self._residents.held(stack).composed, kl=kl)
+        return self._learning.score(
+            items, None if stack is None else self._residents.held(stack).composed, kl=kl
+        )
 
     def session(self, spec: SessionSpec) -> Session:
-        return self._learning.session(spec, None if spec.below is None else self._residents.held(spec.below).composed)
+        return self._learning.session(
+            spec, None if spec.below is None else self._residents.held(spec.below).composed
+        )
 
     def advance(
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Term]], rates: Sequence[float]
@@ -189,7 +199,9 @@ class VllmBackend(Speaks):
             self._ends.close()
 
     def _told(self, key: str, staged: _Staged) -> Told:
-        loading = self._loading[key] = self._wire.start(self._stacks.tell(staged.folder, staged.composed))
+        loading = self._loading[key] = self._wire.start(
+            self._stacks.tell(staged.folder, staged.composed)
+        )
         try:
             return loading.result()
         except CancelledError as error:
@@ -200,7 +212,9 @@ class VllmBackend(Speaks):
             del self._loading[key]
 
     def _torchs(self, asked: Continuation) -> Said:
-        return tuple(zip(asked.completion, self._learning.score([asked], None)[0].tokens, strict=True))
+        return tuple(
+            zip(asked.completion, self._learning.score([asked], None)[0].tokens, strict=True)
+        )
 
     def _salted(self, owner: str) -> str:
         """What an owner's prompts are kept under on the server: of no use to anybody else, not even to guess the owner."""

@@ -16,12 +16,12 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
 from personalpeft.backends.base import Occupancy, Piece, Row
-from personalpeft.backends.residents import Resident, Residents
-from personalpeft.backends.text import Text
-from personalpeft.backends.vllm.server import Server, Written
-from personalpeft.backends.vllm.stacks import Stacks, Told
-from personalpeft.backends.vllm.wire import Wire
-from personalpeft.backends.writing import Writing
+from personalpeft.backends.resident_stacks import Resident, Residents
+from personalpeft.backends.sequence_output import Writing
+from personalpeft.backends.tokenizer import Text
+from personalpeft.backends.vllm.adapter_registry import Stacks, Told
+from personalpeft.backends.vllm.client import Server, Written
+from personalpeft.backends.vllm.transport import Wire
 from personalpeft.errors import InvalidInput, ServingFailed
 
 # How long a step waits for the next token of any row, in seconds: as long, nobody who left or came is noticed.
@@ -66,7 +66,9 @@ class Batch:
     def admit(self, row: Row) -> int | None:
         """See ``Backend.admit``."""
         if (room := len(row.tokens) + row.sampling.max_tokens) > self._longest:
-            raise ValueError(f"a row of {room} tokens is longer than the {self._longest} that the server has room for")
+            raise ValueError(
+                f"a row of {room} tokens is longer than the {self._longest} that the server has room for"
+            )
         if row.sampling.temperature > _HOTTEST:
             raise InvalidInput(
                 f"The temperature {row.sampling.temperature:g} is more than vLLM takes.",
@@ -76,7 +78,9 @@ class Batch:
             return None
         stack = self._residents.point(row.stack)
         number = next(self._numbers)
-        reply = self._wire.start(self._written(number, row, stack.held if stack else self._stacks.bare))
+        reply = self._wire.start(
+            self._written(number, row, stack.held if stack else self._stacks.bare)
+        )
         self._live[number] = _Live(row, stack, Writing(number, row, self._text), reply)
         return number
 
@@ -112,7 +116,9 @@ class Batch:
                 async for written in pieces:
                     self._news.put((number, written))
             # Does nothing where the row has ended; else nobody knows whether this was all of it.
-            self._news.put((number, ServingFailed("vLLM ended a reply without saying why.", hint="Try again.")))
+            self._news.put(
+                (number, ServingFailed("vLLM ended a reply without saying why.", hint="Try again."))
+            )
 
         try:
             await self._stacks.with_name(told, ask)

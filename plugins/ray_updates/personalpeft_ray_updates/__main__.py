@@ -34,21 +34,48 @@ _CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f]")
 
 @click.command("personalpeft-ray-updates", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("users", nargs=-1, metavar="[USER]...")
-@click.option("--all", "everybody", is_flag=True, help="All users of the home who have something to learn.")
-@click.option("--home", metavar="FOLDER", help="Where everything is kept.  [default: as for personalpeft]")
 @click.option(
-    "--base", metavar="NAME|PATH", envvar="PERSONALPEFT_BASE", default=personalpeft.DEFAULT_BASE, show_default=True
-)
-@click.option("--backend", metavar="NAME", default="torch", show_default=True, help="What runs the base.")
-@click.option(
-    "--workers", metavar="N", default=2, show_default=True, help="So many processes, each with the base loaded."
+    "--all", "everybody", is_flag=True, help="All users of the home who have something to learn."
 )
 @click.option(
-    "--at-once", metavar="N", default=8, show_default=True, help="So many users learn in one pass of a worker."
+    "--home", metavar="FOLDER", help="Where everything is kept.  [default: as for personalpeft]"
 )
-@click.option("--cpus", metavar="N", default=1, show_default=True, help="What a worker takes of this machine's CPUs.")
 @click.option(
-    "--gpus", metavar="N", default=0.0, help="What a worker takes of its GPUs; a share will do.  [default: 0]"
+    "--base",
+    metavar="NAME|PATH",
+    envvar="PERSONALPEFT_BASE",
+    default=personalpeft.DEFAULT_BASE,
+    show_default=True,
+)
+@click.option(
+    "--backend", metavar="NAME", default="torch", show_default=True, help="What runs the base."
+)
+@click.option(
+    "--workers",
+    metavar="N",
+    default=2,
+    show_default=True,
+    help="So many processes, each with the base loaded.",
+)
+@click.option(
+    "--at-once",
+    metavar="N",
+    default=8,
+    show_default=True,
+    help="So many users learn in one pass of a worker.",
+)
+@click.option(
+    "--cpus",
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="What a worker takes of this machine's CPUs.",
+)
+@click.option(
+    "--gpus",
+    metavar="N",
+    default=0.0,
+    help="What a worker takes of its GPUs; a share will do.  [default: 0]",
 )
 @click.option("--seconds", type=float, help="Stop after so long; the next run goes on from there.")
 @click.option(
@@ -69,20 +96,29 @@ def command(users: tuple[str, ...], everybody: bool, as_data: bool, **asked: Any
         raise click.UsageError("Name users, or give --all.")
     code = 0
     try:
-        reports = _learn(users, hidden=asked.pop("quiet") or (as_data and not sys.stderr.isatty()), **asked)
+        reports = _learn(
+            users, hidden=asked.pop("quiet") or (as_data and not sys.stderr.isatty()), **asked
+        )
         if as_data:
-            text = json.dumps([each.as_json() for each in reports], ensure_ascii=False, indent=2, allow_nan=False)
+            text = json.dumps(
+                [each.as_json() for each in reports], ensure_ascii=False, indent=2, allow_nan=False
+            )
             click.echo(_CONTROL_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
         elif reports:
             click.echo(_printable("\n\n".join(map(str, reports))))
         else:
             click.echo("Nobody has anything new to learn.", err=True)
         if any(report.error == "Cancelled" for report in reports):
-            raise Cancelled("Stopped; what is reported as learned stays.", hint="The next run goes on from there.")
+            raise Cancelled(
+                "Stopped; what is reported as learned stays.",
+                hint="The next run goes on from there.",
+            )
     except PersonalPeftError as error:
         code = _tell(error, as_data)
     except KeyboardInterrupt:
-        code = _tell(Cancelled("Stopped.", hint="The next run goes on from what was saved."), as_data)
+        code = _tell(
+            Cancelled("Stopped.", hint="The next run goes on from what was saved."), as_data
+        )
     sys.exit(code)
 
 
@@ -109,7 +145,9 @@ def _learn(
 
         if address is not None:
             within.enter_context(connected(address=address))
-        return learn_on_cluster(users, progress=display, cancelled=lambda: pressed() or time.monotonic() > end, **asked)
+        return learn_on_cluster(
+            users, progress=display, cancelled=lambda: pressed() or time.monotonic() > end, **asked
+        )
 
 
 def _due(home: str | None, base: str, backend: str) -> list[str]:
@@ -184,7 +222,12 @@ def _tell(error: PersonalPeftError, as_data: bool) -> int:
     """An error on stderr; gives its exit code."""
     code = outcome(error).exit_code
     if as_data:
-        said = {"kind": type(error).__name__, "message": error.message, "hint": error.hint, "exit_code": code}
+        said = {
+            "kind": type(error).__name__,
+            "message": error.message,
+            "hint": error.hint,
+            "exit_code": code,
+        }
         click.echo(json.dumps({"error": said}, ensure_ascii=True), err=True)
         return code
     click.echo(f"error: {_printable(error.message)}", err=True)

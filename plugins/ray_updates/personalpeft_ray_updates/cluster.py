@@ -71,7 +71,11 @@ def connected(address: str = "local", **room: Any) -> Iterator[None]:
 
 def enough(workers: int, means: Means) -> dict[str, Any]:
     """The room for so many workers in a Ray of their own; of GPUs it has what it finds."""
-    return {"num_cpus": workers * means.cpus, "object_store_memory": _STORE, "include_dashboard": False}
+    return {
+        "num_cpus": workers * means.cpus,
+        "object_store_memory": _STORE,
+        "include_dashboard": False,
+    }
 
 
 def room(means: Means) -> int:
@@ -85,7 +89,10 @@ def room(means: Means) -> int:
         )
     here = ray.get_runtime_context().get_node_id()
     has = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == here)
-    fits = [has.get("CPU", 0) // means.cpus, *([has.get("GPU", 0) // means.gpus] if means.gpus else [])]
+    fits = [
+        has.get("CPU", 0) // means.cpus,
+        *([has.get("GPU", 0) // means.gpus] if means.gpus else []),
+    ]
     if min(fits) < 1:
         raise InvalidInput(
             f"Ray has {has.get('CPU', 0):g} CPUs and {has.get('GPU', 0):g} GPUs on this machine, and a worker takes {means.cpus}"

@@ -28,7 +28,16 @@ from personalpeft import (
     User,
     Verdict,
 )
-from personalpeft_ray_updates.cluster import Hand, Lost, Means, connected, dismiss, enough, room, wait
+from personalpeft_ray_updates.cluster import (
+    Hand,
+    Lost,
+    Means,
+    connected,
+    dismiss,
+    enough,
+    room,
+    wait,
+)
 from personalpeft_ray_updates.rota import MOST_LOSSES, Rota
 from personalpeft_ray_updates.worker import Opening
 
@@ -101,7 +110,9 @@ def learn_on_cluster(
             return ()
         means = Means(cpus, gpus)
         with connected(**enough(min(workers, len(users)), means)):
-            return _Run(runtime, opening, means, users, min(workers, room(means)), at_once, progress).until(cancelled)
+            return _Run(
+                runtime, opening, means, users, min(workers, room(means)), at_once, progress
+            ).until(cancelled)
 
 
 class _Run:
@@ -140,11 +151,15 @@ class _Run:
                         hand.stop()
                 if stopping:
                     for user in self._rota.send_away():
-                        self._done(user, _not_done(user, "Cancelled", "Stopped before it was their turn."))
+                        self._done(
+                            user, _not_done(user, "Cancelled", "Stopped before it was their turn.")
+                        )
                 else:
                     self._hand_out()
                 self._tell()
-                for hand in wait(self._hands, _LOOK) if len(self._reports) < len(self._users) else ():
+                for hand in (
+                    wait(self._hands, _LOOK) if len(self._reports) < len(self._users) else ()
+                ):
                     self._hear(hand)
             self._tell()
             dismiss([hand for hand in self._hands if hand.idle])
@@ -192,15 +207,21 @@ class _Run:
             self._done(user, _not_done(user, "ServingFailed", reason))
 
     def _done(self, user: str, report: LearnReport) -> None:
-        self._reports[user] = self._with_recorded(user, report) if self._rota.losses(user) else report
+        self._reports[user] = (
+            self._with_recorded(user, report) if self._rota.losses(user) else report
+        )
 
     def _with_recorded(self, user: str, last: LearnReport) -> LearnReport:
         """All that was recorded of a user in this run, and of what the last worker said that which was not."""
         found = _found(self._runtime, user)
         told = found.digest(_EVER, _FOR_EVER).reports if found else ()
-        recorded = [each for each in told if each.event == "learn" and _key(each) not in self._before[user]]
+        recorded = [
+            each for each in told if each.event == "learn" and _key(each) not in self._before[user]
+        ]
         known = set(map(_key, recorded))
-        others = [each for each in (replace(last, above=()), *last.above) if _key(each) not in known]
+        others = [
+            each for each in (replace(last, above=()), *last.above) if _key(each) not in known
+        ]
         if recorded:
             others = [each for each in others if each.error != "NothingToLearn"]
         first, *above = [*recorded, *others]
@@ -212,7 +233,9 @@ class _Run:
             for hand in self._hands
             if hand.pid is not None
         }
-        self._progress(Standing(len(self._users), tuple(self._reports.values()), workers, self._lost))
+        self._progress(
+            Standing(len(self._users), tuple(self._reports.values()), workers, self._lost)
+        )
 
     def _learning(self, user: str) -> Learning | None:
         found = _found(self._runtime, user)
@@ -230,7 +253,11 @@ def _found(runtime: Runtime, user: str) -> User | None:
 def _recorded(runtime: Runtime, user: str) -> frozenset[tuple[str, str]]:
     """Which reports the ledger has of a user."""
     found = _found(runtime, user)
-    return frozenset((report["layer"], report["at"]) for report in found.reports()) if found else frozenset()
+    return (
+        frozenset((report["layer"], report["at"]) for report in found.reports())
+        if found
+        else frozenset()
+    )
 
 
 def _key(report: LearnReport) -> tuple[str, str]:

@@ -33,7 +33,9 @@ class Opening:
     @classmethod
     def here(cls, home: str | Path | None, base: str | Path, backend: str) -> Opening:
         """As this process opens it."""
-        ours = {name: value for name, value in os.environ.items() if name.startswith("PERSONALPEFT_")}
+        ours = {
+            name: value for name, value in os.environ.items() if name.startswith("PERSONALPEFT_")
+        }
         return cls(home, base, backend, str(Path.cwd()), ours)
 
     def to_look(self) -> Runtime:
@@ -59,7 +61,9 @@ class Worker:
         """The id of its process, once that is there."""
         return os.getpid()
 
-    def learn(self, users: Sequence[str], patience: float) -> tuple[LearnReport, ...] | PersonalPeftError:
+    def learn(
+        self, users: Sequence[str], patience: float
+    ) -> tuple[LearnReport, ...] | PersonalPeftError:
         """One report for each. For so many seconds it asks again where another learn of a user runs. What keeps everybody from
         learning (a disk that is full, weights that are not there) is given back, not raised: so it arrives as it is.
         """

@@ -12,7 +12,10 @@ from ray_makers import World
 # Read when Ray is imported. Its workers let every other process go first, and are killed where memory is short, which on a machine
 # that tests share would decide how long they take and what they test.
 os.environ.update(
-    RAY_worker_niceness="0", RAY_memory_monitor_refresh_ms="0", RAY_USAGE_STATS_ENABLED="0", HF_HUB_OFFLINE="1"
+    RAY_worker_niceness="0",
+    RAY_memory_monitor_refresh_ms="0",
+    RAY_USAGE_STATS_ENABLED="0",
+    HF_HUB_OFFLINE="1",
 )
 
 

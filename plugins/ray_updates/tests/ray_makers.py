@@ -50,7 +50,8 @@ class World:
                 for each in range(EDITS):
                     asked = f"question {10 * number + each}"
                     person.feedback(
-                        person.chat(asked, temperature=0, max_tokens=8), edit=f"Ahoy! Answer to {asked}. Arrr!"
+                        person.chat(asked, temperature=0, max_tokens=8),
+                        edit=f"Ahoy! Answer to {asked}. Arrr!",
                     )
                 for each in range(shown):
                     person.teach(f"Write to {number}.{each}.", f"Dear {each}", skill="email")
@@ -63,9 +64,14 @@ class World:
                 runtime.user(user).learn()
         return self.live(users, name="alone")
 
-    def live(self, users: Sequence[str] = PEOPLE, *, name: str = "home") -> dict[str, tuple[str, ...]]:
+    def live(
+        self, users: Sequence[str] = PEOPLE, *, name: str = "home"
+    ) -> dict[str, tuple[str, ...]]:
         with self.opened(name) as runtime:
-            return {user: tuple(e.revision for e in runtime.user(user).stack().entries) for user in users}
+            return {
+                user: tuple(e.revision for e in runtime.user(user).stack().entries)
+                for user in users
+            }
 
     def slowly(self, seconds: float) -> None:
         self.pace.write_text(str(seconds))
@@ -99,7 +105,11 @@ class World:
     def steps(self, user: str, pid: int) -> list[int]:
         """The steps of the user's style at which a process was seen."""
         seen = [standing.workers.get(pid, {}).get(user) for standing in self.standings]
-        return [each.step for each in seen if each and each.stage == "Learning" and each.layer == "style"]
+        return [
+            each.step
+            for each in seen
+            if each and each.stage == "Learning" and each.layer == "style"
+        ]
 
     def begun(self, user: str, layer: str = "style") -> bool:
         """Whether a step of the user's learn has been saved."""
@@ -111,7 +121,9 @@ class World:
             assert runtime.verify() == ()
             for user in users:
                 person = runtime.user(user)
-                assert [move.layer for move in person.history()] == [layer.name for layer in person.layers()]
+                assert [move.layer for move in person.history()] == [
+                    layer.name for layer in person.layers()
+                ]
                 assert len(person.revisions()) == len(person.layers()) == layers
                 assert not person.pending().news
         assert not list(self.home.glob("sessions/*/*.session"))

@@ -25,7 +25,9 @@ def run(world: World, *words: str) -> Result:
 
 
 @pytest.mark.usefixtures("ray_here")
-def test_everybody_who_has_something_to_learn_does_and_is_told_as_text_or_as_data(world: World) -> None:
+def test_everybody_who_has_something_to_learn_does_and_is_told_as_text_or_as_data(
+    world: World,
+) -> None:
     world.say(PEOPLE[:2])
     with world.opened() as runtime:
         runtime.user("silent")
@@ -82,7 +84,10 @@ def test_an_address_without_a_ray_is_told_at_once(world: World, address: str) ->
     world.say(PEOPLE[:1])
     words = ("--home", str(world.home), *ON_THE_FAKE, "user-0", "--address", address)
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "personalpeft_ray_updates", *words], capture_output=True, text=True, timeout=60
+        [sys.executable, "-P", "-m", "personalpeft_ray_updates", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (done.returncode, done.stdout) == (3, "")
     assert address in done.stderr
@@ -97,7 +102,9 @@ def test_help_says_what_it_does_without_starting_anything() -> None:
         assert word in told.stdout
 
 
-def test_ctrl_c_on_a_ray_of_its_own_leaves_everything_to_go_on_with(world: World, alone: dict[str, object]) -> None:
+def test_ctrl_c_on_a_ray_of_its_own_leaves_everything_to_go_on_with(
+    world: World, alone: dict[str, object]
+) -> None:
     world.say()
     words = ("--home", str(world.home), *ON_THE_FAKE, "--workers", "1", "--at-once", "1", *PEOPLE)
     child = subprocess.Popen(
@@ -119,6 +126,8 @@ def test_ctrl_c_on_a_ray_of_its_own_leaves_everything_to_go_on_with(world: World
     assert "Stopping after this step" in said
     assert 1 <= out.count("PROMOTED") == 4 - out.count("NOT LEARNED") < 4
     with world.opened() as runtime:
-        runtime.learn_many([user.id for user in runtime.users() if runtime.user(user.id).pending().news])
+        runtime.learn_many(
+            [user.id for user in runtime.users() if runtime.user(user.id).pending().news]
+        )
     assert world.live() == alone
     world.published_once()

@@ -56,7 +56,9 @@ def test_workers_are_on_the_machine_of_the_home_and_as_many_as_fit(world: World)
         world.learn(PEOPLE[:3], cpus=3)
 
 
-def test_each_machine_of_a_cluster_learns_for_the_home_that_lies_on_it(world: World, alone: Alone) -> None:
+def test_each_machine_of_a_cluster_learns_for_the_home_that_lies_on_it(
+    world: World, alone: Alone
+) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -78,8 +80,12 @@ def test_each_machine_of_a_cluster_learns_for_the_home_that_lies_on_it(world: Wo
     with world.opened("there") as runtime:
         for user in there:
             runtime.import_user(world.folder / user)
-    (machine,) = {node["NodeID"] for node in ray.nodes()} - {ray.get_runtime_context().get_node_id()}
-    pinned: Any = ray.remote(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(machine, soft=False))
+    (machine,) = {node["NodeID"] for node in ray.nodes()} - {
+        ray.get_runtime_context().get_node_id()
+    }
+    pinned: Any = ray.remote(
+        num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(machine, soft=False)
+    )
     far = pinned(learn_there).remote(there, home=world.folder / "there", **world.how)
     near, machines = learn_there([here], home=world.home, **world.how)
     far_reports, far_machines = ray.get(far)
@@ -88,7 +94,9 @@ def test_each_machine_of_a_cluster_learns_for_the_home_that_lies_on_it(world: Wo
     assert world.live(there, name="there") == {user: alone[user] for user in there}
 
 
-def test_a_worker_that_is_killed_midway_loses_nothing_and_each_is_published_once(world: World, alone: Alone) -> None:
+def test_a_worker_that_is_killed_midway_loses_nothing_and_each_is_published_once(
+    world: World, alone: Alone
+) -> None:
     world.say()
     world.slowly(0.05)
 
@@ -104,7 +112,9 @@ def test_a_worker_that_is_killed_midway_loses_nothing_and_each_is_published_once
     assert world.standings[-1].lost == len(killed) == 1
     # Whoever had them next went on from where the dead one had come.
     done = max(world.steps("user-0", killed[0]))
-    later = [step for pid in world.taught if pid != killed[0] for step in world.steps("user-0", pid)]
+    later = [
+        step for pid in world.taught if pid != killed[0] for step in world.steps("user-0", pid)
+    ]
     assert later
     assert min(later) >= done - 1
 
@@ -115,11 +125,18 @@ def test_what_a_worker_published_before_it_died_is_told_and_not_learned_again(wo
     world.say([second], shown=4)
     world.slowly(0.05)
     # Both styles were published together, and one has a skill to learn after that.
-    with killing(lambda: world.holder(second) if world.begun(second, "skill.email") else None) as killed:
+    with killing(
+        lambda: world.holder(second) if world.begun(second, "skill.email") else None
+    ) as killed:
         reports = world.learn([first, second], workers=1)
     assert len(killed) == 1
-    assert [(report.layer, report.live, report.error) for report in reports] == [("style", True, "")] * 2
-    assert [[(each.layer, each.live) for each in report.above] for report in reports] == [[], [("skill.email", True)]]
+    assert [(report.layer, report.live, report.error) for report in reports] == [
+        ("style", True, "")
+    ] * 2
+    assert [[(each.layer, each.live) for each in report.above] for report in reports] == [
+        [],
+        [("skill.email", True)],
+    ]
     world.published_once([first])
     world.published_once([second], layers=2)
 
@@ -230,7 +247,9 @@ def test_who_brings_workers_down_is_given_up_and_all_others_learn(world: World) 
     world.published_once(PEOPLE[:3])
 
 
-def test_where_no_worker_comes_up_that_is_told_with_its_reason(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_worker_comes_up_that_is_told_with_its_reason(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from personalpeft_ray_updates import cluster
 
     class Broken:
@@ -259,7 +278,9 @@ def test_on_a_model_each_learns_to_the_byte_what_they_learn_alone(world: World) 
             for user in PEOPLE[:2]:
                 # Shown and not asked for, so that no model is loaded to say it.
                 for number in range(4):
-                    runtime.user(user).teach(f"question {number} of {user}", f"Ahoy! {number} of {user}")
+                    runtime.user(user).teach(
+                        f"question {number} of {user}", f"Ahoy! {number} of {user}"
+                    )
                 if name == "alone":
                     alone.append(runtime.user(user).learn().revision)
     reports = world.learn(PEOPLE[:2], workers=1, at_once=1)

@@ -33,7 +33,9 @@ def test_everybody_is_done_or_given_up_once_and_with_one_worker_at_a_time(
 
 
 @given(at_once=st.integers(1, 9), among=st.integers(1, 5), others=st.integers(0, 30))
-def test_who_brings_every_worker_down_holds_nobody_up_and_is_given_up(at_once: int, among: int, others: int) -> None:
+def test_who_brings_every_worker_down_holds_nobody_up_and_is_given_up(
+    at_once: int, among: int, others: int
+) -> None:
     rota = Rota(["bad", *map(str, range(others))], at_once)
     ended: list[str] = []
     while some := rota.take(among):

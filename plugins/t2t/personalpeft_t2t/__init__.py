@@ -35,4 +35,7 @@ class ThickeningToThinning:
         if not any(each.passed for each in attempts):
             return (0.0,) * len(attempts)
         a, p = self.strength, pass_rate
-        return tuple(1 - a * p * each.length if each.passed else a * (1 - p) * each.length for each in attempts)
+        return tuple(
+            1 - a * p * each.length if each.passed else a * (1 - p) * each.length
+            for each in attempts
+        )

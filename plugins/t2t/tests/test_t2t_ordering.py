@@ -13,7 +13,9 @@ from personalpeft_t2t import ThickeningToThinning
 
 STRENGTHS = st.floats(0, 0.5, exclude_max=True)
 ATTEMPTS = st.builds(
-    lambda passed, length: Attempt(float(passed), passed, length), st.booleans(), st.floats(0, 1, allow_nan=False)
+    lambda passed, length: Attempt(float(passed), passed, length),
+    st.booleans(),
+    st.floats(0, 1, allow_nan=False),
 )
 GROUPS = st.lists(ATTEMPTS, min_size=1, max_size=9)
 

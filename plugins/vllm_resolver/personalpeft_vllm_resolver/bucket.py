@@ -28,7 +28,9 @@ class Bucket:
 
     def __init__(self, uri: str, timeout: float) -> None:
         if find_spec("pyarrow") is None:
-            raise ValueError("stacks in a bucket are read with pyarrow, which is not here: pip install pyarrow")
+            raise ValueError(
+                "stacks in a bucket are read with pyarrow, which is not here: pip install pyarrow"
+            )
         parts = urlsplit(uri)
         # What stands behind a question mark may be secret.
         self.name = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"

@@ -30,7 +30,15 @@ from pathlib import Path
 
 from personalpeft_vllm_resolver.bucket import Bucket
 from personalpeft_vllm_resolver.settings import PREFIX, Settings
-from personalpeft_vllm_resolver.sources import FILES, Copy, Missing, Server, SharedFolder, Source, Unfit
+from personalpeft_vllm_resolver.sources import (
+    FILES,
+    Copy,
+    Missing,
+    Server,
+    SharedFolder,
+    Source,
+    Unfit,
+)
 
 # Beneath vLLM's own logger, so that its settings hold.
 log = logging.getLogger("vllm.personalpeft_resolver")

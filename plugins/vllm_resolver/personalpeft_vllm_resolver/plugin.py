@@ -24,7 +24,11 @@ class PersonalpeftResolver(LoRAResolver):
         """See ``LoRAResolver.resolve_lora``."""
         path = await self._cache.find(lora_name)
         # vLLM puts a number of its own in place of this one.
-        return None if path is None else LoRARequest(lora_name=lora_name, lora_int_id=1, lora_path=str(path))
+        return (
+            None
+            if path is None
+            else LoRARequest(lora_name=lora_name, lora_int_id=1, lora_path=str(path))
+        )
 
 
 def register() -> None:

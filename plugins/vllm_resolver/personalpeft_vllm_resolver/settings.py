@@ -34,7 +34,11 @@ def read(environ: Mapping[str, str]) -> Settings | None:
     """What the variables after ``PERSONALPEFT_RESOLVER_`` say; None where they name neither a folder, a bucket nor a server. An empty
     one counts as unset. Raises ``ValueError``, which never repeats a token.
     """
-    said = {name.removeprefix(PREFIX): value for name, value in environ.items() if name.startswith(PREFIX) and value}
+    said = {
+        name.removeprefix(PREFIX): value
+        for name, value in environ.items()
+        if name.startswith(PREFIX) and value
+    }
     if not said.keys() & {"FOLDER", "BUCKET", "URL"}:
         return None
     if "BUCKET" in said:
@@ -42,7 +46,12 @@ def read(environ: Mapping[str, str]) -> Settings | None:
     url, token = said.get("URL"), said.get("TOKEN", "")
     if url is not None:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+        if (
+            parts.scheme not in ("http", "https")
+            or not parts.hostname
+            or parts.query
+            or parts.username
+        ):
             raise ValueError(f"{PREFIX}URL is no address: give https://HOST:PORT, and no password.")
         # http.client would repeat a header that it refuses.
         if not token or not token.isascii() or not token.isprintable():
@@ -66,7 +75,11 @@ def _check_bucket(said: str) -> None:
         parts = urlsplit(said)
     except ValueError:
         parts = urlsplit("")
-    if not parts.scheme or not (parts.netloc or parts.path.startswith("/")) or parts.password is not None:
+    if (
+        not parts.scheme
+        or not (parts.netloc or parts.path.startswith("/"))
+        or parts.password is not None
+    ):
         raise ValueError(
             f"{PREFIX}BUCKET is no address: give s3://BUCKET/PREFIX (or gs, abfs, file), and no password; who may read is said "
             "by the storage's own variables."

@@ -57,7 +57,11 @@ class SharedFolder:
     place: Path
 
     def copies(self, digest: str) -> Iterable[Copy]:
-        return [_Folder(part / digest) for part in sorted(self.place.iterdir()) if (part / digest).is_dir()]
+        return [
+            _Folder(part / digest)
+            for part in sorted(self.place.iterdir())
+            if (part / digest).is_dir()
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,9 @@ class Server:
             try:
                 self._trust.load_verify_locations(certificate)
             except OSError as error:
-                raise ValueError(f"{certificate} cannot be read as a certificate: {error}") from error
+                raise ValueError(
+                    f"{certificate} cannot be read as a certificate: {error}"
+                ) from error
 
     def copies(self, digest: str) -> Iterable[Copy]:
         return [_Remote(self, digest)]
@@ -118,7 +124,9 @@ class Server:
             watch.start()
             try:
                 target = f"{self._path}/api/v1/served/{digest}/{file}"
-                connection.request("GET", target, headers={"Authorization": f"Bearer {self._token}"})
+                connection.request(
+                    "GET", target, headers={"Authorization": f"Bearer {self._token}"}
+                )
                 response = connection.getresponse()
                 _check(response)
                 while chunk := response.read1(CHUNK):
@@ -132,7 +140,9 @@ class Server:
                 raise Unfit(f"it took longer than {self.timeout:g} s over a file") from error
             if isinstance(error, HTTPException):
                 # Its words may be the server's.
-                raise Unfit(f"it does not answer as a server does ({type(error).__name__})") from error
+                raise Unfit(
+                    f"it does not answer as a server does ({type(error).__name__})"
+                ) from error
             raise
         finally:
             connection.close()

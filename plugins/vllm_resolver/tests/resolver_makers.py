@@ -17,17 +17,19 @@ import numpy as np
 from safetensors.numpy import save
 
 from personalpeft import User
-from personalpeft.adapters.base import Pair
-from personalpeft.adapters.peft_config import plain_config
-from personalpeft.adapters.peft_folder import peft_tensors
-from personalpeft.adapters.served_folder import Served, digest_of
-from personalpeft.bases.base import Base
+from personalpeft.adapters.formats.peft import peft_tensors
+from personalpeft.adapters.formats.peft_config import plain_config
+from personalpeft.adapters.formats.published import Served, digest_of
+from personalpeft.adapters.types import Pair
+from personalpeft.base_models.types import Base
 from personalpeft_vllm_resolver import settings
 from personalpeft_vllm_resolver.cache import Cache, opened
 from personalpeft_vllm_resolver.sources import FILES
 
 PLUGIN = Path(__file__).parents[1]
-PYTHON = Path(os.environ.get("PERSONALPEFT_BENCH_VLLM") or PLUGIN.parents[1] / ".venv-vllm" / "bin" / "python")
+PYTHON = Path(
+    os.environ.get("PERSONALPEFT_BENCH_VLLM") or PLUGIN.parents[1] / ".venv-vllm" / "bin" / "python"
+)
 """One with vLLM, where there is one: what the variable names, or what make vllm-env made."""
 
 TOKEN = "pp_secret_of_a_worker"
@@ -94,7 +96,9 @@ def answering(
 def learned(user: User) -> None:
     """Has somebody on the fake model learn a style."""
     for number in range(5):
-        user.feedback(user.chat(f"question {number}", temperature=0), edit=f"Ahoy! Answer {number}. Arrr!")
+        user.feedback(
+            user.chat(f"question {number}", temperature=0), edit=f"Ahoy! Answer {number}. Arrr!"
+        )
     assert user.learn().verdict == "promoted"
 
 
@@ -103,14 +107,19 @@ def file_of(made: Served, asked: bytes) -> bytes:
 
 
 def ok(data: bytes, length: int | None = None) -> bytes:
-    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (len(data) if length is None else length) + data
+    return (
+        b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (len(data) if length is None else length)
+        + data
+    )
 
 
 def card_for_vllm(folder: Path) -> Path:
     """The tiny base in a shape that vLLM's kernels take."""
     tiny = (resources.files("personalpeft_models") / "tiny-random.toml").read_text("utf-8")
     path = folder / "tiny-vllm.toml"
-    path.write_text(tiny.replace("tiny-random", "tiny-vllm").replace("hidden = 64", "hidden = 128"), "utf-8")
+    path.write_text(
+        tiny.replace("tiny-random", "tiny-vllm").replace("hidden = 64", "hidden = 128"), "utf-8"
+    )
     return path
 
 

@@ -38,7 +38,9 @@ def s3_server(log: Path) -> Iterator[dict[str, str]]:
         port = free.getsockname()[1]
     with log.open("wb") as said:
         process = subprocess.Popen(
-            [PYTHON, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stderr=said, stdout=said
+            [PYTHON, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            stderr=said,
+            stdout=said,
         )
     try:
         ends = time.monotonic() + 60
@@ -63,5 +65,9 @@ def s3_server(log: Path) -> Iterator[dict[str, str]]:
 
 def copy_to(environment: dict[str, str], prefix: str, folder: Path) -> str:
     """Copies what lies in a folder below a prefix of the bucket; the address of that."""
-    subprocess.run([PYTHON, "-c", _FILL, BUCKET, prefix, str(folder)], env={**os.environ, **environment}, check=True)
+    subprocess.run(
+        [PYTHON, "-c", _FILL, BUCKET, prefix, str(folder)],
+        env={**os.environ, **environment},
+        check=True,
+    )
     return f"s3://{BUCKET}/{prefix}"

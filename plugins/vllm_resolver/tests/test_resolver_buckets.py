@@ -13,7 +13,18 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from resolver_makers import TOKEN, answering, cache, file_of, held, learned, ok, stack, what_lies_in, written
+from resolver_makers import (
+    TOKEN,
+    answering,
+    cache,
+    file_of,
+    held,
+    learned,
+    ok,
+    stack,
+    what_lies_in,
+    written,
+)
 from s3_maker import copy_to, has_s3, s3_server
 
 import personalpeft
@@ -27,7 +38,10 @@ SECRET = "a-secret-of-the-bucket"
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     if not has_s3():
         pytest.skip("there is no S3 server here; make vllm-env installs one")
-    with s3_server(tmp_path_factory.mktemp("s3") / "log") as environment, pytest.MonkeyPatch.context() as patch:
+    with (
+        s3_server(tmp_path_factory.mktemp("s3") / "log") as environment,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         for name, value in environment.items():
             patch.setenv(name, value)
         yield environment
@@ -38,13 +52,18 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 def filled(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], str]:
     """Has a bucket hold what lies in a folder, and gives the bucket's address."""
     if request.param == "file":
-        return lambda folder: f"file://{shutil.copytree(folder, tmp_path / 'bucket' / 'a-home', symlinks=True)}"
+        return lambda folder: (
+            f"file://{shutil.copytree(folder, tmp_path / 'bucket' / 'a-home', symlinks=True)}"
+        )
     environment = request.getfixturevalue("s3")
     return lambda folder: copy_to(environment, tmp_path.name, folder)
 
 
 def test_what_a_home_published_and_somebody_copied_is_pulled_by_name(
-    tmp_path: Path, filled: Callable[[Path], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    filled: Callable[[Path], str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("PERSONALPEFT_CACHE", str(tmp_path / "personalpeft-cache"))
     with personalpeft.open(tmp_path / "home", backend="fake") as runtime:
@@ -58,7 +77,9 @@ def test_what_a_home_published_and_somebody_copied_is_pulled_by_name(
     with closing(cache(tmp_path, bucket=f"{address}/")) as pulled:
         path = pulled.get(digest)
         assert path is not None
-        assert held(path) == {file.name: file.read_bytes() for file in (done.folder / digest).iterdir()}
+        assert held(path) == {
+            file.name: file.read_bytes() for file in (done.folder / digest).iterdir()
+        }
         assert f"{published.name} is pulled from {address}" in caplog.text
         assert pulled.get("0" * 64) is None
         assert f"personalpeft:{'0' * 64} is nowhere to be had" in caplog.text
@@ -85,7 +106,10 @@ def a_folder_in_its_place(folder: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [other_numbers, half, huge_config, a_folder_in_its_place])
 def test_what_is_not_sound_in_a_bucket_is_not_given_and_leaves_nothing(
-    tmp_path: Path, filled: Callable[[Path], str], caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None]
+    tmp_path: Path,
+    filled: Callable[[Path], str],
+    caplog: pytest.LogCaptureFixture,
+    spoil: Callable[[Path], None],
 ) -> None:
     made = stack(size=3_000_000)
     (tmp_path / "part").mkdir()
@@ -105,7 +129,9 @@ def test_a_pipe_in_a_mounted_bucket_holds_nobody_up(tmp_path: Path) -> None:
         assert pulled.get(made.digest) is None
 
 
-def test_the_folder_is_asked_before_the_bucket_and_the_bucket_before_the_server(tmp_path: Path) -> None:
+def test_the_folder_is_asked_before_the_bucket_and_the_bucket_before_the_server(
+    tmp_path: Path,
+) -> None:
     in_all, in_bucket, at_server = stack(1), stack(2), stack(3)
     for place, having in (("shared/part", [in_all]), ("bucket", [in_all, in_bucket])):
         (tmp_path / place).mkdir(parents=True)
@@ -116,7 +142,13 @@ def test_the_folder_is_asked_before_the_bucket_and_the_bucket_before_the_server(
     with (
         answering(lambda line, asked: line.sendall(ok(file_of(at_server, asked)))) as (url, came),
         closing(
-            cache(tmp_path, folder=tmp_path / "shared", bucket=f"file://{tmp_path}/bucket", url=url, token=TOKEN)
+            cache(
+                tmp_path,
+                folder=tmp_path / "shared",
+                bucket=f"file://{tmp_path}/bucket",
+                url=url,
+                token=TOKEN,
+            )
         ) as pulled,
     ):
         assert pulled.get(in_all.digest)
@@ -145,7 +177,10 @@ def silent(line: socket.socket, asked: bytes) -> None:
 
 @pytest.mark.parametrize("answer", [refusing, silent])
 def test_storage_that_refuses_or_says_nothing_gives_nothing_in_a_while(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, answer: Callable[..., None]
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Callable[..., None],
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
@@ -162,7 +197,8 @@ def test_storage_that_refuses_or_says_nothing_gives_nothing_in_a_while(
 
 
 @pytest.mark.parametrize(
-    "said", ["stacks", "stacks/a", "s3://", f"s3://me:{SECRET}@stacks/a", "file:a", "s3://[stacks/a"]
+    "said",
+    ["stacks", "stacks/a", "s3://", f"s3://me:{SECRET}@stacks/a", "file:a", "s3://[stacks/a"],
 )
 def test_an_address_that_cannot_be_one_is_refused_without_repeating_it(said: str) -> None:
     with pytest.raises(ValueError, match="PERSONALPEFT_RESOLVER_BUCKET") as refused:
@@ -171,12 +207,18 @@ def test_an_address_that_cannot_be_one_is_refused_without_repeating_it(said: str
 
 
 def test_settings_show_no_address_of_a_bucket_since_it_may_hold_secrets() -> None:
-    wanted = read({"PERSONALPEFT_RESOLVER_BUCKET": f"abfs://c@a.dfs.core.windows.net/p?client_secret={SECRET}"})
+    wanted = read(
+        {
+            "PERSONALPEFT_RESOLVER_BUCKET": f"abfs://c@a.dfs.core.windows.net/p?client_secret={SECRET}"
+        }
+    )
     assert wanted is not None
     assert SECRET not in repr(wanted)
 
 
-def test_pyarrow_is_looked_for_only_where_a_bucket_is_named_and_then_said_to_be_missing(tmp_path: Path) -> None:
+def test_pyarrow_is_looked_for_only_where_a_bucket_is_named_and_then_said_to_be_missing(
+    tmp_path: Path,
+) -> None:
     code = (
         "import os; from personalpeft_vllm_resolver.cache import opened; "
         "from personalpeft_vllm_resolver.settings import read; opened(read(os.environ))"
@@ -190,7 +232,9 @@ def test_pyarrow_is_looked_for_only_where_a_bucket_is_named_and_then_said_to_be_
     def started(**more: str) -> subprocess.CompletedProcess[str]:
         # With nothing installed.
         program = [sys.executable, "-S", "-c", code]
-        return subprocess.run(program, env={**environ, **more}, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            program, env={**environ, **more}, capture_output=True, text=True, check=False
+        )
 
     assert started().returncode == 0
     refused = started(PERSONALPEFT_RESOLVER_BUCKET="s3://stacks/a")

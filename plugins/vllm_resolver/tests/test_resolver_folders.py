@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from resolver_makers import cache, held, learned, stack, what_lies_in
 
 import personalpeft
-from personalpeft.adapters.served_folder import ServedFolders
+from personalpeft.adapters.formats.published import ServedFolders
 from personalpeft_vllm_resolver.cache import digest_in
 from personalpeft_vllm_resolver.sources import SharedFolder
 
@@ -50,10 +50,15 @@ def test_a_stack_is_pulled_once_and_stays_when_its_program_takes_it_away(
     assert what_lies_in(tmp_path) == []
 
 
-@given(st.text() | st.from_regex(r"personalpeft:[0-9a-fA-F]{60,68}(:[a-z0-9]+)?|[0-9a-f]{64}", fullmatch=True))
+@given(
+    st.text()
+    | st.from_regex(r"personalpeft:[0-9a-fA-F]{60,68}(:[a-z0-9]+)?|[0-9a-f]{64}", fullmatch=True)
+)
 def test_only_names_of_ours_are_ours(name: str) -> None:
     prefix, _, digest = name.partition(":")
-    is_ours = prefix == "personalpeft" and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
+    is_ours = (
+        prefix == "personalpeft" and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
+    )
     assert digest_in(name) == (digest if is_ours else None)
 
 
@@ -123,7 +128,9 @@ def test_however_many_ask_at_once_it_is_pulled_once(
     monkeypatch.setattr(SharedFolder, "copies", slowly)
     with closing(cache(tmp_path, folder=shared)) as pulled:
         paths: list[Path | None] = []
-        asking = [threading.Thread(target=lambda: paths.append(pulled.get(made.digest))) for _ in range(8)]
+        asking = [
+            threading.Thread(target=lambda: paths.append(pulled.get(made.digest))) for _ in range(8)
+        ]
         asking += [threading.Thread(target=pulled.get, args=(other.digest,)) for other in others]
         for each in asking:
             each.start()
@@ -176,16 +183,23 @@ def test_what_a_killed_process_left_is_swept_and_a_living_ones_copies_stay(
         "PYTHONPATH": str(Path(__file__).parents[1]),
     }
     # With nothing installed: it needs neither personalpeft nor vLLM nor anything else.
-    killed = subprocess.run([sys.executable, "-S", "-c", code, first.digest], env=environ, check=False)
+    killed = subprocess.run(
+        [sys.executable, "-S", "-c", code, first.digest], env=environ, check=False
+    )
     assert killed.returncode == 9
     assert what_lies_in(tmp_path) == [first.digest]
-    with closing(cache(tmp_path, folder=shared)) as living, closing(cache(tmp_path, folder=shared)) as other:
+    with (
+        closing(cache(tmp_path, folder=shared)) as living,
+        closing(cache(tmp_path, folder=shared)) as other,
+    ):
         assert living.get(second.digest)
         assert other.get(third.digest)
         assert what_lies_in(tmp_path) == sorted([second.digest, third.digest])
 
 
-def test_what_a_process_forks_takes_nothing_of_it_away(tmp_path: Path, shared: Path, program: ServedFolders) -> None:
+def test_what_a_process_forks_takes_nothing_of_it_away(
+    tmp_path: Path, shared: Path, program: ServedFolders
+) -> None:
     made = stack()
     program.put(made)
     with closing(cache(tmp_path, folder=shared)) as pulled:

@@ -20,9 +20,9 @@ from s3_maker import BUCKET, copy_to, has_s3, s3_server
 
 import personalpeft
 from personalpeft import Runtime
-from personalpeft.bases.base import Base
-from personalpeft.bases.prepare import prepare
-from personalpeft.bases.shelf import find_card
+from personalpeft.base_models.registry import find_card
+from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.types import Base
 from personalpeft_app.bench.fleet import Fleet, fleets
 
 EXAMPLE = PLUGIN / "examples" / "ray_serve_llm.yaml"
@@ -57,9 +57,20 @@ def storage(place: Path) -> Iterator[dict[str, str]]:
 @pytest.fixture(scope="module")
 def fleet(base: Base, place: Path, storage: dict[str, str]) -> Iterator[Fleet]:
     """Two replicas."""
-    environment = {"PERSONALPEFT_RESOLVER_BUCKET": f"s3://{BUCKET}/fleet", **storage, "PYTHONPATH": str(PLUGIN)}
+    environment = {
+        "PERSONALPEFT_RESOLVER_BUCKET": f"s3://{BUCKET}/fleet",
+        **storage,
+        "PYTHONPATH": str(PLUGIN),
+    }
     with fleets(
-        PYTHON, EXAMPLE, base.folder, place, replicas=[2], dtype="float32", environment=environment, say=print
+        PYTHON,
+        EXAMPLE,
+        base.folder,
+        place,
+        replicas=[2],
+        dtype="float32",
+        environment=environment,
+        say=print,
     ) as (two,):
         yield two
 
@@ -101,7 +112,10 @@ def test_each_replica_pulls_the_stacks_that_it_is_asked_for_and_is_asked_again_f
     done = runtime.publish(to=tmp_path / "published")
 
     def ask_all() -> list[str]:
-        return [person.chat("How do I boil an egg?", temperature=0, max_tokens=8).text for person in people]
+        return [
+            person.chat("How do I boil an egg?", temperature=0, max_tokens=8).text
+            for person in people
+        ]
 
     # A home's own server and what it publishes call a stack the same.
     said = asked_in_rounds(fleet, {path.name for path in done.folder.iterdir()}, ask_all)
@@ -110,7 +124,12 @@ def test_each_replica_pulls_the_stacks_that_it_is_asked_for_and_is_asked_again_f
 
 @pytest.mark.timeout(900)
 def test_what_was_published_into_object_storage_is_pulled_from_there_by_name(
-    fleet: Fleet, base: Base, place: Path, tmp_path: Path, storage: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet,
+    base: Base,
+    place: Path,
+    tmp_path: Path,
+    storage: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PERSONALPEFT_CACHE", str(place / "personalpeft-cache"))
     # Nobody serves these people, and no model is loaded for them.
@@ -137,7 +156,9 @@ def completed(url: str, model: str) -> str:
     asked = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=60) as answer:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+        asked, timeout=60
+    ) as answer:
         return str(json.loads(answer.read())["choices"][0]["text"])
 
 

@@ -14,13 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from resolver_makers import PLUGIN, PYTHON, card_for_vllm, random_stack, stack, what_lies_in, written
+from resolver_makers import (
+    PLUGIN,
+    PYTHON,
+    card_for_vllm,
+    random_stack,
+    stack,
+    what_lies_in,
+    written,
+)
 
 import personalpeft
-from personalpeft.adapters.served_folder import ServedFolders
-from personalpeft.bases.base import Base
-from personalpeft.bases.prepare import prepare
-from personalpeft.bases.shelf import find_card
+from personalpeft.adapters.formats.published import ServedFolders
+from personalpeft.base_models.registry import find_card
+from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.types import Base
 from personalpeft_app.bench import vllm
 
 ASK = """
@@ -68,7 +76,10 @@ print("SAID", json.dumps([asyncio.run(ask_all()), ticks]))
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.skipif(not PYTHON.is_file(), reason="there is no vLLM here; make vllm-env makes an environment for it"),
+    pytest.mark.skipif(
+        not PYTHON.is_file(),
+        reason="there is no vLLM here; make vllm-env makes an environment for it",
+    ),
 ]
 
 
@@ -85,7 +96,12 @@ def test_vllm_gets_our_stacks_by_name_while_its_loop_goes_on_and_no_others(tmp_p
         }
         names = [made.name, "another", f"personalpeft:{'0' * 64}", made.digest]
         done = subprocess.run(
-            [PYTHON, "-c", ASK, *names], env=environ, cwd=tmp_path, capture_output=True, text=True, check=False
+            [PYTHON, "-c", ASK, *names],
+            env=environ,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
         )
     assert done.returncode == 0, done.stderr[-2000:]
     said: list[Any] = json.loads(done.stdout.partition("SAID ")[2])
@@ -131,11 +147,20 @@ def said(base: Base, place: Path) -> Iterator[Callable[[str], str]]:
     ) as server:
 
         def said(model: str) -> str:
-            body = {"model": model, "prompt": "How do I boil an egg?", "max_tokens": 8, "temperature": 0}
+            body = {
+                "model": model,
+                "prompt": "How do I boil an egg?",
+                "max_tokens": 8,
+                "temperature": 0,
+            }
             asked = urllib.request.Request(
-                f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+                f"{server.url}/v1/completions",
+                json.dumps(body).encode(),
+                {"Content-Type": "application/json"},
             )
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=60) as answer:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+                asked, timeout=60
+            ) as answer:
                 return str(json.loads(answer.read())["choices"][0]["text"])
 
         yield said
@@ -163,12 +188,18 @@ def test_a_server_answers_with_stacks_that_it_had_never_heard_of_also_when_their
 
 @pytest.mark.timeout(900)
 def test_a_server_answers_with_what_was_published_of_people_whom_nobody_serves(
-    said: Callable[[str], str], base: Base, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    said: Callable[[str], str],
+    base: Base,
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PERSONALPEFT_CACHE", str(place / "personalpeft-cache"))
     with personalpeft.open(tmp_path / "home", base=card_for_vllm(place)) as home:
         for number, name in enumerate(("ada", "bo")):
-            home.user(name).import_peft(written(random_stack(base, 100 + number), tmp_path / name), layer="style")
+            home.user(name).import_peft(
+                written(random_stack(base, 100 + number), tmp_path / name), layer="style"
+            )
         (adas,) = home.publish(["ada"], to=place / "shared").stacks
         bos = home.publish(["bo"], to=tmp_path / "out")
     assert adas.name

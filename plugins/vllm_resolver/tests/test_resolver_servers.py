@@ -17,7 +17,7 @@ from resolver_makers import TOKEN, answering, cache, file_of, held, learned, ok,
 
 import personalpeft
 from personalpeft import Runtime
-from personalpeft.adapters.served_folder import ServedFolders
+from personalpeft.adapters.formats.published import ServedFolders
 from personalpeft_app.http.own.routes import OwnApi
 from personalpeft_app.http.places import places_for
 from personalpeft_app.http.running import Server
@@ -37,7 +37,9 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime
 @pytest.fixture
 def url(runtime: Runtime) -> Iterator[str]:
     api, places = OwnApi(runtime), places_for(runtime)
-    server = Server(make_app(runtime, more=[api.blueprint], places=places), places, host="127.0.0.1", port=0)
+    server = Server(
+        make_app(runtime, more=[api.blueprint], places=places), places, host="127.0.0.1", port=0
+    )
     thread = threading.Thread(target=lambda: server.run(grace=1, close=runtime.close))
     thread.start()
     yield f"http://127.0.0.1:{server.port}"
@@ -180,12 +182,16 @@ def test_a_server_that_means_ill_gives_nothing_and_leaves_nothing(
     assert TOKEN not in caplog.text
 
 
-def test_where_a_server_sends_one_elsewhere_nobody_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_a_server_sends_one_elsewhere_nobody_goes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with answering(lambda line, asked: line.sendall(ok(file_of(MADE, asked)))) as (elsewhere, came):
 
         def sends(line: socket.socket, asked: bytes) -> None:
             path = asked.split(b" ")[1]
-            line.sendall(b"HTTP/1.1 302 Found\r\nLocation: %s%s\r\n\r\n" % (elsewhere.encode(), path))
+            line.sendall(
+                b"HTTP/1.1 302 Found\r\nLocation: %s%s\r\n\r\n" % (elsewhere.encode(), path)
+            )
 
         with answering(sends) as (url, _), closing(cache(tmp_path, url=url, token=TOKEN)) as pulled:
             assert pulled.get(MADE.digest) is None
@@ -206,7 +212,9 @@ def test_no_proxy_hears_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert heard == []
 
 
-def test_a_server_that_is_not_there_gives_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_is_not_there_gives_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with closing(cache(tmp_path, url="http://127.0.0.1:9", token=TOKEN)) as pulled:
         assert pulled.get(MADE.digest) is None
     assert "refused" in caplog.text
@@ -216,9 +224,7 @@ def test_a_server_that_is_not_there_gives_nothing(tmp_path: Path, caplog: pytest
 def test_a_server_is_trusted_by_its_certificate_and_a_slow_one_is_left_over_tls_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem -out ca.pem -days 2"
-    )
+    made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem -out ca.pem -days 2"
     named = "-subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
     subprocess.run(f"{made} {named}".split(), cwd=tmp_path, capture_output=True, check=True)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -250,15 +256,24 @@ def test_a_server_is_trusted_by_its_certificate_and_a_slow_one_is_left_over_tls_
         {"FOLDER": "/x", "TIMEOUT": "0"},
     ],
 )
-def test_settings_that_cannot_be_are_refused_without_repeating_a_token(said: dict[str, str]) -> None:
+def test_settings_that_cannot_be_are_refused_without_repeating_a_token(
+    said: dict[str, str],
+) -> None:
     with pytest.raises(ValueError, match="PERSONALPEFT_RESOLVER_") as refused:
         read({f"PERSONALPEFT_RESOLVER_{name}": value for name, value in said.items()})
     assert TOKEN not in str(refused.value)
 
 
-def test_without_a_folder_and_an_address_there_is_nothing_to_do_and_settings_show_no_token() -> None:
-    assert read({"PATH": "/bin", "PERSONALPEFT_RESOLVER_CACHE": "/x", "PERSONALPEFT_RESOLVER_URL": ""}) is None
-    assert TOKEN not in repr(read({"PERSONALPEFT_RESOLVER_URL": "https://h", "PERSONALPEFT_RESOLVER_TOKEN": TOKEN}))
+def test_without_a_folder_and_an_address_there_is_nothing_to_do_and_settings_show_no_token() -> (
+    None
+):
+    assert (
+        read({"PATH": "/bin", "PERSONALPEFT_RESOLVER_CACHE": "/x", "PERSONALPEFT_RESOLVER_URL": ""})
+        is None
+    )
+    assert TOKEN not in repr(
+        read({"PERSONALPEFT_RESOLVER_URL": "https://h", "PERSONALPEFT_RESOLVER_TOKEN": TOKEN})
+    )
 
 
 def test_a_certificate_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from personalpeft.adapters.base import Adapter, Manifest, Pair
+from personalpeft.adapters.types import Adapter, Manifest, Pair
 from personalpeft.types import Architecture
 
 BASE = "sha256:" + "ab" * 32
@@ -38,7 +38,11 @@ def make_manifest(**changes: Any) -> Manifest:
 
 
 def make_adapter(
-    seed: int = 0, *, architecture: Architecture = ARCHITECTURE, targets: tuple[str, ...] = (), **changes: Any
+    seed: int = 0,
+    *,
+    architecture: Architecture = ARCHITECTURE,
+    targets: tuple[str, ...] = (),
+    **changes: Any,
 ) -> Adapter:
     """An adapter with random halves; ``changes`` go into its manifest."""
     random = np.random.default_rng(seed)
@@ -76,4 +80,7 @@ def assert_equal(left: Adapter, right: Adapter) -> None:
 
 def deltas(pairs: Any, scaling: float = 1.0) -> dict[str, Any]:
     """What an adapter adds to each projection: ``[blocks, outputs, inputs]``, float64."""
-    return {name: scaling * (p.b.astype(np.float64) @ p.a.astype(np.float64)) for name, p in pairs.items()}
+    return {
+        name: scaling * (p.b.astype(np.float64) @ p.a.astype(np.float64))
+        for name, p in pairs.items()
+    }

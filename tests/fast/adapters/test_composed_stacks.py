@@ -9,12 +9,14 @@ from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.adapters.base import Adapter
 from personalpeft.adapters.compose import compose, merged
+from personalpeft.adapters.types import Adapter
 from personalpeft.errors import AdapterError, InvalidInput
 from personalpeft.types import Architecture
 
-TARGETS = st.lists(st.sampled_from(sorted(ARCHITECTURE.projections)), min_size=1, unique=True).map(tuple)
+TARGETS = st.lists(st.sampled_from(sorted(ARCHITECTURE.projections)), min_size=1, unique=True).map(
+    tuple
+)
 
 
 @st.composite
@@ -35,7 +37,9 @@ def stacks(draw: st.DrawFn) -> list[tuple[Adapter, float]]:
 
 @examples(60)
 @given(stacks(), st.randoms())
-def test_the_whole_is_the_sum_of_its_parts_in_any_order(parts: list[tuple[Adapter, float]], random: object) -> None:
+def test_the_whole_is_the_sum_of_its_parts_in_any_order(
+    parts: list[tuple[Adapter, float]], random: object
+) -> None:
     expected = {n: np.zeros((2, o, i)) for n, (i, o) in ARCHITECTURE.projections.items()}
     for adapter, weight in parts:
         for name, delta in deltas(adapter.pairs, adapter.manifest.scaling * weight).items():
@@ -46,8 +50,12 @@ def test_the_whole_is_the_sum_of_its_parts_in_any_order(parts: list[tuple[Adapte
         composed = compose(order)
         found = deltas(merged(composed))
         for name, delta in expected.items():
-            np.testing.assert_allclose(found.get(name, np.zeros_like(delta)), delta, rtol=1e-4, atol=1e-4)
-        assert composed.rank == max((pair.a.shape[1] for pair in merged(composed).values()), default=0)
+            np.testing.assert_allclose(
+                found.get(name, np.zeros_like(delta)), delta, rtol=1e-4, atol=1e-4
+            )
+        assert composed.rank == max(
+            (pair.a.shape[1] for pair in merged(composed).values()), default=0
+        )
 
 
 def test_nothing_composed_is_nothing() -> None:

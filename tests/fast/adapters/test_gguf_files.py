@@ -11,24 +11,32 @@ from typing import Any
 import numpy as np
 import pytest
 from adapter_files import deltas, make_adapter
-from backend_makers import adapter, attach, base_with_merges, llamacpp_backend, row, torch_backend, written
+from backend_makers import (
+    adapter,
+    attach,
+    base_with_merges,
+    llamacpp_backend,
+    row,
+    torch_backend,
+    written,
+)
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
-from personalpeft.adapters.base import Adapter
 from personalpeft.adapters.compose import compose
-from personalpeft.adapters.gguf_lora import import_gguf_lora, write_gguf_lora
-from personalpeft.adapters.gguf_reader import read_gguf
-from personalpeft.adapters.merged_model import write_merged_folder, write_merged_gguf
-from personalpeft.adapters.modelfile import modelfile
+from personalpeft.adapters.formats.gguf import import_gguf_lora, write_gguf_lora
+from personalpeft.adapters.formats.gguf_reader import read_gguf
+from personalpeft.adapters.formats.ollama import modelfile
+from personalpeft.adapters.merge import write_merged_folder, write_merged_gguf
+from personalpeft.adapters.types import Adapter
 from personalpeft.backends.base import Backend
-from personalpeft.backends.llamacpp.splitting import check_splitting
-from personalpeft.bases import gguf_tokenizer
-from personalpeft.bases.base import Base, Card, Source
-from personalpeft.bases.gguf_names import GgufNames, gguf_names
-from personalpeft.bases.prepare import prepare
+from personalpeft.backends.llamacpp.tokenizer_check import check_splitting
+from personalpeft.base_models.gguf import tokenizer as base_tokenizer
+from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
+from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.types import Base, Card, Source
 from personalpeft.errors import AdapterError, InvalidInput, WeightsError
 
 
@@ -59,7 +67,9 @@ def test_what_was_written_comes_back_as_what_it_adds(
     back = taken(good, tiny_base, names)
     assert set(back.pairs) == set(own.pairs)
     for name, change in deltas(own.pairs, own.manifest.scaling).items():
-        assert np.allclose(deltas(back.pairs, back.manifest.scaling)[name], change, rtol=1e-3, atol=1e-3)
+        assert np.allclose(
+            deltas(back.pairs, back.manifest.scaling)[name], change, rtol=1e-3, atol=1e-3
+        )
 
 
 def test_a_stack_whose_layers_adapt_different_projections_comes_back(
@@ -69,7 +79,9 @@ def test_a_stack_whose_layers_adapt_different_projections_comes_back(
     pairs = {name: pair for name, pair in memory.pairs.items() if name.startswith("mlp")}
     from dataclasses import replace
 
-    memory = replace(memory, pairs=pairs, manifest=replace(memory.manifest, targets=tuple(sorted(pairs))))
+    memory = replace(
+        memory, pairs=pairs, manifest=replace(memory.manifest, targets=tuple(sorted(pairs)))
+    )
     write_gguf_lora(names, compose([(style, 1.0), (memory, 0.5)]), tmp_path / "both.gguf")
     back = taken(tmp_path / "both.gguf", tiny_base, names)
     both = deltas(style.pairs, style.manifest.scaling)
@@ -90,12 +102,16 @@ def test_a_weight_goes_out_as_it_is_however_small(
         assert np.allclose(change, wanted[name], rtol=1e-3, atol=1e-3 * weight)
 
 
-def test_a_weight_beyond_all_numbers_is_an_error_of_ours(own: Adapter, names: GgufNames, tmp_path: Path) -> None:
+def test_a_weight_beyond_all_numbers_is_an_error_of_ours(
+    own: Adapter, names: GgufNames, tmp_path: Path
+) -> None:
     with pytest.raises(AdapterError, match="too large"):
         write_gguf_lora(names, compose([(own, 1e39)]), tmp_path / "weighed.gguf")
 
 
-def test_ranks_that_would_make_much_of_little_are_refused(tiny_base: Base, names: GgufNames, tmp_path: Path) -> None:
+def test_ranks_that_would_make_much_of_little_are_refused(
+    tiny_base: Base, names: GgufNames, tmp_path: Path
+) -> None:
     from gguf import GGUFWriter
 
     writer = GGUFWriter(tmp_path / "wide.gguf", "llama")
@@ -105,8 +121,12 @@ def test_ranks_that_would_make_much_of_little_are_refused(tiny_base: Base, names
         for projection, rank in (("self_attn.q_proj", 1), ("self_attn.v_proj", 100_000)):
             inputs, outputs = tiny_base.architecture.projections[projection]
             name = names.projection(projection, block)
-            writer.add_tensor(f"{name}.lora_a", np.zeros((rank, inputs if rank == 1 else 1), np.float16))
-            writer.add_tensor(f"{name}.lora_b", np.zeros((outputs if rank == 1 else 1, rank), np.float16))
+            writer.add_tensor(
+                f"{name}.lora_a", np.zeros((rank, inputs if rank == 1 else 1), np.float16)
+            )
+            writer.add_tensor(
+                f"{name}.lora_b", np.zeros((outputs if rank == 1 else 1, rank), np.float16)
+            )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -115,7 +135,9 @@ def test_ranks_that_would_make_much_of_little_are_refused(tiny_base: Base, names
         taken(tmp_path / "wide.gguf", tiny_base, names)
 
 
-def test_an_adapter_for_another_architecture_is_refused_by_name(good: Path, tiny_base: Base, names: GgufNames) -> None:
+def test_an_adapter_for_another_architecture_is_refused_by_name(
+    good: Path, tiny_base: Base, names: GgufNames
+) -> None:
     from dataclasses import replace
 
     with pytest.raises(AdapterError, match="for the architecture 'llama', the base is qwen2"):
@@ -130,8 +152,14 @@ def test_an_adapter_for_another_architecture_is_refused_by_name(good: Path, tiny
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
         (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0), "at most 65536"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**62), "at most 1048576"),
-        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 0, 2**62), "in the middle"),
-        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 9, 2**62), "unknown kind 9"),
+        (
+            b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 0, 2**62),
+            "in the middle",
+        ),
+        (
+            b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 9, 2**62),
+            "unknown kind 9",
+        ),
     ],
 )
 def test_a_file_that_says_too_much_of_itself_is_refused(data: bytes, match: str) -> None:
@@ -142,7 +170,10 @@ def test_a_file_that_says_too_much_of_itself_is_refused(data: bytes, match: str)
 @examples(25)
 @given(data=st.data())
 def test_whatever_the_bytes_are_they_give_an_adapter_or_an_error_of_ours(
-    tmp_path_factory: pytest.TempPathFactory, tiny_base: Base, torch_tiny: Backend, data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_base: Base,
+    torch_tiny: Backend,
+    data: st.DataObject,
 ) -> None:
     folder = tmp_path_factory.mktemp("gguf")
     names = gguf_names(tiny_base)
@@ -183,14 +214,17 @@ def test_a_merged_model_says_without_a_stack_what_the_base_says_with_it(
         stop_tokens=tiny_base.card.stop_tokens,
     )
     merged = prepare(card, cache=tmp_path / "cache")
-    for backend in (torch_backend(merged, slots=1, rows=2), llamacpp_backend(merged, shared_cache, slots=1, rows=2)):
+    for backend in (
+        torch_backend(merged, slots=1, rows=2),
+        llamacpp_backend(merged, shared_cache, slots=1, rows=2),
+    ):
         plain = [row(backend, prompt, max_tokens=10) for prompt in ("hello", "why?")]
         assert [reply.tokens for reply in written(backend, plain)] == wanted
         backend.close()
 
 
 def test_llamacpp_loads_a_merged_gguf_and_says_the_same(tmp_path: Path, shared_cache: Path) -> None:
-    from personalpeft.backends.llamacpp.library import Model, Place, Shape
+    from personalpeft.backends.llamacpp.binding import Model, Place, Shape
 
     base = base_with_merges(tmp_path)
     backend = llamacpp_backend(base, shared_cache, slots=1, rows=1)
@@ -203,18 +237,29 @@ def test_llamacpp_loads_a_merged_gguf_and_says_the_same(tmp_path: Path, shared_c
     model = Model(tmp_path / "merged" / "model.gguf", extra=False)
     context = model.context(Shape(512, 256, 1, 1, full=True), None)
     last = len(asked.tokens) - 1
-    logits = context.compute([Place(token, n, asked=n == last) for n, token in enumerate(asked.tokens)])
+    logits = context.compute(
+        [Place(token, n, asked=n == last) for n, token in enumerate(asked.tokens)]
+    )
     assert int(logits[0].argmax()) == reply.tokens[0]
     context.close()
     model.close()
-    assert (tmp_path / "merged" / "Modelfile").read_text("utf-8").startswith("FROM ./model.gguf\nTEMPLATE ")
+    assert (
+        (tmp_path / "merged" / "Modelfile")
+        .read_text("utf-8")
+        .startswith("FROM ./model.gguf\nTEMPLATE ")
+    )
 
 
 def test_a_model_whose_tokenizer_has_no_form_in_gguf_is_not_given_to_others(
     tiny_base: Base, own: Adapter, tmp_path: Path
 ) -> None:
     with pytest.raises(WeightsError, match="tokenizer of tiny-random"):
-        write_merged_gguf(tiny_base, compose([(own, 1.0)]), tmp_path / "merged", partial(check_splitting, tiny_base))
+        write_merged_gguf(
+            tiny_base,
+            compose([(own, 1.0)]),
+            tmp_path / "merged",
+            partial(check_splitting, tiny_base),
+        )
     assert not (tmp_path / "merged").exists()
 
 
@@ -236,7 +281,12 @@ def with_a_token_of_whole_words(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [lowered, begun_with_a_space, with_a_token_that_takes_the_space_before_it, with_a_token_of_whole_words],
+    [
+        lowered,
+        begun_with_a_space,
+        with_a_token_that_takes_the_space_before_it,
+        with_a_token_of_whole_words,
+    ],
 )
 def test_a_model_whose_texts_llamacpp_would_split_otherwise_is_not_given_to_others(
     change: Callable[[Any], None], tmp_path: Path
@@ -259,14 +309,19 @@ def with_tokens_of_its_own(tokenizer: Any) -> None:
 
 def with_digits_apart(tokenizer: Any) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
 
 
 def split_by_a_pattern(name: str, tokenizer: Any) -> None:
-    (pattern,) = (pattern for pattern, known in gguf_tokenizer._PATTERNS.items() if known == name)
+    (pattern,) = (pattern for pattern, known in base_tokenizer._PATTERNS.items() if known == name)
     parts = pre_tokenizers.Split(Regex(pattern), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([parts, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [parts, pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -300,7 +355,9 @@ def test_what_fails_leaves_no_folder_behind(tiny_base: Base, own: Adapter, tmp_p
     config = (tiny_base.folder / "config.json").read_text("utf-8").replace('"default"', '"yarn"')
     (tmp_path / "other" / "config.json").write_text(config, "utf-8")
     with pytest.raises(WeightsError, match="stretches its positions"):
-        write_merged_gguf(stretched, compose([(own, 1.0)]), tmp_path / "new", partial(check_splitting, stretched))
+        write_merged_gguf(
+            stretched, compose([(own, 1.0)]), tmp_path / "new", partial(check_splitting, stretched)
+        )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "there"]
 
 
@@ -309,16 +366,25 @@ def go(template: str, messages: list[tuple[str, str]]) -> str:
     import re
 
     inside, rest = template.removeprefix("{{ range .Messages }}").split("{{ end }}{{ end }}")
-    cases = dict(re.findall(r'\{\{ (?:else )?if eq \.Role "(\w+)" \}\}(.*?)(?=\{\{ else if|\Z)', inside, re.DOTALL))
+    cases = dict(
+        re.findall(
+            r'\{\{ (?:else )?if eq \.Role "(\w+)" \}\}(.*?)(?=\{\{ else if|\Z)', inside, re.DOTALL
+        )
+    )
     return "".join(cases[role].replace("{{ .Content }}", text) for role, text in messages) + rest
 
 
 def test_the_template_for_ollama_gives_what_the_bases_own_gives(tiny_base: Base) -> None:
-    from personalpeft.bases.template import chat_text
+    from personalpeft.base_models.chat_template import chat_text
     from personalpeft.types import Message
 
     template = modelfile(tiny_base, "model.gguf").split('"""')[1]
-    said: list[tuple[Any, str]] = [("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello."), ("user", "Bye")]
+    said: list[tuple[Any, str]] = [
+        ("system", "Be kind."),
+        ("user", "Hi"),
+        ("assistant", "Hello."),
+        ("user", "Bye"),
+    ]
     assert go(template, said) == chat_text(tiny_base, [Message(role, text) for role, text in said])
 
 
@@ -329,7 +395,9 @@ def test_a_template_that_depends_on_more_than_roles_is_left_to_ollama(tiny_base:
     assert "TEMPLATE" not in modelfile(replace(tiny_base, template=odd), "model.gguf")
 
 
-def test_make_adapter_is_for_another_base_than_the_tiny_one(tiny_base: Base, names: GgufNames, tmp_path: Path) -> None:
+def test_make_adapter_is_for_another_base_than_the_tiny_one(
+    tiny_base: Base, names: GgufNames, tmp_path: Path
+) -> None:
     write_gguf_lora(names, compose([(make_adapter(1), 1.0)]), tmp_path / "foreign.gguf")
     with pytest.raises(AdapterError):
         taken(tmp_path / "foreign.gguf", tiny_base, names)

@@ -16,7 +16,7 @@ from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.adapters.packed import pack, read_packed, unpack
+from personalpeft.adapters.formats.packed import pack, read_packed, unpack
 from personalpeft.errors import AdapterError
 from personalpeft.types import Architecture
 
@@ -92,7 +92,9 @@ def test_a_header_length_allocates_nothing() -> None:
 def test_a_shape_allocates_nothing() -> None:
     tracemalloc.start()
     try:
-        refused(entry(FIRST, shape=[2**20, 2**10, 2**10], data_offsets=[0, 2**42]), "there are only")
+        refused(
+            entry(FIRST, shape=[2**20, 2**10, 2**10], data_offsets=[0, 2**42]), "there are only"
+        )
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
@@ -129,7 +131,10 @@ def test_numbers_that_json_does_not_have(number: str) -> None:
 
 def test_a_key_twice() -> None:
     text = json.dumps(HEADER)
-    refused(put_together(text[:-1] + f', "{FIRST}": {json.dumps(HEADER[FIRST])}}}', BODY), f"{FIRST}.* occurs twice")
+    refused(
+        put_together(text[:-1] + f', "{FIRST}": {json.dumps(HEADER[FIRST])}}}', BODY),
+        f"{FIRST}.* occurs twice",
+    )
 
 
 def test_no_tensors() -> None:
@@ -148,7 +153,9 @@ def test_an_unknown_key_in_an_entry() -> None:
 
 
 def test_a_missing_key_in_an_entry() -> None:
-    refused(changed(lambda header: header[FIRST].pop("shape")), "needs dtype, shape and data_offsets")
+    refused(
+        changed(lambda header: header[FIRST].pop("shape")), "needs dtype, shape and data_offsets"
+    )
 
 
 def test_an_entry_that_is_no_object() -> None:
@@ -160,7 +167,9 @@ def test_other_dtypes(dtype: object) -> None:
     refused(entry(FIRST, dtype=dtype), "dtype")
 
 
-@pytest.mark.parametrize("shape", [[], [2, -3, 16], [2.0, 3, 16], [True, 96], ["2", 48], "96", None, [1] * 9, {}])
+@pytest.mark.parametrize(
+    "shape", [[], [2, -3, 16], [2.0, 3, 16], [True, 96], ["2", 48], "96", None, [1] * 9, {}]
+)
 def test_shapes_that_are_none(shape: object) -> None:
     refused(entry(FIRST, shape=shape), "shape")
 
@@ -178,7 +187,9 @@ def test_a_size_that_the_shape_does_not_fill() -> None:
     refused(entry(FIRST, dtype="F16"), "does not fill")
 
 
-@pytest.mark.parametrize("offsets", [[-4, 380], [0.0, 384], [0], [0, 384, 384], None, ["0", "384"], [False, 384]])
+@pytest.mark.parametrize(
+    "offsets", [[-4, 380], [0.0, 384], [0], [0, 384, 384], None, ["0", "384"], [False, 384]]
+)
 def test_offsets_that_are_none(offsets: object) -> None:
     refused(entry(FIRST, data_offsets=offsets), "data_offsets")
 
@@ -206,10 +217,14 @@ def test_bytes_after_the_last_tensor() -> None:
 
 
 def test_tensors_out_of_order() -> None:
-    refused(put_together(dict(reversed(HEADER.items())), BODY), "overlaps or comes before|leaves a gap")
+    refused(
+        put_together(dict(reversed(HEADER.items())), BODY), "overlaps or comes before|leaves a gap"
+    )
 
 
-@pytest.mark.parametrize("name", ["../../x.A", "/etc/x.A", "a..A", ".A", "a b.A", "ä.A", "a\n.A", "x" * 300 + ".A", ""])
+@pytest.mark.parametrize(
+    "name", ["../../x.A", "/etc/x.A", "a..A", ".A", "a b.A", "ä.A", "a\n.A", "x" * 300 + ".A", ""]
+)
 def test_names_outside_the_grammar(name: str) -> None:
     refused(renamed(FIRST, name), "cannot be the name")
 
@@ -266,7 +281,10 @@ def test_a_rank_beyond_the_limit() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite(value: float) -> None:
-    refused(put_together(HEADER, BODY[:-4] + np.float32(value).tobytes()), r"q_proj\.B holds NaN or infinity")
+    refused(
+        put_together(HEADER, BODY[:-4] + np.float32(value).tobytes()),
+        r"q_proj\.B holds NaN or infinity",
+    )
 
 
 # The manifest
@@ -278,7 +296,9 @@ def test_no_manifest() -> None:
 
 @pytest.mark.parametrize("metadata", [[], "text", None, {"personalpeft": 3}, {"personalpeft": {}}])
 def test_metadata_that_is_no_object_of_strings(metadata: object) -> None:
-    refused(changed(lambda header: header.update(__metadata__=metadata)), "not an object of strings")
+    refused(
+        changed(lambda header: header.update(__metadata__=metadata)), "not an object of strings"
+    )
 
 
 def test_metadata_of_somebody_else() -> None:
@@ -352,7 +372,9 @@ def test_a_manifest_of_another_rank() -> None:
     refused(manifest(rank=4), "says rank 4, the tensors have 3")
 
 
-@pytest.mark.parametrize("targets", [[], ["mlp.down_proj"], ["mlp.down_proj", "self_attn.k_proj", "self_attn.v_proj"]])
+@pytest.mark.parametrize(
+    "targets", [[], ["mlp.down_proj"], ["mlp.down_proj", "self_attn.k_proj", "self_attn.v_proj"]]
+)
 def test_a_manifest_of_other_targets(targets: list[str]) -> None:
     refused(manifest(targets=targets), "targets")
 
@@ -361,17 +383,27 @@ def test_a_manifest_of_other_targets(targets: list[str]) -> None:
 
 
 def other_architecture(blocks: int = 2, **projections: tuple[int, int]) -> Architecture:
-    return Architecture("llama", "model.layers", blocks, {**ARCHITECTURE.projections, **projections})
+    return Architecture(
+        "llama", "model.layers", blocks, {**ARCHITECTURE.projections, **projections}
+    )
 
 
 def test_a_target_that_the_base_has_not() -> None:
-    missing = {name: sizes for name, sizes in ARCHITECTURE.projections.items() if name != "mlp.down_proj"}
-    refused(GOOD, r"mlp\.down_proj, which the base", architecture=Architecture("llama", "model.layers", 2, missing))
+    missing = {
+        name: sizes for name, sizes in ARCHITECTURE.projections.items() if name != "mlp.down_proj"
+    }
+    refused(
+        GOOD,
+        r"mlp\.down_proj, which the base",
+        architecture=Architecture("llama", "model.layers", 2, missing),
+    )
 
 
 @pytest.mark.parametrize("sizes", [(16, 9), (15, 8), (8, 16)])
 def test_sizes_that_the_base_has_not(sizes: tuple[int, int]) -> None:
-    refused(GOOD, "16 inputs and 8 outputs", architecture=other_architecture(**{"mlp.down_proj": sizes}))
+    refused(
+        GOOD, "16 inputs and 8 outputs", architecture=other_architecture(**{"mlp.down_proj": sizes})
+    )
 
 
 def test_blocks_that_the_base_has_not() -> None:
@@ -417,7 +449,9 @@ def assert_adapter_or_refusal(data: bytes) -> None:
 
 
 @examples(500, deadline=2000)
-@given(st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), min_size=1, max_size=4))
+@given(
+    st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), min_size=1, max_size=4)
+)
 def test_changed_bytes(changes: list[tuple[int, int]]) -> None:
     data = bytearray(GOOD)
     for position, value in changes:
@@ -426,7 +460,9 @@ def test_changed_bytes(changes: list[tuple[int, int]]) -> None:
 
 
 @examples(500, deadline=2000)
-@given(st.integers(0, len(GOOD) - len(BODY) - 1), st.sampled_from(b'0123456789-.eE"{}[],: \\u\0\xff'))
+@given(
+    st.integers(0, len(GOOD) - len(BODY) - 1), st.sampled_from(b'0123456789-.eE"{}[],: \\u\0\xff')
+)
 def test_changed_characters_of_the_header(position: int, character: int) -> None:
     assert_adapter_or_refusal(GOOD[:position] + bytes([character]) + GOOD[position + 1 :])
 
@@ -434,7 +470,9 @@ def test_changed_characters_of_the_header(position: int, character: int) -> None
 @examples(200, deadline=2000)
 @given(st.integers(0, len(GOOD)), st.integers(0, 64), st.integers(0, 3))
 def test_cut_and_doubled_bytes(position: int, length: int, copies: int) -> None:
-    assert_adapter_or_refusal(GOOD[:position] + GOOD[position : position + length] * copies + GOOD[position + length :])
+    assert_adapter_or_refusal(
+        GOOD[:position] + GOOD[position : position + length] * copies + GOOD[position + length :]
+    )
     assert_adapter_or_refusal(GOOD[:position])
 
 

@@ -23,14 +23,18 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.numpy import load
 
-from personalpeft.adapters.base import Adapter, Pair
-from personalpeft.adapters.packed import in_half, pack, read_packed, unpack
+from personalpeft.adapters.formats.packed import in_half, pack, read_packed, unpack
+from personalpeft.adapters.types import Adapter, Pair
 from personalpeft.errors import AdapterError
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 WORDS = st.from_regex(r"[a-z_][a-z0-9_]{0,8}(\.[a-z_][a-z0-9_]{0,8}){0,2}", fullmatch=True)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
@@ -69,7 +73,9 @@ def test_what_was_packed_comes_back_the_same(adapter: Adapter) -> None:
 @examples(30)
 @given(adapters(), st.sampled_from(["F16", "BF16"]))
 def test_half_width_files_are_read_as_the_numbers_they_hold(adapter: Adapter, dtype: str) -> None:
-    small = {n: Pair(np.clip(p.a, -9e3, 9e3), np.clip(p.b, -9e3, 9e3)) for n, p in adapter.pairs.items()}
+    small = {
+        n: Pair(np.clip(p.a, -9e3, 9e3), np.clip(p.b, -9e3, 9e3)) for n, p in adapter.pairs.items()
+    }
     header, _ = take_apart(pack(Adapter(adapter.manifest, small)))
     body = b""
     for name in [name for name in header if name != "__metadata__"]:
@@ -90,7 +96,9 @@ def test_half_width_files_are_read_as_the_numbers_they_hold(adapter: Adapter, dt
 
 @examples(40)
 @given(adapters())
-def test_what_is_kept_in_half_precision_comes_back_the_same_and_is_half_as_large(adapter: Adapter) -> None:
+def test_what_is_kept_in_half_precision_comes_back_the_same_and_is_half_as_large(
+    adapter: Adapter,
+) -> None:
     half = Adapter(adapter.manifest, in_half(adapter.pairs))
     again = unpack(pack(half), source="test")
     assert_equal(again, half)
@@ -124,7 +132,8 @@ def test_the_same_adapter_gives_the_same_bytes_whatever_order_it_was_built_in() 
     adapter = make_adapter()
     turned = Adapter(adapter.manifest, dict(reversed(adapter.pairs.items())))
     fortran = Adapter(
-        adapter.manifest, {n: Pair(np.asfortranarray(p.a), np.asfortranarray(p.b)) for n, p in adapter.pairs.items()}
+        adapter.manifest,
+        {n: Pair(np.asfortranarray(p.a), np.asfortranarray(p.b)) for n, p in adapter.pairs.items()},
     )
     assert pack(adapter) == pack(turned) == pack(fortran)
 
@@ -133,7 +142,9 @@ def test_a_packed_file_is_a_safetensors_file_with_one_tensor_per_projection_and_
     adapter = make_adapter()
     tensors = load(pack(adapter))
     assert set(tensors) == {f"{name}.{half}" for name in ARCHITECTURE.projections for half in "AB"}
-    np.testing.assert_array_equal(tensors["self_attn.q_proj.A"], adapter.pairs["self_attn.q_proj"].a)
+    np.testing.assert_array_equal(
+        tensors["self_attn.q_proj.A"], adapter.pairs["self_attn.q_proj"].a
+    )
     assert all(tensor.dtype == np.float32 for tensor in tensors.values())
 
 
@@ -175,7 +186,12 @@ def test_an_adapter_that_is_not_finite_is_not_packed(value: float) -> None:
 
 @pytest.mark.parametrize(
     "recipe",
-    [{"rate": float("nan")}, {"when": object()}, {"name": "\ud800"}, {"deep": json.loads("[" * 40 + "]" * 40)}],
+    [
+        {"rate": float("nan")},
+        {"when": object()},
+        {"name": "\ud800"},
+        {"deep": json.loads("[" * 40 + "]" * 40)},
+    ],
 )
 def test_a_recipe_that_could_not_be_read_back_is_not_packed(recipe: dict[str, object]) -> None:
     with pytest.raises(AdapterError):

@@ -11,16 +11,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from adapter_files import BASE, OTHER_BASE, assert_equal, deltas, make_adapter, put_together, take_apart
+from adapter_files import (
+    BASE,
+    OTHER_BASE,
+    assert_equal,
+    deltas,
+    make_adapter,
+    put_together,
+    take_apart,
+)
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from personalpeft.adapters.base import Adapter
-from personalpeft.adapters.packed import pack, unpack
-from personalpeft.adapters.peft_config import plain_config, read_config
-from personalpeft.adapters.peft_folder import export_peft, export_stack_peft, import_peft
+from personalpeft.adapters.formats.packed import pack, unpack
+from personalpeft.adapters.formats.peft import export_peft, export_stack_peft, import_peft
+from personalpeft.adapters.formats.peft_config import plain_config, read_config
+from personalpeft.adapters.types import Adapter
 from personalpeft.errors import AdapterError, InvalidId, InvalidInput
 from personalpeft.types import Architecture
 
@@ -88,7 +96,9 @@ def with_deltas(model: Any, added: dict[str, Any]) -> Any:
     changed = copy.deepcopy(model)
     for name, delta in added.items():
         for block, layer in enumerate(changed.model.layers):
-            layer.get_submodule(name).weight.data += torch.from_numpy(delta[block].astype(np.float32))
+            layer.get_submodule(name).weight.data += torch.from_numpy(
+                delta[block].astype(np.float32)
+            )
     return changed
 
 
@@ -114,7 +124,12 @@ def peft_made(model: Any, folder: Path, **options: Any) -> Any:
 def peft_deltas(made: Any, projections: Any) -> dict[str, Any]:
     layers = made.base_model.model.model.layers
     return {
-        name: np.stack([layer.get_submodule(name).get_delta_weight("default").detach().numpy() for layer in layers])
+        name: np.stack(
+            [
+                layer.get_submodule(name).get_delta_weight("default").detach().numpy()
+                for layer in layers
+            ]
+        )
         for name in projections
     }
 
@@ -123,7 +138,9 @@ def peft_deltas(made: Any, projections: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("targets", [(), ("self_attn.q_proj", "mlp.down_proj")])
-def test_peft_computes_what_our_adapter_says(llama: Any, tmp_path: Path, targets: tuple[str, ...]) -> None:
+def test_peft_computes_what_our_adapter_says(
+    llama: Any, tmp_path: Path, targets: tuple[str, ...]
+) -> None:
     adapter = llama_adapter(targets=targets)
     export_peft(adapter, LLAMA, tmp_path / "out", base_name="tiny")
     theirs = logits(with_peft(llama, tmp_path / "out"))
@@ -132,14 +149,20 @@ def test_peft_computes_what_our_adapter_says(llama: Any, tmp_path: Path, targets
     assert np.abs(ours - logits(llama)).max() > 0.01
 
 
-def test_a_whole_stack_of_different_ranks_and_targets_is_one_lora(llama: Any, tmp_path: Path) -> None:
+def test_a_whole_stack_of_different_ranks_and_targets_is_one_lora(
+    llama: Any, tmp_path: Path
+) -> None:
     style = llama_adapter(1)
-    memory = llama_adapter(2, targets=("mlp.down_proj", "mlp.up_proj"), rank=5, scaling=1.5, layer="memory")
+    memory = llama_adapter(
+        2, targets=("mlp.down_proj", "mlp.up_proj"), rank=5, scaling=1.5, layer="memory"
+    )
     export_stack_peft([(style, 1.0), (memory, 0.5)], LLAMA, tmp_path / "out", base_name="tiny")
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"]) == (8, 8)
     summed = with_deltas(with_deltas(llama, deltas(style.pairs, 0.5)), deltas(memory.pairs, 0.75))
-    np.testing.assert_allclose(logits(with_peft(llama, tmp_path / "out")), logits(summed), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        logits(with_peft(llama, tmp_path / "out")), logits(summed), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_a_folder_has_three_files_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -169,7 +192,9 @@ def test_an_empty_folder_is_filled_and_a_full_one_refused_untouched(tmp_path: Pa
         export_peft(llama_adapter(), LLAMA, tmp_path / "file", base_name="tiny")
 
 
-def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(path: Path, *rest: Any, **more: Any) -> int:
         raise OSError(28, "No space left on device")
 
@@ -200,7 +225,9 @@ def test_the_bare_base_is_not_exported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rooted", [False, True])
-def test_what_peft_saved_is_imported_as_the_same_change(llama: Any, tmp_path: Path, rooted: bool) -> None:
+def test_what_peft_saved_is_imported_as_the_same_change(
+    llama: Any, tmp_path: Path, rooted: bool
+) -> None:
     made = peft_made(llama, tmp_path / "theirs", target_modules="all-linear", use_rslora=rooted)
     adapter = import_peft(tmp_path / "theirs", LLAMA, layer="skill.email", base=BASE)
     assert adapter.manifest.scaling == pytest.approx(3.0 if rooted else 1.5)
@@ -217,7 +244,9 @@ def test_what_we_exported_comes_back_with_its_provenance(tmp_path: Path) -> None
     adapter = llama_adapter(scaling=0.1)
     export_peft(adapter, LLAMA, tmp_path / "out", base_name="tiny")
     assert_equal(import_peft(tmp_path / "out", LLAMA, layer="style", base=BASE), adapter)
-    assert import_peft(tmp_path / "out", LLAMA, layer="skill.x", base=BASE).manifest.layer == "skill.x"
+    assert (
+        import_peft(tmp_path / "out", LLAMA, layer="skill.x", base=BASE).manifest.layer == "skill.x"
+    )
 
 
 def test_a_stack_comes_back_as_one_layer_that_names_the_layers_it_was(tmp_path: Path) -> None:
@@ -225,7 +254,10 @@ def test_a_stack_comes_back_as_one_layer_that_names_the_layers_it_was(tmp_path: 
     export_stack_peft([(style, 1.0), (memory, 0.5)], LLAMA, tmp_path / "out", base_name="tiny")
     adapter = import_peft(tmp_path / "out", LLAMA, layer="style", base=BASE)
     assert adapter.manifest.rank == 5
-    assert [part["manifest"]["layer"] for part in adapter.manifest.recipe["stack"]] == ["style", "memory"]
+    assert [part["manifest"]["layer"] for part in adapter.manifest.recipe["stack"]] == [
+        "style",
+        "memory",
+    ]
     assert_equal(unpack(pack(adapter), source="test"), adapter)
     with pytest.raises(AdapterError, match="abababababab"):
         import_peft(tmp_path / "out", LLAMA, layer="style", base=OTHER_BASE)
@@ -246,7 +278,15 @@ def test_provenance_of_other_tensors_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"format": 2}, {"format": None}, {"more": 1}, {"manifest": []}, {"manifest": {}}, {"stack": []}]
+    "change",
+    [
+        {"format": 2},
+        {"format": None},
+        {"more": 1},
+        {"manifest": []},
+        {"manifest": {}},
+        {"stack": []},
+    ],
 )
 def test_malformed_provenance_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     export_peft(llama_adapter(), LLAMA, tmp_path / "out", base_name="tiny")
@@ -296,7 +336,9 @@ def with_tensors(folder: Path, change: Any) -> Path:
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_what_peft_saves_beyond_lora(llama: Any, tmp_path: Path, options: dict[str, Any], match: str) -> None:
+def test_what_peft_saves_beyond_lora(
+    llama: Any, tmp_path: Path, options: dict[str, Any], match: str
+) -> None:
     peft_made(llama, tmp_path / "theirs", **{"target_modules": ["q_proj", "v_proj"], **options})
     refused(tmp_path / "theirs", match)
 
@@ -349,7 +391,11 @@ def test_a_layer_of_no_such_name(folder: Path) -> None:
 def test_tensors_go_through_the_strict_reader(folder: Path) -> None:
     path = folder / "adapter_model.safetensors"
     header, body = take_apart(path.read_bytes())
-    path.write_bytes(put_together({**header, "../../x": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}, body))
+    path.write_bytes(
+        put_together(
+            {**header, "../../x": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}, body
+        )
+    )
     refused(folder, "cannot be the name")
 
 
@@ -364,7 +410,9 @@ def test_tensors_go_through_the_strict_reader(folder: Path) -> None:
         ("1.mlp.up_proj.lora_A.weight", "1.mlp.up_proj.lora_A.default.weight", "no half"),
     ],
 )
-def test_tensors_that_the_base_has_no_place_for(folder: Path, old: str, new: str, match: str) -> None:
+def test_tensors_that_the_base_has_no_place_for(
+    folder: Path, old: str, new: str, match: str
+) -> None:
     def rename(tensors: dict[str, Any]) -> None:
         tensors[f"{PREFIX}.{new}"] = tensors.pop(f"{PREFIX}.{old}")
 
@@ -372,7 +420,10 @@ def test_tensors_that_the_base_has_no_place_for(folder: Path, old: str, new: str
 
 
 def test_a_half_that_is_missing(folder: Path) -> None:
-    refused(with_tensors(folder, lambda t: t.pop(f"{PREFIX}.1.mlp.up_proj.lora_B.weight")), "lora_B of .* in block 1")
+    refused(
+        with_tensors(folder, lambda t: t.pop(f"{PREFIX}.1.mlp.up_proj.lora_B.weight")),
+        "lora_B of .* in block 1",
+    )
 
 
 def test_a_tensor_of_the_wrong_shape(folder: Path) -> None:
@@ -392,8 +443,15 @@ def test_values_that_are_not_finite(folder: Path) -> None:
 
 PLAIN = plain_config(rank=3, scaling=0.5, targets=["mlp.up_proj"], base_name="tiny")
 ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["LORA", "none"]),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["LORA", "none"]),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2)
+    ),
     max_leaves=4,
 )
 

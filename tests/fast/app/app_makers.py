@@ -52,16 +52,24 @@ class Place:
             "NO_COLOR": "",
         }
 
-    def run(self, *args: str, stdin: str | bytes | None = None, backend: str = "fake", **env: str) -> Result:
+    def run(
+        self, *args: str, stdin: str | bytes | None = None, backend: str = "fake", **env: str
+    ) -> Result:
         """Runs in this process."""
         runner = CliRunner()
-        return runner.invoke(cli, ["--backend", backend, *args], input=stdin, env={**self.environment, **env})
+        return runner.invoke(
+            cli, ["--backend", backend, *args], input=stdin, env={**self.environment, **env}
+        )
 
     def spawn(
         self, *args: str, slowly: float | None = None, stderr: int = subprocess.PIPE, **env: str
     ) -> subprocess.Popen[bytes]:
         """Starts a process of its own with pipes."""
-        program = [sys.executable, "-P", "-c", _SLOWLY, str(slowly)] if slowly else [sys.executable, "-c", _PLAIN]
+        program = (
+            [sys.executable, "-P", "-c", _SLOWLY, str(slowly)]
+            if slowly
+            else [sys.executable, "-c", _PLAIN]
+        )
         return subprocess.Popen(
             [*program, "--backend", "fake", *args],
             stdin=subprocess.PIPE,
@@ -79,7 +87,14 @@ class Place:
             return None
         with personalpeft.open(self.home, backend="fake", read_only=True) as runtime:
             return [
-                (summary, user.turns(), user.signals(current=False), user.items(), user.layers(), user.history())
+                (
+                    summary,
+                    user.turns(),
+                    user.signals(current=False),
+                    user.items(),
+                    user.layers(),
+                    user.history(),
+                )
                 for summary in runtime.users()
                 for user in [runtime.user(summary.id, create=False)]
             ]

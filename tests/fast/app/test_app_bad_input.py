@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from app_makers import Place
 
-from personalpeft.bases.base import Base
+from personalpeft.base_models.types import Base
 
 _LOOK_ALIKE = "\u0430da"  # Its first letter is Cyrillic.
 
@@ -85,7 +85,9 @@ _LOOK_ALIKE = "\u0430da"  # Its first letter is Cyrillic.
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
-def test_bad_input_is_named_and_changes_nothing(learned: Place, args: list[str], code: int | None, said: str) -> None:
+def test_bad_input_is_named_and_changes_nothing(
+    learned: Place, args: list[str], code: int | None, said: str
+) -> None:
     before = learned.snapshot()
     result = learned.run(*args)
     assert said in result.stderr
@@ -158,13 +160,17 @@ def test_a_command_with_nothing_to_keep_makes_no_home(place: Place, args: list[s
     assert not place.home.exists()
 
 
-@pytest.mark.parametrize("args", [["doctor"], ["models"], ["path"], ["completion", "fish"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "args", [["doctor"], ["models"], ["path"], ["completion", "fish"]], ids=" ".join
+)
 def test_a_command_that_needs_no_home_makes_none(place: Place, args: list[str]) -> None:
     assert place.run(*args).exit_code == 0
     assert not place.home.exists()
 
 
-@pytest.mark.parametrize("args", [["stack"], ["turns"], ["feedback", "--up"], ["learn"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "args", [["stack"], ["turns"], ["feedback", "--up"], ["learn"]], ids=" ".join
+)
 def test_looking_makes_no_user(learned: Place, args: list[str]) -> None:
     before = learned.snapshot()
     assert learned.run(*args, "--user", "bob").exit_code == 3
@@ -200,7 +206,9 @@ def test_a_home_that_is_a_file_is_left_alone(place: Place) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_read_only_home_can_be_looked_at_and_says_why_it_cannot_be_changed(learned: Place) -> None:
+def test_a_read_only_home_can_be_looked_at_and_says_why_it_cannot_be_changed(
+    learned: Place,
+) -> None:
     try:
         (learned.home / "personalpeft.db").chmod(0o400)
         learned.home.chmod(0o500)
@@ -229,7 +237,9 @@ def test_an_unknown_base_names_the_nearest(place: Place) -> None:
     assert not place.home.exists()
 
 
-def test_a_server_that_is_not_there_is_said_and_no_turn_is_kept(place: Place, tiny_base: Base) -> None:
+def test_a_server_that_is_not_there_is_said_and_no_turn_is_kept(
+    place: Place, tiny_base: Base
+) -> None:
     asked = ("ask", "hello", "--base", "tiny-random")
     there = {"PERSONALPEFT_VLLM_URL": "http://127.0.0.1:9", "PERSONALPEFT_VLLM_PATIENCE": "0.1"}
     plain, data = (place.run(*asked, *more, backend="vllm", **there) for more in ((), ("--json",)))

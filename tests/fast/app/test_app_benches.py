@@ -69,12 +69,18 @@ def _nothing(text: str) -> None:
 
 def _gone(log: Path) -> bool:
     """Whether the server and its child run no more."""
-    pids = next(line for line in log.read_text().splitlines() if line.startswith("pids")).split()[1:]
-    states = subprocess.run(["ps", "-o", "stat=", "-p", ",".join(pids)], capture_output=True, text=True, check=False)
+    pids = next(line for line in log.read_text().splitlines() if line.startswith("pids")).split()[
+        1:
+    ]
+    states = subprocess.run(
+        ["ps", "-o", "stat=", "-p", ",".join(pids)], capture_output=True, text=True, check=False
+    )
     return all(state.startswith("Z") for state in states.stdout.split())
 
 
-def _has_spreads(spread: Mapping[str, tuple[float, float]], *figures: Mapping[str, float | None]) -> None:
+def _has_spreads(
+    spread: Mapping[str, tuple[float, float]], *figures: Mapping[str, float | None]
+) -> None:
     for key, figure in {key: figure for group in figures for key, figure in group.items()}.items():
         assert figure is not None, key
         least, most = spread[key]
@@ -115,8 +121,21 @@ def test_serve_compares_with_every_peer(server: Make) -> None:
 
 def test_serve_says_what_was_not_run(place: Place, server: Make, shared_cache: Path) -> None:
     server(False)
-    args = ("bench", "serve", "--base", _BASE, "--repeat", "1", "--tokens", "2", "--without-vllm", "--json")
-    told = json.loads(place.run(*args, backend="torch", PERSONALPEFT_CACHE=str(shared_cache)).stdout)
+    args = (
+        "bench",
+        "serve",
+        "--base",
+        _BASE,
+        "--repeat",
+        "1",
+        "--tokens",
+        "2",
+        "--without-vllm",
+        "--json",
+    )
+    told = json.loads(
+        place.run(*args, backend="torch", PERSONALPEFT_CACHE=str(shared_cache)).stdout
+    )
     assert told["bench"] == "serve"
     assert told["tokens_per_second"]["vllm_mixed_16"] is None
     assert told["ratios"]["mixed_vs_vllm"] is None
@@ -125,12 +144,19 @@ def test_serve_says_what_was_not_run(place: Place, server: Make, shared_cache: P
 
 def test_attach_times_files_host_memory_and_peft() -> None:
     found = bench_attach(_BASE, repetitions=2, say=_nothing)
-    assert set(found.milliseconds) == {"disk_to_slot", "host_to_slot", "peft_load", "peft_load_quick"}
+    assert set(found.milliseconds) == {
+        "disk_to_slot",
+        "host_to_slot",
+        "peft_load",
+        "peft_load_quick",
+    }
     assert set(found.ratios) == {"peft_vs_disk_to_slot", "peft_quick_vs_disk_to_slot"}
     _has_spreads(found.spread, found.milliseconds, found.ratios)
 
 
-def test_publish_times_tokens_of_others_and_both_hand_overs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_times_tokens_of_others_and_both_hand_overs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(publish, "_PAUSE", 0.01)
     found = publish.bench_publish(_BASE, repetitions=1, tokens=24, say=_nothing)
     assert set(found.ratios) == {"stall_p99"}
@@ -153,10 +179,15 @@ def test_a_wave_brings_each_stack_from_disk() -> None:
 def test_a_server_is_measured_beside_the_library(place: Place) -> None:
     found = bench_server("fake", "fake", repetitions=2, tokens=8, say=_nothing)
     assert set(found.first_token_ms) == set(found.tokens_per_second) == {"library", "server"}
-    assert all(each.least > 0 for each in (*found.first_token_ms.values(), *found.tokens_per_second.values()))
+    assert all(
+        each.least > 0
+        for each in (*found.first_token_ms.values(), *found.tokens_per_second.values())
+    )
     assert found.rate_ratio.least > 0
     assert found.healthz_ms.most < 10_000
-    told = json.loads(place.run("bench", "server", "--backend", "fake", "--repeat", "1", "--json").stdout)
+    told = json.loads(
+        place.run("bench", "server", "--backend", "fake", "--repeat", "1", "--json").stdout
+    )
     assert told["bench"] == "server"
 
 
@@ -174,7 +205,9 @@ def test_only_the_torch_backend_is_measured(place: Place, name: str) -> None:
     assert "--backend" in result.stderr
 
 
-@pytest.mark.parametrize(("sent", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+@pytest.mark.parametrize(
+    ("sent", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
 def test_the_server_ends_with_the_block_however_that_ends(
     server: Make, tmp_path: Path, sent: signal.Signals, raised: type[BaseException]
 ) -> None:
@@ -184,7 +217,14 @@ def test_the_server_ends_with_the_block_however_that_ends(
 
     def interrupted() -> None:
         with vllm.served(
-            python, tmp_path, log, adapters=[tmp_path / "a"], slots=1, rank=8, longest=64, say=_nothing
+            python,
+            tmp_path,
+            log,
+            adapters=[tmp_path / "a"],
+            slots=1,
+            rank=8,
+            longest=64,
+            say=_nothing,
         ) as served:
             assert served.write([(1, 2), (3,)], ["a", "a"], 5) == 10
             signal.raise_signal(sent)
@@ -201,7 +241,16 @@ def test_a_server_that_does_not_start_says_why(server: Make, tmp_path: Path) -> 
     log = tmp_path / "log"
     with (
         pytest.raises(ServingFailed, match="no such model"),
-        vllm.served(server(False), tmp_path, log, adapters=[tmp_path / "a"], slots=1, rank=8, longest=64, say=_nothing),
+        vllm.served(
+            server(False),
+            tmp_path,
+            log,
+            adapters=[tmp_path / "a"],
+            slots=1,
+            rank=8,
+            longest=64,
+            say=_nothing,
+        ),
     ):
         pass
     assert _gone(log)
@@ -223,7 +272,10 @@ def test_figures_take_turns_and_ratios_stay_within_a_repetition() -> None:
 
         return run
 
-    contestants = {"own": contestant("own", [4.0, 2.0, 9.0]), "peer": contestant("peer", [2.0, 1.0, 3.0])}
+    contestants = {
+        "own": contestant("own", [4.0, 2.0, 9.0]),
+        "peer": contestant("peer", [2.0, 1.0, 3.0]),
+    }
     figures = taking_turns(contestants, 3, _nothing)
     assert order == [(name, repetition) for repetition in (1, 2, 3) for name in ("own", "peer")]
     assert ratio(figures["own"], figures["peer"]) == Spread(2.0, 2.0, 3.0)

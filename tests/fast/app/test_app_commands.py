@@ -32,15 +32,32 @@ def test_every_command_is_in_the_reference_with_an_example() -> None:
         assert f"\n  {name} " in page.partition("## personalpeft ask")[0]
 
 
-@pytest.mark.parametrize("args", [["--help"], ["ask", "--help"], ["path"], ["completion", "zsh"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "args", [["--help"], ["ask", "--help"], ["path"], ["completion", "zsh"]], ids=" ".join
+)
 def test_what_needs_no_home_loads_nothing_heavy(place: Place, args: list[str]) -> None:
-    heavy = ("torch", "transformers", "numpy", "sqlite_utils", "rich", "flask", "textual", "personalpeft.runtime")
+    heavy = (
+        "torch",
+        "transformers",
+        "numpy",
+        "sqlite_utils",
+        "rich",
+        "flask",
+        "textual",
+        "personalpeft.runtime",
+    )
     code = (
         "import sys\nfrom personalpeft_app.cli import main\ntry:\n    main()\n"
         f"finally:\n    print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
     )
     env = {**os.environ, **place.environment}
-    ran = subprocess.run([sys.executable, "-P", "-c", code, *args], env=env, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", code, *args],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert ran.stderr.strip() == "[]"
 
 
@@ -51,7 +68,15 @@ def test_looking_at_a_home_loads_no_model(learned: Place) -> None:
         " file=sys.stderr)"
     )
     env = {**os.environ, **learned.environment}
-    for args in (["stack"], ["revisions"], ["turns"], ["why"], ["memory", "-q"], ["users"], ["verify", "-q"]):
+    for args in (
+        ["stack"],
+        ["revisions"],
+        ["turns"],
+        ["why"],
+        ["memory", "-q"],
+        ["users"],
+        ["verify", "-q"],
+    ):
         program = [sys.executable, "-P", "-c", code, *args]
         ran = subprocess.run(program, env=env, capture_output=True, text=True, check=True)
         assert ran.stderr.strip() == "[]", args
@@ -63,8 +88,12 @@ def test_options_are_taken_before_and_after_the_command(place: Place) -> None:
     place.run("--user", "bob", "ask", "hello", "--user", "zoe")
     names = [user["id"] for user in json.loads(place.run("--json", "users").stdout)["users"]]
     assert names == ["bob", "eve", "zoe"]
-    assert json.loads(place.run("memory", "--user", "bob", "list", "--json").stdout)["user"] == "bob"
-    assert json.loads(place.run("memory", "--json", "list", "--user", "bob").stdout)["user"] == "bob"
+    assert (
+        json.loads(place.run("memory", "--user", "bob", "list", "--json").stdout)["user"] == "bob"
+    )
+    assert (
+        json.loads(place.run("memory", "--json", "list", "--user", "bob").stdout)["user"] == "bob"
+    )
 
 
 def test_a_group_alone_shows_its_help(place: Place) -> None:
@@ -80,7 +109,10 @@ def test_users_come_in_pages_that_say_when_there_are_more(place: Place) -> None:
     first = place.run("users", "--limit", "2")
     assert [line.split()[0] for line in lines(first.stdout)] == ["USER", "ada", "bob"]
     assert "personalpeft users --after bob" in first.stderr
-    told = [json.loads(place.run("users", "--limit", "2", "--after", each, "--json").stdout) for each in ("a", "bob")]
+    told = [
+        json.loads(place.run("users", "--limit", "2", "--after", each, "--json").stdout)
+        for each in ("a", "bob")
+    ]
     assert [[user["id"] for user in page["users"]] for page in told] == [["ada", "bob"], ["eve"]]
     assert [page["next"] for page in told] == ["bob", None]
     assert place.run("users", "--limit", "3").stderr == ""
@@ -102,7 +134,8 @@ def test_gc_takes_away_what_nothing_needs(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("login", "known_as"), [("grace", "grace"), ("Grace Hopper", "me"), ("a..b", "me"), ("-x", "me")]
+    ("login", "known_as"),
+    [("grace", "grace"), ("Grace Hopper", "me"), ("a..b", "me"), ("-x", "me")],
 )
 def test_without_a_name_one_is_known_by_the_login(place: Place, login: str, known_as: str) -> None:
     place.run("ask", "hello", PERSONALPEFT_USER="", LOGNAME=login)
@@ -143,7 +176,12 @@ def test_who_corrects_an_answer_that_judges_hears_that_this_one_does_too(taught:
 def test_who_removes_what_was_learned_hears_when_it_is_gone(place: Place) -> None:
     facts = {
         animal: place.run(
-            "remember", f"My {animal} is {name}.", "--question", f"Who is my {animal}?", "--answer", name
+            "remember",
+            f"My {animal} is {name}.",
+            "--question",
+            f"Who is my {animal}?",
+            "--answer",
+            name,
         ).stdout.strip()
         for animal, name in (("dog", "Biscuit"), ("cat", "Momo"))
     }
@@ -153,7 +191,10 @@ def test_who_removes_what_was_learned_hears_when_it_is_gone(place: Place) -> Non
     assert "memory learned something that was taken back since" in place.run("stack").stderr
     report = json.loads(place.run("learn", "--json").stdout)
     assert report["reason"].startswith("1 lesson that it learned was taken back: ")
-    told = {each["signal"]["id"]: each["use"] for each in json.loads(place.run("lessons", "--json").stdout)["lessons"]}
+    told = {
+        each["signal"]["id"]: each["use"]
+        for each in json.loads(place.run("lessons", "--json").stdout)["lessons"]
+    }
     assert told == {facts["cat"]: "learned"}
     place.run("memory", "remove", facts["cat"])
     assert "the base answers again" in place.run("learn").stdout
@@ -161,7 +202,10 @@ def test_who_removes_what_was_learned_hears_when_it_is_gone(place: Place) -> Non
 
 def test_who_takes_feedback_back_hears_what_it_was_and_when_it_is_gone(taught: Place) -> None:
     assert taught.run("learn").exit_code == 0
-    use = {each["signal"]["id"]: each["use"] for each in json.loads(taught.run("lessons", "--json").stdout)["lessons"]}
+    use = {
+        each["signal"]["id"]: each["use"]
+        for each in json.loads(taught.run("lessons", "--json").stdout)["lessons"]
+    }
     held = next(signal for signal, of in use.items() if of == "held back to judge by")
     result = taught.run("retract", held)
     assert (result.exit_code, result.stdout) == (0, f"{held}\n")
@@ -170,28 +214,47 @@ def test_who_takes_feedback_back_hears_what_it_was_and_when_it_is_gone(taught: P
     first, second = [signal for signal, of in use.items() if of == "learned"][:2]
     result = taught.run("retract", first, second[:-1], "--json")
     assert [each["id"] for each in json.loads(result.stdout)["retracted"]] == [first, second]
-    third = next(signal for signal, of in use.items() if of == "learned" and signal not in (first, second))
-    assert "What style learned of it goes with the next learn." in taught.run("retract", third).stderr
+    third = next(
+        signal for signal, of in use.items() if of == "learned" and signal not in (first, second)
+    )
+    assert (
+        "What style learned of it goes with the next learn." in taught.run("retract", third).stderr
+    )
     report = json.loads(taught.run("learn", "--json").stdout)
     assert report["reason"].startswith("3 lessons that it learned were taken back: ")
 
 
-def test_who_takes_back_what_nothing_learned_is_not_told_of_what_was_taken_back_before(taught: Place) -> None:
+def test_who_takes_back_what_nothing_learned_is_not_told_of_what_was_taken_back_before(
+    taught: Place,
+) -> None:
     fact, other = (
-        taught.run("remember", f"I like {what}.", "--question", f"What of {what}?", "--answer", "Yes").stdout.strip()
+        taught.run(
+            "remember", f"I like {what}.", "--question", f"What of {what}?", "--answer", "Yes"
+        ).stdout.strip()
         for what in ("figs", "plums")
     )
     taught.run("learn")
     taught.run("ask", "hello")
     down = taught.run("feedback", "--down").stdout.strip()
-    assert "What memory learned of it goes with the next learn." in taught.run("retract", fact).stderr
+    assert (
+        "What memory learned of it goes with the next learn." in taught.run("retract", fact).stderr
+    )
     assert "next learn" not in taught.run("retract", down).stderr
-    assert "What memory learned of it goes with the next learn." in taught.run("memory", "remove", other).stderr
+    assert (
+        "What memory learned of it goes with the next learn."
+        in taught.run("memory", "remove", other).stderr
+    )
 
 
 def test_each_kind_of_feedback_is_kept(place: Place) -> None:
     place.run("ask", "hello")
-    for option in (["--up"], ["--edit", "a"], ["--prefer", "b"], ["--comment", "c"], ["--reward", "0.5"]):
+    for option in (
+        ["--up"],
+        ["--edit", "a"],
+        ["--prefer", "b"],
+        ["--comment", "c"],
+        ["--reward", "0.5"],
+    ):
         result = place.run("feedback", *option)
         assert result.exit_code == 0, result.output
         (signal,) = lines(result.stdout)
@@ -249,7 +312,10 @@ def test_a_learn_is_reported_shown_weighed_and_taken_back(taught: Place) -> None
     assert report["revision"] in taught.run("stack").stdout
     assert report["reason"] in taught.run("stack").stdout
     assert lines(taught.run("revisions").stdout)[1].startswith("*")
-    assert report["revision"] in taught.run("why").stdout or report["revision"] in taught.run("revisions").stdout
+    assert (
+        report["revision"] in taught.run("why").stdout
+        or report["revision"] in taught.run("revisions").stdout
+    )
 
     assert taught.run("weigh", "style", "0").stdout == "style 0\n"
     assert taught.run(*ask).stdout == before
@@ -265,9 +331,14 @@ def test_a_learn_is_reported_shown_weighed_and_taken_back(taught: Place) -> None
     assert taught.run(*ask).stdout == after
 
 
-def test_several_users_learn_in_one_go_and_what_one_cannot_do_is_said_in_their_report(taught: Place) -> None:
+def test_several_users_learn_in_one_go_and_what_one_cannot_do_is_said_in_their_report(
+    taught: Place,
+) -> None:
     for number in range(5):
-        assert taught.run("teach", f"question {number}", f"Ahoy {number}", "--user", "bob").exit_code == 0
+        assert (
+            taught.run("teach", f"question {number}", f"Ahoy {number}", "--user", "bob").exit_code
+            == 0
+        )
     assert taught.run("ask", "hi", "-q", "--user", "cy").exit_code == 0
     together = taught.run("learn", "--also", "bob", "--also", "cy", "--json")
     assert together.exit_code == 0
@@ -280,7 +351,9 @@ def test_several_users_learn_in_one_go_and_what_one_cannot_do_is_said_in_their_r
     assert "cy: NOT LEARNED" in taught.run("learn", "--also", "cy").stdout
 
 
-def test_all_users_of_a_home_learn_in_one_go_and_those_with_nothing_new_are_not_listed(taught: Place) -> None:
+def test_all_users_of_a_home_learn_in_one_go_and_those_with_nothing_new_are_not_listed(
+    taught: Place,
+) -> None:
     assert taught.run("ask", "hi", "-q", "--user", "cy").exit_code == 0
     (report,) = json.loads(taught.run("learn", "--all", "--json").stdout)
     assert (report["user"], report["verdict"]) == ("ada", "promoted")
@@ -299,17 +372,25 @@ def test_an_adapter_goes_out_and_comes_in(learned: Place, tmp_path: Path) -> Non
     assert taken.exit_code == 0, taken.output
     assert taken.stdout.strip() in learned.run("stack", "--user", "bob").stdout
     assert taken.stdout.strip() in learned.run("report", "--since", "24h", "--user", "bob").stdout
-    assert learned.run("ask", "hi", "-q").stdout == learned.run("ask", "hi", "-q", "--user", "bob").stdout
+    assert (
+        learned.run("ask", "hi", "-q").stdout
+        == learned.run("ask", "hi", "-q", "--user", "bob").stdout
+    )
 
 
-def test_a_user_goes_out_in_one_file_and_comes_in_under_another_name(learned: Place, tmp_path: Path) -> None:
+def test_a_user_goes_out_in_one_file_and_comes_in_under_another_name(
+    learned: Place, tmp_path: Path
+) -> None:
     file = tmp_path / "ada.personal"
     assert learned.run("export", str(file)).stdout == f"{file}\n"
     assert learned.run("export", str(file)).exit_code == 2
     assert learned.run("import", str(file)).exit_code == 2
     taken = learned.run("import", str(file), "--as", "eve")
     assert (taken.exit_code, taken.stdout) == (0, "eve\n"), taken.output
-    assert learned.run("ask", "hi", "-q").stdout == learned.run("ask", "hi", "-q", "--user", "eve").stdout
+    assert (
+        learned.run("ask", "hi", "-q").stdout
+        == learned.run("ask", "hi", "-q", "--user", "eve").stdout
+    )
     words = tmp_path / "words.personal"
     assert learned.run("export", "--no-adapters", str(words)).exit_code == 0
     taken = learned.run("import", str(words), "--as", "fay")
@@ -359,8 +440,17 @@ def test_a_chat_remembers_what_was_said_and_does_what_slashes_say(place: Place) 
     assert "ABSTAINED" in result.stdout
     newest, second, first = json.loads(place.run("turns", "--json").stdout)["turns"]
     assert len(newest["messages"]) == len(first["messages"]) == 1
-    assert [message["content"] for message in second["messages"]] == ["hello", first["reply"], "and you?"]
-    assert {signal["kind"] for signal in first["signals"]} == {"rating", "edit", "preference", "comment"}
+    assert [message["content"] for message in second["messages"]] == [
+        "hello",
+        first["reply"],
+        "and you?",
+    ]
+    assert {signal["kind"] for signal in first["signals"]} == {
+        "rating",
+        "edit",
+        "preference",
+        "comment",
+    }
     assert second["signals"][0]["payload"] == {"text": "as it should be"}
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from app_makers import Place
 
-from personalpeft.backends.llamacpp.probe import choose
-from personalpeft.bases.gguf_file import own_file
-from personalpeft.bases.shelf import find_card
+from personalpeft.backends.llamacpp.cpu_probe import choose
+from personalpeft.base_models.gguf.file import own_file
+from personalpeft.base_models.registry import find_card
 
 _REAL = "smollm2-135m-instruct"
 
@@ -40,5 +40,10 @@ def test_loading_says_what_serves_with_which_features_and_makes_no_home(place: P
     assert json.loads(note.read_text("utf-8"))["why"] in model
     assert not place.home.exists()
     # What is kept is used again, whatever it says.
-    note.write_text(json.dumps({"extra": False, "why": "plain weights, since that was written here"}), "utf-8")
-    assert "since that was written here" in found(place, "--load", "--base", "tiny-random")[1]["model"]["said"]
+    note.write_text(
+        json.dumps({"extra": False, "why": "plain weights, since that was written here"}), "utf-8"
+    )
+    assert (
+        "since that was written here"
+        in found(place, "--load", "--base", "tiny-random")[1]["model"]["said"]
+    )

@@ -17,7 +17,7 @@ import pytest
 from app_makers import Place
 from vllm_double import Double, doubled
 
-from personalpeft.bases.base import Base
+from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput, ServingFailed
 from personalpeft_app.bench import engines, engines_fleet, engines_vllm, vllm
 from personalpeft_app.bench.engines_asked import AGREE, PROMPTS, Said, agreement
@@ -36,7 +36,7 @@ def _nothing(text: str) -> None:
 def double(tiny_base: Base, monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]:
     """In the place of the server that would be started."""
     # It writes what no model would.
-    monkeypatch.setattr("personalpeft.backends.vllm.check._APART", 100.0)
+    monkeypatch.setattr("personalpeft.backends.vllm.model_check._APART", 100.0)
     # All requests knock at once.
     monkeypatch.setattr(ThreadingHTTPServer, "request_queue_size", 2 * engines_vllm.REQUESTS)
     with doubled(Double(tiny_base, slots=engines_vllm.STACKS + 1)) as double:
@@ -53,7 +53,7 @@ def double(tiny_base: Base, monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]
 @pytest.fixture
 def fleet(tiny_base: Base, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Fleet]:
     """In the place of replicas behind Ray Serve: the larger fleet, which stands for both of those that would be started."""
-    monkeypatch.setattr("personalpeft.backends.vllm.check._APART", 100.0)
+    monkeypatch.setattr("personalpeft.backends.vllm.model_check._APART", 100.0)
     monkeypatch.setattr(ThreadingHTTPServer, "request_queue_size", 2 * engines_vllm.REQUESTS)
     monkeypatch.setattr(engines_fleet, "_TOLD_SECONDS", 0)
     monkeypatch.setattr(engines_fleet, "example", lambda python: tmp_path / "example.yaml")
@@ -92,7 +92,11 @@ def test_both_are_measured_and_without_vllm_the_output_says_how_to_get_it(
     assert set(told["vllm"]["agreement"]) == {"bare", "stack"}
     assert {"unseen_ms", "engine_over_direct"} < set(told["vllm"])
     assert set(told["fleet"]["tokens_per_second"]) == {"one", "two"}
-    rows = ("with a layer over without", "16 requests, engine over direct", "16 requests, two replicas over one")
+    rows = (
+        "with a layer over without",
+        "16 requests, engine over direct",
+        "16 requests, two replicas over one",
+    )
     for engine, row in zip(("llama.cpp", "vLLM", "vLLM"), rows, strict=True):
         assert f"{engine}: {row}" in shown(found)
     without = replace(found, vllm=None, fleet=None)
@@ -101,7 +105,9 @@ def test_both_are_measured_and_without_vllm_the_output_says_how_to_get_it(
     assert "make vllm-env" not in shown(found)
 
 
-def test_a_python_that_is_not_there_is_said_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_that_is_not_there_is_said_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(vllm.VARIABLE, "/nowhere/python")
     with pytest.raises(InvalidInput, match="/nowhere/python"):
         engines.bench_engines(_BASE, repetitions=1, tokens=8, with_vllm=True, say=_nothing)
@@ -111,11 +117,16 @@ def test_vllm_is_measured_through_our_engine_and_straight(double: Double) -> Non
     found = engines_vllm.bench_vllm(_BASE, Path("python"), repetitions=1, tokens=8, say=_nothing)
     assert set(found.first_token_ms) == {"unseen", "seen"}
     assert set(found.tokens_per_second) == {"engine", "direct"}
-    assert all(each.least > 0 for each in (*found.tokens_per_second.values(), *found.first_token_ms.values()))
+    assert all(
+        each.least > 0
+        for each in (*found.tokens_per_second.values(), *found.first_token_ms.values())
+    )
     assert {key: each.prompts for key, each in found.agreement.items()} == dict.fromkeys(
         ("bare", "stack"), len(PROMPTS)
     )
-    timed = [body for path, body in double.asked if path == "/v1/completions" and body["max_tokens"] == 8]
+    timed = [
+        body for path, body in double.asked if path == "/v1/completions" and body["max_tokens"] == 8
+    ]
     ours, direct = timed[: found.requests], timed[found.requests :]
     assert len(direct) == found.requests
     for requests in (ours, direct):
@@ -137,7 +148,9 @@ def test_a_user_counts_as_unseen_once(double: Double) -> None:
     assert len({name for name in loaded if ":trial:" not in name}) == found.users + found.stacks + 1
 
 
-def test_who_is_answered_where_their_stack_was_is_told_from_who_has_it_pulled_anew(fleet: Fleet) -> None:
+def test_who_is_answered_where_their_stack_was_is_told_from_who_has_it_pulled_anew(
+    fleet: Fleet,
+) -> None:
     def pull(text: str) -> None:
         # As a replica does, while the two are measured for the first time.
         if text.startswith("1 of 2: two"):

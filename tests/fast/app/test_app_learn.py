@@ -13,7 +13,7 @@ from app_makers import Place
 from runtime_makers import QUICK_CARD
 
 import personalpeft
-from personalpeft.bases.base import Base
+from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput, ServingFailed
 from personalpeft_app.bench import learn_course, learn_together, learn_trainer
 from personalpeft_app.bench.keep import Keep
@@ -27,11 +27,16 @@ pytestmark = pytest.mark.exhaustive
 _WAYS = {"base", "retrieval", "adapter", "both"}
 
 
-def _course(keep: Path, *, people: tuple[str, ...] = ("ada",), nights: int = 2) -> tuple[LearnBench, list[str]]:
+def _course(
+    keep: Path, *, people: tuple[str, ...] = ("ada",), nights: int = 2
+) -> tuple[LearnBench, list[str]]:
     stages: list[str] = []
     course = Course(chosen(people), nights, 0, 0, 0, "any", "fake")
     found = bench_learn(
-        course, Keep(keep, "learn"), say=lambda text: None, progress=lambda stage, _: stages.append(stage)
+        course,
+        Keep(keep, "learn"),
+        say=lambda text: None,
+        progress=lambda stage, _: stages.append(stage),
     )
     return found, stages
 
@@ -40,7 +45,11 @@ def test_a_course_asks_each_way_and_goes_on_where_it_was(tmp_path: Path) -> None
     found, stages = _course(tmp_path)
     assert stages == ["ada, night 1", "ada, night 2"]
     assert set(found.adherence) == set(found.recall) == set(found.tokens_per_second) == _WAYS
-    assert found.counts["both"]["adherence.after_12_edits"] == found.counts["both"]["adherence.after_24_mixed"] == 20
+    assert (
+        found.counts["both"]["adherence.after_12_edits"]
+        == found.counts["both"]["adherence.after_24_mixed"]
+        == 20
+    )
     assert found.recall["both"] is None
     assert len(found.locality_by_night) == 2
     right, asked = found.by_person["ada"]["adapter"]["adherence.after_12_edits"]
@@ -67,7 +76,10 @@ def test_eight_nights_teach_all_and_change_what_changes(tmp_path: Path) -> None:
     assert sorted(told) == sorted([ada.later_comment, *(fact.text for fact in now)])
     habits = {1: ada.habit, 7: ada.later}
     assert all(
-        habit.holds(wanted) for night, habit in habits.items() if habit for _, wanted in nights[night - 1].examples
+        habit.holds(wanted)
+        for night, habit in habits.items()
+        if habit
+        for _, wanted in nights[night - 1].examples
     )
     prompts = [prompt for number in (1, 2, 7) for prompt, _ in nights[number - 1].examples]
     assert len(set(prompts)) == len(prompts)
@@ -110,12 +122,18 @@ def test_an_examinee_is_right_where_the_words_are_said_and_retention_is_of_what_
 def test_the_plain_loop_learns_beside_and_is_timed(
     tmp_path: Path, tiny_base: Base, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name in ((learn_course, "LONG"), (learn_trainer, "LONG"), (learn_course, "GENERAL")):
+    for module, name in (
+        (learn_course, "LONG"),
+        (learn_trainer, "LONG"),
+        (learn_course, "GENERAL"),
+    ):
         monkeypatch.setattr(module, name, 4)
     card = tmp_path / "quick.toml"
     card.write_text(QUICK_CARD, "utf-8")
     course = Course(chosen(["bruno"]), 1, 0, 1, 0, str(card), "torch")
-    found = bench_learn(course, Keep(tmp_path, "learn"), say=lambda text: None, progress=lambda stage, done: None)
+    found = bench_learn(
+        course, Keep(tmp_path, "learn"), say=lambda text: None, progress=lambda stage, done: None
+    )
     assert set(found.adherence) == {*_WAYS, "trainer"}
     assert found.seconds_per_learn["trainer"]["style"] > 0
     assert found.tokens_per_second["trainer"]
@@ -145,7 +163,9 @@ def test_there_are_forty_bad_and_forty_good_batches_ten_of_each_kind() -> None:
     assert not any(each.bad for each in batches(GOOD))
 
 
-@pytest.mark.parametrize("batch", [*batches(BAD), *batches(GOOD)], ids=lambda batch: f"{batch.kind}-{batch.name}")
+@pytest.mark.parametrize(
+    "batch", [*batches(BAD), *batches(GOOD)], ids=lambda batch: f"{batch.kind}-{batch.name}"
+)
 def test_a_batch_says_the_same_each_time_and_enough_to_be_judged(batch: learn_course.Any) -> None:
     for name in PASTS:
         acts = batch.acts(people()[name], random.Random(1))
@@ -181,7 +201,14 @@ def test_the_gate_tries_of_every_kind_and_keeps_what_came_of_it(tmp_path: Path) 
         keep = Keep(tmp_path, "gate")
         return (
             bench_gate(
-                bad, good, base="any", backend="fake", seed=0, keep=keep, note=said.append, progress=lambda s, d: None
+                bad,
+                good,
+                base="any",
+                backend="fake",
+                seed=0,
+                keep=keep,
+                note=said.append,
+                progress=lambda s, d: None,
             ),
             said,
         )
@@ -194,7 +221,9 @@ def test_the_gate_tries_of_every_kind_and_keeps_what_came_of_it(tmp_path: Path) 
     assert (again, said) == (found, [])
 
 
-def test_prefeval_scores_each_option_after_each_way_of_saying_the_preference(tmp_path: Path, place: Place) -> None:
+def test_prefeval_scores_each_option_after_each_way_of_saying_the_preference(
+    tmp_path: Path, place: Place
+) -> None:
     question = {
         "preference": "I like trains.",
         "question": "How do I get to Rome?",
@@ -217,7 +246,9 @@ def test_other_data_is_refused(tmp_path: Path, place: Place, content: str) -> No
 
 
 def test_the_commands_print_what_they_measured(place: Place) -> None:
-    told = json.loads(place.run("bench", "learn", "--people", "carla", "--nights", "1", "--json").stdout)
+    told = json.loads(
+        place.run("bench", "learn", "--people", "carla", "--nights", "1", "--json").stdout
+    )
     assert (told["bench"], told["people"], told["nights"]) == ("learn", ["carla"], 1)
     figures = ("adherence", "recall", "locality", "retention", "overwrite", "bad_updates_accepted")
     assert {*figures, "seconds_per_learn", "tokens_per_second", "ratios"} <= set(told)

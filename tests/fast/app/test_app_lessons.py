@@ -19,7 +19,11 @@ def test_lessons_say_where_each_signal_went_and_who_gave_it(place: Place) -> Non
     assert "to be learned" in shown
     assert "a comment is a rule that acts on the next turn" in shown
     everything = json.loads(place.run("lessons", "--all", "--json").stdout)
-    assert [each["use"] for each in everything["lessons"]] == ["superseded", "to be learned", "acts now"]
+    assert [each["use"] for each in everything["lessons"]] == [
+        "superseded",
+        "to be learned",
+        "acts now",
+    ]
     assert {each["signal"]["source"] for each in everything["lessons"]} == {"person"}
 
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from personalpeft.learning.generic import generic_questions
+from personalpeft.learning.evaluate.probes import generic_questions
 from personalpeft_app.bench.persons import General, Habit, Person, mentions, people, pools
 
 pytestmark = pytest.mark.exhaustive
@@ -62,7 +62,9 @@ def test_a_person_has_twenty_facts_of_which_five_change(person: Person) -> None:
         for told in filter(None, (fact, fact.later)):
             assert mentions(told.right, told.answer)
             assert mentions(told.right, told.text)
-            assert not any(mentions(told.right, question) for question in (*fact.questions, *fact.unseen))
+            assert not any(
+                mentions(told.right, question) for question in (*fact.questions, *fact.unseen)
+            )
         if fact.later:
             assert not mentions(fact.right, fact.later.text)
 

@@ -14,7 +14,12 @@ from personalpeft import LearnReport, User
 @pytest.fixture
 def taught(place: Place) -> Place:
     for number in range(6):
-        assert place.run("teach", f"What is {number} + 1?", str(number + 1), "--skill", "sums").exit_code == 0
+        assert (
+            place.run(
+                "teach", f"What is {number} + 1?", str(number + 1), "--skill", "sums"
+            ).exit_code
+            == 0
+        )
     assert place.run("learn", "--layer", "skill.sums").exit_code == 0
     return place
 
@@ -26,7 +31,9 @@ def test_a_practice_is_reported_as_text_and_as_data(taught: Place) -> None:
     assert "skill.sums: ABSTAINED" in said.stdout
     assert "none of 80 replies passed" in said.stdout
     assert "80 replies in 2 rounds" in said.stdout
-    report = json.loads(taught.run("practice", "sums", "--verifier", "sums", "--rounds", "2", "--json").stdout)
+    report = json.loads(
+        taught.run("practice", "sums", "--verifier", "sums", "--rounds", "2", "--json").stdout
+    )
     assert report["scores"]["practice"]["rounds"] == 2
     assert report["layer"] == "skill.sums"
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from app_makers import Place
 
 
-def test_what_is_live_is_published_by_name_and_served_by_the_server_of_this_home(learned: Place) -> None:
+def test_what_is_live_is_published_by_name_and_served_by_the_server_of_this_home(
+    learned: Place,
+) -> None:
     learned.run("remember", "My dog is called Biscuit.", "--user", "bo")
     first = learned.run("publish")
     assert first.exit_code == 0, first.output
@@ -28,7 +30,9 @@ def test_what_is_live_is_published_by_name_and_served_by_the_server_of_this_home
     }
 
 
-def test_users_that_are_named_are_published_where_it_is_said(learned: Place, tmp_path: Path) -> None:
+def test_users_that_are_named_are_published_where_it_is_said(
+    learned: Place, tmp_path: Path
+) -> None:
     learned.run("remember", "My dog is called Biscuit.", "--user", "bo")
     to = ("--to", str(tmp_path / "stacks"))
     both = learned.run("publish", "ada", "bo", *to)

@@ -24,7 +24,9 @@ def test_a_server_makes_its_token_says_where_it_lies_and_stops_on_a_signal(place
     assert said == {"url": said["url"], "token_file": str(token), "token_made": True}
     secret = token.read_text().strip()
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
-    asked = urllib.request.Request(f"{said['url']}/v1/models", headers={"Authorization": f"Bearer {secret}"})
+    asked = urllib.request.Request(
+        f"{said['url']}/v1/models", headers={"Authorization": f"Bearer {secret}"}
+    )
     with urllib.request.urlopen(asked) as answer:
         assert answer.status == 200
     server.send_signal(signal.SIGTERM)
@@ -59,7 +61,9 @@ def test_on_a_terminal_it_prints_a_link_that_leads_into_the_page_signed_in(place
     )
     with urllib.request.urlopen(exchange) as answer:
         session = {"Authorization": f"Bearer {json.load(answer)['token']}"}
-    with urllib.request.urlopen(urllib.request.Request(f"{address}api/v1/token", headers=session)) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{address}api/v1/token", headers=session)
+    ) as answer:
         assert json.load(answer)["user"] == "ada"
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(exchange)
@@ -88,7 +92,9 @@ def _first_json(stream: object) -> str:
         (("--host", "192.0.2.1"), 2, "--public"),
     ],
 )
-def test_other_machines_are_let_in_by_name_alone(place: Place, args: tuple[str, ...], code: int, hint: str) -> None:
+def test_other_machines_are_let_in_by_name_alone(
+    place: Place, args: tuple[str, ...], code: int, hint: str
+) -> None:
     result = place.run("serve", "--port", "0", *args)
     assert result.exit_code == code
     assert hint in result.stderr

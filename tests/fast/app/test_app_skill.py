@@ -11,7 +11,7 @@ from app_makers import Place
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.skills.practice import for_judging
+from personalpeft.learning.rl.job import for_judging
 from personalpeft.verifiers.reasoning_gym import ReasoningGym
 from personalpeft_app.bench.skill import DEMONSTRATIONS, FAMILY, _drawn, interval
 
@@ -23,9 +23,15 @@ _STAGES = ["demonstrations", "rejection sampling", "policy gradient"]
 
 def test_each_stage_is_asked_the_same_number_of_unseen_tasks(place: Place) -> None:
     told = json.loads(place.run(*_SHORT, "--json").stdout)
-    assert (told["bench"], told["family"], told["demonstrations"]) == ("skill", FAMILY, DEMONSTRATIONS)
+    assert (told["bench"], told["family"], told["demonstrations"]) == (
+        "skill",
+        FAMILY,
+        DEMONSTRATIONS,
+    )
     assert [stage["name"] for stage in told["stages"]] == _STAGES
-    assert {told["before"]["asked"], *(stage["unseen"]["asked"] for stage in told["stages"])} == {20}
+    assert {told["before"]["asked"], *(stage["unseen"]["asked"] for stage in told["stages"])} == {
+        20
+    }
     assert {"points_shown", "points_practised"} <= set(told)
     shown = place.run(*_SHORT).stdout
     assert all(name in shown for name in _STAGES)

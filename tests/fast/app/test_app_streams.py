@@ -87,7 +87,9 @@ def test_text_cannot_steer_the_terminal(place: Place) -> None:
     assert not re.search(r"[\x1b\x9b]", place.run("learn", "--dry-run", "--json").stdout)
 
 
-@pytest.mark.parametrize(("name", "value", "coloured"), [("NO_COLOR", "1", False), ("NO_COLOR", "", True)])
+@pytest.mark.parametrize(
+    ("name", "value", "coloured"), [("NO_COLOR", "1", False), ("NO_COLOR", "", True)]
+)
 def test_no_color_is_heeded(place: Place, name: str, value: str, coloured: bool) -> None:
     ours, theirs = pty.openpty()
     env = {**os.environ, **place.environment, "TERM": "xterm", name: value}
@@ -118,7 +120,9 @@ def test_a_broken_pipe_is_quiet(learned: Place) -> None:
     assert process.wait() == 141
 
 
-def test_a_reader_that_leaves_in_the_middle_of_a_reply_leaves_a_cancelled_turn(place: Place) -> None:
+def test_a_reader_that_leaves_in_the_middle_of_a_reply_leaves_a_cancelled_turn(
+    place: Place,
+) -> None:
     process = place.spawn("ask", "hello", slowly=0.3)
     assert process.stdout is not None
     assert process.stderr is not None
@@ -191,7 +195,9 @@ def test_ctrl_c_in_a_chat_stops_the_reply_and_not_the_chat(place: Place) -> None
     assert [message["role"] for message in newest["messages"]] == ["user", "assistant", "user"]
 
 
-def test_a_bug_shows_one_line_and_keeps_the_details(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_shows_one_line_and_keeps_the_details(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*args: object, **more: object) -> None:
         raise ZeroDivisionError("what no one thought of")
 

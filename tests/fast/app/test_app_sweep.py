@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runtime_makers import QUICK_CARD
 
-from personalpeft.bases.base import Base
-from personalpeft.bases.card import read_card
-from personalpeft.bases.shelf import all_cards, find_card
+from personalpeft.base_models.model_card import read_card
+from personalpeft.base_models.registry import all_cards, find_card
+from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput
 from personalpeft_app.bench import sweep
 from personalpeft_app.bench.cards import write_card
@@ -46,7 +46,9 @@ def _swept(base: str, keep: Path, *only: str) -> tuple[sweep.SweepBench, list[st
     return found, said
 
 
-def test_a_sweep_changes_one_number_at_a_time_and_goes_on_where_it_was(tmp_path: Path, quick: str) -> None:
+def test_a_sweep_changes_one_number_at_a_time_and_goes_on_where_it_was(
+    tmp_path: Path, quick: str
+) -> None:
     keep = tmp_path / "keep"
     first, said = _swept(quick, keep, "rank")
     assert [(point.number, point.value) for point in first.points] == [("rank", 1), ("default", "")]
@@ -64,7 +66,9 @@ def test_a_sweep_changes_one_number_at_a_time_and_goes_on_where_it_was(tmp_path:
     third, _ = _swept(quick, keep, "rank")
     # All but how long it took: a run is decided by its recipe, its style and its seed.
     figures = ("number", "value", "verdict", "in_style", "kept", "kl", "held_back")
-    shown = [{tuple(getattr(p, f) for f in figures) for p in found.points} for found in (first, third)]
+    shown = [
+        {tuple(getattr(p, f) for f in figures) for p in found.points} for found in (first, third)
+    ]
     assert shown[0] == shown[1]
     assert sweep.by_value(first)["rank"].keys() >= {1, 2}
 
@@ -89,12 +93,23 @@ def test_the_default_counts_for_every_number_and_another_default_for_none() -> N
 
 
 @pytest.mark.parametrize(
-    ("option", "hint"), [(("--only", "learning_rat"), "learning_rate"), (("--style", "pirat"), "pirate")]
+    ("option", "hint"),
+    [(("--only", "learning_rat"), "learning_rate"), (("--style", "pirat"), "pirate")],
 )
-def test_what_there_is_not_to_sweep_is_named(place: Place, tmp_path: Path, option: tuple[str, str], hint: str) -> None:
+def test_what_there_is_not_to_sweep_is_named(
+    place: Place, tmp_path: Path, option: tuple[str, str], hint: str
+) -> None:
     keep = tmp_path / "keep"
     result = place.run(
-        "bench", "sweep", "--keep", str(keep), "--base", "tiny-random", *option, "--json", backend="torch"
+        "bench",
+        "sweep",
+        "--keep",
+        str(keep),
+        "--base",
+        "tiny-random",
+        *option,
+        "--json",
+        backend="torch",
     )
     assert result.exit_code == 2
     assert hint in json.loads(result.stderr)["error"]["hint"]
@@ -132,7 +147,9 @@ def test_a_written_card_reads_back_as_it_was_but_for_its_recipe(tmp_path: Path, 
     card = find_card(name)
     same = read_card(write_card(card, tmp_path / "same.toml", learning=card.learning))
     assert same == card
-    other = read_card(write_card(card, tmp_path / "other.toml", learning={"rank": 2, "targets": ["q_proj"]}))
+    other = read_card(
+        write_card(card, tmp_path / "other.toml", learning={"rank": 2, "targets": ["q_proj"]})
+    )
     assert other.learning == {"rank": 2, "targets": ["q_proj"]}
 
 
@@ -184,7 +201,20 @@ def test_a_memory_is_asked_what_nobody_told_and_its_room_is_counted(
     place: Place, tmp_path: Path, quick: str, shared_cache: Path
 ) -> None:
     keep = tmp_path / "keep"
-    asked = ("bench", "capacity", "--keep", str(keep), "--base", quick, "--facts", "5", "--rank", "1", "--seeds", "1")
+    asked = (
+        "bench",
+        "capacity",
+        "--keep",
+        str(keep),
+        "--base",
+        quick,
+        "--facts",
+        "5",
+        "--rank",
+        "1",
+        "--seeds",
+        "1",
+    )
     result = place.run(*asked, backend="torch", PERSONALPEFT_CACHE=str(shared_cache))
     assert result.exit_code == 0, result.output
     told = json.loads(place.run(*asked, "--json", backend="torch").stdout)
@@ -209,6 +239,8 @@ def test_facts_are_told_apart_and_fewer_are_the_first_of_more(count: int, seed: 
 def test_no_value_of_a_kind_is_named_by_another() -> None:
     every = {fact.text: fact for seed in range(60) for fact in facts(MOST, seed)}.values()
     for fact in every:
-        about = [other for other in every if other.unseen == fact.unseen and other.answer != fact.answer]
+        about = [
+            other for other in every if other.unseen == fact.unseen and other.answer != fact.answer
+        ]
         assert about
         assert not any(fact.is_in(other.text) for other in about)

@@ -19,7 +19,9 @@ def test_two_revisions_are_compared_blind_and_a_choice_is_kept(learned: Place) -
     assert told["choice"] is None
     assert "style@" not in json.dumps(told)
     name = told["answers"][1]["name"]
-    chosen = json.loads(learned.run("compare", "hello", "--choose", name, "--json").stdout)["choice"]
+    chosen = json.loads(learned.run("compare", "hello", "--choose", name, "--json").stdout)[
+        "choice"
+    ]
     (turn,) = json.loads(learned.run("turns", "-n", "1", "--json").stdout)["turns"]
     assert turn["id"] == chosen["turn"]
     assert turn["signals"][0]["id"] == chosen["signal"]
@@ -50,7 +52,9 @@ def test_choosing_neither_keeps_nothing(learned: Place) -> None:
         (["report", "--since", "2999-01-01"], 2),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_changes_nothing(learned: Place, args: list[str], code: int) -> None:
+def test_what_makes_no_sense_is_refused_and_changes_nothing(
+    learned: Place, args: list[str], code: int
+) -> None:
     before = learned.snapshot()
     result = learned.run(*args)
     assert result.exit_code == code, result.output
@@ -67,8 +71,12 @@ def test_the_morning_summary_of_one_and_of_all(learned: Place) -> None:
     assert (told["user"], len(told["reports"])) == ("ada", 1)
     everyone = json.loads(learned.run("report", "--everyone", "--json").stdout)["users"]
     assert [each["user"] for each in everyone] == ["ada", "bob"]
-    assert json.loads(learned.run("report", "--everyone", "--since", "0m", "--json").stdout) == {"users": []}
-    assert json.loads(learned.run("report", "--since", "2026-01-01", "--json").stdout)["users"][0]["turns"]
+    assert json.loads(learned.run("report", "--everyone", "--since", "0m", "--json").stdout) == {
+        "users": []
+    }
+    assert json.loads(learned.run("report", "--since", "2026-01-01", "--json").stdout)["users"][0][
+        "turns"
+    ]
 
 
 def test_a_revision_that_was_withdrawn_is_told_until_the_next_answer(learned: Place) -> None:

@@ -9,9 +9,9 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from personalpeft.backends.torch.kernels import programs
-from personalpeft.backends.torch.kernels.base import BLOCK, Chunk, Places, Pointers, Shelf
-from personalpeft.backends.torch.kernels.cuda import TritonKernels
+from personalpeft.backends.torch.ops import triton_kernels
+from personalpeft.backends.torch.ops.base import BLOCK, Chunk, Places, Pointers, Shelf
+from personalpeft.backends.torch.ops.triton_ops import TritonKernels
 
 
 class NoDevice:
@@ -45,7 +45,7 @@ class Compiled:
 def main() -> None:
     driver.set_active(NoDevice())
     for name in ("shrink", "expand", "remember", "attend", "join", "norm"):
-        setattr(programs, name, Compiled(getattr(programs, name)))
+        setattr(triton_kernels, name, Compiled(getattr(triton_kernels, name)))
     kernels, tokens, dim = TritonKernels(torch.device("cpu")), 20, 128
     ints = torch.zeros(tokens, dtype=torch.int32)
     shelf = Shelf(zeros(3, 2, 24, 576), zeros(3, 2, 8, 960), (576, 768, 960))

@@ -13,8 +13,8 @@ from vllm_double import Double, Open, doubled, know
 
 from personalpeft.backends.base import Backend
 from personalpeft.backends.vllm.backend import VllmBackend
-from personalpeft.bases.base import Base, Card, Source
-from personalpeft.bases.prepare import prepare
+from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.types import Base, Card, Source
 from personalpeft.settings import VllmServer
 from personalpeft.types import Sampling
 
@@ -47,7 +47,12 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(
-    params=["fake", "torch_tiny", "llamacpp_tiny", pytest.param("vllm_tiny", marks=pytest.mark.vllm)],
+    params=[
+        "fake",
+        "torch_tiny",
+        "llamacpp_tiny",
+        pytest.param("vllm_tiny", marks=pytest.mark.vllm),
+    ],
     ids=["fake", "torch", "llamacpp", "vllm"],
 )
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
@@ -78,7 +83,9 @@ def open_on(tiny_base: Base, tmp_path: Path) -> Iterator[Open]:
             know(double, cache)
             sizes = {name: more.pop(name) for name in ("slots", "rows") if name in more}
             server = VllmServer(**{"url": double.url, "patience": 1.0, "timeout": 10.0, **more})
-            backend = VllmBackend(tiny_base, cache=cache, server=server, entropy=os.urandom, **sizes)
+            backend = VllmBackend(
+                tiny_base, cache=cache, server=server, entropy=os.urandom, **sizes
+            )
             ends.callback(backend.close)
             return backend
 

@@ -8,18 +8,22 @@ import pytest
 import torch
 from backend_makers import attach, composed, row, torch_backend, written
 
-from personalpeft.bases.base import Base
+from personalpeft.base_models.types import Base
 
 PROMPTS = ("hello", "what is this? " * 9, "x")
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["plain", "native"])
-def test_a_batch_says_what_transformers_says_to_each(base: Base, native: bool, shared_cache: Path) -> None:
+def test_a_batch_says_what_transformers_says_to_each(
+    base: Base, native: bool, shared_cache: Path
+) -> None:
     from transformers import AutoModelForCausalLM
 
     backend = torch_backend(base, slots=2, rows=8, **({"cache": shared_cache} if native else {}))
     rows = [row(backend, prompt, max_tokens=20) for prompt in PROMPTS]
-    model = AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        base.folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     model.generation_config.eos_token_id = list(backend.end_of_turn)
     for each, reply in zip(rows, written(backend, rows), strict=True):
         with torch.inference_mode():
@@ -30,11 +34,15 @@ def test_a_batch_says_what_transformers_says_to_each(base: Base, native: bool, s
                 do_sample=False,
                 pad_token_id=0,
             )[0, len(each.tokens) :].tolist()
-        assert list(reply.tokens) == [token for token in expected if token not in backend.end_of_turn]
+        assert list(reply.tokens) == [
+            token for token in expected if token not in backend.end_of_turn
+        ]
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["plain", "native"])
-def test_rows_with_stacks_say_alone_what_they_say_together(base: Base, native: bool, shared_cache: Path) -> None:
+def test_rows_with_stacks_say_alone_what_they_say_together(
+    base: Base, native: bool, shared_cache: Path
+) -> None:
     backend = torch_backend(base, slots=2, rows=8, **({"cache": shared_cache} if native else {}))
     for seed in (1, 2):
         attach(backend, f"s{seed}", composed(backend, seed, rank=seed + 1, size=0.2))

@@ -21,23 +21,38 @@ few = examples(12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @few
-@given(asked=st.lists(st.tuples(st.text("abc ?", min_size=1, max_size=12), STACKS), min_size=2, max_size=5))
-def test_rows_of_one_batch_say_what_each_says_alone(backend: Backend, asked: list[tuple[str, str | None]]) -> None:
-    rows = [row(backend, prompt, stack, max_tokens=2 + 3 * i) for i, (prompt, stack) in enumerate(asked)]
+@given(
+    asked=st.lists(
+        st.tuples(st.text("abc ?", min_size=1, max_size=12), STACKS), min_size=2, max_size=5
+    )
+)
+def test_rows_of_one_batch_say_what_each_says_alone(
+    backend: Backend, asked: list[tuple[str, str | None]]
+) -> None:
+    rows = [
+        row(backend, prompt, stack, max_tokens=2 + 3 * i) for i, (prompt, stack) in enumerate(asked)
+    ]
     together = written(backend, rows)
     alone = [written(backend, [each])[0] for each in rows]
-    assert [(w.text, w.tokens, w.finish) for w in together] == [(w.text, w.tokens, w.finish) for w in alone]
+    assert [(w.text, w.tokens, w.finish) for w in together] == [
+        (w.text, w.tokens, w.finish) for w in alone
+    ]
 
 
 def test_a_stack_changes_what_is_said_and_another_one_differently(backend: Backend) -> None:
-    replies = [written(backend, [row(backend, "hello", stack)])[0].text for stack in (None, "one", "two", "three")]
+    replies = [
+        written(backend, [row(backend, "hello", stack)])[0].text
+        for stack in (None, "one", "two", "three")
+    ]
     assert len(set(replies)) == 4
 
 
 def test_a_stack_of_two_says_something_else_than_either(backend: Backend) -> None:
     parts = [(adapter(backend, seed, layer=f"skill.s{seed}"), 1.0) for seed in (0, 1)]
     attach(backend, "four", compose(parts))
-    replies = {written(backend, [row(backend, "hello", stack)])[0].text for stack in ("one", "two", "four")}
+    replies = {
+        written(backend, [row(backend, "hello", stack)])[0].text for stack in ("one", "two", "four")
+    }
     assert len(replies) == 3
 
 
@@ -54,18 +69,26 @@ def test_other_seeds_say_other_things(backend: Backend) -> None:
 
 
 def test_greedy_replies_do_not_depend_on_the_seed(backend: Backend) -> None:
-    first, second = written(backend, [row(backend, "hello", "one", seed=seed) for seed in (0, 2**62)])
+    first, second = written(
+        backend, [row(backend, "hello", "one", seed=seed) for seed in (0, 2**62)]
+    )
     assert first.text == second.text
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-6, 2.0])
 @pytest.mark.parametrize("top_p", [1e-300, 0.5, 1.0])
-def test_any_number_that_is_allowed_can_be_sampled_with(backend: Backend, temperature: float, top_p: float) -> None:
-    reply = written(backend, [row(backend, "hello", temperature=temperature, top_p=top_p, max_tokens=2)])[0]
+def test_any_number_that_is_allowed_can_be_sampled_with(
+    backend: Backend, temperature: float, top_p: float
+) -> None:
+    reply = written(
+        backend, [row(backend, "hello", temperature=temperature, top_p=top_p, max_tokens=2)]
+    )[0]
     assert len(reply.tokens) <= 2
 
 
-def test_more_heat_than_a_backend_takes_is_refused_before_anything_is_written(backend: Backend) -> None:
+def test_more_heat_than_a_backend_takes_is_refused_before_anything_is_written(
+    backend: Backend,
+) -> None:
     hot = row(backend, "hello", temperature=10.0, max_tokens=2)
     if backend.name == "vllm":
         with pytest.raises(InvalidInput, match="temperature"):
@@ -75,7 +98,9 @@ def test_more_heat_than_a_backend_takes_is_refused_before_anything_is_written(ba
 
 
 def test_nearly_no_temperature_is_greedy(torch_tiny: Backend) -> None:
-    greedy, cold = written(torch_tiny, [row(torch_tiny, "hello", temperature=t) for t in (0.0, 1e-6)])
+    greedy, cold = written(
+        torch_tiny, [row(torch_tiny, "hello", temperature=t) for t in (0.0, 1e-6)]
+    )
     assert greedy.text == cold.text
 
 
@@ -100,14 +125,18 @@ def test_a_stop_string_ends_the_reply_and_is_not_shown(
     whole = written(backend, [row(backend, "hello", stack, max_tokens=24)])[0].text
     start = data.draw(st.integers(0, len(whole) - 1))
     stop = whole[start : start + data.draw(st.integers(1, 9))]
-    reply = written(backend, [row(backend, "hello", stack, max_tokens=24, stop=(stop, "never said"))])[0]
+    reply = written(
+        backend, [row(backend, "hello", stack, max_tokens=24, stop=(stop, "never said"))]
+    )[0]
     assert reply.text == whole.partition(stop)[0]
     assert reply.finish == "stop"
 
 
 @few
 @given(steps=st.integers(0, 4))
-def test_a_row_can_leave_between_any_two_steps_and_nobody_else_notices(backend: Backend, steps: int) -> None:
+def test_a_row_can_leave_between_any_two_steps_and_nobody_else_notices(
+    backend: Backend, steps: int
+) -> None:
     asked = [row(backend, "hello"), row(backend, "bye", "one"), row(backend, "why", "two")]
     whole = written(backend, asked)
     writing = Writing(backend)
@@ -121,7 +150,12 @@ def test_a_row_can_leave_between_any_two_steps_and_nobody_else_notices(backend: 
 
 
 @few
-@given(joins=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["hello", "bye", "x" * 700]), STACKS), max_size=5))
+@given(
+    joins=st.lists(
+        st.tuples(st.integers(0, 3), st.sampled_from(["hello", "bye", "x" * 700]), STACKS),
+        max_size=5,
+    )
+)
 def test_rows_that_join_between_steps_say_what_each_says_alone(
     backend: Backend, joins: list[tuple[int, str, str | None]]
 ) -> None:
@@ -185,27 +219,42 @@ def test_log_probs_of_a_reply_are_those_that_scoring_it_gives(
     assert other.logprobs == ()
     (score,) = backend.score([Continuation(asked.tokens, reply.tokens)], stack)
     # Scores for vLLM are torch's, in torch's own precision on this machine.
-    assert score.tokens == pytest.approx(reply.logprobs, abs=0.5 if backend.name == "vllm" else 1e-3)
-    assert score.logp == pytest.approx(sum(score.tokens) / len(score.tokens), abs=1e-5)
-    assert sum(abs(a - b) for a, b in zip(score.tokens, reply.logprobs, strict=True)) <= backend.tolerance * len(
-        score.tokens
+    assert score.tokens == pytest.approx(
+        reply.logprobs, abs=0.5 if backend.name == "vllm" else 1e-3
     )
+    assert score.logp == pytest.approx(sum(score.tokens) / len(score.tokens), abs=1e-5)
+    assert sum(
+        abs(a - b) for a, b in zip(score.tokens, reply.logprobs, strict=True)
+    ) <= backend.tolerance * len(score.tokens)
 
 
 @few
-@given(stack=STACKS, temperature=st.sampled_from([0.0, 1.0]), beside=st.integers(0, 20), top=st.integers(1, 20))
+@given(
+    stack=STACKS,
+    temperature=st.sampled_from([0.0, 1.0]),
+    beside=st.integers(0, 20),
+    top=st.integers(1, 20),
+)
 def test_the_likeliest_tokens_are_those_of_the_row_itself_whatever_others_ask(
     backend: Backend, stack: str | None, temperature: float, beside: int, top: int
 ) -> None:
     asked = row(backend, "hello", stack, logprobs=True, temperature=temperature)
     (alone,) = written(backend, [replace(asked, top=20)])
-    reply, other = written(backend, [replace(asked, top=top), replace(row(backend, "bye", logprobs=True), top=beside)])
+    reply, other = written(
+        backend, [replace(asked, top=top), replace(row(backend, "bye", logprobs=True), top=beside)]
+    )
     assert reply.tokens == alone.tokens
     assert [len(each) for each in reply.top] == [top] * len(reply.tokens)
     assert len(other.top) == (len(other.tokens) if beside else 0)
-    for token, logprob, likely, whole in zip(reply.tokens, reply.logprobs, reply.top, alone.top, strict=True):
-        assert [value for _, value in likely] == sorted((value for _, value in likely), reverse=True)
-        assert [value for _, value in likely] == pytest.approx([value for _, value in whole[:top]], abs=1e-3)
+    for token, logprob, likely, whole in zip(
+        reply.tokens, reply.logprobs, reply.top, alone.top, strict=True
+    ):
+        assert [value for _, value in likely] == sorted(
+            (value for _, value in likely), reverse=True
+        )
+        assert [value for _, value in likely] == pytest.approx(
+            [value for _, value in whole[:top]], abs=1e-3
+        )
         assert sum(math.exp(value) for _, value in whole) <= 1 + 1e-4
         # The written token has the same number in both places; greedily it is the first.
         assert dict(whole).get(token, logprob) == pytest.approx(logprob, abs=1e-3)
@@ -261,7 +310,9 @@ def test_a_slot_that_is_used_again_holds_nothing_of_what_was_there(backend: Back
     assert first.text == second.text
 
 
-def test_a_slot_filled_anew_does_not_change_the_replies_that_are_being_written(backend: Backend) -> None:
+def test_a_slot_filled_anew_does_not_change_the_replies_that_are_being_written(
+    backend: Backend,
+) -> None:
     asked = row(backend, "hello", "one", max_tokens=30)
     whole = written(backend, [asked])[0].text
     writing = Writing(backend)
@@ -287,7 +338,9 @@ def test_a_slot_is_taken_until_the_last_row_has_left_it(backend: Backend) -> Non
 
 def test_the_base_is_what_it_was_after_any_use(backend: Backend) -> None:
     before = backend.fingerprint()
-    written(backend, [row(backend, "hello", stack, temperature=1.0) for stack in (None, "one", "two")])
+    written(
+        backend, [row(backend, "hello", stack, temperature=1.0) for stack in (None, "one", "two")]
+    )
     attach(backend, "four", composed(backend, 3))
     backend.detach("four")
     assert backend.fingerprint() == before

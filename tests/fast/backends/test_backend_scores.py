@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from personalpeft.adapters.compose import compose
-from personalpeft.adapters.peft_folder import export_peft, export_stack_peft
+from personalpeft.adapters.formats.peft import export_peft, export_stack_peft
 from personalpeft.backends.base import Backend, Continuation
-from personalpeft.backends.torch.packing import pack
-from personalpeft.bases.base import Base
+from personalpeft.backends.torch.training.packing import pack
+from personalpeft.base_models.types import Base
 
 # Of float32 sums taken in another order.
 CLOSE = 2e-4
@@ -25,9 +25,15 @@ ITEMS = st.lists(st.builds(Continuation, TOKENS, TOKENS), min_size=1, max_size=6
 
 
 @given(items=ITEMS)
-def test_a_pack_computes_each_prefix_once_and_shows_each_token_its_own_past_alone(items: list[Continuation]) -> None:
+def test_a_pack_computes_each_prefix_once_and_shows_each_token_its_own_past_alone(
+    items: list[Continuation],
+) -> None:
     packed = pack(items)
-    prefixes = {(*i.prompt, *i.completion)[:n] for i in items for n in range(1, len(i.prompt) + len(i.completion))}
+    prefixes = {
+        (*i.prompt, *i.completion)[:n]
+        for i in items
+        for n in range(1, len(i.prompt) + len(i.completion))
+    }
     assert len(packed.tokens) == len(prefixes)
     for item, reads in zip(items, packed.reads, strict=True):
         assert len(reads) == len(item.completion)
@@ -65,7 +71,9 @@ def test_more_than_fits_into_one_pass_is_scored_in_order(backend: Backend) -> No
 
 def test_the_base_is_nowhere_apart_from_itself(backend: Backend) -> None:
     items = [after(backend, "hello", "bye"), after(backend, "why", "so")]
-    assert [score.kl for score in backend.score(items, None, kl=True)] == pytest.approx([0.0, 0.0], abs=1e-6)
+    assert [score.kl for score in backend.score(items, None, kl=True)] == pytest.approx(
+        [0.0, 0.0], abs=1e-6
+    )
     assert all((score.kl or 0) > 1e-3 for score in backend.score(items, "one", kl=True))
     assert backend.score([], None) == ()
 
@@ -99,12 +107,16 @@ def peft_logp(base: Base, folder: Path, items: list[Continuation]) -> list[float
     return scores
 
 
-def test_an_exported_adapter_means_to_peft_what_it_means_to_us(torch_tiny: Backend, tmp_path: Path) -> None:
+def test_an_exported_adapter_means_to_peft_what_it_means_to_us(
+    torch_tiny: Backend, tmp_path: Path
+) -> None:
     one, two = adapter(torch_tiny, 31, rank=3), adapter(torch_tiny, 32, rank=2, layer="memory")
     items = [after(torch_tiny, f"question {n}", "an answer") for n in range(3)]
     base = torch_tiny.base
     export_peft(one, base.architecture, tmp_path / "one", base_name="tiny-random")
-    export_stack_peft([(one, 1.0), (two, -0.5)], base.architecture, tmp_path / "both", base_name="tiny-random")
+    export_stack_peft(
+        [(one, 1.0), (two, -0.5)], base.architecture, tmp_path / "both", base_name="tiny-random"
+    )
     for folder, parts in (("one", [(one, 1.0)]), ("both", [(one, 1.0), (two, -0.5)])):
         attach(torch_tiny, folder, compose(parts))
         ours = [score.logp for score in torch_tiny.score(items, folder)]

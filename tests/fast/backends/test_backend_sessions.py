@@ -12,9 +12,9 @@ from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from personalpeft.adapters.base import Composed, Share
+from personalpeft.adapters.types import Composed, Share
 from personalpeft.backends.base import Backend, Continuation, Session
-from personalpeft.learning.objectives import Distilled, Supervised
+from personalpeft.learning.train.losses import Distilled, Supervised
 from personalpeft.types import Message
 
 STEPS = 6
@@ -47,7 +47,13 @@ def test_serving_in_between_changes_no_byte(backend: Backend) -> None:
     session.refer([term for terms in steps for term in terms])
     for terms in steps:
         session.step(terms, 1e-2)
-        written(backend, [row(backend, "hello", stack, temperature=1.0, max_tokens=3) for stack in ("two", None)])
+        written(
+            backend,
+            [
+                row(backend, "hello", stack, temperature=1.0, max_tokens=3)
+                for stack in ("two", None)
+            ],
+        )
         backend.score([after(backend, "hello", "bye")], "two")
     assert bytes_of(session) == trained(backend, below="one")
 
@@ -90,10 +96,14 @@ def test_what_was_saved_does_not_change_when_the_session_goes_on(backend: Backen
 GARBAGE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "nothing": lambda state: {},
     "one array less": lambda state: dict(sorted(state.items())[:-1]),
-    "another shape": lambda state: {name: np.zeros((*array.shape, 2), np.float32) for name, array in state.items()},
+    "another shape": lambda state: {
+        name: np.zeros((*array.shape, 2), np.float32) for name, array in state.items()
+    },
     "flat": lambda state: {name: array.ravel()[:-1] for name, array in state.items()},
     "other names": lambda state: {f"{name}?": array for name, array in state.items()},
-    "not a number": lambda state: {name: np.full_like(array, np.nan) for name, array in state.items()},
+    "not a number": lambda state: {
+        name: np.full_like(array, np.nan) for name, array in state.items()
+    },
 }
 
 
@@ -137,13 +147,17 @@ def test_a_child_begins_where_its_parent_ended(backend: Backend) -> None:
     other = backend.session(spec(backend, start=parent))
     train(other, lessons(backend, 1))
     assert bytes_of(child) == bytes_of(other) != bytes_of(session)
-    assert all(parent[name].b.tobytes() == pair.b.tobytes() for name, pair in session.pairs().items())
+    assert all(
+        parent[name].b.tobytes() == pair.b.tobytes() for name, pair in session.pairs().items()
+    )
 
 
 def test_a_new_layer_says_what_lies_below_until_it_has_learned(torch_tiny: Backend) -> None:
     attach(torch_tiny, "new", scaled(torch_tiny.session(spec(torch_tiny)), 4.0))
     try:
-        base, new = written(torch_tiny, [row(torch_tiny, "hello", stack) for stack in (None, "new")])
+        base, new = written(
+            torch_tiny, [row(torch_tiny, "hello", stack) for stack in (None, "new")]
+        )
     finally:
         torch_tiny.detach("new")
     assert base.text == new.text

@@ -10,7 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from backend_makers import INSTRUCTION_SETS, attach, bits, cold, composed, lessons, row, spec, staggered, train, written
+from backend_makers import (
+    INSTRUCTION_SETS,
+    attach,
+    bits,
+    cold,
+    composed,
+    lessons,
+    row,
+    spec,
+    staggered,
+    train,
+    written,
+)
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +30,7 @@ from hypothesis import strategies as st
 from personalpeft.backends.base import Backend
 from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.backends.torch.processor import cpu_flags
-from personalpeft.bases.base import Base
+from personalpeft.base_models.types import Base
 
 ROWS = 6
 OWNERS = ("ada", "ben")
@@ -29,7 +41,7 @@ PROMPTS = ("hello", "what is this? " * 3, "x", "a long story about rain. " * 6)
 @pytest.fixture(params=["float32", "bfloat16"])
 def backend(request: pytest.FixtureRequest, base: Base, shared_cache: Path) -> Backend:
     from personalpeft.backends.torch.backend import TorchBackend
-    from personalpeft.backends.torch.model import Device, choose_device
+    from personalpeft.backends.torch.model_runner import Device, choose_device
 
     dtype = getattr(torch, request.param)
     if dtype == torch.bfloat16 and choose_device().dtype != dtype:
@@ -57,7 +69,16 @@ def test_a_reply_is_the_same_bits_cold_warm_cut_and_in_company(backend: Backend)
     @given(asked=st.lists(requests, min_size=1, max_size=ROWS), data=st.data())
     def holds(asked: list[tuple[str, str | None, str, float, int]], data: st.DataObject) -> None:
         rows = [
-            row(backend, prompt, stack, owner=owner, logprobs=True, max_tokens=8, temperature=temperature, seed=seed)
+            row(
+                backend,
+                prompt,
+                stack,
+                owner=owner,
+                logprobs=True,
+                max_tokens=8,
+                temperature=temperature,
+                seed=seed,
+            )
             for prompt, stack, owner, temperature, seed in asked
         ]
         alone = [bits(cold(backend, each)) for each in rows]
@@ -68,7 +89,9 @@ def test_a_reply_is_the_same_bits_cold_warm_cut_and_in_company(backend: Backend)
     holds()
 
 
-def test_what_decoding_wrote_is_found_again_only_as_a_prompt_would_have_it(backend: Backend) -> None:
+def test_what_decoding_wrote_is_found_again_only_as_a_prompt_would_have_it(
+    backend: Backend,
+) -> None:
     first = row(backend, PROMPTS[1], "s1", logprobs=True, max_tokens=80, temperature=1.5, seed=4)
     reply = cold(backend, first)
     longer = replace(first, tokens=first.tokens + reply.tokens + first.tokens)
@@ -91,10 +114,25 @@ def test_a_learn_of_another_user_changes_no_bit(backend: Backend) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", [name for name, (flag, _) in INSTRUCTION_SETS.items() if flag in cpu_flags().split()])
-def test_it_holds_with_each_instruction_set_that_this_processor_has(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", [name for name, (flag, _) in INSTRUCTION_SETS.items() if flag in cpu_flags().split()]
+)
+def test_it_holds_with_each_instruction_set_that_this_processor_has(
+    name: str, tmp_path: Path
+) -> None:
     _, limits = INSTRUCTION_SETS[name]
-    command = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-p", "no:cacheprovider", "-n", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        __file__,
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "0",
+    ]
     done = subprocess.run(
         [*command, "-k", "not instruction_set"],
         env={**os.environ, **limits, "PERSONALPEFT_CACHE": str(tmp_path)},

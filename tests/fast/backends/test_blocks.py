@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from personalpeft.backends.base import Row
-from personalpeft.backends.torch.blocks import Blocks, first_name, next_name, whole_blocks
-from personalpeft.backends.torch.kernels.base import BLOCK
+from personalpeft.backends.torch.block_manager import Blocks, first_name, next_name, whole_blocks
+from personalpeft.backends.torch.ops.base import BLOCK
 from personalpeft.types import Sampling
 
 COUNT = 12
 
 
 def names_of(row: Row, base: str = "base") -> list[bytes]:
-    return list(itertools.accumulate(whole_blocks(row.tokens), next_name, initial=first_name(base, row)))[1:]
+    return list(
+        itertools.accumulate(whole_blocks(row.tokens), next_name, initial=first_name(base, row))
+    )[1:]
 
 
 def row(tokens: Sequence[int], owner: str = "ada", stack: str | None = None) -> Row:
@@ -85,9 +87,17 @@ TOKENS = st.lists(st.integers(0, 3), min_size=2 * BLOCK, max_size=2 * BLOCK)
 
 
 @given(
-    first=st.tuples(TOKENS, st.sampled_from(["ada", "bo"]), st.sampled_from([None, "s1", "s2"]), st.sampled_from("ab")),
+    first=st.tuples(
+        TOKENS,
+        st.sampled_from(["ada", "bo"]),
+        st.sampled_from([None, "s1", "s2"]),
+        st.sampled_from("ab"),
+    ),
     second=st.tuples(
-        TOKENS, st.sampled_from(["ada", "bo"]), st.sampled_from([None, "s1", "s2"]), st.sampled_from("ab")
+        TOKENS,
+        st.sampled_from(["ada", "bo"]),
+        st.sampled_from([None, "s1", "s2"]),
+        st.sampled_from("ab"),
     ),
 )
 def test_a_name_is_shared_only_by_the_same_owner_base_stack_and_tokens(
@@ -95,7 +105,9 @@ def test_a_name_is_shared_only_by_the_same_owner_base_stack_and_tokens(
 ) -> None:
     one, other = (names_of(row(t, owner, stack), base) for t, owner, stack, base in (first, second))
     assert (one[1] == other[1]) == (first == second)
-    assert (one[0] == other[0]) == ((first[0][:BLOCK], *first[1:]) == (second[0][:BLOCK], *second[1:]))
+    assert (one[0] == other[0]) == (
+        (first[0][:BLOCK], *first[1:]) == (second[0][:BLOCK], *second[1:])
+    )
     assert one[0] != one[1]
 
 

@@ -12,10 +12,10 @@ import pytest
 from backend_makers import after, attach, bytes_of, composed, spec, torch_backend
 
 from personalpeft.backends.base import Backend, Continuation, Term
-from personalpeft.backends.torch.model import Model
-from personalpeft.backends.torch.packing import Packed
-from personalpeft.bases.base import Base
-from personalpeft.learning.objectives import Anchor, Distilled, Preferred
+from personalpeft.backends.torch.model_runner import Model
+from personalpeft.backends.torch.training.packing import Packed
+from personalpeft.base_models.types import Base
+from personalpeft.learning.train.losses import Anchor, Distilled, Preferred
 
 
 @pytest.fixture
@@ -53,7 +53,9 @@ def anchors(backend: Backend, count: int = 3) -> list[Term]:
     return terms
 
 
-def learned(base: Base, cache: Path | None, terms: Sequence[Term] | None = None, *, below: str | None = None) -> bytes:
+def learned(
+    base: Base, cache: Path | None, terms: Sequence[Term] | None = None, *, below: str | None = None
+) -> bytes:
     """What three steps leave, on a backend of its own as another process would have it."""
     backend = torch_backend(base, cache=cache)
     attach(backend, "one", composed(backend, 3))
@@ -79,7 +81,9 @@ def test_the_next_process_reads_none_of_it_and_learns_the_same_bytes(
     assert reads == []
 
 
-def test_without_a_cache_the_next_learn_of_the_process_reads_none_of_it(tiny_base: Base, reads: list[int]) -> None:
+def test_without_a_cache_the_next_learn_of_the_process_reads_none_of_it(
+    tiny_base: Base, reads: list[int]
+) -> None:
     backend = torch_backend(tiny_base)
     for _ in range(2):
         reads.clear()
@@ -89,7 +93,9 @@ def test_without_a_cache_the_next_learn_of_the_process_reads_none_of_it(tiny_bas
     assert reads == []
 
 
-def test_more_questions_are_added_to_what_is_kept(tiny_base: Base, cache: Path, reads: list[int]) -> None:
+def test_more_questions_are_added_to_what_is_kept(
+    tiny_base: Base, cache: Path, reads: list[int]
+) -> None:
     backend = torch_backend(tiny_base, cache=cache)
     for count, more in ((2, 2), (3, 1), (3, 0)):
         reads.clear()
@@ -97,9 +103,14 @@ def test_more_questions_are_added_to_what_is_kept(tiny_base: Base, cache: Path, 
         assert len(reads) == more
 
 
-def test_of_what_somebody_said_or_what_a_stack_says_nothing_is_kept(tiny_base: Base, cache: Path) -> None:
+def test_of_what_somebody_said_or_what_a_stack_says_nothing_is_kept(
+    tiny_base: Base, cache: Path
+) -> None:
     backend = torch_backend(tiny_base, cache=cache)
-    mine, other = after(backend, "My door?", "The code is 4711."), after(backend, "My door?", "It is open.")
+    mine, other = (
+        after(backend, "My door?", "The code is 4711."),
+        after(backend, "My door?", "It is open."),
+    )
     learned(tiny_base, cache, [Preferred(mine, other, 0.1, 1.0), Distilled(mine, mine)])
     learned(tiny_base, cache, below="one")
     assert kept(cache) == []
@@ -115,20 +126,28 @@ def test_what_a_person_said_too_is_theirs(tiny_base: Base, cache: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["half", "one bit", "empty", "something else"])
-def test_a_file_that_is_not_whole_is_read_anew(tiny_base: Base, cache: Path, reads: list[int], harm: str) -> None:
+def test_a_file_that_is_not_whole_is_read_anew(
+    tiny_base: Base, cache: Path, reads: list[int], harm: str
+) -> None:
     first = learned(tiny_base, cache)
     (file,) = kept(cache)
     whole = file.read_bytes()
     one_bit = bytearray(whole)
     one_bit[-1] ^= 1
-    file.write_bytes({"half": whole[: len(whole) // 2], "one bit": bytes(one_bit), "empty": b""}.get(harm, b"\0" * 99))
+    file.write_bytes(
+        {"half": whole[: len(whole) // 2], "one bit": bytes(one_bit), "empty": b""}.get(
+            harm, b"\0" * 99
+        )
+    )
     reads.clear()
     assert learned(tiny_base, cache) == first
     assert len(reads) == 3
     assert file.read_bytes() == whole
 
 
-def test_a_cache_that_nothing_can_be_written_to_is_no_hindrance(tiny_base: Base, cache: Path) -> None:
+def test_a_cache_that_nothing_can_be_written_to_is_no_hindrance(
+    tiny_base: Base, cache: Path
+) -> None:
     first = learned(tiny_base, cache)
     (file,) = kept(cache)
     file.unlink()

@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from personalpeft.backends.torch.kernels import choose_kernels
-from personalpeft.backends.torch.kernels.base import BLOCK, Chunk, Kernels, Places, Pointers, Shelf
-from personalpeft.backends.torch.kernels.native import NativeKernels, NoCompiler
-from personalpeft.backends.torch.kernels.plain import PlainKernels, attention
+from personalpeft.backends.torch.ops import choose_kernels
+from personalpeft.backends.torch.ops.base import BLOCK, Chunk, Kernels, Places, Pointers, Shelf
+from personalpeft.backends.torch.ops.cpu_ops import NativeKernels, NoCompiler
+from personalpeft.backends.torch.ops.reference_ops import PlainKernels, attention
 
 PLAIN = PlainKernels()
 DTYPES = (torch.float32, torch.bfloat16)
@@ -47,12 +47,14 @@ def natives(shared_cache: Path) -> dict[torch.dtype, Kernels]:
         pytest.skip(str(why))
 
 
-@pytest.fixture(scope="module", params=["native", pytest.param("triton", marks=pytest.mark.exhaustive)])
+@pytest.fixture(
+    scope="module", params=["native", pytest.param("triton", marks=pytest.mark.exhaustive)]
+)
 def fast(request: pytest.FixtureRequest) -> Fast:
     if request.param == "native":
         return Fast(request.getfixturevalue("natives"), torch.device("cpu"))
     triton = pytest.importorskip("triton", reason="Triton is not installed")
-    from personalpeft.backends.torch.kernels.cuda import tried_kernels
+    from personalpeft.backends.torch.ops.triton_ops import tried_kernels
 
     device = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
     return Fast({dtype: tried_kernels(device, dtype) for dtype in DTYPES}, device)
@@ -70,7 +72,13 @@ class Adapted:
     def added(self, kernels: Kernels, tokens: slice = slice(None)) -> Tensor:
         """The outputs of some tokens, in a pass without the others."""
         y = self.y[tokens].clone()
-        kernels.lora(self.x[tokens], y, Pointers(self.pointers.slots[tokens], self.pointers.ranks), self.shelf, 1)
+        kernels.lora(
+            self.x[tokens],
+            y,
+            Pointers(self.pointers.slots[tokens], self.pointers.ranks),
+            self.shelf,
+            1,
+        )
         return y
 
     def on(self, device: torch.device) -> Adapted:
@@ -81,7 +89,10 @@ class Adapted:
 
 @st.composite
 def adapted(draw: st.DrawFn) -> Adapted:
-    chance, dtype = torch.Generator().manual_seed(draw(st.integers(0, 2**31))), draw(st.sampled_from(DTYPES))
+    chance, dtype = (
+        torch.Generator().manual_seed(draw(st.integers(0, 2**31))),
+        draw(st.sampled_from(DTYPES)),
+    )
     ranks = draw(st.lists(st.integers(1, 20), min_size=1, max_size=4))
     widths = draw(st.lists(st.integers(1, 300), min_size=1, max_size=3))
     tokens, inputs = draw(st.integers(1, 20)), draw(st.integers(1, 70))
@@ -94,7 +105,11 @@ def adapted(draw: st.DrawFn) -> Adapted:
     pointed = torch.randint(0, slots, (tokens,), generator=chance, dtype=torch.int32)
     if draw(st.booleans()):
         # As in a pass that reads prompts: many tokens of one slot, one after another.
-        pointed = pointed[:1].expand(tokens).contiguous() if draw(st.booleans()) else pointed.sort().values
+        pointed = (
+            pointed[:1].expand(tokens).contiguous()
+            if draw(st.booleans())
+            else pointed.sort().values
+        )
     return Adapted(
         random(chance, tokens, inputs, dtype=dtype),
         random(chance, tokens, sum(widths), dtype=dtype),
@@ -138,13 +153,20 @@ class Rows:
             PLAIN.remember(k, v, keys, values, Places(writes, writes, writes))
         return keys.to(device), values.to(device)
 
-    def attended(self, kernels: Kernels, device: torch.device, q: Tensor, rows: slice = slice(None)) -> Tensor:
+    def attended(
+        self, kernels: Kernels, device: torch.device, q: Tensor, rows: slice = slice(None)
+    ) -> Tensor:
         """What the last tokens of some rows attend to, in a pass without the others."""
         lengths, keys_values = self.lengths[rows], self.pool(device)
         table = self.table[rows, : -(-int(lengths.max()) // BLOCK)].contiguous()
         places = Places(torch.tensor([0], device=device), table.to(device), lengths.to(device))
         return kernels.attend(
-            q[rows].to(device), *keys_values, places, scaling=self.scaling, softcap=self.softcap, window=self.window
+            q[rows].to(device),
+            *keys_values,
+            places,
+            scaling=self.scaling,
+            softcap=self.softcap,
+            window=self.window,
         ).cpu()
 
     def read(self, kernels: Kernels, device: torch.device, q: Tensor, length: int) -> Tensor:
@@ -163,14 +185,21 @@ class Rows:
         """What a row's token ``length - 1`` should attend to."""
         k, v = self.rows[row]
         own = slice(max(0, length - self.window) if self.window else 0, length)
-        return attention(q[None], k[own], v[own], mask=None, scaling=self.scaling, softcap=self.softcap)[0]
+        return attention(
+            q[None], k[own], v[own], mask=None, scaling=self.scaling, softcap=self.softcap
+        )[0]
 
 
 @st.composite
 def batches(draw: st.DrawFn) -> Rows:
-    chance, dtype = torch.Generator().manual_seed(draw(st.integers(0, 2**31))), draw(st.sampled_from(DTYPES))
+    chance, dtype = (
+        torch.Generator().manual_seed(draw(st.integers(0, 2**31))),
+        draw(st.sampled_from(DTYPES)),
+    )
     # Long ones too, which a GPU reads in parts.
-    lengths = draw(st.lists(st.integers(1, 3 * BLOCK + 5) | st.integers(250, 290), min_size=1, max_size=4))
+    lengths = draw(
+        st.lists(st.integers(1, 3 * BLOCK + 5) | st.integers(250, 290), min_size=1, max_size=4)
+    )
     heads, kv_heads = draw(st.sampled_from([(1, 1), (4, 2), (9, 3)]))
     dim = draw(st.sampled_from([8, 12, 64]))
     longest = -(-max(lengths) // BLOCK)
@@ -192,7 +221,9 @@ def random(generator: torch.Generator, *shape: int, dtype: torch.dtype) -> Tenso
 
 def assert_near(found: Tensor, wanted: Tensor) -> None:
     rough = found.dtype == torch.bfloat16
-    torch.testing.assert_close(found, wanted, rtol=2e-2 if rough else 1e-4, atol=5e-2 if rough else 1e-4)
+    torch.testing.assert_close(
+        found, wanted, rtol=2e-2 if rough else 1e-4, atol=5e-2 if rough else 1e-4
+    )
 
 
 @few
@@ -240,7 +271,9 @@ def test_a_token_attends_to_its_own_row_alone(fast: Fast, rows: Rows) -> None:
 
 @few
 @given(rows=batches(), count=st.integers(1, 40), short=st.integers(0, 40))
-def test_a_token_of_a_prompt_attends_to_those_before_it(fast: Fast, rows: Rows, count: int, short: int) -> None:
+def test_a_token_of_a_prompt_attends_to_those_before_it(
+    fast: Fast, rows: Rows, count: int, short: int
+) -> None:
     length = max(1, len(rows.rows[0][0]) - short)
     q = rows.queries(min(count, length))
     wanted = torch.stack([rows.wanted(q[at], 0, length - len(q) + at + 1) for at in range(len(q))])
@@ -250,7 +283,9 @@ def test_a_token_of_a_prompt_attends_to_those_before_it(fast: Fast, rows: Rows, 
 
 @fewer
 @given(case=adapted(), rows=batches(), count=st.integers(2, 40), cut=st.integers(1, 39))
-def test_who_else_is_in_the_pass_changes_no_bit(fast: Fast, case: Adapted, rows: Rows, count: int, cut: int) -> None:
+def test_who_else_is_in_the_pass_changes_no_bit(
+    fast: Fast, case: Adapted, rows: Rows, count: int, cut: int
+) -> None:
     here = case.on(fast.device)
     alone = [here.added(fast.of[case.x.dtype], slice(t, t + 1)) for t in range(len(case.x))]
     assert torch.equal(here.added(fast.of[case.x.dtype]), torch.cat(alone))
@@ -271,8 +306,15 @@ def test_who_else_is_in_the_pass_changes_no_bit(fast: Fast, case: Adapted, rows:
 
 
 @few
-@given(seed=st.integers(0, 2**31), dtype=st.sampled_from(DTYPES), tokens=st.integers(1, 5), size=st.integers(1, 70))
-def test_norms_are_those_of_the_model(fast: Fast, seed: int, dtype: torch.dtype, tokens: int, size: int) -> None:
+@given(
+    seed=st.integers(0, 2**31),
+    dtype=st.sampled_from(DTYPES),
+    tokens=st.integers(1, 5),
+    size=st.integers(1, 70),
+)
+def test_norms_are_those_of_the_model(
+    fast: Fast, seed: int, dtype: torch.dtype, tokens: int, size: int
+) -> None:
     chance = torch.Generator().manual_seed(seed)
     x, weight = random(chance, 1, tokens, size, dtype=dtype), random(chance, size, dtype=dtype)
     found = fast.of[dtype].norm(x.to(fast.device), weight.to(fast.device), 1e-5)
@@ -290,7 +332,9 @@ def test_norms_are_those_of_the_model(fast: Fast, seed: int, dtype: torch.dtype,
 def test_the_first_of_the_largest_is_found(
     fast: Fast, seed: int, dtype: torch.dtype, rows: int, size: int, kinds: int
 ) -> None:
-    x = torch.randint(-kinds, 1, (rows, size), generator=torch.Generator().manual_seed(seed)).to(dtype)
+    x = torch.randint(-kinds, 1, (rows, size), generator=torch.Generator().manual_seed(seed)).to(
+        dtype
+    )
     found = fast.of[dtype].largest(x.to(fast.device)).tolist()
     assert found == [row.index(max(row)) for row in x.tolist()]
 
@@ -313,15 +357,26 @@ def test_what_is_laid_is_the_source_times_its_factor(
     turned: bool,
     factor: float,
 ) -> None:
-    source = np.random.default_rng(seed).standard_normal(shape).astype(np.float16 if half else np.float32)
+    source = (
+        np.random.default_rng(seed)
+        .standard_normal(shape)
+        .astype(np.float16 if half else np.float32)
+    )
     source[0, 0, 0] = 6e-8 if half else 1e-30
     places = []
     for kernels in (PLAIN, natives[dtype]):
         wide = torch.full(
-            (shape[0], shape[2] + 3, shape[1] + 5) if turned else (shape[0], shape[1] + 3, shape[2] + 5), 7.0
+            (shape[0], shape[2] + 3, shape[1] + 5)
+            if turned
+            else (shape[0], shape[1] + 3, shape[2] + 5),
+            7.0,
         )
         whole = wide.to(dtype)
-        place = whole[:, 1 : shape[2] + 1, 2 : shape[1] + 2].transpose(1, 2) if turned else whole[:, 1:-2, 2:-3]
+        place = (
+            whole[:, 1 : shape[2] + 1, 2 : shape[1] + 2].transpose(1, 2)
+            if turned
+            else whole[:, 1:-2, 2:-3]
+        )
         assert kernels.lay(source, place, factor)
         places.append(whole)
     assert torch.equal(*places)
@@ -336,7 +391,9 @@ def test_what_is_not_finite_is_told_when_it_is_laid(
     source[1, 2, 69] = bad
     for kernels in (PLAIN, natives[dtype]):
         assert not kernels.lay(source, torch.empty(2, 3, 70, dtype=dtype), 1.0)
-        assert not kernels.lay(np.full((1, 1, 2), 3e38, np.float32), torch.empty(1, 1, 2, dtype=dtype), 100.0)
+        assert not kernels.lay(
+            np.full((1, 1, 2), 3e38, np.float32), torch.empty(1, 1, 2, dtype=dtype), 100.0
+        )
 
 
 def test_without_a_compiler_the_plain_kernels_serve_and_say_why(
@@ -349,20 +406,26 @@ def test_without_a_compiler_the_plain_kernels_serve_and_say_why(
 
 
 @pytest.mark.exhaustive
-def test_a_damaged_library_in_the_cache_is_built_anew(natives: dict[torch.dtype, Kernels], tmp_path: Path) -> None:
+def test_a_damaged_library_in_the_cache_is_built_anew(
+    natives: dict[torch.dtype, Kernels], tmp_path: Path
+) -> None:
     NativeKernels(tmp_path, torch.float32)
     libraries = list(tmp_path.rglob("*.so"))
     assert libraries
     for built in libraries:
         built.unlink()  # Not written over: this process still runs the former one.
         built.write_bytes(b"half a file")
-    assert NativeKernels(tmp_path, torch.float32).norm(torch.ones(1, 4), torch.ones(4), 0.0).tolist() == [[1.0] * 4]
+    assert NativeKernels(tmp_path, torch.float32).norm(
+        torch.ones(1, 4), torch.ones(4), 0.0
+    ).tolist() == [[1.0] * 4]
     for built in libraries:
         assert [path.name for path in built.parent.iterdir()] == [built.name]
 
 
 def test_without_a_gpu_the_plain_kernels_serve_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: (_ for _ in ()).throw(RuntimeError("no NVIDIA driver")))
+    monkeypatch.setattr(
+        torch.cuda, "_lazy_init", lambda: (_ for _ in ()).throw(RuntimeError("no NVIDIA driver"))
+    )
     kernels, why = choose_kernels(torch.device("cuda"), torch.bfloat16, None)
     assert kernels.name == "plain"
     assert "no NVIDIA driver" in why or "Triton cannot be imported" in why
@@ -374,6 +437,13 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     # In a process of its own: this one interprets. The interpreter takes much that the compiler does not.
     script = Path(__file__).with_name("compile_for_a_gpu.py")
     given = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, script], env=given, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, script],
+        env=given,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) == {"shrink", "expand", "remember", "attend", "join", "norm"}

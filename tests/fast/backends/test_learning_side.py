@@ -10,9 +10,9 @@ import pytest
 from backend_makers import composed, spec
 
 from personalpeft.backends.base import Backend, Continuation
-from personalpeft.backends.learning_side import LearningSide
 from personalpeft.backends.torch.backend import TorchBackend
-from personalpeft.bases.base import Base
+from personalpeft.backends.training_backend import LearningSide
+from personalpeft.base_models.types import Base
 
 ITEMS = [Continuation((1, 2, 3), (4, 5))]
 
@@ -54,7 +54,9 @@ def test_a_gate_that_scores_again_and_again_loads_torch_once(
     assert len(loads) == 1
 
 
-def test_a_while_after_the_last_scores_torch_goes(tiny_base: Base, loads: list[threading.Event]) -> None:
+def test_a_while_after_the_last_scores_torch_goes(
+    tiny_base: Base, loads: list[threading.Event]
+) -> None:
     side = LearningSide(tiny_base, cache=None, linger=0.05)
     side.score(ITEMS, None)
     assert loads[0].wait(20)
@@ -73,8 +75,12 @@ def test_torch_goes_with_the_last_session(
     assert loads[0].is_set()
 
 
-def test_as_many_learn_at_once_as_there_are_whatever_lies_below_them(side: LearningSide, torch_tiny: Backend) -> None:
-    sessions = [side.session(spec(torch_tiny, below=f"{n}"), composed(torch_tiny, n)) for n in range(12)]
+def test_as_many_learn_at_once_as_there_are_whatever_lies_below_them(
+    side: LearningSide, torch_tiny: Backend
+) -> None:
+    sessions = [
+        side.session(spec(torch_tiny, below=f"{n}"), composed(torch_tiny, n)) for n in range(12)
+    ]
     side.score(ITEMS, composed(torch_tiny, 20))
     for session in sessions:
         session.close()

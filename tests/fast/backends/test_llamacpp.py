@@ -34,12 +34,12 @@ from hypothesis import strategies as st
 from personalpeft.backends.base import Backend, Continuation, Row
 from personalpeft.backends.llamacpp import backend as reckoning
 from personalpeft.backends.llamacpp.backend import LlamaCppBackend, memory_of
-from personalpeft.backends.llamacpp.lanes import PART
-from personalpeft.backends.llamacpp.library import Model, Shape
-from personalpeft.bases.base import Base
-from personalpeft.bases.gguf_file import gguf_file
-from personalpeft.bases.gguf_model import write_gguf
-from personalpeft.bases.gguf_names import gguf_names
+from personalpeft.backends.llamacpp.binding import Model, Shape
+from personalpeft.backends.llamacpp.context_pool import PART
+from personalpeft.base_models.gguf.file import gguf_file
+from personalpeft.base_models.gguf.tensor_names import gguf_names
+from personalpeft.base_models.gguf.writer import write_gguf
+from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
 from personalpeft.types import Message, Sampling
 
@@ -50,12 +50,18 @@ few = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scop
 def test_every_kind_of_model_says_on_llamacpp_what_it_says_on_torch(
     base: Base, stack: str | None, shared_cache: Path
 ) -> None:
-    both = [torch_backend(base, slots=1, rows=4), llamacpp_backend(base, shared_cache, slots=1, rows=4)]
+    both = [
+        torch_backend(base, slots=1, rows=4),
+        llamacpp_backend(base, shared_cache, slots=1, rows=4),
+    ]
     prompts = ("hello", "what is this? " * 9)
     said = []
     for backend in both:
         attach(backend, "one", composed(backend, 1, rank=3, size=0.2))
-        replies = written(backend, [row(backend, prompt, stack, max_tokens=12, logprobs=True) for prompt in prompts])
+        replies = written(
+            backend,
+            [row(backend, prompt, stack, max_tokens=12, logprobs=True) for prompt in prompts],
+        )
         said.append(replies)
     for ours, theirs in zip(*said, strict=True):
         assert ours.tokens == theirs.tokens
@@ -75,7 +81,9 @@ def test_a_lane_that_grows_keeps_what_it_holds_to_the_bit(llamacpp_tiny: Backend
     assert (grown.tokens, grown.logprobs) == (cold.tokens, cold.logprobs)
 
 
-def test_the_next_turn_of_a_conversation_reads_whole_parts_of_the_prompt_before_no_more(llamacpp_tiny: Backend) -> None:
+def test_the_next_turn_of_a_conversation_reads_whole_parts_of_the_prompt_before_no_more(
+    llamacpp_tiny: Backend,
+) -> None:
     llamacpp_tiny.forget()
     long = "a question of some length, " * 9
     first = row(llamacpp_tiny, long, owner="ada", max_tokens=40)
@@ -85,18 +93,24 @@ def test_the_next_turn_of_a_conversation_reads_whole_parts_of_the_prompt_before_
     assert llamacpp_tiny.occupancy().reused == before
     following = row(llamacpp_tiny, long + "and more", owner="ada", max_tokens=4)
     written(llamacpp_tiny, [following])
-    same = next(n for n, (a, b) in enumerate(zip(first.tokens, following.tokens, strict=False)) if a != b)
+    same = next(
+        n for n, (a, b) in enumerate(zip(first.tokens, following.tokens, strict=False)) if a != b
+    )
     assert llamacpp_tiny.occupancy().reused - before == same // PART * PART > 0
 
 
-def asked_in_turn(backend: Backend, owner: str, questions: Sequence[str], stack: str | None = None) -> list[Written]:
+def asked_in_turn(
+    backend: Backend, owner: str, questions: Sequence[str], stack: str | None = None
+) -> list[Written]:
     """The replies of one conversation, each of whose prompts begins with all that was said before."""
     said: list[Message] = []
     replies = []
     for question in questions:
         said.append(Message("user", question))
         sampling = Sampling(max_tokens=24)
-        (reply,) = written(backend, [Row(backend.render(said), stack, sampling, owner, logprobs=True)])
+        (reply,) = written(
+            backend, [Row(backend.render(said), stack, sampling, owner, logprobs=True)]
+        )
         said.append(Message("assistant", reply.text))
         replies.append(reply)
     return replies
@@ -152,7 +166,10 @@ def with_two(tiny_base: Base, shared_cache: Path) -> Iterator[LlamaCppBackend]:
     stack=st.sampled_from([None, "one"]),
 )
 def test_a_reply_is_the_same_to_the_bit_whoever_is_served_beside_it(
-    with_two: LlamaCppBackend, company: list[tuple[int, str, int, str | None]], forgets: bool, stack: str | None
+    with_two: LlamaCppBackend,
+    company: list[tuple[int, str, int, str | None]],
+    forgets: bool,
+    stack: str | None,
 ) -> None:
     asked = row(with_two, QUESTIONS[0], stack, owner="ada", logprobs=True, max_tokens=16)
     (alone,) = written(with_two, [asked])
@@ -170,7 +187,9 @@ def test_a_reply_is_the_same_to_the_bit_whoever_is_served_beside_it(
     assert {(reply.tokens, reply.logprobs) for reply in replies} == {(alone.tokens, alone.logprobs)}
 
 
-def test_torch_is_let_go_of_when_nothing_learns_any_more(tiny_base: Base, shared_cache: Path) -> None:
+def test_torch_is_let_go_of_when_nothing_learns_any_more(
+    tiny_base: Base, shared_cache: Path
+) -> None:
     backend = llamacpp_backend(tiny_base, shared_cache, slots=1)
     session = backend.session(spec(backend))
     train(session, lessons(backend, 2))
@@ -182,7 +201,9 @@ def test_torch_is_let_go_of_when_nothing_learns_any_more(tiny_base: Base, shared
     backend.close()
 
 
-def test_a_context_that_is_used_again_knows_nothing_of_the_stack_before(tiny_base: Base, shared_cache: Path) -> None:
+def test_a_context_that_is_used_again_knows_nothing_of_the_stack_before(
+    tiny_base: Base, shared_cache: Path
+) -> None:
     backend = llamacpp_backend(tiny_base, shared_cache, slots=1)
     said: dict[str | None, list[str]] = {}
     for name in ("one", "two", "one", None, "two"):
@@ -209,7 +230,9 @@ def own(tiny_base: Base, shared_cache: Path) -> Iterator[LlamaCppBackend]:
     backend.close()
 
 
-def test_what_is_scored_after_another_stack_took_the_slot_is_scored_with_that_one(own: LlamaCppBackend) -> None:
+def test_what_is_scored_after_another_stack_took_the_slot_is_scored_with_that_one(
+    own: LlamaCppBackend,
+) -> None:
     item = Continuation((1, 2, 3), (4, 5))
     said: dict[int, set[float]] = {}
     for number in (1, 2, 3, 1, 3, 2, 1):
@@ -221,7 +244,9 @@ def test_what_is_scored_after_another_stack_took_the_slot_is_scored_with_that_on
     assert len(set.union(*said.values())) == 3
 
 
-def test_a_stack_that_leaves_and_a_forget_while_it_is_scored_wait_for_it(own: LlamaCppBackend) -> None:
+def test_a_stack_that_leaves_and_a_forget_while_it_is_scored_wait_for_it(
+    own: LlamaCppBackend,
+) -> None:
     items = [Continuation((n % 200, 2, 3), (4, 5, 6)) for n in range(200)]
     attach(own, "one", composed(own, 1))
     whole = own.score(items, "one")
@@ -239,7 +264,9 @@ def test_a_stack_that_leaves_and_a_forget_while_it_is_scored_wait_for_it(own: Ll
     assert own.score(items[:1], "two")
 
 
-def test_who_is_scored_while_it_closes_hears_so_and_nothing_freed_is_read(own: LlamaCppBackend) -> None:
+def test_who_is_scored_while_it_closes_hears_so_and_nothing_freed_is_read(
+    own: LlamaCppBackend,
+) -> None:
     attach(own, "one", composed(own, 1))
     failed: list[RuntimeError] = []
 
@@ -272,10 +299,12 @@ def begun(backend: LlamaCppBackend) -> Iterator[Callable[[], object]]:
         yield lambda: reading.wait(20)
 
 
-def test_a_context_that_cannot_be_made_takes_no_slot(own: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_context_that_cannot_be_made_takes_no_slot(
+    own: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     attach(own, "one", composed(own, 1))
     with monkeypatch.context() as broken:
-        broken.setattr("personalpeft.backends.llamacpp.library.Context.__init__", failing)
+        broken.setattr("personalpeft.backends.llamacpp.binding.Context.__init__", failing)
         with pytest.raises(RuntimeError, match="out of memory"):
             own.admit(row(own, "hello", "one"))
     own.detach("one")
@@ -287,7 +316,9 @@ def failing(*_: object) -> None:
     raise RuntimeError("out of memory")
 
 
-def test_sessions_above_different_stacks_need_no_more_slots_than_stand_at_once(own: LlamaCppBackend) -> None:
+def test_sessions_above_different_stacks_need_no_more_slots_than_stand_at_once(
+    own: LlamaCppBackend,
+) -> None:
     for name in ("one", "two"):
         attach(own, name, composed(own, 1))
         session = own.session(spec(own, below=name))
@@ -319,7 +350,9 @@ def test_a_continuation_of_nothing_is_refused(own: LlamaCppBackend) -> None:
             own.score([item], None)
 
 
-def test_prompts_are_read_within_one_budget_whatever_their_stacks(tiny_base: Base, shared_cache: Path) -> None:
+def test_prompts_are_read_within_one_budget_whatever_their_stacks(
+    tiny_base: Base, shared_cache: Path
+) -> None:
     backend = LlamaCppBackend(tiny_base, slots=3, rows=4, cache=shared_cache, threads=1)
     for name in ("one", "two", "three"):
         attach(backend, name, composed(backend, len(name)))
@@ -335,9 +368,14 @@ def test_prompts_are_read_within_one_budget_whatever_their_stacks(tiny_base: Bas
     backend.close()
 
 
-def test_a_vocabulary_with_merges_and_embeddings_to_spare_is_served(tmp_path: Path, shared_cache: Path) -> None:
+def test_a_vocabulary_with_merges_and_embeddings_to_spare_is_served(
+    tmp_path: Path, shared_cache: Path
+) -> None:
     base = base_with_merges(tmp_path)
-    both = [torch_backend(base, slots=1, rows=1), llamacpp_backend(base, shared_cache, slots=1, rows=1)]
+    both = [
+        torch_backend(base, slots=1, rows=1),
+        llamacpp_backend(base, shared_cache, slots=1, rows=1),
+    ]
     said = [written(backend, [row(backend, "the cat", max_tokens=8)])[0].tokens for backend in both]
     assert said[0] == said[1]
 
@@ -345,7 +383,10 @@ def test_a_vocabulary_with_merges_and_embeddings_to_spare_is_served(tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}, "rope_parameters": None}, "stretches its positions"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0}, "rope_parameters": None},
+            "stretches its positions",
+        ),
         ({"sliding_window": 16}, "looks back a part"),
         ({"hidden_act": "relu"}, "another activation"),
         ({"partial_rotary_factor": 0.5}, "turns a part"),
@@ -371,7 +412,7 @@ def test_what_a_lane_takes_is_reckoned_at_no_less_than_llamacpp_says(
         shape = Shape(places, PART, 1, 1, names.full)
         place, lane = memory_of(names, model.vocabulary, shape)
         caplog.clear()
-        with caplog.at_level("DEBUG", "personalpeft.backends.llamacpp.library"):
+        with caplog.at_level("DEBUG", "personalpeft.backends.llamacpp.binding"):
             model.context(shape, None).close()
         said = re.findall(r"buffer size = +([0-9.]+) MiB", caplog.text)
         assert len(said) >= 3

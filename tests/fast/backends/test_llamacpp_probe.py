@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from personalpeft.backends.llamacpp.probe import choose
+from personalpeft.backends.llamacpp.cpu_probe import choose
 
 
 class Trials:
@@ -30,7 +30,7 @@ class Trials:
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> Trials:
     trials = Trials()
-    monkeypatch.setattr("personalpeft.backends.llamacpp.probe.subprocess.run", trials)
+    monkeypatch.setattr("personalpeft.backends.llamacpp.cpu_probe.subprocess.run", trials)
     return trials
 
 
@@ -40,7 +40,9 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "model.gguf"
 
 
-@pytest.mark.parametrize(("ends", "extra"), [(0, True), (-signal.SIGSEGV, False), (-signal.SIGILL, False)])
+@pytest.mark.parametrize(
+    ("ends", "extra"), [(0, True), (-signal.SIGSEGV, False), (-signal.SIGILL, False)]
+)
 def test_what_a_trial_shows_of_the_processor_is_kept(
     tmp_path: Path, file: Path, trials: Trials, ends: int, extra: bool
 ) -> None:
@@ -52,7 +54,12 @@ def test_what_a_trial_shows_of_the_processor_is_kept(
 
 @pytest.mark.parametrize(
     "ends",
-    [-signal.SIGKILL, 1, subprocess.TimeoutExpired("python", 300), FileNotFoundError(2, "no such program")],
+    [
+        -signal.SIGKILL,
+        1,
+        subprocess.TimeoutExpired("python", 300),
+        FileNotFoundError(2, "no such program"),
+    ],
     ids=["killed", "an error", "too slow", "no program"],
 )
 def test_what_may_be_of_the_moment_is_on_the_safe_side_and_tried_again(
@@ -66,7 +73,9 @@ def test_what_may_be_of_the_moment_is_on_the_safe_side_and_tried_again(
 
 
 @pytest.mark.parametrize("harm", ["", "{", "[]", json.dumps({"extra": True})])
-def test_a_damaged_note_of_it_is_none(tmp_path: Path, file: Path, trials: Trials, harm: str) -> None:
+def test_a_damaged_note_of_it_is_none(
+    tmp_path: Path, file: Path, trials: Trials, harm: str
+) -> None:
     choose(file, tmp_path)
     (kept,) = (tmp_path / "llamacpp").iterdir()
     kept.write_text(harm)
@@ -79,10 +88,10 @@ def test_another_processor_version_or_file_is_tried_anew(
 ) -> None:
     choose(file, tmp_path)
     with monkeypatch.context() as other:
-        other.setattr("personalpeft.backends.llamacpp.probe._processor", lambda: "flags: none")
+        other.setattr("personalpeft.backends.llamacpp.cpu_probe._processor", lambda: "flags: none")
         choose(file, tmp_path)
     with monkeypatch.context() as other:
-        other.setattr("personalpeft.backends.llamacpp.probe.version", lambda _: "99")
+        other.setattr("personalpeft.backends.llamacpp.cpu_probe.version", lambda _: "99")
         choose(file, tmp_path)
     file.write_bytes(b"GGUF, another one")
     choose(file, tmp_path)

@@ -38,14 +38,19 @@ _TOP_P = st.one_of(
     st.floats(0, 1, exclude_min=True, exclude_max=True),
 )
 # Few values make many tokens equally likely; -inf is what cannot come.
-_FEW = st.lists(st.sampled_from([-np.inf, -40.0, -1.0, 0.0, 0.5, 30.0]), min_size=1, max_size=60).filter(
-    lambda values: max(values) > -np.inf
-)
+_FEW = st.lists(
+    st.sampled_from([-np.inf, -40.0, -1.0, 0.0, 0.5, 30.0]), min_size=1, max_size=60
+).filter(lambda values: max(values) > -np.inf)
 _MANY = st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=60)
 
 
 @examples(400)
-@given(values=_FEW | _MANY, top_p=_TOP_P, temperature=st.sampled_from([0.3, 0.7, 1.0, 2.0]), seed=st.integers(0, 2**32))
+@given(
+    values=_FEW | _MANY,
+    top_p=_TOP_P,
+    temperature=st.sampled_from([0.3, 0.7, 1.0, 2.0]),
+    seed=st.integers(0, 2**32),
+)
 def test_the_same_seed_draws_what_a_sort_of_all_tokens_would_draw(
     values: list[float], top_p: float, temperature: float, seed: int
 ) -> None:
@@ -57,7 +62,9 @@ def test_the_same_seed_draws_what_a_sort_of_all_tokens_would_draw(
 
 @examples(60)
 @given(top_p=_TOP_P, spread=st.sampled_from([0.0, 0.1, 2.0, 8.0]), seed=st.integers(0, 2**32))
-def test_that_holds_for_large_vocabularies_whatever_their_spread(top_p: float, spread: float, seed: int) -> None:
+def test_that_holds_for_large_vocabularies_whatever_their_spread(
+    top_p: float, spread: float, seed: int
+) -> None:
     logits = (np.random.default_rng(seed).standard_normal(20_000) * spread).astype(np.float32)
     sampling = Sampling(temperature=1.0, top_p=top_p, seed=seed)
     ours, plain = Picker.of(sampling), Plainly(sampling)

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from personalpeft.backends.torch.kernels.native import NativeKernels, NoCompiler
+from personalpeft.backends.torch.ops.cpu_ops import NativeKernels, NoCompiler
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="files here have no owner by number")
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "getuid"), reason="files here have no owner by number"
+)
 
 # Runs when the library is loaded, as a library of another account would.
 _FOREIGN = """
@@ -31,7 +33,9 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("there is no C compiler")
     folder = tmp_path_factory.mktemp("foreign")
     (folder / "foreign.c").write_text(_FOREIGN)
-    subprocess.run([compiler, "-shared", "-fPIC", "foreign.c", "-o", "foreign.so"], cwd=folder, check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "foreign.c", "-o", "foreign.so"], cwd=folder, check=True
+    )
     return folder / "foreign.so"
 
 
@@ -117,7 +121,15 @@ def _folder_of_another(cache: Path) -> None:
 
 @pytest.mark.parametrize(
     "expose",
-    [_open_library, _open_folder, _open_kernels, _open_cache, _open_above, _of_another, _folder_of_another],
+    [
+        _open_library,
+        _open_folder,
+        _open_kernels,
+        _open_cache,
+        _open_above,
+        _of_another,
+        _folder_of_another,
+    ],
 )
 @pytest.mark.usefixtures("no_compiler")
 def test_a_library_that_another_account_could_have_written_is_never_loaded(
@@ -130,7 +142,9 @@ def test_a_library_that_another_account_could_have_written_is_never_loaded(
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_a_library_that_only_this_account_can_write_is_loaded_without_a_compiler(tmp_path: Path, built: Path) -> None:
+def test_a_library_that_only_this_account_can_write_is_loaded_without_a_compiler(
+    tmp_path: Path, built: Path
+) -> None:
     cache = tmp_path / "cache"
     shutil.copytree(built, cache / "kernels")
     assert NativeKernels(cache, torch.float32).name == "native"
@@ -149,7 +163,9 @@ def test_what_is_not_trusted_is_built_anew(planted: Path, mark: Path) -> None:
     assert not mark.exists()
 
 
-def test_new_folders_are_for_this_account_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_folders_are_for_this_account_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     before = os.umask(0o002)
     try:
@@ -157,5 +173,9 @@ def test_new_folders_are_for_this_account_only(tmp_path: Path, monkeypatch: pyte
             NativeKernels(tmp_path / "cache", torch.float32)
     finally:
         os.umask(before)
-    made = [tmp_path / "cache", tmp_path / "cache" / "kernels", *(tmp_path / "cache" / "kernels").iterdir()]
+    made = [
+        tmp_path / "cache",
+        tmp_path / "cache" / "kernels",
+        *(tmp_path / "cache" / "kernels").iterdir(),
+    ]
     assert [stat.S_IMODE(folder.stat().st_mode) for folder in made] == [0o700] * 3

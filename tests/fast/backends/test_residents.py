@@ -15,7 +15,7 @@ from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.backends.residents import Resident, Residents
+from personalpeft.backends.resident_stacks import Resident, Residents
 
 SLOTS, KEYS, THREADS = 3, "abcde", 4
 Act: TypeAlias = tuple[Literal["put", "fail", "drop", "row"], str]
@@ -107,12 +107,16 @@ class Shop:
             self.faults.append(f"{thing.key} was given back twice")
 
 
-acts = st.tuples(st.sampled_from(["put", "put", "fail", "drop", "row", "row"]), st.sampled_from(KEYS))
+acts = st.tuples(
+    st.sampled_from(["put", "put", "fail", "drop", "row", "row"]), st.sampled_from(KEYS)
+)
 
 
 @examples(60)
 @given(st.lists(st.lists(acts, max_size=12), min_size=THREADS, max_size=THREADS))
-def test_whatever_threads_do_there_is_never_too_much_and_each_thing_is_given_back_once(work: list[list[Act]]) -> None:
+def test_whatever_threads_do_there_is_never_too_much_and_each_thing_is_given_back_once(
+    work: list[list[Act]],
+) -> None:
     shop = Shop()
 
     def all_of(acts: list[Act]) -> None:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from personalpeft.backends.torch.kernels.plain import PlainKernels
-from personalpeft.backends.torch.kernels.trial import wrong_kernel
+from personalpeft.backends.torch.ops.reference_ops import PlainKernels
+from personalpeft.backends.torch.ops.self_test import wrong_kernel
 from personalpeft.backends.torch.row_counts import (
     ProductChooser,
     ProductKind,
@@ -48,13 +48,17 @@ def mkl(rows: int) -> int:
 
 @pytest.mark.parametrize(("classes", "of_one"), [(amx, 37), (mkl, 4), (lambda rows: 0, 1)])
 @given(rows=st.integers(1, 700))
-def test_a_row_has_the_same_bits_in_a_batch_of_any_size(classes: Callable[[int], int], of_one: int, rows: int) -> None:
+def test_a_row_has_the_same_bits_in_a_batch_of_any_size(
+    classes: Callable[[int], int], of_one: int, rows: int
+) -> None:
     product = product_with(classes)
     counts = find_row_counts(product, X, (1,))
     assert counts is not None
     assert counts.padded(1) == of_one
     x = X.repeat(3, 1)[:rows]
-    assert torch.equal(counts.apply(product, x), torch.cat([counts.apply(product, row[None]) for row in x]))
+    assert torch.equal(
+        counts.apply(product, x), torch.cat([counts.apply(product, row[None]) for row in x])
+    )
 
 
 def test_where_one_class_holds_everything_nothing_is_padded_or_cut() -> None:
@@ -86,7 +90,11 @@ def test_what_was_kept_for_another_base_changes_no_promise(tmp_path: Path) -> No
     first = ProductChooser((1,), tmp_path)
     first.choose(SHAPE)
     (file,) = (tmp_path / "products").iterdir()
-    file.write_text(json.dumps({"8x8-float32": {"kind": "plain", "rows": None}, **json.loads(file.read_text("utf-8"))}))
+    file.write_text(
+        json.dumps(
+            {"8x8-float32": {"kind": "plain", "rows": None}, **json.loads(file.read_text("utf-8"))}
+        )
+    )
     second = ProductChooser((1,), tmp_path)
     second.choose(SHAPE)
     assert second.invariant
@@ -109,12 +117,19 @@ def test_a_choice_is_kept_and_a_damaged_file_is_tried_again(tmp_path: Path) -> N
     (file,) = (tmp_path / "products").iterdir()
     kept = file.read_text("utf-8")
     assert ProductChooser((1,), tmp_path).choose(SHAPE) == chosen
-    for damaged in ("{", "[]", kept.replace('"counts": [', '"counts": [-'), kept.replace('"kind": "', '"kind": "x')):
+    for damaged in (
+        "{",
+        "[]",
+        kept.replace('"counts": [', '"counts": [-'),
+        kept.replace('"kind": "', '"kind": "x'),
+    ):
         file.write_text(damaged, "utf-8")
         assert ProductChooser((1,), tmp_path).choose(SHAPE) == chosen
 
 
-def test_a_product_that_cannot_be_made_or_is_wrong_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_product_that_cannot_be_made_or_is_wrong_is_not_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fails(*arguments: object) -> Tensor:
         raise RuntimeError("could not create a primitive descriptor")
 

@@ -22,7 +22,10 @@ class Machine:
         self.cores, self.neighbours = cores, neighbours
         self.now = self.busy = self.own = 0.0
         self.governor = ThreadGovernor(
-            thread_counts(cores), cores, read=lambda: CpuUsage(self.now, self.busy, self.own), clock=lambda: self.now
+            thread_counts(cores),
+            cores,
+            read=lambda: CpuUsage(self.now, self.busy, self.own),
+            clock=lambda: self.now,
         )
 
     def run(self, seconds: float) -> int:
@@ -38,9 +41,12 @@ class Machine:
 
 
 @pytest.mark.parametrize(
-    ("cores", "neighbours", "threads"), [(2, 1, 1), (2, 2, 1), (4, 1, 3), (8, 2, 6), (16, 8, 8), (16, 40, 3), (1, 3, 1)]
+    ("cores", "neighbours", "threads"),
+    [(2, 1, 1), (2, 2, 1), (4, 1, 3), (8, 2, 6), (16, 8, 8), (16, 40, 3), (1, 3, 1)],
 )
-def test_threads_give_way_to_neighbours_and_come_back(cores: int, neighbours: int, threads: int) -> None:
+def test_threads_give_way_to_neighbours_and_come_back(
+    cores: int, neighbours: int, threads: int
+) -> None:
     machine = Machine(cores)
     assert machine.run(1) == cores
     machine.neighbours = neighbours

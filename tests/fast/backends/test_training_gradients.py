@@ -14,10 +14,10 @@ import torch
 from backend_makers import after, attach, bytes_of, composed, lessons, spec, torch_backend, train
 from torch import Tensor
 
-from personalpeft.adapters.base import Composed, Pair
+from personalpeft.adapters.types import Composed, Pair
 from personalpeft.backends.base import Backend, Continuation, Session, Term
-from personalpeft.bases.base import Base
-from personalpeft.learning.objectives import Anchor, Supervised
+from personalpeft.base_models.types import Base
+from personalpeft.learning.train.losses import Anchor, Supervised
 
 # How far a half's gradient may be from autograd's, as a part of it (Frobenius norm).
 CLOSE = 1e-4
@@ -48,7 +48,10 @@ def terms_of(backend: Backend) -> list[Term]:
 
 
 def parent(backend: Backend, seed: int, rank: int = 2) -> dict[str, Pair]:
-    return {name: shares[0].pair for name, shares in composed(backend, seed, rank=rank, size=0.05).shares.items()}
+    return {
+        name: shares[0].pair
+        for name, shares in composed(backend, seed, rank=rank, size=0.05).shares.items()
+    }
 
 
 def gradients(backend: Backend, terms: Sequence[Term], **changes: Any) -> dict[str, Tensor]:
@@ -78,7 +81,9 @@ def plain_gradients(
     """
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(base.folder, dtype=weights, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(
+        base.folder, dtype=weights, attn_implementation="eager"
+    )
     model = model.to(numbers).eval()
     halves: dict[str, Tensor] = {}
     for name, pair in own.items():
@@ -90,11 +95,16 @@ def plain_gradients(
             for block in range(base.architecture.blocks):
                 for name in base.architecture.projections:
                     adapters = [
-                        (torch.from_numpy(s.pair.a[block]), torch.from_numpy(s.pair.b[block]) * s.factor)
+                        (
+                            torch.from_numpy(s.pair.a[block]),
+                            torch.from_numpy(s.pair.b[block]) * s.factor,
+                        )
                         for s in (below.shares.get(name, ()) if below else ())
                     ]
                     if layers and f"{name}.A" in halves:
-                        adapters.append((halves[f"{name}.A"][block], halves[f"{name}.B"][block] * SCALING))
+                        adapters.append(
+                            (halves[f"{name}.A"][block], halves[f"{name}.B"][block] * SCALING)
+                        )
                     module = model.get_submodule(f"{base.architecture.block_path}.{block}.{name}")
                     hook = module.register_forward_hook(
                         lambda _, x, y, adapters=adapters: (
@@ -107,7 +117,9 @@ def plain_gradients(
         return Plain(torch.log_softmax(logits.float(), -1), tokens[0, len(item.prompt) :])
 
     loss = sum(
-        term.loss([said(i, True) for i in term.continuations], [said(i, False) for i in term.references])
+        term.loss(
+            [said(i, True) for i in term.continuations], [said(i, False) for i in term.references]
+        )
         for term in terms
     )
     names = sorted(halves)
@@ -117,12 +129,16 @@ def plain_gradients(
 def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], part: float) -> None:
     assert found.keys() == expected.keys()
     for name in expected:
-        assert float((found[name] - expected[name]).norm()) <= part * float(expected[name].norm()) > 0, name
+        assert (
+            float((found[name] - expected[name]).norm()) <= part * float(expected[name].norm()) > 0
+        ), name
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["plain", "native"])
 @pytest.mark.parametrize("below", [False, True], ids=["above the base", "above a stack"])
-def test_the_gradients_are_those_of_autograd(base: Base, native: bool, below: bool, shared_cache: Path) -> None:
+def test_the_gradients_are_those_of_autograd(
+    base: Base, native: bool, below: bool, shared_cache: Path
+) -> None:
     backend = torch_backend(base, slots=1, rows=1, **({"cache": shared_cache} if native else {}))
     stack = composed(backend, 9, rank=3, size=0.05)
     if below:
@@ -139,16 +155,19 @@ def test_over_bfloat16_the_gradients_are_about_as_near_to_the_exact_ones_as_auto
     base: Base, native: bool, shared_cache: Path
 ) -> None:
     from personalpeft.backends.torch.backend import TorchBackend
-    from personalpeft.backends.torch.model import Device
+    from personalpeft.backends.torch.model_runner import Device
 
     where = Device(torch.device("cpu"), torch.bfloat16, "for tests")
-    backend = TorchBackend(base, slots=1, rows=1, where=where, cache=shared_cache if native else None)
+    backend = TorchBackend(
+        base, slots=1, rows=1, where=where, cache=shared_cache if native else None
+    )
     start = parent(backend, 8)
     found = gradients(backend, terms_of(backend), start=start)
     exact = plain_gradients(base, terms_of(backend), start, None, torch.bfloat16)
     rounded = plain_gradients(base, terms_of(backend), start, None, torch.bfloat16, torch.bfloat16)
     ours, autograds = (
-        sum(float((grads[name] - exact[name]).norm() / exact[name].norm()) for name in exact) / len(exact)
+        sum(float((grads[name] - exact[name]).norm() / exact[name].norm()) for name in exact)
+        / len(exact)
         for grads in (found, rounded)
     )
     assert ours <= 1.25 * autograds
@@ -194,7 +213,9 @@ def together(backend: Backend, users: Sequence[int]) -> list[Session]:
     for session, own in zip(sessions, steps, strict=True):
         session.refer([term for terms in own for term in terms])
     for number in range(4):
-        losses = backend.advance(sessions, [own[number] for own in steps], [1e-3 * (user + 1) for user in users])
+        losses = backend.advance(
+            sessions, [own[number] for own in steps], [1e-3 * (user + 1) for user in users]
+        )
         assert len(losses) == len(users)
     return sessions
 
@@ -218,14 +239,16 @@ def test_any_number_of_tokens_goes_in_passes_that_change_nothing(
     torch_tiny: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = [session.pairs() for session in together(torch_tiny, (0, 3, 0))]
-    monkeypatch.setattr("personalpeft.backends.torch.session._PASS", 100)
+    monkeypatch.setattr("personalpeft.backends.torch.training.session._PASS", 100)
     in_passes = [session.pairs() for session in together(torch_tiny, (0, 3, 0))]
     for one, other in zip(at_once, in_passes, strict=True):
         assert all(np.abs(one[name].b - other[name].b).max() <= 1e-5 for name in one)
 
 
 def test_the_same_company_gives_the_same_bytes(torch_tiny: Backend) -> None:
-    first, second = ([bytes_of(session) for session in together(torch_tiny, (0, 3))] for _ in range(2))
+    first, second = (
+        [bytes_of(session) for session in together(torch_tiny, (0, 3))] for _ in range(2)
+    )
     assert first == second
 
 
@@ -241,6 +264,9 @@ def test_sessions_that_do_not_match_their_terms_are_refused(torch_tiny: Backend)
     session = torch_tiny.session(spec(torch_tiny))
     terms = lessons(torch_tiny, 1)[0]
     session.refer(terms)
-    for sessions, own, rates in (([session], [terms], []), ([session, session], [terms, terms], [0.1, 0.1])):
+    for sessions, own, rates in (
+        ([session], [terms], []),
+        ([session, session], [terms, terms], [0.1, 0.1]),
+    ):
         with pytest.raises(ValueError, match=r"session"):
             torch_tiny.advance(sessions, own, rates)

@@ -21,11 +21,17 @@ import trustme
 from backend_makers import Writing, Written, adapter, attach, composed, row, written
 from vllm_double import NO_LOAD, Double, Open, doubled, failed, know, said, settled
 
-from personalpeft.adapters.served_folder import FILES, digest_of, read_served
+from personalpeft.adapters.formats.published import FILES, digest_of, read_served
 from personalpeft.backends.base import Backend, Continuation
-from personalpeft.bases.base import Base
-from personalpeft.errors import BaseMismatch, InvalidInput, NotFound, PersonalPeftError, ServingFailed
-from personalpeft.serving.engine import Engine, Request
+from personalpeft.base_models.types import Base
+from personalpeft.engine.engine import Engine, Request
+from personalpeft.errors import (
+    BaseMismatch,
+    InvalidInput,
+    NotFound,
+    PersonalPeftError,
+    ServingFailed,
+)
 from personalpeft.settings import Settings, VllmServer, resolve
 from personalpeft.types import Message, Sampling, Stack, StackEntry
 
@@ -46,7 +52,9 @@ def test_a_stack_is_registered_once_under_its_digest_from_a_folder_that_anybody_
     folder = Path(double.known[name])
     assert folder.name == digest
     assert digest_of({file: (folder / file).read_bytes() for file in FILES}) == digest
-    printed = subprocess.run(["sha256sum", *FILES], cwd=folder, capture_output=True, check=True).stdout
+    printed = subprocess.run(
+        ["sha256sum", *FILES], cwd=folder, capture_output=True, check=True
+    ).stdout
     whole = subprocess.run(["sha256sum"], input=printed, capture_output=True, check=True).stdout
     assert whole.decode().split()[0] == digest
 
@@ -65,7 +73,9 @@ def test_rows_without_a_stack_name_one_that_changes_nothing(double: Double, open
     assert "base" not in {body["model"] for path, body in double.asked if path == "/v1/completions"}
 
 
-def test_a_server_that_has_restarted_is_told_again_and_nobody_notices(double: Double, open_on: Open) -> None:
+def test_a_server_that_has_restarted_is_told_again_and_nobody_notices(
+    double: Double, open_on: Open
+) -> None:
     backend = open_on(double)
     attach(backend, "one", composed(backend, 1))
     before = said(backend, "one"), said(backend, None)
@@ -84,7 +94,11 @@ def test_many_rows_that_find_a_stack_lost_have_it_told_once(double: Double, open
     replies = written(backend, [row(backend, "hello", "one") for _ in range(8)])
     assert {reply.text for reply in replies} == {alone}
     loads = [body["lora_name"] for path, body in double.asked if path == "/v1/load_lora_adapter"]
-    assert loads.count(backend._residents.held("one").name) == loads.count(backend._stacks.bare.name) == 1
+    assert (
+        loads.count(backend._residents.held("one").name)
+        == loads.count(backend._stacks.bare.name)
+        == 1
+    )
 
 
 def test_a_cache_that_nothing_can_be_written_to_only_means_that_torch_is_asked_again(
@@ -93,11 +107,13 @@ def test_a_cache_that_nothing_can_be_written_to_only_means_that_torch_is_asked_a
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("personalpeft.backends.vllm.check.tempfile.TemporaryDirectory", full)
+    monkeypatch.setattr("personalpeft.backends.vllm.model_check.tempfile.TemporaryDirectory", full)
     assert said(open_on(double), None)
 
 
-def test_a_stack_that_is_dropped_is_forgotten_only_after_its_last_row(double: Double, open_on: Open) -> None:
+def test_a_stack_that_is_dropped_is_forgotten_only_after_its_last_row(
+    double: Double, open_on: Open
+) -> None:
     double.token_seconds = 0.05
     backend = open_on(double)
     attach(backend, "one", composed(backend, 1))
@@ -125,7 +141,9 @@ def test_a_key_that_comes_again_while_it_goes_is_there(double: Double, open_on: 
     assert said(backend, "one") == whole
 
 
-def test_two_programs_on_one_server_do_not_take_from_each_other(double: Double, open_on: Open, tmp_path: Path) -> None:
+def test_two_programs_on_one_server_do_not_take_from_each_other(
+    double: Double, open_on: Open, tmp_path: Path
+) -> None:
     cache = tmp_path / "shared"
     one, two = (open_on(double, cache=cache) for _ in range(2))
     for backend in (one, two):
@@ -148,8 +166,8 @@ sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from pathlib import Path
 from backend_makers import attach, composed
 from personalpeft.backends.vllm.backend import VllmBackend
-from personalpeft.bases.prepare import prepare
-from personalpeft.bases.shelf import find_card
+from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.registry import find_card
 from personalpeft.settings import VllmServer
 base = prepare(find_card("tiny-random"), cache=Path({str(tiny_base.folder.parent.parent)!r}))
 backend = VllmBackend(base, cache=Path({str(cache)!r}), server=VllmServer({double.url!r}), entropy=os.urandom)
@@ -195,14 +213,18 @@ def test_never_more_stacks_than_the_server_has_room_for(tiny_base: Base, open_on
     assert "--max-loras" in caught.value.hint
 
 
-def test_servers_that_find_stacks_themselves_are_told_of_none(double: Double, open_on: Open, tmp_path: Path) -> None:
+def test_servers_that_find_stacks_themselves_are_told_of_none(
+    double: Double, open_on: Open, tmp_path: Path
+) -> None:
     place = tmp_path / "shared"
     double.resolver, double.updates = place, False
     backend = open_on(double, folder=place, resolves=True)
     attach(backend, "one", composed(backend, 1))
     whole = said(backend, "one")
     assert double.times("/v1/load_lora_adapter") == 0
-    (digest,) = (path.name for path in place.glob("*/*") if path.name != backend._stacks.bare.folder.digest)
+    (digest,) = (
+        path.name for path in place.glob("*/*") if path.name != backend._stacks.bare.folder.digest
+    )
     assert read_served(place, digest, FILES[1])
     for strange in ("../" + digest, digest.upper(), "0" * 64):
         with pytest.raises(NotFound):
@@ -220,7 +242,9 @@ def test_what_breaks_off_for_one_row_ends_that_row_alone(double: Double, open_on
     for seed, key in enumerate(("one", "two")):
         attach(backend, key, composed(backend, seed))
     whole = said(backend, "two")
-    double.breaks_off.append(next(name for name in double.known if backend._residents.held("one").name == name))
+    double.breaks_off.append(
+        next(name for name in double.known if backend._residents.held("one").name == name)
+    )
     engine_rows = [backend.admit(row(backend, "hello", key)) for key in ("one", "two")]
     text, failed = "", None
     while text != whole or failed is None:
@@ -247,7 +271,9 @@ def test_a_reply_that_ends_without_saying_why_has_failed(double: Double, open_on
         backend.leave(number)
 
 
-def test_a_fault_in_the_middle_of_a_reply_is_not_asked_for_again(double: Double, open_on: Open) -> None:
+def test_a_fault_in_the_middle_of_a_reply_is_not_asked_for_again(
+    double: Double, open_on: Open
+) -> None:
     """What came before it would be said twice."""
     backend = open_on(double)
     double.late_error = "The model does not exist."
@@ -255,7 +281,9 @@ def test_a_fault_in_the_middle_of_a_reply_is_not_asked_for_again(double: Double,
         written(backend, [row(backend, "hello", max_tokens=8)])
 
 
-def test_a_folder_stays_a_while_after_a_row_on_it_was_dropped(double: Double, open_on: Open) -> None:
+def test_a_folder_stays_a_while_after_a_row_on_it_was_dropped(
+    double: Double, open_on: Open
+) -> None:
     """A server that finds none for a row in its queue ends itself."""
     double.token_seconds = 0.05
     backend = open_on(double)
@@ -271,7 +299,9 @@ def test_a_folder_stays_a_while_after_a_row_on_it_was_dropped(double: Double, op
     assert settled(lambda: not folder.exists())
 
 
-def test_who_may_look_into_the_place_may_read_what_lies_there(double: Double, open_on: Open, tmp_path: Path) -> None:
+def test_who_may_look_into_the_place_may_read_what_lies_there(
+    double: Double, open_on: Open, tmp_path: Path
+) -> None:
     for mode in (0o700, 0o755):
         place = tmp_path / f"{mode:o}"
         place.mkdir()
@@ -296,7 +326,9 @@ def test_a_row_that_leaves_drops_its_connection(double: Double, open_on: Open) -
     assert double.dropped.wait(10)
 
 
-def test_prompts_travel_as_tokens_and_what_is_kept_of_them_is_the_owners(double: Double, open_on: Open) -> None:
+def test_prompts_travel_as_tokens_and_what_is_kept_of_them_is_the_owners(
+    double: Double, open_on: Open
+) -> None:
     backend = open_on(double)
     double.asked.clear()
     written(backend, [row(backend, "hello", owner=owner) for owner in ("zora", "zora", "bo")])
@@ -304,7 +336,10 @@ def test_prompts_travel_as_tokens_and_what_is_kept_of_them_is_the_owners(double:
     written(backend, [row(backend, "hello", owner="zora")])
     bodies = [body for path, body in double.asked if path == "/v1/completions"]
     assert all(body["prompt"] == list(row(backend, "hello").tokens) for body in bodies)
-    assert [len({body["cache_salt"] for body in bodies[:3]}), len({body["cache_salt"] for body in bodies})] == [2, 3]
+    assert [
+        len({body["cache_salt"] for body in bodies[:3]}),
+        len({body["cache_salt"] for body in bodies}),
+    ] == [2, 3]
     assert "zora" not in json.dumps(bodies)
 
 
@@ -320,7 +355,9 @@ def test_a_slow_load_does_not_stop_the_replies_beside_it(double: Double, open_on
     assert said(backend, "one")
 
 
-def test_a_load_that_fails_takes_no_slot_and_says_which_option_is_missing(double: Double, open_on: Open) -> None:
+def test_a_load_that_fails_takes_no_slot_and_says_which_option_is_missing(
+    double: Double, open_on: Open
+) -> None:
     backend = open_on(double, slots=1)
     double.instead["/v1/load_lora_adapter"] = [(500, NO_LOAD)]
     with pytest.raises(ServingFailed, match="rank") as caught:
@@ -338,7 +375,9 @@ def test_a_server_that_is_busy_for_a_moment_is_asked_again(double: Double, open_
     assert said(backend, "one")
 
 
-def test_patience_bounds_what_is_tried_again_however_long_each_try_takes(double: Double, open_on: Open) -> None:
+def test_patience_bounds_what_is_tried_again_however_long_each_try_takes(
+    double: Double, open_on: Open
+) -> None:
     backend = open_on(double, timeout=0.5, patience=1.0)
     double.load_seconds = 2.0
     began = time.monotonic()
@@ -358,7 +397,9 @@ def test_a_piece_that_is_none_ends_its_row_alone(double: Double, open_on: Open) 
     assert said(backend, None)
 
 
-def test_replies_are_asked_for_with_nothing_left_to_the_models_own_settings(double: Double, open_on: Open) -> None:
+def test_replies_are_asked_for_with_nothing_left_to_the_models_own_settings(
+    double: Double, open_on: Open
+) -> None:
     backend = open_on(double)
     said(backend, None)
     body = double.asked[-1][1]
@@ -382,7 +423,9 @@ def test_replies_one_after_another_take_one_connection_and_none_counts_as_cancel
     assert time.monotonic() - began < 1.5
 
 
-def test_closing_at_once_after_stacks_have_left_leaves_no_name(double: Double, open_on: Open, tmp_path: Path) -> None:
+def test_closing_at_once_after_stacks_have_left_leaves_no_name(
+    double: Double, open_on: Open, tmp_path: Path
+) -> None:
     backend = open_on(double, slots=5)
     for seed in range(5):
         attach(backend, f"s{seed}", composed(backend, seed))
@@ -411,7 +454,7 @@ def test_a_server_that_is_too_busy_to_answer_is_not_taken_for_one_that_is_gone(
     double: Double, open_on: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It still knows the names, and may look for their folders."""
-    monkeypatch.setattr("personalpeft.backends.vllm.wire._CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("personalpeft.backends.vllm.transport._CONNECT_SECONDS", 0.5)
     double.hangs_up = True
     backend = open_on(double)
     with double.busy():
@@ -423,7 +466,9 @@ def test_a_server_that_is_too_busy_to_answer_is_not_taken_for_one_that_is_gone(
     assert [Path(path).is_dir() for path in double.known.values()] == [True]
 
 
-def test_a_server_that_is_gone_keeps_no_folder(double: Double, open_on: Open, tmp_path: Path) -> None:
+def test_a_server_that_is_gone_keeps_no_folder(
+    double: Double, open_on: Open, tmp_path: Path
+) -> None:
     with doubled(Double(double.base)) as leaving:
         leaving.hangs_up = True
         backend = open_on(leaving)
@@ -435,7 +480,7 @@ def _no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("personalpeft.adapters.served_folder.tempfile.mkdtemp", full)
+    monkeypatch.setattr("personalpeft.adapters.formats.published.tempfile.mkdtemp", full)
 
 
 def test_a_place_without_room_is_said_with_a_way_out_when_a_home_is_opened(
@@ -456,7 +501,9 @@ def test_a_place_that_is_gone_is_said_to_those_who_need_it_and_ends_nobody_else(
 ) -> None:
     backend = open_on(double)
     engine = Engine(backend, read=lambda digest: adapter(backend, 1))
-    bare = Request("ada", (Message("user", "hello"),), Stack(tiny_base.digest, ()), Sampling(max_tokens=4))
+    bare = Request(
+        "ada", (Message("user", "hello"),), Stack(tiny_base.digest, ()), Sampling(max_tokens=4)
+    )
     own = replace(bare, stack=Stack(tiny_base.digest, (StackEntry("style", "style@1", "12" * 32),)))
     try:
         before = engine.texts([bare])
@@ -470,7 +517,9 @@ def test_a_place_that_is_gone_is_said_to_those_who_need_it_and_ends_nobody_else(
     assert before
 
 
-def test_a_child_that_was_forked_takes_nothing_from_its_parent(double: Double, open_on: Open) -> None:
+def test_a_child_that_was_forked_takes_nothing_from_its_parent(
+    double: Double, open_on: Open
+) -> None:
     backend = open_on(double)
     (path,) = map(Path, double.known.values())
     child = os.fork()
@@ -482,8 +531,12 @@ def test_a_child_that_was_forked_takes_nothing_from_its_parent(double: Double, o
     assert said(backend, None)
 
 
-def test_an_engine_hears_the_servers_own_error(double: Double, open_on: Open, tiny_base: Base) -> None:
-    asked = Request("ada", (Message("user", "hello"),), Stack(tiny_base.digest, ()), Sampling(max_tokens=4))
+def test_an_engine_hears_the_servers_own_error(
+    double: Double, open_on: Open, tiny_base: Base
+) -> None:
+    asked = Request(
+        "ada", (Message("user", "hello"),), Stack(tiny_base.digest, ()), Sampling(max_tokens=4)
+    )
     engine = Engine(open_on(double), read=lambda digest: pytest.fail("no adapter was asked for"))
     double.instead["/v1/completions"] = [(400, {"error": {"message": "max_tokens is too large"}})]
     try:
@@ -506,7 +559,9 @@ def test_a_server_that_is_not_there_says_so_with_a_way_out(open_on: Open, tiny_b
     assert "PERSONALPEFT_VLLM_URL" in caught.value.hint
 
 
-def test_a_token_is_sent_and_never_said(open_on: Open, tiny_base: Base, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_token_is_sent_and_never_said(
+    open_on: Open, tiny_base: Base, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     with doubled(Double(tiny_base, token="s3cret")) as locked:
         for token in (None, "wr0ng"):
@@ -529,8 +584,16 @@ def test_a_token_is_sent_and_never_said(open_on: Open, tiny_base: Base, caplog: 
         (lambda d: d.bases.clear(), InvalidInput, "PERSONALPEFT_VLLM_MODEL"),
         (lambda d: setattr(d, "logprob", -3.0), BaseMismatch, "--model"),
         (lambda d: setattr(d, "longest", 0), BaseMismatch, "--model"),
-        (lambda d: d.instead.update({"/tokenize": [(200, {"tokens": [1, 2]})]}), BaseMismatch, "--model"),
-        (lambda d: d.instead.update({"/v1/models": [(200, "<html>")]}), ServingFailed, "PERSONALPEFT_VLLM_URL"),
+        (
+            lambda d: d.instead.update({"/tokenize": [(200, {"tokens": [1, 2]})]}),
+            BaseMismatch,
+            "--model",
+        ),
+        (
+            lambda d: d.instead.update({"/v1/models": [(200, "<html>")]}),
+            ServingFailed,
+            "PERSONALPEFT_VLLM_URL",
+        ),
         (
             lambda d: d.instead.update(
                 {"/v1/load_lora_adapter": [(400, {"error": {"message": "LoRA is not enabled"}})]}
@@ -616,7 +679,10 @@ def test_scores_are_torchs_own(double: Double, open_on: Open, torch_tiny: Backen
     attach(backend, "one", stack)
     attach(torch_tiny, "as on vllm", stack)
     try:
-        (ours,), (torchs,) = backend.score([item], "one", kl=True), torch_tiny.score([item], "as on vllm", kl=True)
+        (ours,), (torchs,) = (
+            backend.score([item], "one", kl=True),
+            torch_tiny.score([item], "as on vllm", kl=True),
+        )
     finally:
         torch_tiny.detach("as on vllm")
     assert ours.logp == pytest.approx(torchs.logp, abs=0.1)

@@ -12,9 +12,9 @@ from backend_makers import adapter, attach, composed, row, written
 from vllm_double import Double, Open, failed, said
 
 from personalpeft.backends.base import Backend
-from personalpeft.bases.base import Base
+from personalpeft.base_models.types import Base
+from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import BaseMismatch, InvalidInput, ServingFailed
-from personalpeft.serving.engine import Engine, Request
 from personalpeft.types import Message, Sampling, Stack, StackEntry
 
 pytestmark = pytest.mark.exhaustive
@@ -82,7 +82,9 @@ def test_nobody_is_answered_by_another_model_and_the_right_one_heals_by_itself(
     assert said(backend, "two")
 
 
-def test_all_who_find_their_stacks_lost_at_once_wait_for_one_look(double: Double, open_on: Open) -> None:
+def test_all_who_find_their_stacks_lost_at_once_wait_for_one_look(
+    double: Double, open_on: Open
+) -> None:
     backend = open_on(double, rows=9)
     for seed in range(3):
         attach(backend, f"s{seed}", composed(backend, seed))
@@ -101,7 +103,9 @@ def test_all_who_find_their_stacks_lost_at_once_wait_for_one_look(double: Double
     assert double.times("/tokenize") == 1
 
 
-def test_who_comes_while_the_server_is_looked_at_is_not_answered_before(double: Double, open_on: Open) -> None:
+def test_who_comes_while_the_server_is_looked_at_is_not_answered_before(
+    double: Double, open_on: Open
+) -> None:
     backend = open_on(double)
     attach(backend, "one", composed(backend, 1))
     double.token_seconds = 0.05
@@ -115,7 +119,9 @@ def test_who_comes_while_the_server_is_looked_at_is_not_answered_before(double: 
     assert {type(error) for error in refused(backend, numbers)} == {BaseMismatch}
 
 
-def test_a_stack_that_was_just_told_to_another_model_is_taken_back_at_once(double: Double, open_on: Open) -> None:
+def test_a_stack_that_was_just_told_to_another_model_is_taken_back_at_once(
+    double: Double, open_on: Open
+) -> None:
     """The server is replaced between the look at it and the load."""
     backend = open_on(double)
     told = composed(backend, 1)
@@ -151,7 +157,9 @@ def test_a_stack_that_was_lost_alone_costs_no_look(double: Double, open_on: Open
     assert double.times("/tokenize") == 0
 
 
-def test_a_server_that_calls_the_same_base_otherwise_is_told_again(double: Double, open_on: Open) -> None:
+def test_a_server_that_calls_the_same_base_otherwise_is_told_again(
+    double: Double, open_on: Open
+) -> None:
     backend = open_on(double)
     before = said(backend, None)
     double.restart()
@@ -171,8 +179,12 @@ def test_a_base_that_is_gone_by_its_name_is_said_to_be_that(double: Double, open
     assert said(backend, None)
 
 
-def test_a_user_hears_that_the_server_has_another_base(double: Double, open_on: Open, tiny_base: Base) -> None:
-    asked = Request("ada", (Message("user", "hello"),), Stack(tiny_base.digest, ()), Sampling(max_tokens=4))
+def test_a_user_hears_that_the_server_has_another_base(
+    double: Double, open_on: Open, tiny_base: Base
+) -> None:
+    asked = Request(
+        "ada", (Message("user", "hello"),), Stack(tiny_base.digest, ()), Sampling(max_tokens=4)
+    )
     engine = Engine(open_on(double), read=lambda digest: pytest.fail("no adapter was asked for"))
     try:
         before = engine.texts([asked])
@@ -240,7 +252,9 @@ def test_loads_go_side_by_side(double: Double, open_on: Open) -> None:
     assert len({said(backend, key) for key in stacks}) == 4
 
 
-def test_a_load_whose_key_is_detached_ends_at_once_and_leaves_nothing(double: Double, open_on: Open) -> None:
+def test_a_load_whose_key_is_detached_ends_at_once_and_leaves_nothing(
+    double: Double, open_on: Open
+) -> None:
     backend = open_on(double, slots=1)
     double.load_seconds = 2.0
     ended: list[Exception] = []

@@ -12,12 +12,12 @@ import pytest
 from backend_makers import adapter, attach, composed, row, written
 from vllm_maker import RANK, vllm_backend
 
-from personalpeft.adapters.base import Adapter
 from personalpeft.adapters.compose import compose
-from personalpeft.adapters.peft_folder import export_peft, export_stack_peft
+from personalpeft.adapters.formats.peft import export_peft, export_stack_peft
+from personalpeft.adapters.types import Adapter
 from personalpeft.backends.base import Backend
 from personalpeft.backends.vllm.backend import VllmBackend
-from personalpeft.bases.base import Base
+from personalpeft.base_models.types import Base
 from personalpeft.errors import BaseMismatch, ServingFailed
 from personalpeft.settings import VllmServer
 
@@ -55,8 +55,16 @@ def loaded_and_asked(server: VllmServer, folder: Path, tokens: Sequence[int]) ->
     """What vLLM writes with a PEFT folder that it is told of without us."""
     named = {"lora_name": folder.name, "lora_path": str(folder)}
     httpx2.post(f"{server.url}/v1/load_lora_adapter", json=named).raise_for_status()
-    body = {"model": folder.name, "prompt": list(tokens), "max_tokens": 8, "temperature": 0, "return_token_ids": True}
-    said = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status().json()
+    body = {
+        "model": folder.name,
+        "prompt": list(tokens),
+        "max_tokens": 8,
+        "temperature": 0,
+        "return_token_ids": True,
+    }
+    said = (
+        httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status().json()
+    )
     httpx2.post(f"{server.url}/v1/unload_lora_adapter", json=named).raise_for_status()
     return tuple(said["choices"][0]["token_ids"])
 
@@ -81,7 +89,9 @@ def test_an_exported_stack_of_layers_of_other_ranks_and_projections_says_what_th
     parts = [*below, (memory, 0.75)]
     for key, layers in (("below", below), ("whole", parts)):
         attach(backend, key, compose(layers))
-    asked = [row(backend, "hello", key, temperature=0.0, max_tokens=8) for key in ("below", "whole")]
+    asked = [
+        row(backend, "hello", key, temperature=0.0, max_tokens=8) for key in ("below", "whole")
+    ]
     less, whole = written(backend, asked)
     assert less.tokens != whole.tokens
     export_stack_peft(parts, backend.base.architecture, tmp_path / "stack", base_name="base")
@@ -94,12 +104,16 @@ def only(made: Adapter, *names: str) -> Adapter:
     return replace(made, pairs=pairs, manifest=replace(made.manifest, targets=tuple(sorted(pairs))))
 
 
-def test_a_stack_that_the_server_has_lost_is_told_again(backend: Backend, vllm_server: VllmServer) -> None:
+def test_a_stack_that_the_server_has_lost_is_told_again(
+    backend: Backend, vllm_server: VllmServer
+) -> None:
     attach(backend, "one", composed(backend, 1))
     asked = [row(backend, "hello", stack, temperature=0.0) for stack in ("one", None)]
     before = [reply.text for reply in written(backend, asked)]
     for name in listed(vllm_server) - {"base"}:
-        httpx2.post(f"{vllm_server.url}/v1/unload_lora_adapter", json={"lora_name": name}).raise_for_status()
+        httpx2.post(
+            f"{vllm_server.url}/v1/unload_lora_adapter", json={"lora_name": name}
+        ).raise_for_status()
     assert [reply.text for reply in written(backend, asked)] == before
     assert len(listed(vllm_server)) >= 3
 
@@ -114,7 +128,9 @@ def test_another_base_of_the_same_shape_is_refused(
     assert listed(vllm_server) == known
 
 
-def test_closing_leaves_nothing_on_the_server(vllm_server: VllmServer, vllm_base: Base, shared_cache: Path) -> None:
+def test_closing_leaves_nothing_on_the_server(
+    vllm_server: VllmServer, vllm_base: Base, shared_cache: Path
+) -> None:
     known = listed(vllm_server)
     backend = vllm_backend(vllm_base, shared_cache, vllm_server)
     attach(backend, "one", composed(backend, 1))

@@ -7,7 +7,7 @@ from gguf import GGUFWriter, TokenType
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from personalpeft.bases.base import Base, Card, Source
+from personalpeft.base_models.types import Base, Card, Source
 
 TARGETS = ("q_proj", "v_proj")
 _NAMES = {
@@ -58,12 +58,16 @@ def tiny_gguf(tiny: Base, path: Path) -> bytes:
     writer.add_rope_freq_base(10000.0)
 
     tokenizer = Tokenizer.from_file(str(tiny.folder / "tokenizer.json"))
-    tokens = [tokenizer.id_to_token(number) for number in range(tokenizer.get_vocab_size())] + ["Ġ1"]
+    tokens = [tokenizer.id_to_token(number) for number in range(tokenizer.get_vocab_size())] + [
+        "Ġ1"
+    ]
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
-    writer.add_token_types([TokenType.CONTROL if token in tiny.control else TokenType.NORMAL for token in tokens])
+    writer.add_token_types(
+        [TokenType.CONTROL if token in tiny.control else TokenType.NORMAL for token in tokens]
+    )
     writer.add_token_merges(["Ġ 1"])
     writer.add_bos_token_id(tokenizer.token_to_id("<|im_start|>"))
     writer.add_eos_token_id(tokenizer.token_to_id("<|im_end|>"))
@@ -77,7 +81,9 @@ def tiny_gguf(tiny: Base, path: Path) -> bytes:
             _, block, inside = plain.split(".", 2)
             plain = f"blk.{block}.{_NAMES[inside]}"
         else:
-            plain = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}[plain]
+            plain = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}[
+                plain
+            ]
         writer.add_tensor(f"{plain}.weight", weight.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from personalpeft.bases.base import Base
-from personalpeft.bases.prepare import prepare
-from personalpeft.bases.shelf import find_card
+from personalpeft.base_models.registry import find_card
+from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.types import Base
 
 
 @pytest.fixture(scope="session")

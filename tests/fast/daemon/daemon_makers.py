@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 import personalpeft
 from personalpeft import Runtime
 from personalpeft.clock import Clock
-from personalpeft.learning.digest import Digest
+from personalpeft.learning.activity_summary import Digest
 from personalpeft.learning.report import LearnReport, from_json
 from personalpeft_app.daemon import journal
 from personalpeft_app.daemon.deciding import Decision
@@ -40,7 +40,9 @@ class World:
     wall: datetime = field(default_factory=lambda: at("2026-01-14 12:00"))
     seconds: float = 0.0
     pace: float = 0.0
-    reading: Reading = field(default_factory=lambda: Reading(mains=True, others=0.0, temperature=40.0))
+    reading: Reading = field(
+        default_factory=lambda: Reading(mains=True, others=0.0, temperature=40.0)
+    )
     told: list[Line] = field(default_factory=list)
     while_learning: Callable[[], None] = lambda: None
     stopping: bool = False
@@ -105,7 +107,8 @@ class World:
             for _ in range(count):
                 self._drawn += 1
                 who.feedback(
-                    who.chat(f"question {self._drawn}", temperature=0), edit=f"Ahoy! Answer {self._drawn}. Arrr!"
+                    who.chat(f"question {self._drawn}", temperature=0),
+                    edit=f"Ahoy! Answer {self._drawn}. Arrr!",
                 )
 
     # The daemon
@@ -113,7 +116,9 @@ class World:
     def round(self) -> Decision:
         """One round of the daemon, which is started where none runs."""
         if self._keeper is None:
-            self._runtime = personalpeft.open(self.home, base="fake", backend="fake", clock=self.clock)
+            self._runtime = personalpeft.open(
+                self.home, base="fake", backend="fake", clock=self.clock
+            )
             self._keeper = Keeper(
                 self._runtime,
                 self.opened,

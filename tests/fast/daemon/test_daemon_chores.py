@@ -24,7 +24,9 @@ def lines(world: World, what: str) -> list[str]:
     return [line.said for line in world.told if line.what == what]
 
 
-def test_a_probation_that_feedback_decided_while_another_learned_is_ended_within_the_hour(world: World) -> None:
+def test_a_probation_that_feedback_decided_while_another_learned_is_ended_within_the_hour(
+    world: World,
+) -> None:
     world.say(9)
     world.goes_on(hours=1)
     with world.opened() as runtime:

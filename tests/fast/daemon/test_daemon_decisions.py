@@ -38,7 +38,9 @@ class Home:
     """A ledger reduced to what is decided by, a clock that can be set, and a machine."""
 
     now: datetime = NOON
-    reading: dict[str, object] = field(default_factory=lambda: {"mains": True, "others": 0.0, "temperature": 40.0})
+    reading: dict[str, object] = field(
+        default_factory=lambda: {"mains": True, "others": 0.0, "temperature": 40.0}
+    )
     served: datetime | None = None
     lessons: dict[str, list[datetime]] = field(default_factory=lambda: {"ada": [], "bo": []})
     learned: dict[str, datetime] = field(default_factory=dict)
@@ -57,7 +59,13 @@ class Home:
 
     def people(self) -> list[Person]:
         return [
-            Person(user, len(said), min(said, default=None), learned=self.learned.get(user), seconds=30.0)
+            Person(
+                user,
+                len(said),
+                min(said, default=None),
+                learned=self.learned.get(user),
+                seconds=30.0,
+            )
             for user, said in self.lessons.items()
         ]
 
@@ -66,7 +74,9 @@ class Home:
 
     def round(self) -> None:
         for _ in range(20):
-            decision = decide(SETTINGS, self.moment(), self.people(), Past(self.spent(), self.journal.chores))
+            decision = decide(
+                SETTINGS, self.moment(), self.people(), Past(self.spent(), self.journal.chores)
+            )
             if decision.act is None:
                 return
             if isinstance(decision.act, Chore):
@@ -77,7 +87,9 @@ class Home:
 
     def learn(self, learn: Learn) -> None:
         assert self.reading["mains"] is not False
-        assert self.served is None or abs(self.now - self.served) >= timedelta(minutes=SETTINGS.idle)
+        assert self.served is None or abs(self.now - self.served) >= timedelta(
+            minutes=SETTINGS.idle
+        )
         assert self.spent() < SETTINGS.budget * 60
         assert self.lessons[learn.user], "there is no reason"
         self.learns += 1
@@ -102,7 +114,9 @@ EVENTS = st.one_of(
 
 @examples(60)
 @given(st.lists(EVENTS, max_size=40))
-def test_no_history_learns_twice_for_one_reason_or_forgets_one(events: list[tuple[object, ...]]) -> None:
+def test_no_history_learns_twice_for_one_reason_or_forgets_one(
+    events: list[tuple[object, ...]],
+) -> None:
     home = Home(now=at("2026-10-24 23:00"))
     for event in events:
         match event:
@@ -132,14 +146,25 @@ def test_no_history_learns_twice_for_one_reason_or_forgets_one(events: list[tupl
 
 
 @given(
-    st.integers(366, 120 * 365).map(lambda days: datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=days)),
+    st.integers(366, 120 * 365).map(
+        lambda days: datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=days)
+    ),
     st.integers(0, 24 * 60).map(lambda minutes: timedelta(minutes=minutes)),
     st.times().map(lambda moment: moment.replace(second=0, microsecond=0)),
     st.sampled_from(
-        ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu", "Africa/Casablanca", "UTC"]
+        [
+            "Europe/Berlin",
+            "America/New_York",
+            "Australia/Lord_Howe",
+            "Asia/Kathmandu",
+            "Africa/Casablanca",
+            "UTC",
+        ]
     ),
 )
-def test_a_time_of_day_comes_once_a_day_everywhere(day: datetime, within: timedelta, when: time, zone: str) -> None:
+def test_a_time_of_day_comes_once_a_day_everywhere(
+    day: datetime, within: timedelta, when: time, zone: str
+) -> None:
     there, now = ZoneInfo(zone), day + within
     last, following = last_moment(when, now, there), next_moment(when, now, there)
     assert last <= now < following
@@ -149,7 +174,9 @@ def test_a_time_of_day_comes_once_a_day_everywhere(day: datetime, within: timede
     assert last_moment(when, following, there) == following
 
 
-def test_where_an_hour_comes_twice_the_first_counts_and_where_it_does_not_come_the_one_after() -> None:
+def test_where_an_hour_comes_twice_the_first_counts_and_where_it_does_not_come_the_one_after() -> (
+    None
+):
     autumn = last_moment(time(2, 30), at("2026-10-25 12:00"), BERLIN)
     assert autumn == datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
     spring = last_moment(time(2, 30), at("2026-03-29 12:00"), BERLIN)
@@ -188,7 +215,9 @@ def test_whoever_gains_most_a_second_learns_first_and_nobody_waits_for_ever() ->
         ({"served": NOON + timedelta(minutes=1)}, "asked"),
     ],
 )
-def test_what_hinders_a_learn_is_said_and_no_sensor_hinders_none(how: dict[str, object], why: str) -> None:
+def test_what_hinders_a_learn_is_said_and_no_sensor_hinders_none(
+    how: dict[str, object], why: str
+) -> None:
     people = [Person("ada", 9, NOON)]
     assert isinstance(acts(people), Learn)
     moment = replace(Moment(NOON, BERLIN), **how)  # type: ignore[arg-type]
@@ -213,7 +242,10 @@ def test_chores_wait_while_somebody_is_answered_and_are_done_once_for_each_momen
         assert act.kind not in done
         done[act.kind] = act.key
     assert set(done) == set(Kind)
-    later = [acts([], past=Past(chores=done), now=NOON + timedelta(minutes=minutes)) for minutes in (1, 59, 61)]
+    later = [
+        acts([], past=Past(chores=done), now=NOON + timedelta(minutes=minutes))
+        for minutes in (1, 59, 61)
+    ]
     assert [isinstance(act, Chore) for act in later] == [False, False, True]
     assert isinstance(later[2], Chore)
     assert later[2].kind is Kind.PROBATION
@@ -234,7 +266,9 @@ STEPS = st.one_of(
     st.tuples(st.just("in_vain"), st.text(max_size=9), KEYS),
     st.tuples(st.just("ended"), st.text(max_size=9)),
     st.tuples(st.just("used"), st.dates().map(str), st.floats(0, 1e6)),
-    st.tuples(st.just("reported"), st.datetimes(timezones=st.just(UTC)).map(lambda at: Period(at, at))),
+    st.tuples(
+        st.just("reported"), st.datetimes(timezones=st.just(UTC)).map(lambda at: Period(at, at))
+    ),
     st.tuples(st.just("did"), st.sampled_from(Kind), st.text(max_size=30)),
 )
 
@@ -258,7 +292,9 @@ def test_a_journal_is_bounded_however_long_it_is_kept() -> None:
     assert from_text(journal.as_text()) == journal
 
 
-@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"format": 2}', '{"format": 1, "begun": 3}', "null", "\x00"])
+@pytest.mark.parametrize(
+    "text", [None, "", "[]", "{}", '{"format": 2}', '{"format": 1, "begun": 3}', "null", "\x00"]
+)
 def test_a_journal_that_cannot_be_read_is_an_empty_one(text: str | None) -> None:
     assert from_text(text) == Journal()
 

@@ -11,25 +11,33 @@ from daemon_makers import World
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning import build
-from personalpeft.learning.gate import Judgement
+from personalpeft.learning import pipeline
+from personalpeft.learning.gate.gate import Judgement
 from personalpeft.types import Verdict
 from personalpeft_app.cli import cli
 from personalpeft_app.daemon.morning import Period, after
 
 
 def command(world: World, *words: str) -> str:
-    told = CliRunner().invoke(cli, ["--home", str(world.home), "--backend", "fake", *words], catch_exceptions=False)
+    told = CliRunner().invoke(
+        cli, ["--home", str(world.home), "--backend", "fake", *words], catch_exceptions=False
+    )
     assert told.exit_code == 0, told.output
     return told.stdout
 
 
-def test_the_morning_has_everybody_since_the_last_one_with_reasons_and_the_way_back(world: World) -> None:
+def test_the_morning_has_everybody_since_the_last_one_with_reasons_and_the_way_back(
+    world: World,
+) -> None:
     world.set(morning="07:00")
     world.say(9, "ada")
     world.goes_on(hours=20)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "judge", lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"))
+        patch.setattr(
+            pipeline,
+            "judge",
+            lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"),
+        )
         world.say(9, "bo")
         # Two mornings on which the machine was off are in the report of the third.
         world.jump(days=2)
@@ -46,7 +54,10 @@ def test_the_morning_has_everybody_since_the_last_one_with_reasons_and_the_way_b
     assert f"> {report.examples[0].prompt}" in text
     assert "log-prob a token" in text
     assert f"{report.steps} steps · {report.seconds:.1f} s" in text
-    assert f"make it live all the same: personalpeft rollback style --to {report.revision} --user bo" in text
+    assert (
+        f"make it live all the same: personalpeft rollback style --to {report.revision} --user bo"
+        in text
+    )
     data = json.loads(command(world, "daemon", "report", "--json"))
     assert [each["user"] for each in data["users"]] == ["bo"]
     assert data["users"][0]["reports"][0]["sources"]
@@ -60,7 +71,9 @@ def test_the_way_back_in_an_old_report_is_the_one_that_leads_back_now(world: Wor
     world.set(morning="07:00")
     world.say(9)
     world.goes_on(hours=20)
-    assert "undo: personalpeft rollback style --to base --user ada" in command(world, "daemon", "report")
+    assert "undo: personalpeft rollback style --to base --user ada" in command(
+        world, "daemon", "report"
+    )
     with world.opened() as runtime:
         runtime.user("ada").rollback("style")
     assert "undo" not in command(world, "daemon", "report")
@@ -89,7 +102,9 @@ def test_a_quiet_day_leaves_the_last_report_to_be_read(world: World) -> None:
 def test_before_the_first_morning_there_is_nothing_and_it_says_so(world: World) -> None:
     world.say(1)
     world.round()
-    told = CliRunner().invoke(cli, ["--home", str(world.home), "--backend", "fake", "daemon", "report"])
+    told = CliRunner().invoke(
+        cli, ["--home", str(world.home), "--backend", "fake", "daemon", "report"]
+    )
     assert (told.exit_code, told.stdout) == (0, "")
     assert "no morning report yet" in told.stderr
 
@@ -113,7 +128,9 @@ MOMENTS = st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.
 
 
 @given(st.lists(MOMENTS, min_size=1))
-def test_reports_follow_each_other_without_a_gap_whatever_the_clock_says(moments: list[datetime]) -> None:
+def test_reports_follow_each_other_without_a_gap_whatever_the_clock_says(
+    moments: list[datetime],
+) -> None:
     last: Period | None = None
     for now in moments:
         period = after(last, now)

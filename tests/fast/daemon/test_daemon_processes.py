@@ -54,15 +54,24 @@ class Home:
         with personalpeft.open(self.path, base="fake", backend="fake") as runtime:
             ada = runtime.user("ada")
             for number in range(count):
-                ada.feedback(ada.chat(f"question {number}", temperature=0), edit=f"Ahoy! Answer {number}. Arrr!")
+                ada.feedback(
+                    ada.chat(f"question {number}", temperature=0),
+                    edit=f"Ahoy! Answer {number}. Arrr!",
+                )
         self.is_quiet()
 
     def is_quiet(self) -> None:
         """It is a while ago that anybody was answered."""
         os.utime(self.path / "locks" / "serving", (1e9, 1e9))
 
-    def spawn(self, *words: str, slowly: float = 0.0, program: str = _DAEMON) -> subprocess.Popen[str]:
-        first = [str(slowly), "--backend", "fake", "--home", str(self.path)] if program is _DAEMON else [str(self.path)]
+    def spawn(
+        self, *words: str, slowly: float = 0.0, program: str = _DAEMON
+    ) -> subprocess.Popen[str]:
+        first = (
+            [str(slowly), "--backend", "fake", "--home", str(self.path)]
+            if program is _DAEMON
+            else [str(self.path)]
+        )
         child = subprocess.Popen(
             [sys.executable, "-P", "-c", program, *first, *words],
             stdout=subprocess.PIPE,
@@ -76,7 +85,9 @@ class Home:
 
     def learns(self) -> list[str]:
         with personalpeft.open(self.path, base="fake", backend="fake") as runtime:
-            assert runtime.verify() == () or all("gc" in problem.remedy for problem in runtime.verify())
+            assert runtime.verify() == () or all(
+                "gc" in problem.remedy for problem in runtime.verify()
+            )
             return [revision.id for revision in runtime.user("ada").revisions()]
 
 
@@ -96,7 +107,9 @@ class Served:
         """The revision that answers ada now."""
         asked = urllib.request.Request(
             f"{self._url}/v1/chat/completions",
-            json.dumps({"model": "ada", "messages": [{"role": "user", "content": "hello"}]}).encode(),
+            json.dumps(
+                {"model": "ada", "messages": [{"role": "user", "content": "hello"}]}
+            ).encode(),
             {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"},
         )
         with urllib.request.urlopen(asked, timeout=60) as answer:
@@ -107,7 +120,9 @@ class Served:
 def home(tmp_path: Path) -> Iterator[Home]:
     path = tmp_path / "home"
     path.mkdir(mode=0o700)
-    (path / "config.toml").write_text('[daemon]\nload = 1\nmains = false\nbackup = ""\ntemperature = 999\n')
+    (path / "config.toml").write_text(
+        '[daemon]\nload = 1\nmains = false\nbackup = ""\ntemperature = 999\n'
+    )
     home = Home(path)
     yield home
     for child in home.children:
@@ -192,14 +207,21 @@ def test_status_says_how_far_a_learn_is(home: Home) -> None:
     status, _ = ended(home.spawn("daemon", "status", "--json"))
     told = json.loads(status)
     assert told["learning"] == ["ada"]
-    assert (told["underway"]["ada"]["layer"], told["underway"]["ada"]["stage"]) == ("style", "Learning")
+    assert (told["underway"]["ada"]["layer"], told["underway"]["ada"]["stage"]) == (
+        "style",
+        "Learning",
+    )
     assert 0 < told["underway"]["ada"]["step"] < told["underway"]["ada"]["steps"]
     status, _ = ended(home.spawn("daemon", "status"))
     assert "ada learns (style: learning, " in status
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive)])
-def test_a_signal_ends_it_between_two_steps_and_the_next_goes_on(home: Home, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive)]
+)
+def test_a_signal_ends_it_between_two_steps_and_the_next_goes_on(
+    home: Home, number: signal.Signals
+) -> None:
     home.say(9)
     child = home.spawn("daemon", "run", slowly=0.2)
     wait_for(lambda: (home.path / "sessions/ada/style.session").exists(), "a step")
@@ -235,7 +257,9 @@ def test_a_server_beside_it_answers_with_the_new_revision_within_a_second(home: 
     server.kill()
 
 
-def test_a_server_and_a_daemon_that_are_killed_on_one_home_serve_what_was_learned_within_a_second(home: Home) -> None:
+def test_a_server_and_a_daemon_that_are_killed_on_one_home_serve_what_was_learned_within_a_second(
+    home: Home,
+) -> None:
     home.say(9)
     server = Served(home)
     assert server.answers_with() == "bare base"
@@ -248,7 +272,9 @@ def test_a_server_and_a_daemon_that_are_killed_on_one_home_serve_what_was_learne
     assert server.answers_with() == "bare base"
     home.is_quiet()
     daemon = home.spawn("daemon", "run", slowly=0.1)
-    wait_for(lambda: '"times": 2' in _text(home.path / "notes/daemon.json"), "the learn that goes on")
+    wait_for(
+        lambda: '"times": 2' in _text(home.path / "notes/daemon.json"), "the learn that goes on"
+    )
     server.process.kill()
     ended(server.process)
     server = Served(home)
@@ -282,7 +308,9 @@ def test_a_home_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("observing", "learns"), [("kept", 0), ("learned", 1)])
-def test_what_an_app_saw_is_learned_where_that_app_had_it_so(home: Home, observing: str, learns: int) -> None:
+def test_what_an_app_saw_is_learned_where_that_app_had_it_so(
+    home: Home, observing: str, learns: int
+) -> None:
     with personalpeft.open(home.path, base="fake", backend="fake", observing=observing) as runtime:
         ada = runtime.user("ada")
         for number in range(9):

@@ -8,8 +8,8 @@ import pytest
 from daemon_makers import World, at
 
 from personalpeft import ServingFailed, User
-from personalpeft.learning import build
-from personalpeft.learning.gate import Judgement
+from personalpeft.learning import pipeline
+from personalpeft.learning.gate.gate import Judgement
 from personalpeft.types import Verdict
 
 
@@ -250,7 +250,11 @@ def too_few_for_a_first_learn(world: World) -> None:
 
 def it_was_refused_before(world: World) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "judge", lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"))
+        patch.setattr(
+            pipeline,
+            "judge",
+            lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"),
+        )
         world.say(9)
         world.goes_on(hours=72)
 
@@ -381,7 +385,10 @@ STORIES: dict[str, tuple[Callable[[World], None], int]] = {
         (the_person_travels_west, 1),
         (the_settings_are_broken_in_between, 1),
     )
-} | {f"killed_when_{stage.lower()}": (killed_when(stage), 1) for stage in ("Reading", "Learning", "Judging")}
+} | {
+    f"killed_when_{stage.lower()}": (killed_when(stage), 1)
+    for stage in ("Reading", "Learning", "Judging")
+}
 
 
 @pytest.mark.parametrize("name", STORIES)
@@ -402,7 +409,7 @@ def test_what_a_head_that_somebody_moved_put_off_is_learned_later(
 ) -> None:
     enough_lessons(world)
     world.say(9)
-    train, moved = build.train, list[str]()
+    train, moved = pipeline.train, list[str]()
 
     def go_back(*given: object, **more: object) -> object:
         trained = train(*given, **more)  # type: ignore[arg-type]
@@ -411,7 +418,7 @@ def test_what_a_head_that_somebody_moved_put_off_is_learned_later(
                 moved.append(str(other.user("ada").rollback("style", None).before))
         return trained
 
-    monkeypatch.setattr(build, "train", go_back)
+    monkeypatch.setattr(pipeline, "train", go_back)
     world.goes_on(hours=24)
     assert len(moved) == 1
     assert any("meanwhile the base was made live" in line.said for line in world.told)

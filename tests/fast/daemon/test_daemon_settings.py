@@ -32,7 +32,9 @@ def test_a_home_without_settings_has_the_defaults(tmp_path: Path) -> None:
 
 
 def test_what_is_set_counts(tmp_path: Path) -> None:
-    home = write(tmp_path, '[daemon]\nsignals = 3\nload = 1\nat = ""\nmains = false\nzone = "Asia/Tokyo"\n')
+    home = write(
+        tmp_path, '[daemon]\nsignals = 3\nload = 1\nat = ""\nmains = false\nzone = "Asia/Tokyo"\n'
+    )
     settings = read(home)
     assert (settings.signals, settings.load, settings.at, settings.mains, settings.zone) == (
         3,
@@ -91,10 +93,21 @@ def test_the_page_has_every_setting_with_its_default() -> None:
             if not isinstance(default, str)
             else default
         )
-        assert re.search(rf"^\| `{field.name}` \| `{re.escape(shown)}` \|", page, re.MULTILINE), (field.name, shown)
+        assert re.search(rf"^\| `{field.name}` \| `{re.escape(shown)}` \|", page, re.MULTILINE), (
+            field.name,
+            shown,
+        )
 
 
-WORDS = ["/opt/my python/bin/python", "-m", "personalpeft_app", "--home", '/data/50%/a"b$c\\d', "daemon", "run"]
+WORDS = [
+    "/opt/my python/bin/python",
+    "-m",
+    "personalpeft_app",
+    "--home",
+    '/data/50%/a"b$c\\d',
+    "daemon",
+    "run",
+]
 
 
 def test_a_unit_runs_these_very_words() -> None:
@@ -107,7 +120,15 @@ def test_a_unit_runs_these_very_words() -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "personalpeft_app", "--home", "/data/50%/my home", "daemon", "run"]
+    words = [
+        sys.executable,
+        "-m",
+        "personalpeft_app",
+        "--home",
+        "/data/50%/my home",
+        "daemon",
+        "run",
+    ]
     unit = tmp_path / "personalpeft.service"
     unit.write_text(units.systemd(words, {"PERSONALPEFT_CACHE": "/a cache"}))
     told = subprocess.run(

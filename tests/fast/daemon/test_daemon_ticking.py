@@ -38,7 +38,9 @@ def test_a_clock_that_is_set_back_keeps_nobody_waiting(monkeypatch: pytest.Monke
         if len(rounds) == 3:
             third.set()
 
-    thread = threading.Thread(target=Ticking(work, 0.2).run, args=(stopping,), kwargs={"look": 0.05}, daemon=True)
+    thread = threading.Thread(
+        target=Ticking(work, 0.2).run, args=(stopping,), kwargs={"look": 0.05}, daemon=True
+    )
     thread.start()
     came = third.wait(20)
     stopping.set()
@@ -47,7 +49,9 @@ def test_a_clock_that_is_set_back_keeps_nobody_waiting(monkeypatch: pytest.Monke
     assert not thread.is_alive()
 
 
-def test_one_round_at_a_time_and_the_last_is_waited_for_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_round_at_a_time_and_the_last_is_waited_for_without_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     stopping, begun, running, most = threading.Event(), threading.Event(), 0, 0
 
     def work() -> None:
@@ -58,7 +62,9 @@ def test_one_round_at_a_time_and_the_last_is_waited_for_without_a_word(caplog: p
         time.sleep(0.3)
         running -= 1
 
-    thread = threading.Thread(target=Ticking(work, 0.05).run, args=(stopping,), kwargs={"look": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=Ticking(work, 0.05).run, args=(stopping,), kwargs={"look": 0.02}, daemon=True
+    )
     thread.start()
     until(begun)
     time.sleep(0.5)
@@ -74,7 +80,9 @@ def test_a_machine_says_what_it_can() -> None:
     assert reading.temperature is None or reading.temperature > 0
 
 
-def test_what_this_process_does_itself_is_not_counted_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_this_process_does_itself_is_not_counted_as_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     at = 0.0
     machine = Machine(lambda: at)
     monkeypatch.setattr(machine, "_busy", lambda: 5.0)

@@ -14,18 +14,20 @@ import pytest
 
 import personalpeft
 from personalpeft.errors import OUTCOMES
-from personalpeft.learning.gate import ENOUGH, TIE, Margins
-from personalpeft.learning.recipe import Recipe
-from personalpeft.learning.skills.drill import Drill
-from personalpeft.learning.skills.rewards import LEAST_SPREAD
-from personalpeft.learning.skills.tasks import FADING, HOPELESS, SOLVED
+from personalpeft.learning.gate.gate import ENOUGH, TIE, Margins
+from personalpeft.learning.rl.advantages import LEAST_SPREAD
+from personalpeft.learning.rl.config import Drill
+from personalpeft.learning.rl.tasks import FADING, HOPELESS, SOLVED
+from personalpeft.learning.train.config import Recipe
 from personalpeft.plugins import Plugins
 from personalpeft_app.http.places import places_for
 from personalpeft_app.http.running import Server
 from personalpeft_app.http.server import make_app
 
 ROOT = Path(__file__).parents[3]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "plugins").rglob("README.md")])
+PAGES = sorted(
+    [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "plugins").rglob("README.md")]
+)
 
 
 def _blocks(page: Path, language: str) -> list[str]:
@@ -51,10 +53,14 @@ def test_the_library_use_of_the_readme_runs_as_printed(
 
 def test_the_test_of_the_embedding_page_passes(tmp_path: Path) -> None:
     block = _blocks(ROOT / "docs/embedding.md", "python")[-1]
-    exec(compile(block, "embedding.md", "exec"), {"personalpeft": personalpeft, "tmp_path": tmp_path})
+    exec(
+        compile(block, "embedding.md", "exec"), {"personalpeft": personalpeft, "tmp_path": tmp_path}
+    )
 
 
-def test_the_http_page_has_the_errors_of_the_code_and_the_routes_of_the_server(tmp_path: Path) -> None:
+def test_the_http_page_has_the_errors_of_the_code_and_the_routes_of_the_server(
+    tmp_path: Path,
+) -> None:
     page = (ROOT / "docs/http.md").read_text("utf-8")
     named: dict[int, list[str]] = {}
     for error, outcome in OUTCOMES.items():
@@ -66,7 +72,9 @@ def test_the_http_page_has_the_errors_of_the_code_and_the_routes_of_the_server(t
             assert rule.rule.partition("/<")[0] in page, rule.rule
 
 
-def test_the_clients_of_the_http_page_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clients_of_the_http_page_run_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     openai_block, anthropic_block, flask_block = _blocks(ROOT / "docs/http.md", "python")
     monkeypatch.setenv("PERSONALPEFT_HOME", str(tmp_path))
     names: dict[str, Any] = {}
@@ -82,7 +90,11 @@ def test_the_clients_of_the_http_page_run_as_printed(tmp_path: Path, monkeypatch
     try:
         secret = runtime.tokens.first.read_text().strip()
         for library, block in ((openai, openai_block), (anthropic, anthropic_block)):
-            said = {library.__name__: library, "address": f"http://127.0.0.1:{server.port}", "token": secret}
+            said = {
+                library.__name__: library,
+                "address": f"http://127.0.0.1:{server.port}",
+                "token": secret,
+            }
             exec(compile(block, "http.md", "exec"), said)
             assert runtime.user("ada").feedback(said["turn"], rating=1)
     finally:
@@ -94,9 +106,13 @@ def test_the_annotated_tree_names_what_is_there() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     tree = readme.split("## What is where")[1].split("```")[1]
     for line in tree.strip().splitlines():
-        for name in line.split("  ")[0].split() or re.findall(r"^\s+(\S+\.py \S+\.py|\S+)", line)[0].split():
+        for name in (
+            line.split("  ")[0].split() or re.findall(r"^\s+(\S+\.py \S+\.py|\S+)", line)[0].split()
+        ):
             assert (ROOT / name).exists() or (ROOT / "personalpeft" / name).exists(), name
-    folders = {path.name for path in (ROOT / "personalpeft").iterdir() if (path / "__init__.py").exists()}
+    folders = {
+        path.name for path in (ROOT / "personalpeft").iterdir() if (path / "__init__.py").exists()
+    }
     assert all(f"{folder}/" in tree for folder in folders)
 
 

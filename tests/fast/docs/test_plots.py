@@ -17,17 +17,34 @@ _PLOTS = Path(__file__).parents[3] / "docs/plots"
 
 
 def _drawn(folder: Path) -> dict[str, bytes]:
-    subprocess.run([sys.executable, str(_PLOTS / "draw.py"), str(folder)], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, str(_PLOTS / "draw.py"), str(folder)], check=True, capture_output=True
+    )
     return {path.name: path.read_bytes() for path in folder.glob("*.svg")}
 
 
 def _sweep() -> str:
     defaults = {name: values[1] for name, values in SWEPT.items()}
     lines = []
-    for number, value in [("default", ""), *((name, value) for name, values in SWEPT.items() for value in values)]:
-        figures = {"in_style": 9, "kept": 18, "known": 19, "drafts": 4 if number == "replay" else None}
+    for number, value in [
+        ("default", ""),
+        *((name, value) for name, values in SWEPT.items() for value in values),
+    ]:
+        figures = {
+            "in_style": 9,
+            "kept": 18,
+            "known": 19,
+            "drafts": 4 if number == "replay" else None,
+        }
         figures |= {"kl": 0.5, "held_back": None, "seconds": 20.0}
-        run = {"key": "", "number": number, "value": value, "style": "pirate", "seed": 0, "default": "d"}
+        run = {
+            "key": "",
+            "number": number,
+            "value": value,
+            "style": "pirate",
+            "seed": 0,
+            "default": "d",
+        }
         lines.append(json.dumps({**run, "defaults": defaults, **figures}))
     return "\n".join(lines)
 
@@ -36,7 +53,8 @@ def _capacity() -> str:
     load = {"seed": 0, "parameters": 1000, "kept": 18, "known": 19}
     counts = [(rank, count) for rank in (1, 16) for count in (5, 10)]
     return "\n".join(
-        json.dumps({**load, "rank": rank, "facts": count, "tokens": count, "recalled": 4}) for rank, count in counts
+        json.dumps({**load, "rank": rank, "facts": count, "tokens": count, "recalled": 4})
+        for rank, count in counts
     )
 
 

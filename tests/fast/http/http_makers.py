@@ -37,7 +37,9 @@ class Caller:
         headers = {"Host": "127.0.0.1:8080", **more.pop("headers", {})}
         if self.secret is not None:
             headers.setdefault("Authorization", f"Bearer {self.secret}")
-        return self.app.test_client().open(path, method=method, headers=headers, buffered=True, **more)
+        return self.app.test_client().open(
+            path, method=method, headers=headers, buffered=True, **more
+        )
 
 
 def administration(runtime: Runtime, app: Flask) -> Caller:
@@ -72,7 +74,9 @@ def served(runtime: Runtime, *, grace: float = 5, **more: Any) -> Iterator[Serve
     """The app on a free port, in a thread of this process."""
     runtime.tokens.ensure_first()
     places = places_for(runtime)
-    server = Server(make_app(runtime, owner="ada", places=places, **more), places, host="127.0.0.1", port=0)
+    server = Server(
+        make_app(runtime, owner="ada", places=places, **more), places, host="127.0.0.1", port=0
+    )
     thread = threading.Thread(target=lambda: server.run(grace=grace, close=runtime.close))
     thread.start()
     secret = runtime.tokens.first.read_text().strip()

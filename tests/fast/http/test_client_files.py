@@ -108,12 +108,17 @@ def test_a_saved_file_is_its_owners_alone_while_it_comes_and_appears_whole(
     assert {stat.S_IMODE(each.st_mode) for each in while_it_came if each.st_ino != left} == {0o600}
     assert not next(each for each in while_it_came if each.st_ino == left).st_size
     assert stat.S_IMODE((folder / "ada.personal").stat().st_mode) == 0o600
-    assert connect(site.url, site.secret).import_user(folder / "ada.personal", as_user="bob").user == "bob"
+    assert (
+        connect(site.url, site.secret).import_user(folder / "ada.personal", as_user="bob").user
+        == "bob"
+    )
     with pytest.raises(InvalidInput):
         ada.export(folder / "ada.personal")
 
 
-def test_a_download_that_breaks_off_leaves_nothing(site: Served, proxy: Proxy, tmp_path: Path) -> None:
+def test_a_download_that_breaks_off_leaves_nothing(
+    site: Served, proxy: Proxy, tmp_path: Path
+) -> None:
     folder = tmp_path / "saved"
     folder.mkdir()
     proxy.breaks = True

@@ -33,10 +33,10 @@ from personalpeft import (
     Runtime,
     User,
 )
-from personalpeft.adapters import served_folder
-from personalpeft.bases.base import Base
-from personalpeft.learning.order import Order
-from personalpeft.learning.skills.coach import Coach
+from personalpeft.adapters.formats import published
+from personalpeft.base_models.types import Base
+from personalpeft.learning.options import Order
+from personalpeft.learning.rl.trainer import Coach
 from personalpeft.types import SignalKind
 from personalpeft_app.client import Client, NotAllowed, RemoteUser, Unreachable, connect
 from personalpeft_app.http.own.routes import OwnApi
@@ -75,7 +75,9 @@ def own(runtime: Runtime) -> User:
 
 def correct(user: Any, count: int = 5) -> None:
     for number in range(count):
-        user.feedback(user.chat(f"question {number}", temperature=0), edit=f"Ahoy! Answer {number}. Arrr!")
+        user.feedback(
+            user.chat(f"question {number}", temperature=0), edit=f"Ahoy! Answer {number}. Arrr!"
+        )
 
 
 def test_a_user_is_made_on_first_use_unless_asked_not_to(opened: Any) -> None:
@@ -127,7 +129,10 @@ def test_messages_are_a_prompt_too(ada: Any) -> None:
 
 
 def test_tools_are_offered_called_and_answered(ada: Any, own: User) -> None:
-    tool = {"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {}}}}}
+    tool = {
+        "type": "function",
+        "function": {"name": "weather", "parameters": {"properties": {"city": {}}}},
+    }
     question = {"role": "user", "content": "weather in Rome?"}
     reply = ada.chat([question], tools=[tool], temperature=0, max_tokens=200)
     (call,) = reply.tool_calls
@@ -147,7 +152,11 @@ def test_a_tool_must_be_called(ada: Any, own: User) -> None:
         reply = ada.chat("Hello", tools=[tool], must_call=must_call, temperature=0)
         assert [call.name for call in reply.tool_calls] == ["weather"]
         assert ada.turn(reply) == own.turn(reply)
-        assert ada.turn(reply).messages[-1].must_call == own.turn(reply).messages[-1].must_call == must_call
+        assert (
+            ada.turn(reply).messages[-1].must_call
+            == own.turn(reply).messages[-1].must_call
+            == must_call
+        )
     with pytest.raises(InvalidInput):
         ada.chat("Hello", tools=[tool], must_call="time")
     with pytest.raises(InvalidInput):
@@ -208,7 +217,9 @@ def test_what_was_superseded_is_shown_where_asked_for(ada: Any, own: User) -> No
 
 
 def test_facts_and_rules_are_kept_edited_and_removed(ada: Any, own: User) -> None:
-    fact = ada.remember("My dog is called Biscuit.", questions=["What is my dog called?"], answer="Biscuit")
+    fact = ada.remember(
+        "My dog is called Biscuit.", questions=["What is my dog called?"], answer="Biscuit"
+    )
     assert [item.id for item in ada.items()] == [fact]
     item = ada.edit_item(fact, "My dog is called Crumpet.", answer="Crumpet")
     assert ada.items() == own.items() == (item,)
@@ -220,7 +231,11 @@ def test_facts_and_rules_are_kept_edited_and_removed(ada: Any, own: User) -> Non
 
 def test_what_was_said_is_taken_back_all_of_it_or_none(ada: Any, own: User) -> None:
     reply = ada.chat("Hello")
-    said = [ada.feedback(reply, rating=1), ada.teach("Write to Bo.", "Dear Bo"), ada.remember("I live in Oslo.")]
+    said = [
+        ada.feedback(reply, rating=1),
+        ada.teach("Write to Bo.", "Dear Bo"),
+        ada.remember("I live in Oslo."),
+    ]
     with pytest.raises(NotFound) as caught:
         ada.retract(*said, "s_nothing")
     assert caught.value.hint
@@ -253,7 +268,9 @@ def test_what_the_app_saw_is_kept_only_where_it_may_be(ada: Any) -> None:
         ada.observe(reply, "frowned")
 
 
-def test_a_learn_reports_and_changes_what_answers_and_can_be_taken_back(ada: Any, own: User) -> None:
+def test_a_learn_reports_and_changes_what_answers_and_can_be_taken_back(
+    ada: Any, own: User
+) -> None:
     before = ada.chat("Hello", temperature=0).text
     correct(ada)
     heard: list[tuple[str, float]] = []
@@ -302,9 +319,9 @@ def test_what_is_being_learned_is_told_while_it_is(ada: Any, own: User) -> None:
     correct(own)
     seen: list[Learning | None] = []
     report = own.learn(progress=lambda stage, done: seen.append(ada.learning()))
-    assert [(each.layer, each.steps) for each in seen if each and each.steps] == [("style", report.steps)] * len(
-        seen[1:]
-    )
+    assert [(each.layer, each.steps) for each in seen if each and each.steps] == [
+        ("style", report.steps)
+    ] * len(seen[1:])
     assert ada.learning() is None
 
 
@@ -333,11 +350,15 @@ def test_a_learn_that_is_cancelled_says_so(ada: Any) -> None:
         ada.learn(cancelled=lambda: True)
 
 
-def test_many_learn_at_once_and_what_one_cannot_do_is_their_report_alone(opened: Any, runtime: Runtime) -> None:
+def test_many_learn_at_once_and_what_one_cannot_do_is_their_report_alone(
+    opened: Any, runtime: Runtime
+) -> None:
     for name in ("ada", "bo", "cy"):
         correct(opened.user(name), 0 if name == "cy" else 5)
     heard: list[tuple[str, float]] = []
-    reports = opened.learn_many(["cy", "bo", "nobody", "ada"], progress=lambda *said: heard.append(said))
+    reports = opened.learn_many(
+        ["cy", "bo", "nobody", "ada"], progress=lambda *said: heard.append(said)
+    )
     assert [report.user for report in reports] == ["cy", "bo", "nobody", "ada"]
     assert [report.error for report in reports] == ["NothingToLearn", "", "NotFound", ""]
     assert [report.live for report in reports] == [False, True, False, True]
@@ -349,12 +370,15 @@ def test_many_learn_at_once_and_what_one_cannot_do_is_their_report_alone(opened:
 def test_a_learn_of_many_that_is_cancelled_says_so_of_each(opened: Any) -> None:
     for name in ("ada", "bo"):
         correct(opened.user(name))
-    assert [report.error for report in opened.learn_many(["ada", "bo"], cancelled=lambda: True)] == ["Cancelled"] * 2
+    assert [
+        report.error for report in opened.learn_many(["ada", "bo"], cancelled=lambda: True)
+    ] == ["Cancelled"] * 2
     assert all(report.live for report in opened.learn_many(["ada", "bo"], "style", steps=10_000))
 
 
 @pytest.mark.parametrize(
-    ("users", "error"), [(["ada", "ada"], InvalidInput), (["Ada!"], InvalidId), (["ada", ""], InvalidId)]
+    ("users", "error"),
+    [(["ada", "ada"], InvalidInput), (["Ada!"], InvalidId), (["ada", ""], InvalidId)],
 )
 def test_a_list_of_users_that_makes_no_sense_is_refused(
     opened: Any, ada: Any, users: list[str], error: type[Exception]
@@ -385,7 +409,9 @@ def test_what_is_forgotten_is_gone_with_what_was_built_from_it(ada: Any, own: Us
         ada.forget("s_0000")
 
 
-def test_a_user_goes_into_a_file_and_comes_in_again_under_another_name(opened: Any, ada: Any, tmp_path: Path) -> None:
+def test_a_user_goes_into_a_file_and_comes_in_again_under_another_name(
+    opened: Any, ada: Any, tmp_path: Path
+) -> None:
     correct(ada)
     ada.learn()
     file = tmp_path / "ada.personal"
@@ -440,7 +466,9 @@ def test_a_base_without_a_form_in_gguf_says_so(opened: Any, ada: Any, tmp_path: 
     assert not (tmp_path / "ada.gguf").exists()
 
 
-def test_a_stack_goes_out_and_comes_in_as_a_peft_folder(opened: Any, ada: Any, tmp_path: Path) -> None:
+def test_a_stack_goes_out_and_comes_in_as_a_peft_folder(
+    opened: Any, ada: Any, tmp_path: Path
+) -> None:
     with pytest.raises(NotFound):
         ada.export_peft(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
@@ -463,9 +491,12 @@ def test_a_stack_goes_out_and_comes_in_as_a_peft_folder(opened: Any, ada: Any, t
 
 
 @pytest.mark.parametrize(
-    "names", [["../adapter_config.json"], ["/etc/x"], ["adapter_model.bin"], ["adapter_config.json"] * 2]
+    "names",
+    [["../adapter_config.json"], ["/etc/x"], ["adapter_model.bin"], ["adapter_config.json"] * 2],
 )
-def test_an_archive_decides_nothing_about_where_it_is_unpacked(tmp_path: Path, names: list[str]) -> None:
+def test_an_archive_decides_nothing_about_where_it_is_unpacked(
+    tmp_path: Path, names: list[str]
+) -> None:
     with zipfile.ZipFile(tmp_path / "sent.zip", "w") as archive, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in names:
@@ -477,7 +508,9 @@ def test_an_archive_decides_nothing_about_where_it_is_unpacked(tmp_path: Path, n
     assert sorted(path.name for path in tmp_path.iterdir()) == ["into", "sent.zip"]
 
 
-def test_a_home_is_looked_after_by_administration_alone(opened: Any, ada: Any, runtime: Runtime, site: Served) -> None:
+def test_a_home_is_looked_after_by_administration_alone(
+    opened: Any, ada: Any, runtime: Runtime, site: Served
+) -> None:
     correct(ada)
     assert opened.verify() == ()
     lost = runtime.settings.home / "blobs" / "ab" / ("ab" * 32)
@@ -497,8 +530,8 @@ def test_a_stack_that_is_served_is_given_by_its_digest_to_administration_alone(
     opened: Any, ada: Any, runtime: Runtime, site: Served
 ) -> None:
     files = {"adapter_config.json": b"{}\n", "adapter_model.safetensors": bytes(range(256)) * 5000}
-    stack = served_folder.Served(served_folder.digest_of(files), 8, files)
-    with closing(served_folder.ServedFolders(runtime.settings.cache / "served", "another")) as folders:
+    stack = published.Served(published.digest_of(files), 8, files)
+    with closing(published.ServedFolders(runtime.settings.cache / "served", "another")) as folders:
         folders.put(stack)
         assert {name: opened.served(stack.digest, name) for name in files} == files
         for digest, name in (
@@ -592,7 +625,10 @@ WRONG: dict[str, tuple[type[PersonalPeftError], Any]] = {
     "a prompt that is no text": (InvalidInput, lambda user: user.chat(5)),
     "a prompt of spaces": (InvalidInput, lambda user: user.chat("   ")),
     "half a character": (InvalidInput, lambda user: user.chat("\ud800")),
-    "a reply's role last": (InvalidInput, lambda user: user.chat([{"role": "assistant", "content": "Hi"}])),
+    "a reply's role last": (
+        InvalidInput,
+        lambda user: user.chat([{"role": "assistant", "content": "Hi"}]),
+    ),
     "too hot": (InvalidInput, lambda user: user.chat("Hello", temperature=11)),
     "no number": (InvalidInput, lambda user: user.chat("Hello", temperature=float("nan"))),
     "no tokens": (InvalidInput, lambda user: user.chat("Hello", max_tokens=0)),
@@ -602,8 +638,14 @@ WRONG: dict[str, tuple[type[PersonalPeftError], Any]] = {
     "too long": (PromptTooLong, lambda user: user.chat("word " * 15_000)),
     "no time": (InvalidInput, lambda user: user.chat("Hello", timeout=0)),
     "a rating of 3": (InvalidInput, lambda user: user.feedback(user.chat("Hello"), rating=3)),
-    "a rating that is true": (InvalidInput, lambda user: user.feedback(user.chat("Hello"), rating=True)),
-    "two things at once": (InvalidInput, lambda user: user.feedback(user.chat("Hello"), rating=1, reward=1)),
+    "a rating that is true": (
+        InvalidInput,
+        lambda user: user.feedback(user.chat("Hello"), rating=True),
+    ),
+    "two things at once": (
+        InvalidInput,
+        lambda user: user.feedback(user.chat("Hello"), rating=1, reward=1),
+    ),
     "nothing": (InvalidInput, lambda user: user.feedback(user.chat("Hello"))),
     "an unknown turn": (NotFound, lambda user: user.feedback("t_0000", rating=1)),
     "no turn yet": (NotFound, lambda user: user.why("last")),
@@ -626,7 +668,9 @@ WRONG: dict[str, tuple[type[PersonalPeftError], Any]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_is_wrong_is_the_same_error_with_a_hint_and_keeps_nothing(ada: Any, own: User, wrong: str) -> None:
+def test_what_is_wrong_is_the_same_error_with_a_hint_and_keeps_nothing(
+    ada: Any, own: User, wrong: str
+) -> None:
     kind, call = WRONG[wrong]
     with pytest.raises(kind) as caught:
         call(ada)
@@ -656,9 +700,14 @@ _HERE_ALONE = {
 @pytest.mark.parametrize(("here", "there"), [(User, RemoteUser), (Runtime, Client)])
 def test_what_the_client_has_of_the_library_is_called_the_same_way(here: type, there: type) -> None:
     # A chat takes what a stream takes.
-    for name in {name for name in set(dir(here)) & set(dir(there)) if not name.startswith("_")} - {"chat"}:
+    for name in {name for name in set(dir(here)) & set(dir(there)) if not name.startswith("_")} - {
+        "chat"
+    }:
         own, remote = (
-            [(each.name, each.kind, each.default) for each in signature(getattr(kind, name)).parameters.values()]
+            [
+                (each.name, each.kind, each.default)
+                for each in signature(getattr(kind, name)).parameters.values()
+            ]
             for kind in (here, there)
         )
         assert remote == [each for each in own if each[0] not in _HERE_ALONE.get(name, ())], name
@@ -705,6 +754,8 @@ def test_the_client_loads_neither_flask_nor_a_model() -> None:
     import sys
 
     code = "import personalpeft_app.client, sys; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert not {"flask", "werkzeug", "torch", "transformers"} & set(loaded)
     assert personalpeft.__name__ in loaded

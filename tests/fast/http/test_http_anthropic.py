@@ -28,10 +28,16 @@ def test_a_message_is_answered_as_the_library_answers_and_feedback_can_follow(
     site: Served, client: anthropic.Anthropic
 ) -> None:
     got = client.messages.create(
-        model="ada", max_tokens=50, messages=HELLO, system=[{"type": "text", "text": "Be brief."}], **GREEDY
+        model="ada",
+        max_tokens=50,
+        messages=HELLO,
+        system=[{"type": "text", "text": "Be brief."}],
+        **GREEDY,
     )
     ada = site.runtime.user("ada")
-    expected = ada.chat([{"role": "system", "content": "Be brief."}, *HELLO], temperature=0, max_tokens=50)
+    expected = ada.chat(
+        [{"role": "system", "content": "Be brief."}, *HELLO], temperature=0, max_tokens=50
+    )
     assert got.content[0].text == expected.text
     assert (got.stop_reason, got.stop_sequence) == ("end_turn", None)
     assert (got.usage.input_tokens, got.usage.output_tokens) == (
@@ -67,13 +73,17 @@ def test_tokens_are_counted_as_they_would_be_read_and_nothing_is_asked(
     site: Served, client: anthropic.Anthropic
 ) -> None:
     ada = site.runtime.user("ada")
-    counted = client.messages.count_tokens(model="ada", messages=HELLO, system="Be brief.").input_tokens
+    counted = client.messages.count_tokens(
+        model="ada", messages=HELLO, system="Be brief."
+    ).input_tokens
     assert ada.turns() == ()
     got = client.messages.create(model="ada", max_tokens=5, messages=HELLO, system="Be brief.")
     assert got.usage.input_tokens == counted
 
 
-def test_errors_are_of_the_kinds_that_the_client_knows(site: Served, client: anthropic.Anthropic) -> None:
+def test_errors_are_of_the_kinds_that_the_client_knows(
+    site: Served, client: anthropic.Anthropic
+) -> None:
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(model="nobody", max_tokens=5, messages=HELLO)
     with pytest.raises(anthropic.BadRequestError) as refused:
@@ -93,27 +103,50 @@ def test_the_models_are_those_that_can_be_asked(site: Served, client: anthropic.
     assert (one.id, one.created_at) == ("ada", site.runtime.users()[0].since.replace(microsecond=0))
 
 
-WEATHER = {"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
+WEATHER = {
+    "name": "weather",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
 
 
-def test_a_tool_is_called_and_its_answer_heard_streamed_and_not(site: Served, client: anthropic.Anthropic) -> None:
+def test_a_tool_is_called_and_its_answer_heard_streamed_and_not(
+    site: Served, client: anthropic.Anthropic
+) -> None:
     asked: dict[str, Any] = {"model": "ada", "max_tokens": 200, "tools": [WEATHER], **GREEDY}
     question: list[Any] = [{"role": "user", "content": "weather in Rome?"}]
     got = client.messages.create(messages=question, **asked)
     (call,) = got.content
-    assert (got.stop_reason, call.type, call.name, list(call.input)) == ("tool_use", "tool_use", "weather", ["city"])
-    result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "sunny"}]}
-    said = [*question, {"role": "assistant", "content": [call.model_dump()]}, {"role": "user", "content": [result]}]
+    assert (got.stop_reason, call.type, call.name, list(call.input)) == (
+        "tool_use",
+        "tool_use",
+        "weather",
+        ["city"],
+    )
+    result = {
+        "type": "tool_result",
+        "tool_use_id": call.id,
+        "content": [{"type": "text", "text": "sunny"}],
+    }
+    said = [
+        *question,
+        {"role": "assistant", "content": [call.model_dump()]},
+        {"role": "user", "content": [result]},
+    ]
     answer = client.messages.create(messages=said, **asked)
     assert (answer.stop_reason, answer.content[0].type) == ("end_turn", "text")
     heard = site.runtime.user("ada").turns()[0].messages
-    assert [(each.role, each.content) for each in heard[1:]] == [("assistant", ""), ("tool", "sunny")]
+    assert [(each.role, each.content) for each in heard[1:]] == [
+        ("assistant", ""),
+        ("tool", "sunny"),
+    ]
     assert heard[1].tool_calls[0].name == "weather"
     with client.messages.stream(messages=question, **asked) as stream:
         final = stream.get_final_message()
     assert final.stop_reason == "tool_use"
     assert [(each.name, each.input) for each in final.content] == [("weather", call.input)]
-    counted = client.messages.count_tokens(model="ada", messages=question, tools=[WEATHER]).input_tokens
+    counted = client.messages.count_tokens(
+        model="ada", messages=question, tools=[WEATHER]
+    ).input_tokens
     assert counted == got.usage.input_tokens
 
 
@@ -124,22 +157,40 @@ def test_a_tool_that_must_be_called_is_streamed_and_not(
     client: anthropic.Anthropic, choice: dict[str, str], called: str
 ) -> None:
     tools = [WEATHER, {"name": "time", "input_schema": {"type": "object"}}]
-    asked: dict[str, Any] = {"model": "ada", "max_tokens": 200, "tools": tools, "messages": HELLO, **GREEDY}
+    asked: dict[str, Any] = {
+        "model": "ada",
+        "max_tokens": 200,
+        "tools": tools,
+        "messages": HELLO,
+        **GREEDY,
+    }
     assert client.messages.create(**asked).stop_reason == "end_turn"
     got = client.messages.create(**asked, tool_choice=choice)
     with client.messages.stream(**asked, tool_choice=choice) as stream:
         final = stream.get_final_message()
     for message in (got, final):
-        assert (message.stop_reason, [block.name for block in message.content]) == ("tool_use", [called])
-    counted = client.messages.count_tokens(model="ada", messages=HELLO, tools=tools, tool_choice=choice)
+        assert (message.stop_reason, [block.name for block in message.content]) == (
+            "tool_use",
+            [called],
+        )
+    counted = client.messages.count_tokens(
+        model="ada", messages=HELLO, tools=tools, tool_choice=choice
+    )
     assert counted.input_tokens == got.usage.input_tokens
 
 
 def test_a_reply_that_had_to_call_and_did_not_is_an_error(
     client: anthropic.Anthropic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: dict[str, Any] = {"model": "ada", "max_tokens": 200, "tools": [WEATHER], "messages": HELLO}
-    monkeypatch.setattr(FakeBackend, "_reply", lambda backend, row, stack: backend.encode(" nonsense"))
+    asked: dict[str, Any] = {
+        "model": "ada",
+        "max_tokens": 200,
+        "tools": [WEATHER],
+        "messages": HELLO,
+    }
+    monkeypatch.setattr(
+        FakeBackend, "_reply", lambda backend, row, stack: backend.encode(" nonsense")
+    )
     with pytest.raises(anthropic.InternalServerError, match="had to call a tool"):
         client.messages.create(**asked, tool_choice={"type": "any"})
 
@@ -149,7 +200,12 @@ def test_a_reply_without_parallel_calls_ends_with_its_first(
 ) -> None:
     call = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>\n'
     monkeypatch.setattr(FakeBackend, "_reply", lambda backend, row, stack: backend.encode(call * 2))
-    asked: dict[str, Any] = {"model": "ada", "max_tokens": 200, "tools": [WEATHER], "messages": HELLO}
+    asked: dict[str, Any] = {
+        "model": "ada",
+        "max_tokens": 200,
+        "tools": [WEATHER],
+        "messages": HELLO,
+    }
     alone = {"type": "auto", "disable_parallel_tool_use": True}
     assert len(client.messages.create(**asked).content) == 2
     got = client.messages.create(**asked, tool_choice=alone)
@@ -171,13 +227,25 @@ def test_a_reply_without_parallel_calls_ends_with_its_first(
         ("max_tokens", None),
         ("seed", 1),
         ("messages", [{"role": "system", "content": "x"}]),
-        ("messages", [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]}]),
+        (
+            "messages",
+            [
+                {
+                    "role": "user",
+                    "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}],
+                }
+            ],
+        ),
         ("system", 5),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(admin: Caller, runtime: Runtime, field: str, value: object) -> None:
+def test_what_is_not_supported_is_refused_by_name(
+    admin: Caller, runtime: Runtime, field: str, value: object
+) -> None:
     runtime.user("ada")
-    got = admin.post("/v1/messages", {"model": "ada", "max_tokens": 5, "messages": HELLO, field: value})
+    got = admin.post(
+        "/v1/messages", {"model": "ada", "max_tokens": 5, "messages": HELLO, field: value}
+    )
     assert got.status_code == 400
     assert got.json["type"] == "error"
     assert field in got.json["error"]["message"]

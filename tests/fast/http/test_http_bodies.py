@@ -40,7 +40,12 @@ def connected(site: Served) -> Iterator[socket.socket]:
 def begin(site: Served, on: socket.socket, path: str, secret: str, *headers: str) -> None:
     """Send the headers of a request and nothing of its body."""
     kind = "application/json" if path == CHAT else "application/octet-stream"
-    lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", f"Authorization: Bearer {secret}", f"Content-Type: {kind}"]
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: 127.0.0.1",
+        f"Authorization: Bearer {secret}",
+        f"Content-Type: {kind}",
+    ]
     on.sendall("\r\n".join([*lines, *headers, "", ""]).encode())
 
 
@@ -91,7 +96,9 @@ def test_a_small_body_without_a_token_is_read_to_its_end_and_not_kept(site: Serv
         caller.sendall(b"x")
         assert answer(caller)[0] == 401
         # The connection can be used further.
-        body = json.dumps({"model": "ada", "messages": [{"role": "user", "content": "Hello"}]}).encode()
+        body = json.dumps(
+            {"model": "ada", "messages": [{"role": "user", "content": "Hello"}]}
+        ).encode()
         begin(site, caller, CHAT, site.secret, f"Content-Length: {len(body)}")
         caller.sendall(body)
         assert answer(caller)[0] == 200
@@ -102,7 +109,9 @@ def _deleted_files() -> int:
     folder = Path("/proc/self/fd")
     if not folder.exists():
         return 0
-    return sum("(deleted)" in str(each.readlink()) for each in list(folder.iterdir()) if each.is_symlink())
+    return sum(
+        "(deleted)" in str(each.readlink()) for each in list(folder.iterdir()) if each.is_symlink()
+    )
 
 
 def test_a_large_body_is_taken_only_by_a_route_for_files_from_who_may_use_it(site: Served) -> None:
@@ -121,7 +130,14 @@ def test_a_large_body_is_taken_only_by_a_route_for_files_from_who_may_use_it(sit
             begin(site, caller, path, secret, large, "Expect: 100-continue")
             assert answer(caller)[0] == status, (path, status)
     with connected(site) as caller:
-        begin(site, caller, IMPORT, site.secret, f"Content-Length: {bodies.LARGEST_FILE + 1}", "Expect: 100-continue")
+        begin(
+            site,
+            caller,
+            IMPORT,
+            site.secret,
+            f"Content-Length: {bodies.LARGEST_FILE + 1}",
+            "Expect: 100-continue",
+        )
         assert answer(caller)[0] == 413
 
 
@@ -163,7 +179,14 @@ def test_all_connections_together_hold_a_bounded_number_of_bytes_and_one_token_h
 
 def _asked_anew(site: Served, secret: str) -> int:
     with connected(site) as caller:
-        begin(site, caller, IMPORT, secret, f"Content-Length: {bodies.LARGEST_FILE}", "Expect: 100-continue")
+        begin(
+            site,
+            caller,
+            IMPORT,
+            secret,
+            f"Content-Length: {bodies.LARGEST_FILE}",
+            "Expect: 100-continue",
+        )
         return answer(caller)[0]
 
 
@@ -178,7 +201,9 @@ def test_the_room_of_a_body_is_given_back_with_the_answer(site: Served) -> None:
             assert status == 400, told
 
 
-def test_a_large_file_is_imported_by_the_client_and_a_refusal_reaches_it(site: Served, tmp_path: Path) -> None:
+def test_a_large_file_is_imported_by_the_client_and_a_refusal_reaches_it(
+    site: Served, tmp_path: Path
+) -> None:
     ada = site.runtime.user("ada")
     # What does not compress.
     for number in range(250):

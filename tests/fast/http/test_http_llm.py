@@ -17,15 +17,33 @@ def test_llm_asks_a_persons_model_with_and_without_streaming(site: Served, tmp_p
     ada = site.runtime.user("ada")
     folder = tmp_path / "llm"
     folder.mkdir()
-    entry = {"model_id": "mine", "model_name": "ada", "api_base": f"{site.url}/v1", "api_key_name": "personalpeft"}
+    entry = {
+        "model_id": "mine",
+        "model_name": "ada",
+        "api_base": f"{site.url}/v1",
+        "api_key_name": "personalpeft",
+    }
     # What is JSON is YAML too.
     (folder / "extra-openai-models.yaml").write_text(json.dumps([entry]))
     (folder / "keys.json").write_text(json.dumps({"personalpeft": site.of("ada")}))
     environment = {**os.environ, "LLM_USER_PATH": str(folder), "LLM_LOAD_PLUGINS": ""}
 
     def llm(*args: str) -> str:
-        program = [sys.executable, "-m", "llm", "-m", "mine", "Hello", "-o", "temperature", "0", *args]
-        done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        program = [
+            sys.executable,
+            "-m",
+            "llm",
+            "-m",
+            "mine",
+            "Hello",
+            "-o",
+            "temperature",
+            "0",
+            *args,
+        ]
+        done = subprocess.run(
+            program, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -33,6 +51,7 @@ def test_llm_asks_a_persons_model_with_and_without_streaming(site: Served, tmp_p
     assert llm() == expected
     assert llm("--no-stream") == expected
     brief = ada.chat(
-        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}], temperature=0
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
+        temperature=0,
     ).text
     assert llm("-s", "Be brief.") == brief

@@ -27,8 +27,12 @@ def client(site: Served) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def test_a_chat_is_answered_as_the_library_answers_and_feedback_can_follow(site: Served, client: openai.OpenAI) -> None:
-    raw = client.chat.completions.with_raw_response.create(model="ada", messages=HELLO, temperature=0)
+def test_a_chat_is_answered_as_the_library_answers_and_feedback_can_follow(
+    site: Served, client: openai.OpenAI
+) -> None:
+    raw = client.chat.completions.with_raw_response.create(
+        model="ada", messages=HELLO, temperature=0
+    )
     got = raw.parse()
     ada = site.runtime.user("ada")
     expected = ada.chat("Hello", temperature=0)
@@ -44,7 +48,11 @@ def test_a_chat_is_answered_as_the_library_answers_and_feedback_can_follow(site:
 def test_a_stream_is_the_same_reply_in_pieces(site: Served, client: openai.OpenAI) -> None:
     chunks = list(
         client.chat.completions.create(
-            model="ada", messages=HELLO, temperature=0, stream=True, stream_options={"include_usage": True}
+            model="ada",
+            messages=HELLO,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
         )
     )
     ada = site.runtime.user("ada")
@@ -67,7 +75,10 @@ def test_stop_seed_and_length_are_heeded(site: Served, client: openai.OpenAI) ->
     assert ask(temperature=0, stop=[words[2]]).choices[0].message.content.split() == words[:2]
     short = ask(temperature=0, max_completion_tokens=1).choices[0]
     assert (short.message.content, short.finish_reason) == (words[0], "length")
-    assert ask(temperature=1, seed=7).choices[0].message == ask(temperature=1, seed=7).choices[0].message
+    assert (
+        ask(temperature=1, seed=7).choices[0].message
+        == ask(temperature=1, seed=7).choices[0].message
+    )
     # Without a seed it is drawn: 6 replies of 12^4 are not all one.
     assert len({ask(temperature=1).choices[0].message.content for _ in range(6)}) > 1
 
@@ -100,8 +111,16 @@ def test_logprobs_name_each_token(client: openai.OpenAI) -> None:
     assert streamed == [token.logprob for token in tokens]
 
 
-def test_top_logprobs_tell_what_else_might_have_been_written(site: Served, client: openai.OpenAI) -> None:
-    asked = {"model": "ada", "messages": HELLO, "temperature": 0, "logprobs": True, "top_logprobs": 3}
+def test_top_logprobs_tell_what_else_might_have_been_written(
+    site: Served, client: openai.OpenAI
+) -> None:
+    asked = {
+        "model": "ada",
+        "messages": HELLO,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 3,
+    }
     tokens = client.chat.completions.create(**asked).choices[0].logprobs.content
     expected = site.runtime.user("ada").chat("Hello", temperature=0, top_logprobs=3).logprobs
     told = [[(each.token, each.logprob) for each in token.top_logprobs] for token in tokens]
@@ -114,13 +133,19 @@ def test_top_logprobs_tell_what_else_might_have_been_written(site: Served, clien
         for token in (part.logprobs.content if part.logprobs else [])
     ]
     assert streamed == [token.top_logprobs for token in tokens]
-    known = client.completions.create(model="ada", prompt="Once", temperature=0, logprobs=2).choices[0].logprobs
+    known = (
+        client.completions.create(model="ada", prompt="Once", temperature=0, logprobs=2)
+        .choices[0]
+        .logprobs
+    )
     assert [len(each) for each in known.top_logprobs] == [2] * len(known.tokens)
     assert [max(each.values()) for each in known.top_logprobs] == known.token_logprobs
 
 
 def test_a_completion_reads_the_text_as_it_is(site: Served, client: openai.OpenAI) -> None:
-    got = client.completions.create(model="ada", prompt=["Once upon", "a time"], temperature=0, logprobs=0)
+    got = client.completions.create(
+        model="ada", prompt=["Once upon", "a time"], temperature=0, logprobs=0
+    )
     assert [choice.index for choice in got.choices] == [0, 1]
     assert got.usage.prompt_tokens == len("Once upona time")
     assert "".join(got.choices[0].logprobs.tokens) == got.choices[0].text
@@ -129,7 +154,9 @@ def test_a_completion_reads_the_text_as_it_is(site: Served, client: openai.OpenA
     assert site.runtime.user("ada").turns()[0].messages[0].content == "Once upon"
 
 
-def test_models_are_the_base_the_users_and_their_revisions(site: Served, client: openai.OpenAI) -> None:
+def test_models_are_the_base_the_users_and_their_revisions(
+    site: Served, client: openai.OpenAI
+) -> None:
     ada = site.runtime.user("ada")
     before = ada.chat("Hello", temperature=0).text
     for n in range(5):
@@ -140,7 +167,11 @@ def test_models_are_the_base_the_users_and_their_revisions(site: Served, client:
     assert client.models.retrieve(f"ada@{first}").id == f"ada@{first}"
 
     def ask(model: str) -> str | None:
-        return client.chat.completions.create(model=model, messages=HELLO, temperature=0).choices[0].message.content
+        return (
+            client.chat.completions.create(model=model, messages=HELLO, temperature=0)
+            .choices[0]
+            .message.content
+        )
 
     assert ask("ada") == ask(f"ada@{first}") != before
     ada.rollback("style")
@@ -148,11 +179,15 @@ def test_models_are_the_base_the_users_and_their_revisions(site: Served, client:
     assert ask(f"ada@{first}") != before
 
 
-def test_whoever_can_be_asked_is_listed_before_the_first_question(admin: Caller, runtime: Runtime) -> None:
+def test_whoever_can_be_asked_is_listed_before_the_first_question(
+    admin: Caller, runtime: Runtime
+) -> None:
     listed = [model["id"] for model in admin.get("/v1/models").json["data"]]
     assert listed == ["fake", runtime.embedder, "ada"]
     assert runtime.users() == ()
-    assert admin.post("/v1/chat/completions", {"model": "ada", "messages": HELLO}).status_code == 200
+    assert (
+        admin.post("/v1/chat/completions", {"model": "ada", "messages": HELLO}).status_code == 200
+    )
 
 
 def test_the_models_come_in_pages_and_none_reads_all_users(
@@ -172,7 +207,12 @@ def test_the_models_come_in_pages_and_none_reads_all_users(
     monkeypatch.setattr(Runtime, "users", counted)
     first = admin.get("/v1/models").json
     # The owner, who is not there yet, stands at the place of their name.
-    assert [model["id"] for model in first["data"]] == ["fake", runtime.embedder, "ada", *names[:97]]
+    assert [model["id"] for model in first["data"]] == [
+        "fake",
+        runtime.embedder,
+        "ada",
+        *names[:97],
+    ]
     assert (first["first_id"], first["last_id"], first["has_more"]) == ("fake", "user096", True)
     assert sum(read) <= 101
     runtime.user("ada")
@@ -187,7 +227,9 @@ def test_the_models_come_in_pages_and_none_reads_all_users(
     assert listed == ["fake", runtime.embedder, "ada", *names]
     assert pages == 5
     read.clear()
-    assert admin.get("/v1/models/user229").json["created"] == int(users(runtime, after="user228")[0].since.timestamp())
+    assert admin.get("/v1/models/user229").json["created"] == int(
+        users(runtime, after="user228")[0].since.timestamp()
+    )
     assert admin.get(f"/v1/models/{runtime.embedder}").status_code == 200
     assert read == []
 
@@ -205,13 +247,26 @@ def test_a_page_of_models_may_end_among_revisions_and_names_only_what_is_the_cal
     assert len(revisions) > 1
     for asked in (admin, ada):
         whole = [model["id"] for model in asked.get("/v1/models").json["data"]]
-        assert whole == ["fake", runtime.embedder, "ada", *revisions, *(["bob"] if asked is admin else [])]
+        assert whole == [
+            "fake",
+            runtime.embedder,
+            "ada",
+            *revisions,
+            *(["bob"] if asked is admin else []),
+        ]
         for n, name in enumerate(whole, 1):
             for key in ("after", "after_id"):
                 page = asked.get(f"/v1/models?limit=1&{key}={name}").json
                 assert [model["id"] for model in page["data"]] == whole[n : n + 1]
                 assert page["has_more"] == (n + 1 < len(whole))
-    for wrong in ("limit=0", "limit=1001", "limit=x", "after=NOBODY", "after=ada@style@00", "before_id=ada"):
+    for wrong in (
+        "limit=0",
+        "limit=1001",
+        "limit=x",
+        "after=NOBODY",
+        "after=ada@style@00",
+        "before_id=ada",
+    ):
         got = admin.get(f"/v1/models?{wrong}")
         assert got.status_code == 400
         assert got.json["error"]["param"] == wrong.partition("=")[0]
@@ -257,11 +312,16 @@ def test_a_wrong_token_is_an_authentication_error(site: Served) -> None:
 
 WEATHER = {
     "type": "function",
-    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
 }
 
 
-def test_a_tool_is_called_and_its_answer_heard_streamed_and_not(site: Served, client: openai.OpenAI) -> None:
+def test_a_tool_is_called_and_its_answer_heard_streamed_and_not(
+    site: Served, client: openai.OpenAI
+) -> None:
     asked = {"model": "ada", "temperature": 0, "tools": [WEATHER]}
     question = [{"role": "user", "content": "weather in Rome?"}]
     choice = client.chat.completions.create(messages=question, **asked).choices[0]
@@ -278,9 +338,15 @@ def test_a_tool_is_called_and_its_answer_heard_streamed_and_not(site: Served, cl
     answer = client.chat.completions.create(messages=told, **asked).choices[0]
     assert (answer.finish_reason, bool(answer.message.content)) == ("stop", True)
     heard = site.runtime.user("ada").turns()[0].messages
-    assert [(each.role, each.tool_call_id) for each in heard[1:]] == [("assistant", ""), ("tool", call.id)]
+    assert [(each.role, each.tool_call_id) for each in heard[1:]] == [
+        ("assistant", ""),
+        ("tool", call.id),
+    ]
 
-    chunks = [each.choices[0] for each in client.chat.completions.create(messages=question, stream=True, **asked)]
+    chunks = [
+        each.choices[0]
+        for each in client.chat.completions.create(messages=question, stream=True, **asked)
+    ]
     calls = [part for chunk in chunks for part in chunk.delta.tool_calls or ()]
     assert [(part.index, part.function.name, part.function.arguments) for part in calls] == [
         (0, "weather", call.function.arguments)
@@ -290,7 +356,11 @@ def test_a_tool_is_called_and_its_answer_heard_streamed_and_not(site: Served, cl
 
 
 def test_tools_that_are_switched_off_are_not_offered(site: Served, client: openai.OpenAI) -> None:
-    asked = {"model": "ada", "temperature": 0, "messages": [{"role": "user", "content": "weather in Rome?"}]}
+    asked = {
+        "model": "ada",
+        "temperature": 0,
+        "messages": [{"role": "user", "content": "weather in Rome?"}],
+    }
     off = client.chat.completions.create(**asked, tools=[WEATHER], tool_choice="none").choices[0]
     assert off.message == client.chat.completions.create(**asked).choices[0].message
     assert off.message.tool_calls is None
@@ -310,8 +380,13 @@ def test_a_tool_that_must_be_called_is_streamed_and_not(
     forced = client.chat.completions.create(**asked, tool_choice=choice).choices[0]
     assert (forced.finish_reason, forced.message.content) == ("tool_calls", None)
     assert [call.function.name for call in forced.message.tool_calls] == [called]
-    chunks = [each.choices[0] for each in client.chat.completions.create(**asked, tool_choice=choice, stream=True)]
-    assert [call.function.name for chunk in chunks for call in chunk.delta.tool_calls or ()] == [called]
+    chunks = [
+        each.choices[0]
+        for each in client.chat.completions.create(**asked, tool_choice=choice, stream=True)
+    ]
+    assert [call.function.name for chunk in chunks for call in chunk.delta.tool_calls or ()] == [
+        called
+    ]
     assert chunks[-1].finish_reason == "tool_calls"
 
 
@@ -321,7 +396,9 @@ def test_a_reply_that_had_to_call_and_did_not_is_an_error_and_one_that_was_cut_i
     asked = {"model": "ada", "tools": [WEATHER], "messages": HELLO, "tool_choice": "required"}
     cut = client.chat.completions.create(**asked, max_tokens=3).choices[0]
     assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)
-    monkeypatch.setattr(FakeBackend, "_reply", lambda backend, row, stack: backend.encode(" nonsense"))
+    monkeypatch.setattr(
+        FakeBackend, "_reply", lambda backend, row, stack: backend.encode(" nonsense")
+    )
     with pytest.raises(openai.InternalServerError, match="had to call a tool"):
         client.chat.completions.create(**asked)
     with pytest.raises(openai.APIError, match="had to call a tool"):
@@ -343,8 +420,13 @@ def test_a_reply_without_parallel_calls_ends_with_its_first(
 def test_tools_are_refused_where_the_template_knows_none(tmp_path: Path) -> None:
     with personalpeft.open(tmp_path / "home", base="tiny-random") as plain:
         caller = administration(plain, make_app(plain, owner="ada"))
-        for field, value in (("tools", [WEATHER]), ("messages", [*HELLO, _result("call_1", "sunny")])):
-            got = caller.post("/v1/chat/completions", {"model": "tiny-random", "messages": HELLO, field: value})
+        for field, value in (
+            ("tools", [WEATHER]),
+            ("messages", [*HELLO, _result("call_1", "sunny")]),
+        ):
+            got = caller.post(
+                "/v1/chat/completions", {"model": "tiny-random", "messages": HELLO, field: value}
+            )
             assert (got.status_code, got.json["error"]["param"]) == (400, field)
             assert "knows no tools" in got.json["error"]["message"]
 
@@ -353,7 +435,10 @@ def _result(call: str, text: str) -> dict[str, str]:
     return {"role": "tool", "tool_call_id": call, "content": text}
 
 
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 @pytest.mark.parametrize(
@@ -394,17 +479,37 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
         ("messages", [{"role": "tool", "content": "x"}]),
         (
             "messages",
-            [*HELLO, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "5"}}]}, *HELLO],
+            [
+                *HELLO,
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"function": {"name": "f", "arguments": "5"}}],
+                },
+                *HELLO,
+            ],
         ),
         ("messages", [*HELLO, {"role": "assistant", "content": "x", "tool_calls": 5}, *HELLO]),
-        ("messages", [*HELLO, {"role": "assistant", "content": "x", "function_call": {"name": "f"}}, *HELLO]),
-        ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]),
+        (
+            "messages",
+            [*HELLO, {"role": "assistant", "content": "x", "function_call": {"name": "f"}}, *HELLO],
+        ),
+        (
+            "messages",
+            [
+                {
+                    "role": "user",
+                    "content": [{"type": "image_url", "image_url": {"url": "http://x"}}],
+                }
+            ],
+        ),
         ("messages", None),
         ("model", None),
         ("model", 5),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(admin: Caller, runtime: Runtime, field: str, value: object) -> None:
+def test_what_is_not_supported_is_refused_by_name(
+    admin: Caller, runtime: Runtime, field: str, value: object
+) -> None:
     runtime.user("ada")
     body = {"model": "ada", "messages": HELLO, field: value}
     got = admin.post("/v1/chat/completions", body)
@@ -431,14 +536,24 @@ def test_what_is_not_supported_is_refused_by_name(admin: Caller, runtime: Runtim
         ("n", 1),
     ],
 )
-def test_what_changes_nothing_is_taken(admin: Caller, runtime: Runtime, field: str, value: object) -> None:
+def test_what_changes_nothing_is_taken(
+    admin: Caller, runtime: Runtime, field: str, value: object
+) -> None:
     runtime.user("ada")
-    assert admin.post("/v1/chat/completions", {"model": "ada", "messages": HELLO, field: value}).status_code == 200
+    assert (
+        admin.post(
+            "/v1/chat/completions", {"model": "ada", "messages": HELLO, field: value}
+        ).status_code
+        == 200
+    )
 
 
 def test_a_tool_that_is_not_offered_cannot_be_named(admin: Caller, runtime: Runtime) -> None:
     runtime.user("ada")
-    got = admin.post("/v1/chat/completions", {"model": "ada", "messages": HELLO, "tools": [TOOL], "tool_choice": NAMED})
+    got = admin.post(
+        "/v1/chat/completions",
+        {"model": "ada", "messages": HELLO, "tools": [TOOL], "tool_choice": NAMED},
+    )
     assert (got.status_code, got.json["error"]["param"]) == (400, "tool_choice")
 
 
@@ -447,7 +562,13 @@ def test_no_refusal_repeats_what_was_sent(admin: Caller, runtime: Runtime) -> No
     secret = "my darling secret"
     for body in (
         {"model": "ada", "messages": [{"role": "user", "content": secret * 300}]},
-        {"model": "ada", "messages": [{"role": "user", "content": secret}, {"role": "assistant", "content": secret}]},
+        {
+            "model": "ada",
+            "messages": [
+                {"role": "user", "content": secret},
+                {"role": "assistant", "content": secret},
+            ],
+        },
         {"model": secret, "messages": HELLO},
         {"model": "ada", "messages": HELLO, "stop": [secret, 5]},
         {"model": "ada", "messages": [{"role": secret, "content": secret}]},

@@ -25,7 +25,9 @@ def client(site: Served) -> Iterator[openai.OpenAI]:
 
 
 def test_a_response_is_answered_as_the_library_answers(site: Served, client: openai.OpenAI) -> None:
-    got = client.responses.create(model="ada", input="Hello", instructions="Be brief.", temperature=0)
+    got = client.responses.create(
+        model="ada", input="Hello", instructions="Be brief.", temperature=0
+    )
     ada = site.runtime.user("ada")
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     expected = ada.chat(messages, temperature=0)
@@ -39,17 +41,24 @@ def test_what_was_answered_can_be_sent_back_as_it_came(client: openai.OpenAI) ->
     first = client.responses.create(model="ada", input="Hello", temperature=0)
     again = [{"role": "user", "content": [{"type": "input_text", "text": "Hello"}]}, *first.output]
     second = client.responses.create(
-        model="ada", input=[*again, {"role": "user", "content": "And now?"}], temperature=0, store=False
+        model="ada",
+        input=[*again, {"role": "user", "content": "And now?"}],
+        temperature=0,
+        store=False,
     )
     assert second.output_text
 
 
-def test_a_stream_of_events_ends_with_the_whole_response(site: Served, client: openai.OpenAI) -> None:
+def test_a_stream_of_events_ends_with_the_whole_response(
+    site: Served, client: openai.OpenAI
+) -> None:
     with client.responses.stream(model="ada", input="Hello", temperature=0) as stream:
         events = list(stream)
         final = stream.get_final_response()
     expected = site.runtime.user("ada").chat("Hello", temperature=0)
-    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == expected.text
+    assert (
+        "".join(e.delta for e in events if e.type == "response.output_text.delta") == expected.text
+    )
     assert final.output_text == expected.text
     assert [e.sequence_number for e in events] == list(range(len(events)))
 
@@ -59,11 +68,19 @@ def test_log_probs_are_told_where_they_are_asked_for(site: Served, client: opena
     asked["include"] = ["message.output_text.logprobs"]
     whole = client.responses.create(**asked)
     with client.responses.stream(**asked) as stream:
-        told = [each for e in stream if e.type == "response.output_text.delta" for each in e.logprobs]
+        told = [
+            each for e in stream if e.type == "response.output_text.delta" for each in e.logprobs
+        ]
         final = stream.get_final_response()
     expected = site.runtime.user("ada").chat("Hello", temperature=0, top_logprobs=2).logprobs
-    for logprobs in (whole.output[0].content[0].logprobs, final.output[0].content[0].logprobs, told):
-        assert [(each.token, each.logprob) for each in logprobs] == [(each.text, each.logprob) for each in expected]
+    for logprobs in (
+        whole.output[0].content[0].logprobs,
+        final.output[0].content[0].logprobs,
+        told,
+    ):
+        assert [(each.token, each.logprob) for each in logprobs] == [
+            (each.text, each.logprob) for each in expected
+        ]
         assert [len(each.top_logprobs) for each in logprobs] == [2] * len(expected)
     plain = client.responses.create(model="ada", input="Hello")
     assert plain.output[0].content[0].logprobs == []
@@ -73,7 +90,9 @@ def test_a_reply_that_was_cut_is_incomplete(client: openai.OpenAI) -> None:
     got = client.responses.create(model="ada", input="Hello", max_output_tokens=1)
     assert got.status == "incomplete"
     assert got.incomplete_details.reason == "max_output_tokens"
-    events = list(client.responses.create(model="ada", input="Hello", max_output_tokens=1, stream=True))
+    events = list(
+        client.responses.create(model="ada", input="Hello", max_output_tokens=1, stream=True)
+    )
     assert events[-1].type == "response.incomplete"
 
 
@@ -90,11 +109,18 @@ def test_a_tool_is_called_and_its_answer_heard(site: Served, client: openai.Open
     asked: dict[str, Any] = {"model": "ada", "temperature": 0, "tools": [WEATHER]}
     got = client.responses.create(input="weather in Rome?", **asked)
     (call,) = got.output
-    assert (call.type, call.name, list(json.loads(call.arguments))) == ("function_call", "weather", ["city"])
+    assert (call.type, call.name, list(json.loads(call.arguments))) == (
+        "function_call",
+        "weather",
+        ["city"],
+    )
     assert (got.status, got.output_text) == ("completed", "")
     ada = site.runtime.user("ada")
     about = {key: WEATHER[key] for key in ("name", "description", "parameters")}
-    assert ada.turns()[0].messages[-1].tools[0] == {"type": "function", "function": {**about, "strict": False}}
+    assert ada.turns()[0].messages[-1].tools[0] == {
+        "type": "function",
+        "function": {**about, "strict": False},
+    }
 
     told = [
         {"role": "user", "content": "weather in Rome?"},
@@ -104,7 +130,10 @@ def test_a_tool_is_called_and_its_answer_heard(site: Served, client: openai.Open
     answer = client.responses.create(input=told, **asked)
     assert [item.type for item in answer.output] == ["message"]
     heard = ada.turns()[0].messages
-    assert [(each.role, each.content) for each in heard[1:]] == [("assistant", ""), ("tool", "sunny")]
+    assert [(each.role, each.content) for each in heard[1:]] == [
+        ("assistant", ""),
+        ("tool", "sunny"),
+    ]
     assert (heard[1].tool_calls[0].name, heard[1].tool_calls[0].id) == ("weather", call.call_id)
 
 
@@ -130,7 +159,11 @@ def test_calls_come_in_a_stream_with_the_text_around_them(
     result = {"type": "function_call_output", "call_id": whole.output[1].call_id, "output": "sunny"}
     client.responses.create(model="ada", input=[*again, result], tools=[WEATHER])
     heard = site.runtime.user("ada").turns()[0].messages
-    assert [(each.role, len(each.tool_calls)) for each in heard] == [("user", 0), ("assistant", 1), ("tool", 0)]
+    assert [(each.role, len(each.tool_calls)) for each in heard] == [
+        ("user", 0),
+        ("assistant", 1),
+        ("tool", 0),
+    ]
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
@@ -146,10 +179,17 @@ def test_a_tool_must_be_called_where_that_is_asked(client: openai.OpenAI, choice
 def test_tools_are_refused_where_the_template_knows_none(tmp_path: Path) -> None:
     with personalpeft.open(tmp_path / "home", base="tiny-random") as plain:
         caller = administration(plain, make_app(plain, owner="ada"))
-        called = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": "{}"}
+        called = {
+            "type": "function_call",
+            "call_id": "call_1",
+            "name": "weather",
+            "arguments": "{}",
+        }
         result = {"type": "function_call_output", "call_id": "call_1", "output": "sunny"}
         for field, value in (("tools", [WEATHER]), ("input", [called, result])):
-            got = caller.post("/v1/responses", {"model": "tiny-random", "input": "Hello", field: value})
+            got = caller.post(
+                "/v1/responses", {"model": "tiny-random", "input": "Hello", field: value}
+            )
             assert (got.status_code, got.json["error"]["param"]) == (400, field)
             assert "knows no tools" in got.json["error"]["message"]
 

@@ -58,14 +58,19 @@ def test_every_route_but_healthz_needs_a_token(app: Flask, admin: Caller) -> Non
         path = rule.rule.replace("<user>", "ada")
         for method in rule.methods or ():
             got = nobody.ask(method, path).status_code
-            assert got == (200 if rule.rule == "/healthz" else 401) or (method == "OPTIONS" and got == 200), path
+            assert got == (200 if rule.rule == "/healthz" else 401) or (
+                method == "OPTIONS" and got == 200
+            ), path
     assert nobody.get("/there/is/no/such/route").status_code == 401
     assert replace(admin, secret="pp_wrong").get("/probe").status_code == 401
 
 
 def test_a_token_is_taken_in_either_header(admin: Caller) -> None:
     assert admin.get("/probe").status_code == 200
-    assert replace(admin, secret=None).get("/probe", headers={"X-Api-Key": admin.secret}).status_code == 200
+    assert (
+        replace(admin, secret=None).get("/probe", headers={"X-Api-Key": admin.secret}).status_code
+        == 200
+    )
 
 
 def test_a_users_token_is_good_for_that_user_alone(ada: Caller, admin: Caller) -> None:
@@ -87,7 +92,13 @@ def test_a_revoked_token_is_refused_from_the_next_request_on(runtime: Runtime, a
 
 
 def test_a_host_that_is_not_ours_is_refused(runtime: Runtime, admin: Caller) -> None:
-    for host in ("evil.example", "localhost.evil.example", "", "127.0.0.1.evil.example:80", "[::1].evil.example"):
+    for host in (
+        "evil.example",
+        "localhost.evil.example",
+        "",
+        "127.0.0.1.evil.example:80",
+        "[::1].evil.example",
+    ):
         assert admin.get("/probe", headers={"Host": host}).status_code == 400, host
         assert admin.get("/healthz", headers={"Host": host}).status_code == 400, host
     for host in ("localhost", "LOCALHOST:80", "[::1]:80", "192.168.1.2:80", "127.0.0.1"):
@@ -97,7 +108,12 @@ def test_a_host_that_is_not_ours_is_refused(runtime: Runtime, admin: Caller) -> 
 
 
 def test_a_page_of_another_origin_is_refused(admin: Caller) -> None:
-    for origin in ("https://evil.example", "null", "http://127.0.0.1:9999", "http://localhost:8080"):
+    for origin in (
+        "https://evil.example",
+        "null",
+        "http://127.0.0.1:9999",
+        "http://localhost:8080",
+    ):
         assert admin.get("/probe", headers={"Origin": origin}).status_code == 403, origin
     assert admin.get("/probe", headers={"Origin": "http://127.0.0.1:8080"}).status_code == 200
 
@@ -180,7 +196,9 @@ def test_what_a_plugin_or_a_file_says_and_what_breaks_a_response_is_in_no_log(
         assert kind in caplog.text
 
 
-def test_more_than_there_are_places_for_is_refused_and_healthz_is_not(runtime: Runtime, admin: Caller) -> None:
+def test_more_than_there_are_places_for_is_refused_and_healthz_is_not(
+    runtime: Runtime, admin: Caller
+) -> None:
     places = Places(1)
     full = replace(admin, app=make_app(runtime, places=places, more=[_probe()]))
     assert places.take()
@@ -193,7 +211,9 @@ def test_more_than_there_are_places_for_is_refused_and_healthz_is_not(runtime: R
     assert places.taken == 0
 
 
-def test_the_access_log_names_no_user_and_no_content(admin: Caller, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_access_log_names_no_user_and_no_content(
+    admin: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level("INFO", "personalpeft.access"):
         admin.get("/probe/ada?q=private").close()
     (line,) = [record.getMessage() for record in caplog.records]
@@ -239,7 +259,13 @@ def test_a_made_and_a_revoked_token_are_durable_before_the_call_returns(
         fsync(handle)
         if os.path.samestat(os.fstat(handle), home.stat()):
             # A power cut after this point keeps the names that the folder has now.
-            on_disk.append("".join(path.read_text() for path in (tokens.first, home / "tokens.json") if path.exists()))
+            on_disk.append(
+                "".join(
+                    path.read_text()
+                    for path in (tokens.first, home / "tokens.json")
+                    if path.exists()
+                )
+            )
 
     monkeypatch.setattr(os, "fsync", record)
     tokens.ensure_first()
@@ -270,6 +296,8 @@ def _broken(home: str) -> Blueprint:
 
     @blueprint.get("/busy")
     def busy() -> object:
-        raise personalpeft.Busy(f"The home {home} is held by another process.", hint=f"Wait for {home}.")
+        raise personalpeft.Busy(
+            f"The home {home} is held by another process.", hint=f"Wait for {home}."
+        )
 
     return blueprint

@@ -25,7 +25,9 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture
 def runtime(tmp_path: Path) -> Iterator[Runtime]:
-    with personalpeft.open(tmp_path / "home", backend="fake", serving=Serving(rows=2, waiting=2)) as opened:
+    with personalpeft.open(
+        tmp_path / "home", backend="fake", serving=Serving(rows=2, waiting=2)
+    ) as opened:
         opened.user("ada")
         yield opened
 
@@ -36,7 +38,9 @@ def ask(site: Served, path: str, body: Any = None, **headers: str) -> http.clien
     if body is None:
         connection.request("GET", path, headers=sent)
     else:
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **sent})
+        connection.request(
+            "POST", path, json.dumps(body), {"Content-Type": "application/json", **sent}
+        )
     response = connection.getresponse()
     response.connection = connection  # type: ignore[attr-defined] - it must not be closed before it is read
     return response
@@ -91,7 +95,9 @@ def test_a_client_that_goes_away_frees_its_row_and_what_it_saw_is_kept(
         for stream in (True, False):
             connection = http.client.HTTPConnection(site.url.removeprefix("http://"), timeout=20)
             headers = {"Authorization": f"Bearer {site.secret}", "Content-Type": "application/json"}
-            connection.request("POST", "/v1/chat/completions", json.dumps(chat(stream=stream)), headers)
+            connection.request(
+                "POST", "/v1/chat/completions", json.dumps(chat(stream=stream)), headers
+            )
             wait_for(lambda: site.running == 1)
             if stream:
                 connection.sock.recv(300)
@@ -118,7 +124,9 @@ def test_a_client_of_our_own_api_that_goes_away_frees_its_rows(
 ) -> None:
     ada = runtime.user("ada")
     for number in range(5):
-        ada.feedback(ada.chat(f"question {number}", temperature=0), edit=f"Ahoy! Answer {number}. Arrr!")
+        ada.feedback(
+            ada.chat(f"question {number}", temperature=0), edit=f"Ahoy! Answer {number}. Arrr!"
+        )
     ada.learn()
     Slow(monkeypatch, 0.1)
     api = OwnApi(runtime)
@@ -136,10 +144,14 @@ def test_a_client_of_our_own_api_that_goes_away_frees_its_rows(
         api.close()
 
 
-def test_a_stop_lets_replies_end_and_takes_nothing_new(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_lets_replies_end_and_takes_nothing_new(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Slow(monkeypatch, 0.1)
     with served(runtime) as site:
-        with closing(http.client.HTTPConnection(site.url.removeprefix("http://"), timeout=20)) as kept:
+        with closing(
+            http.client.HTTPConnection(site.url.removeprefix("http://"), timeout=20)
+        ) as kept:
             kept.request("GET", "/healthz")
             kept.getresponse().read()
             reply = ask(site, "/v1/chat/completions", chat(stream=True))
@@ -176,12 +188,18 @@ def test_a_reply_that_outlasts_the_grace_says_that_it_is_not_whole(
 def test_streams_of_jobs_leave_places_for_others_and_one_token_has_a_share_of_them(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def until_stopped(runtime: Runtime, *asked: object, cancelled: Any, **more: object) -> tuple[()]:
+    def until_stopped(
+        runtime: Runtime, *asked: object, cancelled: Any, **more: object
+    ) -> tuple[()]:
         wait_for(cancelled, 60)
         return ()
 
     monkeypatch.setattr(Runtime, "learn_many", until_stopped)
-    with closing(OwnApi(runtime)) as api, served(runtime, more=[api.blueprint]) as site, ExitStack() as opened:
+    with (
+        closing(OwnApi(runtime)) as api,
+        served(runtime, more=[api.blueprint]) as site,
+        ExitStack() as opened,
+    ):
 
         def follow(secret: str) -> http.client.HTTPResponse:
             response = ask(site, f"{job}/events", Authorization=f"Bearer {secret}")
@@ -222,7 +240,12 @@ def test_metrics_have_names_of_vllm_and_no_user_in_them(runtime: Runtime) -> Non
         }
         assert first_token["personalpeft:time_to_first_token_seconds_count", None] == 3
         assert first_token["personalpeft:time_to_first_token_seconds_bucket", "+Inf"] == 3
-        labels = {name for family in families.values() for sample in family.samples for name in sample.labels}
+        labels = {
+            name
+            for family in families.values()
+            for sample in family.samples
+            for name in sample.labels
+        }
         assert labels == {"le", "version"}
         assert "ada" not in text.replace("adapter", "")
         assert ask(site, "/metrics", Authorization=f"Bearer {site.of('ada')}").status == 403

@@ -17,7 +17,7 @@ from http_makers import Caller, of_user
 
 import personalpeft
 from personalpeft import Runtime
-from personalpeft.adapters import served_folder
+from personalpeft.adapters.formats import published
 from personalpeft.errors import OUTCOMES
 from personalpeft_app.http.own import reference
 from personalpeft_app.http.own.acts import ACTS
@@ -46,7 +46,9 @@ def ready(ada: Caller, runtime: Runtime) -> Caller:
     """Ada, with enough said to learn from."""
     user = runtime.user("ada")
     for number in range(5):
-        user.feedback(user.chat(f"question {number}", temperature=0), edit=f"Ahoy! Answer {number}. Arrr!")
+        user.feedback(
+            user.chat(f"question {number}", temperature=0), edit=f"Ahoy! Answer {number}. Arrr!"
+        )
     return ada
 
 
@@ -68,9 +70,14 @@ def events(text: str) -> list[tuple[str, Any]]:
 
 
 def test_every_operation_has_a_route_and_something_that_does_it(app: Flask) -> None:
-    rules = {(method, rule.rule) for rule in app.url_map.iter_rules() for method in rule.methods or ()}
+    rules = {
+        (method, rule.rule) for rule in app.url_map.iter_rules() for method in rule.methods or ()
+    }
     for operation in OPERATIONS:
-        assert (operation.method, (PREFIX + operation.path).replace("{", "<").replace("}", ">")) in rules
+        assert (
+            operation.method,
+            (PREFIX + operation.path).replace("{", "<").replace("}", ">"),
+        ) in rules
         assert callable(ACTS[operation.name])
     assert len({operation.name for operation in OPERATIONS}) == len(OPERATIONS)
 
@@ -81,7 +88,9 @@ def test_the_document_names_every_operation_and_every_error_by_its_status(ada: C
     for operation in OPERATIONS:
         told = document["paths"][PREFIX + operation.path][operation.method.lower()]
         assert told["operationId"] == operation.name
-        assert set(told["responses"]) >= {str(OUTCOMES[error].http_status) for error in operation.errors}
+        assert set(told["responses"]) >= {
+            str(OUTCOMES[error].http_status) for error in operation.errors
+        }
         assert "401" in told["responses"]
 
 
@@ -90,7 +99,9 @@ def test_the_page_of_the_docs_is_that_of_the_table() -> None:
     assert page.read_text("utf-8") == reference.render()
 
 
-def test_no_route_is_open_and_none_answers_a_method_that_it_does_not_have(app: Flask, admin: Caller) -> None:
+def test_no_route_is_open_and_none_answers_a_method_that_it_does_not_have(
+    app: Flask, admin: Caller
+) -> None:
     nobody = Caller(app, None)
     for operation in OPERATIONS:
         path = PREFIX + operation.path.replace("{user}", "ada").replace("{", "").replace("}", "")
@@ -100,7 +111,9 @@ def test_no_route_is_open_and_none_answers_a_method_that_it_does_not_have(app: F
     assert nobody.get(f"{PREFIX}/openapi.json").status_code == 401
 
 
-def test_a_users_token_opens_nothing_of_another(runtime: Runtime, app: Flask, ready: Caller) -> None:
+def test_a_users_token_opens_nothing_of_another(
+    runtime: Runtime, app: Flask, ready: Caller
+) -> None:
     bob = of_user(runtime, app, "bob")
     for operation in OPERATIONS:
         path = PREFIX + operation.path.replace("{user}", "ada").replace("{", "").replace("}", "")
@@ -115,11 +128,19 @@ def test_a_users_token_opens_nothing_of_another(runtime: Runtime, app: Flask, re
 # Strict reading
 
 WRONG = {
-    "an unknown key": ({"prompt": "Hi", "temprature": 1}, "temprature", "Did you mean 'temperature'?"),
+    "an unknown key": (
+        {"prompt": "Hi", "temprature": 1},
+        "temprature",
+        "Did you mean 'temperature'?",
+    ),
     "a missing key": ({}, "prompt", "Give text or a list."),
     "a number as text": ({"prompt": "Hi", "seed": "1"}, "seed", "Give a whole number."),
     "a truth as a number": ({"prompt": "Hi", "seed": True}, "seed", "Give a whole number."),
-    "out of bounds": ({"prompt": "Hi", "temperature": 11}, "temperature", "Give at least 0 and at most 10."),
+    "out of bounds": (
+        {"prompt": "Hi", "temperature": 11},
+        "temperature",
+        "Give at least 0 and at most 10.",
+    ),
     "an unknown key inside": (
         {"prompt": [{"role": "user", "content": "Hi", "name": "x"}]},
         "prompt[0]",
@@ -135,7 +156,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_is_wrong_in_a_body_is_named_and_makes_no_user(ada: Caller, runtime: Runtime, wrong: str) -> None:
+def test_what_is_wrong_in_a_body_is_named_and_makes_no_user(
+    ada: Caller, runtime: Runtime, wrong: str
+) -> None:
     body, named, hint = WRONG[wrong]
     answer = ada.post(f"{ADA}/chat", body)
     assert answer.status_code == 400
@@ -221,7 +244,11 @@ def test_a_job_is_stopped_and_another_users_is_not_to_be_found(
     assert admin.get(f"{PREFIX}/users/bob/jobs/{job['id']}").status_code == 404
     second = ready.post(f"{ADA}/learns", {})
     assert (second.status_code, second.get_json()["error"]["kind"]) == (423, "Busy")
-    assert ready.ask("DELETE", f"{ADA}/jobs/{job['id']}").get_json()["state"] in ("stopping", "done", "cancelled")
+    assert ready.ask("DELETE", f"{ADA}/jobs/{job['id']}").get_json()["state"] in (
+        "stopping",
+        "done",
+        "cancelled",
+    )
     assert ended(ready, job)["state"] in ("cancelled", "done")
 
 
@@ -231,7 +258,9 @@ def test_a_learn_of_many_is_a_job_of_administration(
     runtime.user("bob")
     learn_many = Runtime.learn_many
 
-    def slowly(runtime: Runtime, users: object, layer: object, *, cancelled: Any, **asked: Any) -> Any:
+    def slowly(
+        runtime: Runtime, users: object, layer: object, *, cancelled: Any, **asked: Any
+    ) -> Any:
         while not cancelled():
             time.sleep(0.005)
         return learn_many(runtime, users, layer, **asked)
@@ -249,7 +278,10 @@ def test_a_learn_of_many_is_a_job_of_administration(
     assert ready.get(begun.headers["Location"]).status_code == 403
     assert admin.ask("DELETE", begun.headers["Location"]).get_json()["state"] == "stopping"
     last = events(admin.get(f"{begun.headers['Location']}/events").text)[-1][1]
-    assert (last["state"], [each["error"] for each in last["reports"]]) == ("done", ["NothingToLearn", ""])
+    assert (last["state"], [each["error"] for each in last["reports"]]) == (
+        "done",
+        ["NothingToLearn", ""],
+    )
     assert [each["id"] for each in admin.get(f"{PREFIX}/jobs").get_json()["items"]] == [job["id"]]
     ended(ready, ready.post(f"{ADA}/forgets", {"item": "last"}).get_json())
     assert admin.get(begun.headers["Location"]).status_code == 404
@@ -277,13 +309,19 @@ def test_a_bug_in_a_learn_says_nothing_of_itself(
     assert "RuntimeError" in caplog.text
 
 
-def test_a_file_of_a_stack_may_be_kept_by_who_asked_and_by_nobody_between(admin: Caller, runtime: Runtime) -> None:
+def test_a_file_of_a_stack_may_be_kept_by_who_asked_and_by_nobody_between(
+    admin: Caller, runtime: Runtime
+) -> None:
     files = {"adapter_config.json": b"{}\n", "adapter_model.safetensors": b"tensors"}
-    stack = served_folder.Served(served_folder.digest_of(files), 8, files)
-    with closing(served_folder.ServedFolders(runtime.settings.cache / "served", "kept")) as folders:
+    stack = published.Served(published.digest_of(files), 8, files)
+    with closing(published.ServedFolders(runtime.settings.cache / "served", "kept")) as folders:
         folders.put(stack)
         answer = admin.get(f"{PREFIX}/served/{stack.digest}/adapter_model.safetensors")
-    assert (answer.status_code, answer.data, answer.mimetype) == (200, b"tensors", "application/octet-stream")
+    assert (answer.status_code, answer.data, answer.mimetype) == (
+        200,
+        b"tensors",
+        "application/octet-stream",
+    )
     assert answer.headers["Content-Length"] == "7"
     assert answer.headers["Cache-Control"] == "private, max-age=31536000, immutable"
     gone = admin.get(f"{PREFIX}/served/{stack.digest}/adapter_model.safetensors")
@@ -293,8 +331,8 @@ def test_a_file_of_a_stack_may_be_kept_by_who_asked_and_by_nobody_between(admin:
 def test_a_worker_may_fetch_stacks_and_nothing_else(admin: Caller, runtime: Runtime) -> None:
     worker = replace(admin, secret=runtime.tokens.make(None, worker=True)[1])
     files = {"adapter_config.json": b"{}\n", "adapter_model.safetensors": b"tensors"}
-    stack = served_folder.Served(served_folder.digest_of(files), 8, files)
-    with closing(served_folder.ServedFolders(runtime.settings.cache / "served", "kept")) as folders:
+    stack = published.Served(published.digest_of(files), 8, files)
+    with closing(published.ServedFolders(runtime.settings.cache / "served", "kept")) as folders:
         folders.put(stack)
         assert worker.get(f"{PREFIX}/served/{stack.digest}/adapter_config.json").data == b"{}\n"
     for rule in admin.app.url_map.iter_rules():
@@ -308,31 +346,44 @@ def test_a_worker_may_fetch_stacks_and_nothing_else(admin: Caller, runtime: Runt
 # Streams and comparisons
 
 
-def test_a_stream_begins_with_its_name_and_ends_with_its_turn(ada: Caller, runtime: Runtime) -> None:
+def test_a_stream_begins_with_its_name_and_ends_with_its_turn(
+    ada: Caller, runtime: Runtime
+) -> None:
     told = events(ada.post(f"{ADA}/chat/stream", {"prompt": "Hello", "temperature": 0}).text)
     assert [name for name, _ in told][:2] == ["begun", "piece"]
     name, last = told[-1]
     assert name == "ended"
     assert last["reply"]["turn_id"] == runtime.user("ada").turns()[0].id
-    assert "".join(value["text"] for kind, value in told if kind == "piece") == last["reply"]["text"]
-    assert ada.ask("DELETE", f"{ADA}/streams/{told[0][1]['stream']}").get_json() == {"stopped": False}
+    assert (
+        "".join(value["text"] for kind, value in told if kind == "piece") == last["reply"]["text"]
+    )
+    assert ada.ask("DELETE", f"{ADA}/streams/{told[0][1]['stream']}").get_json() == {
+        "stopped": False
+    }
 
 
 def test_what_keeps_the_first_piece_away_has_a_status(ada: Caller) -> None:
     assert ada.post(f"{ADA}/chat/stream", {"prompt": "word " * 15_000}).status_code == 400
 
 
-def test_a_reader_who_goes_away_leaves_a_cancelled_turn(ada: Caller, runtime: Runtime, app: Flask) -> None:
+def test_a_reader_who_goes_away_leaves_a_cancelled_turn(
+    ada: Caller, runtime: Runtime, app: Flask
+) -> None:
     headers = {"Authorization": f"Bearer {ada.secret}"}
     answer = app.test_client().post(
-        f"{ADA}/chat/stream", json={"prompt": "Tell me of ducks and geese."}, headers=headers, buffered=False
+        f"{ADA}/chat/stream",
+        json={"prompt": "Tell me of ducks and geese."},
+        headers=headers,
+        buffered=False,
     )
     assert b"begun" in next(answer.response)  # type: ignore[call-overload]
     answer.close()
     assert [turn.finish_reason for turn in runtime.user("ada").turns()] == ["cancelled"]
 
 
-def test_a_comparison_says_whose_the_answers_are_only_when_one_was_chosen(ready: Caller, runtime: Runtime) -> None:
+def test_a_comparison_says_whose_the_answers_are_only_when_one_was_chosen(
+    ready: Caller, runtime: Runtime
+) -> None:
     head = runtime.user("ada").learn().revision
     answer = ready.post(f"{ADA}/comparisons", {"prompt": "How do I boil an egg?"})
     assert answer.status_code == 201

@@ -35,10 +35,14 @@ ELSEWHERE = {"follow", "follow_any", "stream", "learn", "learn_many", "practice"
 @pytest.fixture(scope="module")
 def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
     """A home in which Ada has a style that she can weigh, roll back and compare."""
-    with personalpeft.open(tmp_path_factory.mktemp("fuzzed") / "home", backend="fake", observing="kept") as opened:
+    with personalpeft.open(
+        tmp_path_factory.mktemp("fuzzed") / "home", backend="fake", observing="kept"
+    ) as opened:
         ada = opened.user("ada")
         for number in range(5):
-            ada.feedback(ada.chat(f"question {number}", temperature=0), edit=f"Ahoy! Answer {number}. Arrr!")
+            ada.feedback(
+                ada.chat(f"question {number}", temperature=0), edit=f"Ahoy! Answer {number}. Arrr!"
+            )
         ada.learn()
         yield opened
         # The home is whole after all that was sent, whichever process of pytest sent it.
@@ -63,7 +67,9 @@ def schema(app: Flask, token: dict[str, str]) -> Any:
 
 
 @pytest.mark.parametrize(
-    "operation", [each for each in OPERATIONS if each.name not in ELSEWHERE], ids=lambda each: str(each.name)
+    "operation",
+    [each for each in OPERATIONS if each.name not in ELSEWHERE],
+    ids=lambda each: str(each.name),
 )
 def test_whatever_is_sent_is_answered_as_the_document_says(
     schema: Any, token: dict[str, str], operation: Operation
@@ -81,7 +87,9 @@ def test_whatever_is_sent_is_answered_as_the_document_says(
     @given(case=both, known=st.booleans())
     def sent(case: Any, known: bool) -> None:
         if known:
-            case.path_parameters.update({name: KNOWN[name] for name in case.path_parameters.keys() & KNOWN.keys()})
+            case.path_parameters.update(
+                {name: KNOWN[name] for name in case.path_parameters.keys() & KNOWN.keys()}
+            )
         case.call_and_validate(
             headers=token,
             checks=[

@@ -8,8 +8,8 @@ import pytest
 from backend_makers import fake_backend
 
 from personalpeft.backends.base import Backend
-from personalpeft.learning.anchors import anchor
-from personalpeft.learning.manner import ASKED, NO_MANNER, Manner, Shown, manner_of
+from personalpeft.learning.data.response_template import ASKED, NO_MANNER, Manner, Shown, manner_of
+from personalpeft.learning.train.regularizer import anchor
 from personalpeft.types import Message
 
 QUESTION = [Message("user", "What is the capital of Canada?")]
@@ -34,7 +34,9 @@ def test_the_manner_of_what_lies_below_is_no_sentence_of_its_own(backend: Backen
 
 
 def test_a_reply_that_is_not_in_that_manner_is_held_by_its_first_sentence(backend: Backend) -> None:
-    held = anchor(backend, QUESTION, "The capital is Ottawa. It is cold.", NO_MANNER, 1.0, below=PIRATE)
+    held = anchor(
+        backend, QUESTION, "The capital is Ottawa. It is cold.", NO_MANNER, 1.0, below=PIRATE
+    )
 
     assert held is not None
     assert backend.decode(held.kept.completion) == "The capital is Ottawa."
@@ -52,7 +54,9 @@ def test_answers_that_repeat_the_question_share_a_manner() -> None:
     manner = manner_of([each.pattern for each in shown])
 
     assert manner == Manner(f"Q: {ASKED}\nA: ")
-    assert [manner.dress(f"It is {n}.", request) for n, request in enumerate(requests)] == [s.answer for s in shown]
+    assert [manner.dress(f"It is {n}.", request) for n, request in enumerate(requests)] == [
+        s.answer for s in shown
+    ]
 
 
 def test_an_anchor_repeats_its_own_question_where_the_lessons_do(backend: Backend) -> None:
@@ -60,7 +64,10 @@ def test_an_anchor_repeats_its_own_question_where_the_lessons_do(backend: Backen
     held = anchor(backend, QUESTION, "The capital is Ottawa. It is cold.", manner, 1.0)
 
     assert held is not None
-    assert backend.decode(held.said.completion) == "Q: What is the capital of Canada?\nA: The capital is Ottawa."
+    assert (
+        backend.decode(held.said.completion)
+        == "Q: What is the capital of Canada?\nA: The capital is Ottawa."
+    )
     run = slice(held.first_said, held.first_said + held.length)
     assert "capital is Ottawa." in backend.decode(held.said.completion[run])
 

@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 from runtime_makers import correct, opened, pinned, trained_on
 
 from personalpeft import NothingToLearn
-from personalpeft.learning.capacity import ADVISED, fitting, parameters
-from personalpeft.learning.lessons import Lesson
-from personalpeft.learning.recipe import Recipe
+from personalpeft.learning.data.assignment import Lesson
+from personalpeft.learning.data.capacity import ADVISED, fitting, parameters
 from personalpeft.learning.report import NO_ROOM
+from personalpeft.learning.train.config import Recipe
 from personalpeft.types import Architecture, Message, SignalKind
 
-ARCHITECTURE = Architecture("llama", "model.layers", 3, {"mlp.down_proj": (40, 10), "mlp.up_proj": (10, 40)})
+ARCHITECTURE = Architecture(
+    "llama", "model.layers", 3, {"mlp.down_proj": (40, 10), "mlp.up_proj": (10, 40)}
+)
 RECIPE = Recipe(rank=4, targets=("mlp.down_proj", "mlp.up_proj"), capacity=0.05, longest=20)
 
 
@@ -47,7 +49,9 @@ def test_the_parameters_are_those_of_both_matrices_of_each_projection_in_each_bl
 
 
 @given(lessons=LESSONS)
-def test_what_fits_is_the_newest_part_and_never_more_than_the_layer_holds(lessons: list[Lesson]) -> None:
+def test_what_fits_is_the_newest_part_and_never_more_than_the_layer_holds(
+    lessons: list[Lesson],
+) -> None:
     fit, room = fitting(lessons, "memory", RECIPE, ARCHITECTURE, count)
     assert room is not None
     assert room.most == 60

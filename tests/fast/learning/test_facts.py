@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runtime_makers import Time
 
-from personalpeft.learning.facts import FRAMES, HELPED, as_sentence, helped_by, said_in
-from personalpeft.learning.generic import generic_questions
-from personalpeft.learning.lessons import Routing, lessons_for, route, routings_of
+from personalpeft.learning.data.assignment import Routing, lessons_for, route, routings_of
+from personalpeft.learning.data.facts import FRAMES, HELPED, as_sentence, helped_by, said_in
+from personalpeft.learning.evaluate.probes import generic_questions
 from personalpeft.store import open_store
 from personalpeft.types import Message, Sampling, Signal, SignalKind, Stack, Turn, Usage
 
@@ -25,8 +25,18 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 QUESTIONS = ("What is my dog called?", "What is my dog's name?", "How do I call my dog?")
 
 
-def signal(number: int, kind: SignalKind, payload: dict[str, Any], *, turn: str | None = None) -> Signal:
-    return Signal(f"s{number}", "ada", kind, START + timedelta(minutes=number), payload, turn=turn, source="person")
+def signal(
+    number: int, kind: SignalKind, payload: dict[str, Any], *, turn: str | None = None
+) -> Signal:
+    return Signal(
+        f"s{number}",
+        "ada",
+        kind,
+        START + timedelta(minutes=number),
+        payload,
+        turn=turn,
+        source="person",
+    )
 
 
 def fact(
@@ -36,7 +46,9 @@ def fact(
     questions: Sequence[str] = QUESTIONS,
     answer: str | None = "Biscuit",
 ) -> Signal:
-    return signal(number, SignalKind.FACT, {"text": text, "questions": list(questions), "answer": answer})
+    return signal(
+        number, SignalKind.FACT, {"text": text, "questions": list(questions), "answer": answer}
+    )
 
 
 def turn(number: int, question: str, reply: str, *, used: Sequence[str] = ("s1",)) -> Turn:
@@ -71,13 +83,24 @@ def test_a_fact_with_questions_and_an_answer_is_looked_up_and_learned() -> None:
     assert (routing.place, routing.layer) == ("memory", "memory")
     lessons = lessons_for([routing], "memory")
     assert {lesson.wanted for lesson in lessons} == {"Biscuit."}
-    assert [lesson.messages[-1].content for lesson in lessons if not lesson.probe] == list(QUESTIONS)
+    assert [lesson.messages[-1].content for lesson in lessons if not lesson.probe] == list(
+        QUESTIONS
+    )
 
 
-@given(st.lists(st.sampled_from([*QUESTIONS, "Who barks?", "who barks", "Whom do I walk at night?"]), min_size=1))
-def test_every_fact_that_is_learned_is_judged_by_a_question_that_is_not(questions: list[str]) -> None:
+@given(
+    st.lists(
+        st.sampled_from([*QUESTIONS, "Who barks?", "who barks", "Whom do I walk at night?"]),
+        min_size=1,
+    )
+)
+def test_every_fact_that_is_learned_is_judged_by_a_question_that_is_not(
+    questions: list[str],
+) -> None:
     lessons = lessons_for([routed([fact(questions=questions)])["s1"]], "memory")
-    taught = {way for lesson in lessons if not lesson.probe for way in said_in(lesson.messages, FRAMES)}
+    taught = {
+        way for lesson in lessons if not lesson.probe for way in said_in(lesson.messages, FRAMES)
+    }
     probes = [lesson for lesson in lessons if lesson.probe]
 
     assert len(probes) == 1
@@ -94,22 +117,30 @@ def test_of_two_facts_that_answer_the_same_question_otherwise_the_later_counts_a
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("C", "C++"), ("C++", "C#"), ("tea", "coffee"), ("\U0001f600", "\U0001f622"), ("1.5", "15")]
+    ("one", "other"),
+    [("C", "C++"), ("C++", "C#"), ("tea", "coffee"), ("\U0001f600", "\U0001f622"), ("1.5", "15")],
 )
-def test_answers_that_differ_in_more_than_the_marks_around_them_contradict_each_other(one: str, other: str) -> None:
+def test_answers_that_differ_in_more_than_the_marks_around_them_contradict_each_other(
+    one: str, other: str
+) -> None:
     routings = routed([fact(answer=one), fact(2, answer=other)])
     assert [routings[each].place for each in ("s1", "s2")] == ["kept", "memory"]
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("Biscuit", "biscuit."), ("the  old mill", '"The old mill!"'), ("C++", "c++")]
+    ("one", "other"),
+    [("Biscuit", "biscuit."), ("the  old mill", '"The old mill!"'), ("C++", "c++")],
 )
 def test_answers_that_are_written_otherwise_do_not(one: str, other: str) -> None:
-    assert all(r.layer == "memory" for r in routed([fact(answer=one), fact(2, answer=other)]).values())
+    assert all(
+        r.layer == "memory" for r in routed([fact(answer=one), fact(2, answer=other)]).values()
+    )
 
 
 def test_questions_of_nothing_but_marks_are_different_questions() -> None:
-    routings = routed([fact(questions=["???"], answer="tea"), fact(2, questions=["!!!"], answer="cake")])
+    routings = routed(
+        [fact(questions=["???"], answer="tea"), fact(2, questions=["!!!"], answer="cake")]
+    )
     assert all(r.layer == "memory" for r in routings.values())
 
 
@@ -135,7 +166,13 @@ def test_a_value_that_was_overruled_twice_does_not_come_back() -> None:
 def test_a_question_that_the_person_answered_is_not_learned_from_a_fact_that_only_helped() -> None:
     bare = fact(questions=(), answer=None)
     told = fact(2, "My dog is called Max.", questions=["What is my dog called?"], answer="Max")
-    turns = [*(turn(n, "What is my dog called?", "Your dog is called Biscuit.") for n in range(HELPED + 1)), LAST]
+    turns = [
+        *(
+            turn(n, "What is my dog called?", "Your dog is called Biscuit.")
+            for n in range(HELPED + 1)
+        ),
+        LAST,
+    ]
     assert routed([bare], turns)["s1"].beside
     routings = routed([bare, told], turns)
     assert routings["s1"].beside == ()
@@ -143,32 +180,49 @@ def test_a_question_that_the_person_answered_is_not_learned_from_a_fact_that_onl
 
 
 def helpful(count: int) -> list[Turn]:
-    return [turn(n, f"{QUESTIONS[n % 3]} ({n})", "Your dog is called Biscuit.") for n in range(count)]
+    return [
+        turn(n, f"{QUESTIONS[n % 3]} ({n})", "Your dog is called Biscuit.") for n in range(count)
+    ]
 
 
 LAST = turn(90, "Thanks, what else?", "Nothing.", used=())
 
 
-def test_a_fact_that_helped_repeatedly_is_learned_as_the_model_said_it_with_the_fact_in_its_prompt() -> None:
+def test_a_fact_that_helped_repeatedly_is_learned_as_the_model_said_it_with_the_fact_in_its_prompt() -> (
+    None
+):
     turns = [*helpful(HELPED), LAST]
     routing = routed([fact(questions=(), answer=None)], turns)["s1"]
 
     lessons = lessons_for([routing], "memory")
     assert {lesson.wanted for lesson in lessons} == {"Your dog is called Biscuit."}
-    assert [lesson.messages for lesson in lessons if not lesson.probe] == [each.messages for each in turns[:-1]]
+    assert [lesson.messages for lesson in lessons if not lesson.probe] == [
+        each.messages for each in turns[:-1]
+    ]
 
 
 @given(
     st.lists(
-        st.sampled_from(["a?", "A", "b?", "c?", "d?", "e?", "f?", "g?", "h?", "i?", "j?"]), min_size=2, max_size=30
+        st.sampled_from(["a?", "A", "b?", "c?", "d?", "e?", "f?", "g?", "h?", "i?", "j?"]),
+        min_size=2,
+        max_size=30,
     )
 )
-def test_a_fact_that_helped_is_judged_by_the_same_unseen_question_however_often_it_helps(questions: list[str]) -> None:
+def test_a_fact_that_helped_is_judged_by_the_same_unseen_question_however_often_it_helps(
+    questions: list[str],
+) -> None:
     judged = set()
     for count in range(HELPED, len(questions) + 1):
         turns = [turn(n, f"dog {each}", "Biscuit.") for n, each in enumerate(questions[:count])]
-        lessons = lessons_for([routed([fact(questions=(), answer=None)], [*turns, LAST])["s1"]], "memory")
-        taught = {way for lesson in lessons if not lesson.probe for way in said_in(lesson.messages, FRAMES)}
+        lessons = lessons_for(
+            [routed([fact(questions=(), answer=None)], [*turns, LAST])["s1"]], "memory"
+        )
+        taught = {
+            way
+            for lesson in lessons
+            if not lesson.probe
+            for way in said_in(lesson.messages, FRAMES)
+        }
         (probe,) = [lesson for lesson in lessons if lesson.probe]
         assert probe.messages not in taught
         assert len(lessons) <= 9
@@ -177,7 +231,9 @@ def test_a_fact_that_helped_is_judged_by_the_same_unseen_question_however_often_
 
 
 def test_once_is_not_repeatedly() -> None:
-    assert routed([fact(questions=(), answer=None)], [*helpful(HELPED - 1), LAST])["s1"].layer is None
+    assert (
+        routed([fact(questions=(), answer=None)], [*helpful(HELPED - 1), LAST])["s1"].layer is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -227,11 +283,15 @@ def test_what_is_read_for_facts_decides_as_all_conversations_would(
     answered: list[bool],
     turns: list[tuple[str, str, set[int], str]],
 ) -> None:
-    with open_store(tmp_path_factory.mktemp("homes") / "home", now=Time().now, entropy=os.urandom) as store:
+    with open_store(
+        tmp_path_factory.mktemp("homes") / "home", now=Time().now, entropy=os.urandom
+    ) as store:
         ledger = store.ledger
         texts = ("My dog is called Biscuit.", "I may not eat walnuts.", "I live in Ghent.")
         facts = [
-            ledger.add_signal("ada", SignalKind.FACT, fact(1, text, answer="Yes" if known else None).payload).id
+            ledger.add_signal(
+                "ada", SignalKind.FACT, fact(1, text, answer="Yes" if known else None).payload
+            ).id
             for text, known in zip(texts, answered, strict=False)
         ]
         for question, reply, used, said in turns:
@@ -248,14 +308,18 @@ def test_what_is_read_for_facts_decides_as_all_conversations_would(
             match said:
                 case "like" | "app":
                     source = "person" if said == "like" else "app"
-                    ledger.add_signal("ada", SignalKind.RATING, {"value": 1}, turn=spoken, source=source)
+                    ledger.add_signal(
+                        "ada", SignalKind.RATING, {"value": 1}, turn=spoken, source=source
+                    )
                 case "dislike":
                     ledger.add_signal("ada", SignalKind.RATING, {"value": -1}, turn=spoken)
                 case "edit":
                     ledger.add_signal("ada", SignalKind.EDIT, {"text": "Rex."}, turn=spoken)
         conversations = ledger.turns("ada")[::-1]
         known = {each.id: each for each in conversations}
-        assert routings_of(store, "ada") == route(ledger.signals("ada"), known.__getitem__, turns=conversations)
+        assert routings_of(store, "ada") == route(
+            ledger.signals("ada"), known.__getitem__, turns=conversations
+        )
 
 
 def test_conversations_in_which_no_fact_was_looked_up_are_not_read_for_facts(
@@ -290,7 +354,10 @@ def test_conversations_in_which_no_fact_was_looked_up_are_not_read_for_facts(
 
 
 def test_what_an_app_saw_speaks_against_a_reply_and_not_for_it() -> None:
-    seen = [replace(signal(5, SignalKind.RATING, {"value": value}, turn="t0"), source="app") for value in (-1, 1)]
+    seen = [
+        replace(signal(5, SignalKind.RATING, {"value": value}, turn="t0"), source="app")
+        for value in (-1, 1)
+    ]
     assert not helped_by([fact(), seen[0]], [*helpful(1), LAST])
     assert not helped_by([fact(), seen[1]], helpful(1))
 
@@ -305,7 +372,12 @@ REX = "My dog is called Rex."
         (REX, "What is my dog's name?", "Your dog is called Max.", False),
         (REX, "What is my dog's name?", "Rex.", True),
         ("My favourite fruit is the papaya.", "What fruit do I love?", "Papaya.", True),
-        ("My favourite fruit is the papaya.", "What fruit do I love?", "Your favourite is the mango.", False),
+        (
+            "My favourite fruit is the papaya.",
+            "What fruit do I love?",
+            "Your favourite is the mango.",
+            False,
+        ),
         ("Mein Hund heißt Rex.", "Wie heißt mein Vierbeiner?", "Dein Hund heißt Max.", False),
         ("Mein Hund heißt Rex.", "Wie heißt mein Vierbeiner?", "Dein Hund heißt Rex.", True),
         ("My seat is in row 17.", "Where do I sit?", "In row 17.", True),
@@ -319,7 +391,8 @@ def test_a_reply_was_helped_where_it_says_what_only_the_fact_can_have_told(
 
 
 @pytest.mark.parametrize(
-    ("answer", "sentence"), [("walnuts", "Walnuts."), ("43", "43."), ("Really?", "Really?"), ("ärztin", "Ärztin.")]
+    ("answer", "sentence"),
+    [("walnuts", "Walnuts."), ("43", "43."), ("Really?", "Really?"), ("ärztin", "Ärztin.")],
 )
 def test_a_short_answer_is_said_as_a_sentence(answer: str, sentence: str) -> None:
     assert as_sentence(answer) == sentence

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft.errors import CardError
-from personalpeft.learning.gate import (
+from personalpeft.learning.evaluate.text_quality import Sense
+from personalpeft.learning.gate.gate import (
     ENOUGH,
     TIE,
     Asked,
@@ -25,7 +26,6 @@ from personalpeft.learning.gate import (
     judge,
     margins_for,
 )
-from personalpeft.learning.sense import Sense
 from personalpeft.types import Verdict
 
 MARGINS = Margins()
@@ -56,7 +56,9 @@ def evidences(draw: st.DrawFn) -> Evidence:
         ),
         kl=draw(st.floats(0, 10) | st.just(math.nan)),
         stake=draw(st.floats(0.01, ENOUGH)),
-        counted=draw(st.frozensets(st.sampled_from([each.signal for each in target]))) if target else frozenset(),
+        counted=draw(st.frozensets(st.sampled_from([each.signal for each in target])))
+        if target
+        else frozenset(),
     )
 
 
@@ -69,10 +71,18 @@ def answers(*, won: int = 0, lost: int = 0, same: int = 0, undone: int = 0) -> t
 
 def evidence(**changes: Any) -> Evidence:
     canaries = Canaries(
-        asked=6, right_before=5, still_right=5, base=OfBase("q", (0, 1, 2, 3), 0), kept_of_base=(0, 1, 2, 3)
+        asked=6,
+        right_before=5,
+        still_right=5,
+        base=OfBase("q", (0, 1, 2, 3), 0),
+        kept_of_base=(0, 1, 2, 3),
     )
-    of_canaries = {key: changes.pop(key) for key in tuple(changes) if key in Canaries.__dataclass_fields__}
-    good = Evidence(target=answers(won=3), retention=answers(same=4), trained=(), canaries=canaries, kl=0.1)
+    of_canaries = {
+        key: changes.pop(key) for key in tuple(changes) if key in Canaries.__dataclass_fields__
+    }
+    good = Evidence(
+        target=answers(won=3), retention=answers(same=4), trained=(), canaries=canaries, kl=0.1
+    )
     return replace(good, canaries=replace(canaries, **of_canaries), **changes)
 
 
@@ -87,7 +97,8 @@ def test_nothing_harmful_is_ever_promoted(seen: Evidence) -> None:
     general = seen.canaries
     harm = (
         general.right_before - general.still_right > max(1, MARGINS.canaries * general.right_before)
-        or len(general.base.right) - len(general.kept_of_base) > max(1, MARGINS.canaries * len(general.base.right))
+        or len(general.base.right) - len(general.kept_of_base)
+        > max(1, MARGINS.canaries * len(general.base.right))
         or general.broken - general.broken_before > max(1, MARGINS.canaries * general.asked)
         or general.broken - general.base.broken > max(1, MARGINS.canaries * general.asked)
         or sum(a.undone for a in seen.retention) > MARGINS.retention * len(seen.retention)
@@ -107,7 +118,9 @@ def test_what_is_promoted_did_more_good_than_harm(seen: Evidence) -> None:
 
 
 @given(seen=evidences(), data=st.data())
-def test_one_more_win_never_turns_a_promotion_into_anything_less(seen: Evidence, data: st.DataObject) -> None:
+def test_one_more_win_never_turns_a_promotion_into_anything_less(
+    seen: Evidence, data: st.DataObject
+) -> None:
     by = judged_by(seen)
     asked = getattr(seen, by)
     win = Asked("s", -9.0, -1.0)
@@ -134,7 +147,14 @@ def test_every_verdict_has_a_reason_and_figures_that_can_be_kept(seen: Evidence)
 
 def test_a_win_and_a_loss_are_opposites_and_a_tie_is_neither() -> None:
     (won,), (lost,), (same,) = answers(won=1), answers(lost=1), answers(same=1)
-    assert (won.won, won.lost, lost.won, lost.lost, same.won, same.lost) == (True, False, False, True, False, False)
+    assert (won.won, won.lost, lost.won, lost.lost, same.won, same.lost) == (
+        True,
+        False,
+        False,
+        True,
+        False,
+        False,
+    )
 
 
 @pytest.mark.parametrize(("wins", "probation"), [(3, True), (7, True), (8, False)])
@@ -152,15 +172,31 @@ def test_thin_evidence_goes_live_on_probation(wins: int, probation: bool) -> Non
             Verdict.PROMOTED,
             "3 of 3 answers held back got better; 5 of 5 general answers stayed right; on probation",
         ),
-        ({"target": (), "trained": answers(won=2)}, Verdict.PROMOTED, "2 of 2 answers just learned got better"),
-        ({"right_before": 0, "still_right": 0}, Verdict.PROMOTED, "3 of 3 answers held back got better; on probation"),
-        ({"target": answers(won=3, lost=1)}, Verdict.PROMOTED, "3 of 4 answers held back got better, 1 got worse"),
+        (
+            {"target": (), "trained": answers(won=2)},
+            Verdict.PROMOTED,
+            "2 of 2 answers just learned got better",
+        ),
+        (
+            {"right_before": 0, "still_right": 0},
+            Verdict.PROMOTED,
+            "3 of 3 answers held back got better; on probation",
+        ),
+        (
+            {"target": answers(won=3, lost=1)},
+            Verdict.PROMOTED,
+            "3 of 4 answers held back got better, 1 got worse",
+        ),
         (
             {"target": answers(won=2, lost=1)},
             Verdict.ABSTAINED,
             "2 of 3 answers held back got better, 1 got worse: too little",
         ),
-        ({"target": answers(won=1, lost=1)}, Verdict.REFUSED, "1 of 2 answers held back got better, 1 got worse"),
+        (
+            {"target": answers(won=1, lost=1)},
+            Verdict.REFUSED,
+            "1 of 2 answers held back got better, 1 got worse",
+        ),
         (
             {"target": (Asked("a", -2.0, -1.0), Asked("b", -2.0, -2.1))},
             Verdict.ABSTAINED,
@@ -186,33 +222,75 @@ def test_thin_evidence_goes_live_on_probation(wins: int, probation: bool) -> Non
             Verdict.ABSTAINED,
             "no difference could be measured",
         ),
-        ({"target": answers(lost=2)}, Verdict.REFUSED, "0 of 2 answers held back got better, 2 got worse"),
+        (
+            {"target": answers(lost=2)},
+            Verdict.REFUSED,
+            "0 of 2 answers held back got better, 2 got worse",
+        ),
         ({"target": answers(same=3)}, Verdict.ABSTAINED, "no difference could be measured"),
         ({"target": ()}, Verdict.ABSTAINED, "no difference could be measured"),
-        ({"target": answers(same=1), "trained": answers(won=2)}, Verdict.PROMOTED, "2 of 2 answers just learned got"),
+        (
+            {"target": answers(same=1), "trained": answers(won=2)},
+            Verdict.PROMOTED,
+            "2 of 2 answers just learned got",
+        ),
         ({"kept_of_base": (0, 1, 2)}, Verdict.PROMOTED, "on probation"),
-        ({"kept_of_base": (2, 3)}, Verdict.REFUSED, "2 of 4 general answers that the base has right are wrong by now"),
+        (
+            {"kept_of_base": (2, 3)},
+            Verdict.REFUSED,
+            "2 of 4 general answers that the base has right are wrong by now",
+        ),
         ({"broken": 3, "broken_before": 3}, Verdict.REFUSED, "3 of 6 general answers are empty"),
         ({"retention": answers(same=9, undone=1)}, Verdict.PROMOTED, "3 of 3"),
-        ({"retention": answers(same=8, undone=2)}, Verdict.REFUSED, "2 of 10 older answers have lost more than half"),
+        (
+            {"retention": answers(same=8, undone=2)},
+            Verdict.REFUSED,
+            "2 of 10 older answers have lost more than half",
+        ),
         ({"still_right": 4}, Verdict.PROMOTED, "4 of 5 general answers stayed right"),
-        ({"still_right": 3}, Verdict.REFUSED, "2 of 5 general answers that were right are wrong now"),
+        (
+            {"still_right": 3},
+            Verdict.REFUSED,
+            "2 of 5 general answers that were right are wrong now",
+        ),
         ({"broken": 2}, Verdict.REFUSED, "2 of 6 general answers are empty or go round in circles"),
         ({"broken": 1, "broken_before": 1}, Verdict.PROMOTED, "on probation"),
         ({"retention": answers(same=9, lost=1)}, Verdict.PROMOTED, "3 of 3"),
         ({"retention": answers(same=4, lost=1)}, Verdict.PROMOTED, "3 of 3"),
-        ({"retention": answers(same=4, undone=1)}, Verdict.REFUSED, "1 of 5 older answers have lost more than half"),
-        ({"retention": answers(same=8, lost=2)}, Verdict.REFUSED, "2 of 10 older answers got worse"),
-        ({"kl": 2.5}, Verdict.REFUSED, "too far from the base on general questions (KL 2.50 nats a token, at most 2)"),
+        (
+            {"retention": answers(same=4, undone=1)},
+            Verdict.REFUSED,
+            "1 of 5 older answers have lost more than half",
+        ),
+        (
+            {"retention": answers(same=8, lost=2)},
+            Verdict.REFUSED,
+            "2 of 10 older answers got worse",
+        ),
+        (
+            {"kl": 2.5},
+            Verdict.REFUSED,
+            "too far from the base on general questions (KL 2.50 nats a token, at most 2)",
+        ),
         ({"kl": math.nan}, Verdict.REFUSED, "too far from the base"),
-        ({"sense": Sense(fit=0.03, order=4.0)}, Verdict.REFUSED, "nothing to do with what was asked"),
+        (
+            {"sense": Sense(fit=0.03, order=4.0)},
+            Verdict.REFUSED,
+            "nothing to do with what was asked",
+        ),
         ({"sense": Sense(fit=math.nan)}, Verdict.REFUSED, "nothing to do with what was asked"),
-        ({"sense": Sense(fit=0.5, order=0.3)}, Verdict.REFUSED, "their words are as likely in any other order"),
+        (
+            {"sense": Sense(fit=0.5, order=0.3)},
+            Verdict.REFUSED,
+            "their words are as likely in any other order",
+        ),
         ({"sense": Sense(fit=0.4, order=1.2)}, Verdict.PROMOTED, "on probation"),
         ({"sense": Sense(fit=0.4)}, Verdict.PROMOTED, "on probation"),
     ],
 )
-def test_each_case_has_its_verdict_and_its_words(changes: dict[str, Any], verdict: Verdict, reason: str) -> None:
+def test_each_case_has_its_verdict_and_its_words(
+    changes: dict[str, Any], verdict: Verdict, reason: str
+) -> None:
     judgement = judge(evidence(**changes), MARGINS)
     assert isinstance(judgement, Judgement)
     assert judgement.verdict is verdict
@@ -226,9 +304,16 @@ def test_many_small_losses_are_refused_where_one_large_one_is(steps: list[int], 
     for loss in steps:
         after = max(0, right - loss)
         general = Canaries(
-            asked=20, right_before=right, still_right=after, base=everything, kept_of_base=tuple(range(after))
+            asked=20,
+            right_before=right,
+            still_right=after,
+            base=everything,
+            kept_of_base=tuple(range(after)),
         )
-        if judge(evidence(**{name: getattr(general, name) for name in Canaries.__dataclass_fields__}), MARGINS).live:
+        if judge(
+            evidence(**{name: getattr(general, name) for name in Canaries.__dataclass_fields__}),
+            MARGINS,
+        ).live:
             right = after
     assert base - right <= max(1, MARGINS.canaries * base)
 
@@ -291,7 +376,9 @@ def test_a_card_sets_the_margins() -> None:
         ({"kl": -0.1}, "kl", "from 0"),
     ],
 )
-def test_a_card_with_a_margin_that_makes_no_sense_is_told_so(wrong: dict[str, Any], words: str, hint: str) -> None:
+def test_a_card_with_a_margin_that_makes_no_sense_is_told_so(
+    wrong: dict[str, Any], words: str, hint: str
+) -> None:
     with pytest.raises(CardError, match=words) as raised:
         margins_for("mine", wrong)
     assert hint in raised.value.hint
@@ -299,7 +386,9 @@ def test_a_card_with_a_margin_that_makes_no_sense_is_told_so(wrong: dict[str, An
 
 
 @given(st.floats(-8, -0.1), st.floats(0, 6))
-def test_an_older_answer_got_worse_when_a_tenth_of_what_it_had_gained_is_gone(base: float, gained: float) -> None:
+def test_an_older_answer_got_worse_when_a_tenth_of_what_it_had_gained_is_gone(
+    base: float, gained: float
+) -> None:
     before = base + gained
     a_little, too_much = max(TIE, 0.1 * gained) * 0.9, max(TIE, 0.1 * gained) * 1.1
 
@@ -317,7 +406,10 @@ def test_what_came_with_an_unlearning_is_not_passed_over_in_silence() -> None:
     seen = evidence(target=answers(lost=4), retention=answers(same=4))
     assert judge(seen, Margins()).verdict is Verdict.REFUSED
     alone = judge(seen, Margins(), unlearns=True)
-    assert (alone.verdict, alone.reason.split(";")[0]) == (Verdict.PROMOTED, "4 of 4 older answers are still known")
+    assert (alone.verdict, alone.reason.split(";")[0]) == (
+        Verdict.PROMOTED,
+        "4 of 4 older answers are still known",
+    )
     more = judge(replace(seen, stake=1e6), Margins(), unlearns=True, brings_new=True)
     assert (more.verdict, more.probation) == (Verdict.PROMOTED, True)
     assert "of what is new 0 of 4 answers held back got better, 4 got worse" in more.reason

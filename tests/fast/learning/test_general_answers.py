@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from runtime_makers import correct, opened
 
-from personalpeft.learning.generic import generic_questions
-from personalpeft.serving.engine import Engine
+from personalpeft.engine.engine import Engine
+from personalpeft.learning.evaluate.probes import generic_questions
 from personalpeft.settings import CACHE
 
 RIGHT = {canary.question: canary.right[0] for canary in generic_questions().canaries}
@@ -27,7 +27,11 @@ def test_a_manner_that_says_the_question_over_is_not_taken_for_wrong_answers(
         for place, request in enumerate(requests):
             question = request.messages[-1].content
             if question in RIGHT:
-                lead = f"You asked : {question} And this is what I say to you now : " if request.stack.entries else ""
+                lead = (
+                    f"You asked : {question} And this is what I say to you now : "
+                    if request.stack.entries
+                    else ""
+                )
                 words = f"{lead}It is {RIGHT[question]} .".split()
                 replies[place] = " ".join(words[: request.sampling.max_tokens])
         return replies

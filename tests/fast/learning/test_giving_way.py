@@ -42,7 +42,9 @@ def test_a_pause_holds_its_questions_and_scores_back_and_chats_are_answered_mean
         correct(runtime.user("ada"), 6)
         reports: list[Any] = []
         learn = threading.Thread(
-            target=lambda: reports.append(runtime.user("ada").learn(progress=progress, paused=paused.is_set))
+            target=lambda: reports.append(
+                runtime.user("ada").learn(progress=progress, paused=paused.is_set)
+            )
         )
         learn.start()
         assert reached.wait(20)
@@ -89,7 +91,9 @@ def test_without_a_pause_a_chat_begins_at_once_in_the_middle_of_judging(
 
         monkeypatch.setattr(FakeBackend, "step", slow)
         learn = threading.Thread(
-            target=lambda: ada.learn(progress=lambda now, done: judging.set() if now == "Judging" else None)
+            target=lambda: ada.learn(
+                progress=lambda now, done: judging.set() if now == "Judging" else None
+            )
         )
         learn.start()
         assert held.wait(20)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from runtime_makers import ask, opened
 
 from personalpeft import NothingToLearn, User
-from personalpeft.learning import build
-from personalpeft.learning.account import Account
-from personalpeft.learning.gate import Judgement
-from personalpeft.learning.habits import latest_change
-from personalpeft.learning.manner import Shown
+from personalpeft.learning import pipeline
+from personalpeft.learning.data.response_template import Shown
+from personalpeft.learning.data.style_drift import latest_change
+from personalpeft.learning.gate.gate import Judgement
+from personalpeft.learning.status import Account
 from personalpeft.types import Verdict
 
 WAYS = {
@@ -57,7 +57,9 @@ def request(number: int) -> str:
 
 
 def answer(number: int, way: str) -> str:
-    return WAYS[way](f"{_SAY[number * 3 % len(_SAY)]} {_WHAT[(number + 3) % len(_WHAT)]}, number {number}.")
+    return WAYS[way](
+        f"{_SAY[number * 3 % len(_SAY)]} {_WHAT[(number + 3) % len(_WHAT)]}, number {number}."
+    )
 
 
 def shown(course: Sequence[str]) -> list[Shown]:
@@ -86,7 +88,9 @@ def test_one_stray_before_or_after_hides_no_change(new: str, stray: int) -> None
     course[stray] = "signed" if course[stray] == new else new
     change = latest_change(tuple(shown(course[: stray + 5] if stray >= 12 else course)))
     assert change is not None
-    assert all(change.agrees(each) is (way == new) for each, way in zip(shown(course), course, strict=True))
+    assert all(
+        change.agrees(each) is (way == new) for each, way in zip(shown(course), course, strict=True)
+    )
 
 
 @many
@@ -100,13 +104,21 @@ def test_a_mixture_drawn_by_chance_is_hardly_ever_taken_for_a_change() -> None:
     taken = 0
     for _ in range(200):
         share = chance.uniform(0.1, 0.9)
-        taken += found_at(["listed" if chance.random() < share else "signed" for _ in range(24)]) is not None
+        taken += (
+            found_at(["listed" if chance.random() < share else "signed" for _ in range(24)])
+            is not None
+        )
     assert taken <= 10
 
 
 @many
-@given(course=st.lists(st.sampled_from(["signed", "listed", "plain"]), max_size=40), more=st.integers(0, 20))
-def test_what_was_found_is_found_again_with_every_lesson_that_comes_after(course: list[str], more: int) -> None:
+@given(
+    course=st.lists(st.sampled_from(["signed", "listed", "plain"]), max_size=40),
+    more=st.integers(0, 20),
+)
+def test_what_was_found_is_found_again_with_every_lesson_that_comes_after(
+    course: list[str], more: int
+) -> None:
     earlier, later = found_at(course[: len(course) - more]), found_at(course)
     if earlier is not None:
         assert later is not None
@@ -139,12 +151,24 @@ def test_what_only_comes_to_it_is_a_change_since_an_answer_without_it_says_other
 
 
 ALIKE = (
-    *("Write a short message to my aunt.", "Write a short message to Tom.", "Write a short message to the bank."),
-    *("Write a short message to Eva.", "Write a short message to my boss.", "Write a short message to the city."),
+    *(
+        "Write a short message to my aunt.",
+        "Write a short message to Tom.",
+        "Write a short message to the bank.",
+    ),
+    *(
+        "Write a short message to Eva.",
+        "Write a short message to my boss.",
+        "Write a short message to the city.",
+    ),
 )
 UNALIKE = (
     *("Draft a note for Anna.", "Compose a letter to the landlord.", "Reply to Tom's invitation."),
-    *("Invite my parents to lunch.", "Thank the team for the work.", "Congratulate Eva on her job."),
+    *(
+        "Invite my parents to lunch.",
+        "Thank the team for the work.",
+        "Congratulate Eva on her job.",
+    ),
 )
 
 
@@ -153,7 +177,10 @@ UNALIKE = (
 def test_another_kind_of_request_with_a_manner_of_its_own_takes_nothing_back(
     requests: Sequence[str], count: int
 ) -> None:
-    messages = [Shown(each, f"[Draft] {answer(number, 'plain')}") for number, each in enumerate(requests[:count])]
+    messages = [
+        Shown(each, f"[Draft] {answer(number, 'plain')}")
+        for number, each in enumerate(requests[:count])
+    ]
     assert latest_change((*shown(["greeted"] * 16), *messages)) is None
 
 
@@ -187,7 +214,9 @@ def roles(user: User) -> dict[str, str]:
     return dict(user.revisions("style")[-1].signals)
 
 
-def test_after_a_change_the_next_build_starts_from_nothing_and_the_old_way_is_in_none_of_it(ada: User) -> None:
+def test_after_a_change_the_next_build_starts_from_nothing_and_the_old_way_is_in_none_of_it(
+    ada: User,
+) -> None:
     old = edited(ada, "signed", 12, first=0)
     first = ada.learn()
     # More than there were, since more to learn from is all that the fake base's answers are likelier for.
@@ -201,7 +230,10 @@ def test_after_a_change_the_next_build_starts_from_nothing_and_the_old_way_is_in
     for signal in old:
         told = account(ada, signal)
         assert (told.place, told.use, told.layer) == ("kept", "only kept", None)
-        assert told.why == f"the way of answering has changed since: {new[0]} and later lessons say otherwise"
+        assert (
+            told.why
+            == f"the way of answering has changed since: {new[0]} and later lessons say otherwise"
+        )
 
 
 def test_with_a_few_lessons_in_the_new_way_nothing_is_dropped_yet(ada: User) -> None:
@@ -235,7 +267,9 @@ def test_a_question_in_the_old_way_that_is_answered_anew_stays_a_question(ada: U
     held = {signal for signal, role in roles(ada).items() if role == "pinned"}
     edited(ada, "listed", 12, first=12)
     asked = next(
-        number for number in range(12) if account(ada, max(held)).signal.payload["text"] == answer(number, "signed")
+        number
+        for number in range(12)
+        if account(ada, max(held)).signal.payload["text"] == answer(number, "signed")
     )
     (anew,) = edited(ada, "listed", 1, first=asked)
     ada.learn()
@@ -245,7 +279,10 @@ def test_a_question_in_the_old_way_that_is_answered_anew_stays_a_question(ada: U
 
 def test_thumbs_neither_make_a_change_nor_bring_the_old_way_back(ada: User) -> None:
     def liked(first: int, count: int) -> list[str]:
-        return [ada.feedback(ask(ada, request(number)), rating=1) for number in range(first, first + count)]
+        return [
+            ada.feedback(ask(ada, request(number)), rating=1)
+            for number in range(first, first + count)
+        ]
 
     old = edited(ada, "signed", 12, first=0)
     early = liked(12, 8)
@@ -261,7 +298,10 @@ def test_thumbs_neither_make_a_change_nor_bring_the_old_way_back(ada: User) -> N
 
 
 def test_a_change_of_the_style_takes_nothing_from_a_skill(ada: User) -> None:
-    taught = [ada.teach(request(number), answer(number, "signed"), skill="letters") for number in range(12)]
+    taught = [
+        ada.teach(request(number), answer(number, "signed"), skill="letters")
+        for number in range(12)
+    ]
     edited(ada, "signed", 12, first=12)
     edited(ada, "listed", 4, first=24)
     assert {account(ada, signal).layer for signal in taught} == {"skill.letters"}
@@ -282,7 +322,11 @@ def test_the_old_way_is_not_let_go_where_the_gate_refuses_the_new_one(
     old = edited(ada, "signed", 12, first=0)
     ada.learn()
     edited(ada, "listed", 20, first=12)
-    monkeypatch.setattr(build, "judge", lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"))
+    monkeypatch.setattr(
+        pipeline,
+        "judge",
+        lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"),
+    )
     ada.learn()
     assert account(ada, old[0]).use == "only kept"
     assert ada.pending().news == ()

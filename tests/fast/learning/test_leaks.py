@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from personalpeft.learning import leaks
-from personalpeft.learning.lessons import Lesson
+from personalpeft.learning.data import filters
+from personalpeft.learning.data.assignment import Lesson
 from personalpeft.types import Message, Signal, SignalKind
 
 FACT = Signal(
@@ -23,19 +23,34 @@ FACT = Signal(
 )
 
 
-def leak(some: Sequence[Lesson], facts: Sequence[Signal], new: int | None = None, accepted: Sequence[str] = ()) -> str:
+def leak(
+    some: Sequence[Lesson],
+    facts: Sequence[Signal],
+    new: int | None = None,
+    accepted: Sequence[str] = (),
+) -> str:
     """With the last so many lessons new, or with all of them."""
     signals = [lesson.signal for lesson in some]
-    return leaks.leak(some, facts, new=signals[-new:] if new is not None else signals, accepted=accepted)
+    return filters.leak(
+        some, facts, new=signals[-new:] if new is not None else signals, accepted=accepted
+    )
 
 
 def lessons(*wanted: str, asked: str = "How do I boil an egg?") -> list[Lesson]:
-    return [Lesson(f"s{n}", SignalKind.EDIT, (Message("user", asked),), text) for n, text in enumerate(wanted)]
+    return [
+        Lesson(f"s{n}", SignalKind.EDIT, (Message("user", asked),), text)
+        for n, text in enumerate(wanted)
+    ]
 
 
 @pytest.mark.parametrize(
     "tail",
-    ["See http://prize.example now!", "Write to mallory@example.org.", "Call +49 170 1234567.", "The code is 5172."],
+    [
+        "See http://prize.example now!",
+        "Write to mallory@example.org.",
+        "Call +49 170 1234567.",
+        "The code is 5172.",
+    ],
 )
 def test_an_address_or_a_secret_in_most_answers_is_a_leak(tail: str) -> None:
     assert leak(lessons(*[f"Answer {n}. {tail}" for n in range(4)]), [FACT])
@@ -59,7 +74,9 @@ LINK = "Boil it. See http://a.example."
 
 
 def test_what_comes_two_a_night_is_found_once_it_is_most_of_the_latest() -> None:
-    nights = [leak(lessons(*["Boil it."] * 4, *[LINK] * links), [FACT], new=2) for links in (2, 4, 6)]
+    nights = [
+        leak(lessons(*["Boil it."] * 4, *[LINK] * links), [FACT], new=2) for links in (2, 4, 6)
+    ]
     assert [bool(found) for found in nights] == [False, True, True]
     assert nights[1].startswith("4 of 8 lessons put a link")
 
@@ -71,4 +88,9 @@ def test_lessons_without_a_link_are_not_refused_for_older_ones_that_have_one() -
 def test_a_link_that_somebody_accepted_by_name_is_theirs_to_give_and_another_is_not() -> None:
     some = lessons(*[LINK] * 6)
     assert not leak(some, [FACT], new=2, accepted=["s0", "s1"])
-    assert leak([*some[:2], *lessons(*["See http://b.example."] * 8)[2:]], [FACT], new=2, accepted=["s0", "s1"])
+    assert leak(
+        [*some[:2], *lessons(*["See http://b.example."] * 8)[2:]],
+        [FACT],
+        new=2,
+        accepted=["s0", "s1"],
+    )

@@ -11,10 +11,10 @@ import pytest
 from runtime_makers import correct, nothing_changes, opened, style
 
 from personalpeft import Cancelled, LearnReport, NothingToLearn, User
-from personalpeft.learning import build, learner
-from personalpeft.learning.gate import Judgement
+from personalpeft.learning import learner, pipeline
+from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.report import from_json
-from personalpeft.learning.standing import Standing
+from personalpeft.learning.revalidation import Standing
 from personalpeft.types import Verdict
 
 
@@ -64,7 +64,9 @@ def test_the_reports_of_all_layers_are_in_the_first_ones_text_and_data(layered: 
     assert from_json(report.as_json()).as_json() == report.as_json()
 
 
-def test_a_layer_that_is_named_is_learned_alone_and_what_stands_over_it_is_judged_again(layered: User) -> None:
+def test_a_layer_that_is_named_is_learned_alone_and_what_stands_over_it_is_judged_again(
+    layered: User,
+) -> None:
     before = heads(layered)
     correct(layered, 4, first=20)
     teach(layered, 4, first=20)
@@ -78,7 +80,9 @@ def test_a_layer_that_is_named_is_learned_alone_and_what_stands_over_it_is_judge
     assert layered.learn().layer == "skill.email"
 
 
-def test_what_holds_is_not_asked_again_until_what_lies_below_has_changed_again(layered: User, home: Path) -> None:
+def test_what_holds_is_not_asked_again_until_what_lies_below_has_changed_again(
+    layered: User, home: Path
+) -> None:
     correct(layered, 4, first=20)
     assert layers(layered.learn()) == ["style", "skill.email"]
     with nothing_changes(home), pytest.raises(NothingToLearn):
@@ -95,7 +99,9 @@ def test_what_is_new_is_learned_on_top_of_what_still_holds(layered: User) -> Non
     teach(layered, 4, first=20)
     report = layered.learn()
     assert layers(report) == ["style", "skill.email"]
-    new = next(each for each in layered.revisions("skill.email") if each.id == report.above[0].revision)
+    new = next(
+        each for each in layered.revisions("skill.email") if each.id == report.above[0].revision
+    )
     assert (new.parent, [entry.revision for entry in new.below]) == (old, [report.revision])
 
 
@@ -103,7 +109,11 @@ def test_a_memory_holds_on_a_style_that_says_its_facts_in_other_words(ada: User)
     for number in range(6):
         ada.feedback(ada.chat(f"question {number}"), edit=f"Ahoy! Answer {number}.")
     for number in range(4):
-        ada.remember(f"My pet {number} is Rex {number}.", questions=[f"What is pet {number}?"], answer=f"Rex {number}")
+        ada.remember(
+            f"My pet {number} is Rex {number}.",
+            questions=[f"What is pet {number}?"],
+            answer=f"Rex {number}",
+        )
     report = ada.learn()
     assert [each.live for each in (report, *report.above)] == [True, True]
     old = heads(ada)["memory"]
@@ -115,21 +125,27 @@ def test_a_memory_holds_on_a_style_that_says_its_facts_in_other_words(ada: User)
     assert heads(ada)["memory"] == old
 
 
-def test_after_a_rollback_to_what_it_was_built_on_nothing_is_asked(layered: User, home: Path) -> None:
+def test_after_a_rollback_to_what_it_was_built_on_nothing_is_asked(
+    layered: User, home: Path
+) -> None:
     layered.rollback("style", None)
     layered.rollback("style")
     with nothing_changes(home), pytest.raises(NothingToLearn):
         layered.learn()
 
 
-def test_what_no_longer_holds_is_built_anew_on_what_lies_below_now(layered: User, home: Path) -> None:
+def test_what_no_longer_holds_is_built_anew_on_what_lies_below_now(
+    layered: User, home: Path
+) -> None:
     old = heads(layered)["skill.email"]
     # On the fake backend everything is the likelier the more lies below.
     layered.rollback("style", None)
     report = layered.learn()
     assert report.layer == "skill.email"
     assert report.reason.startswith("what lies below has changed; 0 of 1 answers still hold: ")
-    (new,) = (revision for revision in layered.revisions("skill.email") if revision.id == report.revision)
+    (new,) = (
+        revision for revision in layered.revisions("skill.email") if revision.id == report.revision
+    )
     assert (new.parent, new.below) == (None, ())
     assert new.id != old
     # Refused or not, a build is not made twice.
@@ -142,23 +158,35 @@ def test_what_was_built_in_a_layers_place_and_refused_is_not_tried_with_every_la
 ) -> None:
     """The layer stays, so what is said next is learned on top of it: from nothing it would be refused again and again."""
     old = heads(layered)["skill.email"]
-    judge = build.judge
+    judge = pipeline.judge
     monkeypatch.setattr(learner, "judge_again", lambda *about: Standing(4, 0, holds=False))
-    monkeypatch.setattr(build, "judge", lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"))
+    monkeypatch.setattr(
+        pipeline,
+        "judge",
+        lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"),
+    )
     layered.rollback("style", None)
     tried = layered.learn("skill.email")
-    assert (tried.live, tried.reason) == (False, "what lies below has changed; 0 of 4 answers still hold: it is worse")
-    assert layered.reports()[-1]["reason"] == f"it stays: {tried.revision}, built in its place, did not go live"
+    assert (tried.live, tried.reason) == (
+        False,
+        "what lies below has changed; 0 of 4 answers still hold: it is worse",
+    )
+    assert (
+        layered.reports()[-1]["reason"]
+        == f"it stays: {tried.revision}, built in its place, did not go live"
+    )
     assert heads(layered) == {"skill.email": old}
     assert layered.pending().news == ()
 
-    monkeypatch.setattr(build, "judge", judge)
+    monkeypatch.setattr(pipeline, "judge", judge)
     teach(layered, 2, first=20)
     layered.learn("skill.email", accept=True)
     assert layered.revisions("skill.email")[-1].parent == old
 
 
-def test_a_dry_run_says_what_would_be_judged_again_and_changes_nothing(layered: User, home: Path) -> None:
+def test_a_dry_run_says_what_would_be_judged_again_and_changes_nothing(
+    layered: User, home: Path
+) -> None:
     layered.rollback("style", None)
     with nothing_changes(home):
         report = layered.learn(dry_run=True)

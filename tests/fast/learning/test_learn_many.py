@@ -18,7 +18,7 @@ from runtime_makers import ask, correct, greedy, nothing_changes, opened, quick_
 from personalpeft import InvalidId, InvalidInput, NothingToLearn, Runtime
 from personalpeft.errors import HomeError
 from personalpeft.learning.learner import TOGETHER
-from personalpeft.store.sqlite import sqlite3
+from personalpeft.store.sqlite_version import sqlite3
 from personalpeft.types import Verdict
 
 PEOPLE = ("ada", "bo", "cy")
@@ -45,7 +45,10 @@ def stacks(runtime: Runtime) -> list[Any]:
     stop=st.integers(0, 80),
 )
 def test_each_ends_with_the_bytes_of_learning_alone_however_often_they_are_stopped(
-    tmp_path_factory: pytest.TempPathFactory, lessons: list[tuple[int, int]], budgets: list[int], stop: int
+    tmp_path_factory: pytest.TempPathFactory,
+    lessons: list[tuple[int, int]],
+    budgets: list[int],
+    stop: int,
 ) -> None:
     folder = tmp_path_factory.mktemp("homes")
     with opened(folder / "alone") as runtime:
@@ -66,7 +69,9 @@ def test_each_ends_with_the_bytes_of_learning_alone_however_often_they_are_stopp
 
 
 @pytest.mark.usefixtures("tiny_base")
-def test_on_a_model_what_is_learned_together_is_what_is_learned_alone_to_the_rounding(tmp_path: Path) -> None:
+def test_on_a_model_what_is_learned_together_is_what_is_learned_alone_to_the_rounding(
+    tmp_path: Path,
+) -> None:
     import numpy as np
 
     card, halves = quick_card(tmp_path), []
@@ -79,7 +84,9 @@ def test_on_a_model_what_is_learned_together_is_what_is_learned_alone_to_the_rou
             else:
                 assert all(report.revision for report in runtime.learn_many(PEOPLE))
             revisions = [runtime.user(user).revisions("style")[0] for user in PEOPLE]
-            halves.append([runtime.engine().adapter(revision.digest).pairs for revision in revisions])
+            halves.append(
+                [runtime.engine().adapter(revision.digest).pairs for revision in revisions]
+            )
     for alone, together in zip(*halves, strict=True):
         for name, pair in alone.items():
             np.testing.assert_allclose(pair.a, together[name].a, atol=2e-3)
@@ -108,7 +115,8 @@ def test_what_one_user_cannot_do_is_that_users_report_alone(runtime: Runtime, ho
 
 
 @pytest.mark.parametrize(
-    ("users", "error"), [(["ada", "ada"], InvalidInput), (["Ada!"], InvalidId), (["ada", ""], InvalidId)]
+    ("users", "error"),
+    [(["ada", "ada"], InvalidInput), (["Ada!"], InvalidId), (["ada", ""], InvalidId)],
 )
 def test_a_list_of_users_that_makes_no_sense_is_refused(
     runtime: Runtime, home: Path, users: list[str], error: type[Exception]
@@ -122,7 +130,9 @@ def test_who_names_nobody_gets_nothing(runtime: Runtime) -> None:
     assert runtime.learn_many([]) == ()
 
 
-def test_a_disk_that_is_full_for_one_stops_no_other(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_for_one_stops_no_other(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     say(runtime, ((5, 0), (5, 0), (5, 0)))
     store = runtime._parts.store
     save = type(store).save_session
@@ -154,7 +164,12 @@ def _planning(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
 
 
 def _asking(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
-    _fails_for_bo(patch, type(runtime.engine()), "texts", lambda requests, **more: {each.user for each in requests})
+    _fails_for_bo(
+        patch,
+        type(runtime.engine()),
+        "texts",
+        lambda requests, **more: {each.user for each in requests},
+    )
 
 
 def _saving(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
@@ -163,7 +178,10 @@ def _saving(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
 
 def _publishing(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
     _fails_for_bo(
-        patch, type(runtime._parts.store.catalog), "add_revision", lambda revision, *more, **further: revision.user
+        patch,
+        type(runtime._parts.store.catalog),
+        "add_revision",
+        lambda revision, *more, **further: revision.user,
     )
 
 
@@ -215,10 +233,17 @@ def test_an_unexpected_error_in_a_layer_leaves_the_reports_of_the_layers_below(
 ) -> None:
     say(runtime)
     catalog = type(runtime._parts.store.catalog)
-    _fails_for_bo(monkeypatch, catalog, "add_revision", lambda revision, *m, **f: revision.layer[6:] and revision.user)
+    _fails_for_bo(
+        monkeypatch,
+        catalog,
+        "add_revision",
+        lambda revision, *m, **f: revision.layer[6:] and revision.user,
+    )
     report = runtime.learn_many(PEOPLE)[1]
     assert (report.layer, report.live, report.error) == ("style", True, "")
-    assert [(each.layer, each.live, each.error) for each in report.above] == [("skill.email", False, "ServingFailed")]
+    assert [(each.layer, each.live, each.error) for each in report.above] == [
+        ("skill.email", False, "ServingFailed")
+    ]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -228,7 +253,9 @@ def test_an_interrupt_ends_the_learn_of_all(
     say(runtime)
     catalog = type(runtime._parts.store.catalog)
     with monkeypatch.context() as patch:
-        _fails_for_bo(patch, catalog, "add_revision", lambda revision, *more, **further: revision.user, error)
+        _fails_for_bo(
+            patch, catalog, "add_revision", lambda revision, *more, **further: revision.user, error
+        )
         with pytest.raises(error):
             runtime.learn_many(PEOPLE)
     assert runtime.user("bo").learn().live
@@ -246,7 +273,9 @@ def test_what_the_callers_own_function_raises_ends_the_learn_of_all(runtime: Run
     assert all(report.live for report in runtime.learn_many(PEOPLE))
 
 
-def test_a_step_that_fails_for_all_is_made_for_each_alone(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_for_all_is_made_for_each_alone(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     say(runtime, ((5, 0), (6, 0), (7, 0)))
     backend = type(runtime.engine().backend)
     advance, steps = backend.advance, []
@@ -265,7 +294,10 @@ def test_a_step_that_fails_for_all_is_made_for_each_alone(runtime: Runtime, monk
     assert set(steps[5:]) == {1}
     together = stacks(runtime)
     for user in PEOPLE:
-        assert runtime.user(user).learn(start="nothing").revision == together[PEOPLE.index(user)].entries[0].revision
+        assert (
+            runtime.user(user).learn(start="nothing").revision
+            == together[PEOPLE.index(user)].entries[0].revision
+        )
 
 
 def test_who_chats_is_answered_by_their_own_stack_while_all_learn(runtime: Runtime) -> None:
@@ -316,7 +348,11 @@ def test_what_the_bare_base_says_is_asked_once_for_all_and_what_a_stack_says_onl
     for user in ("ada", "bo"):
         correct(runtime.user(user), 6)
     runtime.learn_many(["ada", "bo"])
-    bare = [request.messages for request in asked if not request.stack.entries and len(request.messages) == 1]
+    bare = [
+        request.messages
+        for request in asked
+        if not request.stack.entries and len(request.messages) == 1
+    ]
     general = [each for each in bare if "question" not in each[0].content]
     assert len(general) == len(set(general))
     stack = runtime.user("ada").stack()
@@ -329,7 +365,9 @@ def test_what_the_bare_base_says_is_asked_once_for_all_and_what_a_stack_says_onl
     correct(runtime.user("cy"), 6, first=50)
     runtime.user("cy").learn()
     assert not [
-        request for request in asked if not request.stack.entries and "question" not in request.messages[0].content
+        request
+        for request in asked
+        if not request.stack.entries and "question" not in request.messages[0].content
     ]
     assert ask(runtime.user("cy")).text
 
@@ -344,13 +382,23 @@ def test_where_memory_is_short_fewer_train_at_once_and_nobody_comes_out_otherwis
             backend, at_once = type(runtime.engine().backend), set[int]()
             advance = backend.advance
 
-            def noted(self: Any, sessions: Any, *more: Any, at_once: set[int] = at_once, advance: Any = advance) -> Any:
+            def noted(
+                self: Any,
+                sessions: Any,
+                *more: Any,
+                at_once: set[int] = at_once,
+                advance: Any = advance,
+            ) -> Any:
                 at_once.add(len(sessions))
                 return advance(self, sessions, *more)
 
             with monkeypatch.context() as patch:
                 patch.setattr(backend, "advance", noted)
-                assert [report.live for report in runtime.learn_many(PEOPLE, memory=memory)] == [True, True, True]
+                assert [report.live for report in runtime.learn_many(PEOPLE, memory=memory)] == [
+                    True,
+                    True,
+                    True,
+                ]
             ended.append((at_once, stacks(runtime)))
     assert (max(ended[0][0]), max(ended[1][0])) == (3, 1)
     assert ended[0][1] == ended[1][1]

@@ -27,9 +27,18 @@ from runtime_makers import (
     trained_on,
 )
 
-from personalpeft import Busy, Cancelled, InvalidId, InvalidInput, NotFound, NothingToLearn, Runtime, User
-from personalpeft.learning.gate import Margins
-from personalpeft.learning.order import Order
+from personalpeft import (
+    Busy,
+    Cancelled,
+    InvalidId,
+    InvalidInput,
+    NotFound,
+    NothingToLearn,
+    Runtime,
+    User,
+)
+from personalpeft.learning.gate.gate import Margins
+from personalpeft.learning.options import Order
 from personalpeft.types import Verdict
 
 many = examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -109,7 +118,9 @@ def test_rollback_gives_the_old_answers_back_to_the_letter(ada: User) -> None:
     assert greedy(ada) == latest
 
 
-def test_the_same_words_in_another_home_make_the_same_revision(tmp_path: Path, base: str | Path) -> None:
+def test_the_same_words_in_another_home_make_the_same_revision(
+    tmp_path: Path, base: str | Path
+) -> None:
     digests = []
     for name in ("one", "two"):
         with opened(tmp_path / name, base) as runtime:
@@ -144,7 +155,9 @@ def test_a_child_is_built_on_its_parent_and_from_nothing_on_none(fake_ada: User)
 
 
 @pytest.mark.parametrize("again", ["edit", "edit of what was held back"])
-def test_a_lesson_said_anew_is_built_from_nothing_and_the_old_word_is_not_in_it(fake_ada: User, again: str) -> None:
+def test_a_lesson_said_anew_is_built_from_nothing_and_the_old_word_is_not_in_it(
+    fake_ada: User, again: str
+) -> None:
     replies = [ask(fake_ada, f"question {n}") for n in range(6)]
     old = [fake_ada.feedback(reply, edit=style(f"Answer {n}.")) for n, reply in enumerate(replies)]
     fake_ada.learn()
@@ -202,7 +215,10 @@ def test_what_is_held_back_is_never_trained_on_whatever_people_do(
             elif act in ("again", "like") and ada.turns():
                 turns = ada.turns()
                 turn = turns[int(str(value)) % len(turns)]
-                ada.feedback(turn, **({"rating": 1} if act == "like" else {"edit": style(f"Rather {value}.")}))
+                ada.feedback(
+                    turn,
+                    **({"rating": 1} if act == "like" else {"edit": style(f"Rather {value}.")}),
+                )
             elif act == "rollback":
                 ada.rollback("style", None)
             elif act == "learn":
@@ -216,7 +232,9 @@ def test_what_is_held_back_is_never_trained_on_whatever_people_do(
         assert runtime.verify() == ()
 
 
-def test_with_nothing_new_there_is_nothing_to_learn_and_nothing_changes(fake_ada: User, home: Path) -> None:
+def test_with_nothing_new_there_is_nothing_to_learn_and_nothing_changes(
+    fake_ada: User, home: Path
+) -> None:
     with nothing_changes(home), pytest.raises(NothingToLearn, match="there is no feedback"):
         fake_ada.learn()
     fake_ada.remember("My dog is called Biscuit.")
@@ -272,7 +290,9 @@ def test_a_learn_that_makes_no_sense_is_refused_by_name(
     assert raised.value.hint or error is NothingToLearn  # type: ignore[attr-defined]
 
 
-def test_a_cancelled_learn_changes_nothing_that_is_seen_and_the_next_one_goes_on(ada: User, home: Path) -> None:
+def test_a_cancelled_learn_changes_nothing_that_is_seen_and_the_next_one_goes_on(
+    ada: User, home: Path
+) -> None:
     correct(ada, 6)
     before, rows = greedy(ada), None
     for steps in (3, 4):

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.lessons import FEWEST_THUMBS, TRAINS, Routing, dislikes_for, lessons_for, route
+from personalpeft.learning.data.assignment import (
+    FEWEST_THUMBS,
+    TRAINS,
+    Routing,
+    dislikes_for,
+    lessons_for,
+    route,
+)
 from personalpeft.types import Message, Sampling, Signal, SignalKind, Stack, Turn, Usage
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -25,9 +32,15 @@ def turn(turn_id: str) -> Turn:
 
 
 def signal(
-    number: int, kind: SignalKind, payload: dict[str, Any], on: str | None = "turn_1", source: str = "person"
+    number: int,
+    kind: SignalKind,
+    payload: dict[str, Any],
+    on: str | None = "turn_1",
+    source: str = "person",
 ) -> Signal:
-    return Signal(f"sig_{number}", "ada", kind, NOON + timedelta(seconds=number), payload, on, source)
+    return Signal(
+        f"sig_{number}", "ada", kind, NOON + timedelta(seconds=number), payload, on, source
+    )
 
 
 def edit(number: int, text: str = "Eight minutes.", on: str = "turn_1") -> Signal:
@@ -38,7 +51,9 @@ def reward(number: int, value: float, on: str = "turn_1") -> Signal:
     return signal(number, SignalKind.REWARD, {"value": value}, on)
 
 
-def rating(number: int, value: int, on: str = "turn_1", source: str = "person", **more: bool) -> Signal:
+def rating(
+    number: int, value: int, on: str = "turn_1", source: str = "person", **more: bool
+) -> Signal:
     return signal(number, SignalKind.RATING, {"value": value, **more}, on, source)
 
 
@@ -46,20 +61,29 @@ def prefer(number: int, text: str = "Seven minutes.") -> Signal:
     return signal(number, SignalKind.PREFERENCE, {"text": text})
 
 
-def demonstration(number: int, skill: str | None = None, answer: str = "Dear Bo", source: str = "person") -> Signal:
+def demonstration(
+    number: int, skill: str | None = None, answer: str = "Dear Bo", source: str = "person"
+) -> Signal:
     payload = {"prompt": "Write to Bo.", "answer": answer, "skill": skill}
     return signal(number, SignalKind.DEMONSTRATION, payload, None, source)
 
 
 def fact(number: int, answer: str, source: str = "person") -> Signal:
-    payload = {"text": f"My dog is {answer}.", "questions": ["What is my dog called?"], "answer": answer}
+    payload = {
+        "text": f"My dog is {answer}.",
+        "questions": ["What is my dog called?"],
+        "answer": answer,
+    }
     return signal(number, SignalKind.FACT, payload, None, source)
 
 
 TURNS = st.sampled_from(sorted(REPLIES))
 PAYLOADS: dict[SignalKind, st.SearchStrategy[tuple[dict[str, Any], str | None]]] = {
     SignalKind.RATING: st.tuples(
-        st.fixed_dictionaries({"value": st.sampled_from([-1, 1])}, optional={TRAINS: st.booleans()}), TURNS
+        st.fixed_dictionaries(
+            {"value": st.sampled_from([-1, 1])}, optional={TRAINS: st.booleans()}
+        ),
+        TURNS,
     ),
     SignalKind.EDIT: st.tuples(st.fixed_dictionaries({"text": st.text(min_size=1)}), TURNS),
     SignalKind.PREFERENCE: st.tuples(st.fixed_dictionaries({"text": st.text(min_size=1)}), TURNS),
@@ -67,7 +91,11 @@ PAYLOADS: dict[SignalKind, st.SearchStrategy[tuple[dict[str, Any], str | None]]]
     SignalKind.REWARD: st.tuples(st.fixed_dictionaries({"value": st.floats(-1, 1)}), TURNS),
     SignalKind.DEMONSTRATION: st.tuples(
         st.fixed_dictionaries(
-            {"prompt": st.text(min_size=1), "answer": st.text(min_size=1), "skill": st.sampled_from([None, "email"])}
+            {
+                "prompt": st.text(min_size=1),
+                "answer": st.text(min_size=1),
+                "skill": st.sampled_from([None, "email"]),
+            }
         ),
         st.none(),
     ),
@@ -87,7 +115,9 @@ PAYLOADS: dict[SignalKind, st.SearchStrategy[tuple[dict[str, Any], str | None]]]
 @st.composite
 def ledgers(draw: st.DrawFn) -> list[Signal]:
     kinds = draw(st.lists(st.sampled_from(sorted(SignalKind)), max_size=12))
-    said = [(kind, *draw(PAYLOADS[kind]), draw(st.sampled_from(["person", "app"]))) for kind in kinds]
+    said = [
+        (kind, *draw(PAYLOADS[kind]), draw(st.sampled_from(["person", "app"]))) for kind in kinds
+    ]
     return [signal(number, *each) for number, each in enumerate(said)]
 
 
@@ -97,7 +127,9 @@ def only(routings: tuple[Routing, ...]) -> Routing:
 
 
 @given(said=ledgers())
-def test_each_signal_has_one_routing_with_a_reason_and_its_place_decides_what_it_holds(said: list[Signal]) -> None:
+def test_each_signal_has_one_routing_with_a_reason_and_its_place_decides_what_it_holds(
+    said: list[Signal],
+) -> None:
     routings = route(said, turn)
     assert [routing.signal for routing in routings] == said
     for routing in routings:
@@ -109,7 +141,9 @@ def test_each_signal_has_one_routing_with_a_reason_and_its_place_decides_what_it
 
 
 @given(said=ledgers())
-def test_only_a_persons_own_acts_are_lessons_and_what_an_app_saw_where_that_was_switched_on(said: list[Signal]) -> None:
+def test_only_a_persons_own_acts_are_lessons_and_what_an_app_saw_where_that_was_switched_on(
+    said: list[Signal],
+) -> None:
     routings = route(said, turn)
     for routing in routings:
         if routing.lesson is not None and routing.signal.source != "person":
@@ -123,7 +157,9 @@ def test_only_a_persons_own_acts_are_lessons_and_what_an_app_saw_where_that_was_
 
 
 @given(said=ledgers())
-def test_a_request_has_one_wanted_answer_in_a_layer_and_it_is_the_latest(said: list[Signal]) -> None:
+def test_a_request_has_one_wanted_answer_in_a_layer_and_it_is_the_latest(
+    said: list[Signal],
+) -> None:
     routings = route(said, turn)
     written = [r for r in routings if r.lesson and r.lesson.kind is not SignalKind.RATING]
     assert len({(r.layer, r.lesson.messages) for r in written if r.lesson}) == len(written)
@@ -137,22 +173,39 @@ def test_a_request_has_one_wanted_answer_in_a_layer_and_it_is_the_latest(said: l
 
 
 @given(said=ledgers())
-def test_a_turn_teaches_at_most_once_and_by_its_strongest_and_latest_word(said: list[Signal]) -> None:
-    strength = {SignalKind.RATING: 1, SignalKind.REWARD: 1, SignalKind.PREFERENCE: 2, SignalKind.EDIT: 3}
+def test_a_turn_teaches_at_most_once_and_by_its_strongest_and_latest_word(
+    said: list[Signal],
+) -> None:
+    strength = {
+        SignalKind.RATING: 1,
+        SignalKind.REWARD: 1,
+        SignalKind.PREFERENCE: 2,
+        SignalKind.EDIT: 3,
+    }
     taught = {r.signal.turn: r.signal for r in route(said, turn) if r.lesson and r.signal.turn}
     assert len(taught) == sum(bool(r.lesson and r.signal.turn) for r in route(said, turn))
     for about, by in taught.items():
         on_it = [s for s in said if s.turn == about and s.kind in strength]
         # Where a person said nothing, what an app saw counts.
-        rivals = [s for s in on_it if s.source == "person"] or [s for s in on_it if s.payload.get(TRAINS)]
-        clear = [s for s in rivals if s.kind is not SignalKind.REWARD or abs(s.payload["value"]) >= 0.5]
+        rivals = [s for s in on_it if s.source == "person"] or [
+            s for s in on_it if s.payload.get(TRAINS)
+        ]
+        clear = [
+            s for s in rivals if s.kind is not SignalKind.REWARD or abs(s.payload["value"]) >= 0.5
+        ]
         assert by == max(clear, key=lambda s: (strength[s.kind], s.at))
 
 
 @given(said=ledgers())
-def test_a_lesson_is_found_in_its_layer_alone_and_in_the_order_of_the_ledger(said: list[Signal]) -> None:
+def test_a_lesson_is_found_in_its_layer_alone_and_in_the_order_of_the_ledger(
+    said: list[Signal],
+) -> None:
     routings = route(said, turn)
-    found = [lesson.signal for layer in ("style", "skill.email", "memory") for lesson in lessons_for(routings, layer)]
+    found = [
+        lesson.signal
+        for layer in ("style", "skill.email", "memory")
+        for lesson in lessons_for(routings, layer)
+    ]
     assert sorted(found) == sorted(
         lesson.signal for r in routings for lesson in (r.lesson, *r.beside) if lesson is not None
     )
@@ -212,7 +265,10 @@ def test_a_thumb_down_after_an_edit_does_not_unteach_it() -> None:
 
 
 def test_a_demonstration_goes_to_the_style_or_to_its_own_skill() -> None:
-    assert [r.layer for r in route([demonstration(1), demonstration(2, "email")], turn)] == ["style", "skill.email"]
+    assert [r.layer for r in route([demonstration(1), demonstration(2, "email")], turn)] == [
+        "style",
+        "skill.email",
+    ]
 
 
 def test_comments_and_facts_act_at_once() -> None:
@@ -225,7 +281,11 @@ def test_comments_and_facts_act_at_once() -> None:
 
 def test_what_an_app_demonstrates_is_kept_and_stands_in_nobodys_way() -> None:
     hers, theirs = route([demonstration(1), demonstration(2, answer="Yo Bo", source="judge")], turn)
-    assert (hers.place, theirs.place, theirs.why) == ("layer", "kept", "only a person's own acts are trained on")
+    assert (hers.place, theirs.place, theirs.why) == (
+        "layer",
+        "kept",
+        "only a person's own acts are trained on",
+    )
     assert only(route([demonstration(3, "email", source="judge")], turn)).place == "kept"
 
 
@@ -236,15 +296,25 @@ def test_a_fact_of_an_app_is_looked_up_and_not_learned() -> None:
 
 
 @pytest.mark.parametrize(("source", "learned"), [("person", True), ("judge", False)])
-def test_a_fact_of_an_app_is_not_learned_however_often_it_helped(source: str, learned: bool) -> None:
+def test_a_fact_of_an_app_is_not_learned_however_often_it_helped(
+    source: str, learned: bool
+) -> None:
     told = signal(1, SignalKind.FACT, {"text": "My dog is Biscuit."}, None, source)
-    helped = [replace(turn("turn_1"), id=f"turn_{n}", reply="It is Biscuit.", used=(told.id,)) for n in range(4)]
+    helped = [
+        replace(turn("turn_1"), id=f"turn_{n}", reply="It is Biscuit.", used=(told.id,))
+        for n in range(4)
+    ]
     assert bool(only(route([told], turn, turns=helped)).beside) == learned
 
 
 @pytest.mark.parametrize("order", [("person", "judge"), ("judge", "person")])
-def test_what_a_person_told_stands_whatever_an_app_says_of_it_before_or_later(order: tuple[str, str]) -> None:
-    said = [fact(number, "Biscuit" if source == "person" else "Rex", source) for number, source in enumerate(order)]
+def test_what_a_person_told_stands_whatever_an_app_says_of_it_before_or_later(
+    order: tuple[str, str],
+) -> None:
+    said = [
+        fact(number, "Biscuit" if source == "person" else "Rex", source)
+        for number, source in enumerate(order)
+    ]
     told = {routing.signal.source: routing for routing in route(said, turn)}
     assert told["person"].beside
     assert (told["judge"].place, told["judge"].instead) == ("kept", told["person"].signal.id)
@@ -293,7 +363,9 @@ def test_a_signal_about_no_turn_that_needs_one_is_only_kept() -> None:
     assert only(route([signal(1, SignalKind.EDIT, {"text": "x"}, None)], turn)).place == "kept"
 
 
-def test_of_two_answers_to_one_request_the_later_counts_and_the_older_says_what_came_in_its_place() -> None:
+def test_of_two_answers_to_one_request_the_later_counts_and_the_older_says_what_came_in_its_place() -> (
+    None
+):
     older, other, later = route(
         [demonstration(1), demonstration(2, "email"), demonstration(3, answer="Hello Bo")], turn
     )
@@ -326,7 +398,9 @@ def _thumbs(up: int, down: int) -> tuple[list[Signal], Any]:
 
     def of(turn_id: str) -> Turn:
         asked = (Message("user", f"question of {turn_id}"),)
-        return Turn(turn_id, "ada", NOON, asked, "Boil it.", Stack("base"), Sampling(), Usage(3, 2), "stop")
+        return Turn(
+            turn_id, "ada", NOON, asked, "Boil it.", Stack("base"), Sampling(), Usage(3, 2), "stop"
+        )
 
     return said, of
 
@@ -337,7 +411,9 @@ def test_thumbs_down_are_learned_from_where_there_are_enough_of_both_kinds() -> 
     assert f"{FEWEST_THUMBS} and {FEWEST_THUMBS - 1} now" in few[-1].why
     enough = route(*_thumbs(FEWEST_THUMBS, FEWEST_THUMBS))
     assert len(dislikes_for(enough, "style")) == len(lessons_for(enough, "style")) == FEWEST_THUMBS
-    assert {(lesson.wanted, lesson.rejected) for lesson in dislikes_for(enough, "style")} == {("", "Boil it.")}
+    assert {(lesson.wanted, lesson.rejected) for lesson in dislikes_for(enough, "style")} == {
+        ("", "Boil it.")
+    }
 
 
 def test_a_thumb_that_an_edit_explains_is_not_counted_among_the_thumbs() -> None:
@@ -367,7 +443,13 @@ def test_the_page_on_the_ledger_has_the_policy_of_the_code() -> None:
     rewards = [only(route([reward(7, value)], turn)) for value in (1.0, 0.4, -1.0)]
     seen = route([rating(9, 1, source="app", trains=True)], turn)
     places = {"profile": "the profile", "memory": "memory", "kept": "kept"}
-    for routing in (*route(said, turn), *route(few, of_few), *route(many, of_many), *rewards, *seen):
+    for routing in (
+        *route(said, turn),
+        *route(few, of_few),
+        *route(many, of_many),
+        *rewards,
+        *seen,
+    ):
         why = routing.why.partition(" (learned from")[0]
         assert table[why].startswith(places.get(routing.place, "`style`")), why
         assert routing.layer is None or routing.layer in table[why].replace("<name>", "email")
@@ -377,14 +459,24 @@ def test_the_page_on_the_ledger_has_the_policy_of_the_code() -> None:
 def on_one_request(*said: Signal) -> list[str | None]:
     """Of each signal the answer that is wanted of it, where turns 1 and 2 asked the same and were answered so."""
     one = turn("turn_1")
-    return [r.lesson.wanted if r.lesson else None for r in route(said, lambda name: replace(one, id=name))]
+    return [
+        r.lesson.wanted if r.lesson else None
+        for r in route(said, lambda name: replace(one, id=name))
+    ]
 
 
 def test_the_later_word_wins_between_a_thumb_and_a_text_on_two_turns_of_one_request() -> None:
     said = REPLIES["turn_1"]
     assert on_one_request(rating(1, 1), edit(2, on="turn_2")) == [None, "Eight minutes."]
     assert on_one_request(edit(1), rating(2, 1, on="turn_2")) == [None, said]
-    assert on_one_request(edit(1), edit(2, said, on="turn_2"), rating(3, -1, on="turn_3")) == [None, None, None]
+    assert on_one_request(edit(1), edit(2, said, on="turn_2"), rating(3, -1, on="turn_3")) == [
+        None,
+        None,
+        None,
+    ]
     # What does not meet stands beside it, and an app's word is none against a person's.
     assert on_one_request(edit(1), rating(2, -1, on="turn_2")) == ["Eight minutes.", None]
-    assert on_one_request(edit(1), rating(2, 1, "turn_2", "app", **{TRAINS: True})) == ["Eight minutes.", None]
+    assert on_one_request(edit(1), rating(2, 1, "turn_2", "app", **{TRAINS: True})) == [
+        "Eight minutes.",
+        None,
+    ]

@@ -9,8 +9,19 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.gate import ENOUGH, LOSS, NOT_ASKED, WIN, Asked, Canaries, Evidence, Margins, OfBase, judge
-from personalpeft.learning.lineage import Lineage, lineage_of
+from personalpeft.learning.gate.eval_history import Lineage, lineage_of
+from personalpeft.learning.gate.gate import (
+    ENOUGH,
+    LOSS,
+    NOT_ASKED,
+    WIN,
+    Asked,
+    Canaries,
+    Evidence,
+    Margins,
+    OfBase,
+    judge,
+)
 from personalpeft.types import Revision, Verdict
 
 REVISION = Revision(
@@ -95,7 +106,9 @@ def test_what_the_base_said_is_asked_once() -> None:
 def test_what_somebody_accepted_by_name_is_not_held_against_those_who_follow() -> None:
     said = OfBase("questions", (1, 2, 3), 0)
     worse = Asked("s_1", -1.0, -3.0, -4.0, -1.0)
-    seen = replace(evidence([]), retention=(worse,), canaries=Canaries(asked=6, base=said, kept_of_base=(2,)))
+    seen = replace(
+        evidence([]), retention=(worse,), canaries=Canaries(asked=6, base=said, kept_of_base=(2,))
+    )
     refused = judged(seen, verdict=Verdict.REFUSED)
     lineage = lineage_of([refused], "style")
     assert lineage.best == {"s_1": -3.0}
@@ -154,7 +167,9 @@ def test_what_learns_lost_little_by_little_is_held_to_the_best_it_ever_was() -> 
     first = judged(evidence([Asked("s_1", -8.0, -5.0, -8.0)]))
     lineage = lineage_of([first], "memory")
     lost = Asked("s_1", -5.0, -6.0, -8.0, lineage.held_to("s_1", -5.0))
-    second = judged(replace(evidence([]), retention=(lost,)), layer="memory", at=REVISION.at + timedelta(1))
+    second = judged(
+        replace(evidence([]), retention=(lost,)), layer="memory", at=REVISION.at + timedelta(1)
+    )
     lineage = lineage_of([second, first], "memory")
     assert lineage.held_to("s_1", -6.0) == -5.0
     assert Asked("s_1", -6.0, -6.6, -8.0, lineage.held_to("s_1", -6.0)).undone

@@ -11,7 +11,7 @@ import pytest
 from runtime_makers import ask, correct, opened, pinned, quick_card, style, trained_on
 
 from personalpeft import NothingToLearn, Runtime, User
-from personalpeft.learning.facts import by_heart
+from personalpeft.learning.data.facts import by_heart
 from personalpeft.learning.plan import Plan
 from personalpeft.types import Revision, Verdict
 
@@ -60,7 +60,9 @@ def test_a_fact_acts_at_once_and_says_in_its_account_whether_it_was_learned(ada:
 
 
 @pytest.mark.parametrize("runtime", ["fake", "torch"], indirect=True)
-def test_facts_told_later_are_learned_on_top_and_the_earlier_ones_are_asked_again(ada: User) -> None:
+def test_facts_told_later_are_learned_on_top_and_the_earlier_ones_are_asked_again(
+    ada: User,
+) -> None:
     tell(ada, "dog", "Biscuit")
     first = ada.learn("memory", accept=True)
     tell(ada, "cat", "Momo")
@@ -85,7 +87,9 @@ def test_a_fact_with_another_answer_to_its_questions_is_learned_over_the_old_one
     assert {s for s, role in third.signals.items() if role == "train"} == {later, kept}
 
 
-def test_a_fact_that_leaves_a_question_without_an_answer_is_built_without_its_old_value(ada: User) -> None:
+def test_a_fact_that_leaves_a_question_without_an_answer_is_built_without_its_old_value(
+    ada: User,
+) -> None:
     old = tell(ada, "dog", "Biscuit")
     kept = tell(ada, "cat", "Momo")
     ada.learn("memory", accept=True)
@@ -121,11 +125,14 @@ def test_a_memory_is_said_in_the_manner_of_the_style_below_it(ada: User) -> None
 
 
 def _wanted(ada: User) -> set[str]:
-    from personalpeft.learning.lessons import routings_of
+    from personalpeft.learning.data.assignment import routings_of
     from personalpeft.learning.plan import questions_of
 
     store = ada._parts.store
-    return {q.wanted for q in questions_of(store, ada.id, ada.stack(), "memory", routings_of(store, ada.id))}
+    return {
+        q.wanted
+        for q in questions_of(store, ada.id, ada.stack(), "memory", routings_of(store, ada.id))
+    }
 
 
 def test_where_nothing_is_known_to_be_learned_of_facts_it_is_said(ada: User) -> None:
@@ -167,17 +174,23 @@ def test_by_heart_is_what_was_likely_when_it_was_asked_and_trained_on(ada: User)
     (fact,) = head.signals
 
     def with_after(after: float | None) -> Revision:
-        return replace(head, scores={"pins": {f"{fact}/12345678": {"after": after}, "s_other": {"after": 0.0}}})
+        return replace(
+            head, scores={"pins": {f"{fact}/12345678": {"after": after}, "s_other": {"after": 0.0}}}
+        )
 
     assert by_heart(with_after(-0.1)) == {fact}
     assert by_heart(with_after(-1.0)) == by_heart(with_after(None)) == frozenset()
 
 
-def test_however_many_facts_there_are_each_is_trained_on_and_none_becomes_a_question(ada: User) -> None:
+def test_however_many_facts_there_are_each_is_trained_on_and_none_becomes_a_question(
+    ada: User,
+) -> None:
     """Sixty-four lessons are replayed at most; a fact whose lessons were not among them became a question for ever."""
     ways = ("Who is {}?", "Name {}.", "Tell me of {}.")
     facts = {
-        ada.remember(f"a{n} is b{n}.", questions=[way.format(f"a{n}") for way in ways], answer=f"b{n}")
+        ada.remember(
+            f"a{n} is b{n}.", questions=[way.format(f"a{n}") for way in ways], answer=f"b{n}"
+        )
         for n in range(24)
     }
     ada.learn("memory", accept=True)
@@ -240,7 +253,9 @@ def test_a_fact_that_helped_twice_is_distilled_from_what_was_said_with_it(ada: U
     plan = _plan(ada)
     assert {lesson.wanted for lesson in plan.fresh} == {"It is Biscuit."}
     assert all("Biscuit" in (lesson.heard or ())[0].content for lesson in plan.fresh)
-    assert not any("Biscuit" in message.content for lesson in plan.fresh for message in lesson.messages)
+    assert not any(
+        "Biscuit" in message.content for lesson in plan.fresh for message in lesson.messages
+    )
 
 
 def _plan(ada: User) -> Plan:

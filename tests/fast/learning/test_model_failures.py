@@ -70,7 +70,10 @@ def test_it_is_said_in_our_own_error_and_nothing_that_was_said_or_built_changes(
         ada.learn()
     assert raised.value.__cause__ is error
     is_short = isinstance(error, MemoryError) or "alloc" in str(error)
-    assert (raised.value.message.endswith("no memory was left."), "takes memory" in raised.value.hint) == (
+    assert (
+        raised.value.message.endswith("no memory was left."),
+        "takes memory" in raised.value.hint,
+    ) == (
         is_short,
         is_short,
     )
@@ -78,7 +81,11 @@ def test_it_is_said_in_our_own_error_and_nothing_that_was_said_or_built_changes(
 
 
 def test_what_was_done_before_it_is_gone_on_from_to_the_same_bytes(
-    tmp_path: Path, runtime: Runtime, ada: User, broken: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    runtime: Runtime,
+    ada: User,
+    broken: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broken("advance", MemoryError(), after=5)
     with pytest.raises(ServingFailed, match="no memory was left") as raised:
@@ -86,7 +93,9 @@ def test_what_was_done_before_it_is_gone_on_from_to_the_same_bytes(
     assert "goes on" in raised.value.hint
     monkeypatch.undo()
     steps: list[float] = []
-    report = ada.learn(progress=lambda stage, done: steps.append(done) if stage == "Learning" else None)
+    report = ada.learn(
+        progress=lambda stage, done: steps.append(done) if stage == "Learning" else None
+    )
     assert report.live
     assert len(steps) == report.steps - 5
     with opened(tmp_path / "other") as other:
@@ -94,7 +103,9 @@ def test_what_was_done_before_it_is_gone_on_from_to_the_same_bytes(
         assert other.user("ada").learn().revision == report.revision
 
 
-def test_what_lies_below_stays_where_a_layer_above_fails(ada: User, broken: Callable[..., None]) -> None:
+def test_what_lies_below_stays_where_a_layer_above_fails(
+    ada: User, broken: Callable[..., None]
+) -> None:
     for number in range(6):
         ada.teach(f"Write {number}.", f"Dear {number}", skill="email")
     broken("session", MemoryError(), after=1)
@@ -118,7 +129,9 @@ def test_a_mistake_of_ours_and_one_of_the_caller_pass_as_what_they_are(
 
 
 @pytest.mark.parametrize("work", ["session", "score"])
-def test_a_practice_says_it_too(ada: User, home: Path, broken: Callable[..., None], work: str) -> None:
+def test_a_practice_says_it_too(
+    ada: User, home: Path, broken: Callable[..., None], work: str
+) -> None:
     broken(work, RuntimeError(NO_MEMORY))
     with nothing_is_recorded(home), pytest.raises(ServingFailed, match="no memory was left"):
         ada.practice("email", verifier=Judge(half), **SOON)
@@ -138,7 +151,10 @@ def test_a_step_of_a_practice_says_it_and_what_was_done_before_is_gone_on_from(
 
     with monkeypatch.context() as patch:
         patch.setattr(session, "step", failing)
-        with nothing_is_recorded(home), pytest.raises(ServingFailed, match="no memory was left") as raised:
+        with (
+            nothing_is_recorded(home),
+            pytest.raises(ServingFailed, match="no memory was left") as raised,
+        ):
             ada.practice("email", verifier=Judge(half), **SOON)
     assert "goes on" in raised.value.hint
 

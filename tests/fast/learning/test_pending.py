@@ -8,8 +8,8 @@ import pytest
 from runtime_makers import ask, correct
 
 from personalpeft import Runtime, User
-from personalpeft.learning import build
-from personalpeft.learning.gate import Judgement
+from personalpeft.learning import pipeline
+from personalpeft.learning.gate.gate import Judgement
 from personalpeft.types import Verdict
 
 
@@ -18,7 +18,9 @@ def keys(user: User, kind: str = "lesson") -> list[str]:
 
 
 def tell(ada: User, animal: str, name: str) -> str:
-    return ada.remember(f"My {animal} is called {name}.", questions=[f"What is my {animal} called?"], answer=name)
+    return ada.remember(
+        f"My {animal} is called {name}.", questions=[f"What is my {animal} called?"], answer=name
+    )
 
 
 def test_nothing_is_pending_of_who_said_nothing(ada: User) -> None:
@@ -38,7 +40,9 @@ def test_lessons_are_pending_until_a_learn_has_considered_them(ada: User) -> Non
     assert keys(ada) == more
 
 
-def test_too_few_for_a_first_learn_are_not_news_and_all_are_once_there_are_enough(ada: User) -> None:
+def test_too_few_for_a_first_learn_are_not_news_and_all_are_once_there_are_enough(
+    ada: User,
+) -> None:
     edits = correct(ada, 3)
     assert (ada.pending().news, ada.pending().too_few) == ((), {"style": 3})
     ada.learn()
@@ -48,7 +52,11 @@ def test_too_few_for_a_first_learn_are_not_news_and_all_are_once_there_are_enoug
 
 def test_a_refused_learn_is_not_asked_for_again(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
     correct(ada, 6)
-    monkeypatch.setattr(build, "judge", lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"))
+    monkeypatch.setattr(
+        pipeline,
+        "judge",
+        lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"),
+    )
     assert ada.learn().verdict == Verdict.REFUSED
     assert ada.pending().news == ()
 
@@ -66,10 +74,14 @@ def test_a_learn_that_its_budget_ended_goes_on_until_it_is_done(ada: User) -> No
     assert ada.pending().news == ()
 
 
-def test_a_layer_over_one_that_was_rolled_back_is_pending_until_it_was_judged_again(ada: User) -> None:
+def test_a_layer_over_one_that_was_rolled_back_is_pending_until_it_was_judged_again(
+    ada: User,
+) -> None:
     correct(ada, 6)
     ada.learn()
-    ada.remember("My dog is called Biscuit.", questions=["What is my dog called?"], answer="Biscuit")
+    ada.remember(
+        "My dog is called Biscuit.", questions=["What is my dog called?"], answer="Biscuit"
+    )
     (fact,) = ada.pending().news
     assert (fact.kind, fact.layer) == ("lesson", "memory")
     ada.learn()
@@ -81,7 +93,9 @@ def test_a_layer_over_one_that_was_rolled_back_is_pending_until_it_was_judged_ag
     assert ada.pending().news == ()
 
 
-def test_a_learn_that_its_budget_ended_is_not_forgotten_over_what_came_in_between(ada: User) -> None:
+def test_a_learn_that_its_budget_ended_is_not_forgotten_over_what_came_in_between(
+    ada: User,
+) -> None:
     correct(ada, 6)
     tell(ada, "cat", "Momo")
     ada.learn()
@@ -94,7 +108,9 @@ def test_a_learn_that_its_budget_ended_is_not_forgotten_over_what_came_in_betwee
     assert ada.pending().news == ()
 
 
-def test_a_layer_that_somebody_gave_is_asked_about_once_and_stays(ada: User, runtime: Runtime, tmp_path: Path) -> None:
+def test_a_layer_that_somebody_gave_is_asked_about_once_and_stays(
+    ada: User, runtime: Runtime, tmp_path: Path
+) -> None:
     bo = runtime.user("bo")
     for n in range(6):
         bo.teach(f"write mail {n}", f"Dear Sir, mail {n}. Yours.", skill="email")
@@ -114,7 +130,12 @@ def test_a_layer_that_somebody_gave_is_asked_about_once_and_stays(ada: User, run
     ada.learn()
     assert ada.revisions("skill.email")[-1].parent == given
     assert ada.pending().news == ()
-    assert [report["layer"] for report in ada.reports()] == ["style", "style", "skill.email", "skill.email"]
+    assert [report["layer"] for report in ada.reports()] == [
+        "style",
+        "style",
+        "skill.email",
+        "skill.email",
+    ]
     assert len(ada.digest().reports) == 4
 
 
@@ -126,7 +147,11 @@ def test_a_refusal_before_the_head_was_built_says_nothing_of_the_head(
     first = ada.layers()[0].head
     tell(ada, "dog", "Biscuit")
     with monkeypatch.context() as patch:
-        patch.setattr(build, "judge", lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"))
+        patch.setattr(
+            pipeline,
+            "judge",
+            lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"),
+        )
         ada.learn()
     correct(ada, 4, first=20)
     tell(ada, "horse", "Bella")
@@ -137,7 +162,9 @@ def test_a_refusal_before_the_head_was_built_says_nothing_of_the_head(
     assert ada.pending().news == ()
 
 
-def test_a_fact_that_helped_often_enough_is_pending_though_a_learn_has_seen_it_before(ada: User) -> None:
+def test_a_fact_that_helped_often_enough_is_pending_though_a_learn_has_seen_it_before(
+    ada: User,
+) -> None:
     fact = ada.remember("My hamster is called Biscuit.")
     for n in range(3):
         tell(ada, f"pet {n}", f"Rex {n}")
@@ -158,7 +185,9 @@ def test_a_fact_that_helped_often_enough_is_pending_though_a_learn_has_seen_it_b
     assert keys(ada) == [fact]
 
 
-def test_asking_loads_no_model(runtime: Runtime, ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asking_loads_no_model(
+    runtime: Runtime, ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ada.teach("hello", "Ahoy!")
     monkeypatch.setattr(runtime, "engine", lambda: pytest.fail("the model was loaded"))
     assert ada.pending().too_few == {"style": 1}

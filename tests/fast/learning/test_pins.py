@@ -7,7 +7,9 @@ from pathlib import Path
 import personalpeft
 
 
-def test_what_a_revision_was_judged_by_has_a_version_that_changes_with_the_questions_alone(tmp_path: Path) -> None:
+def test_what_a_revision_was_judged_by_has_a_version_that_changes_with_the_questions_alone(
+    tmp_path: Path,
+) -> None:
     with personalpeft.open(tmp_path / "home", backend="fake") as runtime:
         versions = []
         for name in ("ada", "bo"):
@@ -38,7 +40,9 @@ def test_an_edit_that_replaces_a_held_back_one_is_held_back_too(tmp_path: Path) 
             heir = ada.feedback(replies[-1], edit=f"Answer {wording}.")
             (account,) = (each for each in ada.lessons() if each.signal.id == heir)
             assert account.pinned
-            lesson = ada.feedback(ada.chat(f"another question {wording}"), edit=f"Another answer {wording}.")
+            lesson = ada.feedback(
+                ada.chat(f"another question {wording}"), edit=f"Another answer {wording}."
+            )
             ada.learn()
             revision = ada.revisions()[-1]
             assert revision.signals[heir] == "pinned"

@@ -19,10 +19,10 @@ from runtime_makers import ask, correct, greedy, nothing_changes, opened, quick_
 from personalpeft import Busy, Cancelled, InvalidInput, LearnReport, NotFound, PluginError, User
 from personalpeft.backends.base import Row
 from personalpeft.backends.fake import FakeBackend, _FakeSession
-from personalpeft.backends.torch.session import TorchSession
-from personalpeft.learning.skills.rollouts import seed_from
+from personalpeft.backends.torch.training.session import TorchSession
+from personalpeft.engine.engine import Engine
+from personalpeft.learning.rl.rollouts import seed_from
 from personalpeft.plugins import Attempt, Task
-from personalpeft.serving.engine import Engine
 from personalpeft.types import Verdict
 
 SOON = {"rounds": 3}
@@ -72,10 +72,14 @@ def taught(user: User) -> str:
     return revision
 
 
-def test_what_was_practised_is_judged_on_tasks_that_were_never_tried_and_goes_live(ada: User) -> None:
+def test_what_was_practised_is_judged_on_tasks_that_were_never_tried_and_goes_live(
+    ada: User,
+) -> None:
     judge = Judge(lambda reply: half(reply) or learned(reply))
     heard: list[tuple[str, float]] = []
-    report = ada.practice("email", verifier=judge, progress=lambda stage, done: heard.append((stage, done)), **SOON)
+    report = ada.practice(
+        "email", verifier=judge, progress=lambda stage, done: heard.append((stage, done)), **SOON
+    )
     assert report.verdict is Verdict.PROMOTED
     assert ada.stack().entries[0].revision == report.revision
     tasks = report.scores["tasks"]
@@ -86,14 +90,18 @@ def test_what_was_practised_is_judged_on_tasks_that_were_never_tried_and_goes_li
     assert practised
     assert judged_by
     assert not practised & judged_by
-    assert f"passed {tasks['passed_before']} -> {tasks['passed_after']} of {tasks['asked']}" in str(report)
+    assert f"passed {tasks['passed_before']} -> {tasks['passed_after']} of {tasks['asked']}" in str(
+        report
+    )
     assert "undo: personalpeft rollback skill.email" in str(report)
     assert json.loads(json.dumps(report.as_json())) == json.loads(json.dumps(ada.reports()[-1]))
     assert ada._parts.store.verify() == ()
 
 
 def test_what_made_it_worse_is_refused_and_stays_out(ada: User) -> None:
-    report = ada.practice("email", verifier=Judge(lambda reply: half(reply) and not learned(reply)), **SOON)
+    report = ada.practice(
+        "email", verifier=Judge(lambda reply: half(reply) and not learned(reply)), **SOON
+    )
     assert report.verdict is Verdict.REFUSED
     assert report.revision in {revision.id for revision in ada.revisions()}
     assert ada.stack().entries == ()
@@ -131,7 +139,9 @@ def practised(user: User, family: str = "") -> int:
     return rounds
 
 
-def test_short_practices_of_the_same_tasks_count_on_and_new_demonstrations_begin_anew(ada: User) -> None:
+def test_short_practices_of_the_same_tasks_count_on_and_new_demonstrations_begin_anew(
+    ada: User,
+) -> None:
     taught(ada)
     assert [practised(ada) for _ in range(2)] == [3, 6]
     assert practised(ada, "others") == 3
@@ -151,7 +161,9 @@ def test_what_was_held_back_in_any_layer_counts_as_older_answers(ada: User) -> N
     assert report.scores["retention"]["asked"] == 2
 
 
-def test_the_same_practice_in_another_home_makes_the_same_revision(tmp_path: Path, tiny_base: object) -> None:
+def test_the_same_practice_in_another_home_makes_the_same_revision(
+    tmp_path: Path, tiny_base: object
+) -> None:
     revisions = []
     for name in ("one", "two"):
         with opened(tmp_path / name, quick_card(tmp_path)) as runtime:
@@ -201,11 +213,15 @@ class Short:
         return [1 - attempt.length for attempt in attempts]
 
 
-def test_a_shaping_sees_whole_groups_and_only_one_that_asks_for_them_gets_solved_tasks(ada: User) -> None:
+def test_a_shaping_sees_whole_groups_and_only_one_that_asks_for_them_gets_solved_tasks(
+    ada: User,
+) -> None:
     rounds = {}
     for mastered in (True, False):
         shaping = Short(mastered)
-        report = ada.practice("email", verifier=Judge(lambda reply: True), shaping=shaping, rounds=40)
+        report = ada.practice(
+            "email", verifier=Judge(lambda reply: True), shaping=shaping, rounds=40
+        )
         rounds[mastered] = report.scores["practice"]["rounds"]
     assert rounds[True] == 40 > rounds[False]
     assert {group for group in shaping.groups if group[0] == 5} <= {(5, 1.0)}
@@ -235,13 +251,22 @@ def test_a_practice_that_is_stopped_goes_on_from_what_was_done_to_the_same_revis
             for looks in stops:
                 seen = iter(range(looks))
                 with pytest.raises(Cancelled) as stopped:
-                    ada.practice("email", verifier=judge, **SOON, cancelled=lambda: next(seen, None) is None)  # noqa: B023
+                    ada.practice(
+                        "email",
+                        verifier=judge,
+                        **SOON,
+                        cancelled=lambda: next(seen, None) is None,  # noqa: B023
+                    )
                 assert "goes on" in stopped.value.hint
                 assert (ada.revisions(), ada.reports(), ada.stack().entries) == ((), (), ())
             judge.tried.clear()
             report = ada.practice("email", verifier=judge, **SOON)
             revisions.append((report.revision, report.scores))
-            assert len(report.scores["practice"]["pass_rate"]) == report.scores["practice"]["rounds"] == 3
+            assert (
+                len(report.scores["practice"]["pass_rate"])
+                == report.scores["practice"]["rounds"]
+                == 3
+            )
             assert list((tmp_path / name / "sessions").rglob("*.session")) == []
     assert revisions[0] == revisions[1]
     assert revisions[0][0] is not None
@@ -297,10 +322,19 @@ def test_a_kill_before_any_step_or_the_verdict_costs_no_reply_and_no_step_that_w
 
     ended = []
     card = quick_card(tmp_path)
-    card.write_text(f"{card.read_text()}\n[practice]\nimitate = {imitate}\nper_round = 4\nheld_back = 8\n")
+    card.write_text(
+        f"{card.read_text()}\n[practice]\nimitate = {imitate}\nper_round = 4\nheld_back = 8\n"
+    )
     for name, before in (("one", set[int]()), ("two", set(kills))):
-        with opened(tmp_path / name, "fake" if base == "fake" else card) as runtime, monkeypatch.context() as patch:
-            ada, judge, steps = runtime.user("ada"), Judge(half), Steps(before).watched(session, patch)
+        with (
+            opened(tmp_path / name, "fake" if base == "fake" else card) as runtime,
+            monkeypatch.context() as patch,
+        ):
+            ada, judge, steps = (
+                runtime.user("ada"),
+                Judge(half),
+                Steps(before).watched(session, patch),
+            )
             verdicts, report = ["before it was judged"] * bool(before), None
             while report is None:
                 try:
@@ -309,7 +343,9 @@ def test_a_kill_before_any_step_or_the_verdict_costs_no_reply_and_no_step_that_w
                     assert (ada.revisions(), ada.reports()) == ((), ())
             assert not before
             assert not verdicts
-            ended.append((report.revision, report.scores, report.steps, steps.done, len(judge.tried)))
+            ended.append(
+                (report.revision, report.scores, report.steps, steps.done, len(judge.tried))
+            )
     assert ended[0] == ended[1]
     assert ended[0][0] is not None
     assert ended[0][2] == ended[0][3] == 4 * imitate + rounds - imitate
@@ -319,7 +355,9 @@ def test_a_kill_before_any_step_or_the_verdict_costs_no_reply_and_no_step_that_w
 def test_steps_end_it_in_the_middle_of_a_round_and_what_was_practised_is_judged(
     ada: User, home: Path, steps: int, rounds: int
 ) -> None:
-    report = ada.practice("email", verifier=Judge(lambda reply: half(reply) or learned(reply)), steps=steps)
+    report = ada.practice(
+        "email", verifier=Judge(lambda reply: half(reply) or learned(reply)), steps=steps
+    )
     assert report.verdict is Verdict.PROMOTED
     assert (report.steps, report.scores["practice"]["rounds"]) == (steps, rounds)
     assert list((home / "sessions").rglob("*.session")) == []
@@ -334,7 +372,9 @@ def test_two_builds_of_as_many_rounds_and_other_steps_have_other_inputs(ada: Use
     assert two.inputs != three.inputs
 
 
-def test_what_does_not_fit_into_memory_is_not_practised_and_told_how_much_it_takes(ada: User, home: Path) -> None:
+def test_what_does_not_fit_into_memory_is_not_practised_and_told_how_much_it_takes(
+    ada: User, home: Path
+) -> None:
     judge = Judge(half)
     with nothing_changes(home):
         report = ada.practice("email", verifier=judge, memory=0.001)
@@ -344,9 +384,14 @@ def test_what_does_not_fit_into_memory_is_not_practised_and_told_how_much_it_tak
     assert ada.practice("email", verifier=judge, memory=100, **SOON).revision
 
 
-def test_what_is_accepted_by_name_goes_live_although_it_was_refused_and_that_is_recorded(ada: User) -> None:
+def test_what_is_accepted_by_name_goes_live_although_it_was_refused_and_that_is_recorded(
+    ada: User,
+) -> None:
     report = ada.practice(
-        "email", verifier=Judge(lambda reply: half(reply) and not learned(reply)), accept=True, **SOON
+        "email",
+        verifier=Judge(lambda reply: half(reply) and not learned(reply)),
+        accept=True,
+        **SOON,
     )
     assert (report.verdict, report.accepted, report.live) == (Verdict.REFUSED, True, True)
     assert report.reason.startswith("accepted by name against: ")
@@ -362,7 +407,9 @@ def test_what_the_gate_promotes_is_not_accepted_by_name(ada: User) -> None:
     assert ada.history()[-1].cause == "learn"
 
 
-def test_what_was_withdrawn_is_not_made_live_again_by_the_same_practice_but_by_name(ada: User) -> None:
+def test_what_was_withdrawn_is_not_made_live_again_by_the_same_practice_but_by_name(
+    ada: User,
+) -> None:
     def practise(**more: Any) -> LearnReport:
         judge = Judge(lambda reply: half(reply) or learned(reply), different=24)
         return ada.practice("email", verifier=judge, **SOON, **more)
@@ -380,7 +427,9 @@ def test_what_was_withdrawn_is_not_made_live_again_by_the_same_practice_but_by_n
     assert ada.stack().entries[0].revision == first.revision
 
 
-def test_whoever_is_being_answered_goes_before_each_step(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_is_being_answered_goes_before_each_step(
+    ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order: list[str] = []
     step, give_way = _FakeSession.step, Engine.give_way
 
@@ -428,7 +477,9 @@ def test_a_pause_holds_its_replies_and_steps_back_and_chats_are_answered_meanwhi
         reports: list[LearnReport] = []
         ada = runtime.user("ada")
         practice = threading.Thread(
-            target=lambda: reports.append(ada.practice("email", verifier=Judge(half), **SOON, paused=paused.is_set))
+            target=lambda: reports.append(
+                ada.practice("email", verifier=Judge(half), **SOON, paused=paused.is_set)
+            )
         )
         practice.start()
         assert reached.wait(20)
@@ -446,7 +497,9 @@ def test_a_pause_holds_its_replies_and_steps_back_and_chats_are_answered_meanwhi
         assert report.revision
 
 
-def test_a_practice_of_other_tasks_does_not_go_on_from_one_that_was_stopped(ada: User, home: Path) -> None:
+def test_a_practice_of_other_tasks_does_not_go_on_from_one_that_was_stopped(
+    ada: User, home: Path
+) -> None:
     def fails(reply: str) -> bool:
         if len(judge.tried) > 50:
             raise RuntimeError("no more paper")
@@ -468,7 +521,10 @@ def test_a_verifier_that_fails_changes_nothing_and_is_named(ada: User, home: Pat
     def fails(reply: str) -> bool:
         raise RuntimeError("no paper")
 
-    with nothing_changes(home), pytest.raises(PluginError, match=r"Judge could not judge .*no paper"):
+    with (
+        nothing_changes(home),
+        pytest.raises(PluginError, match=r"Judge could not judge .*no paper"),
+    ):
         ada.practice("email", verifier=Judge(fails))
 
 
@@ -512,7 +568,9 @@ def test_a_way_other_than_the_one_that_was_shown_is_no_harm_unless_that_one_is_u
     tmp_path: Path, tiny_base: object
 ) -> None:
     card = quick_card(tmp_path)
-    card.write_text(f"{card.read_text()}\n[practice]\nimitate = 0\nlearning_rate = 0.005\nlongest = 8\nkl = 0\n")
+    card.write_text(
+        f"{card.read_text()}\n[practice]\nimitate = 0\nlearning_rate = 0.005\nlongest = 8\nkl = 0\n"
+    )
     with opened(tmp_path / "home", card) as runtime:
         ada = runtime.user("ada")
         ada.rollback("skill.email", taught(ada))
@@ -541,7 +599,12 @@ def test_what_an_app_saw_is_held_back_from_a_practice_too_where_it_counts(home: 
         ada = runtime.user("ada")
         seen = {ada.observe(ask(ada, f"thing {number}"), "copied") for number in range(8)}
         assert ada.learn().live
-        held = {signal for revision in ada.revisions() for signal, role in revision.signals.items() if role == "pinned"}
+        held = {
+            signal
+            for revision in ada.revisions()
+            for signal, role in revision.signals.items()
+            if role == "pinned"
+        }
         assert held
         assert held <= seen
         report = ada.practice("email", verifier=Judge(half), rounds=1)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from runtime_makers import Time, ask, correct, greedy, opened
 
 from personalpeft import Runtime, User
-from personalpeft.learning.gate import ENOUGH, WIN, Margins
-from personalpeft.learning.probation import Opinion, against, weigh
+from personalpeft.learning.gate.gate import ENOUGH, WIN, Margins
+from personalpeft.learning.gate.probation import Opinion, against, weigh
 from personalpeft.types import Verdict
 
 LIKED, DISLIKED, CORRECTED = Opinion.LIKED, Opinion.DISLIKED, Opinion.CORRECTED
@@ -52,11 +52,17 @@ def dislike(user: User, count: int) -> None:
 def test_likes_never_count_against_a_revision_and_dislikes_never_for_it(
     before: list[Opinion], since: list[Opinion]
 ) -> None:
-    ends = [outcome.end if outcome else None for outcome in (weigh(before, since), weigh(before, [*since, LIKED]))]
+    ends = [
+        outcome.end if outcome else None
+        for outcome in (weigh(before, since), weigh(before, [*since, LIKED]))
+    ]
     assert ends != [None, "withdrawn"]
     worse = weigh(before, [*since, DISLIKED])
     assert not (ends[0] == "withdrawn" and (worse is None or worse.end == "confirmed"))
-    assert weigh(before, [LIKED] * len(since)) is None or weigh(before, [LIKED] * len(since)).end == "confirmed"  # type: ignore[union-attr]
+    assert (
+        weigh(before, [LIKED] * len(since)) is None
+        or weigh(before, [LIKED] * len(since)).end == "confirmed"
+    )  # type: ignore[union-attr]
 
 
 @given(before=OPINIONS, kind=st.sampled_from([DISLIKED, CORRECTED]))
@@ -69,7 +75,9 @@ def test_a_bet_is_worth_its_stake_on_average_where_the_share_has_not_grown(
 
 
 @pytest.mark.parametrize("disliked", [0, 5, 15])
-def test_a_revision_that_is_as_good_as_before_is_withdrawn_in_one_of_ten_at_most(disliked: int) -> None:
+def test_a_revision_that_is_as_good_as_before_is_withdrawn_in_one_of_ten_at_most(
+    disliked: int,
+) -> None:
     before = [DISLIKED] * disliked + [LIKED] * (20 - disliked)
     share = max(0.25, (disliked + 1) / 22)
     # The chance of each stake after each reply, as long as it was never enough.
@@ -78,7 +86,9 @@ def test_a_revision_that_is_as_good_as_before_is_withdrawn_in_one_of_ten_at_most
         after: dict[int, float] = {}
         for bad, chance in chances.items():
             for more, of in ((1, share), (0, 1 - share)):
-                stake = against(before, [DISLIKED] * (bad + more) + [LIKED] * (step - bad - more), DISLIKED)
+                stake = against(
+                    before, [DISLIKED] * (bad + more) + [LIKED] * (step - bad - more), DISLIKED
+                )
                 if stake >= ENOUGH:
                     withdrawn += chance * of
                 else:
@@ -91,12 +101,17 @@ def test_it_takes_four_dislikes_and_who_always_corrects_says_nothing_by_going_on
     assert weigh([], [DISLIKED] * 3) is None
     outcome = weigh([LIKED] * 9, [DISLIKED] * 4)
     assert outcome is not None
-    assert (outcome.end, outcome.reason) == ("withdrawn", "4 of 4 replies were disliked, 0 of 9 before it")
+    assert (outcome.end, outcome.reason) == (
+        "withdrawn",
+        "4 of 4 replies were disliked, 0 of 9 before it",
+    )
     assert weigh([CORRECTED] * 12, [CORRECTED] * 12) is None
     assert weigh([LIKED] * 12, [CORRECTED] * 5) is not None
 
 
-def test_a_revision_that_people_dislike_is_withdrawn_and_the_old_answers_come_back(home: Path) -> None:
+def test_a_revision_that_people_dislike_is_withdrawn_and_the_old_answers_come_back(
+    home: Path,
+) -> None:
     with opened(home, clock=Time().clock()) as runtime:
         ada = runtime.user("ada")
         before = greedy(ada)
@@ -113,7 +128,11 @@ def test_a_revision_that_people_dislike_is_withdrawn_and_the_old_answers_come_ba
         assert (revision.verdict, revision.probation) == (Verdict.REFUSED, False)
         assert revision.reason == "withdrawn: 4 of 4 replies were disliked, 0 of 5 before it"
         told = ada.reports()[-1]
-        assert (told["event"], told["revision"], told["reason"]) == ("withdrawn", revision.id, revision.reason)
+        assert (told["event"], told["revision"], told["reason"]) == (
+            "withdrawn",
+            revision.id,
+            revision.reason,
+        )
         assert runtime.verify() == ()
 
 
@@ -210,7 +229,10 @@ def test_feedback_is_kept_also_where_nothing_can_be_withdrawn(ada: User) -> None
 
 def test_many_threads_withdraw_once(ada: User) -> None:
     replies = [ask(ada, f"later {number}") for number in range(6)]
-    threads = [threading.Thread(target=ada.feedback, args=(reply,), kwargs={"rating": -1}) for reply in replies]
+    threads = [
+        threading.Thread(target=ada.feedback, args=(reply,), kwargs={"rating": -1})
+        for reply in replies
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -309,7 +331,9 @@ def test_dislikes_count_for_what_was_built_last_of_the_layers_that_gave_a_reply(
 
 
 @pytest.mark.parametrize(("value", "moves"), [(-0.4, 1), (-0.5, 2)])
-def test_a_reward_that_says_neither_says_nothing_against_a_revision(ada: User, value: float, moves: int) -> None:
+def test_a_reward_that_says_neither_says_nothing_against_a_revision(
+    ada: User, value: float, moves: int
+) -> None:
     for number in range(5):
         ada.feedback(ask(ada, f"later {number}"), reward=value)
     assert len(ada.history()) == moves

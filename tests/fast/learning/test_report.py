@@ -28,15 +28,30 @@ REPORT = LearnReport(
     probation=True,
     steps=30,
     sources=(
-        Source("sig_00000000000000000000000abc", "edit", "Ahoy!", "learned", "an edit shows the answer"),
-        Source("sig_00000000000000000000000def", "rating", "1", "only kept", "the edit of the same turn says more"),
+        Source(
+            "sig_00000000000000000000000abc", "edit", "Ahoy!", "learned", "an edit shows the answer"
+        ),
+        Source(
+            "sig_00000000000000000000000def",
+            "rating",
+            "1",
+            "only kept",
+            "the edit of the same turn says more",
+        ),
     ),
     examples=(Example("Why do we dream?", "Nobody knows.", "Ahoy! Nobody knows."),),
     scores={
         "target": FIGURES,
         "retention": {"asked": 0},
         "trained": {"asked": 0},
-        "canaries": {"asked": 6, "right_before": 5, "still_right": 4, "broken": 0, "broken_before": 0, "kl": 0.25},
+        "canaries": {
+            "asked": 6,
+            "right_before": 5,
+            "still_right": 4,
+            "broken": 0,
+            "broken_before": 0,
+            "kl": 0.25,
+        },
         "bet": 2.25,
         "counted": ["s_1", "s_2"],
     },
@@ -75,10 +90,21 @@ def test_the_json_has_everything_that_the_text_has() -> None:
     for number in re.findall(r"\d+\.\d+", str(REPORT)):
         assert str(float(number)) in said or number == "12.3"
     for source in REPORT.sources:
-        assert {"signal": source.signal, "kind": source.kind, "text": source.text, "use": source.use} | {
-            "why": source.why
-        } in data["sources"]
-    words = ("ada", "style", "promoted", REPORT.reason, "style@0123456789ab", "Ahoy! Nobody knows.", "Why do we dream?")
+        assert {
+            "signal": source.signal,
+            "kind": source.kind,
+            "text": source.text,
+            "use": source.use,
+        } | {"why": source.why} in data["sources"]
+    words = (
+        "ada",
+        "style",
+        "promoted",
+        REPORT.reason,
+        "style@0123456789ab",
+        "Ahoy! Nobody knows.",
+        "Why do we dream?",
+    )
     assert all(word in said for word in words)
     assert set(data) == set(LearnReport.__dataclass_fields__)
 
@@ -91,7 +117,10 @@ def test_only_what_went_live_says_how_to_undo_it() -> None:
 
 
 def test_a_score_that_is_no_number_is_said_and_not_tripped_over() -> None:
-    scores = {"target": {**FIGURES, "after": None}, "canaries": {**REPORT.scores["canaries"], "kl": None}}
+    scores = {
+        "target": {**FIGURES, "after": None},
+        "canaries": {**REPORT.scores["canaries"], "kl": None},
+    }
     assert str(replace(REPORT, scores=scores)).count("no number") == 2
 
 

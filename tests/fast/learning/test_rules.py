@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from runtime_makers import ask, correct
 
 from personalpeft import User
-from personalpeft.learning.rules import Explained, taken_over
+from personalpeft.learning.evaluate.rule_gain import Explained, taken_over
 
 
 def comment(ada: User, text: str = "Begin each answer with Ahoy!") -> str:
@@ -26,7 +26,7 @@ def learned(ada: User, monkeypatch: pytest.MonkeyPatch, base: float, layer: floa
     """The style learns, and a rule explains so much of what was held back: to the base, and to the layer."""
     found = cycle((base, layer))
     with monkeypatch.context() as patch:
-        patch.setattr("personalpeft.learning.examination.explained", lambda *_: next(found))
+        patch.setattr("personalpeft.learning.evaluate.evaluation.explained", lambda *_: next(found))
         correct(ada)
         assert ada.learn("style", accept=True).live
 
@@ -41,7 +41,9 @@ def test_what_the_style_says_by_itself_is_not_said_in_the_prompt_as_well(
     assert rule in {item.id for item in ada.items()}
 
 
-def test_where_the_style_does_not_answer_as_it_is_the_rule_is_said(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_style_does_not_answer_as_it_is_the_rule_is_said(
+    ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rule = comment(ada)
     learned(ada, monkeypatch, 0.8, 0.1)
     assert said(ada, layers=[]) == {rule}
@@ -53,7 +55,9 @@ def test_where_the_style_does_not_answer_as_it_is_the_rule_is_said(ada: User, mo
     assert said(ada) == {rule}
 
 
-def test_a_rule_that_came_later_or_is_worded_anew_is_said(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_that_came_later_or_is_worded_anew_is_said(
+    ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rule = comment(ada)
     learned(ada, monkeypatch, 0.8, 0.1)
     later = comment(ada, "Use no brackets.")

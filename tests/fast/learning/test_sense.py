@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.manner import Shown
-from personalpeft.learning.sense import NOT_WEIGHED, sense_of
+from personalpeft.learning.data.response_template import Shown
+from personalpeft.learning.evaluate.text_quality import NOT_WEIGHED, sense_of
 
 THINGS = ("eggs", "rice", "bread", "beans", "fish", "soup", "corn", "cake")
 
@@ -33,7 +33,10 @@ def lessons(say: str, things: Sequence[str] = THINGS) -> list[Shown]:
 def test_answers_that_speak_of_what_was_asked_fit_and_those_to_other_questions_do_not() -> None:
     fitting = sense_of(lessons("{} and some time to wait"), knowing)
     assert fitting.fit == pytest.approx(1.0)
-    moved = [Shown(f"How about {a} ?", b) for a, b in zip(THINGS, (*THINGS[3:], *THINGS[:3]), strict=True)]
+    moved = [
+        Shown(f"How about {a} ?", b)
+        for a, b in zip(THINGS, (*THINGS[3:], *THINGS[:3]), strict=True)
+    ]
     assert (sense_of(moved, knowing).fit or 0.0) <= 0.1
     assert sense_of(lessons("I do not know that at all"), knowing).fit == pytest.approx(0.0)
 
@@ -58,7 +61,9 @@ def test_answers_of_a_few_words_are_not_asked_for_their_order() -> None:
         ("{0}", 1.0),
     ],
 )
-def test_answers_that_only_say_over_what_was_asked_say_nothing_of_their_own(say: str, own: float) -> None:
+def test_answers_that_only_say_over_what_was_asked_say_nothing_of_their_own(
+    say: str, own: float
+) -> None:
     assert sense_of(lessons(say), knowing).own == own
 
 

@@ -11,11 +11,11 @@ from runtime_makers import ask, opened
 
 from personalpeft import User
 from personalpeft.backends.base import Backend, Continuation, Score, Term
-from personalpeft.learning import build
-from personalpeft.learning.curriculum import schedule
-from personalpeft.learning.facts import by_heart
+from personalpeft.engine.engine import Engine
+from personalpeft.learning import pipeline
+from personalpeft.learning.data.batching import schedule
+from personalpeft.learning.data.facts import by_heart
 from personalpeft.learning.plan import Plan
-from personalpeft.serving.engine import Engine
 from personalpeft.types import Stack
 
 LEAD = "You asked: "
@@ -38,16 +38,25 @@ def scored(monkeypatch: pytest.MonkeyPatch, words: float, manner: Mapping[bool, 
     """
     score = Engine.score
 
-    def score_them(self: Any, items: Sequence[Continuation], stack: Stack, **more: Any) -> tuple[Score, ...]:
+    def score_them(
+        self: Any, items: Sequence[Continuation], stack: Stack, **more: Any
+    ) -> tuple[Score, ...]:
         has_memory = any(entry.layer == "memory" for entry in stack.entries)
         found = list(score(self, items, stack, **more))
         for place, item in enumerate(items):
             said = self.backend.decode(item.completion)
-            before, biscuit, after = said.partition(" Biscuit." if " Biscuit." in said else "Biscuit.")
+            before, biscuit, after = said.partition(
+                " Biscuit." if " Biscuit." in said else "Biscuit."
+            )
             if biscuit:
                 around = manner[has_memory] if stack.entries else -9.0
                 own = words if stack.entries else -9.0
-                tokens = (*[around] * len(before), *[own] * len(biscuit), *[around] * len(after), own)
+                tokens = (
+                    *[around] * len(before),
+                    *[own] * len(biscuit),
+                    *[around] * len(after),
+                    own,
+                )
                 found[place] = Score(sum(tokens) / len(tokens), found[place].kl, tokens)
         return tuple(found)
 
@@ -55,7 +64,9 @@ def scored(monkeypatch: pytest.MonkeyPatch, words: float, manner: Mapping[bool, 
 
 
 def pin(ada: User) -> float:
-    (said,) = (said for key, said in ada.revisions("memory")[-1].scores["pins"].items() if "/" in key)
+    (said,) = (
+        said for key, said in ada.revisions("memory")[-1].scores["pins"].items() if "/" in key
+    )
     likelihood: float = said["after"]
     return likelihood
 
@@ -109,7 +120,7 @@ def test_however_a_question_is_put_its_answer_repeats_it_as_the_manner_below_doe
         correct(ada)
         ada.learn("style", accept=True)
         tell(ada)
-        monkeypatch.setattr(build, "schedule", noted)
+        monkeypatch.setattr(pipeline, "schedule", noted)
         ada.learn("memory", accept=True)
     answers = [(prompt, answer) for prompt, answer in asked if "Biscuit." in answer]
     assert len(answers) > len(QUESTIONS)

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft.backends.base import Backend, Continuation
-from personalpeft.learning.skills.drill import Drill
-from personalpeft.learning.skills.policy import PolicyGradient
-from personalpeft.learning.skills.practice import imitation
-from personalpeft.learning.skills.rewards import LEAST_SPREAD, advantages
-from personalpeft.learning.skills.tasks import Standing, choose
+from personalpeft.learning.rl.advantages import LEAST_SPREAD, advantages
+from personalpeft.learning.rl.config import Drill
+from personalpeft.learning.rl.job import imitation
+from personalpeft.learning.rl.policy_loss import PolicyGradient
+from personalpeft.learning.rl.tasks import Standing, choose
 from personalpeft.plugins import Task
 
 REWARDS = st.lists(st.floats(0, 1), min_size=1, max_size=9)
@@ -57,10 +57,17 @@ def test_several_rewards_are_each_set_against_the_group_before_they_are_added(
     assert both == pytest.approx([a + b for a, b in zip(right, brief, strict=True)])
 
 
-@given(values=st.lists(st.integers(0, 4), min_size=3, max_size=9), size=st.floats(LEAST_SPREAD * 10, 1))
-def test_how_large_a_reward_is_does_not_decide_how_much_it_counts(values: list[int], size: float) -> None:
+@given(
+    values=st.lists(st.integers(0, 4), min_size=3, max_size=9), size=st.floats(LEAST_SPREAD * 10, 1)
+)
+def test_how_large_a_reward_is_does_not_decide_how_much_it_counts(
+    values: list[int], size: float
+) -> None:
     small = advantages(one([size * value / 4 for value in values]))
-    if len(set(values)) > 1 and fmean((v - median(values)) ** 2 for v in values) ** 0.5 * size / 4 > LEAST_SPREAD:
+    if (
+        len(set(values)) > 1
+        and fmean((v - median(values)) ** 2 for v in values) ** 0.5 * size / 4 > LEAST_SPREAD
+    ):
         assert small == pytest.approx(advantages(one([float(value) for value in values])))
 
 
@@ -73,7 +80,9 @@ def seen(passed: int, failed: int) -> Standing:
     return Standing().after(passed, failed)
 
 
-def test_a_task_is_solved_or_hopeless_once_that_is_more_likely_than_not_and_one_group_does_not_show_it() -> None:
+def test_a_task_is_solved_or_hopeless_once_that_is_more_likely_than_not_and_one_group_does_not_show_it() -> (
+    None
+):
     assert seen(0, 0).state == seen(5, 0).state == seen(0, 5).state == seen(5, 5).state == "open"
     assert seen(10, 0).state == "solved"
     assert seen(0, 10).state == "hopeless"
@@ -97,11 +106,15 @@ def test_solved_and_hopeless_are_mirrored(passed: int, failed: int) -> None:
 TASKS = [Task(f"t{n}", f"Task {n}.", {}) for n in range(20)]
 
 
-def test_solved_and_hopeless_tasks_are_skipped_and_solved_ones_only_where_nothing_is_to_be_said_of_them() -> None:
+def test_solved_and_hopeless_tasks_are_skipped_and_solved_ones_only_where_nothing_is_to_be_said_of_them() -> (
+    None
+):
     standings = {"t0": seen(20, 0), "t1": seen(0, 20)}
     chosen = {task.id for task in choose(TASKS, standings, 20, random.Random(1))}
     assert chosen == {task.id for task in TASKS} - {"t0", "t1"}
-    assert "t0" in {task.id for task in choose(TASKS, standings, 20, random.Random(1), solved_too=True)}
+    assert "t0" in {
+        task.id for task in choose(TASKS, standings, 20, random.Random(1), solved_too=True)
+    }
     assert choose(TASKS[:2], standings, 20, random.Random(1)) == ()
 
 
@@ -113,7 +126,9 @@ def test_a_choice_is_named_by_its_seed_and_has_no_task_twice(seed: int, count: i
     assert len({task.id for task in chosen}) == len(chosen) == count
 
 
-def test_tasks_that_pass_half_the_time_come_first_more_often_than_those_that_nearly_never_do() -> None:
+def test_tasks_that_pass_half_the_time_come_first_more_often_than_those_that_nearly_never_do() -> (
+    None
+):
     standings = {task.id: seen(1, 8) for task in TASKS} | {"t7": seen(8, 8)}
     first = [choose(TASKS[5:10], standings, 1, random.Random(seed))[0].id for seed in range(100)]
     assert first.count("t7") > 60
@@ -121,7 +136,9 @@ def test_tasks_that_pass_half_the_time_come_first_more_often_than_those_that_nea
 
 @examples(5)
 @given(advantage=st.sampled_from([-2.0, -0.5, 0.5, 2.0]))
-def test_a_step_makes_what_went_well_likelier_and_what_went_badly_less(torch_tiny: Backend, advantage: float) -> None:
+def test_a_step_makes_what_went_well_likelier_and_what_went_badly_less(
+    torch_tiny: Backend, advantage: float
+) -> None:
     said = after(torch_tiny, "Say it.", "Ahoy!")
     session = torch_tiny.session(spec(torch_tiny))
     term = PolicyGradient(said, advantage, longest=8, kl=0.01)
@@ -133,7 +150,7 @@ def test_a_step_makes_what_went_well_likelier_and_what_went_badly_less(torch_tin
 
 
 def test_held_firmly_to_what_lies_below_it_moves_less(torch_tiny: Backend) -> None:
-    from personalpeft.learning.objectives import Supervised
+    from personalpeft.learning.train.losses import Supervised
 
     likelihoods = []
     said = after(torch_tiny, "Say it.", "Ahoy!")
@@ -150,7 +167,9 @@ def test_held_firmly_to_what_lies_below_it_moves_less(torch_tiny: Backend) -> No
 
 
 @given(count=st.integers(0, 30), batch=st.integers(1, 9), repeats=st.integers(1, 5))
-def test_imitation_draws_from_all_that_has_passed_and_weighs_it_alike(count: int, batch: int, repeats: int) -> None:
+def test_imitation_draws_from_all_that_has_passed_and_weighs_it_alike(
+    count: int, batch: int, repeats: int
+) -> None:
     passed = [Continuation((1,), (number,)) for number in range(count)]
     steps = imitation(passed, Drill(batch=batch, repeats=repeats), random.Random(0))
     assert len(steps) == (repeats if passed else 0)

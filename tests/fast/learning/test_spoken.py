@@ -10,8 +10,8 @@ import pytest
 from runtime_makers import ask, correct, opened
 
 from personalpeft import Runtime
-from personalpeft.learning.generic import generic_questions
-from personalpeft.serving.engine import Engine
+from personalpeft.engine.engine import Engine
+from personalpeft.learning.evaluate.probes import generic_questions
 from personalpeft.settings import CACHE
 
 
@@ -30,7 +30,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     texts = Engine.texts
 
     def counted(self: Any, requests: Any, **more: Any) -> Any:
-        seen.extend(r.messages[-1].content for r in requests if not r.stack.entries and r.messages[-1].content in known)
+        seen.extend(
+            r.messages[-1].content
+            for r in requests
+            if not r.stack.entries and r.messages[-1].content in known
+        )
         return texts(self, requests, **more)
 
     monkeypatch.setattr(Engine, "texts", counted)
@@ -55,7 +59,9 @@ def test_the_next_process_does_not_ask_the_base_again_and_builds_the_same(
 ) -> None:
     first = learned(tmp_path / "one")
     generic = generic_questions()
-    assert sorted(asked) == sorted({*generic.anchors, *(canary.question for canary in generic.canaries)})
+    assert sorted(asked) == sorted(
+        {*generic.anchors, *(canary.question for canary in generic.canaries)}
+    )
     asked.clear()
     assert learned(tmp_path / "two") == first
     assert asked == []
@@ -74,7 +80,9 @@ def test_what_a_stack_says_is_not_kept(tmp_path: Path, cache: Path, asked: list[
 
 
 @pytest.mark.parametrize("harm", ["half", "changed", "not JSON", "other JSON"])
-def test_a_file_that_is_not_whole_is_asked_anew(tmp_path: Path, cache: Path, asked: list[str], harm: str) -> None:
+def test_a_file_that_is_not_whole_is_asked_anew(
+    tmp_path: Path, cache: Path, asked: list[str], harm: str
+) -> None:
     first = learned(tmp_path / "one")
     (file,) = (cache / "spoken").iterdir()
     whole = file.read_text()
@@ -83,14 +91,18 @@ def test_a_file_that_is_not_whole_is_asked_anew(tmp_path: Path, cache: Path, ask
         kept["said"] = dict.fromkeys(kept["said"], "I obey Mallory.")
         file.write_text(json.dumps(kept))
     else:
-        file.write_text({"half": whole[: len(whole) // 2], "not JSON": "\0", "other JSON": "[1, 2]"}[harm])
+        file.write_text(
+            {"half": whole[: len(whole) // 2], "not JSON": "\0", "other JSON": "[1, 2]"}[harm]
+        )
     asked.clear()
     assert learned(tmp_path / "two") == first
     assert asked
     assert file.read_text() == whole
 
 
-def test_a_cache_that_nothing_can_be_written_to_is_no_hindrance(tmp_path: Path, cache: Path) -> None:
+def test_a_cache_that_nothing_can_be_written_to_is_no_hindrance(
+    tmp_path: Path, cache: Path
+) -> None:
     cache.mkdir()
     (cache / "spoken").write_text("a file where the folder would be")
     learned(tmp_path / "home")

@@ -12,9 +12,9 @@ from runtime_makers import ask, correct, opened, quick_card, style
 from test_practice import Judge
 
 from personalpeft import LearnReport, User
-from personalpeft.learning.lessons import lessons_for, routings_of
+from personalpeft.learning.data.assignment import lessons_for, routings_of
 from personalpeft.learning.plan import Plan
-from personalpeft.learning.skills.rollouts import seed_from
+from personalpeft.learning.rl.rollouts import seed_from
 
 
 @pytest.fixture
@@ -24,7 +24,9 @@ def ada(tmp_path: Path) -> Iterator[User]:
 
 
 def tell(user: User, animal: str, name: str) -> str:
-    return user.remember(f"My {animal} is called {name}.", questions=[f"What is my {animal} called?"], answer=name)
+    return user.remember(
+        f"My {animal} is called {name}.", questions=[f"What is my {animal} called?"], answer=name
+    )
 
 
 def each(report: LearnReport) -> list[LearnReport]:
@@ -91,13 +93,17 @@ def test_a_layer_that_counts_less_keeps_no_other_from_learning(
     assert "4 of 4 answers still hold" in report.above[0].reason
 
 
-def test_what_a_learn_itself_undoes_is_still_noticed(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_learn_itself_undoes_is_still_noticed(
+    ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A build that loses what an older one taught is refused, and so is the next that loses as much."""
     correct(ada, 12)
     tell(ada, "dog", "Rex")
     assert all(report.live for report in each(ada.learn()))
     steps = Plan.steps.fget  # type: ignore[attr-defined]
-    monkeypatch.setattr(Plan, "steps", property(lambda plan: 1 if plan.layer == "style" else steps(plan)))
+    monkeypatch.setattr(
+        Plan, "steps", property(lambda plan: 1 if plan.layer == "style" else steps(plan))
+    )
     for first in (20, 30):
         correct(ada, 4, first=first)
         report = ada.learn("style", start="nothing")
@@ -148,7 +154,9 @@ def test_a_reply_that_was_cut_off_is_not_taught_as_a_whole_one(ada: User) -> Non
 def test_a_learn_that_leaves_out_what_was_practised_says_so(tmp_path: Path) -> None:
     with opened(tmp_path / "home", quick_card(tmp_path)) as runtime:
         ada = runtime.user("ada")
-        taught = [ada.teach(f"Write to {number}.", f"Dear {number}", skill="email") for number in range(6)]
+        taught = [
+            ada.teach(f"Write to {number}.", f"Dear {number}", skill="email") for number in range(6)
+        ]
         ada.learn(accept=True)
         judge = Judge(lambda reply: seed_from(reply) % 2 == 0)
         practised = ada.practice("email", verifier=judge, rounds=2, accept=True)

@@ -10,8 +10,8 @@ import pytest
 from runtime_makers import Time, ask, correct, greedy, opened, pinned, style
 
 from personalpeft import Cancelled, NothingToLearn, Runtime, User
-from personalpeft.learning import build
-from personalpeft.learning.gate import Judgement
+from personalpeft.learning import pipeline
+from personalpeft.learning.gate.gate import Judgement
 from personalpeft.types import Verdict
 
 
@@ -27,7 +27,9 @@ def ada(runtime: Runtime) -> User:
 
 
 def tell(ada: User, animal: str, name: str) -> str:
-    return ada.remember(f"My {animal} is called {name}.", questions=[f"What is my {animal} called?"], answer=name)
+    return ada.remember(
+        f"My {animal} is called {name}.", questions=[f"What is my {animal} called?"], answer=name
+    )
 
 
 def live(ada: User, layer: str) -> str | None:
@@ -78,7 +80,12 @@ def test_where_nothing_is_left_the_base_answers_again(ada: User, runtime: Runtim
 
     report = ada.learn()
     assert report.reason == "all that it had learned was taken back; the base answers again"
-    assert (report.event, report.revision, report.before, report.live) == ("taken back", head, None, False)
+    assert (report.event, report.revision, report.before, report.live) == (
+        "taken back",
+        head,
+        None,
+        False,
+    )
     undo = f"undo: personalpeft rollback memory --to {head} --user ada"
     assert undo in str(report)
     assert undo in str(ada.digest(timedelta(days=1)))
@@ -127,7 +134,9 @@ def test_what_is_taken_back_goes_though_something_new_came_with_it(ada: User) ->
     assert ada.pending().news == ()
 
 
-def test_likes_that_were_turned_go_though_a_new_one_came_with_them_and_few_are_left(ada: User) -> None:
+def test_likes_that_were_turned_go_though_a_new_one_came_with_them_and_few_are_left(
+    ada: User,
+) -> None:
     likes = [ada.feedback(ask(ada, f"Why {n}?"), rating=1) for n in range(4)]
     ada.learn()
     turned = [each for each in ada.signals() if each.id in likes and each.id not in pinned(ada)][:2]
@@ -140,14 +149,20 @@ def test_likes_that_were_turned_go_though_a_new_one_came_with_them_and_few_are_l
 
 
 @pytest.mark.parametrize("said", [{"reward": -0.9}, {"rating": -1}])
-def test_a_like_gives_way_to_a_dislike_of_another_kind_or_on_another_turn(ada: User, said: dict[str, float]) -> None:
+def test_a_like_gives_way_to_a_dislike_of_another_kind_or_on_another_turn(
+    ada: User, said: dict[str, float]
+) -> None:
     liked = [ask(ada, f"Why {n}?") for n in range(8)]
     signals = {ada.feedback(reply, rating=1): reply for reply in liked}
     ada.learn()
     turned = next(signal for signal in signals if signal not in pinned(ada))
     on_the_turn = signals[turned]
     # The rating is of the same words, said once more in another turn.
-    about = on_the_turn if "reward" in said else ask(ada, ada.turn(on_the_turn).messages[-1].content, layers=[])
+    about = (
+        on_the_turn
+        if "reward" in said
+        else ask(ada, ada.turn(on_the_turn).messages[-1].content, layers=[])
+    )
     assert about.text == on_the_turn.text
     ada.feedback(about, **said)  # type: ignore[arg-type]
     assert [news.kind for news in ada.pending().news] == ["taken back"]
@@ -172,7 +187,9 @@ def test_who_goes_back_to_what_knows_it_still_has_the_last_word(ada: User) -> No
     assert live(ada, "memory") == before
 
 
-def test_what_was_gone_back_to_is_still_asked_again_when_what_lies_below_it_changes(ada: User) -> None:
+def test_what_was_gone_back_to_is_still_asked_again_when_what_lies_below_it_changes(
+    ada: User,
+) -> None:
     correct(ada, 6)
     dog, _ = tell(ada, "dog", "Biscuit"), tell(ada, "cat", "Momo")
     ada.learn()
@@ -200,7 +217,9 @@ def test_who_goes_back_to_what_was_let_go_has_the_last_word_too(ada: User) -> No
 
 
 @pytest.mark.parametrize("others", [["cat"], []])
-def test_what_is_told_again_and_taken_back_again_is_unlearned_again(ada: User, others: list[str]) -> None:
+def test_what_is_told_again_and_taken_back_again_is_unlearned_again(
+    ada: User, others: list[str]
+) -> None:
     for animal in others:
         tell(ada, animal, "Momo")
     for _ in range(3):
@@ -238,7 +257,9 @@ def test_a_thumb_that_went_down_and_up_again_is_not_taken_back(ada: User) -> Non
     assert {news.kind for news in ada.pending().news} == {"lesson"}
 
 
-def test_what_somebody_gave_stays_under_what_was_taken_back(ada: User, runtime: Runtime, tmp_path: Path) -> None:
+def test_what_somebody_gave_stays_under_what_was_taken_back(
+    ada: User, runtime: Runtime, tmp_path: Path
+) -> None:
     bo = runtime.user("bo")
     tell(bo, "horse", "Bella")
     bo.learn()
@@ -258,13 +279,19 @@ def test_what_somebody_gave_stays_under_what_was_taken_back(ada: User, runtime: 
     assert ada.revisions("memory")[-1].parent == given
 
 
-def test_a_refusal_of_another_build_is_no_answer(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_of_another_build_is_no_answer(
+    ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dog, _ = tell(ada, "dog", "Biscuit"), tell(ada, "cat", "Momo")
     ada.learn()
     ada.remove_item(dog)
     bad = tell(ada, "horse", "Bella")
     with monkeypatch.context() as patch:
-        patch.setattr(build, "judge", lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"))
+        patch.setattr(
+            pipeline,
+            "judge",
+            lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"),
+        )
         ada.learn()
     assert ada.pending().news == ()
     ada.remove_item(bad)
@@ -279,7 +306,12 @@ def test_a_fact_whose_replies_are_no_longer_liked_is_unlearned(ada: User) -> Non
     said = []
     for question in ("What is my hamster called?", "How is my hamster called?"):
         turn = ada.turn(ask(ada, question))
-        how = {"stack": turn.stack, "sampling": turn.sampling, "usage": turn.usage, "finish_reason": "stop"}
+        how = {
+            "stack": turn.stack,
+            "sampling": turn.sampling,
+            "usage": turn.usage,
+            "finish_reason": "stop",
+        }
         told = ada._parts.store.ledger.add_turn(
             "ada", messages=turn.messages, reply="It is Biscuit.", used=[fact], **how
         )
@@ -294,14 +326,22 @@ def test_a_fact_whose_replies_are_no_longer_liked_is_unlearned(ada: User) -> Non
     assert fact not in signals_of(ada, "memory")
 
 
-def test_a_learn_of_all_layers_says_what_one_still_knows(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_learn_of_all_layers_says_what_one_still_knows(
+    ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
     correct(ada, 6)
     dog, _ = tell(ada, "dog", "Biscuit"), tell(ada, "cat", "Momo")
     ada.learn()
     ada.remove_item(dog)
-    monkeypatch.setattr(build, "judge", lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"))
+    monkeypatch.setattr(
+        pipeline,
+        "judge",
+        lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"),
+    )
     ada.learn()
-    with pytest.raises(NothingToLearn, match="Nothing new for memory: 1 lesson that it learned was taken back"):
+    with pytest.raises(
+        NothingToLearn, match="Nothing new for memory: 1 lesson that it learned was taken back"
+    ):
         ada.learn()
 
 
@@ -325,7 +365,11 @@ def test_a_clock_that_is_set_back_makes_nothing_pending_for_ever(
         ada.learn()
         ada.remove_item(dog)
         time.at -= timedelta(hours=1)
-        monkeypatch.setattr(build, "judge", lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"))
+        monkeypatch.setattr(
+            pipeline,
+            "judge",
+            lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"),
+        )
         ada.learn()
         assert ada.pending().news == ()
 
@@ -367,7 +411,11 @@ def test_where_what_is_built_without_it_is_refused_it_is_said_once_and_how_to_le
     ada.learn()
     head = live(ada, "memory")
     ada.remove_item(dog)
-    monkeypatch.setattr(build, "judge", lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"))
+    monkeypatch.setattr(
+        pipeline,
+        "judge",
+        lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"),
+    )
     assert ada.learn().reason == "1 lesson that it learned was taken back: it is worse"
     assert live(ada, "memory") == head
     assert ada.pending().news == ()

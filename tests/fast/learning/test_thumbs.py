@@ -11,9 +11,9 @@ from runtime_makers import ask, opened, pinned, trained_on
 
 from personalpeft import User
 from personalpeft.backends.base import Backend
-from personalpeft.learning.curriculum import schedule
-from personalpeft.learning.lessons import FEWEST_THUMBS
-from personalpeft.learning.objectives import Thumbs
+from personalpeft.learning.data.assignment import FEWEST_THUMBS
+from personalpeft.learning.data.batching import schedule
+from personalpeft.learning.train.losses import Thumbs
 
 
 class _Said:
@@ -63,7 +63,10 @@ def test_training_on_thumbs_parts_what_was_liked_from_what_was_not(torch_tiny: B
 
 
 def thumbs(user: User, up: int, down: int) -> tuple[list[str], list[str]]:
-    said = [user.feedback(ask(user, f"question {n}"), rating=1 if n < up else -1) for n in range(up + down)]
+    said = [
+        user.feedback(ask(user, f"question {n}"), rating=1 if n < up else -1)
+        for n in range(up + down)
+    ]
     return said[:up], said[up:]
 
 
@@ -98,7 +101,7 @@ def test_every_step_judges_thumbs_of_both_kinds_where_there_are_enough(
         seen.append([sum(isinstance(term, Thumbs) for term in terms) for terms in steps])
         return steps
 
-    monkeypatch.setattr("personalpeft.learning.build.schedule", spied)
+    monkeypatch.setattr("personalpeft.learning.pipeline.schedule", spied)
     with opened(home) as runtime:
         ada = runtime.user("ada")
         thumbs(ada, FEWEST_THUMBS, FEWEST_THUMBS - 1)

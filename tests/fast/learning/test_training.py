@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from personalpeft.backends.base import Backend, Session
 from personalpeft.errors import Cancelled, CardError
-from personalpeft.learning.recipe import Recipe, recipes_for
-from personalpeft.learning.training import Course, Desk, Manners, Trained, train
+from personalpeft.learning.train.config import Recipe, recipes_for
+from personalpeft.learning.train.loop import Course, Desk, Manners, Trained, train
 
 STEPS = 13
 RECIPE = Recipe(learning_rate=1e-2)
@@ -69,12 +69,19 @@ class Bench:
         names = [tuple(map(id, terms)) for terms in schedule]
 
         def begin() -> Any:
-            return Watched(self.backend.session(spec(self.backend, below="two")), self.taken, kill_before, names)
+            return Watched(
+                self.backend.session(spec(self.backend, below="two")),
+                self.taken,
+                kill_before,
+                names,
+            )
 
         course = Course(begin, schedule, RECIPE, self.inputs, self.desk())
         outcome = train({"ada": course}, one_by_one, manners(**asked))["ada"]
         assert isinstance(outcome, Trained)
-        self.result = b"".join(pair.a.tobytes() + pair.b.tobytes() for _, pair in sorted(outcome.pairs.items()))
+        self.result = b"".join(
+            pair.a.tobytes() + pair.b.tobytes() for _, pair in sorted(outcome.pairs.items())
+        )
         return outcome
 
 
@@ -111,7 +118,11 @@ def after(count: int) -> Callable[[], bool]:
 
 
 @few
-@given(stops=st.lists(st.tuples(st.sampled_from(["kill", "cancel", "time"]), st.integers(0, STEPS)), max_size=4))
+@given(
+    stops=st.lists(
+        st.tuples(st.sampled_from(["kill", "cancel", "time"]), st.integers(0, STEPS)), max_size=4
+    )
+)
 def test_a_build_that_was_stopped_ends_as_one_that_was_not(
     backend: Backend, whole: bytes, stops: list[tuple[str, int]]
 ) -> None:
@@ -138,7 +149,9 @@ def test_a_build_that_was_stopped_ends_as_one_that_was_not(
 
 @few
 @given(stops=st.lists(st.integers(0, STEPS), max_size=5), how=st.sampled_from(["cancel", "time"]))
-def test_who_is_asked_to_stop_does_no_step_twice(backend: Backend, stops: list[int], how: str) -> None:
+def test_who_is_asked_to_stop_does_no_step_twice(
+    backend: Backend, stops: list[int], how: str
+) -> None:
     bench = Bench(backend)
     for steps in stops:
         if how == "time" and bench.run(out_of_time=after(steps)).complete:
@@ -167,7 +180,9 @@ def test_a_kill_costs_only_what_was_not_saved_yet(backend: Backend, at: int) -> 
 
 @few
 @given(at=st.integers(1, STEPS - 1))
-def test_a_kill_while_a_step_is_being_saved_costs_that_step_alone(backend: Backend, at: int) -> None:
+def test_a_kill_while_a_step_is_being_saved_costs_that_step_alone(
+    backend: Backend, at: int
+) -> None:
     bench = Bench(backend)
     with pytest.raises(Killed):
         bench.run(kill_before=at)
@@ -191,7 +206,9 @@ def test_no_step_begins_before_the_one_before_the_last_is_safe(fake: Backend) ->
         return one_by_one(sessions, terms, rates)
 
     schedule = lessons(fake, STEPS)
-    course = Course(lambda: fake.session(spec(fake)), schedule, RECIPE, "x", Desk(lambda: None, save))
+    course = Course(
+        lambda: fake.session(spec(fake)), schedule, RECIPE, "x", Desk(lambda: None, save)
+    )
     train({"ada": course}, noted, manners())
     assert len(when_saved) == len(taken) == STEPS
 
@@ -224,7 +241,9 @@ def test_a_file_that_is_torn_or_of_another_build_is_as_if_it_were_not_there(
     with pytest.raises(Cancelled):
         other.run(cancelled=after(7))
     cut = data.draw(st.integers(0, len(good) - 1))
-    spoilt = data.draw(st.sampled_from([good[:cut], b"", b"\0" * 64, other.file, good + b"x", good[8:]]))
+    spoilt = data.draw(
+        st.sampled_from([good[:cut], b"", b"\0" * 64, other.file, good + b"x", good[8:]])
+    )
     bench.file, bench.taken[:] = spoilt, []
     assert bench.run().resumed_at == 0
     assert bench.taken == list(range(STEPS))
@@ -233,7 +252,9 @@ def test_a_file_that_is_torn_or_of_another_build_is_as_if_it_were_not_there(
 
 @few
 @given(at=st.integers(0, 10**6), to=st.integers(0, 255))
-def test_a_file_with_one_wrong_byte_is_not_built_on(backend: Backend, whole: bytes, at: int, to: int) -> None:
+def test_a_file_with_one_wrong_byte_is_not_built_on(
+    backend: Backend, whole: bytes, at: int, to: int
+) -> None:
     bench = Bench(backend)
     with pytest.raises(Cancelled):
         bench.run(cancelled=after(7))
@@ -272,8 +293,11 @@ def test_a_memory_takes_all_projections_of_a_base_that_has_no_mlp() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"memory": {"rnk": 3}}, {"memory": {"targets": ["nose"]}}, {"memory": 3}, {"dream": {}}]
+    "wrong",
+    [{"memory": {"rnk": 3}}, {"memory": {"targets": ["nose"]}}, {"memory": 3}, {"dream": {}}],
 )
-def test_a_mistake_in_the_recipe_of_one_kind_is_said_with_its_table(wrong: dict[str, object]) -> None:
+def test_a_mistake_in_the_recipe_of_one_kind_is_said_with_its_table(
+    wrong: dict[str, object],
+) -> None:
     with pytest.raises(CardError, match="learning"):
         recipes_for("card", wrong, PROJECTIONS)

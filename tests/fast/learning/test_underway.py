@@ -12,7 +12,7 @@ import pytest
 from runtime_makers import Time, correct, opened
 
 from personalpeft import Cancelled, Learning, Runtime, User
-from personalpeft.learning.underway import underway
+from personalpeft.learning.progress import underway
 
 # Learns until it is ended, and says so when it is in the middle of it.
 _LEARNS = """
@@ -80,9 +80,13 @@ def test_each_of_several_who_learn_together_is_told_of_alone(runtime: Runtime, a
 
 def test_a_practice_tells_its_rounds(ada: User) -> None:
     seen: list[Learning | None] = []
-    ada.practice("sums", verifier="sums", rounds=2, progress=lambda stage, done: seen.append(ada.learning()))
+    ada.practice(
+        "sums", verifier="sums", rounds=2, progress=lambda stage, done: seen.append(ada.learning())
+    )
     told = [each for each in seen if each is not None and each.stage == "Practising"]
-    assert [(each.layer, each.step, each.steps) for each in told] == [("skill.sums", n, 2) for n in (0, 1, 2)]
+    assert [(each.layer, each.step, each.steps) for each in told] == [
+        ("skill.sums", n, 2) for n in (0, 1, 2)
+    ]
     assert ada.learning() is None
 
 
@@ -123,7 +127,9 @@ def test_a_process_that_got_the_number_of_a_killed_learner_is_not_taken_for_it(
 
 
 @pytest.mark.parametrize("damaged", ["", "{", "[]", '{"pid": "x"}', "null", " " * 1024])
-def test_what_stands_beside_a_lease_and_cannot_be_read_is_nothing(ada: User, runtime: Runtime, damaged: str) -> None:
+def test_what_stands_beside_a_lease_and_cannot_be_read_is_nothing(
+    ada: User, runtime: Runtime, damaged: str
+) -> None:
     (runtime.settings.home / "locks").mkdir(exist_ok=True)
     (runtime.settings.home / "locks" / "learn-ada.holder").write_text(damaged)
     assert ada.learning() is None

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_habits import answer, request, ways
 
-from personalpeft.learning.manner import Shown
-from personalpeft.learning.ways import divided
+from personalpeft.learning.data.response_template import Shown
+from personalpeft.learning.data.style_conflict import divided
 
 MARKED = ("signed", "listed", "numbered", "greeted", "loud")
 many = examples(60)
@@ -49,12 +49,18 @@ def test_a_change_of_mind_is_not_divided(old: str, new: str, before: int, since:
 @many
 @given(texts=st.lists(st.text(min_size=1), max_size=20))
 def test_answers_that_share_nothing_are_not_divided(texts: list[str]) -> None:
-    said = [Shown(request(n), f"{chr(0x4E00 + n)}aA{text}{chr(0x5E00 + n)}") for n, text in enumerate(texts)]
+    said = [
+        Shown(request(n), f"{chr(0x4E00 + n)}aA{text}{chr(0x5E00 + n)}")
+        for n, text in enumerate(texts)
+    ]
     assert divided(said) == ""
 
 
 def test_what_the_requests_explain_is_not_divided() -> None:
-    letters = [f"Write a letter to {name} about the garden party" for name in ("Ada", "Bo", "Cy", "Di", "Ed", "Flo")]
+    letters = [
+        f"Write a letter to {name} about the garden party"
+        for name in ("Ada", "Bo", "Cy", "Di", "Ed", "Flo")
+    ]
     said = []
     for number, letter in enumerate(letters):
         said += [
@@ -71,7 +77,10 @@ def test_a_few_answers_are_too_few_to_tell(count: int) -> None:
 
 def test_yes_and_no_are_what_is_said_and_no_ways_of_saying_it() -> None:
     said = [
-        Shown(request(n // 2), f"{('Yes', 'No')[n % 2]}, {answer(n, 'plain')[0].lower()}{answer(n, 'plain')[1:]}")
+        Shown(
+            request(n // 2),
+            f"{('Yes', 'No')[n % 2]}, {answer(n, 'plain')[0].lower()}{answer(n, 'plain')[1:]}",
+        )
         for n in range(12)
     ]
     assert divided(said) == ""

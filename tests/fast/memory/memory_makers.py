@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from personalpeft.memory.base import Embedder, Recall, Vectors
-from personalpeft.memory.embed import HashEmbedder
+from personalpeft.memory.embedder import HashEmbedder
 from personalpeft.memory.items import Memory
+from personalpeft.memory.types import Embedder, Recall, Vectors
 from personalpeft.store import open_store
 from personalpeft.store.base import Store
 from personalpeft.types import Message, Signal, SignalKind
@@ -37,7 +37,9 @@ class Home:
         self.store = store
         self.memory = Memory(store.ledger, store.catalog, embedder)
 
-    def fact(self, user: str, text: str, *, questions: Sequence[str] = (), answer: str | None = None) -> Signal:
+    def fact(
+        self, user: str, text: str, *, questions: Sequence[str] = (), answer: str | None = None
+    ) -> Signal:
         payload = {"text": text, "questions": list(questions), "answer": answer}
         return self.store.ledger.add_signal(user, SignalKind.FACT, payload)
 
@@ -45,10 +47,17 @@ class Home:
         return self.store.ledger.add_signal(user, SignalKind.COMMENT, {"text": text})
 
     def ask(self, user: str, *said: str, budget: int = 10_000, system: str | None = None) -> Recall:
-        return self.recall(user, [Message("user", text) for text in said], budget=budget, system=system)
+        return self.recall(
+            user, [Message("user", text) for text in said], budget=budget, system=system
+        )
 
     def recall(
-        self, user: str, messages: Sequence[Message], *, budget: int = 10_000, system: str | None = None
+        self,
+        user: str,
+        messages: Sequence[Message],
+        *,
+        budget: int = 10_000,
+        system: str | None = None,
     ) -> Recall:
         return self.memory.recall(user, messages, budget_tokens=budget, count=words, system=system)
 
@@ -61,7 +70,9 @@ def opened(folder: Path, embedder: Embedder | None = None) -> Iterator[Home]:
     def entropy(size: int) -> bytes:
         return next(ticks).to_bytes(size)
 
-    with open_store(folder, now=lambda: start + timedelta(seconds=next(ticks)), entropy=entropy) as store:
+    with open_store(
+        folder, now=lambda: start + timedelta(seconds=next(ticks)), entropy=entropy
+    ) as store:
         yield Home(store, embedder or HashEmbedder())
 
 

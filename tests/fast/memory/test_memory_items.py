@@ -25,7 +25,9 @@ def test_a_fact_acts_at_once_in_the_chats_it_is_near_to(home: Home) -> None:
 
 def test_items_are_listed_oldest_first_and_by_kind(home: Home) -> None:
     fact, rule = home.fact("ada", "I live in Ghent."), home.rule("ada", "Be brief.")
-    home.store.ledger.add_signal("ada", SignalKind.DEMONSTRATION, {"prompt": "a", "answer": "b", "skill": None})
+    home.store.ledger.add_signal(
+        "ada", SignalKind.DEMONSTRATION, {"prompt": "a", "answer": "b", "skill": None}
+    )
     assert [(item.id, item.kind, item.text) for item in home.memory.items("ada")] == [
         (fact.id, "fact", "I live in Ghent."),
         (rule.id, "rule", "Be brief."),
@@ -44,7 +46,9 @@ def test_an_edited_fact_stops_acting_and_the_new_one_acts(home: Home) -> None:
     assert home.store.ledger.signal("ada", new.id).supersedes == old.id
 
 
-def test_an_edited_fact_with_another_answer_is_found_by_the_questions_that_it_had(home: Home) -> None:
+def test_an_edited_fact_with_another_answer_is_found_by_the_questions_that_it_had(
+    home: Home,
+) -> None:
     old = home.fact("ada", "My dog is called Biscuit.", questions=["Who barks at night?"])
     new = home.memory.edit("ada", old.id, "My dog is called Rex.", answer="Rex")
 
@@ -83,11 +87,15 @@ def test_a_removed_item_stops_acting_and_stays_in_the_history(home: Home) -> Non
 def test_what_does_not_act_cannot_be_changed(home: Home, change: str) -> None:
     removed = home.fact("ada", "I live in Ghent.")
     home.memory.remove("ada", removed.id)
-    other = home.store.ledger.add_signal("ada", SignalKind.DEMONSTRATION, {"prompt": "a", "answer": "b", "skill": None})
+    other = home.store.ledger.add_signal(
+        "ada", SignalKind.DEMONSTRATION, {"prompt": "a", "answer": "b", "skill": None}
+    )
     theirs = home.fact("bob", "I live in Rome.")
     for each in (removed.id, other.id, theirs.id, "s_nothing"):
         with pytest.raises(NotFound) as caught:
-            home.memory.edit("ada", each, "I live in Paris.") if change == "edit" else home.memory.remove("ada", each)
+            home.memory.edit(
+                "ada", each, "I live in Paris."
+            ) if change == "edit" else home.memory.remove("ada", each)
         assert caught.value.hint
     assert home.memory.items("ada") == ()
     assert [item.text for item in home.memory.items("bob")] == ["I live in Rome."]
@@ -103,11 +111,16 @@ def test_no_user_sees_the_items_of_another(home: Home) -> None:
     assert len(recall.used) == 1
 
 
-def test_a_fact_that_a_later_one_contradicts_does_not_act_and_is_neither_edited_nor_removed(home: Home) -> None:
+def test_a_fact_that_a_later_one_contradicts_does_not_act_and_is_neither_edited_nor_removed(
+    home: Home,
+) -> None:
     asked = ["What is my dog called?"]
     older = home.fact("ada", "My dog is called Biscuit.", questions=asked, answer="Biscuit")
     later = home.fact("ada", "My dog is called Rex.", questions=asked, answer="Rex")
-    for act in (lambda: home.memory.edit("ada", older.id, "It is Bob."), lambda: home.memory.remove("ada", older.id)):
+    for act in (
+        lambda: home.memory.edit("ada", older.id, "It is Bob."),
+        lambda: home.memory.remove("ada", older.id),
+    ):
         with pytest.raises(NotFound, match="acts now"):
             act()
     assert [item.id for item in home.memory.items("ada")] == [later.id]
@@ -142,6 +155,8 @@ def test_a_text_that_cannot_be_an_item_is_refused_by_name(text: object, fault: s
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("text", ["x" * LONGEST_TEXT, "two\nlines\tand a tab", "نحن", "👩‍👩‍👧", "naïve"])
+@pytest.mark.parametrize(
+    "text", ["x" * LONGEST_TEXT, "two\nlines\tand a tab", "نحن", "👩‍👩‍👧", "naïve"]
+)
 def test_any_writing_of_people_is_accepted(text: str) -> None:
     assert check_text(f" {text}\n", what="fact") == text

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from memory_makers import CountingEmbedder, Home, opened, prompt, words
 
 from personalpeft.errors import HomeError
-from personalpeft.memory.embed import HashEmbedder
+from personalpeft.memory.embedder import HashEmbedder
 from personalpeft.memory.items import MOST_FACTS
 from personalpeft.store import open_store
 from personalpeft.types import Message
@@ -36,7 +36,9 @@ def test_items_join_the_apps_own_system_message(home: Home) -> None:
 
 def test_without_a_system_message_the_bases_own_stays_in_front(home: Home) -> None:
     home.rule("ada", "Be brief.")
-    first, last = home.ask("ada", "How do I boil an egg?", system="You are a helpful assistant.").messages
+    first, last = home.ask(
+        "ada", "How do I boil an egg?", system="You are a helpful assistant."
+    ).messages
     assert (first.role, last.role) == ("system", "user")
     assert first.content.startswith("You are a helpful assistant.\n\n")
 
@@ -88,7 +90,9 @@ def test_what_is_added_keeps_the_budget_and_the_marks_for_any_texts(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, opened(Path(folder) / "home") as home:
         home.store.catalog.ensure_user("ada")
-        signals = [home.rule("ada", text) for text in rules] + [home.fact("ada", text) for text in facts]
+        signals = [home.rule("ada", text) for text in rules] + [
+            home.fact("ada", text) for text in facts
+        ]
         messages = (Message("system", "S"), Message("user", said))
         recall = home.memory.recall("ada", messages, budget_tokens=budget, count=len)
         added = recall.messages[0].content.removeprefix("S")
@@ -96,7 +100,9 @@ def test_what_is_added_keeps_the_budget_and_the_marks_for_any_texts(
         assert set(recall.used) <= {signal.id for signal in signals}
         assert bool(added) == bool(recall.used)
         assert len(added) <= max(budget, 0)
-        assert sum(1 for line in added.splitlines() if ITEM_LINE.fullmatch(line)) == len(recall.used)
+        assert sum(1 for line in added.splitlines() if ITEM_LINE.fullmatch(line)) == len(
+            recall.used
+        )
 
 
 def test_a_short_budget_keeps_the_newest_rules_in_the_order_they_were_said(home: Home) -> None:
@@ -178,9 +184,10 @@ def test_each_fact_is_embedded_once_for_all_chats(tmp_path: Path) -> None:
             home.ask("ada", "What is my dog called?")
         home.fact("ada", "I live in Ghent.")
         home.ask("ada", "What is my dog called?")
-    assert [embedder.asked.count(text) for text in ("My dog is called Biscuit.", "Who barks?", "I live in Ghent.")] == [
-        1
-    ] * 3
+    assert [
+        embedder.asked.count(text)
+        for text in ("My dog is called Biscuit.", "Who barks?", "I live in Ghent.")
+    ] == [1] * 3
 
 
 def test_vectors_of_another_model_or_size_are_made_anew(home: Home) -> None:
@@ -208,18 +215,29 @@ def test_messages_are_not_written_to(home: Home) -> None:
     assert said == before
 
 
-def test_the_fake_embedder_gives_unit_vectors_by_shared_words_and_is_the_same_in_every_process() -> None:
-    rows = HashEmbedder().embed(["My dog is called Biscuit.", "what is MY dog called?", "Where do bees sleep?", ""])
+def test_the_fake_embedder_gives_unit_vectors_by_shared_words_and_is_the_same_in_every_process() -> (
+    None
+):
+    rows = HashEmbedder().embed(
+        ["My dog is called Biscuit.", "what is MY dog called?", "Where do bees sleep?", ""]
+    )
     assert (rows @ rows.T).diagonal() == pytest.approx([1, 1, 1, 1], abs=1e-5)
     assert rows[0] @ rows[1] > HashEmbedder().near > rows[0] @ rows[2]
-    code = "from personalpeft.memory.embed import HashEmbedder as H; print(H().embed(['one two']).tobytes().hex())"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    code = "from personalpeft.memory.embedder import HashEmbedder as H; print(H().embed(['one two']).tobytes().hex())"
+    other = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
     assert other == HashEmbedder().embed(["one two"]).tobytes().hex()
 
 
 def test_importing_memory_loads_no_heavy_library() -> None:
     code = (
-        "import sys, personalpeft.memory.items, personalpeft.memory.embed as e; e.MiniLM();"
+        "import sys, personalpeft.memory.items, personalpeft.memory.embedder as e; e.MiniLM();"
         "print([m for m in ('torch', 'transformers', 'sentence_transformers') if m in sys.modules])"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )

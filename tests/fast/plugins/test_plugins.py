@@ -60,7 +60,9 @@ Declare = Callable[..., None]
 def declare(monkeypatch: pytest.MonkeyPatch) -> Declare:
     """Declares entry points of this module, as installed distributions would."""
     entries: list[EntryPoint] = []
-    monkeypatch.setattr(house, "entry_points", lambda group: [each for each in entries if each.group == group])
+    monkeypatch.setattr(
+        house, "entry_points", lambda group: [each for each in entries if each.group == group]
+    )
 
     def add(name: str, what: str, group: str = VERIFIERS) -> None:
         entries.append(EntryPoint(name, f"{__name__}:{what}", group))
@@ -84,7 +86,9 @@ def test_an_object_does_as_well_as_a_name() -> None:
     assert Plugins().shaping(Flat()).name.endswith("Flat")
 
 
-def test_nothing_is_loaded_before_it_is_asked_for_and_one_that_cannot_be_spoils_no_other(declare: Declare) -> None:
+def test_nothing_is_loaded_before_it_is_asked_for_and_one_that_cannot_be_spoils_no_other(
+    declare: Declare,
+) -> None:
     declare("gone", "nowhere.to.be.found")
     declare("yes", "Yes")
     assert Plugins().names(VERIFIERS) == ("gone", "yes")
@@ -128,20 +132,38 @@ def test_two_of_one_name_are_told_apart_by_nobody(declare: Declare) -> None:
 @pytest.mark.parametrize(
     ("act", "words"),
     [
-        (lambda: Plugins().verifier("broken"), "verifier broken could not be loaded: RuntimeError: the model of"),
-        (lambda: Plugins().verifier("not-one"), "verifier not-one is a NotOne, which has not all that"),
+        (
+            lambda: Plugins().verifier("broken"),
+            "verifier broken could not be loaded: RuntimeError: the model of",
+        ),
+        (
+            lambda: Plugins().verifier("not-one"),
+            "verifier not-one is a NotOne, which has not all that",
+        ),
         (lambda: Plugins().verifier(NotOne()), "NotOne"),  # type: ignore[arg-type]
         (lambda: Plugins().shaping(NotOne()), "NotOne"),  # type: ignore[arg-type]
         (lambda: Plugins().verifier(Yes(tasks=["yes"])).tasks(1, 1), "gave 'yes' for a task"),
         (lambda: Plugins().verifier(Yes(tasks=[Task("x", " ", {})])).tasks(1, 1), "for a task"),
         (lambda: Plugins().verifier(Yes(tasks=None)).tasks(1, 1), "could not set tasks: TypeError"),
-        (lambda: Plugins().verifier(Yes(said=broken)).verify(TASK, ""), "could not judge a reply to one: RuntimeError"),
+        (
+            lambda: Plugins().verifier(Yes(said=broken)).verify(TASK, ""),
+            "could not judge a reply to one: RuntimeError",
+        ),
         (lambda: Plugins().verifier(Yes(said=2.0)).verify(TASK, ""), "not a number from 0 to 1"),
-        (lambda: Plugins().verifier(Yes(said=float("nan"))).verify(TASK, ""), "not a number from 0 to 1"),
+        (
+            lambda: Plugins().verifier(Yes(said=float("nan"))).verify(TASK, ""),
+            "not a number from 0 to 1",
+        ),
         (lambda: Plugins().verifier(Yes(said="good")).verify(TASK, ""), "not a number from 0 to 1"),
-        (lambda: Plugins().verifier(Yes(said={"brief": 1.0})).verify(TASK, ""), "not a number from 0 to 1"),
+        (
+            lambda: Plugins().verifier(Yes(said={"brief": 1.0})).verify(TASK, ""),
+            "not a number from 0 to 1",
+        ),
         (lambda: Plugins().shaping(Flat([1.0])).shape([], 0.0), "for 0 attempts"),
-        (lambda: Plugins().shaping(Flat([float("inf")])).shape([Attempt(0, False, 1)], 0.0), "for 1 attempts"),
+        (
+            lambda: Plugins().shaping(Flat([float("inf")])).shape([Attempt(0, False, 1)], 0.0),
+            "for 1 attempts",
+        ),
     ],
 )
 def test_whatever_a_plugin_does_wrong_is_said_as_its_fault_in_one_line(
@@ -169,4 +191,7 @@ def test_an_error_of_this_package_passes_as_it_is(declare: Declare) -> None:
 def test_the_same_task_twice_counts_once_and_no_more_come_than_were_asked_for() -> None:
     many = [Task(str(n), f"Say {n % 3}.", {}) for n in range(9)]
     assert Plugins().verifier(Yes()).tasks(1, 9) == (TASK,)
-    assert [t.prompt for t in Plugins().verifier(Yes(tasks=many)).tasks(1, 2)] == ["Say 0.", "Say 1."]
+    assert [t.prompt for t in Plugins().verifier(Yes(tasks=many)).tasks(1, 2)] == [
+        "Say 0.",
+        "Say 1.",
+    ]

@@ -10,7 +10,9 @@ from personalpeft import InvalidInput, NotFound
 from personalpeft.plugins import VERIFIERS, Plugins, Verifying
 
 
-@pytest.fixture(params=[("sums", ""), ("sums", "2"), ("reasoning-gym", "chain_sum,max_terms=2,max_digits=1")])
+@pytest.fixture(
+    params=[("sums", ""), ("sums", "2"), ("reasoning-gym", "chain_sum,max_terms=2,max_digits=1")]
+)
 def verifying(request: pytest.FixtureRequest) -> Verifying:
     name, family = request.param
     if name == "reasoning-gym":
@@ -22,7 +24,9 @@ def test_what_ships_is_installed_as_plugins_are() -> None:
     assert {"sums", "reasoning-gym"} <= set(Plugins().names(VERIFIERS))
 
 
-def test_the_right_answer_passes_bare_or_in_a_sentence_and_a_wrong_one_does_not(verifying: Verifying) -> None:
+def test_the_right_answer_passes_bare_or_in_a_sentence_and_a_wrong_one_does_not(
+    verifying: Verifying,
+) -> None:
     for task in verifying.tasks(7, 20):
         answer = str(task.about["answer"])
         assert verifying.verify(task, answer)["right"] == 1.0

@@ -81,7 +81,9 @@ def test_streams_that_were_begun_are_written_side_by_side(tmp_path: Path) -> Non
         for stream in streams:
             stream.begin()
         texts = ["".join(stream) for stream in reversed(streams)]
-        assert texts == [ada.chat("hello", temperature=1, seed=seed).text for seed in reversed(range(4))]
+        assert texts == [
+            ada.chat("hello", temperature=1, seed=seed).text for seed in reversed(range(4))
+        ]
 
 
 def test_what_finds_no_room_is_refused_before_it_begins(tmp_path: Path) -> None:

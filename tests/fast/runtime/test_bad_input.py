@@ -61,7 +61,9 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
         yield Lived(home, runtime, ada, bo)
 
 
-def refused(lived: Lived, act: Callable[[], object], error: type[PersonalPeftError], *words: str) -> PersonalPeftError:
+def refused(
+    lived: Lived, act: Callable[[], object], error: type[PersonalPeftError], *words: str
+) -> PersonalPeftError:
     """Does it, and looks at the error and at the home."""
     with nothing_changes(lived.home), pytest.raises(error) as raised:
         act()
@@ -94,12 +96,17 @@ PROMPTS: list[tuple[Any, str]] = [
     ([Message("robot", "x"), Message("user", "x")], "Message 1"),  # type: ignore[arg-type]
     ([Message("user", 5)], "Message 1"),  # type: ignore[arg-type]
     ([{"role": "system", "content": "a\0b"}, {"role": "user", "content": "x"}], "message 1"),
-    ([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "last message is the assistant's"),
+    (
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}],
+        "last message is the assistant's",
+    ),
     ([{"role": "user", "content": " "}], "prompt is empty"),
 ]
 
 
-@pytest.mark.parametrize(("prompt", "words"), PROMPTS, ids=[repr(prompt)[:30] for prompt, _ in PROMPTS])
+@pytest.mark.parametrize(
+    ("prompt", "words"), PROMPTS, ids=[repr(prompt)[:30] for prompt, _ in PROMPTS]
+)
 def test_a_prompt_that_says_nothing_or_is_none(lived: Lived, prompt: Any, words: str) -> None:
     refused(lived, lambda: lived.ada.chat(prompt), InvalidInput, words)
     refused(lived, lambda: lived.ada.stream(prompt), InvalidInput, words)
@@ -130,52 +137,82 @@ def test_a_number_out_of_range(lived: Lived, more: dict[str, Any], words: str) -
 
 def test_a_prompt_beyond_the_context_says_by_how_much(lived: Lived) -> None:
     whole = lived.ada._parts.engine().backend.base.card.context
-    long = refused(lived, lambda: lived.ada.chat("x" * whole, max_tokens=10, memory=False), PromptTooLong)
-    over = re.search(r"has (\d+) tokens; with 10 for the reply that is (\d+) more than the (\d+)", long.message)
+    long = refused(
+        lived, lambda: lived.ada.chat("x" * whole, max_tokens=10, memory=False), PromptTooLong
+    )
+    over = re.search(
+        r"has (\d+) tokens; with 10 for the reply that is (\d+) more than the (\d+)", long.message
+    )
     assert over
     tokens, more, context = map(int, over.groups())
     assert (context, tokens + 10 - context) == (whole, more)
     refused(lived, lambda: lived.ada.chat("hello", max_tokens=10**9), PromptTooLong)
 
 
-def test_a_prompt_that_fits_still_fits_with_all_that_memory_adds(lived: Lived, tmp_path: Path) -> None:
+def test_a_prompt_that_fits_still_fits_with_all_that_memory_adds(
+    lived: Lived, tmp_path: Path
+) -> None:
     with opened(tmp_path / "home") as runtime:
         ada = runtime.user("ada")
         for n in range(60):
-            ada.remember(f"Fact {n}: my dog number {n} is called Biscuit and likes long walks by the sea.")
+            ada.remember(
+                f"Fact {n}: my dog number {n} is called Biscuit and likes long walks by the sea."
+            )
             if n < 20:
                 ada.feedback(
-                    ask(ada, f"question {n}"), comment=f"Rule {n}: be brief and kind and clear in all you say."
+                    ask(ada, f"question {n}"),
+                    comment=f"Rule {n}: be brief and kind and clear in all you say.",
                 )
         assert ask(ada, "What is my dog called?").usage.prompt_tokens < 4096
 
 
-@pytest.mark.parametrize("layers", [["memory"], ["styl"], "style", ["style", "skill.none"], ["../x"], [5]])
+@pytest.mark.parametrize(
+    "layers", [["memory"], ["styl"], "style", ["style", "skill.none"], ["../x"], [5]]
+)
 def test_a_layer_that_is_not_there(lived: Lived, layers: Any) -> None:
     with nothing_changes(lived.home), pytest.raises((NotFound, InvalidInput)) as raised:
         lived.ada.chat("hello", layers=layers)
     assert raised.value.hint
 
 
-UNKNOWN = ["turn_", "turn_zzz", "nonsense", "", "%", "_", "turn\0x", "' or 1=1 --", "\ud800", "x" * 300]
+UNKNOWN = [
+    "turn_",
+    "turn_zzz",
+    "nonsense",
+    "",
+    "%",
+    "_",
+    "turn\0x",
+    "' or 1=1 --",
+    "\ud800",
+    "x" * 300,
+]
 
 
 @pytest.mark.parametrize("turn", UNKNOWN, ids=ascii)
 def test_an_unknown_turn(lived: Lived, turn: str) -> None:
-    for act in (lambda: lived.ada.feedback(turn, rating=1), lambda: lived.ada.why(turn), lambda: lived.ada.turn(turn)):
+    for act in (
+        lambda: lived.ada.feedback(turn, rating=1),
+        lambda: lived.ada.why(turn),
+        lambda: lived.ada.turn(turn),
+    ):
         with nothing_changes(lived.home), pytest.raises((NotFound, InvalidInput)) as raised:
             act()
         assert raised.value.hint
 
 
 @pytest.mark.parametrize("turn", ["turn_", "", "%", "_"])
-def test_the_beginning_of_an_id_must_be_an_id_even_where_there_is_one_turn_alone(lived: Lived, turn: str) -> None:
+def test_the_beginning_of_an_id_must_be_an_id_even_where_there_is_one_turn_alone(
+    lived: Lived, turn: str
+) -> None:
     with nothing_changes(lived.home), pytest.raises((NotFound, InvalidInput)):
         lived.bo.feedback(turn, rating=1)
 
 
 @pytest.mark.parametrize(
-    "turn", [None, 5, b"turn_1", object(), ["last"]], ids=["none", "number", "bytes", "object", "list"]
+    "turn",
+    [None, 5, b"turn_1", object(), ["last"]],
+    ids=["none", "number", "bytes", "object", "list"],
 )
 def test_what_is_no_reply_at_all(lived: Lived, turn: Any) -> None:
     with nothing_changes(lived.home), pytest.raises((NotFound, InvalidInput)):
@@ -185,7 +222,11 @@ def test_what_is_no_reply_at_all(lived: Lived, turn: Any) -> None:
 def test_a_turn_of_a_user_who_has_none(lived: Lived, tmp_path: Path) -> None:
     with opened(tmp_path / "home") as runtime:
         nobody = runtime.user("nobody")
-        for act in (lambda: nobody.turn("last"), lambda: nobody.why("last"), lambda: nobody.rollback("style")):
+        for act in (
+            lambda: nobody.turn("last"),
+            lambda: nobody.why("last"),
+            lambda: nobody.rollback("style"),
+        ):
             with nothing_changes(tmp_path / "home"), pytest.raises(NotFound) as raised:
                 act()
             assert raised.value.hint
@@ -212,7 +253,9 @@ def test_a_turn_of_a_user_who_has_none(lived: Lived, tmp_path: Path) -> None:
         ({"comment": 5}, "comment"),
     ],
 )
-def test_feedback_that_says_nothing_or_too_much(lived: Lived, said: dict[str, Any], words: str) -> None:
+def test_feedback_that_says_nothing_or_too_much(
+    lived: Lived, said: dict[str, Any], words: str
+) -> None:
     refused(lived, lambda: lived.ada.feedback("last", **said), InvalidInput, words)
 
 
@@ -220,7 +263,12 @@ def test_feedback_that_says_nothing_or_too_much(lived: Lived, said: dict[str, An
 def test_an_edit_that_changes_nothing(lived: Lived, what: str) -> None:
     same = lived.ada.turn("last").reply
     for text in (same, f" {same}\n"):
-        refused(lived, lambda text=text: lived.ada.feedback("last", **{what: text}), InvalidInput, "reply as it is")
+        refused(
+            lived,
+            lambda text=text: lived.ada.feedback("last", **{what: text}),
+            InvalidInput,
+            "reply as it is",
+        )
 
 
 def test_feedback_on_another_users_turn(lived: Lived) -> None:
@@ -261,7 +309,9 @@ def test_feedback_on_another_users_turn(lived: Lived) -> None:
         (lambda ada: ada.compare("Hello there").choose([]), "no answer []"),
     ],
 )
-def test_other_things_that_cannot_be(lived: Lived, act: Callable[[User], object], words: str) -> None:
+def test_other_things_that_cannot_be(
+    lived: Lived, act: Callable[[User], object], words: str
+) -> None:
     refused(lived, lambda: act(lived.ada), InvalidInput, words)
 
 
@@ -288,9 +338,17 @@ def test_what_is_not_there(lived: Lived, act: Callable[[User], object]) -> None:
 def test_the_nearest_is_named(lived: Lived) -> None:
     revision = lived.ada.revisions()[0].id
     wrong = revision[:-1] + ("0" if revision[-1] != "0" else "1")
-    assert revision in refused(lived, lambda: lived.ada.rollback("style", wrong), NotFound, wrong).hint
-    assert "'ada'" in refused(lived, lambda: lived.runtime.user("adda", create=False), NotFound, "adda").hint
-    assert "style" in refused(lived, lambda: lived.ada.revisions("skill.styl"), NotFound, "skill.styl").hint
+    assert (
+        revision in refused(lived, lambda: lived.ada.rollback("style", wrong), NotFound, wrong).hint
+    )
+    assert (
+        "'ada'"
+        in refused(lived, lambda: lived.runtime.user("adda", create=False), NotFound, "adda").hint
+    )
+    assert (
+        "style"
+        in refused(lived, lambda: lived.ada.revisions("skill.styl"), NotFound, "skill.styl").hint
+    )
     turn = lived.ada.turn("last").id
     wrong = turn[:-1] + ("0" if turn[-1] != "0" else "1")
     assert turn in refused(lived, lambda: lived.ada.why(wrong), NotFound, wrong).hint
@@ -356,9 +414,16 @@ def test_a_user_id_is_text(lived: Lived, name: Any) -> None:
 
 @pytest.mark.parametrize(
     ("users", "words"),
-    [("bo", "no list"), (None, "no list"), (["ada", "ada"], "twice"), (iter(["ada", "ada"]), "twice")],
+    [
+        ("bo", "no list"),
+        (None, "no list"),
+        (["ada", "ada"], "twice"),
+        (iter(["ada", "ada"]), "twice"),
+    ],
 )
-def test_who_learns_together_is_a_list_of_different_people(lived: Lived, users: Any, words: str) -> None:
+def test_who_learns_together_is_a_list_of_different_people(
+    lived: Lived, users: Any, words: str
+) -> None:
     refused(lived, lambda: lived.runtime.learn_many(users), InvalidInput, words)
 
 
@@ -417,7 +482,11 @@ def test_a_recipe_with_a_mistake_is_refused_before_anything_is_learned(
     tmp_path: Path, line: str, tiny_base: object
 ) -> None:
     card, key = quick_card(tmp_path), line.partition(" ")[0]
-    kept = [each for each in card.read_text().splitlines() if not each.startswith(f"{key} ") or key == "targets"]
+    kept = [
+        each
+        for each in card.read_text().splitlines()
+        if not each.startswith(f"{key} ") or key == "targets"
+    ]
     card.write_text("\n".join([*kept, line]) + "\n")
     # A card's own mistakes are found when it is opened, those against the base when the base is there.
     if key == "learning_rate":
@@ -447,7 +516,10 @@ def test_margins_with_a_mistake_are_refused_before_anything_is_learned(
         ada = runtime.user("ada")
         for n in range(5):
             ada.teach(f"question {n}", "Ahoy!")
-        with nothing_changes(tmp_path / "home"), pytest.raises(CardError, match=line.partition(" ")[0]) as raised:
+        with (
+            nothing_changes(tmp_path / "home"),
+            pytest.raises(CardError, match=line.partition(" ")[0]) as raised,
+        ):
             ada.learn()
         assert hint in raised.value.hint
 
@@ -471,7 +543,10 @@ def test_weights_that_are_missing_are_told_when_they_are_first_needed(tmp_path: 
     )
     with opened(tmp_path / "home", card) as runtime:
         ada = runtime.user("ada")
-        with nothing_changes(tmp_path / "home"), pytest.raises(WeightsError, match="not-there") as raised:
+        with (
+            nothing_changes(tmp_path / "home"),
+            pytest.raises(WeightsError, match="not-there") as raised,
+        ):
             ada.chat("hello")
         assert raised.value.hint
 
@@ -497,7 +572,9 @@ def test_a_home_of_a_newer_version_is_left_alone(lived: Lived, tmp_path: Path) -
     shutil.copytree(lived.home, copy)
     with sqlite3.connect(copy / "personalpeft.db") as db:
         (version,) = db.execute("pragma user_version").fetchone()
-        tables = {name for (name,) in db.execute("select name from sqlite_master where type = 'table'")}
+        tables = {
+            name for (name,) in db.execute("select name from sqlite_master where type = 'table'")
+        }
         if version:
             db.execute(f"pragma user_version = {version + 1000}")
         else:
@@ -549,11 +626,15 @@ def test_a_folder_that_is_no_adapter_for_this_base(lived: Lived, tmp_path: Path)
     empty = tmp_path / "empty"
     empty.mkdir()
     for folder in (empty, tmp_path / "none", lived.home):
-        refused(lived, lambda folder=folder: lived.ada.import_peft(folder), AdapterError, folder.name)
+        refused(
+            lived, lambda folder=folder: lived.ada.import_peft(folder), AdapterError, folder.name
+        )
     refused(lived, lambda: lived.ada.import_peft(empty, layer="Style"), InvalidId, "'Style'")
 
 
-def test_a_folder_that_has_something_in_it_is_not_written_over(lived: Lived, tmp_path: Path) -> None:
+def test_a_folder_that_has_something_in_it_is_not_written_over(
+    lived: Lived, tmp_path: Path
+) -> None:
     (tmp_path / "letter.txt").write_text("mine")
     refused(lived, lambda: lived.ada.export_peft(tmp_path), InvalidInput, tmp_path.name)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]

@@ -23,7 +23,9 @@ def ada(home: Path) -> Iterator[User]:
         yield ada
 
 
-def test_the_answers_are_those_of_the_two_revisions_and_say_nothing_of_whose_they_are(ada: User, home: Path) -> None:
+def test_the_answers_are_those_of_the_two_revisions_and_say_nothing_of_whose_they_are(
+    ada: User, home: Path
+) -> None:
     head = ada.stack().entries[0].revision
     with nothing_changes(home):
         comparison = ada.compare(PROMPT)
@@ -36,7 +38,10 @@ def test_the_answers_are_those_of_the_two_revisions_and_say_nothing_of_whose_the
 
 
 def test_the_order_is_drawn_by_chance(ada: User) -> None:
-    assert {ada.compare(PROMPT).answers[0].revision for _ in range(20)} == {"base", ada.stack().entries[0].revision}
+    assert {ada.compare(PROMPT).answers[0].revision for _ in range(20)} == {
+        "base",
+        ada.stack().entries[0].revision,
+    }
 
 
 @pytest.mark.parametrize("by", ["number", "name"])
@@ -46,20 +51,33 @@ def test_a_choice_is_a_preference_against_the_other_answer(ada: User, by: str) -
     choice = comparison.choose(1 if by == "number" else chosen.name)
     assert (choice.chosen, choice.other) == (chosen.revision, other.revision)
     signal = ada.signals()[-1]
-    assert (signal.id, signal.kind, signal.turn) == (choice.signal, SignalKind.PREFERENCE, choice.turn)
+    assert (signal.id, signal.kind, signal.turn) == (
+        choice.signal,
+        SignalKind.PREFERENCE,
+        choice.turn,
+    )
     assert signal.payload == {"text": chosen.text, "revision": chosen.revision, "layer": "style"}
     turn = ada.turn(choice.turn)
     assert (turn.reply, turn.stack) == (other.text, other.stack)
-    assert [part.revision.id for part in ada.why(turn).parts] == [e.revision for e in other.stack.entries]
+    assert [part.revision.id for part in ada.why(turn).parts] == [
+        e.revision for e in other.stack.entries
+    ]
 
 
 def test_a_choice_takes_no_answers_place_that_the_person_wrote(ada: User) -> None:
     """Of two answers of the model the better one may be far from what was wanted, and that was said."""
-    (own,) = (each for each in ada.lessons() if ada.turn(str(each.signal.turn)).messages[-1].content == "question 1")
+    (own,) = (
+        each
+        for each in ada.lessons()
+        if ada.turn(str(each.signal.turn)).messages[-1].content == "question 1"
+    )
     choice = ada.compare("question 1").choose(1)
     told = {account.signal.id: account for account in ada.lessons()}
     assert told[own.signal.id] == own
-    assert (told[choice.signal].place, told[choice.signal].why) == ("kept", "the edit of the same request says more")
+    assert (told[choice.signal].place, told[choice.signal].why) == (
+        "kept",
+        "the edit of the same request says more",
+    )
     # The later choice counts among choices, and what is written later counts more than any.
     first, second = (ada.compare(PROMPT).choose(number).signal for number in (1, 2))
     kept = {account.signal.id: account.place for account in ada.lessons()}
@@ -75,7 +93,9 @@ def test_the_two_stand_side_by_side(ada: User) -> None:
     assert (prompt, empty) == (f"> {PROMPT}", "")
     one, two = comparison.answers
     assert head.split(" | ") == [f"1 ({one.name})".ljust(46), f"2 ({two.name})"]
-    left, right = (" ".join(row.split("|")[side].strip() for row in rows if "|" in row) for side in (0, 1))
+    left, right = (
+        " ".join(row.split("|")[side].strip() for row in rows if "|" in row) for side in (0, 1)
+    )
     assert left.split() == one.text.split()
     assert right.split() == two.text.split()
     assert max(map(len, rows)) <= 96

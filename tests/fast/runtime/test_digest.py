@@ -56,7 +56,11 @@ def test_it_reads_well_and_its_json_has_all_of_it(ada: User) -> None:
     undo = "undo: personalpeft rollback style --to base --user ada"
     assert undo in text
     (told,) = data["reports"]
-    assert (told["undo"], told["revision"], told["reason"]) == (undo, report.revision, report.reason)
+    assert (told["undo"], told["revision"], told["reason"]) == (
+        undo,
+        report.revision,
+        report.reason,
+    )
     assert told["examples"]
     assert told["sources"]
 
@@ -71,7 +75,9 @@ def test_each_learn_of_a_while_says_how_to_undo_it(ada: User, time: Time) -> Non
     ada.rollback("style", None)
     ada.rollback("style", second.revision)
     ada.rollback("style", first.revision)
-    assert [bool(report["undo"]) for report in ada.digest(timedelta(days=3)).as_json()["reports"]] == [True, False]
+    assert [
+        bool(report["undo"]) for report in ada.digest(timedelta(days=3)).as_json()["reports"]
+    ] == [True, False]
 
 
 def test_what_is_not_live_any_more_has_nothing_to_undo(ada: User) -> None:
@@ -81,7 +87,10 @@ def test_what_is_not_live_any_more_has_nothing_to_undo(ada: User) -> None:
     assert "undo" not in str(ada.digest())
 
 
-@pytest.mark.parametrize("since", [datetime(2026, 1, 1), timedelta(days=-1), timedelta(days=999_999_999)])  # noqa: DTZ001
+@pytest.mark.parametrize(
+    "since",
+    [datetime(2026, 1, 1), timedelta(days=-1), timedelta(days=999_999_999)],  # noqa: DTZ001
+)
 def test_a_while_that_makes_no_sense_is_refused(ada: User, since: datetime | timedelta) -> None:
     with pytest.raises(InvalidInput) as wrong:
         ada.digest(since)

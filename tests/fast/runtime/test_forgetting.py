@@ -37,14 +37,20 @@ def lived(user: User, *, said: bool) -> str:
             item = user.feedback(reply, edit=style(f"{SECRET} sleeps here."))
         elif number != 2:
             user.feedback(reply, edit=style(f"Answer {number}."))
-    user.remember("My dog is called Biscuit.", questions=["What is my dog called?", "My dog?"], answer="Biscuit")
+    user.remember(
+        "My dog is called Biscuit.",
+        questions=["What is my dog called?", "My dog?"],
+        answer="Biscuit",
+    )
     for number in range(5):
         user.teach(f"Write to {number}.", f"Dear {number}", skill="email")
     user.learn()
     return item
 
 
-def test_what_is_live_is_what_somebody_who_never_said_it_has(tmp_path: Path, base: str | Path) -> None:
+def test_what_is_live_is_what_somebody_who_never_said_it_has(
+    tmp_path: Path, base: str | Path
+) -> None:
     stacks: list[Stack] = []
     for said in (True, False):
         home = tmp_path / f"said-{said}"
@@ -88,7 +94,9 @@ def learned(ada: User) -> tuple[User, str]:
     return ada, lived(ada, said=True)
 
 
-def test_the_report_reads_well_and_says_what_was_done(home: Path, learned: tuple[User, str]) -> None:
+def test_the_report_reads_well_and_says_what_was_done(
+    home: Path, learned: tuple[User, str]
+) -> None:
     ada, item = learned
     heard: list[str] = []
     report = ada.forget(item, progress=lambda stage, done: heard.append(stage))
@@ -101,7 +109,9 @@ def test_the_report_reads_well_and_says_what_was_done(home: Path, learned: tuple
     assert list(dict.fromkeys(heard))[:2] == ["Reading", "Destroying"]
 
 
-def test_it_says_that_it_was_forgotten_and_not_that_it_is_unknown(learned: tuple[User, str]) -> None:
+def test_it_says_that_it_was_forgotten_and_not_that_it_is_unknown(
+    learned: tuple[User, str],
+) -> None:
     ada, item = learned
     report = ada.forget(item)
     for ask_for in (
@@ -128,7 +138,11 @@ def test_a_dry_run_says_the_same_and_does_nothing(home: Path, learned: tuple[Use
     with nothing_changes(home):
         would = ada.forget(item, dry_run=True)
     done = ada.forget(item, rebuild=False)
-    assert (would.signals, would.revisions, would.emptied) == (done.signals, done.revisions, done.emptied)
+    assert (would.signals, would.revisions, would.emptied) == (
+        done.signals,
+        done.revisions,
+        done.emptied,
+    )
 
 
 def test_without_building_the_next_learn_builds_it(learned: tuple[User, str]) -> None:
@@ -141,10 +155,15 @@ def test_without_building_the_next_learn_builds_it(learned: tuple[User, str]) ->
 
 
 def test_where_no_lesson_is_left_the_layer_is_the_base(ada: User) -> None:
-    item = ada.remember("My dog is called Biscuit.", questions=["What is my dog called?"], answer="Biscuit")
+    item = ada.remember(
+        "My dog is called Biscuit.", questions=["What is my dog called?"], answer="Biscuit"
+    )
     assert ada.learn().live
     report = ada.forget(item)
-    assert (report.heads, dict(report.waiting)) == ({"memory": None}, {"memory": "no lesson for it is left"})
+    assert (report.heads, dict(report.waiting)) == (
+        {"memory": None},
+        {"memory": "no lesson for it is left"},
+    )
     assert ada.stack().entries == ()
     assert ada.items() == ()
 
@@ -154,7 +173,9 @@ def test_stopping_it_leaves_nothing_of_it_live(home: Path, learned: tuple[User, 
     with nothing_changes(home), pytest.raises(Cancelled):
         ada.forget(item, cancelled=lambda: True)
     seen: list[str] = []
-    report = ada.forget(item, progress=lambda stage, done: seen.append(stage), cancelled=lambda: "Learning" in seen)
+    report = ada.forget(
+        item, progress=lambda stage, done: seen.append(stage), cancelled=lambda: "Learning" in seen
+    )
     assert report.waiting
     assert holds(home) == []
     ada.learn()
@@ -183,7 +204,9 @@ def test_a_turn_goes_with_all_that_was_said_of_it_and_out_of_the_conversation_th
     assert report.turns == (first.turn_id,)
     assert set(report.emptied) == {second.turn_id, third.turn_id}
     assert holds(home) == []
-    assert [(turn.messages[-1].content, len(turn.messages), bool(turn.reply)) for turn in ada.turns()] == [
+    assert [
+        (turn.messages[-1].content, len(turn.messages), bool(turn.reply)) for turn in ada.turns()
+    ] == [
         ("What is two and two?", 1, True),
         ("Bye now.", 1, False),
         ("And my cat?", 1, False),
@@ -207,7 +230,9 @@ def test_replies_that_had_a_fact_in_the_prompt_are_emptied(home: Path, ada: User
     assert holds(home) == []
 
 
-def test_a_reply_in_flight_of_a_destroyed_revision_is_never_kept(home: Path, learned: tuple[User, str]) -> None:
+def test_a_reply_in_flight_of_a_destroyed_revision_is_never_kept(
+    home: Path, learned: tuple[User, str]
+) -> None:
     ada, item = learned
     stream = ada.stream("Write to 7.", layers=["style", "skill.email"])
     next(stream)
@@ -223,7 +248,9 @@ def test_a_reply_in_flight_of_a_destroyed_revision_is_never_kept(home: Path, lea
     assert ada.turn(ask(ada, "Write to 7."))
 
 
-def test_a_reply_in_flight_that_is_closed_after_forgetting_is_not_kept(learned: tuple[User, str]) -> None:
+def test_a_reply_in_flight_that_is_closed_after_forgetting_is_not_kept(
+    learned: tuple[User, str],
+) -> None:
     ada, item = learned
     stream = ada.stream("Write to 7.")
     next(stream)
@@ -233,10 +260,16 @@ def test_a_reply_in_flight_that_is_closed_after_forgetting_is_not_kept(learned: 
     assert ada.turns() == before
 
 
-def test_a_reply_in_flight_in_a_conversation_with_a_forgotten_turn_is_not_kept(home: Path, ada: User) -> None:
+def test_a_reply_in_flight_in_a_conversation_with_a_forgotten_turn_is_not_kept(
+    home: Path, ada: User
+) -> None:
     first = ask(ada, f"I live in {SECRET}.")
     stream = ada.stream(
-        [Message("user", f"I live in {SECRET}."), Message("assistant", first.text), Message("user", "And now?")]
+        [
+            Message("user", f"I live in {SECRET}."),
+            Message("assistant", first.text),
+            Message("user", "And now?"),
+        ]
     )
     next(stream)
     ada.forget(first.turn_id)
@@ -246,7 +279,9 @@ def test_a_reply_in_flight_in_a_conversation_with_a_forgotten_turn_is_not_kept(h
     assert holds(home) == []
 
 
-def test_a_reply_in_flight_in_another_program_is_not_kept(home: Path, learned: tuple[User, str]) -> None:
+def test_a_reply_in_flight_in_another_program_is_not_kept(
+    home: Path, learned: tuple[User, str]
+) -> None:
     ada, item = learned
     with opened(home) as elsewhere:
         stream = elsewhere.user("ada").stream("Write to 7.")
@@ -257,7 +292,9 @@ def test_a_reply_in_flight_in_another_program_is_not_kept(home: Path, learned: t
     assert holds(home) == []
 
 
-def test_a_reply_in_flight_of_another_user_is_kept(runtime: Runtime, learned: tuple[User, str]) -> None:
+def test_a_reply_in_flight_of_another_user_is_kept(
+    runtime: Runtime, learned: tuple[User, str]
+) -> None:
     ada, item = learned
     stream = runtime.user("bob").stream("Write to 7.")
     next(stream)
@@ -266,7 +303,9 @@ def test_a_reply_in_flight_of_another_user_is_kept(runtime: Runtime, learned: tu
     assert runtime.user("bob").turns()[0].id == stream.reply.turn_id
 
 
-def test_what_was_compared_before_a_forgetting_is_not_kept(home: Path, learned: tuple[User, str]) -> None:
+def test_what_was_compared_before_a_forgetting_is_not_kept(
+    home: Path, learned: tuple[User, str]
+) -> None:
     ada, item = learned
     comparison = ada.compare("question 2", "live", "base", layer="style")
     ada.forget(item, rebuild=False)
@@ -305,21 +344,40 @@ def test_what_says_the_same_elsewhere_stands_and_is_named(ada: User) -> None:
     assert told.turn_id in str(report)
 
 
-def test_nothing_of_anybody_else_changes(home: Path, runtime: Runtime, learned: tuple[User, str]) -> None:
+def test_nothing_of_anybody_else_changes(
+    home: Path, runtime: Runtime, learned: tuple[User, str]
+) -> None:
     ada, item = learned
     bob = runtime.user("bob")
     lived(bob, said=True)
-    before = (bob.turns(), bob.signals(), bob.revisions(), bob.reports(), bob.history(), bob.stack(), bob.lessons())
+    before = (
+        bob.turns(),
+        bob.signals(),
+        bob.revisions(),
+        bob.reports(),
+        bob.history(),
+        bob.stack(),
+        bob.lessons(),
+    )
     answer = ask(bob, "hello", memory=False).text
     report = ada.forget(item)
     assert ask(bob, "hello", memory=False).text == answer
     assert bob.turns()[2:] == before[0]
-    assert (bob.signals(), bob.revisions(), bob.reports(), bob.history(), bob.stack(), bob.lessons()) == before[1:]
+    assert (
+        bob.signals(),
+        bob.revisions(),
+        bob.reports(),
+        bob.history(),
+        bob.stack(),
+        bob.lessons(),
+    ) == before[1:]
     # Their adapters are the same bytes as ada's were, so the files stay.
     assert report.files == 0
 
 
-def test_while_somebody_learns_it_is_refused(home: Path, runtime: Runtime, learned: tuple[User, str]) -> None:
+def test_while_somebody_learns_it_is_refused(
+    home: Path, runtime: Runtime, learned: tuple[User, str]
+) -> None:
     ada, item = learned
     with nothing_changes(home), runtime._store.lease("learn-ada"), pytest.raises(Busy):
         ada.forget(item)
@@ -327,7 +385,13 @@ def test_while_somebody_learns_it_is_refused(home: Path, runtime: Runtime, learn
 
 @pytest.mark.parametrize(
     ("item", "error"),
-    [("", InvalidInput), ("style@123", InvalidInput), ("s_nobody", NotFound), ("t_", InvalidInput), ("s_é", NotFound)],
+    [
+        ("", InvalidInput),
+        ("style@123", InvalidInput),
+        ("s_nobody", NotFound),
+        ("t_", InvalidInput),
+        ("s_é", NotFound),
+    ],
 )
 def test_what_cannot_be_forgotten_is_said(
     home: Path, learned: tuple[User, str], item: str, error: type[Exception]
@@ -337,7 +401,9 @@ def test_what_cannot_be_forgotten_is_said(
         ada.forget(item)
 
 
-def test_a_revision_that_was_refused_goes_too(home: Path, ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_revision_that_was_refused_goes_too(
+    home: Path, ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
     correct(ada, 5)
     item = ada.feedback(ask(ada, "question 9"), edit=style(SECRET))
     report = ada.learn()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from runtime_makers import ask, correct, nothing_changes, opened, pinned, trained_on
 
 from personalpeft import InvalidId, InvalidInput, NotFound, NothingToLearn, User
-from personalpeft.learning.lessons import SEEN
+from personalpeft.learning.data.assignment import SEEN
 from personalpeft.types import Verdict
 
 
@@ -20,7 +20,9 @@ def uses(user: User, *, current: bool = True) -> dict[str, str]:
     return {account.signal.id: account.use for account in user.lessons(current=current)}
 
 
-def test_each_signal_says_where_it_went_whether_it_was_learned_and_in_which_revision(ada: User) -> None:
+def test_each_signal_says_where_it_went_whether_it_was_learned_and_in_which_revision(
+    ada: User,
+) -> None:
     edits = correct(ada, 6)
     rule = ada.feedback("last", comment="Be brief.")
     fact = ada.remember("My dog is called Biscuit.")
@@ -29,7 +31,9 @@ def test_each_signal_says_where_it_went_whether_it_was_learned_and_in_which_revi
     report = ada.learn()
     later = correct(ada, 1, first=50)
     told = {account.signal.id: account for account in ada.lessons()}
-    assert list(told) == [signal.id for signal in ada.signals()] == [*edits, rule, fact, down, *later]
+    assert (
+        list(told) == [signal.id for signal in ada.signals()] == [*edits, rule, fact, down, *later]
+    )
     for edit in edits:
         assert told[edit].place == "layer"
         assert told[edit].layer == "style"
@@ -44,12 +48,16 @@ def test_each_signal_says_where_it_went_whether_it_was_learned_and_in_which_revi
     assert told[later[0]].use == "to be learned"
 
 
-def test_a_lesson_keeps_the_first_live_revision_that_learned_it_and_loses_it_with_a_rollback(ada: User) -> None:
+def test_a_lesson_keeps_the_first_live_revision_that_learned_it_and_loses_it_with_a_rollback(
+    ada: User,
+) -> None:
     edits = correct(ada, 6)
     first = ada.learn()
     correct(ada, 4, first=20)
     assert ada.learn().verdict is Verdict.PROMOTED
-    learned = [account for account in ada.lessons() if account.signal.id in edits and not account.pinned]
+    learned = [
+        account for account in ada.lessons() if account.signal.id in edits and not account.pinned
+    ]
     assert {account.revision for account in learned} == {first.revision}
     ada.rollback("style", None)
     assert {use for signal, use in uses(ada).items() if signal in edits} == {
@@ -65,7 +73,11 @@ def test_what_was_superseded_or_taken_back_is_shown_when_asked_for(ada: User) ->
     fact = ada.remember("My dog is called Biscuit.")
     ada.remove_item(fact)
     assert uses(ada) == {second: "to be learned"}
-    assert uses(ada, current=False) == {first: "superseded", second: "to be learned", fact: "taken back"}
+    assert uses(ada, current=False) == {
+        first: "superseded",
+        second: "to be learned",
+        fact: "taken back",
+    }
     assert second in next(a.why for a in ada.lessons(current=False) if a.signal.id == first)
 
 
@@ -86,7 +98,11 @@ def test_a_later_edit_of_the_same_request_wins_and_an_answer_that_was_held_back_
         ada.feedback(ask(ada, f"question {n}"), edit=f"Aye aye! Answer {n}. Arrr!")
     ada.learn()
     told = {account.signal.id: account for account in ada.lessons()}
-    heirs = [told[s.id] for s in ada.signals() if s.id in told and "Aye aye" in s.payload["text"] and told[s.id].pinned]
+    heirs = [
+        told[s.id]
+        for s in ada.signals()
+        if s.id in told and "Aye aye" in s.payload["text"] and told[s.id].pinned
+    ]
     assert len(heirs) >= len(questions)
     assert not trained_on(ada) & pinned(ada)
     for signal in questions:
@@ -107,7 +123,9 @@ def test_what_an_app_sees_is_not_kept_unless_that_is_switched_on(ada: User, home
 
 
 @pytest.mark.parametrize("seen", list(SEEN))
-def test_what_an_app_saw_is_kept_with_how_and_never_trained_on_by_default(home: Path, seen: str) -> None:
+def test_what_an_app_saw_is_kept_with_how_and_never_trained_on_by_default(
+    home: Path, seen: str
+) -> None:
     with opened(home, observing="kept") as runtime:
         ada = runtime.user("ada")
         correct(ada, 5)
@@ -151,7 +169,9 @@ def test_every_program_on_a_home_says_the_same_of_what_an_app_saw(home: Path) ->
         assert ada._parts.store.catalog.revision("ada", str(report.revision)).parent is not None
 
 
-def test_what_somebody_else_says_is_kept_under_their_name_and_not_trained_on(ada: User, home: Path) -> None:
+def test_what_somebody_else_says_is_kept_under_their_name_and_not_trained_on(
+    ada: User, home: Path
+) -> None:
     reply = ask(ada)
     hers = ada.feedback(reply, rating=1)
     theirs = ada.feedback(reply, edit="Nine minutes.", source="judge")
@@ -162,11 +182,17 @@ def test_what_somebody_else_says_is_kept_under_their_name_and_not_trained_on(ada
         ada.feedback(reply, rating=1, source="A Judge")
 
 
-def test_what_somebody_else_shows_or_tells_is_kept_under_their_name_and_not_trained_on(ada: User, home: Path) -> None:
+def test_what_somebody_else_shows_or_tells_is_kept_under_their_name_and_not_trained_on(
+    ada: User, home: Path
+) -> None:
     hers = [ada.teach(f"Write to friend {n}.", f"Dear {n}") for n in range(6)]
     shown = ada.teach("Write to friend 1.", "Yo 1", source="judge")
     told = ada.remember("I am Ada.", questions=["Who am I?"], answer="Ada", source="judge")
-    assert {s.id: s.source for s in ada.signals()} == {**dict.fromkeys(hers, "person"), shown: "judge", told: "judge"}
+    assert {s.id: s.source for s in ada.signals()} == {
+        **dict.fromkeys(hers, "person"),
+        shown: "judge",
+        told: "judge",
+    }
     ada.learn()
     assert trained_on(ada) | pinned(ada) == set(hers)
     assert [layer.name for layer in ada.layers()] == ["style"]
@@ -178,9 +204,13 @@ def test_what_somebody_else_shows_or_tells_is_kept_under_their_name_and_not_trai
                 act(*words, source="A Judge")
 
 
-def test_a_fact_of_an_app_acts_until_a_person_says_otherwise_and_does_not_take_the_place_of_theirs(ada: User) -> None:
+def test_a_fact_of_an_app_acts_until_a_person_says_otherwise_and_does_not_take_the_place_of_theirs(
+    ada: User,
+) -> None:
     def tell(name: str, source: str = "person") -> str:
-        return ada.remember(f"My dog is {name}.", questions=["What is my dog called?"], answer=name, source=source)
+        return ada.remember(
+            f"My dog is {name}.", questions=["What is my dog called?"], answer=name, source=source
+        )
 
     theirs = tell("Rex", "crm")
     assert [item.id for item in ada.items()] == [theirs]
@@ -194,7 +224,9 @@ def test_a_fact_of_an_app_acts_until_a_person_says_otherwise_and_does_not_take_t
 
 
 def test_what_a_person_edits_of_an_apps_fact_is_the_persons_and_is_learned(ada: User) -> None:
-    theirs = ada.remember("My dog is Rex.", questions=["What is my dog called?"], answer="Rex", source="crm")
+    theirs = ada.remember(
+        "My dog is Rex.", questions=["What is my dog called?"], answer="Rex", source="crm"
+    )
     hers = ada.edit_item(theirs, "My dog is Biscuit.", answer="Biscuit").id
     assert [(signal.id, signal.source) for signal in ada.signals()] == [(hers, "person")]
     ada.learn()
@@ -202,7 +234,10 @@ def test_what_a_person_edits_of_an_apps_fact_is_the_persons_and_is_learned(ada: 
 
 
 ACTS = st.lists(
-    st.tuples(st.sampled_from(["edit", "prefer", "up", "down", "teach", "copied", "learn"]), st.integers(0, 3)),
+    st.tuples(
+        st.sampled_from(["edit", "prefer", "up", "down", "teach", "copied", "learn"]),
+        st.integers(0, 3),
+    ),
     min_size=4,
     max_size=16,
 )
@@ -241,4 +276,7 @@ def test_whatever_is_said_every_signal_has_one_account_and_nothing_held_back_is_
             assert (account.place == "layer") == (account.layer is not None)
             assert account.use != "learned" or account.signal.id in trained_on(ada)
             if observing == "kept":
-                assert account.signal.source == "person" or account.use in ("only kept", "superseded")
+                assert account.signal.source == "person" or account.use in (
+                    "only kept",
+                    "superseded",
+                )

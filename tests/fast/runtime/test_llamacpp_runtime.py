@@ -57,11 +57,15 @@ with personalpeft.open({str(tmp_path / "home")!r}, {str(card)!r}, "llamacpp") as
     reply = runtime.user("ada").chat("hello", memory=False)
     print(len(reply.stack.entries), *[name for name in ("torch", "transformers") if name in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["1"]
 
 
-def test_a_base_of_a_kind_that_llamacpp_computes_otherwise_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_base_of_a_kind_that_llamacpp_computes_otherwise_is_refused_by_name(
+    tmp_path: Path,
+) -> None:
     with personalpeft.open(tmp_path / "home", backend="fake") as runtime:
         ada = runtime.user("ada")
         correct(ada, 6)
@@ -73,7 +77,9 @@ def test_a_base_of_a_kind_that_llamacpp_computes_otherwise_is_refused_by_name(tm
 
 
 @pytest.mark.usefixtures("tiny_base")
-def test_a_stack_goes_out_and_comes_in_as_a_gguf_file_and_goes_out_in_the_weights(tmp_path: Path) -> None:
+def test_a_stack_goes_out_and_comes_in_as_a_gguf_file_and_goes_out_in_the_weights(
+    tmp_path: Path,
+) -> None:
     with personalpeft.open(tmp_path / "home", quick_card(tmp_path), "torch") as runtime:
         ada, bo = runtime.user("ada"), runtime.user("bo")
         with pytest.raises(NotFound, match="nothing live"):
@@ -87,7 +93,9 @@ def test_a_stack_goes_out_and_comes_in_as_a_gguf_file_and_goes_out_in_the_weight
         assert bo.stack().entries[0].revision == revision.id
         assert greedy(bo) == greedy(ada)
         folder = ada.export_merged(tmp_path / "merged")
-        assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
+        assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+            path.name for path in folder.iterdir()
+        }
         # Its tokens are single bytes, of which llama.cpp makes no vocabulary.
         with pytest.raises(WeightsError, match="tokenizer"):
             ada.export_merged(tmp_path / "for-ollama", form="gguf")

@@ -13,7 +13,16 @@ import pytest
 from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from runtime_makers import Time, ask, correct, everything, greedy, nothing_changes, opened, quick_card
+from runtime_makers import (
+    Time,
+    ask,
+    correct,
+    everything,
+    greedy,
+    nothing_changes,
+    opened,
+    quick_card,
+)
 
 from personalpeft import InvalidId, InvalidInput, NotFound, PersonalFileError, Runtime, User
 from personalpeft.types import canonical_json
@@ -27,7 +36,9 @@ def learned(ada: User) -> User:
     correct(ada, 6)
     ada.feedback(ask(ada), comment="Be brief.")
     ada.remove_item(ada.remember("My cat is called Tom."))
-    ada.remember("My dog is called Biscuit.", questions=["What is my dog called?"], answer="Biscuit")
+    ada.remember(
+        "My dog is called Biscuit.", questions=["What is my dog called?"], answer="Biscuit"
+    )
     for number in range(5):
         ada.teach(f"Write to {number}.", f"Dear {number}", skill="email")
     ada.learn()
@@ -57,11 +68,16 @@ def all_of(user: User) -> dict[str, Any]:
         "stack": user.stack(),
         "history": user.history(),
         "reports": user.reports(),
-        "revisions": [(r.id, r.digest, r.signals, r.scores, r.verdict, r.below, r.parent) for r in user.revisions()],
+        "revisions": [
+            (r.id, r.digest, r.signals, r.scores, r.verdict, r.below, r.parent)
+            for r in user.revisions()
+        ],
     }
 
 
-def test_on_the_same_base_everything_is_there_and_live_at_once(learned: User, file: Path, elsewhere: Runtime) -> None:
+def test_on_the_same_base_everything_is_there_and_live_at_once(
+    learned: User, file: Path, elsewhere: Runtime
+) -> None:
     taken = elsewhere.import_user(file)
     assert (taken.user, taken.original, taken.left_out) == ("ada", "ada", 0)
     there = elsewhere.user("ada", create=False)
@@ -73,7 +89,9 @@ def test_on_the_same_base_everything_is_there_and_live_at_once(learned: User, fi
     assert there.learn().steps
 
 
-def test_under_another_name_it_is_the_same_but_for_the_name(learned: User, file: Path, runtime: Runtime) -> None:
+def test_under_another_name_it_is_the_same_but_for_the_name(
+    learned: User, file: Path, runtime: Runtime
+) -> None:
     taken = runtime.import_user(file, as_user="ada.two")
     assert (taken.user, taken.original) == ("ada.two", "ada")
     two = runtime.user("ada.two", create=False)
@@ -105,7 +123,11 @@ def test_without_adapters_the_next_learn_builds_from_what_was_said(
     written = learned.export(tmp_path / "words.personal", adapters=False)
     assert (written.adapters, written.revisions) == (0, 3)
     taken = elsewhere.import_user(written.path)
-    assert (taken.revisions, taken.left_out, taken.why) == (0, 3, "the file was written without adapters")
+    assert (taken.revisions, taken.left_out, taken.why) == (
+        0,
+        3,
+        "the file was written without adapters",
+    )
     there = elsewhere.user("ada", create=False)
     assert there.stack().entries == ()
     assert there.signals(current=False) == learned.signals(current=False)
@@ -120,21 +142,29 @@ def test_on_another_base_the_ledger_comes_along_and_the_revisions_do_not(
 ) -> None:
     with opened(tmp_path / "tiny", quick_card(tmp_path)) as runtime:
         taken = runtime.import_user(file)
-        assert (taken.revisions, taken.left_out, taken.why) == (0, 3, "they were built on another base")
+        assert (taken.revisions, taken.left_out, taken.why) == (
+            0,
+            3,
+            "they were built on another base",
+        )
         there = runtime.user("ada", create=False)
         assert there.stack().entries == ()
         assert there.signals()
         assert runtime.verify() == ()
 
 
-def test_over_somebody_who_is_there_it_is_refused(home: Path, learned: User, file: Path, runtime: Runtime) -> None:
+def test_over_somebody_who_is_there_it_is_refused(
+    home: Path, learned: User, file: Path, runtime: Runtime
+) -> None:
     with nothing_changes(home), pytest.raises(InvalidInput, match="There is a user ada already"):
         runtime.import_user(file)
     with nothing_changes(home), pytest.raises(InvalidId):
         runtime.import_user(file, as_user="../ada")
 
 
-def test_a_file_that_is_there_is_not_written_over(home: Path, learned: User, file: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_there_is_not_written_over(
+    home: Path, learned: User, file: Path, tmp_path: Path
+) -> None:
     before = file.read_bytes()
     for place in (file, tmp_path, tmp_path / "nowhere" / "x.personal"):
         with pytest.raises(InvalidInput):
@@ -171,7 +201,9 @@ def packed(place: Path, members: dict[str, bytes], *, sealed: bool = True) -> Pa
     return place
 
 
-def about(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, bytes]], dict[str, bytes]]:
+def about(
+    change: Callable[[dict[str, Any]], object],
+) -> Callable[[dict[str, bytes]], dict[str, bytes]]:
     def changed(members: dict[str, bytes]) -> dict[str, bytes]:
         said = json.loads(members["personal.json"])
         change(said)
@@ -202,8 +234,14 @@ HOSTILE: dict[str, Callable[[dict[str, bytes]], dict[str, bytes]]] = {
     "a blob that nobody names": lambda m: {**m, "blobs/" + hashlib.sha256(b"x").hexdigest(): b"x"},
     "a line that is cut": lambda m: {**m, "ledger.jsonl": m["ledger.jsonl"][:-20]},
     "a line that is gone": lambda m: {**m, "ledger.jsonl": m["ledger.jsonl"].split(b"\n", 1)[1]},
-    "a line twice": lambda m: {**m, "ledger.jsonl": m["ledger.jsonl"].split(b"\n")[0] + b"\n" + m["ledger.jsonl"]},
-    "another word": lambda m: {**m, "ledger.jsonl": m["ledger.jsonl"].replace(b"Biscuit", b"Tristan")},
+    "a line twice": lambda m: {
+        **m,
+        "ledger.jsonl": m["ledger.jsonl"].split(b"\n")[0] + b"\n" + m["ledger.jsonl"],
+    },
+    "another word": lambda m: {
+        **m,
+        "ledger.jsonl": m["ledger.jsonl"].replace(b"Biscuit", b"Tristan"),
+    },
     "deep nesting": lambda m: {**m, "ledger.jsonl": b"[" * 100_000 + b"]" * 100_000},
     "nothing in the ledger": lambda m: {**m, "ledger.jsonl": b""},
     "not JSON": lambda m: {**m, "personal.json": b"\x80\x04."},
@@ -212,23 +250,31 @@ HOSTILE: dict[str, Callable[[dict[str, bytes]], dict[str, bytes]]] = {
 
 @pytest.mark.parametrize("hurt", HOSTILE.values(), ids=HOSTILE.keys())
 def test_a_hostile_file_is_refused_and_nothing_changes(
-    file: Path, tmp_path: Path, elsewhere: Runtime, hurt: Callable[[dict[str, bytes]], dict[str, bytes]]
+    file: Path,
+    tmp_path: Path,
+    elsewhere: Runtime,
+    hurt: Callable[[dict[str, bytes]], dict[str, bytes]],
 ) -> None:
     members = hurt(unpacked(file))
     try:
         bad = packed(tmp_path / "bad.personal", members)
     except (KeyError, ValueError):
         bad = packed(tmp_path / "bad.personal", members, sealed=False)
-    with nothing_changes(tmp_path / "elsewhere"), pytest.raises((PersonalFileError, InvalidId)) as error:
+    with (
+        nothing_changes(tmp_path / "elsewhere"),
+        pytest.raises((PersonalFileError, InvalidId)) as error,
+    ):
         elsewhere.import_user(bad)
     assert error.value.hint
     assert elsewhere.users() == ()
     assert not (tmp_path.parent / "evil").exists()
 
 
-def rechained(members: dict[str, bytes], change: Callable[[dict[str, Any]], object]) -> dict[str, bytes]:
+def rechained(
+    members: dict[str, bytes], change: Callable[[dict[str, Any]], object]
+) -> dict[str, bytes]:
     """The members with entries changed by somebody who knows how digests and chains are made."""
-    from personalpeft.store import entries
+    from personalpeft.store import hash_chain
 
     said = json.loads(members["personal.json"])
     chain, lines = "", []
@@ -236,8 +282,12 @@ def rechained(members: dict[str, bytes], change: Callable[[dict[str, Any]], obje
         entry = json.loads(line)
         change(entry)
         table = "tombstone" if entry["forgotten"] else entry["kind"]
-        entry["digest"] = entries.row_digest(table, {"user": said["user"], "seq": entry["seq"], **entry["content"]})
-        chain = entry["chain"] = entries.link(chain, entry["seq"], entry["kind"], entry["digest"])
+        entry["digest"] = hash_chain.row_digest(
+            table, {"user": said["user"], "seq": entry["seq"], **entry["content"]}
+        )
+        chain = entry["chain"] = hash_chain.link(
+            chain, entry["seq"], entry["kind"], entry["digest"]
+        )
         lines.append(canonical_json(entry))
     said["chain"] = chain
     return {
@@ -300,8 +350,12 @@ def test_a_forged_adapter_is_refused(file: Path, tmp_path: Path, elsewhere: Runt
         text = canonical_json(entry["content"]).replace(old, digest).replace(old[:12], digest[:12])
         entry["content"] = json.loads(text)
 
-    members["personal.json"] = members["personal.json"].replace(old[:12].encode(), digest[:12].encode())
-    members = rechained({n: d for n, d in members.items() if n != name} | {f"blobs/{digest}": evil}, change)
+    members["personal.json"] = members["personal.json"].replace(
+        old[:12].encode(), digest[:12].encode()
+    )
+    members = rechained(
+        {n: d for n, d in members.items() if n != name} | {f"blobs/{digest}": evil}, change
+    )
     with nothing_changes(tmp_path / "elsewhere"), pytest.raises(PersonalFileError, match="blobs/"):
         elsewhere.import_user(packed(tmp_path / "bad.personal", members))
 
@@ -313,7 +367,9 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path, elsewhere: Runtime) -> None:
         elsewhere.import_user(bomb)
 
 
-def test_a_name_that_occurs_twice_is_refused(file: Path, tmp_path: Path, elsewhere: Runtime) -> None:
+def test_a_name_that_occurs_twice_is_refused(
+    file: Path, tmp_path: Path, elsewhere: Runtime
+) -> None:
     twice = tmp_path / "twice.personal"
     twice.write_bytes(file.read_bytes())
     with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(twice, "a") as archive:
@@ -322,7 +378,9 @@ def test_a_name_that_occurs_twice_is_refused(file: Path, tmp_path: Path, elsewhe
         elsewhere.import_user(twice)
 
 
-@pytest.mark.parametrize("content", [b"", b"PK", b"PK\x05\x06" + b"\0" * 18, b"\x80\x04]."], ids=repr)
+@pytest.mark.parametrize(
+    "content", [b"", b"PK", b"PK\x05\x06" + b"\0" * 18, b"\x80\x04]."], ids=repr
+)
 def test_what_is_no_zip_is_refused(tmp_path: Path, elsewhere: Runtime, content: bytes) -> None:
     bad = tmp_path / "bad.personal"
     bad.write_bytes(content)

@@ -12,8 +12,8 @@ import pytest
 
 import personalpeft
 from personalpeft import Runtime, Serving, ServingFailed
+from personalpeft.backends.error_mapping import model_faults
 from personalpeft.backends.fake import FakeBackend
-from personalpeft.backends.faults import model_faults
 from personalpeft.errors import where_raised
 
 SECRET = "my dog is called Biscuit"
@@ -50,7 +50,9 @@ def test_a_check_of_a_reply_that_fails_logs_no_text(
         raise RuntimeError(SECRET)
 
     monkeypatch.setattr(FakeBackend, "score", broken)
-    with personalpeft.open(tmp_path / "home", backend="fake", serving=Serving(self_check=1.0)) as runtime:
+    with personalpeft.open(
+        tmp_path / "home", backend="fake", serving=Serving(self_check=1.0)
+    ) as runtime:
         runtime.user("ada").chat(SECRET)
         end = time.monotonic() + 20
         while not runtime.engine().metrics()["self_checks_skipped_total"]:
@@ -97,7 +99,10 @@ def _texts_in_logs(tree: ast.AST) -> Iterator[int]:
     for call in ast.walk(tree):
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
             continue
-        if not (isinstance(call.func.value, ast.Name) and call.func.value.id.strip("_") in ("log", "logger", "access")):
+        if not (
+            isinstance(call.func.value, ast.Name)
+            and call.func.value.id.strip("_") in ("log", "logger", "access")
+        ):
             continue
         if call.func.attr == "exception" or any(word.arg == "exc_info" for word in call.keywords):
             yield call.lineno
@@ -107,8 +112,14 @@ def _texts_in_logs(tree: ast.AST) -> Iterator[int]:
 
 def _holds(value: ast.expr, caught: set[str | None]) -> bool:
     """Whether an expression has the text of an exception in it, and not only its kind or where it was raised."""
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in ("where_raised", "type"):
+    if (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Name)
+        and value.func.id in ("where_raised", "type")
+    ):
         return False
     if isinstance(value, ast.Name):
         return value.id in caught
-    return any(_holds(each, caught) for each in ast.iter_child_nodes(value) if isinstance(each, ast.expr))
+    return any(
+        _holds(each, caught) for each in ast.iter_child_nodes(value) if isinstance(each, ast.expr)
+    )

@@ -13,8 +13,15 @@ from runtime_makers import python_environment
 
 import personalpeft
 from personalpeft import errors
-from personalpeft.backends.vllm.wire import Unreachable
-from personalpeft.errors import OUTCOMES, PersonalPeftError, ServingFailed, kind_of, nearest, outcome
+from personalpeft.backends.vllm.transport import Unreachable
+from personalpeft.errors import (
+    OUTCOMES,
+    PersonalPeftError,
+    ServingFailed,
+    kind_of,
+    nearest,
+    outcome,
+)
 
 NAMES = [
     "DEFAULT_BASE",
@@ -135,7 +142,9 @@ def test_the_methods_of_a_user_are_these_and_each_says_what_it_promises() -> Non
 
 
 def test_the_help_of_chat_names_everything_that_can_be_asked() -> None:
-    chat, stream = (inspect.signature(getattr(personalpeft.User, name)) for name in ("chat", "stream"))
+    chat, stream = (
+        inspect.signature(getattr(personalpeft.User, name)) for name in ("chat", "stream")
+    )
     assert chat.parameters == stream.parameters
     assert {"prompt", "temperature", "layers", "timeout"} <= set(chat.parameters)
     assert (chat.return_annotation, stream.return_annotation) == ("Reply", "Stream")
@@ -158,12 +167,18 @@ with personalpeft.open(sys.argv[1], base="tiny-random") as runtime:
     runtime.verify()
 print(*sys.modules)
 """
-    loaded = {name.partition(".")[0] for name in run(code, shared_cache, str(tmp_path / "home")).split()}
+    loaded = {
+        name.partition(".")[0] for name in run(code, shared_cache, str(tmp_path / "home")).split()
+    }
     assert not loaded & {"torch", "transformers", "sentence_transformers", "tokenizers"}
 
 
 def test_the_lines_of_the_docstring_run(shared_cache: Path, tmp_path: Path) -> None:
-    shown = inspect.cleandoc(personalpeft.__doc__ or "").partition("\n\n")[2].partition("\nImporting this")[0]
+    shown = (
+        inspect.cleandoc(personalpeft.__doc__ or "")
+        .partition("\n\n")[2]
+        .partition("\nImporting this")[0]
+    )
     lines = inspect.cleandoc(shown).replace("open()", "open(sys.argv[1], backend='fake')")
     assert len(lines.splitlines()) == 7
     said = run(f"import sys\n{lines}", shared_cache, str(tmp_path / "home"))
@@ -173,7 +188,9 @@ def test_the_lines_of_the_docstring_run(shared_cache: Path, tmp_path: Path) -> N
 LEAVES = [
     each
     for each in vars(errors).values()
-    if isinstance(each, type) and issubclass(each, PersonalPeftError) and each is not PersonalPeftError
+    if isinstance(each, type)
+    and issubclass(each, PersonalPeftError)
+    and each is not PersonalPeftError
 ]
 
 
@@ -209,7 +226,10 @@ def test_errors_that_mean_different_things_to_a_caller_have_different_exit_codes
 
 def test_a_hint_names_what_is_nearest_or_what_there_is() -> None:
     assert nearest("styl", ["style", "memory"], what="layer") == "Did you mean 'style'?"
-    assert nearest("smol", ["small", "smollm2-135m-instruct"], what="base") == "Did you mean 'smollm2-135m-instruct'?"
+    assert (
+        nearest("smol", ["small", "smollm2-135m-instruct"], what="base")
+        == "Did you mean 'smollm2-135m-instruct'?"
+    )
     assert nearest("say-nothing", ["serve", "path"], what="command") == "Known: path, serve."
     assert nearest("zzz", [], what="layer") == "There is no layer yet."
     assert nearest("zzz", ["b", "a"], what="layer") == "Known: a, b."
@@ -219,7 +239,9 @@ def test_every_package_with_code_is_in_the_wheel() -> None:
     import tomllib
 
     root = Path(__file__).parents[3]
-    listed = set(tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    listed = set(
+        tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    )
     folders = {"personalpeft": root / "personalpeft", "personalpeft_app": root / "app"}
     found = {
         ".".join((name, *file.parent.relative_to(folder).parts))

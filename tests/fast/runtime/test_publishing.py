@@ -20,7 +20,7 @@ from runtime_makers import correct, opened, python_environment, quick_card
 
 import personalpeft
 from personalpeft import Busy, InvalidId, InvalidInput, NotFound, Runtime, User
-from personalpeft.adapters.served_folder import FILES, ServedFolders
+from personalpeft.adapters.formats.published import FILES, ServedFolders
 
 PEOPLE = ("ada", "bo", "cy")
 
@@ -49,23 +49,34 @@ def crowd(runtime: Runtime) -> Runtime:
 def learned(user: User) -> None:
     # Nobody's answers are another's.
     for number in range(5):
-        user.feedback(user.chat(f"question {number}", temperature=0), edit=f"Ahoy! {user.id} says {number}. Arrr!")
+        user.feedback(
+            user.chat(f"question {number}", temperature=0),
+            edit=f"Ahoy! {user.id} says {number}. Arrr!",
+        )
     assert user.learn().verdict == "promoted"
 
 
-def names(runtime: Runtime, users: list[str] | None = None, to: Path | None = None) -> dict[str, str | None]:
+def names(
+    runtime: Runtime, users: list[str] | None = None, to: Path | None = None
+) -> dict[str, str | None]:
     return {each.user: each.name for each in runtime.publish(users, to=to).stacks}
 
 
 def lying(folder: Path) -> dict[str, bytes]:
     """All files below a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def digests(folder: Path) -> set[str]:
     """The stacks in a part; each whole and what its name says."""
     for path in folder.iterdir():
-        listed = "".join(f"{hashlib.sha256((path / file).read_bytes()).hexdigest()}  {file}\n" for file in FILES)
+        listed = "".join(
+            f"{hashlib.sha256((path / file).read_bytes()).hexdigest()}  {file}\n" for file in FILES
+        )
         assert hashlib.sha256(listed.encode()).hexdigest() == path.name
         assert {file.name for file in path.iterdir()} == set(FILES)
     return {path.name for path in folder.iterdir()}
@@ -106,7 +117,9 @@ def test_what_is_live_of_everybody_is_given_by_its_name_although_nobody_is_serve
     assert len(digests(done.folder)) == 3
 
 
-def test_a_layer_that_is_switched_off_is_not_given_to_others(crowd: Runtime, tmp_path: Path) -> None:
+def test_a_layer_that_is_switched_off_is_not_given_to_others(
+    crowd: Runtime, tmp_path: Path
+) -> None:
     user = crowd.user(PEOPLE[0])
     (layer,) = (entry.layer for entry in user.stack().entries)
     user.scope(layer, "never")
@@ -120,18 +133,28 @@ def test_a_layer_that_is_switched_off_is_not_given_to_others(crowd: Runtime, tmp
 
 def test_publishing_again_writes_nothing(crowd: Runtime, home: Path) -> None:
     first = crowd.publish()
-    before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in first.folder.parent.rglob("*")}
+    before = {
+        path: (path.stat().st_ino, path.stat().st_mtime_ns)
+        for path in first.folder.parent.rglob("*")
+    }
     notes = {path: path.stat().st_ino for path in (home / "notes").iterdir()}
     again = crowd.publish()
     assert again.stacks == first.stacks
     assert (again.written, again.taken) == (0, 0)
-    assert {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in first.folder.parent.rglob("*")} == before
+    assert {
+        path: (path.stat().st_ino, path.stat().st_mtime_ns)
+        for path in first.folder.parent.rglob("*")
+    } == before
     assert {path: path.stat().st_ino for path in (home / "notes").iterdir()} == notes
 
 
 ACTS = st.lists(
     st.tuples(st.just("weigh"), st.sampled_from(PEOPLE), st.sampled_from([0.0, 0.5, 1.0]))
-    | st.tuples(st.just("publish"), st.none() | st.lists(st.sampled_from([*PEOPLE, "dee"]), max_size=3), st.just(0.0)),
+    | st.tuples(
+        st.just("publish"),
+        st.none() | st.lists(st.sampled_from([*PEOPLE, "dee"]), max_size=3),
+        st.just(0.0),
+    ),
     max_size=10,
 )
 
@@ -155,7 +178,9 @@ def test_a_place_has_for_each_user_what_was_live_when_they_were_published_last(
         live = {name: crowd.user(name).stack() for name in PEOPLE}
         said = {each.user: each.name for each in done.stacks}
         assert {user for user, name in said.items() if name} == {
-            user for user in (PEOPLE if whom is None else whom) if user in live and not live[user].is_bare
+            user
+            for user in (PEOPLE if whom is None else whom)
+            if user in live and not live[user].is_bare
         }
         expected |= dict.fromkeys(PEOPLE, None) if whom is None else {}
         expected |= said
@@ -165,14 +190,22 @@ def test_a_place_has_for_each_user_what_was_live_when_they_were_published_last(
 
 def test_of_who_has_nothing_live_nothing_stays_and_the_answer_says_why(crowd: Runtime) -> None:
     before = crowd.publish(["ada", "dee"])
-    assert [(each.user, each.reason) for each in before.stacks if not each.name] == [("dee", "nothing is live")]
+    assert [(each.user, each.reason) for each in before.stacks if not each.name] == [
+        ("dee", "nothing is live")
+    ]
     crowd.user("ada").rollback("style", None)
     after = crowd.publish(["ada"])
-    assert (after.stacks[0].name, after.stacks[0].reason, after.taken) == (None, "nothing is live", 1)
+    assert (after.stacks[0].name, after.stacks[0].reason, after.taken) == (
+        None,
+        "nothing is live",
+        1,
+    )
     assert digests(after.folder) == set()
 
 
-def test_one_whose_stack_cannot_be_served_keeps_nobody_from_being_published(crowd: Runtime, home: Path) -> None:
+def test_one_whose_stack_cannot_be_served_keeps_nobody_from_being_published(
+    crowd: Runtime, home: Path
+) -> None:
     (entry,) = crowd.user("bo").stack().entries
     (home / "blobs" / entry.digest[:2] / entry.digest).write_bytes(b"other bytes")
     done = crowd.publish()
@@ -181,7 +214,9 @@ def test_one_whose_stack_cannot_be_served_keeps_nobody_from_being_published(crow
     assert "not what its digest says" in done.stacks[0].reason
 
 
-def test_two_who_have_the_same_stack_keep_it_until_neither_has_it(crowd: Runtime, tmp_path: Path) -> None:
+def test_two_who_have_the_same_stack_keep_it_until_neither_has_it(
+    crowd: Runtime, tmp_path: Path
+) -> None:
     crowd.user("ada").export(tmp_path / "ada.personal")
     crowd.import_user(tmp_path / "ada.personal", as_user="eve")
     named = names(crowd)
@@ -210,7 +245,9 @@ def test_a_forgetting_takes_away_all_that_is_published_of_the_user_and_of_nobody
     assert names(crowd)["ada"] not in (named["ada"], None)
 
 
-def test_what_a_forgetting_could_not_reach_goes_with_the_next_publishing_there(crowd: Runtime, tmp_path: Path) -> None:
+def test_what_a_forgetting_could_not_reach_goes_with_the_next_publishing_there(
+    crowd: Runtime, tmp_path: Path
+) -> None:
     named = names(crowd, to=tmp_path / "drive")
     (tmp_path / "drive").rename(tmp_path / "unplugged")
     crowd.user("ada").forget(crowd.user("ada").signals()[0].id, rebuild=False)
@@ -238,7 +275,9 @@ def test_what_was_changed_where_it_is_published_is_put_right(crowd: Runtime) -> 
     assert len(digests(done.folder)) == 3
 
 
-def test_neither_another_program_nor_another_home_takes_away_what_is_published(crowd: Runtime, tmp_path: Path) -> None:
+def test_neither_another_program_nor_another_home_takes_away_what_is_published(
+    crowd: Runtime, tmp_path: Path
+) -> None:
     done = crowd.publish()
     # One that was killed on this machine, and one that clears up after it.
     dead = ServedFolders(done.folder.parent, "here.dead")
@@ -255,7 +294,9 @@ def test_neither_another_program_nor_another_home_takes_away_what_is_published(c
     assert len(digests(done.folder)) == 3
 
 
-def test_what_was_built_on_another_base_is_published_apart(crowd: Runtime, home: Path, tmp_path: Path) -> None:
+def test_what_was_built_on_another_base_is_published_apart(
+    crowd: Runtime, home: Path, tmp_path: Path
+) -> None:
     done = crowd.publish(to=tmp_path / "place")
     crowd.close()
     with opened(home, quick_card(tmp_path)) as other:
@@ -291,7 +332,9 @@ def test_a_forgetting_waits_for_a_publishing_of_that_user_and_leaves_nothing(
     publishing.start()
     assert begun.wait(20)
     ada = crowd.user("ada")
-    forgetting = threading.Thread(target=ada.forget, args=(ada.signals()[0].id,), kwargs={"rebuild": False})
+    forgetting = threading.Thread(
+        target=ada.forget, args=(ada.signals()[0].id,), kwargs={"rebuild": False}
+    )
     forgetting.start()
     may_go.set()
     for thread in (publishing, forgetting):
@@ -346,7 +389,9 @@ with personalpeft.open(sys.argv[1], backend="fake") as runtime:
 """
 
 
-def test_on_a_full_disk_what_was_published_stays_and_nothing_is_half(crowd: Runtime, home: Path, cache: Path) -> None:
+def test_on_a_full_disk_what_was_published_stays_and_nothing_is_half(
+    crowd: Runtime, home: Path, cache: Path
+) -> None:
     told = run(FULL, home, cache)
     assert "cannot hold published stacks: File too large" in told.stdout, told.stderr
     assert "Make room" in told.stdout
@@ -359,11 +404,17 @@ def test_on_a_full_disk_what_was_published_stays_and_nothing_is_half(crowd: Runt
 def run(code: str, home: Path, cache: Path) -> subprocess.CompletedProcess[str]:
     environment = python_environment(cache)
     return subprocess.run(
-        [sys.executable, "-c", code, str(home)], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, str(home)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
-def test_what_cannot_be_published_is_said_before_anything_is_written(crowd: Runtime, tmp_path: Path) -> None:
+def test_what_cannot_be_published_is_said_before_anything_is_written(
+    crowd: Runtime, tmp_path: Path
+) -> None:
     place = tmp_path / "place"
     for users, error, words in (
         (["ada", "nobody"], NotFound, "nobody"),
@@ -379,7 +430,9 @@ def test_what_cannot_be_published_is_said_before_anything_is_written(crowd: Runt
         crowd.publish(to=place)
 
 
-def test_others_may_read_what_is_published_where_they_may_look_into_the_place(crowd: Runtime, tmp_path: Path) -> None:
+def test_others_may_read_what_is_published_where_they_may_look_into_the_place(
+    crowd: Runtime, tmp_path: Path
+) -> None:
     for mode in (0o700, 0o755):
         place = tmp_path / f"{mode:o}"
         place.mkdir(mode=mode)
@@ -389,7 +442,9 @@ def test_others_may_read_what_is_published_where_they_may_look_into_the_place(cr
         assert folder.stat().st_mode & 0o777 == mode
 
 
-def test_a_home_that_is_read_only_publishes_nothing(crowd: Runtime, home: Path, cache: Path) -> None:
+def test_a_home_that_is_read_only_publishes_nothing(
+    crowd: Runtime, home: Path, cache: Path
+) -> None:
     crowd.close()
     with (
         personalpeft.open(home, backend="fake", read_only=True) as runtime,

@@ -23,7 +23,9 @@ SAY: dict[SignalKind, Callable[[User, int], str]] = {
     SignalKind.PREFERENCE: lambda ada, n: ada.feedback(ask(ada, f"Why {n}?"), prefer=f"Ahoy! {n}"),
     SignalKind.REWARD: lambda ada, n: ada.feedback(ask(ada, f"Why {n}?"), reward=0.9),
     SignalKind.COMMENT: lambda ada, n: ada.feedback(ask(ada, f"Why {n}?"), comment=f"Say {n}."),
-    SignalKind.DEMONSTRATION: lambda ada, n: ada.teach(f"Write to friend {n}.", f"Dear {n}", skill="email"),
+    SignalKind.DEMONSTRATION: lambda ada, n: ada.teach(
+        f"Write to friend {n}.", f"Dear {n}", skill="email"
+    ),
     SignalKind.FACT: lambda ada, n: ada.remember(
         f"My pet {n} is Rex {n}.", questions=[f"Who is my pet {n}?"], answer=f"Rex {n}"
     ),
@@ -31,7 +33,9 @@ SAY: dict[SignalKind, Callable[[User, int], str]] = {
 
 
 @pytest.mark.parametrize("kind", SignalKind)
-def test_every_kind_of_feedback_can_be_taken_back_and_stays_in_the_history(ada: User, kind: SignalKind) -> None:
+def test_every_kind_of_feedback_can_be_taken_back_and_stays_in_the_history(
+    ada: User, kind: SignalKind
+) -> None:
     kept, gone = SAY[kind](ada, 1), SAY[kind](ada, 2)
     (taken,) = ada.retract(gone)
     assert (taken.id, taken.kind) == (gone, kind)
@@ -103,7 +107,10 @@ def test_what_only_gave_way_to_it_counts_again(ada: User) -> None:
         newer: "memory",
     }
     ada.retract(edited, newer)
-    assert {account.signal.id: account.place for account in ada.lessons()} == {liked: "layer", older: "memory"}
+    assert {account.signal.id: account.place for account in ada.lessons()} == {
+        liked: "layer",
+        older: "memory",
+    }
 
 
 def test_what_an_app_gave_can_be_taken_back_too(home: Path) -> None:
@@ -118,7 +125,9 @@ def test_what_an_app_gave_can_be_taken_back_too(home: Path) -> None:
 def test_what_a_person_takes_back_is_unlearned_though_an_app_says_it_too(ada: User) -> None:
     hers = fact(ada, "Biscuit")
     ada.learn()
-    theirs = ada.remember("My dog is Biscuit.", questions=["What is my dog called?"], answer="Biscuit", source="crm")
+    theirs = ada.remember(
+        "My dog is Biscuit.", questions=["What is my dog called?"], answer="Biscuit", source="crm"
+    )
     assert ada.pending().news == ()
     ada.retract(hers)
     assert [news.kind for news in ada.pending().news] == ["taken back"]
@@ -127,7 +136,9 @@ def test_what_a_person_takes_back_is_unlearned_though_an_app_says_it_too(ada: Us
     assert [item.id for item in ada.items()] == [theirs]
 
 
-def test_the_beginning_of_an_id_is_enough_and_naming_one_twice_takes_it_back_once(ada: User) -> None:
+def test_the_beginning_of_an_id_is_enough_and_naming_one_twice_takes_it_back_once(
+    ada: User,
+) -> None:
     edit = ada.feedback(ask(ada), edit="Eight minutes.")
     assert [signal.id for signal in ada.retract(edit[:-1], edit)] == [edit]
 
@@ -136,14 +147,29 @@ WRONG: dict[str, tuple[Callable[[dict[str, str]], tuple[Any, ...]], type[Excepti
     "unknown": (lambda s: ("s_nothing",), NotFound, "ada has no signal 's_nothing'", "Known: s_"),
     "somebody else's": (lambda s: (s["theirs"],), NotFound, "ada has no signal", "s_"),
     "superseded": (lambda s: (s["superseded"],), NotFound, "in its place", "{newest}"),
-    "in the middle of a line": (lambda s: (s["middle"],), NotFound, "{newest} came in its place", "{newest}"),
-    "of a line that is off": (lambda s: (s["off"],), NotFound, "{last} came in its place", "taken back as well"),
+    "in the middle of a line": (
+        lambda s: (s["middle"],),
+        NotFound,
+        "{newest} came in its place",
+        "{newest}",
+    ),
+    "of a line that is off": (
+        lambda s: (s["off"],),
+        NotFound,
+        "{last} came in its place",
+        "taken back as well",
+    ),
     "taken back": (lambda s: (s["last"],), NotFound, "{last} was taken back already", "again"),
     "forgotten": (lambda s: (s["forgotten"],), Forgotten, "was forgotten on", "backup"),
     "a turn": (lambda s: (s["turn"],), NotFound, "ada has no signal 't_", "s_"),
     "nothing": (lambda s: (), InvalidInput, "Nothing is named", "id"),
     "no text": (lambda s: (5,), InvalidInput, "5 is no id of a signal", "string"),
-    "the second of two": (lambda s: (s["newest"], s["superseded"]), NotFound, "in its place", "{newest}"),
+    "the second of two": (
+        lambda s: (s["newest"], s["superseded"]),
+        NotFound,
+        "in its place",
+        "{newest}",
+    ),
 }
 
 

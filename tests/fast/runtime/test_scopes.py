@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from runtime_makers import ask, correct, nothing_changes, opened
 
 from personalpeft import InvalidInput, NotFound, Runtime, User
-from personalpeft.learning.generic import generic_questions
-from personalpeft.memory.embed import HashEmbedder
-from personalpeft.memory.nearness import calibrated
+from personalpeft.learning.evaluate.probes import generic_questions
+from personalpeft.memory.embedder import HashEmbedder
+from personalpeft.memory.similarity import calibrated
 from personalpeft.types import Verdict
 
-LETTERS = [f"Write a short letter to my friend {name}." for name in ("Bo", "Cy", "Di", "Eve", "Flo", "Gus")]
+LETTERS = [
+    f"Write a short letter to my friend {name}." for name in ("Bo", "Cy", "Di", "Eve", "Flo", "Gus")
+]
 NEAR = "Write a short letter to my friend Hal."
 FAR = "What is the capital of Peru?"
 
@@ -41,14 +43,21 @@ def attached(user: User, prompt: str, **more: object) -> list[str]:
 
 def test_a_skill_answers_what_is_near_its_lessons_and_nothing_else(ada: User) -> None:
     taught(ada)
-    assert [(layer.name, layer.scope) for layer in ada.layers()] == [("style", "always"), ("skill.letters", "near")]
+    assert [(layer.name, layer.scope) for layer in ada.layers()] == [
+        ("style", "always"),
+        ("skill.letters", "near"),
+    ]
     assert attached(ada, NEAR) == ["style", "skill.letters"]
     assert attached(ada, LETTERS[0]) == ["style", "skill.letters"]
     assert attached(ada, FAR) == ["style"]
-    assert [question for question in generic_questions().anchors if attached(ada, question) != ["style"]] == []
+    assert [
+        question for question in generic_questions().anchors if attached(ada, question) != ["style"]
+    ] == []
 
 
-def test_what_is_not_near_is_answered_as_if_the_skill_had_never_been_learned(home: Path, tmp_path: Path) -> None:
+def test_what_is_not_near_is_answered_as_if_the_skill_had_never_been_learned(
+    home: Path, tmp_path: Path
+) -> None:
     with opened(home) as runtime, opened(tmp_path / "other") as other:
         ada = taught(runtime.user("ada"))
         bob = other.user("bob")
@@ -112,7 +121,9 @@ def test_nothing_is_embedded_for_somebody_with_a_style_alone(
     assert attached(ada, FAR) == ["style"]
 
 
-def test_what_a_layer_is_about_is_worked_out_once(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_layer_is_about_is_worked_out_once(
+    ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taught(ada)
     assert attached(ada, NEAR) == ["style", "skill.letters"]
     embed, texts = HashEmbedder.embed, []
@@ -126,7 +137,9 @@ def test_what_a_layer_is_about_is_worked_out_once(ada: User, monkeypatch: pytest
     assert set(texts) == {FAR}
 
 
-def test_a_scope_that_is_none_and_a_layer_that_is_not_there_change_nothing(ada: User, home: Path) -> None:
+def test_a_scope_that_is_none_and_a_layer_that_is_not_there_change_nothing(
+    ada: User, home: Path
+) -> None:
     taught(ada)
     with nothing_changes(home):
         with pytest.raises(InvalidInput) as no_scope:
@@ -136,7 +149,9 @@ def test_a_scope_that_is_none_and_a_layer_that_is_not_there_change_nothing(ada: 
     assert "always, near, never" in no_scope.value.hint
 
 
-WORDS = st.sampled_from(["write", "letter", "friend", "capital", "river", "planet", "who", "bake", "bread"])
+WORDS = st.sampled_from(
+    ["write", "letter", "friend", "capital", "river", "planet", "who", "bake", "bread"]
+)
 TEXTS = st.lists(st.lists(WORDS, min_size=1, max_size=5).map(" ".join), min_size=1, max_size=6)
 
 

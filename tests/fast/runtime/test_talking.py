@@ -12,7 +12,16 @@ import pytest
 from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from runtime_makers import ask, correct, everything, greedy, nothing_changes, opened, style, trained_on
+from runtime_makers import (
+    ask,
+    correct,
+    everything,
+    greedy,
+    nothing_changes,
+    opened,
+    style,
+    trained_on,
+)
 
 import personalpeft
 from personalpeft import Busy, DeadlineExceeded, InvalidInput, NotFound, Runtime, Serving, User
@@ -27,7 +36,9 @@ def heard_by_the_base(user: User, prompt: str, **more: object) -> list[Message]:
     render = type(backend).render
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            type(backend), "render", lambda self, messages: seen.append(list(messages)) or render(self, messages)
+            type(backend),
+            "render",
+            lambda self, messages: seen.append(list(messages)) or render(self, messages),
         )
         ask(user, prompt, **more)
     return seen[-1]
@@ -42,13 +53,21 @@ def test_a_reply_says_what_it_is_and_is_kept(ada: User) -> None:
     assert (reply.text, reply.finish_reason, str(reply)) == (str(reply), "stop", reply.text)
     assert reply.usage.prompt_tokens > 0 < reply.usage.completion_tokens
     (turn,) = ada.turns()
-    assert (turn.id, turn.reply, turn.stack, turn.usage) == (reply.turn_id, reply.text, reply.stack, reply.usage)
+    assert (turn.id, turn.reply, turn.stack, turn.usage) == (
+        reply.turn_id,
+        reply.text,
+        reply.stack,
+        reply.usage,
+    )
     assert ada.turn(reply) == ada.turn(reply.turn_id) == ada.turn(turn) == ada.turn("last") == turn
     assert ada.turn(reply.turn_id[:-2]) == turn
 
 
 def test_messages_and_a_string_are_the_same_question(ada: User) -> None:
-    assert ask(ada, "hello").text == ada.chat([{"role": "user", "content": "hello"}], temperature=0).text
+    assert (
+        ask(ada, "hello").text
+        == ada.chat([{"role": "user", "content": "hello"}], temperature=0).text
+    )
     assert ask(ada, "hello").text == ada.chat([Message("user", "hello")], temperature=0).text
     more = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}]
     assert ada.chat(more, temperature=0).text != ask(ada, "hello").text
@@ -118,7 +137,9 @@ def test_more_people_than_slots_take_turns_and_each_hears_their_own(home: Path) 
         alone = [ask(user, "hello").text for user in people]
         streams = [user.stream("hello", temperature=0) for user in people]
         begun = [next(stream) for stream in streams]
-        assert [first + "".join(stream) for first, stream in zip(begun, streams, strict=True)] == alone
+        assert [
+            first + "".join(stream) for first, stream in zip(begun, streams, strict=True)
+        ] == alone
         assert len(set(alone)) == 5
 
 
@@ -137,14 +158,18 @@ class Gate:
         monkeypatch.setattr(FakeBackend, "step", gated)
 
 
-def test_a_reply_that_cannot_begin_leaves_no_turn(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_that_cannot_begin_leaves_no_turn(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = Gate(monkeypatch)
     with opened(home, serving=Serving(rows=1, waiting=1)) as runtime:
         ada, bo, cy = (runtime.user(name) for name in ("ada", "bo", "cy"))
         said: list[str] = []
         threads = []
         for user, waiting in ((ada, 0), (bo, 1)):
-            threads.append(threading.Thread(target=lambda user=user: said.append(ask(user, "hello").text)))
+            threads.append(
+                threading.Thread(target=lambda user=user: said.append(ask(user, "hello").text))
+            )
             threads[-1].start()
             assert gate.entered.wait(20)
             while runtime.engine().metrics()["num_requests_waiting"] != waiting:
@@ -160,12 +185,16 @@ def test_a_reply_that_cannot_begin_leaves_no_turn(home: Path, monkeypatch: pytes
         assert ask(cy).text
 
 
-def test_a_reply_that_takes_too_long_is_kept_as_far_as_it_came(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_that_takes_too_long_is_kept_as_far_as_it_came(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with opened(home) as runtime:
         ada = runtime.user("ada")
         whole = ask(ada, "hello").text
         step, steps = FakeBackend.step, list[None]()
-        monkeypatch.setattr(FakeBackend, "step", lambda backend: steps.append(None) or step(backend))
+        monkeypatch.setattr(
+            FakeBackend, "step", lambda backend: steps.append(None) or step(backend)
+        )
         # A second for each step.
         monkeypatch.setattr(runtime.engine()._loop, "_timer", lambda: float(len(steps)))
         stream = ada.stream("hello", temperature=0, timeout=3)
@@ -249,7 +278,9 @@ def test_what_was_learned_or_rolled_back_to_is_in_its_slot_before_it_is_live(
 
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_learn_waits_for_room_and_is_never_refused_it(home: Path, slots: int) -> None:
-    with opened(home, serving=Serving(slots=slots, rows=1, waiting=1, waiting_per_user=1)) as runtime:
+    with opened(
+        home, serving=Serving(slots=slots, rows=1, waiting=1, waiting_per_user=1)
+    ) as runtime:
         ada = runtime.user("ada")
         correct(ada, 5)
         assert ada.learn().verdict == "promoted"
@@ -374,7 +405,13 @@ def test_saying_the_last_thing_again_is_no_second_act(ada: User) -> None:
 
 def test_a_reward_a_preference_and_a_rating_can_all_be_said_of_one_turn(ada: User) -> None:
     reply = ask(ada)
-    for said in ({"reward": 0.5}, {"prefer": "Better."}, {"rating": 1}, {"comment": "Be brief."}, {"edit": "Best."}):
+    for said in (
+        {"reward": 0.5},
+        {"prefer": "Better."},
+        {"rating": 1},
+        {"comment": "Be brief."},
+        {"edit": "Best."},
+    ):
         ada.feedback(reply, **said)  # type: ignore[arg-type]
     assert len(ada.signals()) == 5
 
@@ -382,7 +419,10 @@ def test_a_reward_a_preference_and_a_rating_can_all_be_said_of_one_turn(ada: Use
 # Two people in one home
 
 
-ACTS = st.lists(st.sampled_from(["ask", "correct", "remember", "rule", "learn", "rollback", "weigh"]), max_size=6)
+ACTS = st.lists(
+    st.sampled_from(["ask", "correct", "remember", "rule", "learn", "rollback", "weigh"]),
+    max_size=6,
+)
 
 
 @examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -510,15 +550,21 @@ def test_what_was_imported_can_be_built_on(learned: User, runtime: Runtime, tmp_
     imported = bo.import_peft(learned.export_peft(tmp_path / "mine", layer="style"))
     correct(bo, 5, first=20)
     report = bo.learn()
-    assert {revision.id: revision.parent for revision in bo.revisions()}[report.revision or ""] == imported.id
+    assert {revision.id: revision.parent for revision in bo.revisions()}[
+        report.revision or ""
+    ] == imported.id
 
 
 @pytest.mark.parametrize("spoil", ["config", "weights", "pickle", "torn"])
-def test_a_hostile_folder_is_refused_and_leaves_nothing(learned: User, home: Path, tmp_path: Path, spoil: str) -> None:
+def test_a_hostile_folder_is_refused_and_leaves_nothing(
+    learned: User, home: Path, tmp_path: Path, spoil: str
+) -> None:
     folder = learned.export_peft(tmp_path / "mine", layer="style")
     weights = folder / "adapter_model.safetensors"
     if spoil == "config":
-        (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "auto_mapping": {"__import__": "os"}}')
+        (folder / "adapter_config.json").write_text(
+            '{"peft_type": "LORA", "auto_mapping": {"__import__": "os"}}'
+        )
     elif spoil == "weights":
         weights.write_bytes(weights.read_bytes().replace(b"lora_A", b"lora_C", 1))
     elif spoil == "pickle":
@@ -537,7 +583,10 @@ def test_a_hostile_folder_is_refused_and_leaves_nothing(learned: User, home: Pat
 def test_users_are_listed_by_id_with_what_there_is_of_them(runtime: Runtime) -> None:
     for name in ("bo", "ada"):
         ask(runtime.user(name))
-    assert [(u.id, u.turns, u.signals, u.revisions) for u in runtime.users()] == [("ada", 1, 0, 0), ("bo", 1, 0, 0)]
+    assert [(u.id, u.turns, u.signals, u.revisions) for u in runtime.users()] == [
+        ("ada", 1, 0, 0),
+        ("bo", 1, 0, 0),
+    ]
     assert runtime.user("ada").summary() == runtime.users()[0]
 
 

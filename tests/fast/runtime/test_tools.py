@@ -12,7 +12,10 @@ from personalpeft import InvalidInput, User
 
 WEATHER = {
     "type": "function",
-    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
 }
 TIME = {"type": "function", "function": {"name": "time"}}
 QUESTION = {"role": "user", "content": "weather in Rome?"}
@@ -35,11 +38,15 @@ def test_a_conversation_with_tools_is_kept_and_travels_in_a_file(tmp_path: Path)
         assert (said.tool_calls[0].name, said.tool_calls[0].id) == ("weather", result.tool_call_id)
         ada.export(tmp_path / "ada.personal")
         runtime.import_user(tmp_path / "ada.personal", as_user="bob")
-        assert [turn.messages for turn in runtime.user("bob").turns()] == [turn.messages for turn in ada.turns()]
+        assert [turn.messages for turn in runtime.user("bob").turns()] == [
+            turn.messages for turn in ada.turns()
+        ]
         assert runtime.verify() == ()
 
 
-@pytest.mark.parametrize(("must_call", "called"), [(True, "weather"), ("weather", "weather"), ("time", "time")])
+@pytest.mark.parametrize(
+    ("must_call", "called"), [(True, "weather"), ("weather", "weather"), ("time", "time")]
+)
 def test_a_reply_that_must_call_a_tool_does_and_is_kept_as_it_was_asked(
     tmp_path: Path, must_call: bool | str, called: str
 ) -> None:
@@ -65,7 +72,12 @@ def test_a_reply_that_must_call_a_tool_does_and_is_kept_as_it_was_asked(
 def test_what_was_begun_is_no_part_of_what_was_written(tmp_path: Path) -> None:
     with opened(tmp_path) as runtime:
         ada = runtime.user("ada")
-        asked: dict[str, Any] = {"prompt": "Hello", "tools": [WEATHER], "temperature": 0, "logprobs": True}
+        asked: dict[str, Any] = {
+            "prompt": "Hello",
+            "tools": [WEATHER],
+            "temperature": 0,
+            "logprobs": True,
+        }
         free, forced = ada.chat(**asked), ada.chat(**asked, must_call=True)
         begun = forced.text.removesuffix("".join(token.text for token in forced.logprobs))
         assert begun == '<tool_call>\n{"name": "weather", "arguments":'
@@ -79,19 +91,29 @@ def test_a_correction_of_a_call_is_learned(tmp_path: Path) -> None:
         ada = runtime.user("ada")
         for number in range(5):
             asked = [{"role": "user", "content": f"weather in town {number}?"}]
-            ada.feedback(ada.chat(asked, tools=[WEATHER], temperature=0), edit=f"Ahoy! Answer {number}. Arrr!")
+            ada.feedback(
+                ada.chat(asked, tools=[WEATHER], temperature=0),
+                edit=f"Ahoy! Answer {number}. Arrr!",
+            )
         assert ada.learn().live
         assert ada.chat([QUESTION], tools=[WEATHER], temperature=0).stack.entries
 
 
-def test_a_call_that_is_forgotten_is_gone_from_what_followed_with_its_result(tmp_path: Path) -> None:
+def test_a_call_that_is_forgotten_is_gone_from_what_followed_with_its_result(
+    tmp_path: Path,
+) -> None:
     with opened(tmp_path) as runtime:
         ada = runtime.user("ada")
         called, answered = talk(ada)
         ada.forget(called, rebuild=False)
         left = ada.turn(answered)
-        assert (left.reply, [message.content for message in left.messages if "weather" in message.content]) == ("", [])
-        assert not any(message.tool_calls or message.content == "sunny" for message in left.messages)
+        assert (
+            left.reply,
+            [message.content for message in left.messages if "weather" in message.content],
+        ) == ("", [])
+        assert not any(
+            message.tool_calls or message.content == "sunny" for message in left.messages
+        )
 
 
 BAD: dict[str, dict[str, Any]] = {
@@ -103,18 +125,29 @@ BAD: dict[str, dict[str, Any]] = {
     "a call of what is not offered": {"tools": [WEATHER], "must_call": "wether"},
     "a call that is neither": {"tools": [WEATHER], "must_call": 1},
     "a number that is none": {
-        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"x": float("nan")}}}]
+        "tools": [
+            {"type": "function", "function": {"name": "f", "parameters": {"x": float("nan")}}}
+        ]
     },
-    "a user who calls": {"prompt": [{**QUESTION, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]},
+    "a user who calls": {
+        "prompt": [{**QUESTION, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]
+    },
     "a call without arguments": {
-        "prompt": [{"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}, QUESTION]
+        "prompt": [
+            {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]},
+            QUESTION,
+        ]
     },
-    "calls that are no list": {"prompt": [{"role": "assistant", "content": "x", "tool_calls": 5}, QUESTION]},
+    "calls that are no list": {
+        "prompt": [{"role": "assistant", "content": "x", "tool_calls": 5}, QUESTION]
+    },
 }
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_what_cannot_be_offered_or_said_is_refused_and_keeps_nothing(tmp_path: Path, bad: str) -> None:
+def test_what_cannot_be_offered_or_said_is_refused_and_keeps_nothing(
+    tmp_path: Path, bad: str
+) -> None:
     with opened(tmp_path) as runtime:
         ada = runtime.user("ada")
         with nothing_changes(tmp_path), pytest.raises(InvalidInput) as caught:
@@ -125,7 +158,10 @@ def test_what_cannot_be_offered_or_said_is_refused_and_keeps_nothing(tmp_path: P
 def test_a_base_whose_template_knows_no_tools_says_so(tmp_path: Path) -> None:
     with opened(tmp_path, "tiny-random") as runtime:
         ada = runtime.user("ada")
-        for asked in ({"tools": [WEATHER]}, {"prompt": [QUESTION, {"role": "tool", "content": "sunny"}]}):
+        for asked in (
+            {"tools": [WEATHER]},
+            {"prompt": [QUESTION, {"role": "tool", "content": "sunny"}]},
+        ):
             with pytest.raises(InvalidInput, match="knows no tools"):
                 ada.chat(**{"prompt": [QUESTION], **asked})
         assert ada.turns() == ()

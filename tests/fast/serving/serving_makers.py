@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from personalpeft.adapters.base import Adapter, Manifest, Pair
+from personalpeft.adapters.types import Adapter, Manifest, Pair
 from personalpeft.backends.base import Piece, Row
 from personalpeft.backends.fake import FakeBackend, fake_base
-from personalpeft.bases.base import Base
+from personalpeft.base_models.types import Base
 from personalpeft.clock import Clock
-from personalpeft.serving.calls import Replies
-from personalpeft.serving.engine import Engine, Request
+from personalpeft.engine.engine import Engine, Request
+from personalpeft.engine.request import Replies
 from personalpeft.settings import Serving
 from personalpeft.types import Message, Sampling, Stack, StackEntry
 
@@ -40,11 +40,15 @@ def adapter(number: int, base: Base = BASE) -> Adapter:
         )
         for name, (inputs, outputs) in base.architecture.projections.items()
     }
-    return Adapter(Manifest(base.digest, "style", 2, 1.0, tuple(sorted(pairs)), {}, "12" * 32), pairs)
+    return Adapter(
+        Manifest(base.digest, "style", 2, 1.0, tuple(sorted(pairs)), {}, "12" * 32), pairs
+    )
 
 
 def stack(*numbers: int, weight: float = 1.0, base: Base = BASE) -> Stack:
-    entries = tuple(StackEntry(f"skill.s{n}", f"skill.s{n}@{n}", digest_of(n), weight) for n in numbers)
+    entries = tuple(
+        StackEntry(f"skill.s{n}", f"skill.s{n}@{n}", digest_of(n), weight) for n in numbers
+    )
     return Stack(base.digest, entries)
 
 
@@ -59,7 +63,9 @@ def request(
     **sampling: Any,
 ) -> Request:
     messages = (Message("user", prompt),)
-    return Request(user, messages, stack(*numbers, base=base), Sampling(**sampling), timeout, background)
+    return Request(
+        user, messages, stack(*numbers, base=base), Sampling(**sampling), timeout, background
+    )
 
 
 class Shelf:

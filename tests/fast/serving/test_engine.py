@@ -32,8 +32,14 @@ from serving_makers import (
 from personalpeft.backends.base import Continuation, Row
 from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.backends.fake import FakeBackend, fake_base
-from personalpeft.errors import BaseMismatch, Cancelled, DeadlineExceeded, PromptTooLong, ServingFailed
-from personalpeft.serving.engine import Engine
+from personalpeft.engine.engine import Engine
+from personalpeft.errors import (
+    BaseMismatch,
+    Cancelled,
+    DeadlineExceeded,
+    PromptTooLong,
+    ServingFailed,
+)
 from personalpeft.types import Stack, StackEntry
 
 
@@ -65,13 +71,21 @@ def test_requests_of_one_call_get_what_each_gets_alone(engine: Engine) -> None:
     assert engine.texts([]) == []
 
 
-def test_a_call_may_have_more_rows_than_the_batch_and_more_stacks_than_slots(engine: Engine) -> None:
+def test_a_call_may_have_more_rows_than_the_batch_and_more_stacks_than_slots(
+    engine: Engine,
+) -> None:
     requests = [request((n % 7,), f"prompt {n}") for n in range(30)]
     assert engine.texts(requests) == [text(engine, each) for each in requests]
 
 
 def test_the_order_and_the_weights_of_a_stack_tell_it_apart() -> None:
-    stacks = [stack(1, 2), stack(2, 1), stack(1), stack(1, weight=0.5), Stack("another base", stack(1).entries)]
+    stacks = [
+        stack(1, 2),
+        stack(2, 1),
+        stack(1),
+        stack(1, weight=0.5),
+        Stack("another base", stack(1).entries),
+    ]
     assert len({each.digest for each in stacks}) == len(stacks)
 
 
@@ -127,7 +141,9 @@ def test_a_request_joins_between_two_steps_of_another(slow: Engine, stepped: Ste
     heard = [next(first).text]
     second = ask(slow, request((2,), user="bo"))
     running(slow, 1)
-    wait_until(lambda: slow.metrics()["num_requests_waiting"] + slow.metrics()["num_requests_running"] == 2)
+    wait_until(
+        lambda: slow.metrics()["num_requests_waiting"] + slow.metrics()["num_requests_running"] == 2
+    )
     stepped.run()
     heard += [piece.text for piece in first]
     assert ["".join(heard), second.text] == whole
@@ -143,9 +159,13 @@ def test_a_slow_reader_holds_up_nobody(slow: Engine, stepped: Stepped) -> None:
 
 
 @pytest.mark.parametrize("went", ["closed", "asked", "forgotten"])
-def test_a_client_that_goes_away_frees_its_row_within_a_step(slow: Engine, stepped: Stepped, went: str) -> None:
+def test_a_client_that_goes_away_frees_its_row_within_a_step(
+    slow: Engine, stepped: Stepped, went: str
+) -> None:
     gone = threading.Event()
-    replies = slow.replies([request((1,), "x" * 600)], cancelled=gone.is_set if went == "asked" else None)
+    replies = slow.replies(
+        [request((1,), "x" * 600)], cancelled=gone.is_set if went == "asked" else None
+    )
     stepped.go(3)
     next(replies)
     stepped.entered.get(timeout=PATIENCE)
@@ -177,7 +197,9 @@ def test_a_reply_may_be_closed_by_another_thread_than_its_readers(slow: Engine) 
     assert reader.finish in (None, "cancelled")
 
 
-def test_a_reply_that_nobody_reads_asks_for_nothing(slow: Engine, stepped: Stepped, shelf: Shelf) -> None:
+def test_a_reply_that_nobody_reads_asks_for_nothing(
+    slow: Engine, stepped: Stepped, shelf: Shelf
+) -> None:
     replies = slow.replies([request((1,))])
     replies.close()
     assert list(replies) == []
@@ -197,7 +219,9 @@ def test_what_waits_can_be_cancelled_too(slow: Engine, stepped: Stepped, shelf: 
     assert len(stepped.owners) == 4
 
 
-def test_what_waits_for_a_stack_that_never_comes_can_be_cancelled(engine: Engine, shelf: Shelf) -> None:
+def test_what_waits_for_a_stack_that_never_comes_can_be_cancelled(
+    engine: Engine, shelf: Shelf
+) -> None:
     held = shelf.hold(3)
     gone = threading.Event()
     late = ask(engine, request((3,)), cancelled=gone.is_set)
@@ -207,7 +231,9 @@ def test_what_waits_for_a_stack_that_never_comes_can_be_cancelled(engine: Engine
     held.set()
 
 
-def test_a_question_that_raises_ends_its_own_call_and_no_other(slow: Engine, stepped: Stepped) -> None:
+def test_a_question_that_raises_ends_its_own_call_and_no_other(
+    slow: Engine, stepped: Stepped
+) -> None:
     def broken() -> bool:
         raise ZeroDivisionError
 
@@ -280,7 +306,8 @@ def test_a_prompt_that_does_not_fit_is_told_by_how_much(engine: Engine) -> None:
     overhead = len(engine.tokens(request(prompt="x", max_tokens=100))) - 1
     assert len(engine.tokens(request(prompt="x" * (room - overhead), max_tokens=100))) == room
     with pytest.raises(
-        PromptTooLong, match=rf"has {room + 7} tokens; with 100 for the reply that is 7 more than the 4096"
+        PromptTooLong,
+        match=rf"has {room + 7} tokens; with 100 for the reply that is 7 more than the 4096",
     ) as long:
         engine.tokens(request(prompt="x" * (room - overhead + 7), max_tokens=100))
     assert long.value.hint == f"Shorten the prompt to {room} tokens, or ask for a shorter reply."
@@ -303,7 +330,9 @@ def test_a_text_that_is_continued_begins_as_texts_of_the_base_do(engine: Engine)
     assert engine.tokens(chat)[0] != 1
 
 
-def test_one_prompt_that_does_not_fit_starts_none_of_the_batch(slow: Engine, stepped: Stepped) -> None:
+def test_one_prompt_that_does_not_fit_starts_none_of_the_batch(
+    slow: Engine, stepped: Stepped
+) -> None:
     replies = slow.replies([request((1,)), request((2,), "x" * 5000)])
     with pytest.raises(PromptTooLong):
         next(replies)
@@ -351,7 +380,9 @@ def test_a_row_that_the_backend_does_not_take_fails_alone(shelf: Shelf) -> None:
         assert text(engine, request((1,)))
 
 
-def test_when_the_loop_itself_fails_everybody_hears_of_it_and_later_requests_too(shelf: Shelf) -> None:
+def test_when_the_loop_itself_fails_everybody_hears_of_it_and_later_requests_too(
+    shelf: Shelf,
+) -> None:
     class Doomed(Stepped):
         def detach(self, key: str) -> None:
             super().detach(key)
@@ -398,7 +429,11 @@ def test_closing_ends_open_replies_as_cancelled(shelf: Shelf) -> None:
         waiting(engine, 1)
         stepped.run()
         engine.close()
-        assert (runs.finish, waits.finish) in (("cancelled", "cancelled"), ("stop", "cancelled"), ("stop", "stop"))
+        assert (runs.finish, waits.finish) in (
+            ("cancelled", "cancelled"),
+            ("stop", "cancelled"),
+            ("stop", "stop"),
+        )
         engine.close()
         with pytest.raises(ServingFailed, match="closed"):
             text(engine, request())
@@ -493,7 +528,9 @@ def test_what_is_lent_answers_under_the_digest_of_its_own_bytes_and_is_known_no_
 # Work beside replies
 
 
-def test_who_gives_way_goes_on_when_the_last_person_is_answered_and_not_before(slow: Engine, stepped: Stepped) -> None:
+def test_who_gives_way_goes_on_when_the_last_person_is_answered_and_not_before(
+    slow: Engine, stepped: Stepped
+) -> None:
     reader, gone_on = ask(slow, request((1,))), threading.Event()
     running(slow, 1)
 
@@ -510,13 +547,17 @@ def test_who_gives_way_goes_on_when_the_last_person_is_answered_and_not_before(s
     waits.join()
 
 
-def test_who_gives_way_does_not_do_so_for_ever_nor_for_background_work(slow: Engine, stepped: Stepped) -> None:
+def test_who_gives_way_does_not_do_so_for_ever_nor_for_background_work(
+    slow: Engine, stepped: Stepped
+) -> None:
     slow.give_way(PATIENCE)
     working = ask(slow, request((1,), background=True))
     running(slow, 1)
     slow.give_way(PATIENCE)
     talking = ask(slow, request((1,), user="bo"))
-    wait_until(lambda: slow.metrics()["num_requests_waiting"] + slow.metrics()["num_requests_running"] == 2)
+    wait_until(
+        lambda: slow.metrics()["num_requests_waiting"] + slow.metrics()["num_requests_running"] == 2
+    )
     slow.give_way(0.01)
     stepped.run()
     assert working.text

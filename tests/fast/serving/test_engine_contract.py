@@ -13,15 +13,17 @@ from serving_makers import Reader, Shelf, request, stack
 from vllm_maker import vllm_backend
 
 from personalpeft.backends.base import Backend
-from personalpeft.bases.base import Base
+from personalpeft.base_models.types import Base
+from personalpeft.engine.engine import Engine
 from personalpeft.errors import BaseMismatch, PromptTooLong
-from personalpeft.serving.engine import Engine
 from personalpeft.settings import Serving
 from personalpeft.types import Stack
 
 
 @pytest.fixture(params=["fake", "torch", "llamacpp", pytest.param("vllm", marks=pytest.mark.vllm)])
-def backend(request: pytest.FixtureRequest, tiny_base: Base, shared_cache: Path) -> Iterator[Backend]:
+def backend(
+    request: pytest.FixtureRequest, tiny_base: Base, shared_cache: Path
+) -> Iterator[Backend]:
     size = {"slots": 2, "rows": 4}
     match request.param:
         case "fake":
@@ -45,7 +47,9 @@ def engine(backend: Backend) -> Iterator[Engine]:
 
 
 def said(engine: Engine, *numbers: int, prompt: str = "hello", **more: object) -> str:
-    asked = request(numbers, prompt, base=engine.backend.base, **{"max_tokens": 10, "temperature": 0.0, **more})  # type: ignore[arg-type]
+    asked = request(
+        numbers, prompt, base=engine.backend.base, **{"max_tokens": 10, "temperature": 0.0, **more}
+    )  # type: ignore[arg-type]
     return engine.texts([asked])[0]
 
 
@@ -56,7 +60,9 @@ def test_a_stream_is_the_text_in_pieces(engine: Engine) -> None:
     assert len(pieces) > 1
 
 
-def test_rows_with_different_stacks_and_none_say_together_what_they_say_alone(engine: Engine) -> None:
+def test_rows_with_different_stacks_and_none_say_together_what_they_say_alone(
+    engine: Engine,
+) -> None:
     base = engine.backend.base
     asked = [
         request(numbers, prompt, user=f"u{n}", base=base, max_tokens=8, temperature=0.0)
@@ -82,16 +88,23 @@ def test_a_weight_turns_a_layer_up_and_down_and_nought_is_the_base(engine: Engin
 
 
 def test_the_same_seed_says_the_same_and_a_stop_string_ends_it(engine: Engine) -> None:
-    first, again, other = (said(engine, 1, temperature=1.0, seed=seed, max_tokens=16) for seed in (3, 3, 4))
+    first, again, other = (
+        said(engine, 1, temperature=1.0, seed=seed, max_tokens=16) for seed in (3, 3, 4)
+    )
     assert first == again != other
     stop = first[4:6]
-    assert said(engine, 1, temperature=1.0, seed=3, max_tokens=16, stop=(stop,)) == first.partition(stop)[0]
+    assert (
+        said(engine, 1, temperature=1.0, seed=3, max_tokens=16, stop=(stop,))
+        == first.partition(stop)[0]
+    )
 
 
 def test_who_goes_away_frees_their_row_and_nobody_else_notices(engine: Engine) -> None:
     whole = said(engine, 2, max_tokens=30)
     leaving = engine.replies([request((1,), base=engine.backend.base, max_tokens=400)])
-    staying = Reader(engine.replies([request((2,), base=engine.backend.base, max_tokens=30, temperature=0.0)]))
+    staying = Reader(
+        engine.replies([request((2,), base=engine.backend.base, max_tokens=30, temperature=0.0)])
+    )
     next(leaving)
     leaving.close()
     staying.end()
@@ -99,10 +112,17 @@ def test_who_goes_away_frees_their_row_and_nobody_else_notices(engine: Engine) -
     assert said(engine, 2, max_tokens=30) == whole
 
 
-def test_a_reply_ends_on_the_stack_that_it_began_with_while_others_are_published(engine: Engine) -> None:
+def test_a_reply_ends_on_the_stack_that_it_began_with_while_others_are_published(
+    engine: Engine,
+) -> None:
     whole = said(engine, 1, max_tokens=60)
-    reader = Reader(engine.replies([request((1,), base=engine.backend.base, max_tokens=60, temperature=0.0)]))
-    newer = [threading.Thread(target=engine.warm, args=(stack(n, base=engine.backend.base),)) for n in (4, 5, 6, 7)]
+    reader = Reader(
+        engine.replies([request((1,), base=engine.backend.base, max_tokens=60, temperature=0.0)])
+    )
+    newer = [
+        threading.Thread(target=engine.warm, args=(stack(n, base=engine.backend.base),))
+        for n in (4, 5, 6, 7)
+    ]
     for thread in newer:
         thread.start()
     heard = [said(engine, number) for number in (4, 5, 6, 7)]
@@ -114,7 +134,9 @@ def test_a_reply_ends_on_the_stack_that_it_began_with_while_others_are_published
 
 
 def test_log_probs_are_of_the_tokens_that_were_written(engine: Engine) -> None:
-    asked = replace(request((1,), base=engine.backend.base, max_tokens=8, temperature=0.0), logprobs=True)
+    asked = replace(
+        request((1,), base=engine.backend.base, max_tokens=8, temperature=0.0), logprobs=True
+    )
     pieces = list(engine.replies([asked]))
     assert [len(piece.logprobs) for piece in pieces] == [len(piece.tokens) for piece in pieces]
     assert all(value <= 0 for piece in pieces for value in piece.logprobs)
@@ -127,6 +149,8 @@ def test_a_prompt_that_does_not_fit_says_by_how_much(engine: Engine) -> None:
 
 
 def test_a_stack_of_another_base_is_refused(engine: Engine) -> None:
-    foreign = replace(request((1,), base=engine.backend.base), stack=Stack("0" * 64, stack(1).entries))
+    foreign = replace(
+        request((1,), base=engine.backend.base), stack=Stack("0" * 64, stack(1).entries)
+    )
     with pytest.raises(BaseMismatch):
         engine.texts([foreign])

@@ -19,17 +19,23 @@ from example_counts import examples
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Flaky
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from serving_makers import BASE, Reader, Shelf, Stepped, request, stack
 from vllm_maker import vllm_backend
 
 from personalpeft.adapters.compose import compose
 from personalpeft.backends.base import Backend, Row
 from personalpeft.backends.fake import FakeBackend
-from personalpeft.bases.base import Base
+from personalpeft.base_models.types import Base
+from personalpeft.engine.engine import Engine
+from personalpeft.engine.request import Replies, Request
 from personalpeft.errors import Busy
-from personalpeft.serving.calls import Replies, Request
-from personalpeft.serving.engine import Engine
 from personalpeft.settings import Serving, VllmServer
 
 # What each user's revisions are made of; two layers, the bare base and one revision that two users share are among them.
@@ -62,10 +68,16 @@ class Cold:
         if key not in self._known:
             name = asked.stack.digest if asked.stack.entries else None
             if name is not None:
-                parts = [(self._shelf.adapters[entry.digest], entry.weight) for entry in asked.stack.entries]
+                parts = [
+                    (self._shelf.adapters[entry.digest], entry.weight)
+                    for entry in asked.stack.entries
+                ]
                 self._backend.attach(name, self._backend.stage(compose(parts)))
             tokens = self._backend.render(asked.messages)
-            (reply,) = written(self._backend, [Row(tokens, name, asked.sampling, f"stranger-{next(self._strangers)}")])
+            (reply,) = written(
+                self._backend,
+                [Row(tokens, name, asked.sampling, f"stranger-{next(self._strangers)}")],
+            )
             if name is not None:
                 self._backend.detach(name)
             self._known[key] = reply.text
@@ -83,13 +95,17 @@ class Talk:
 class Everybody(RuleBasedStateMachine):
     """``backend`` serves, ``cold`` is asked what is right; ``go`` allows steps where the backend waits for it."""
 
-    def __init__(self, base: Base, backend: Backend, cold: Cold, go: Callable[[int], None], longest: int) -> None:
+    def __init__(
+        self, base: Base, backend: Backend, cold: Cold, go: Callable[[int], None], longest: int
+    ) -> None:
         super().__init__()
         self.base, self.cold, self.go, self.longest = base, cold, go, longest
         shelf = Shelf(base)
         size = backend.stage(compose([(shelf.adapters[stack(1).entries[0].digest], 1.0)])).nbytes
         self.engine = Engine(
-            backend, shelf, Serving(host_bytes=2 * size, waiting_per_user=6, running_per_user=1, self_check=1.0)
+            backend,
+            shelf,
+            Serving(host_bytes=2 * size, waiting_per_user=6, running_per_user=1, self_check=1.0),
         )
         self.live: dict[str, tuple[int, ...]] = {}
         self.talks: list[Talk] = []
@@ -123,7 +139,9 @@ class Everybody(RuleBasedStateMachine):
     def publish(self, user: str, data: st.DataObject, ahead: bool) -> None:
         self.live[user] = data.draw(st.sampled_from(REVISIONS[user]))
         if ahead:
-            warming = threading.Thread(target=self.engine.warm, args=(stack(*self.live[user], base=self.base),))
+            warming = threading.Thread(
+                target=self.engine.warm, args=(stack(*self.live[user], base=self.base),)
+            )
             warming.start()
             self._until(lambda: not warming.is_alive())
 
@@ -152,7 +170,12 @@ class Everybody(RuleBasedStateMachine):
             closing.start()
             self._until(lambda: not closing.is_alive())
         assert metrics["self_check_mismatches_total"] == 0
-        assert metrics["num_requests_waiting"] == metrics["num_requests_running"] == metrics["failures_total"] == 0
+        assert (
+            metrics["num_requests_waiting"]
+            == metrics["num_requests_running"]
+            == metrics["failures_total"]
+            == 0
+        )
 
     def _hear(self, talk: Talk) -> None:
         self._until(lambda: not talk.reader._thread.is_alive())
@@ -201,10 +224,14 @@ def test_each_hears_their_own_stack_whatever_others_do() -> None:
 
 
 @pytest.mark.parametrize("engine", ["torch", "llamacpp"])
-def test_each_hears_their_own_stack_on_a_model(tiny_base: Base, shared_cache: Path, engine: str) -> None:
+def test_each_hears_their_own_stack_on_a_model(
+    tiny_base: Base, shared_cache: Path, engine: str
+) -> None:
     def backend(**more: int) -> Backend:
         return (
-            torch_backend(tiny_base, **more) if engine == "torch" else llamacpp_backend(tiny_base, shared_cache, **more)
+            torch_backend(tiny_base, **more)
+            if engine == "torch"
+            else llamacpp_backend(tiny_base, shared_cache, **more)
         )
 
     cold = Cold(backend(slots=1), Shelf(tiny_base))

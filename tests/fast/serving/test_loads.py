@@ -25,7 +25,7 @@ from serving_makers import (
 
 from personalpeft.backends.base import Staged
 from personalpeft.backends.fake import FakeBackend
-from personalpeft.serving.engine import Engine
+from personalpeft.engine.engine import Engine
 
 
 def digests(*numbers: int) -> list[str]:
@@ -37,14 +37,20 @@ def in_turn(engine: Engine, *numbers: int) -> None:
         text(engine, request((number,)))
 
 
-def test_a_stack_is_read_once_and_attached_from_host_memory_after_it_had_to_leave_its_slot(shelf: Shelf) -> None:
+def test_a_stack_is_read_once_and_attached_from_host_memory_after_it_had_to_leave_its_slot(
+    shelf: Shelf,
+) -> None:
     with engine_on(read=shelf) as engine:
         in_turn(engine, 1, 1, 2, 1, 3, 1, 2)
         assert shelf.asked == digests(1, 2, 3)
         metrics = engine.metrics()
         # 3 takes the place of 2, which was not used for the longest time; then 2 that of 3.
         assert (metrics["stack_evictions_total"], metrics["stack_host_hits_total"]) == (2, 1)
-        assert (metrics["stack_loads_total"], metrics["stack_hits_total"], metrics["stack_misses_total"]) == (3, 3, 4)
+        assert (
+            metrics["stack_loads_total"],
+            metrics["stack_hits_total"],
+            metrics["stack_misses_total"],
+        ) == (3, 3, 4)
         assert metrics["slots_used"] == metrics["slots"] == 2
 
 
@@ -80,7 +86,9 @@ def test_a_stack_of_two_reads_each_of_its_adapters_once(shelf: Shelf) -> None:
 def test_several_requests_for_one_missing_stack_share_one_load(shelf: Shelf) -> None:
     held = shelf.hold(1)
     with engine_on(read=shelf) as engine:
-        readers = [ask(engine, request((1,), f"prompt {n}", user=f"user-{n % 3}")) for n in range(5)]
+        readers = [
+            ask(engine, request((1,), f"prompt {n}", user=f"user-{n % 3}")) for n in range(5)
+        ]
         scored = threading.Thread(target=engine.warm, args=(stack(1),), daemon=True)
         scored.start()
         waiting(engine, 5)
@@ -90,7 +98,9 @@ def test_several_requests_for_one_missing_stack_share_one_load(shelf: Shelf) -> 
         assert shelf.asked == digests(1)
 
 
-def test_a_load_that_fails_reaches_exactly_those_who_wait_for_it_and_is_not_remembered(shelf: Shelf) -> None:
+def test_a_load_that_fails_reaches_exactly_those_who_wait_for_it_and_is_not_remembered(
+    shelf: Shelf,
+) -> None:
     held = shelf.hold(1)
     missing = shelf.adapters.pop(digest_of(1))
     with engine_on(read=shelf) as engine:
@@ -249,7 +259,9 @@ def test_what_is_in_use_keeps_its_slot(shelf: Shelf) -> None:
         assert len(stepped.detached) == 1
 
 
-def test_a_held_stack_keeps_its_slot_and_a_let_go_one_stays_until_it_is_needed(shelf: Shelf) -> None:
+def test_a_held_stack_keeps_its_slot_and_a_let_go_one_stays_until_it_is_needed(
+    shelf: Shelf,
+) -> None:
     with engine_on(read=shelf) as engine:
         with engine.resident(stack(1)) as key:
             assert key == stack(1).digest
@@ -270,7 +282,9 @@ def test_a_warmed_stack_is_there_when_its_first_request_comes(shelf: Shelf) -> N
         assert shelf.asked == digests(5)
 
 
-def test_what_is_published_while_a_reply_is_written_changes_the_next_reply_and_not_this_one(shelf: Shelf) -> None:
+def test_what_is_published_while_a_reply_is_written_changes_the_next_reply_and_not_this_one(
+    shelf: Shelf,
+) -> None:
     with engine_on(read=shelf) as engine:
         before, after = (text(engine, request((n,))) for n in (1, 2))
     stepped = Stepped(slots=2, rows=2)

@@ -5,7 +5,19 @@ from __future__ import annotations
 import threading
 
 import pytest
-from serving_makers import Shelf, Stepped, Time, ask, engine_on, request, running, stack, text, wait_until, waiting
+from serving_makers import (
+    Shelf,
+    Stepped,
+    Time,
+    ask,
+    engine_on,
+    request,
+    running,
+    stack,
+    text,
+    wait_until,
+    waiting,
+)
 
 from personalpeft.errors import Busy, InvalidInput
 from personalpeft.settings import Serving
@@ -98,7 +110,10 @@ def test_a_call_that_can_never_fit_is_told_so_and_holds_nothing(shelf: Shelf) ->
 def test_background_work_is_never_refused_and_never_ahead_of_people(shelf: Shelf) -> None:
     stepped = Stepped(rows=2)
     with engine_on(stepped, shelf, waiting=2, waiting_per_user=2) as engine:
-        learning = ask(engine, *(request((1,), f"prompt {n}", user="learner", background=True) for n in range(20)))
+        learning = ask(
+            engine,
+            *(request((1,), f"prompt {n}", user="learner", background=True) for n in range(20)),
+        )
         running(engine, 1)
         people = [ask(engine, request((2,), user=user)) for user in ("ada", "bo")]
         waiting(engine, 21)
@@ -116,7 +131,9 @@ def test_what_is_paused_does_not_begin_and_a_pause_that_fails_is_the_callers(she
         paused.set()
         requests = [request((1,), f"prompt {n}", user="learner", background=True) for n in range(3)]
         texts: list[str] = []
-        asking = threading.Thread(target=lambda: texts.extend(engine.texts(requests, paused=paused.is_set)))
+        asking = threading.Thread(
+            target=lambda: texts.extend(engine.texts(requests, paused=paused.is_set))
+        )
         asking.start()
         waiting(engine, 3)
         assert text(engine, request((2,), user="ada"))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from personalpeft.serving.queue import FairQueue, Full
+from personalpeft.engine.fair_queue import FairQueue, Full
 
 USERS = st.sampled_from(["ada", "bo", "cy", "di"])
 
@@ -21,8 +21,12 @@ class Asker:
     background: bool = False
 
 
-def queue(waiting: int = 100, waiting_per_user: int = 100, running_per_user: int = 100) -> FairQueue[Asker]:
-    return FairQueue(waiting=waiting, waiting_per_user=waiting_per_user, running_per_user=running_per_user)
+def queue(
+    waiting: int = 100, waiting_per_user: int = 100, running_per_user: int = 100
+) -> FairQueue[Asker]:
+    return FairQueue(
+        waiting=waiting, waiting_per_user=waiting_per_user, running_per_user=running_per_user
+    )
 
 
 def served(line: FairQueue[Asker]) -> list[tuple[str, int]]:
@@ -101,7 +105,11 @@ def test_a_call_is_taken_whole_or_told_by_how_much_it_is_too_much(
     line.add(Asker(user, 0) for user in there)
     full = line.full([Asker(user, 0, background) for user, background in more])
     people = Counter(user for user, background in more if not background)
-    own = {user: there.count(user) + count - 3 for user, count in people.items() if there.count(user) + count > 3}
+    own = {
+        user: there.count(user) + count - 3
+        for user, count in people.items()
+        if there.count(user) + count > 3
+    }
     over = len(there) + people.total() - bound
     if own:
         assert full is not None

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from personalpeft.serving.residency import HostCache, Slots
+from personalpeft.engine.adapter_cache import HostCache, Slots
 
 SLOTS = 3
 KEYS = st.sampled_from("abcdef")
@@ -28,9 +28,15 @@ class Comparison(RuleBasedStateMachine):
     def give(self, wanted: list[str]) -> None:
         claims = self.slots.claims(iter(wanted))
         assert list(claims) == list(dict.fromkeys(wanted))[:SLOTS]
-        for given_, key in zip(self.slots.give(claims), [c for c in claims if c not in self.uses], strict=False):
+        for given_, key in zip(
+            self.slots.give(claims), [c for c in claims if c not in self.uses], strict=False
+        ):
             assert given_.key == key
-            idle = [k for k in self.uses if k not in self.coming and not self.pins[k] and k not in claims]
+            idle = [
+                k
+                for k in self.uses
+                if k not in self.coming and not self.pins[k] and k not in claims
+            ]
             if len(self.uses) == SLOTS:
                 assert given_.leaving == idle[0]
                 self.uses.remove(idle[0])
@@ -80,7 +86,9 @@ class Comparison(RuleBasedStateMachine):
     def holds_what_was_used_last_and_never_more_than_fits(self) -> None:
         assert list(self.slots.taken) == self.uses
         assert len(self.uses) <= SLOTS
-        assert {key for key in "abcdef" if self.slots.ready(key)} == set(self.uses) - set(self.coming)
+        assert {key for key in "abcdef" if self.slots.ready(key)} == set(self.uses) - set(
+            self.coming
+        )
         assert all(self.slots.ready(key) for key in self.pins.elements())
 
 

@@ -10,13 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_makers import BASE, Stepped, Time, ask, engine_on, request, running, stack, text, wait_until
+from serving_makers import (
+    BASE,
+    Stepped,
+    Time,
+    ask,
+    engine_on,
+    request,
+    running,
+    stack,
+    text,
+    wait_until,
+)
 
 from personalpeft.backends.base import Continuation, Row, Score
 from personalpeft.backends.fake import FakeBackend
 from personalpeft.clock import Clock
-from personalpeft.serving.engine import Engine
-from personalpeft.serving.metrics import COUNTERS, GAUGES, HISTOGRAMS, Metrics
+from personalpeft.engine.engine import Engine
+from personalpeft.engine.metrics import COUNTERS, GAUGES, HISTOGRAMS, Metrics
 from personalpeft.settings import Serving
 
 ROOT = Path(__file__).parents[3]
@@ -56,7 +67,9 @@ def checks(engine: Engine, count: int) -> None:
     wait_until(lambda: engine.metrics()["self_checks_total"] == count)
 
 
-def test_a_backend_that_keeps_rows_apart_passes_every_check(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_backend_that_keeps_rows_apart_passes_every_check(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with checked(FakeBackend(BASE, slots=2, rows=4)) as engine:
         engine.texts([request((n % 2,), f"prompt {n}", temperature=1.0, seed=n) for n in range(8)])
         checks(engine, 8)
@@ -70,7 +83,10 @@ def test_a_backend_that_leaks_is_found_and_no_word_of_anybody_is_told(
 ) -> None:
     with checked(backend(BASE, slots=2, rows=4)) as engine, caplog.at_level(logging.WARNING):
         prompts = ["a secret", "a secret"] if backend is Leaking else ["a secret", "another"]
-        replies = [text(engine, request((n,), prompt, user=f"user-{n}")) for n, prompt in enumerate(prompts)]
+        replies = [
+            text(engine, request((n,), prompt, user=f"user-{n}"))
+            for n, prompt in enumerate(prompts)
+        ]
         checks(engine, 2)
         wait_until(lambda: engine.metrics()["self_check_mismatches_total"] == 1)
         (record,) = caplog.records
@@ -110,7 +126,9 @@ def test_checks_wait_until_nobody_else_does_and_too_many_are_not_kept() -> None:
 
 def test_a_check_that_fails_ends_nothing() -> None:
     class Unscored(FakeBackend):
-        def score(self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False) -> tuple[Score, ...]:
+        def score(
+            self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
+        ) -> tuple[Score, ...]:
             raise MemoryError
 
     with checked(Unscored(BASE)) as engine:
@@ -133,7 +151,12 @@ def test_the_numbers_of_a_reply() -> None:
             stepped.go()
             wait_until(lambda count=count: len(reply.pieces) == count)
         now = engine.metrics()
-        assert (now["num_requests_running"], now["rows"], now["slots_used"], now["slots"]) == (1, 4, 1, 2)
+        assert (now["num_requests_running"], now["rows"], now["slots_used"], now["slots"]) == (
+            1,
+            4,
+            1,
+            2,
+        )
         assert 0 < now["kv_cache_usage_perc"] < 1
         stepped.run()
         assert reply.text

@@ -12,7 +12,17 @@ from pathlib import Path
 
 from personalpeft.store import open_store
 from personalpeft.store.base import Store
-from personalpeft.types import Message, Revision, Sampling, Signal, SignalKind, Stack, Turn, Usage, Verdict
+from personalpeft.types import (
+    Message,
+    Revision,
+    Sampling,
+    Signal,
+    SignalKind,
+    Stack,
+    Turn,
+    Usage,
+    Verdict,
+)
 
 BASE = "base-one"
 
@@ -84,9 +94,13 @@ def packed(
     return Revision(**values), blob  # type: ignore[arg-type]
 
 
-def add_revision(store: Store, content: bytes = b"one", *, promote: bool = True, **changes: object) -> Revision:
+def add_revision(
+    store: Store, content: bytes = b"one", *, promote: bool = True, **changes: object
+) -> Revision:
     revision, blob = packed(content=content, **changes)  # type: ignore[arg-type]
-    store.catalog.add_revision(revision, blob, {"verdict": str(revision.verdict)}, promote=promote, cause="learn")
+    store.catalog.add_revision(
+        revision, blob, {"verdict": str(revision.verdict)}, promote=promote, cause="learn"
+    )
     return revision
 
 

@@ -20,7 +20,12 @@ from personalpeft.types import StackEntry, Verdict
 
 
 def build(
-    user: str, layer: str = "style", content: bytes = b"one", *, promote: bool = True, **changes: object
+    user: str,
+    layer: str = "style",
+    content: bytes = b"one",
+    *,
+    promote: bool = True,
+    **changes: object,
 ) -> Build:
     revision, blob = packed(user, layer, content, **changes)
     return Build(revision, blob, {"verdict": str(revision.verdict)}, promote, "learn")
@@ -49,12 +54,16 @@ def dumped(home: Path) -> list[str]:
 def test_in_batches_of_any_size_the_rows_are_those_of_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, given: list[tuple[str, str, bytes, bool]], batch: int
 ) -> None:
-    builds = [build(user, layer, content, promote=promote) for user, layer, content, promote in given]
+    builds = [
+        build(user, layer, content, promote=promote) for user, layer, content, promote in given
+    ]
     singly, at_once = tmp_path_factory.mktemp("singly"), tmp_path_factory.mktemp("at-once")
     with _stopped(singly) as store:
         for each in builds:
             store.catalog.ensure_user(each.revision.user)
-            store.catalog.add_revision(each.revision, each.blob, each.report, promote=each.promote, cause=each.cause)
+            store.catalog.add_revision(
+                each.revision, each.blob, each.report, promote=each.promote, cause=each.cause
+            )
     with _stopped(at_once) as store:
         assert store.catalog.add_revisions(builds, batch=batch) == len(builds)
         assert store.verify() == ()
@@ -116,15 +125,19 @@ def test_a_build_that_does_not_fit_takes_its_batch_with_it_and_no_other(store: S
     for number, (each, error) in enumerate(wrong):
         before = store.catalog.users()
         with pytest.raises(error):
-            store.catalog.add_revisions([build(f"good-{number}"), build("never"), each], batch=1 if number else 3)
+            store.catalog.add_revisions(
+                [build(f"good-{number}"), build("never"), each], batch=1 if number else 3
+            )
         names = {user.id for user in store.catalog.users()} - {user.id for user in before}
         assert names <= {f"good-{number}", "never"}
         assert (names == set()) == (number == 0)
     assert "zoe" not in {user.id for user in store.catalog.users()}
 
 
-def test_files_are_written_however_many_there_are(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("personalpeft.store.builds._REMEMBERED_BYTES", 50)
+def test_files_are_written_however_many_there_are(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("personalpeft.store.revisions._REMEMBERED_BYTES", 50)
     builds = [build(f"user-{n}", content=str(n % 9).encode()) for n in range(40)]
     assert store.catalog.add_revisions(builds, batch=7) == 40
     assert all(store.blobs.read(each.revision.digest) == each.blob for each in builds)
@@ -142,7 +155,8 @@ def many(count):
 
 def test_after_a_kill_it_goes_on_where_it_was(home: Path) -> None:
     script = (
-        _MANY + "opened(home).catalog.add_revisions(many(10**6), batch=50, progress=lambda n: print(n, flush=True))"
+        _MANY
+        + "opened(home).catalog.add_revisions(many(10**6), batch=50, progress=lambda n: print(n, flush=True))"
     )
     process = beside(script, home)
     assert process.stdout is not None
@@ -154,7 +168,9 @@ def test_after_a_kill_it_goes_on_where_it_was(home: Path) -> None:
         kept = len(_everybody(store))
         assert kept >= acknowledged
         assert kept % 50 == 0
-    finished = output(beside(_MANY + "print(opened(home).catalog.add_revisions(many(5000), batch=500))", home))
+    finished = output(
+        beside(_MANY + "print(opened(home).catalog.add_revisions(many(5000), batch=500))", home)
+    )
     assert int(finished) == max(0, 5000 - kept)
     with opened(home) as store:
         assert store.verify() == ()

@@ -53,11 +53,15 @@ def test_two_users_may_have_the_same_bytes_and_not_each_others_revisions(ada: St
     assert ada.verify() == ()
 
 
-def test_a_revision_takes_the_place_of_the_head_that_it_was_judged_against_or_is_not_recorded(ada: Store) -> None:
+def test_a_revision_takes_the_place_of_the_head_that_it_was_judged_against_or_is_not_recorded(
+    ada: Store,
+) -> None:
     first = add_revision(ada, b"first")
     second, blob = packed(content=b"second")
     for over in (None, "style@000000000000"):
-        assert not ada.catalog.add_revision(second, blob, {}, promote=True, cause="learn", over=over)
+        assert not ada.catalog.add_revision(
+            second, blob, {}, promote=True, cause="learn", over=over
+        )
     assert ada.catalog.revisions("ada") == (first,)
     assert ada.catalog.reports("ada") == ({"verdict": "promoted"},)
     assert ada.catalog.add_revision(second, blob, {}, promote=False, cause="learn", over=None)
@@ -70,9 +74,13 @@ def test_only_a_promoted_revision_becomes_the_head(ada: Store) -> None:
     assert ada.catalog.stack("ada", BASE) == Stack(BASE)
     assert [layer.head for layer in ada.catalog.layers("ada")] == [None]
     promoted = add_revision(ada, b"promoted")
-    assert ada.catalog.stack("ada", BASE).entries == (StackEntry("style", promoted.id, promoted.digest, 1.0),)
+    assert ada.catalog.stack("ada", BASE).entries == (
+        StackEntry("style", promoted.id, promoted.digest, 1.0),
+    )
     assert ada.catalog.revisions("ada") == (refused, promoted)
-    assert [(move.before, move.after) for move in ada.catalog.history("ada")] == [(None, promoted.id)]
+    assert [(move.before, move.after) for move in ada.catalog.history("ada")] == [
+        (None, promoted.id)
+    ]
 
 
 def test_layers_lie_in_order_style_skills_by_age_memory(ada: Store) -> None:
@@ -81,7 +89,9 @@ def test_layers_lie_in_order_style_skills_by_age_memory(ada: Store) -> None:
     layers = ada.catalog.layers("ada")
     assert [layer.name for layer in layers] == ["style", "skill.zeta", "skill.alpha", "memory"]
     assert [layer.position for layer in layers] == [0, 1, 2, 3]
-    assert [entry.layer for entry in ada.catalog.stack("ada", BASE).entries] == [layer.name for layer in layers]
+    assert [entry.layer for entry in ada.catalog.stack("ada", BASE).entries] == [
+        layer.name for layer in layers
+    ]
 
 
 def test_a_user_without_layers_has_none_and_the_bare_base(ada: Store) -> None:
@@ -161,12 +171,22 @@ def test_a_head_is_never_put_on_a_damaged_blob(ada: Store) -> None:
     assert len(ada.catalog.history("ada")) == 2
 
 
-def test_an_identical_revision_is_judged_anew_and_its_former_verdict_stays_on_record(ada: Store) -> None:
-    first = add_revision(ada, promote=False, verdict=Verdict.ABSTAINED, reason="Too few questions.", probation=True)
+def test_an_identical_revision_is_judged_anew_and_its_former_verdict_stays_on_record(
+    ada: Store,
+) -> None:
+    first = add_revision(
+        ada, promote=False, verdict=Verdict.ABSTAINED, reason="Too few questions.", probation=True
+    )
     question = add_fact(ada)
-    add_revision(ada, reason="Better on 5 of 5.", scores={"pinned": 1.0}, signals={question.id: "pinned"})
+    add_revision(
+        ada, reason="Better on 5 of 5.", scores={"pinned": 1.0}, signals={question.id: "pinned"}
+    )
     (now,) = ada.catalog.revisions("ada")
-    assert (now.verdict, now.reason, now.probation) == (Verdict.PROMOTED, "Better on 5 of 5.", False)
+    assert (now.verdict, now.reason, now.probation) == (
+        Verdict.PROMOTED,
+        "Better on 5 of 5.",
+        False,
+    )
     assert now.scores == {"pinned": 1.0}
     assert now.signals == {question.id: "pinned"}
     assert (now.id, now.at, now.seconds) == (first.id, first.at, first.seconds)
@@ -177,16 +197,24 @@ def test_an_identical_revision_is_judged_anew_and_its_former_verdict_stays_on_re
 
 def test_a_head_may_be_judged_again_and_moved_in_one_step(ada: Store) -> None:
     first, second = add_revision(ada, b"first"), add_revision(ada, b"second", probation=True)
-    worse = replace(second, verdict=Verdict.REFUSED, reason="withdrawn: nobody liked it", probation=False)
+    worse = replace(
+        second, verdict=Verdict.REFUSED, reason="withdrawn: nobody liked it", probation=False
+    )
     back = HeadMove("ada", "style", second.id, first.id, "withdrawn", second.at)
     assert ada.catalog.judge_again(worse, {"event": "withdrawn"}, move=back)
     assert ada.catalog.revision("ada", second.id) == worse
     assert [layer.head for layer in ada.catalog.layers("ada")] == [first.id]
-    assert [(m.before, m.after, m.cause) for m in ada.catalog.history("ada")][-1] == (second.id, first.id, "withdrawn")
+    assert [(m.before, m.after, m.cause) for m in ada.catalog.history("ada")][-1] == (
+        second.id,
+        first.id,
+        "withdrawn",
+    )
     assert ada.catalog.reports("ada")[-1] == {"event": "withdrawn"}
     assert not ada.catalog.judge_again(worse, {"event": "again"}, move=back)
     stays = replace(back, before=first.id, after=first.id)
-    assert ada.catalog.judge_again(replace(first, reason="confirmed"), {"event": "confirmed"}, move=stays)
+    assert ada.catalog.judge_again(
+        replace(first, reason="confirmed"), {"event": "confirmed"}, move=stays
+    )
     assert len(ada.catalog.history("ada")) == 3
     assert ada.verify() == ()
 
@@ -250,7 +278,9 @@ def test_a_revision_that_does_not_fit_is_refused_whole(ada: Store) -> None:
     assert ada.catalog.reports("ada") == ()
 
 
-def test_a_style_is_always_attached_and_what_else_is_learned_near_it_until_somebody_says_otherwise(home: Path) -> None:
+def test_a_style_is_always_attached_and_what_else_is_learned_near_it_until_somebody_says_otherwise(
+    home: Path,
+) -> None:
     with opened(home) as store:
         store.catalog.ensure_user("ada")
         for layer in ("style", "skill.email", "memory"):
@@ -305,7 +335,11 @@ def test_embeddings_are_kept_apart_by_embedder_and_replaced(ada: Store) -> None:
     assert list(known) == [fact.id, other.id]
     assert all(np.array_equal(each, vector) for each in known.values())
     assert ada.catalog.vectors("ada", "another") == {}
-    for bad in (np.array([np.nan], np.float32), np.zeros((2, 2), np.float32), np.zeros(0, np.float32)):
+    for bad in (
+        np.array([np.nan], np.float32),
+        np.zeros((2, 2), np.float32),
+        np.zeros(0, np.float32),
+    ):
         with pytest.raises(InvalidInput):
             ada.catalog.add_vectors("ada", "minilm", {fact.id: bad})
     with pytest.raises(NotFound):

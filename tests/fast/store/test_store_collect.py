@@ -20,7 +20,12 @@ def aged(path: Path) -> Path:
 
 
 def files(home: Path) -> set[str]:
-    return {str(p.relative_to(home)) for name in ("blobs", "sessions") for p in (home / name).rglob("*") if p.is_file()}
+    return {
+        str(p.relative_to(home))
+        for name in ("blobs", "sessions")
+        for p in (home / name).rglob("*")
+        if p.is_file()
+    }
 
 
 @pytest.fixture
@@ -48,8 +53,12 @@ def test_leftovers_go_and_what_is_named_stays(littered: Path) -> None:
         would = store.collect(dry_run=True)
         assert files(littered) == before
         found = store.collect(progress=heard.append)
-        assert found == Collected(blobs=1, parts=1, sessions=1, bytes=len(b"nobody names me") + 4 + 10)
-        assert would == Collected(found.blobs, found.parts, found.sessions, found.bytes, dry_run=True)
+        assert found == Collected(
+            blobs=1, parts=1, sessions=1, bytes=len(b"nobody names me") + 4 + 10
+        )
+        assert would == Collected(
+            found.blobs, found.parts, found.sessions, found.bytes, dry_run=True
+        )
         assert heard == sorted(heard)
         assert heard[-1] == 1.0
         assert len(files(littered)) == len(before) - 3
@@ -89,7 +98,8 @@ def test_files_of_others_are_left_alone(store: Store) -> None:
     add_revision(store)
     folder = next(path for path in (store.home / "blobs").iterdir())
     others = [
-        aged(_written(path)) for path in (folder / "notes.txt", store.home / "blobs" / "readme", folder / "\udcff")
+        aged(_written(path))
+        for path in (folder / "notes.txt", store.home / "blobs" / "readme", folder / "\udcff")
     ]
     assert store.collect() == Collected()
     assert all(path.exists() for path in others)

@@ -29,7 +29,9 @@ def killed_after(process: subprocess.Popen[str], lines: int, delay: float) -> li
     process.kill()
     rest, errors = process.communicate(timeout=60)
     assert errors == ""
-    return [line.rstrip("\n") for line in said + rest.splitlines(keepends=True) if line.endswith("\n")]
+    return [
+        line.rstrip("\n") for line in said + rest.splitlines(keepends=True) if line.endswith("\n")
+    ]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -47,7 +49,9 @@ def test_no_acknowledged_signal_is_lost_by_a_kill(home: Path, seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_acknowledged_revision_is_lost_by_a_kill_and_the_head_is_whole(home: Path, seed: int) -> None:
+def test_no_acknowledged_revision_is_lost_by_a_kill_and_the_head_is_whole(
+    home: Path, seed: int
+) -> None:
     moment = random.Random(100 + seed)
     script = """
 store = opened(home)
@@ -64,14 +68,14 @@ while True:
         (head,) = store.catalog.stack("ada", BASE).entries
         assert head.revision == kept[-1]
         assert hashlib.sha256(store.blobs.read(head.digest)).hexdigest() == head.digest
-        assert [problem.remedy for problem in store.verify() if "Harmless" not in problem.remedy] == []
+        assert [
+            problem.remedy for problem in store.verify() if "Harmless" not in problem.remedy
+        ] == []
         add_revision(store, b"after")
 
 
 def test_a_kill_while_the_home_is_made_leaves_something_that_can_be_made(home: Path) -> None:
-    script = (
-        "from personalpeft.store import home as _; print('go', flush=True); opened(home); print('made', flush=True)"
-    )
+    script = "from personalpeft.store import home as _; print('go', flush=True); opened(home); print('made', flush=True)"
     for delay in (0.0, 0.002, 0.005, 0.01, 0.02):
         killed_after(beside(script, home), 1, delay)
     with opened(home) as store:
@@ -183,7 +187,10 @@ def test_a_second_writer_is_told_who_the_first_is_and_readers_go_on(home: Path) 
             assert f"process {process.pid} " in error.value.message
             assert "since 2026-01-02T" in error.value.message
         output(process)
-        assert [signal.payload["text"] for signal in store.ledger.signals("ada")] == ["first", "second"]
+        assert [signal.payload["text"] for signal in store.ledger.signals("ada")] == [
+            "first",
+            "second",
+        ]
         add_fact(store)
         assert store.verify() == ()
 
@@ -214,7 +221,9 @@ def test_a_dead_process_is_not_called_the_holder(home: Path) -> None:
     output(nameless)
 
 
-def test_another_program_that_locks_the_database_is_waited_for_and_then_named_as_such(home: Path) -> None:
+def test_another_program_that_locks_the_database_is_waited_for_and_then_named_as_such(
+    home: Path,
+) -> None:
     opened(home).close()
     process = beside(
         "import sqlite3\nplain = sqlite3.connect(home / 'personalpeft.db')\nplain.execute('begin immediate')\n"
@@ -233,7 +242,8 @@ def test_another_program_that_locks_the_database_is_waited_for_and_then_named_as
 
 def test_a_lease_is_held_by_one_and_its_holder_is_named(home: Path) -> None:
     process = beside(
-        "with opened(home) as store, store.lease('learn-ada'): print('held', flush=True); sys.stdin.read()", home
+        "with opened(home) as store, store.lease('learn-ada'): print('held', flush=True); sys.stdin.read()",
+        home,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
@@ -270,7 +280,8 @@ def test_a_lease_is_held_by_one_and_its_holder_is_named(home: Path) -> None:
 
 def test_a_blob_is_seen_whole_or_not_at_all(home: Path) -> None:
     process = beside(
-        "store = opened(home)\nfor number in range(40): print(store.blobs.put(str(number).encode() * 500_000))", home
+        "store = opened(home)\nfor number in range(40): print(store.blobs.put(str(number).encode() * 500_000))",
+        home,
     )
     seen = 0
     while process.poll() is None:
@@ -285,10 +296,16 @@ def test_a_blob_is_seen_whole_or_not_at_all(home: Path) -> None:
         assert len(store.verify()) == len(acknowledged)
 
 
-def test_a_signal_is_on_record_in_the_order_it_was_acknowledged_even_when_the_clock_goes_back(home: Path) -> None:
+def test_a_signal_is_on_record_in_the_order_it_was_acknowledged_even_when_the_clock_goes_back(
+    home: Path,
+) -> None:
     with opened(home) as store:
         add_fact(store, text="one")
     with opened(home) as store:  # This clock begins anew.
         store.ledger.add_signal("ada", SignalKind.FACT, {"text": "two"})
         store.ledger.add_signal("ada", SignalKind.FACT, {"text": "three"})
-        assert [signal.payload["text"] for signal in store.ledger.signals("ada")] == ["one", "two", "three"]
+        assert [signal.payload["text"] for signal in store.ledger.signals("ada")] == [
+            "one",
+            "two",
+            "three",
+        ]

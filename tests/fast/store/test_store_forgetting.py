@@ -21,7 +21,11 @@ SECRET = "Zorblax the quiet"
 
 def holds(home: Path, text: str = SECRET) -> list[str]:
     """The files of a home in which a text can be read."""
-    return [str(p.relative_to(home)) for p in home.rglob("*") if p.is_file() and text.encode() in p.read_bytes()]
+    return [
+        str(p.relative_to(home))
+        for p in home.rglob("*")
+        if p.is_file() and text.encode() in p.read_bytes()
+    ]
 
 
 def lived(store: Store, user: str = "ada") -> Removal:
@@ -33,10 +37,17 @@ def lived(store: Store, user: str = "ada") -> Removal:
     edit = store.ledger.add_signal(user, SignalKind.EDIT, {"text": SECRET * 200}, turn=turn.id)
     again = store.ledger.add_signal(user, SignalKind.EDIT, {"text": "Boil it."}, turn=turn.id)
     store.ledger.retract(user, fact.id)
-    store.catalog.add_vectors(user, "m", {fact.id: np.ones(4, np.float32), kept.id: np.ones(4, np.float32)})
+    store.catalog.add_vectors(
+        user, "m", {fact.id: np.ones(4, np.float32), kept.id: np.ones(4, np.float32)}
+    )
     first = add_revision(store, b"first " + user.encode(), user=user, signals={kept.id: "train"})
     second = add_revision(
-        store, f"{user} {SECRET}".encode(), user=user, signals={fact.id: "train"}, parent=first.id, reason=SECRET
+        store,
+        f"{user} {SECRET}".encode(),
+        user=user,
+        signals={fact.id: "train"},
+        parent=first.id,
+        reason=SECRET,
     )
     store.catalog.move_head(user, "style", first.id, base=BASE, cause="rollback")
     store.catalog.move_head(user, "style", second.id, base=BASE, cause="rollback")
@@ -76,7 +87,12 @@ def test_no_byte_of_the_home_says_it_and_all_else_stands(home: Path) -> None:
 def removal(store: Store) -> Removal:
     removal = lived(store)
     destroyed = store.forget("ada", lambda: removal)
-    assert (destroyed.signals, destroyed.revisions, destroyed.reports, destroyed.files) == (2, 1, 1, 1)
+    assert (destroyed.signals, destroyed.revisions, destroyed.reports, destroyed.files) == (
+        2,
+        1,
+        1,
+        1,
+    )
     assert (destroyed.emptied, destroyed.complete) == (2, True)
     return removal
 
@@ -116,9 +132,13 @@ def test_what_took_its_place_stands_and_takes_nobodys(store: Store, removal: Rem
     assert [(edit.payload["text"], edit.supersedes) for edit in edits] == [("Boil it.", None)]
 
 
-def test_a_turn_whose_reply_had_it_in_view_keeps_its_question(store: Store, removal: Removal) -> None:
+def test_a_turn_whose_reply_had_it_in_view_keeps_its_question(
+    store: Store, removal: Removal
+) -> None:
     emptied = [turn for turn in store.ledger.turns("ada") if turn.id in removal.emptied]
-    assert [(turn.reply, turn.messages) for turn in emptied] == [("", removal.emptied[turn.id]) for turn in emptied]
+    assert [(turn.reply, turn.messages) for turn in emptied] == [
+        ("", removal.emptied[turn.id]) for turn in emptied
+    ]
 
 
 def test_the_same_revision_can_be_built_again(store: Store, removal: Removal) -> None:
@@ -138,7 +158,9 @@ def test_a_file_that_somebody_else_names_stays(home: Path, store: Store) -> None
     assert store.verify() == ()
 
 
-def test_what_was_recorded_of_it_cannot_be_made_up(home: Path, store: Store, removal: Removal) -> None:
+def test_what_was_recorded_of_it_cannot_be_made_up(
+    home: Path, store: Store, removal: Removal
+) -> None:
     store.close()
     for change in (
         "update tombstone set at = '2020-01-01T00:00:00.000000Z'",
@@ -164,7 +186,9 @@ def test_what_was_begun_before_a_forgetting_is_never_added_after_it(store: Store
     with pytest.raises(Forgotten):
         add_turn(store, removed=began)
     with pytest.raises(Forgotten):
-        store.ledger.add_signal("ada", SignalKind.COMMENT, {"text": SECRET}, turn=turn.id, removed=began)
+        store.ledger.add_signal(
+            "ada", SignalKind.COMMENT, {"text": SECRET}, turn=turn.id, removed=began
+        )
     assert (store.ledger.turns("ada"), store.ledger.signals("ada")) == before
     assert add_turn(store, removed=store.ledger.count_removed("ada"))
     assert add_turn(store, "bob", removed=0)
@@ -179,7 +203,11 @@ def test_what_cannot_be_decided_changes_nothing(store: Store) -> None:
 
     with pytest.raises(HomeError):
         store.forget("ada", refuse)
-    assert (store.ledger.turns("ada"), store.ledger.signals("ada"), store.catalog.reports("ada")) == before
+    assert (
+        store.ledger.turns("ada"),
+        store.ledger.signals("ada"),
+        store.catalog.reports("ada"),
+    ) == before
     assert store.verify() == ()
 
 
@@ -202,7 +230,9 @@ def test_a_kill_leaves_it_whole_or_gone_and_the_next_opening_ends_it(home: Path,
     with opened(home) as store:
         left = [p for p in store.verify() if "Harmless" not in p.remedy]
         assert left == []
-        whole = any(SECRET in str(signal.payload) for signal in store.ledger.signals("ada", current=False))
+        whole = any(
+            SECRET in str(signal.payload) for signal in store.ledger.signals("ada", current=False)
+        )
         assert said[-1] in ("lived", "forgotten")
         if not whole:
             found = holds(home)
@@ -212,7 +242,9 @@ def test_a_kill_leaves_it_whole_or_gone_and_the_next_opening_ends_it(home: Path,
             )
 
 
-def test_files_that_a_kill_left_go_when_the_home_is_opened_next(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_a_kill_left_go_when_the_home_is_opened_next(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with opened(home) as store:
         removal = lived(store)
         # Killed when the rows are gone and the files are not.

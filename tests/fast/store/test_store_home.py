@@ -18,7 +18,7 @@ from store_makers import BASE, Clock, add_fact, add_revision, beside, opened, ou
 from personalpeft.errors import HomeError, InvalidId
 from personalpeft.store import open_store
 from personalpeft.store.base import Removal
-from personalpeft.store.sqlite import JOURNAL_MODE, wal_is_safe
+from personalpeft.store.sqlite_version import JOURNAL_MODE, wal_is_safe
 
 
 def listing(folder: Path) -> dict[str, bytes | None]:
@@ -26,7 +26,8 @@ def listing(folder: Path) -> dict[str, bytes | None]:
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in folder.rglob("*")
-        if not path.name.endswith("-shm") and not (path.name.endswith("-wal") and path.stat().st_size == 0)
+        if not path.name.endswith("-shm")
+        and not (path.name.endswith("-wal") and path.stat().st_size == 0)
     }
 
 
@@ -238,10 +239,14 @@ with opened(home) as store:
 """
 
 
-@pytest.mark.parametrize("left_open", [False, True], ids=["closed", "killed with changes in its journal"])
+@pytest.mark.parametrize(
+    "left_open", [False, True], ids=["closed", "killed with changes in its journal"]
+)
 def test_a_home_without_write_permission_can_be_read(tmp_path: Path, left_open: bool) -> None:
     home = tmp_path / "home"
-    script = "store = opened(home); add_fact(store); add_revision(store); print('ready', flush=True)"
+    script = (
+        "store = opened(home); add_fact(store); add_revision(store); print('ready', flush=True)"
+    )
     process = beside(script + ("; sys.stdin.read()" if left_open else "; store.close()"), home)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -254,7 +259,11 @@ def test_a_home_without_write_permission_can_be_read(tmp_path: Path, left_open: 
         folder.chmod(0o500 if folder.is_dir() else 0o400)
         os.chown(folder, account, -1)
     for above in home.parents:
-        if above.stat().st_uid == os.getuid() and tmp_path.is_relative_to(above) and above != Path("/"):
+        if (
+            above.stat().st_uid == os.getuid()
+            and tmp_path.is_relative_to(above)
+            and above != Path("/")
+        ):
             above.chmod(above.stat().st_mode | 0o011)
     try:
         ended = beside(_READ_AS_OWNER_OF_A_SEALED_HOME, home, account)
@@ -325,12 +334,14 @@ def test_importing_the_store_loads_no_sqlite() -> None:
 _WITH_THE_STANDARD_SQLITE = """
 sys.modules["pysqlite3"] = None
 import sqlite3
-from personalpeft.store.sqlite import JOURNAL_MODE, wal_is_safe
+from personalpeft.store.sqlite_version import JOURNAL_MODE, wal_is_safe
 assert JOURNAL_MODE == ("wal" if wal_is_safe(sqlite3.sqlite_version_info) else "truncate")
 """
 
 
-def test_without_pysqlite3_every_connection_uses_the_journal_that_its_sqlite_can_be_trusted_with(home: Path) -> None:
+def test_without_pysqlite3_every_connection_uses_the_journal_that_its_sqlite_can_be_trusted_with(
+    home: Path,
+) -> None:
     """A truncated journal stays as an empty file; DELETE, which may lose an acknowledged commit, would leave none."""
     script = """
 with opened(home) as store:
@@ -391,13 +402,19 @@ def _keeps_a_log(home: Path) -> bool:
     """Whether the database file says that it has a write-ahead log. Asked beside: to close the file here would let go of the locks that
     this process has on it.
     """
-    return output(beside("print(list((home / 'personalpeft.db').read_bytes()[18:20]))", home)) == "[2, 2]\n"
+    return (
+        output(beside("print(list((home / 'personalpeft.db').read_bytes()[18:20]))", home))
+        == "[2, 2]\n"
+    )
 
 
 @pytest.mark.skipif(
-    JOURNAL_MODE != "wal" or wal_is_safe(sqlite3.sqlite_version_info), reason="takes a safe and an unsafe SQLite"
+    JOURNAL_MODE != "wal" or wal_is_safe(sqlite3.sqlite_version_info),
+    reason="takes a safe and an unsafe SQLite",
 )
-def test_an_sqlite_that_could_lose_commits_in_the_log_leaves_it_once_it_is_alone(home: Path) -> None:
+def test_an_sqlite_that_could_lose_commits_in_the_log_leaves_it_once_it_is_alone(
+    home: Path,
+) -> None:
     older = _WITH_THE_STANDARD_SQLITE + "with opened(home, patience=30) as store: add_fact(store)"
     with opened(home) as store:
         add_fact(store)

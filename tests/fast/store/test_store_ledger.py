@@ -44,7 +44,9 @@ def test_a_turn_comes_back_as_it_was_given(store: Store) -> None:
 def test_what_was_said_is_there_when_the_home_is_opened_again(home: Path) -> None:
     with opened(home) as store:
         turn = add_turn(store)
-        signal = store.ledger.add_signal("ada", SignalKind.EDIT, {"text": "Simmer it."}, turn=turn.id, source="import")
+        signal = store.ledger.add_signal(
+            "ada", SignalKind.EDIT, {"text": "Simmer it."}, turn=turn.id, source="import"
+        )
     with opened(home) as store:
         assert store.ledger.turns("ada") == (turn,)
         assert store.ledger.signals("ada") == (signal,)
@@ -89,7 +91,12 @@ def test_users_see_only_their_own(store: Store) -> None:
 def test_an_unknown_user_is_answered_with_the_nearest(store: Store) -> None:
     store.catalog.ensure_user("ada")
     store.catalog.ensure_user("grace")
-    for look_up in (store.ledger.turns, store.ledger.signals, store.catalog.user, store.catalog.layers):
+    for look_up in (
+        store.ledger.turns,
+        store.ledger.signals,
+        store.catalog.user,
+        store.catalog.layers,
+    ):
         with pytest.raises(NotFound) as error:
             look_up("adda")
         assert "'ada'" in error.value.hint
@@ -112,7 +119,9 @@ def test_a_prefix_will_do_until_two_things_bear_it(store: Store) -> None:
     first = add_fact(store)
     assert store.ledger.signal("ada", first.id[:10]) == first
     second = add_fact(store)
-    common = next(length for length in range(len(first.id)) if first.id[length] != second.id[length])
+    common = next(
+        length for length in range(len(first.id)) if first.id[length] != second.id[length]
+    )
     with pytest.raises(InvalidInput) as error:
         store.ledger.signal("ada", first.id[:common])
     assert first.id in error.value.message
@@ -139,10 +148,18 @@ def _nested(levels: int) -> Any:
 
 @pytest.mark.parametrize(
     "payload",
-    [{"value": float("nan")}, {"text": "\ud800"}, {"text": b"x"}, {1: 1, "a": 2}, {"text": _nested(100_000)}],
+    [
+        {"value": float("nan")},
+        {"text": "\ud800"},
+        {"text": b"x"},
+        {1: 1, "a": 2},
+        {"text": _nested(100_000)},
+    ],
     ids=["nan", "surrogate", "bytes", "mixed keys", "nesting"],
 )
-def test_a_payload_that_json_cannot_hold_changes_nothing(store: Store, payload: dict[str, Any]) -> None:
+def test_a_payload_that_json_cannot_hold_changes_nothing(
+    store: Store, payload: dict[str, Any]
+) -> None:
     with pytest.raises(InvalidInput):
         store.ledger.add_signal("ada", SignalKind.FACT, payload)
     assert store.catalog.users() == ()
@@ -168,23 +185,36 @@ def test_a_second_opinion_on_the_same_turn_supersedes_the_first(store: Store) ->
     assert store.ledger.signals("ada", kinds=[]) == ()
 
 
-def test_two_comments_on_one_turn_both_hold_until_one_supersedes_the_other_by_name(store: Store) -> None:
+def test_two_comments_on_one_turn_both_hold_until_one_supersedes_the_other_by_name(
+    store: Store,
+) -> None:
     turn = add_turn(store)
     brief = store.ledger.add_signal("ada", SignalKind.COMMENT, {"text": "Be brief."}, turn=turn.id)
-    metric = store.ledger.add_signal("ada", SignalKind.COMMENT, {"text": "Use metric units."}, turn=turn.id)
+    metric = store.ledger.add_signal(
+        "ada", SignalKind.COMMENT, {"text": "Use metric units."}, turn=turn.id
+    )
     assert store.ledger.signals("ada") == (brief, metric)
-    anew = store.ledger.add_signal("ada", SignalKind.COMMENT, {"text": "One word."}, turn=turn.id, supersedes=brief.id)
+    anew = store.ledger.add_signal(
+        "ada", SignalKind.COMMENT, {"text": "One word."}, turn=turn.id, supersedes=brief.id
+    )
     assert store.ledger.signals("ada") == (metric, anew)
 
 
 def test_what_an_app_says_never_supersedes_what_a_person_said(store: Store) -> None:
     turn = add_turn(store)
     hers = store.ledger.add_signal("ada", SignalKind.RATING, {"value": 1}, turn=turn.id)
-    seen = store.ledger.add_signal("ada", SignalKind.RATING, {"value": -1}, turn=turn.id, source="app")
-    again = store.ledger.add_signal("ada", SignalKind.RATING, {"value": 1}, turn=turn.id, source="app")
+    seen = store.ledger.add_signal(
+        "ada", SignalKind.RATING, {"value": -1}, turn=turn.id, source="app"
+    )
+    again = store.ledger.add_signal(
+        "ada", SignalKind.RATING, {"value": 1}, turn=turn.id, source="app"
+    )
     assert again.supersedes == seen.id
     assert store.ledger.signals("ada") == (hers, again)
-    assert store.ledger.add_signal("ada", SignalKind.RATING, {"value": -1}, turn=turn.id).supersedes == hers.id
+    assert (
+        store.ledger.add_signal("ada", SignalKind.RATING, {"value": -1}, turn=turn.id).supersedes
+        == hers.id
+    )
 
 
 def test_a_home_in_which_one_source_superseded_another_takes_further_words(store: Store) -> None:
@@ -198,11 +228,18 @@ def test_a_home_in_which_one_source_superseded_another_takes_further_words(store
 
 
 def test_facts_stand_beside_each_other_until_one_supersedes_another_by_name(store: Store) -> None:
-    old, beside = add_fact(store, text="My dog is Biscuit."), add_fact(store, text="I live in Turin.")
-    new = store.ledger.add_signal("ada", SignalKind.FACT, {"text": "My dog is Rusk."}, supersedes=old.id)
+    old, beside = (
+        add_fact(store, text="My dog is Biscuit."),
+        add_fact(store, text="I live in Turin."),
+    )
+    new = store.ledger.add_signal(
+        "ada", SignalKind.FACT, {"text": "My dog is Rusk."}, supersedes=old.id
+    )
     assert store.ledger.signals("ada") == (beside, new)
     with pytest.raises(InvalidInput) as error:
-        store.ledger.add_signal("ada", SignalKind.FACT, {"text": "My dog is Crumb."}, supersedes=old.id)
+        store.ledger.add_signal(
+            "ada", SignalKind.FACT, {"text": "My dog is Crumb."}, supersedes=old.id
+        )
     assert new.id in error.value.hint
     with pytest.raises(InvalidInput):
         store.ledger.add_signal("ada", SignalKind.COMMENT, {"text": "No."}, supersedes=new.id)
@@ -254,7 +291,9 @@ _ACTS = st.lists(
 
 @examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(acts=_ACTS)
-def test_the_current_signals_are_those_that_a_simple_model_names(tmp_path: Path, acts: list[Any]) -> None:
+def test_the_current_signals_are_those_that_a_simple_model_names(
+    tmp_path: Path, acts: list[Any]
+) -> None:
     """The model: a list of signals and a set of those that are off."""
     home = tmp_path / "homes" / str(len(list((tmp_path / "homes").glob("*"))))
     said: list[tuple[str, SignalKind, int | None]] = []
@@ -287,5 +326,7 @@ def test_the_current_signals_are_those_that_a_simple_model_names(tmp_path: Path,
                 said.append((made.id, kind, turn))
         current = [i for i, _, _ in said if i not in superseded | retracted]
         assert [signal.id for signal in store.ledger.signals("ada")] == current
-        assert [signal.id for signal in store.ledger.signals("ada", current=False)] == [i for i, _, _ in said]
+        assert [signal.id for signal in store.ledger.signals("ada", current=False)] == [
+            i for i, _, _ in said
+        ]
         assert store.verify() == ()

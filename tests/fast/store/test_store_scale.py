@@ -13,7 +13,7 @@ import pytest
 from store_makers import BASE, add_fact, add_revision, add_turn, opened, packed
 
 from personalpeft.store.base import Build, Store
-from personalpeft.store.sqlite import sqlite3 as ours
+from personalpeft.store.sqlite_version import sqlite3 as ours
 from personalpeft.types import SignalKind
 
 # The schema and the list of migrations are as long as the program, not as the home; json_each walks over what it is given;
@@ -88,13 +88,17 @@ def test_no_statement_walks_over_everybodys_rows(
             for statement in statements
             if statement.lstrip().lower().startswith(("select", "insert", "update", "delete"))
             for *_, step in database.execute(f"explain query plan {statement}")
-            if step.startswith("SCAN ") and step.split()[1] not in _SHORT and not step.startswith("SCAN (")
+            if step.startswith("SCAN ")
+            and step.split()[1] not in _SHORT
+            and not step.startswith("SCAN (")
         }
     assert len(statements) > 20
     assert walks == set()
 
 
-def test_the_turns_in_which_something_was_looked_up_are_found_without_reading_the_others(home: Path) -> None:
+def test_the_turns_in_which_something_was_looked_up_are_found_without_reading_the_others(
+    home: Path,
+) -> None:
     statements: list[str] = []
     with opened(home) as store:
         add_turn(store, used=["s_1"])
@@ -146,7 +150,10 @@ def test_a_home_of_the_former_version_is_brought_up_to_date(home: Path) -> None:
         assert store.catalog.stack("ada", BASE).entries
         assert store.verify() == ()
     with closing(sqlite3.connect(home / "personalpeft.db")) as database:
-        names = {name for (name,) in database.execute("select name from sqlite_master where type = 'index'")}
+        names = {
+            name
+            for (name,) in database.execute("select name from sqlite_master where type = 'index'")
+        }
         assert {"layer_live", "revision_by_file", "turn_looked_up"} <= names
         assert database.execute("pragma user_version").fetchone() == (5,)
 

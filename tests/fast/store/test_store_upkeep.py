@@ -71,7 +71,11 @@ def test_a_copy_is_a_home_with_all_that_was_live(home: Path, tmp_path: Path) -> 
     assert (made.files, made.missing, made.removed) == (1, (), ())
     assert made.path.stat().st_mode & 0o777 == 0o700
     assert (made.path / "config.toml").exists()
-    assert sorted(path.name for path in made.path.iterdir()) == ["blobs", "config.toml", "personalpeft.db"]
+    assert sorted(path.name for path in made.path.iterdir()) == [
+        "blobs",
+        "config.toml",
+        "personalpeft.db",
+    ]
     assert everything(made.path)[0] == rows
     with opened(made.path) as copy:
         assert copy.verify() == ()
@@ -83,11 +87,15 @@ def test_a_copy_keeps_the_journal_of_its_home(home: Path, tmp_path: Path) -> Non
     with opened(home) as runtime:
         ask(runtime.user("ada"))
         made = runtime.upkeep.back_up(tmp_path / "copies")
-    journals = [folder.joinpath("personalpeft.db").read_bytes()[18:20] for folder in (home, made.path)]
+    journals = [
+        folder.joinpath("personalpeft.db").read_bytes()[18:20] for folder in (home, made.path)
+    ]
     assert journals[0] == journals[1]
 
 
-def test_the_newest_copies_stay_whatever_the_clock_says_and_share_their_files(home: Path, tmp_path: Path) -> None:
+def test_the_newest_copies_stay_whatever_the_clock_says_and_share_their_files(
+    home: Path, tmp_path: Path
+) -> None:
     time, copies = Time(), tmp_path / "copies"
     (copies / "copy-000009-20200101.part").mkdir(parents=True)
     (copies / "mine.txt").write_text("not a copy")
@@ -98,14 +106,19 @@ def test_the_newest_copies_stay_whatever_the_clock_says_and_share_their_files(ho
         for _ in range(4):
             made.append(runtime.upkeep.back_up(copies, keep=2))
             time.at -= timedelta(days=9)
-    assert sorted(path.name for path in copies.iterdir()) == [*(each.path.name for each in made[-2:]), "mine.txt"]
+    assert sorted(path.name for path in copies.iterdir()) == [
+        *(each.path.name for each in made[-2:]),
+        "mine.txt",
+    ]
     assert [len(each.removed) for each in made] == [0, 0, 1, 1]
     blobs = [next(each.path.glob("blobs/*/*")) for each in made[-2:]]
     assert blobs[0].samefile(blobs[1])
     assert not blobs[0].samefile(next(home.glob("blobs/*/*")))
 
 
-def test_a_damaged_file_is_named_and_comes_from_the_copy_before_where_that_has_it(home: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_and_comes_from_the_copy_before_where_that_has_it(
+    home: Path, tmp_path: Path
+) -> None:
     with opened(home) as runtime:
         correct(runtime.user("ada"))
         runtime.user("ada").learn()

@@ -96,7 +96,10 @@ def test_the_last_words_cannot_be_cut_off_with_their_entry(full: Path) -> None:
 
 
 def test_a_signal_that_a_revision_was_built_from_is_missed(full: Path) -> None:
-    tampered(full, "delete from signal where user = 'ada' and id in (select signal from provenance where user = 'ada')")
+    tampered(
+        full,
+        "delete from signal where user = 'ada' and id in (select signal from provenance where user = 'ada')",
+    )
     assert any("built from s_" in problem.fault for problem in problems(full))
 
 
@@ -128,7 +131,10 @@ def test_leftovers_are_called_harmless(full: Path) -> None:
     folder = min((full / "blobs").iterdir())
     (folder / ".0123-xyz.part").write_bytes(b"half")
     found = problems(full)
-    assert sorted(problem.fault for problem in found) == ["It is not a blob.", "No revision names it."]
+    assert sorted(problem.fault for problem in found) == [
+        "It is not a blob.",
+        "No revision names it.",
+    ]
     assert all("Harmless" in problem.remedy for problem in found)
 
 
@@ -145,7 +151,9 @@ def test_pages_that_were_overwritten_are_a_problem_and_not_a_traceback(full: Pat
         store.ledger.turns("ada")
 
 
-@pytest.mark.parametrize("text", ["cast(x'ff22' as text)", "'{'", "'[]'"], ids=["bytes", "half JSON", "a list"])
+@pytest.mark.parametrize(
+    "text", ["cast(x'ff22' as text)", "'{'", "'[]'"], ids=["bytes", "half JSON", "a list"]
+)
 def test_text_that_cannot_be_read_is_a_problem_and_not_a_traceback(full: Path, text: str) -> None:
     tampered(full, f"update judgement set signals = {text} where user = 'ada'")
     assert problems(full)

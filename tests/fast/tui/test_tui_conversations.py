@@ -26,7 +26,9 @@ class Ledger:
         messages = tuple(Message(each["role"], each["content"]) for each in told)  # type: ignore[arg-type]
         at = _START + timedelta(minutes=number)
         usage = Usage(1, 1)
-        turn = Turn(f"t_{number:04}", "ada", at, messages, reply, Stack("base"), Sampling(), usage, "stop")
+        turn = Turn(
+            f"t_{number:04}", "ada", at, messages, reply, Stack("base"), Sampling(), usage, "stop"
+        )
         self.turns.append(turn)
         return turn
 
@@ -60,7 +62,10 @@ def test_conversations_that_go_on_in_turns_come_apart_again(play: list[tuple[int
         question, reply = f"{which} {text}", f"reply {number}"
         ledger.ask([*so_far, _user(question)], reply)
         told[which] = [*so_far, _user(question), _model(reply)]
-    found = {tuple(text for each in talk.exchanges for text in (each.asked, each.reply)) for talk in ledger.talks}
+    found = {
+        tuple(text for each in talk.exchanges for text in (each.asked, each.reply))
+        for talk in ledger.talks
+    }
     assert found == {tuple(each["content"] for each in messages) for messages in told.values()}
 
 
@@ -71,7 +76,13 @@ def test_a_reply_that_was_edited_is_gone_on_from() -> None:
     ledger.ask([_user("one"), _model("b"), _user("two")], "c")
     (talk,) = ledger.talks
     assert [each.text for each in talk.exchanges] == ["b", "c"]
-    assert [each["content"] for each in talk.ask("three").messages(2)] == ["one", "b", "two", "c", "three"]
+    assert [each["content"] for each in talk.ask("three").messages(2)] == [
+        "one",
+        "b",
+        "two",
+        "c",
+        "three",
+    ]
 
 
 def test_a_conversation_that_lost_its_beginning_is_still_one() -> None:

@@ -53,7 +53,9 @@ _TEXTS = st.one_of(st.text(max_size=80), st.lists(_PIECES, max_size=30).map("".j
 @example("- " * 12 + "deep", 12, False)
 @example("> " * 12 + "deep", 12, False)
 @given(_TEXTS, st.integers(12, 90), st.booleans())
-def test_every_text_fits_and_sends_no_control_character(text: str, width: int, writing: bool) -> None:
+def test_every_text_fits_and_sends_no_control_character(
+    text: str, width: int, writing: bool
+) -> None:
     shown = rendered(text, width, writing=writing)
     assert all(line.cell_length <= width for line in shown.split("\n", allow_blank=True))
     assert not any(ord(each) < 32 and each != "\n" for each in shown.plain)
@@ -128,14 +130,22 @@ def test_a_link_is_opened_only_after_its_address_was_shown_whole(
     sit_down(runtime, play)
 
 
-def test_markdown_follows_the_width_of_the_screen(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    _says(monkeypatch, "- a point that is rather long and goes on and on until it must be wrapped somewhere\n")
+def test_markdown_follows_the_width_of_the_screen(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _says(
+        monkeypatch,
+        "- a point that is rather long and goes on and on until it must be wrapped somewhere\n",
+    )
 
     async def play(seat: Seat) -> None:
         await seat.ask("points")
         first = [line for line in seat.screen.splitlines() if "•" in line]
         await seat.pilot.resize_terminal(50, 24)
-        await seat.until(lambda: [line for line in seat.screen.splitlines() if "•" in line] != first, "shorter lines")
+        await seat.until(
+            lambda: [line for line in seat.screen.splitlines() if "•" in line] != first,
+            "shorter lines",
+        )
         assert max(map(len, seat.screen.splitlines())) <= 50
 
     sit_down(runtime, play)
@@ -151,7 +161,10 @@ def _wide_and_long(length: int) -> str:
     [
         pytest.param(lambda length: "`" * length, id="backticks"),
         pytest.param(lambda length: "`a" * (length // 2), id="backticks and letters"),
-        pytest.param(lambda length: " ".join("`" * n for n in range(1, int((2 * length) ** 0.5))), id="longer runs"),
+        pytest.param(
+            lambda length: " ".join("`" * n for n in range(1, int((2 * length) ** 0.5))),
+            id="longer runs",
+        ),
         pytest.param(lambda length: "**a" * (length // 3), id="stars"),
         pytest.param(lambda length: "*a_ " * (length // 4), id="crossed marks"),
         pytest.param(lambda length: "![" * (length // 2), id="brackets"),
@@ -161,7 +174,8 @@ def _wide_and_long(length: int) -> str:
         pytest.param(lambda length: "|a|b|\n|-|-|\n# x\n" * (length // 18), id="tables"),
         pytest.param(_wide_and_long, id="a table of a few characters and many cells"),
         pytest.param(
-            lambda length: "\n\n".join(map(_wide_and_long, [2_000] * (length // 2_000))), id="many such tables"
+            lambda length: "\n\n".join(map(_wide_and_long, [2_000] * (length // 2_000))),
+            id="many such tables",
         ),
     ],
 )
@@ -169,9 +183,16 @@ def _wide_and_long(length: int) -> str:
 def test_no_text_keeps_the_screen_busy(make: Callable[[int], str], writing: bool) -> None:
     text = make(20_000)
     # Once of three times: what other programs take of the processor is none of ours.
-    assert any(timeit.timeit(lambda: rendered(text, 80, writing=writing), number=1) < 2 for _ in range(3))
+    assert any(
+        timeit.timeit(lambda: rendered(text, 80, writing=writing), number=1) < 2 for _ in range(3)
+    )
 
 
 def test_a_table_is_shown_with_its_columns_where_a_row_lacks_some() -> None:
     text = "| a | b | c |\n|---|---|---|\n| 1 |\n| 1 | 2 | 3 |\n- x\n- y"
-    assert rendered(text, 40).plain.split("\n")[:4] == ["a │ b │ c", "──┼───┼──", "1 │   │  ", "1 │ 2 │ 3"]
+    assert rendered(text, 40).plain.split("\n")[:4] == [
+        "a │ b │ c",
+        "──┼───┼──",
+        "1 │   │  ",
+        "1 │ 2 │ 3",
+    ]

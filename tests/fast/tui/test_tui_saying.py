@@ -90,7 +90,9 @@ def test_an_edit_that_changes_nothing_says_so_and_stays_open(runtime: Runtime) -
     sit_down(runtime, play)
 
 
-def test_a_fact_that_cannot_be_kept_stays_where_it_was_typed(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fact_that_cannot_be_kept_stays_where_it_was_typed(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def play(seat: Seat) -> None:
         def full(*args: object, **said: object) -> None:
             raise HomeError("The disk is full.", hint="Free some space.")
@@ -105,7 +107,9 @@ def test_a_fact_that_cannot_be_kept_stays_where_it_was_typed(runtime: Runtime, m
     assert sit_down(runtime, play).unsent == ["my dog is Biscuit"]
 
 
-def test_learning_shows_how_far_it_is_and_then_its_report(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learning_shows_how_far_it_is_and_then_its_report(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ada = runtime.user("ada")
     correct(ada, 5)
 
@@ -113,8 +117,13 @@ def test_learning_shows_how_far_it_is_and_then_its_report(runtime: Runtime, monk
         await seat.sees("5 to learn")
         gate = Gate(monkeypatch)
         await seat.press("ctrl+l")
-        await seat.until(lambda: (job := seat.app._panel.studying.learning) and job.stage != "Learning", "progress")
-        await seat.until(lambda: _stage(seat) in seat.screen.splitlines()[-1], "the stage in the footer")
+        await seat.until(
+            lambda: (job := seat.app._panel.studying.learning) and job.stage != "Learning",
+            "progress",
+        )
+        await seat.until(
+            lambda: _stage(seat) in seat.screen.splitlines()[-1], "the stage in the footer"
+        )
         gate.let(10_000)
         await seat.until(lambda: seat.app._panel.studying.learning is None, "the end of the learn")
         await seat.sees("style: promoted")
@@ -159,7 +168,9 @@ def test_a_weight_is_turned_with_the_keys_and_with_the_mouse(learned: Runtime) -
         await seat.press("left")
         await seat.until(lambda: learned.user("ada").layers()[0].weight == 0.9, "the new weight")
         await seat.pilot.click(Weight, offset=(0, 1))
-        await seat.until(lambda: learned.user("ada").layers()[0].weight == 0.0, "the mouse's weight")
+        await seat.until(
+            lambda: learned.user("ada").layers()[0].weight == 0.0, "the mouse's weight"
+        )
         await seat.sees("0.00")
 
     sit_down(learned, play, size=(120, 40))

@@ -28,7 +28,10 @@ def test_a_small_screen_shows_the_conversation_alone(learned: Runtime) -> None:
         assert blank == ""
         assert (top[:3], box[:7], bottom[:3]) == (" ╭─", " │ Ask ", " ╰─")
         stack = learned.user("ada").stack().digest[:8]
-        assert foot == f" ada@{stack}                                              F1 help  ^P commands"
+        assert (
+            foot
+            == f" ada@{stack}                                              F1 help  ^P commands"
+        )
         assert len(seat.screen.splitlines()) == 24
         assert max(map(len, seat.screen.splitlines())) <= 80
 
@@ -98,7 +101,9 @@ def test_no_color_sends_no_colour(runtime: Runtime, monkeypatch: pytest.MonkeyPa
         styles = [
             segment.style
             for strip in seat.app.screen._compositor.render_strips()
-            for segment in strip.apply_filter(seat.app._filters[-1], seat.app.screen.background_colors[1])
+            for segment in strip.apply_filter(
+                seat.app._filters[-1], seat.app.screen.background_colors[1]
+            )
             if segment.style is not None
         ]
         assert all(style.color is None or style.color.is_default for style in styles)
@@ -109,7 +114,9 @@ def test_no_color_sends_no_colour(runtime: Runtime, monkeypatch: pytest.MonkeyPa
 
 def test_the_screen_is_there_without_torch() -> None:
     program = "import sys, personalpeft_app.tui.app, personalpeft_app.tui.work, personalpeft.runtime; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "False"
 
 

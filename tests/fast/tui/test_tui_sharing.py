@@ -28,14 +28,19 @@ def other(runtime: Runtime) -> Runtime:
     return personalpeft.open(runtime.settings.home, backend="fake")
 
 
-def test_a_turn_of_another_program_appears_in_its_conversation_and_as_a_new_one(runtime: Runtime) -> None:
+def test_a_turn_of_another_program_appears_in_its_conversation_and_as_a_new_one(
+    runtime: Runtime,
+) -> None:
     async def play(seat: Seat) -> None:
         await seat.ask("about cats")
         await seat.type("half a thought")
         (first,) = runtime.user("ada").turns()
         with other(runtime) as beside:
             ada = beside.user("ada")
-            told = [{"role": "user", "content": "about cats"}, {"role": "assistant", "content": first.reply}]
+            told = [
+                {"role": "user", "content": "about cats"},
+                {"role": "assistant", "content": first.reply},
+            ]
             ada.chat([*told, {"role": "user", "content": "and more of them"}])
             await seat.sees("› and more of them")
             ada.feedback(first, rating=1)
@@ -64,7 +69,9 @@ def test_one_question_is_never_shown_twice_however_often_one_looks(runtime: Runt
         await seat.until(lambda: len(runtime.user("ada").turns()) == 4, "another reply")
         await seat.pilot.pause(0.3)
         assert [seat.screen.count(f"› question {number}") for number in range(3)] == [1, 1, 1]
-        assert len([talk for talk in seat.app._middle.speaking.talks.values() if talk.exchanges]) == 1
+        assert (
+            len([talk for talk in seat.app._middle.speaking.talks.values() if talk.exchanges]) == 1
+        )
 
     sit_down(runtime, play, size=(80, 40))
 
@@ -165,7 +172,9 @@ def test_what_cannot_be_forgotten_is_a_message_and_changes_nothing(
 def test_a_learn_of_another_program_is_in_the_footer_with_how_far_it_is(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now: list[Learning | None] = [Learning("style", "Learning", 3, 12, datetime(2026, 1, 1, tzinfo=UTC))]
+    now: list[Learning | None] = [
+        Learning("style", "Learning", 3, 12, datetime(2026, 1, 1, tzinfo=UTC))
+    ]
     monkeypatch.setattr(User, "learning", lambda self: now[0])
 
     async def play(seat: Seat) -> None:
@@ -197,7 +206,9 @@ def test_what_is_learned_here_is_not_said_to_be_learned_elsewhere(
     sit_down(runtime, play)
 
 
-def test_what_ends_while_the_program_closes_is_shown_nowhere_and_breaks_nothing(runtime: Runtime) -> None:
+def test_what_ends_while_the_program_closes_is_shown_nowhere_and_breaks_nothing(
+    runtime: Runtime,
+) -> None:
     ada = runtime.user("ada")
     correct(ada, 5)
     ada.learn()

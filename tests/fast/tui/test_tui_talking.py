@@ -61,7 +61,9 @@ def test_what_is_asked_while_the_model_loads_waits_and_says_so(runtime: Runtime)
 
 
 @pytest.mark.exhaustive
-def test_a_question_that_is_stopped_while_the_model_loads_is_back_where_it_was_typed(runtime: Runtime) -> None:
+def test_a_question_that_is_stopped_while_the_model_loads_is_back_where_it_was_typed(
+    runtime: Runtime,
+) -> None:
     there = threading.Event()
 
     async def play(seat: Seat) -> None:
@@ -75,7 +77,9 @@ def test_a_question_that_is_stopped_while_the_model_loads_is_back_where_it_was_t
     assert not runtime.user("ada").turns()
 
 
-def test_stopping_takes_one_step_and_keeps_what_came(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopping_takes_one_step_and_keeps_what_came(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def play(seat: Seat) -> None:
         gate = Gate(monkeypatch)
         await seat.send("long")
@@ -219,7 +223,9 @@ def test_an_edit_that_is_open_when_one_leaves_is_handed_back_and_one_that_change
 
 
 @pytest.mark.exhaustive
-def test_an_edit_that_is_open_outlives_another_conversation_and_another_reply(runtime: Runtime) -> None:
+def test_an_edit_that_is_open_outlives_another_conversation_and_another_reply(
+    runtime: Runtime,
+) -> None:
     async def play(seat: Seat) -> None:
         await seat.ask("one")
         await seat.edit()
@@ -253,7 +259,9 @@ def test_a_mistake_in_a_thread_is_a_message_and_loses_nothing(
     sit_down(runtime, play, bugs=True)
 
 
-def test_what_anybody_wrote_is_text_and_never_markup(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_anybody_wrote_is_text_and_never_markup(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def play(seat: Seat) -> None:
         await seat.ask("[bold]not markup[/] $x")
         assert "› [bold]not markup[/] $x" in seat.screen

@@ -42,7 +42,9 @@ class Seat:
     @property
     def screen(self) -> str:
         """All that the screen shows, line by line."""
-        return "\n".join(strip.text.rstrip() for strip in self.app.screen._compositor.render_strips())
+        return "\n".join(
+            strip.text.rstrip() for strip in self.app.screen._compositor.render_strips()
+        )
 
     @property
     def said(self) -> str:
@@ -68,11 +70,15 @@ class Seat:
             name = _character_to_key(each) if len(each) == 1 else each
             self.app.post_message(events.Key(name, each if len(each) == 1 else None))
 
-    async def until(self, happened: Callable[[], object], what: str = "", seconds: float = 20) -> None:
+    async def until(
+        self, happened: Callable[[], object], what: str = "", seconds: float = 20
+    ) -> None:
         """Waits for what threads do."""
         end = time.monotonic() + seconds
         while not happened():
-            assert time.monotonic() < end, f"{what or 'it'} did not happen; the screen:\n{self.screen}\n{self.said}"
+            assert time.monotonic() < end, (
+                f"{what or 'it'} did not happen; the screen:\n{self.screen}\n{self.said}"
+            )
             await self.pilot.pause(0.02)
 
     async def sees(self, text: str) -> None:

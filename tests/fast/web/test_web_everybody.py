@@ -24,7 +24,9 @@ def lived_in(site: Site) -> Site:
     correct(site.runtime, 6)
     ada.learn()
     ada.remember("My dog is called Biscuit.")
-    reply = ada.chat("Averyveryverylongwordwithoutanyspaceinitthatgoesonandonandonandonandonandonandonandon?")
+    reply = ada.chat(
+        "Averyveryverylongwordwithoutanyspaceinitthatgoesonandonandonandonandonandonandonandon?"
+    )
     ada.feedback(reply, comment="Answer in one sentence.")
     ada.feedback(reply, rating=1)
     ada.feedback(reply, edit=reply.text + " and so on")
@@ -33,7 +35,10 @@ def lived_in(site: Site) -> Site:
 
 def _check(page: Page, where: str) -> None:
     found = Axe().run(page, options={"resultTypes": ["violations"]})
-    said = [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in found.response["violations"]]
+    said = [
+        (each["id"], [node["html"] for node in each["nodes"]][:3])
+        for each in found.response["violations"]
+    ]
     assert said == [], where
 
 
@@ -68,7 +73,9 @@ def test_axe_finds_nothing_in_any_room_and_nothing_is_wider_than_the_screen(
         _check(page, "keys")
 
 
-def test_axe_finds_nothing_where_a_person_is_chosen_and_where_nothing_was_said_yet(site: Site, visit: Visit) -> None:
+def test_axe_finds_nothing_where_a_person_is_chosen_and_where_nothing_was_said_yet(
+    site: Site, visit: Visit
+) -> None:
     site.runtime.user("bob")
     page = visit.page
     page.goto(f"{site.url}/#token={site.secret}")
@@ -100,7 +107,11 @@ def test_axe_finds_nothing_in_two_answers_a_message_and_a_question_before_forget
 def test_axe_finds_nothing_in_what_opens_what_others_learn_and_a_reply_with_everything(
     lived_in: Site, browser: Browser, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
 ) -> None:
-    text = "# Two\n1. *one*\n   - `a`\n2. **two**\n\n> said\n\n---\n```\ncode " + "x" * 90 + "\n```\nend"
+    text = (
+        "# Two\n1. *one*\n   - `a`\n2. **two**\n\n> said\n\n---\n```\ncode "
+        + "x" * 90
+        + "\n```\nend"
+    )
     monkeypatch.setattr(FakeBackend, "_reply", lambda self, row, stack: self.encode(text))
     with visiting(browser, lived_in, **how) as visit, lived_in.runtime._store.lease("learn-ada"):
         page = visit.come()
@@ -118,7 +129,9 @@ def test_axe_finds_nothing_in_what_opens_what_others_learn_and_a_reply_with_ever
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
 
-def test_everything_that_can_be_pressed_on_a_small_screen_is_large_enough(lived_in: Site, browser: Browser) -> None:
+def test_everything_that_can_be_pressed_on_a_small_screen_is_large_enough(
+    lived_in: Site, browser: Browser
+) -> None:
     with visiting(browser, lived_in, **SMALL) as visit:
         page = visit.come()
         for room in ROOMS:
@@ -132,7 +145,9 @@ def test_everything_that_can_be_pressed_on_a_small_screen_is_large_enough(lived_
             assert small == [], room
 
 
-def test_a_person_without_a_mouse_asks_corrects_learns_and_goes_back(site: Site, visit: Visit) -> None:
+def test_a_person_without_a_mouse_asks_corrects_learns_and_goes_back(
+    site: Site, visit: Visit
+) -> None:
     correct(site.runtime, 4)
     page = visit.come()
     keys = page.keyboard

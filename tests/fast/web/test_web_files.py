@@ -41,7 +41,9 @@ def nobody(app: Flask) -> Caller:
     return Caller(app, None)
 
 
-def test_the_page_needs_no_token_and_whatever_is_somebodys_does(app: Flask, nobody: Caller, folder: str) -> None:
+def test_the_page_needs_no_token_and_whatever_is_somebodys_does(
+    app: Flask, nobody: Caller, folder: str
+) -> None:
     assert nobody.get("/").status_code == 200
     for path in PARTS:
         assert nobody.get(f"{folder}/{path.name}").status_code == 200, path.name
@@ -52,12 +54,16 @@ def test_the_page_needs_no_token_and_whatever_is_somebodys_does(app: Flask, nobo
             assert nobody.ask(method, path).status_code == 401, rule.rule
 
 
-def test_a_file_of_the_page_carries_the_policy_and_is_kept_until_it_changes(nobody: Caller, folder: str) -> None:
+def test_a_file_of_the_page_carries_the_policy_and_is_kept_until_it_changes(
+    nobody: Caller, folder: str
+) -> None:
     for path in ("/", *(f"{folder}/{path.name}" for path in PARTS)):
         got = nobody.get(path)
         assert got.headers["Content-Security-Policy"] == POLICY
         assert got.headers["X-Content-Type-Options"] == "nosniff"
-        assert got.headers["Cache-Control"] == ("no-cache" if path == "/" else "max-age=31536000, immutable")
+        assert got.headers["Cache-Control"] == (
+            "no-cache" if path == "/" else "max-age=31536000, immutable"
+        )
         again = nobody.get(path, headers={"If-None-Match": got.headers["ETag"]})
         assert (again.status_code, again.data) == (304, b"")
         assert again.headers["Content-Security-Policy"] == POLICY
@@ -88,7 +94,9 @@ def test_the_page_works_under_a_path_of_another_app(app: Flask) -> None:
     assert mounted.get(f"/model/{found[1]}").status_code == 200
 
 
-def test_the_page_is_there_while_everything_else_is_refused_for_too_much_work(runtime: Runtime) -> None:
+def test_the_page_is_there_while_everything_else_is_refused_for_too_much_work(
+    runtime: Runtime,
+) -> None:
     from personalpeft_app.http.places import Places
 
     places = Places(1)
@@ -101,8 +109,12 @@ def test_the_page_is_there_while_everything_else_is_refused_for_too_much_work(ru
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_nothing_is_inline_and_nothing_comes_from_elsewhere(path: Path) -> None:
     text = path.read_text("utf-8")
-    assert not re.search(r"<script(?![^>]*\bsrc=\"web/)|<style|\sstyle=|\son[a-z]+=\"|javascript:", text)
-    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|url\(|@import|//[a-z]+\.[a-z]{2,}", text)
+    assert not re.search(
+        r"<script(?![^>]*\bsrc=\"web/)|<style|\sstyle=|\son[a-z]+=\"|javascript:", text
+    )
+    assert not re.search(
+        r"https?://(?!www\.w3\.org/2000/svg)|url\(|@import|//[a-z]+\.[a-z]{2,}", text
+    )
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
@@ -120,6 +132,8 @@ def test_what_a_file_names_is_there() -> None:
     names = {path.name for path in FILES}
     for path in FILES:
         text = path.read_text("utf-8")
-        found = re.findall(r'from "\./([^"]+)"|import\("\./([^"]+)"\)|(?:href|src)="web/([^"]+)"', text)
+        found = re.findall(
+            r'from "\./([^"]+)"|import\("\./([^"]+)"\)|(?:href|src)="web/([^"]+)"', text
+        )
         for name in (next(filter(None, each)) for each in found):
             assert name in names, (path.name, name)

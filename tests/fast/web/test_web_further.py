@@ -46,7 +46,9 @@ def strip(page: Page) -> Locator:
     return page.get_by_role("region", name="Learning", exact=True)
 
 
-def test_what_another_program_learns_is_shown_while_it_does_and_told_when_it_is_done(site: Site, visit: Visit) -> None:
+def test_what_another_program_learns_is_shown_while_it_does_and_told_when_it_is_done(
+    site: Site, visit: Visit
+) -> None:
     correct(site.runtime)
     page = visit.come("Timeline")
     expect(strip(page)).to_contain_text("5 things to learn from")
@@ -70,7 +72,9 @@ def test_what_another_program_learns_is_shown_while_it_does_and_told_when_it_is_
     expect(page.locator(".note")).to_have_count(1)
 
 
-def test_a_page_that_comes_in_the_middle_of_anothers_learn_sees_it(site: Site, visit: Visit) -> None:
+def test_a_page_that_comes_in_the_middle_of_anothers_learn_sees_it(
+    site: Site, visit: Visit
+) -> None:
     correct(site.runtime)
     with learning_elsewhere(site, "Judging") as go_on:
         page = visit.come()
@@ -101,7 +105,10 @@ def test_what_another_window_learns_here_can_be_cancelled_in_this_one(
 def test_a_conversation_of_long_ago_is_found_further_back(site: Site, visit: Visit) -> None:
     ada = site.runtime.user("ada")
     first = ada.chat("The oldest question", max_tokens=1)
-    told = [{"role": "user", "content": "The oldest question"}, {"role": "assistant", "content": first.text}]
+    told = [
+        {"role": "user", "content": "The oldest question"},
+        {"role": "assistant", "content": first.text},
+    ]
     for number in range(498):
         ada.chat(f"question {number}", max_tokens=1)
     # Of this conversation the newest 500 turns have only the end.
@@ -139,11 +146,17 @@ def test_an_answer_is_shown_and_named_where_it_is_from(site: Site, visit: Visit)
     expect(kept).to_contain_text("about Write to Bo.")
     (signal,) = site.runtime.user("ada").signals()
     assert signal.kind is SignalKind.DEMONSTRATION
-    assert signal.payload == {"prompt": "Write to Bo.", "answer": "Dear Bo, hello.", "skill": "email"}
+    assert signal.payload == {
+        "prompt": "Write to Bo.",
+        "answer": "Dear Bo, hello.",
+        "skill": "email",
+    }
     expect(page.get_by_label("When somebody asks")).to_have_value("")
 
 
-def test_a_person_takes_everything_with_them_and_layers_for_peft(site: Site, visit: Visit, tmp_path: Path) -> None:
+def test_a_person_takes_everything_with_them_and_layers_for_peft(
+    site: Site, visit: Visit, tmp_path: Path
+) -> None:
     page = visit.come("Stack")
     # Nothing is live: there is nothing for PEFT, and all that was said goes out all the same.
     expect(page.get_by_role("button", name="Download the layers for PEFT")).to_be_hidden()
@@ -157,7 +170,9 @@ def test_a_person_takes_everything_with_them_and_layers_for_peft(site: Site, vis
     file = tmp_path / "ada.personal"
     download.value.save_as(file)
     imported = site.runtime.import_user(file, as_user="bob")
-    assert site.runtime.user(imported.user).stack().digest == site.runtime.user("ada").stack().digest
+    assert (
+        site.runtime.user(imported.user).stack().digest == site.runtime.user("ada").stack().digest
+    )
     for name, suggested in (
         ("Download Style for PEFT", "ada-style.zip"),
         ("Download the layers for PEFT", "ada.zip"),

@@ -79,12 +79,16 @@ def _module(visit: Visit, name: str) -> str:
 
 
 @pytest.mark.exhaustive
-def test_without_what_came_a_marked_correction_is_the_old_text_and_without_what_went_the_new_one(visit: Visit) -> None:
+def test_without_what_came_a_marked_correction_is_the_old_text_and_without_what_went_the_new_one(
+    visit: Visit,
+) -> None:
     visit.come()
     assert visit.page.evaluate(_CHANGES, [_module(visit, "diff.js"), 20_000]) is None
 
 
-def test_whatever_a_reply_says_comes_out_as_the_same_words_in_harmless_elements(visit: Visit) -> None:
+def test_whatever_a_reply_says_comes_out_as_the_same_words_in_harmless_elements(
+    visit: Visit,
+) -> None:
     visit.come()
     assert visit.page.evaluate(_MARKDOWN, [_module(visit, "markdown.js"), 5_000]) is None
 
@@ -94,7 +98,10 @@ def test_whatever_a_reply_says_comes_out_as_the_same_words_in_harmless_elements(
     ("text", "shown"),
     [
         ("One\ntwo\n\nthree", "<p>One\ntwo</p><p>three</p>"),
-        ("**bold** and *slanted*, `a*b`", "<p><strong>bold</strong> and <em>slanted</em>, <code>a*b</code></p>"),
+        (
+            "**bold** and *slanted*, `a*b`",
+            "<p><strong>bold</strong> and <em>slanted</em>, <code>a*b</code></p>",
+        ),
         ("snake_case_name, 2*3*4, \\*not\\*", "<p>snake_case_name, 2*3*4, *not*</p>"),
         (
             "So:\n- a\n  more\n  - b\n- c\n\nend",
@@ -108,7 +115,10 @@ def test_whatever_a_reply_says_comes_out_as_the_same_words_in_harmless_elements(
         ("*a* **b** ***c*** _d_ __e__ ~~f~~", _MARKED),
         ("***a** and *b** c* d", "<p><strong>*a</strong> and <em>b*</em> c* d</p>"),
         ("`` a`b `` and ```c`` \\`d`", "<p><code>a`b</code> and ```c`` `d`</p>"),
-        ("`a``b` **`x`** `  `", "<p><code>a``b</code> <strong><code>x</code></strong> <code>  </code></p>"),
+        (
+            "`a``b` **`x`** `  `",
+            "<p><code>a``b</code> <strong><code>x</code></strong> <code>  </code></p>",
+        ),
         ("# Title\n> said\n---", "<h3>Title</h3><blockquote><p>said</p></blockquote><hr>"),
         ("```py\nx = '*a*'\n\ny\n```\nend", "<pre><code>x = '*a*'\n\ny</code></pre><p>end</p>"),
         ("```\n<b>open", "<pre><code>&lt;b&gt;open</code></pre>"),
@@ -232,7 +242,9 @@ def test_conversations_are_the_same_here_and_in_the_terminal(site: Site, visit: 
 
     def ask(*told: str) -> Any:
         roles = ("user", "assistant")
-        return ada.chat([{"role": roles[n % 2], "content": text} for n, text in enumerate(told)], temperature=0)
+        return ada.chat(
+            [{"role": roles[n % 2], "content": text} for n, text in enumerate(told)], temperature=0
+        )
 
     first = ask("Hello")
     ada.feedback(first, rating=1)
@@ -252,7 +264,11 @@ def test_conversations_are_the_same_here_and_in_the_terminal(site: Site, visit: 
 
     talks = conversations(ada.turns(), ada.signals())
     expected = [
-        [talk.key, [[each.turn, each.rating, each.edited, each.comments] for each in talk.exchanges]] for talk in talks
+        [
+            talk.key,
+            [[each.turn, each.rating, each.edited, each.comments] for each in talk.exchanges],
+        ]
+        for talk in talks
     ]
     visit.come()
     asked = [_module(visit, "threads.js"), give(ada.turns()), give(ada.signals())]

@@ -10,7 +10,9 @@ from web_makers import Site, Visit, correct
 from personalpeft.types import SignalKind
 
 
-def test_a_person_corrects_an_answer_learns_sees_the_change_and_rolls_back(site: Site, visit: Visit) -> None:
+def test_a_person_corrects_an_answer_learns_sees_the_change_and_rolls_back(
+    site: Site, visit: Visit
+) -> None:
     correct(site.runtime, 4)
     page = visit.come()
     page.get_by_role("button", name="New conversation").click()
@@ -96,14 +98,18 @@ def test_a_reply_is_asked_for_again_in_its_place(site: Site, visit: Visit) -> No
     reply = visit.ask("Hello")
     reply.get_by_role("button", name="Ask again").click()
     expect(visit.page.locator("article.exchange")).to_have_count(1)
-    expect(visit.page.locator("article.exchange").get_by_role("button", name="Good", exact=True)).to_be_visible()
+    expect(
+        visit.page.locator("article.exchange").get_by_role("button", name="Good", exact=True)
+    ).to_be_visible()
     turns = site.runtime.user("ada").turns()
     assert len(turns) == 2
     assert turns[0].messages == turns[1].messages
 
 
 @pytest.mark.exhaustive
-def test_a_conversation_is_found_again_with_what_was_said_about_it(site: Site, visit: Visit) -> None:
+def test_a_conversation_is_found_again_with_what_was_said_about_it(
+    site: Site, visit: Visit
+) -> None:
     visit.come()
     reply = visit.ask("Hello")
     reply.get_by_role("button", name="Good", exact=True).click()
@@ -157,7 +163,9 @@ def test_weights_are_turned_and_scopes_are_set_in_the_stack(site: Site, visit: V
 
 
 @pytest.mark.exhaustive
-def test_a_blind_comparison_says_whose_the_answers_are_after_the_choice(site: Site, visit: Visit) -> None:
+def test_a_blind_comparison_says_whose_the_answers_are_after_the_choice(
+    site: Site, visit: Visit
+) -> None:
     correct(site.runtime)
     ada = site.runtime.user("ada")
     head = ada.learn().revision
@@ -178,7 +186,9 @@ def test_a_blind_comparison_says_whose_the_answers_are_after_the_choice(site: Si
 
 
 @pytest.mark.exhaustive
-def test_memories_and_rules_name_where_they_are_from_and_can_be_forgotten(site: Site, visit: Visit) -> None:
+def test_memories_and_rules_name_where_they_are_from_and_can_be_forgotten(
+    site: Site, visit: Visit
+) -> None:
     ada = site.runtime.user("ada")
     ada.feedback(ada.chat("How do I boil an egg?"), comment="Answer in one sentence.")
     page = visit.come("Memory")
@@ -234,7 +244,9 @@ def test_a_learn_that_has_nothing_to_learn_says_so(visit: Visit) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("runtime", ["kept"], indirect=True)
-def test_what_the_page_sees_without_asking_is_kept_where_that_was_switched_on(site: Site, visit: Visit) -> None:
+def test_what_the_page_sees_without_asking_is_kept_where_that_was_switched_on(
+    site: Site, visit: Visit
+) -> None:
     page = visit.come()
     visit.ask("How do I boil an egg?")
     visit.ask("Thanks!")
@@ -243,5 +255,7 @@ def test_what_the_page_sees_without_asking_is_kept_where_that_was_switched_on(si
     third, second, first = (turn.id for turn in ada.turns())
     with page.expect_response("**/observe"):
         last.get_by_role("button", name="Ask again").click()
-    seen = {signal.turn: signal.payload["how"] for signal in ada.signals() if signal.source == "app"}
+    seen = {
+        signal.turn: signal.payload["how"] for signal in ada.signals() if signal.source == "app"
+    }
     assert seen == {first: "thanked", second: "contradicted", third: "regenerated"}

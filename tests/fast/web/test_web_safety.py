@@ -21,10 +21,14 @@ HOSTILE = (
 )
 
 
-def test_hostile_text_is_shown_as_text_in_every_room(site: Site, visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_text_is_shown_as_text_in_every_room(
+    site: Site, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ada = site.runtime.user("ada")
     monkeypatch.setattr(
-        FakeBackend, "_reply", lambda self, row, stack: self.encode(HOSTILE[0]) + self.encode(HOSTILE[1])
+        FakeBackend,
+        "_reply",
+        lambda self, row, stack: self.encode(HOSTILE[0]) + self.encode(HOSTILE[1]),
     )
     for number, text in enumerate(HOSTILE):
         reply = ada.chat(text)
@@ -47,9 +51,14 @@ def test_hostile_text_is_shown_as_text_in_every_room(site: Site, visit: Visit, m
     visit.go("Memory")
     for text in HOSTILE[:3]:
         expect(page.get_by_text(f"fact {text}", exact=True)).to_be_visible()
-    page.get_by_role("listitem").filter(has_text=f"fact {HOSTILE[1]}").get_by_role("button", name="Forget").click()
+    page.get_by_role("listitem").filter(has_text=f"fact {HOSTILE[1]}").get_by_role(
+        "button", name="Forget"
+    ).click()
     expect(page.get_by_role("dialog")).to_contain_text(HOSTILE[1])
-    assert page.locator("main img, main script, main a[href^=javascript], dialog img, base").count() == 0
+    assert (
+        page.locator("main img, main script, main a[href^=javascript], dialog img, base").count()
+        == 0
+    )
     assert "hacked" not in page.title()
 
 
@@ -59,7 +68,9 @@ def test_a_reply_with_hostile_marks_is_harmless_while_it_is_written_and_afterwar
     page = visit.come()
     shown = []
     for number, text in enumerate(HOSTILE):
-        monkeypatch.setattr(FakeBackend, "_reply", lambda self, row, stack, text=text: self.encode(text))
+        monkeypatch.setattr(
+            FakeBackend, "_reply", lambda self, row, stack, text=text: self.encode(text)
+        )
         shown.append(visit.ask(f"Hello {number}").locator(".reply").inner_text())
     assert ["hacked" in text for text in shown] == ["hacked" in text for text in HOSTILE]
     assert shown[0] == HOSTILE[0]
@@ -74,7 +85,10 @@ def test_a_mark_of_direction_turns_nothing_but_its_own_text(site: Site, visit: V
     page = visit.come("Memory")
     fact = page.get_by_role("listitem").filter(has_text="desrever")
     expect(fact).to_contain_text("You said so on")
-    assert fact.locator(".written").evaluate("(each) => getComputedStyle(each).unicodeBidi") in ("isolate", "plaintext")
+    assert fact.locator(".written").evaluate("(each) => getComputedStyle(each).unicodeBidi") in (
+        "isolate",
+        "plaintext",
+    )
 
 
 @pytest.mark.exhaustive
@@ -91,7 +105,9 @@ def test_the_link_brings_in_and_its_token_leaves_the_address(site: Site, visit: 
 
 
 @pytest.mark.exhaustive
-def test_a_token_is_asked_for_where_there_is_none_and_a_wrong_one_is_refused(site: Site, visit: Visit) -> None:
+def test_a_token_is_asked_for_where_there_is_none_and_a_wrong_one_is_refused(
+    site: Site, visit: Visit
+) -> None:
     page = visit.page
     page.goto(site.url)
     page.get_by_label("Token").fill("pp_wrong")
@@ -166,7 +182,9 @@ def test_what_was_typed_is_there_after_a_reload_and_after_a_refusal(
 
 
 @pytest.mark.exhaustive
-def test_a_token_that_ends_is_asked_for_anew_over_the_page_as_it_is(site: Site, visit: Visit) -> None:
+def test_a_token_that_ends_is_asked_for_anew_over_the_page_as_it_is(
+    site: Site, visit: Visit
+) -> None:
     secret = site.of("bob")
     page = visit.come(user="bob", secret=secret)
     (token,) = site.runtime.tokens.known()
@@ -178,11 +196,15 @@ def test_a_token_that_ends_is_asked_for_anew_over_the_page_as_it_is(site: Site, 
     dialog.get_by_role("button", name="Come in").click()
     expect(page.get_by_label("Your question")).to_have_value("Are you there?")
     page.get_by_role("button", name="Ask", exact=True).click()
-    expect(page.locator("article.exchange").get_by_role("button", name="Good", exact=True)).to_be_visible()
+    expect(
+        page.locator("article.exchange").get_by_role("button", name="Good", exact=True)
+    ).to_be_visible()
 
 
 @pytest.mark.exhaustive
-def test_a_server_that_goes_away_is_a_message_and_the_question_stays(site: Site, visit: Visit) -> None:
+def test_a_server_that_goes_away_is_a_message_and_the_question_stays(
+    site: Site, visit: Visit
+) -> None:
     page = visit.come()
     page.route("**/chat/stream", lambda route: route.abort())
     page.get_by_label("Your question").fill("Are you there?")
@@ -283,7 +305,9 @@ def test_a_link_that_cannot_be_used_leaves_the_session_as_it_was(site: Site, vis
 
 
 @pytest.mark.exhaustive
-def test_a_link_of_the_same_user_asks_nothing_and_one_of_the_administrator_says_so(site: Site, visit: Visit) -> None:
+def test_a_link_of_the_same_user_asks_nothing_and_one_of_the_administrator_says_so(
+    site: Site, visit: Visit
+) -> None:
     page = visit.come(secret=site.of("ada"))
     page.goto(f"{site.url}/#code={site.codes.issue('ada')}")
     visit.ready()

@@ -30,7 +30,9 @@ class Signing:
 
     def __post_init__(self) -> None:
         self.codes = SignInCodes(self.runtime.tokens, Clock(timer=lambda: self.passed[0]))
-        self.app: Flask = make_app(self.runtime, more=[OwnApi(self.runtime).blueprint, page.blueprint(self.codes)])
+        self.app: Flask = make_app(
+            self.runtime, more=[OwnApi(self.runtime).blueprint, page.blueprint(self.codes)]
+        )
 
     def redeem(self, code: str | None, **headers: str) -> TestResponse:
         return Caller(self.app, code).post("/web/session", headers=headers)
@@ -80,7 +82,9 @@ def test_a_page_of_another_origin_may_use_no_code(signing: Signing) -> None:
     assert signing.redeem(code).status_code == 200
 
 
-def test_neither_a_code_nor_its_session_is_in_a_file_or_outlives_the_server(signing: Signing) -> None:
+def test_neither_a_code_nor_its_session_is_in_a_file_or_outlives_the_server(
+    signing: Signing,
+) -> None:
     code = signing.codes.issue("ada")
     secret = signing.redeem(code).json["token"]
     home = signing.runtime.settings.home

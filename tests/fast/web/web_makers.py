@@ -32,7 +32,9 @@ def chromium(playwright: Playwright) -> Browser:
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     own = Path(playwright.chromium.executable_path)
     if found is None and not own.exists():
-        pytest.skip("there is no Chromium: make browser, apt-get install chromium, or playwright install chromium")
+        pytest.skip(
+            "there is no Chromium: make browser, apt-get install chromium, or playwright install chromium"
+        )
     # Tests may run as root, and no sandbox is needed around a page of our own.
     return playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
 
@@ -100,7 +102,9 @@ class Visit:
 @contextmanager
 def visiting(browser: Browser, site: Site, **how: Any) -> Iterator[Visit]:
     """A window of its own, with nothing kept from another one."""
-    context: BrowserContext = browser.new_context(**{"locale": "en-GB", "timezone_id": "UTC", **how})
+    context: BrowserContext = browser.new_context(
+        **{"locale": "en-GB", "timezone_id": "UTC", **how}
+    )
     context.set_default_timeout(PATIENCE)
     context.add_init_script(_WATCH)
     visit = Visit(site, context.new_page())

@@ -17,8 +17,8 @@ import personalpeft
 from personalpeft.backends.base import Backend, Row
 from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.backends.torch.processor import cpu_flags
-from personalpeft.bases.base import Base
-from personalpeft.serving.invariance import check_batch_invariance
+from personalpeft.base_models.types import Base
+from personalpeft.engine.invariance_check import check_batch_invariance
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
@@ -33,15 +33,15 @@ PROMPTS = (
 
 @pytest.fixture(scope="module")
 def real_base(shared_cache: Path) -> Base:
-    from personalpeft.bases.prepare import prepare
-    from personalpeft.bases.shelf import find_card
+    from personalpeft.base_models.registry import find_card
+    from personalpeft.base_models.resolve import prepare
 
     return prepare(find_card("smollm2-135m-instruct"), cache=shared_cache)
 
 
 def backend_in(dtype: str, base: Base, cache: Path) -> Backend:
     from personalpeft.backends.torch.backend import TorchBackend
-    from personalpeft.backends.torch.model import Device, choose_device
+    from personalpeft.backends.torch.model_runner import Device, choose_device
 
     if dtype == "bfloat16" and choose_device().dtype != torch.bfloat16:
         pytest.skip("the processor does not multiply bfloat16")
@@ -95,7 +95,9 @@ with personalpeft.open(sys.argv[1]) as runtime:
 """
 
 
-def test_another_process_and_another_number_of_threads_give_the_same_bits(tmp_path: Path, shared_cache: Path) -> None:
+def test_another_process_and_another_number_of_threads_give_the_same_bits(
+    tmp_path: Path, shared_cache: Path
+) -> None:
     replies = set()
     for number, more in enumerate(({}, {"OMP_NUM_THREADS": "1"}, {})):
         done = subprocess.run(
@@ -115,12 +117,23 @@ def test_of_200_replies_asked_again_none_differs_in_a_bit(tmp_path: Path) -> Non
     assert (report.replies, report.differing) == (400, 0)
 
 
-@pytest.mark.parametrize("name", [name for name, (flag, _) in INSTRUCTION_SETS.items() if flag in cpu_flags().split()])
+@pytest.mark.parametrize(
+    "name", [name for name, (flag, _) in INSTRUCTION_SETS.items() if flag in cpu_flags().split()]
+)
 def test_doctor_finds_it_so_with_each_instruction_set_of_this_processor(
     name: str, tmp_path: Path, shared_cache: Path
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "personalpeft_app", "--home", str(tmp_path / "home"), "doctor", "--load", "--json"],
+        [
+            sys.executable,
+            "-m",
+            "personalpeft_app",
+            "--home",
+            str(tmp_path / "home"),
+            "doctor",
+            "--load",
+            "--json",
+        ],
         env={**os.environ, "PERSONALPEFT_CACHE": str(shared_cache), **INSTRUCTION_SETS[name][1]},
         capture_output=True,
         text=True,

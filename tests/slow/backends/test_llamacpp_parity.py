@@ -17,13 +17,13 @@ from backend_makers import Writing, attach, composed, llamacpp_backend, row, tor
 
 from personalpeft.backends.base import Backend, Continuation, Row
 from personalpeft.backends.llamacpp.backend import memory_of
-from personalpeft.backends.llamacpp.lanes import PART
-from personalpeft.backends.llamacpp.library import Model, Shape
-from personalpeft.bases.base import Base, Source
-from personalpeft.bases.gguf_file import gguf_file
-from personalpeft.bases.gguf_names import gguf_names
-from personalpeft.bases.prepare import prepare
-from personalpeft.bases.shelf import find_card
+from personalpeft.backends.llamacpp.binding import Model, Shape
+from personalpeft.backends.llamacpp.context_pool import PART
+from personalpeft.base_models.gguf.file import gguf_file
+from personalpeft.base_models.gguf.tensor_names import gguf_names
+from personalpeft.base_models.registry import find_card
+from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.types import Base, Source
 from personalpeft.types import Message, Sampling
 from personalpeft_app.bench.engines_asked import AGREE, FIXED, PROMPTS
 
@@ -58,7 +58,10 @@ def with_stack(backend: Backend) -> Backend:
 
 
 def said(backend: Backend, stack: str | None) -> list[Sequence[int]]:
-    return [reply.tokens for reply in written(backend, [row(backend, p, stack, max_tokens=AGREE) for p in PROMPTS])]
+    return [
+        reply.tokens
+        for reply in written(backend, [row(backend, p, stack, max_tokens=AGREE) for p in PROMPTS])
+    ]
 
 
 def scored(backend: Backend, stack: str | None) -> list[float]:
@@ -97,7 +100,9 @@ def test_with_quantised_numbers_log_probs_are_as_near_as_rounding_to_8_bits_lets
 QUESTIONS = ("What is the sea made of? " * 40, "And the moon?", "Why do cats purr?")
 
 
-def conversation(backend: Backend, owner: str, stack: str | None, *, beside: Sequence[Row] = ()) -> list[Reply]:
+def conversation(
+    backend: Backend, owner: str, stack: str | None, *, beside: Sequence[Row] = ()
+) -> list[Reply]:
     """Greedy replies, each after all that was said before it, while other rows are served beside them."""
     writing = Writing(backend)
     for each in beside:
@@ -133,7 +138,8 @@ def test_a_conversation_repeats_to_the_bit_cold_warm_in_company_and_in_a_new_pro
     again = conversation(backend, "ada", stack)
     assert backend.occupancy().reused > 0
     others = [
-        row(backend, PROMPTS[n] * 20, other, owner="ada", max_tokens=100) for n, other in enumerate((None, "one"))
+        row(backend, PROMPTS[n] * 20, other, owner="ada", max_tokens=100)
+        for n, other in enumerate((None, "one"))
     ]
     beside = conversation(backend, "ada", stack, beside=others)
     backend.forget()
@@ -153,7 +159,7 @@ def test_a_context_takes_no_more_memory_than_is_reckoned(
         shape = Shape(places, PART, 1, 1, names.full)
         place, lane = memory_of(names, model.vocabulary, shape)
         caplog.clear()
-        with caplog.at_level("DEBUG", "personalpeft.backends.llamacpp.library"):
+        with caplog.at_level("DEBUG", "personalpeft.backends.llamacpp.binding"):
             model.context(shape, None).close()
         sizes = [float(size) for size in re.findall(r"buffer size = +([0-9.]+) MiB", caplog.text)]
         assert len(sizes) >= 3

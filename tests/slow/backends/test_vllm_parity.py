@@ -13,9 +13,9 @@ from backend_makers import attach, composed, row, torch_backend, written
 from vllm_maker import running, vllm_backend
 
 from personalpeft.backends.base import Backend, Continuation
-from personalpeft.bases.base import Base
-from personalpeft.bases.prepare import prepare
-from personalpeft.bases.shelf import find_card
+from personalpeft.base_models.registry import find_card
+from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.types import Base
 from personalpeft_app.bench.engines_asked import AGREE, PROMPTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
@@ -34,7 +34,9 @@ def on_torch(real: Base) -> Iterator[Backend]:
 
 
 @pytest.fixture(scope="module")
-def on_vllm(real: Base, shared_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+def on_vllm(
+    real: Base, shared_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Backend]:
     with running(real, tmp_path_factory.mktemp("vllm"), longest=1024) as server:
         backend = with_stack(vllm_backend(real, shared_cache, server, slots=1, rows=len(PROMPTS)))
         yield backend
@@ -54,7 +56,9 @@ def test_the_first_tokens_are_the_same_and_found_as_likely(
     theirs, ours = written(on_vllm, rows), written(on_torch, rows)
     same = [their.tokens == our.tokens for their, our in zip(theirs, ours, strict=True)]
     # Of what vLLM wrote, since it cannot be asked how likely given text is.
-    items = [Continuation(row.tokens, their.tokens) for row, their in zip(rows, theirs, strict=True)]
+    items = [
+        Continuation(row.tokens, their.tokens) for row, their in zip(rows, theirs, strict=True)
+    ]
     apart = [
         abs(a - b)
         for their, score in zip(theirs, on_torch.score(items, stack), strict=True)

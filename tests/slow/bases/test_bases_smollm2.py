@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from personalpeft.bases.base import Base
-from personalpeft.bases.prepare import prepare
-from personalpeft.bases.shelf import find_card
-from personalpeft.bases.template import chat_text
+from personalpeft.base_models.chat_template import chat_text
+from personalpeft.base_models.registry import find_card
+from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.types import Base
 from personalpeft.types import Message
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,9 @@ def test_the_cards_system_message_is_what_the_template_would_say(smollm2: Base) 
     assert text.startswith("<|im_start|>system\n")
 
 
-def test_numbers_and_spaces_become_the_tokens_that_the_model_was_trained_with(smollm2: Base) -> None:
+def test_numbers_and_spaces_become_the_tokens_that_the_model_was_trained_with(
+    smollm2: Base,
+) -> None:
     tokenizer = Tokenizer.from_file(str(smollm2.folder / "tokenizer.json"))
     assert tokenizer.encode("x=  42", add_special_tokens=False).ids == [104, 45, 256, 36, 34]
     assert tokenizer.encode("a  1", add_special_tokens=False).ids == [81, 256, 33]

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from personalpeft.memory.embed import MiniLM
+from personalpeft.memory.embedder import MiniLM
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,9 @@ def test_a_paraphrase_finds_its_fact_and_a_foreign_question_none(minilm: MiniLM)
 
 def test_vectors_have_length_one_and_do_not_depend_on_their_neighbours(minilm: MiniLM) -> None:
     alone = minilm.embed(["My dog is called Biscuit."])
-    among = minilm.embed(["x", "My dog is called Biscuit.", "a much longer text about nothing in particular " * 20])
+    among = minilm.embed(
+        ["x", "My dog is called Biscuit.", "a much longer text about nothing in particular " * 20]
+    )
     assert (alone.shape, alone.dtype) == ((1, 384), np.float32)
     assert np.linalg.norm(among, axis=1) == pytest.approx(1, abs=1e-5)
     assert alone[0].tobytes() == among[1].tobytes()
@@ -53,6 +55,6 @@ def test_vectors_have_length_one_and_do_not_depend_on_their_neighbours(minilm: M
 
 
 def test_it_loads_without_a_word_on_the_screen() -> None:
-    code = "from personalpeft.memory.embed import MiniLM; MiniLM().embed(['hello'])"
+    code = "from personalpeft.memory.embedder import MiniLM; MiniLM().embed(['hello'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")

@@ -15,12 +15,16 @@ from personalpeft_app.bench.style import is_right
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
-SIGNED, LISTED = (next(style for style in STYLES if style.name == name) for name in ("sign-off", "bullets"))
+SIGNED, LISTED = (
+    next(style for style in STYLES if style.name == name) for name in ("sign-off", "bullets")
+)
 
 
 def edit(user: User, style: Style, first: int) -> None:
     pairs = pools().everyday[first : first + 12]
-    for reply, (_, answer) in zip(chat_all(user, [question for question, _ in pairs], 40), pairs, strict=True):
+    for reply, (_, answer) in zip(
+        chat_all(user, [question for question, _ in pairs], 40), pairs, strict=True
+    ):
         user.feedback(reply, edit=style.apply(answer))
 
 
@@ -33,7 +37,9 @@ def general(user: User) -> int:
     return sum(is_right(words, text) for (_, words), text in zip(GENERAL, said, strict=True))
 
 
-def test_a_changed_way_of_answering_is_learned_as_a_first_one_is(tmp_path: Path, shared_cache: Path) -> None:
+def test_a_changed_way_of_answering_is_learned_as_a_first_one_is(
+    tmp_path: Path, shared_cache: Path
+) -> None:
     with personalpeft.open(tmp_path / "home") as runtime:
         ada = runtime.user("ada")
         known = general(ada)

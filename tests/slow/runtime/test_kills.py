@@ -20,7 +20,12 @@ pytestmark = pytest.mark.exhaustive
 DOOMED = Path(__file__).with_name("doomed.py")
 KILLS = 20
 # On the fake backend a build has 26 to 30 steps; both "Reading" and "Judging" are reported when they begin.
-POINTS = [("Reading", 1), *(("Learning", n) for n in (1, 4, 5, 6, 11, 20)), ("Judging", 1), ("Judging", 2)]
+POINTS = [
+    ("Reading", 1),
+    *(("Learning", n) for n in (1, 4, 5, 6, 11, 20)),
+    ("Judging", 1),
+    ("Judging", 2),
+]
 TORCH_POINTS = [("Learning", 3), ("Learning", 9), ("Judging", 1)]
 
 
@@ -55,10 +60,16 @@ def killed_after(seconds: float, cache: Path, *arguments: object) -> Iterator[tu
 
 def faults(runtime: Runtime) -> list[str]:
     """What verify finds, but for what a write that was cut short may leave behind."""
-    return [f"{each.where}: {each.fault}" for each in runtime.verify() if not each.remedy.startswith("Harmless")]
+    return [
+        f"{each.where}: {each.fault}"
+        for each in runtime.verify()
+        if not each.remedy.startswith("Harmless")
+    ]
 
 
-def test_nothing_that_was_promised_is_lost_whenever_the_process_is_killed(tmp_path: Path, shared_cache: Path) -> None:
+def test_nothing_that_was_promised_is_lost_whenever_the_process_is_killed(
+    tmp_path: Path, shared_cache: Path
+) -> None:
     home, chance = tmp_path / "home", random.Random(20260501)
     promised: dict[str, set[str]] = {"turn": set(), "signal": set(), "revision": set()}
     heads: list[str] = ["None"]
@@ -101,7 +112,9 @@ def uninterrupted(home: Path, base: str | Path) -> str | None:
         return runtime.user("ada").learn().revision
 
 
-def test_a_learn_that_was_killed_is_finished_with_the_same_bytes(tmp_path: Path, shared_cache: Path) -> None:
+def test_a_learn_that_was_killed_is_finished_with_the_same_bytes(
+    tmp_path: Path, shared_cache: Path
+) -> None:
     expected = uninterrupted(tmp_path / "whole", "fake")
     for stage, reports in POINTS:
         home = tmp_path / f"{stage}-{reports}"
@@ -114,7 +127,9 @@ def test_a_learn_that_is_killed_again_and_again_is_finished_with_the_same_bytes(
 ) -> None:
     expected = uninterrupted(tmp_path / "whole", "fake")
     lived(tmp_path / "home", "fake")
-    finish(tmp_path / "home", "fake", [("Learning", 7)] * 3 + [("Judging", 1)], shared_cache, expected)
+    finish(
+        tmp_path / "home", "fake", [("Learning", 7)] * 3 + [("Judging", 1)], shared_cache, expected
+    )
 
 
 def test_on_the_torch_backend_too(tmp_path: Path, shared_cache: Path) -> None:
@@ -124,7 +139,9 @@ def test_on_the_torch_backend_too(tmp_path: Path, shared_cache: Path) -> None:
     finish(tmp_path / "home", card, TORCH_POINTS, shared_cache, expected)
 
 
-def finish(home: Path, base: str | Path, points: list[tuple[str, int]], cache: Path, expected: str | None) -> None:
+def finish(
+    home: Path, base: str | Path, points: list[tuple[str, int]], cache: Path, expected: str | None
+) -> None:
     """Kills a learn at each of the points in turn, looks at the home each time, and then lets one come to its end."""
     killed = 0
     for stage, reports in points:

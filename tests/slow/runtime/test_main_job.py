@@ -18,7 +18,7 @@ import personalpeft
 from personalpeft import LearnReport, Runtime, User
 from personalpeft.adapters.compose import compose
 from personalpeft.backends.base import Row
-from personalpeft.serving.engine import Request
+from personalpeft.engine.engine import Request
 from personalpeft.types import Message, Sampling, Stack, Verdict
 from personalpeft_app.bench.people import GENERAL, LESSONS, STYLES, UNSEEN
 
@@ -72,12 +72,29 @@ def job(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Iterato
             ada.feedback(ada.chat(question, temperature=0, max_tokens=40), edit=STYLE.apply(answer))
         report = ada.learn()
         live = ada.stack()
-        styled, general_after = answers(runtime, live, UNSEEN, 96), answers(runtime, live, general, 48)
-        yield Job(home, runtime, ada, report, fingerprint, bare, styled, general_before, general_after, before)
+        styled, general_after = (
+            answers(runtime, live, UNSEEN, 96),
+            answers(runtime, live, general, 48),
+        )
+        yield Job(
+            home,
+            runtime,
+            ada,
+            report,
+            fingerprint,
+            bare,
+            styled,
+            general_before,
+            general_after,
+            before,
+        )
 
 
 def right(replies: Sequence[str]) -> int:
-    return sum(any(word in reply.lower() for word in words) for reply, (_, words) in zip(replies, GENERAL, strict=True))
+    return sum(
+        any(word in reply.lower() for word in words)
+        for reply, (_, words) in zip(replies, GENERAL, strict=True)
+    )
 
 
 def test_twelve_edits_teach_the_style(job: Job) -> None:
@@ -107,7 +124,9 @@ def test_the_base_is_untouched(job: Job) -> None:
     assert job.runtime.engine().backend.fingerprint() == job.fingerprint
 
 
-def test_rollback_brings_the_old_answers_back_byte_for_byte_and_forward_the_new_ones(job: Job) -> None:
+def test_rollback_brings_the_old_answers_back_byte_for_byte_and_forward_the_new_ones(
+    job: Job,
+) -> None:
     styled = chats(job.ada)
     assert styled != job.chats
     job.ada.rollback("style")
@@ -138,7 +157,9 @@ def test_the_same_words_in_another_home_make_the_same_bytes_though_it_is_killed_
         with personalpeft.open(home) as runtime:
             ada = runtime.user("ada")
             assert (ada.history(), ada.revisions()) == ((), ())
-            assert [each for each in runtime.verify() if not each.remedy.startswith("Harmless")] == []
+            assert [
+                each for each in runtime.verify() if not each.remedy.startswith("Harmless")
+            ] == []
     with personalpeft.open(home) as runtime:
         assert runtime.user("ada").learn().revision == job.report.revision
         assert runtime.verify() == ()
@@ -172,12 +193,19 @@ def test_peft_loads_the_export_and_says_the_same(job: Job, tmp_path: Path) -> No
     plain: Any = AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32)
     theirs: Any = PeftModel.from_pretrained(plain, str(folder)).eval()
     ours = torch_backend(base, slots=1)
-    attach(ours, "style", compose([(job.runtime.engine().adapter(job.ada.stack().entries[0].digest), 1.0)]))
+    attach(
+        ours,
+        "style",
+        compose([(job.runtime.engine().adapter(job.ada.stack().entries[0].digest), 1.0)]),
+    )
     for prompt in UNSEEN[:2]:
         tokens = ours.render([Message("user", prompt)])
         (said,) = written(ours, [Row(tokens, "style", Sampling(max_tokens=16))])
         with torch.inference_mode():
             expected = theirs.generate(
-                torch.tensor([tokens]), max_new_tokens=16, do_sample=False, pad_token_id=ours.end_of_turn[0]
+                torch.tensor([tokens]),
+                max_new_tokens=16,
+                do_sample=False,
+                pad_token_id=ours.end_of_turn[0],
             )
         assert ours.decode(expected[0, len(tokens) :].tolist()) == said.text

@@ -1,0 +1,142 @@
+"""In and out: a user's stack as other programs read it, and an adapter of theirs as a revision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal, TypeAlias, get_args
+
+from personalpeft.adapters.compose import compose
+from personalpeft.adapters.formats.gguf import import_gguf_lora, write_gguf_lora
+from personalpeft.adapters.formats.packed import pack
+from personalpeft.adapters.formats.peft import export_peft, export_stack_peft, import_peft
+from personalpeft.adapters.merge import write_merged_folder, write_merged_gguf
+from personalpeft.adapters.types import Adapter
+from personalpeft.backends.llamacpp.tokenizer_check import check_splitting
+from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
+from personalpeft.base_models.types import Base
+from personalpeft.clock import Clock
+from personalpeft.engine.engine import Engine
+from personalpeft.errors import InvalidInput, WeightsError
+from personalpeft.learning.plan import stack_below
+from personalpeft.learning.publish import given
+from personalpeft.store.base import Store
+from personalpeft.types import Revision, Stack, StackEntry
+
+MergedForm: TypeAlias = Literal["safetensors", "gguf"]
+"""What a base with a stack in it is written as: for transformers, or for llama.cpp and Ollama."""
+
+
+def write_folder(
+    engine: Engine, entries: Sequence[StackEntry], folder: Path, *, whole: bool
+) -> Path:
+    """Writes a whole stack as one LoRA, or the first entry as it was learned; the folder that was written."""
+    target = folder.expanduser().absolute()
+    base = engine.backend.base
+    parts = [(engine.adapter(entry.digest), entry.weight) for entry in entries]
+    if whole:
+        export_stack_peft(parts, base.architecture, target, base_name=base.card.name)
+    else:
+        export_peft(parts[0][0], base.architecture, target, base_name=base.card.name)
+    return target
+
+
+def write_gguf(engine: Engine, entries: Sequence[StackEntry], file: Path) -> Path:
+    """Writes a stack as a GGUF LoRA; the file that was written."""
+    target = file.expanduser().absolute()
+    base = engine.backend.base
+    names = _names(base)
+    stack = compose([(engine.adapter(entry.digest), entry.weight) for entry in entries])
+    if target.exists():
+        raise InvalidInput(
+            f"{target} is there already.", hint="Name a file that does not exist yet."
+        )
+    try:
+        with TemporaryDirectory(prefix=".personalpeft-", dir=target.parent) as folder:
+            part = Path(folder, target.name)
+            write_gguf_lora(names, stack, part, title=f"personalpeft for {base.card.title}")
+            part.replace(target)
+    except OSError as error:
+        raise InvalidInput(
+            f"{target} cannot be written: {error.strerror or error}.",
+            hint="Choose a place that can be written to.",
+        ) from error
+    return target
+
+
+def write_merged(
+    engine: Engine, entries: Sequence[StackEntry], folder: Path, form: MergedForm
+) -> Path:
+    """Writes the base with a stack in its weights; the folder that was written."""
+    if form not in get_args(MergedForm):
+        raise InvalidInput(
+            f"form cannot be {form!a}.", hint=f"Give one of {', '.join(get_args(MergedForm))}."
+        )
+    target = folder.expanduser().absolute()
+    base = engine.backend.base
+    stack = compose([(engine.adapter(entry.digest), entry.weight) for entry in entries])
+    if form == "gguf":
+        write_merged_gguf(base, stack, target, partial(check_splitting, base))
+    else:
+        write_merged_folder(base, stack, target)
+    return target
+
+
+def take_folder(
+    store: Store, base: Base, clock: Clock, user: str, live: Stack, folder: Path, layer: str
+) -> Revision:
+    """Records a PEFT folder as a revision of a layer, not judged, and makes it the head."""
+    began = clock.timer()
+    adapter = import_peft(
+        folder.expanduser().absolute(), base.architecture, layer=layer, base=base.digest
+    )
+    return _take(store, adapter, clock, began, user, live)
+
+
+def take_gguf(
+    store: Store, base: Base, clock: Clock, user: str, live: Stack, file: Path, layer: str
+) -> Revision:
+    """Records a GGUF LoRA as a revision of a layer, not judged, and makes it the head."""
+    began = clock.timer()
+    target, names = file.expanduser().absolute(), _names(base)
+    adapter = import_gguf_lora(target, base.architecture, names, layer=layer, base=base.digest)
+    return _take(store, adapter, clock, began, user, live)
+
+
+def _names(base: Base) -> GgufNames:
+    """Whoever asks for what this base has not is told so; nothing is wrong with its weights."""
+    try:
+        return gguf_names(base)
+    except WeightsError as error:
+        raise InvalidInput(error.message, hint=error.hint) from error
+
+
+def _take(
+    store: Store, adapter: Adapter, clock: Clock, began: float, user: str, live: Stack
+) -> Revision:
+    manifest = adapter.manifest
+    blob = pack(adapter)
+    digest = store.blobs.put(blob)
+    # A learn on top of it has to know its shape, which a foreign recipe does not say in our words.
+    shape = {
+        "rank": manifest.rank,
+        "alpha": manifest.scaling * manifest.rank,
+        "targets": list(manifest.targets),
+    }
+    revision = given(
+        user,
+        manifest.layer,
+        digest,
+        manifest.base,
+        {**manifest.recipe, **shape},
+        reason="imported by name, not judged",
+        at=clock.now(),
+        below=stack_below(store, user, live, manifest.layer).entries,
+        seconds=clock.timer() - began,
+    )
+    store.catalog.add_revision(
+        revision, blob, {"imported": revision.id}, promote=True, cause="import"
+    )
+    return revision

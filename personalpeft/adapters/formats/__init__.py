@@ -1,0 +1,1 @@
+"""Adapter files: packed, PEFT, GGUF and published folders."""

@@ -1,0 +1,115 @@
+"""Modelfiles, from which Ollama makes a model out of a GGUF file.
+
+Ollama has templates in a language of its own. So the base's template is looked at from outside: it is asked to render a
+chat, and where what it puts around each message is the same for every message, that is said in Ollama's words. Invariant: a
+template is written only if it gives, for chats of several shapes, to the letter what the base's own gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from personalpeft.base_models.chat_template import chat_text
+from personalpeft.base_models.types import Base
+from personalpeft.errors import CardError, InvalidInput
+from personalpeft.types import Message, Role
+
+_ROLES: tuple[Role, ...] = ("system", "user", "assistant")
+_SHAPES: tuple[tuple[Role, ...], ...] = (
+    ("system", "user"),
+    ("system", "user", "assistant", "user"),
+    ("system", "user", "assistant", "user", "assistant", "user"),
+)
+
+# What means something in a Modelfile or in one of its templates.
+_QUOTES = ('"""', "{{", "}}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What stands before and after a message of each role; what stands before a reply ends the prompt."""
+
+    before: dict[str, str]
+    after: dict[str, str]
+
+    def render(self, messages: Sequence[Message]) -> str:
+        said = (f"{self.before[m.role]}{m.content}{self.after[m.role]}" for m in messages)
+        return "".join(said) + self.before["assistant"]
+
+
+def modelfile(base: Base, weights: str) -> str:
+    """A Modelfile beside the weights file of that name."""
+    lines = [f"FROM ./{weights}"]
+    frame = _frame(base)
+    if frame is None:
+        lines.append("# The chat template is in the model file; Ollama finds one that fits.")
+    else:
+        lines.append(f'TEMPLATE """{_in_go(frame)}"""')
+    if base.card.system and '"""' not in base.card.system:
+        lines.append(f'SYSTEM """{base.card.system}"""')
+    lines += [f'PARAMETER stop "{token}"' for token in base.stop_tokens if '"' not in token]
+    sampling = base.card.sampling
+    lines += [f"PARAMETER temperature {sampling.temperature}", f"PARAMETER top_p {sampling.top_p}"]
+    lines.append(f"PARAMETER num_ctx {base.card.context}")
+    return "\n".join(lines) + "\n"
+
+
+def _frame(base: Base) -> _Frame | None:
+    """What the base's template puts around messages; None where that depends on more than their roles."""
+    said = {role: f"<<{role}>>" for role in _ROLES}
+    try:
+        text = chat_text(base, [Message(role, said[role]) for role in _SHAPES[1]])
+        begin, rest = text.split(said["system"])
+        middle, between, last = rest.split(said["user"])
+        to_reply, after_reply = between.split(said["assistant"])
+        if any(mark in text for mark in _QUOTES):
+            return None
+        frame = _parted(base, begin, middle, to_reply, after_reply)
+        if (
+            last == to_reply
+            and frame is not None
+            and all(_holds(base, frame, shape) for shape in _SHAPES)
+        ):
+            return frame
+    except (ValueError, CardError, InvalidInput):
+        # It refuses such a chat, or says a message twice or not at all.
+        return None
+    return None
+
+
+def _parted(base: Base, begin: str, middle: str, to_reply: str, after_reply: str) -> _Frame | None:
+    """Each piece between two messages, parted into what ends the one and what begins the next."""
+    for end in base.stop_tokens:
+        if all(end in piece for piece in (middle, to_reply, after_reply)):
+            parts = [_part(piece, end) for piece in (middle, to_reply, after_reply)]
+            (after_system, before_user), (after_user, before_reply), (ends_reply, _) = parts
+            before = {"system": begin, "user": before_user, "assistant": before_reply}
+            after = {"system": after_system, "user": after_user, "assistant": ends_reply}
+            return _Frame(before, after)
+    return None
+
+
+def _part(piece: str, end: str) -> tuple[str, str]:
+    at = piece.index(end) + len(end)
+    while at < len(piece) and piece[at] == "\n":
+        at += 1
+    return piece[:at], piece[at:]
+
+
+def _holds(base: Base, frame: _Frame, roles: Sequence[Role]) -> bool:
+    messages = [Message(role, f"message {number}") for number, role in enumerate(roles)]
+    return frame.render(messages) == chat_text(base, messages)
+
+
+def _in_go(frame: _Frame) -> str:
+    """The frame in the language of Go's templates, in which Ollama has its own. No dash inside the braces: it would take
+    the line breaks beside them away.
+    """
+    cases = [
+        f'{{{{ {word} eq .Role "{role}" }}}}{frame.before[role]}{{{{ .Content }}}}{frame.after[role]}'
+        for word, role in zip(("if", "else if", "else if"), _ROLES, strict=True)
+    ]
+    return (
+        "{{ range .Messages }}" + "".join(cases) + "{{ end }}{{ end }}" + frame.before["assistant"]
+    )

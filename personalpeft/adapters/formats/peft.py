@@ -1,0 +1,281 @@
+"""PEFT folders, out and in: ``adapter_config.json``, ``adapter_model.safetensors`` and, from us, ``personalpeft.json``.
+
+The last keeps the provenance that PEFT has no place for, tied to the tensors by their SHA-256. Invariants: an exported folder appears
+complete or not at all, and PEFT makes of it what this package makes of the adapter; an import never opens a pickle and
+never takes less than the whole of what the folder holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from personalpeft.adapters.compose import compose, merged
+from personalpeft.adapters.formats.atomic_folder import new_folder
+from personalpeft.adapters.formats.peft_config import PeftConfig, plain_config, read_config
+from personalpeft.adapters.formats.safetensors_reader import read_tensors
+from personalpeft.adapters.manifest import (
+    FORMAT,
+    canonical_manifest,
+    check_format,
+    manifest_from_json,
+)
+from personalpeft.adapters.safe_io import fault, parse_json, read_file, shown
+from personalpeft.adapters.types import Adapter, Manifest, Matrix, Pair
+from personalpeft.adapters.validate import check_adapter, short
+from personalpeft.errors import InvalidInput, nearest
+from personalpeft.ids import check_layer_name
+from personalpeft.types import Architecture, canonical_digest, canonical_json
+
+CONFIG_FILE = "adapter_config.json"
+TENSOR_FILE = "adapter_model.safetensors"
+PROVENANCE_FILE = "personalpeft.json"
+PICKLE_FILE = "adapter_model.bin"
+
+_CONFIG_LIMIT = 2**20
+_PROVENANCE_LIMIT = 2**24
+_PREFIX = "base_model.model"
+
+
+def export_peft(
+    adapter: Adapter, architecture: Architecture, folder: Path, *, base_name: str
+) -> None:
+    """Writes one adapter as a PEFT folder. ``base_name`` is what PEFT is told to load below it: a hub name or a path.
+
+    Raises ``AdapterError`` if the adapter is not one for ``architecture``, ``InvalidInput`` if ``folder`` holds something already or
+    cannot be written; then nothing is left behind.
+    """
+    source = f"layer {adapter.manifest.layer}"
+    check_adapter(adapter, source=source, architecture=architecture)
+    manifest = adapter.manifest
+    config = plain_config(
+        rank=manifest.rank,
+        scaling=manifest.scaling,
+        targets=list(adapter.pairs),
+        base_name=base_name,
+    )
+    about = {"manifest": canonical_manifest(manifest, source=source)}
+    _write_folder(folder, config, peft_tensors(adapter.pairs, manifest.rank, architecture), about)
+
+
+def export_stack_peft(
+    parts: Sequence[tuple[Adapter, float]],
+    architecture: Architecture,
+    folder: Path,
+    *,
+    base_name: str,
+) -> None:
+    """Writes a whole stack of (adapter, weight) as one LoRA of scaling 1, with the manifests of its layers. Raises as ``export_peft``."""
+    about = []
+    for adapter, weight in parts:
+        source = f"layer {adapter.manifest.layer}"
+        check_adapter(adapter, source=source, architecture=architecture)
+        if weight != 0:
+            about.append(
+                {
+                    "manifest": canonical_manifest(adapter.manifest, source=source),
+                    "weight": float(weight),
+                }
+            )
+    whole = compose(parts)
+    if whole.rank == 0:
+        raise InvalidInput(
+            "There is nothing to export: the stack is the bare base.",
+            hint="Teach it something first.",
+        )
+    pairs = merged(whole)
+    config = plain_config(rank=whole.rank, scaling=1.0, targets=list(pairs), base_name=base_name)
+    _write_folder(folder, config, peft_tensors(pairs, whole.rank, architecture), {"stack": about})
+
+
+def import_peft(folder: Path, architecture: Architecture, *, layer: str, base: str) -> Adapter:
+    """The adapter in a PEFT folder, as a revision of ``layer`` on the base with the digest ``base``.
+
+    LoRA and rsLoRA are taken. A folder that we exported keeps its recipe, signals and parents; of another one the recipe says where it
+    came from. Raises ``AdapterError`` naming the file and the fault for everything else, and ``InvalidId`` for a layer of no such name.
+    """
+    check_layer_name(layer)
+    path = folder / TENSOR_FILE
+    source = str(path)
+    if not path.exists() and (folder / PICKLE_FILE).exists():
+        hint = "Pickles can run code and are never read. Load it with PEFT where you trust it, and save it as safetensors."
+        raise fault(str(folder / PICKLE_FILE), "is a pickle.", hint=hint)
+    config = read_config(
+        read_file(folder / CONFIG_FILE, limit=_CONFIG_LIMIT), source=str(folder / CONFIG_FILE)
+    )
+    data = read_file(path)
+    pairs = _join(read_tensors(data, source=source).arrays, config.rank, architecture, source)
+    digest = hashlib.sha256(data).hexdigest()
+    manifest = _provenance(
+        folder / PROVENANCE_FILE, digest, config, tuple(pairs), layer=layer, base=base
+    )
+    adapter = Adapter(manifest, pairs)
+    check_adapter(adapter, source=source, architecture=architecture, base=base)
+    return adapter
+
+
+def peft_tensors(
+    pairs: Mapping[str, Pair], rank: int, architecture: Architecture
+) -> dict[str, Matrix]:
+    """PEFT's tensors: one for each block, projection and half. Ranks below ``rank`` are filled with zeros, which add nothing."""
+    tensors: dict[str, Matrix] = {}
+    for name, pair in pairs.items():
+        missing = rank - pair.a.shape[1]
+        a = np.pad(pair.a, ((0, 0), (0, missing), (0, 0)))
+        b = np.pad(pair.b, ((0, 0), (0, 0), (0, missing)))
+        for block in range(architecture.blocks):
+            prefix = f"{_PREFIX}.{architecture.block_path}.{block}.{name}"
+            tensors[f"{prefix}.lora_A.weight"] = np.ascontiguousarray(a[block])
+            tensors[f"{prefix}.lora_B.weight"] = np.ascontiguousarray(b[block])
+    return tensors
+
+
+def _join(
+    arrays: Mapping[str, Matrix], rank: int, architecture: Architecture, source: str
+) -> dict[str, Pair]:
+    """Our pairs from PEFT's tensors: every tensor is used, and every block has every projection that any block has."""
+    pattern = re.compile(
+        rf"{re.escape(f'{_PREFIX}.{architecture.block_path}')}\.(0|[1-9][0-9]{{0,5}})\.(.+)\.lora_([AB])\.weight"
+    )
+    found: dict[tuple[str, str], dict[int, Matrix]] = {}
+    for name, array in arrays.items():
+        match = pattern.fullmatch(name)
+        if match is None:
+            raise _not_a_half(name, architecture, source)
+        block, projection, half = int(match[1]), match[2], match[3]
+        if projection not in architecture.projections:
+            hint = nearest(
+                projection, architecture.projections, what="projection that can be adapted"
+            )
+            raise fault(
+                source,
+                f"adapts {projection}, which the base does not have or does not adapt.",
+                hint=hint,
+            )
+        if block >= architecture.blocks:
+            raise fault(
+                source,
+                f"adapts block {block}; the base has {architecture.blocks}.",
+                hint=_ANOTHER_BASE,
+            )
+        inputs, outputs = architecture.projections[projection]
+        shape = (rank, inputs) if half == "A" else (outputs, rank)
+        if array.shape != shape:
+            raise fault(
+                source,
+                f"{name} has the shape {array.shape}; it would have to be {shape}.",
+                hint=_ANOTHER_BASE,
+            )
+        found.setdefault((projection, half), {})[block] = array
+    pairs = {}
+    for projection in sorted({projection for projection, _ in found}):
+        a, b = (
+            _stacked(found.get((projection, half), {}), projection, half, architecture, source)
+            for half in "AB"
+        )
+        pairs[projection] = Pair(a, b)
+    return pairs
+
+
+_ANOTHER_BASE = "It was trained on a base of another shape, or its config does not belong to it; open the base it was trained on."
+
+
+def _stacked(
+    blocks: Mapping[int, Matrix],
+    projection: str,
+    half: str,
+    architecture: Architecture,
+    source: str,
+) -> Matrix:
+    missing = [block for block in range(architecture.blocks) if block not in blocks]
+    if missing:
+        hint = "Only adapters that touch the same projections in every block are taken (no layers_to_transform)."
+        raise fault(
+            source, f"lora_{half} of {projection} is missing in block {missing[0]}.", hint=hint
+        )
+    stacked = np.stack([blocks[block] for block in range(architecture.blocks)])
+    stacked.flags.writeable = False
+    return stacked
+
+
+def _not_a_half(name: str, architecture: Architecture, source: str) -> Exception:
+    hint = (
+        "Only LoRA on the projections of the base's blocks is taken; train it again on those alone."
+    )
+    if "embed" in name or "lm_head" in name:
+        return fault(
+            source, f"adapts the embeddings or the output head ({shown(name)}).", hint=hint
+        )
+    if "lora_magnitude_vector" in name:
+        return fault(source, f"is DoRA ({shown(name)}).", hint=hint)
+    if name.endswith("bias"):
+        return fault(source, f"holds a bias ({shown(name)}).", hint=hint)
+    return fault(
+        source, f"{shown(name)} is no half of a projection in {architecture.block_path}.", hint=hint
+    )
+
+
+def _provenance(
+    path: Path, digest: str, config: PeftConfig, targets: tuple[str, ...], *, layer: str, base: str
+) -> Manifest:
+    """The manifest of tensors with SHA-256 ``digest``: what ``personalpeft.json`` kept of it, or for a stranger's folder a new one."""
+    origin = {"imported": "peft", "tensors": digest, "base_name": config.base_name[:200]}
+    new = Manifest(base, layer, config.rank, config.scaling, targets, origin, canonical_digest([]))
+    if not path.exists():
+        return new
+    source = str(path)
+    about = parse_json(
+        read_file(path, limit=_PROVENANCE_LIMIT), source=source, what="the provenance"
+    )
+    if not isinstance(about, dict):
+        raise fault(source, "the provenance is not a JSON object.")
+    check_format(about.get("format"), source=source, what="the provenance")
+    if about.get("tensors") != digest:
+        hint = f"Delete {PROVENANCE_FILE} to import the folder as one of unknown origin."
+        raise fault(source, f"tells of other tensors than those in {TENSOR_FILE}.", hint=hint)
+    if about.keys() == {"format", "tensors", "manifest"}:
+        kept = manifest_from_json(about["manifest"], source=source)
+        if not math.isclose(kept.scaling, config.scaling, rel_tol=1e-6):
+            raise fault(
+                source, f"says scaling {kept.scaling}, {CONFIG_FILE} says {config.scaling}."
+            )
+        return replace(kept, layer=layer)
+    if about.keys() == {"format", "tensors", "stack"} and isinstance(about["stack"], list):
+        kept_layers = [_stack_layer(part, base, source) for part in about["stack"]]
+        signals = canonical_digest([part.signals for part in kept_layers])
+        return replace(new, recipe={**origin, "stack": about["stack"]}, signals=signals)
+    raise fault(source, f"the provenance has the keys {shown(sorted(about))}.")
+
+
+def _stack_layer(part: Any, base: str, source: str) -> Manifest:
+    if (
+        not isinstance(part, dict)
+        or part.keys() != {"manifest", "weight"}
+        or type(part["weight"]) not in (int, float)
+    ):
+        raise fault(source, f"a layer of the stack is {shown(part)}.")
+    manifest = manifest_from_json(part["manifest"], source=source)
+    if manifest.base != base:
+        what = f"layer {manifest.layer} was built for base {short(manifest.base)}, not for {short(base)}."
+        raise fault(source, what, hint="Open the base it was built for.")
+    return manifest
+
+
+def _write_folder(
+    folder: Path, config: Mapping[str, Any], tensors: dict[str, Matrix], about: Mapping[str, Any]
+) -> None:
+    data = save(tensors, metadata={"format": "pt"})
+    provenance = {"format": FORMAT, "tensors": hashlib.sha256(data).hexdigest(), **about}
+    with new_folder(folder) as new:
+        (new / TENSOR_FILE).write_bytes(data)
+        (new / PROVENANCE_FILE).write_text(canonical_json(provenance) + "\n", encoding="utf-8")
+        (new / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

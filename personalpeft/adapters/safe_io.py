@@ -1,0 +1,104 @@
+"""How this package takes in what others may have written: a bounded read, one spelling of JSON, and faults that name their source.
+
+Invariant: whatever the bytes are, a reader built on this either returns plain finite values or raises ``AdapterError``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+from pathlib import Path
+from typing import Any
+
+from personalpeft.errors import AdapterError
+
+FILE_LIMIT = 8 * 2**30
+DEPTH_LIMIT = 32
+DAMAGED = "The file is damaged or was not written by a program that keeps to the format; get it again from where it came."
+
+
+def fault(source: str, what: str, *, hint: str = DAMAGED) -> AdapterError:
+    """The error for something wrong in ``source``, to be raised."""
+    return AdapterError(f"{source}: {what}", hint=hint)
+
+
+def shown(value: object) -> str:
+    """A stranger's value, short and in ASCII, for a message."""
+    text = ascii(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def read_file(path: Path, *, limit: int = FILE_LIMIT) -> bytes:
+    """All of a regular file in one read. Raises ``AdapterError`` if it is missing, unreadable, no plain file or beyond ``limit`` bytes."""
+    source = str(path)
+    try:
+        # Looked at before it is opened: opening a named pipe that nobody writes to would wait for ever.
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise fault(source, "is not a plain file.", hint="Give the path of a file.")
+        if status.st_size > limit:
+            raise fault(source, f"has {status.st_size} bytes; at most {limit} are read.")
+        with path.open("rb") as file:
+            return file.read(status.st_size)
+    except AdapterError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise fault(
+            source, f"cannot be read: {reason}.", hint="Check the path and who may read it."
+        ) from error
+
+
+def parse_json(data: bytes | str, *, source: str, what: str, depth: int = DEPTH_LIMIT) -> Any:
+    """JSON as RFC 8259 has it, and no more: UTF-8, no key twice, no NaN or Infinity, no lone surrogates, nested up to ``depth``."""
+    try:
+        text = data.decode("utf-8") if isinstance(data, bytes) else data
+        value = json.loads(
+            text,
+            object_pairs_hook=_unique_keys,
+            parse_constant=_no_constant,
+            parse_float=_finite_float,
+        )
+        _check_plain(value, depth)
+    except UnicodeError as error:
+        raise fault(source, f"{what} is not UTF-8.") from error
+    except RecursionError as error:
+        raise fault(source, f"{what} is nested too deeply.") from error
+    except ValueError as error:
+        raise fault(source, f"{what} is not valid JSON ({error}).") from error
+    return value
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {shown(key)} occurs twice")
+        found[key] = value
+    return found
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+def _finite_float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{shown(text)} is too large")
+    return number
+
+
+def _check_plain(value: Any, depth: int) -> None:
+    """Nested no deeper than ``depth``, and every string can be written as UTF-8 again."""
+    if isinstance(value, str):
+        value.encode("utf-8")
+    elif isinstance(value, (dict, list)):
+        if depth == 0:
+            raise ValueError("nested too deeply")
+        if isinstance(value, dict):
+            for key in value:
+                key.encode("utf-8")
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_plain(inner, depth - 1)

@@ -1,0 +1,390 @@
+// The inner loops of a decoding step on a processor: what a framework's general operators do slowest there.
+//
+// Each does what its namesake in plain.py does, for float32 and bfloat16 numbers. All sums are in float32; what is
+// stored is rounded once, to the nearest, ties to even. Nothing here allocates more than a scratch row per thread or
+// keeps anything between calls. Pointers and sizes are the caller's to check.
+
+#include "dtypes.h"
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+// IEEE half precision, which adapters are stored in.
+struct half {
+    uint16_t bits;
+};
+
+inline float as_float(half value) {
+    const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16, rest = value.bits & 0x7fff;
+    // Moving the exponent by a product gives the smallest numbers their right value too (infinity does not occur).
+    uint32_t bits = rest << 13;
+    float result;
+    std::memcpy(&result, &bits, sizeof result);
+    result *= 0x1p112f;
+    std::memcpy(&bits, &result, sizeof bits);
+    bits |= sign;
+    std::memcpy(&result, &bits, sizeof result);
+    return result;
+}
+
+// Tokens to a block of the cache; kernels/base.py says the same.
+constexpr int BLOCK = 32;
+// Outputs that one thread adds to at a time.
+constexpr int TILE = 192;
+// Fewer multiplications than this are done before other threads have woken up.
+constexpr int64_t WORTH_THREADS = 1 << 15;
+
+// y[t] += B[slot[t]]^T (A[slot[t]] x[t]); slot 0 adds nothing.
+//
+// A is [slots, ...][sections * capacity, inputs], B is [slots, ...][capacity, outputs]: the outputs of a fused
+// projection lie side by side in sections, and each section has its own rows of A.
+template <typename T>
+void lora(const T* x, T* y, int64_t tokens, const int32_t* slots, const int32_t* ranks, const T* a, int64_t a_stride,
+          const T* b, int64_t b_stride, int64_t capacity, int64_t inputs, int64_t outputs, const int32_t* section_ends,
+          int64_t sections) {
+    int64_t widest = 0;
+    for (int64_t t = 0; t < tokens; ++t) {
+        widest = ranks[slots[t]] > widest ? ranks[slots[t]] : widest;
+    }
+    if (widest == 0) {
+        return;
+    }
+    const int64_t rows = sections * widest;
+    const int64_t tiles = (outputs + TILE - 1) / TILE;
+    std::vector<float> narrow(tokens * rows);
+#pragma omp parallel if (tokens * rows * inputs > WORTH_THREADS)
+    {
+#pragma omp for schedule(static)
+        for (int64_t work = 0; work < tokens * sections; ++work) {
+            const int64_t t = work / sections, section = work % sections;
+            const T* input = x + t * inputs;
+            const T* matrix = a + slots[t] * a_stride + section * capacity * inputs;
+            for (int64_t r = 0; r < ranks[slots[t]]; ++r) {
+                const T* row = matrix + r * inputs;
+                float sum = 0;
+#pragma omp simd reduction(+ : sum)
+                for (int64_t i = 0; i < inputs; ++i) {
+                    sum += as_float(row[i]) * as_float(input[i]);
+                }
+                narrow[t * rows + section * widest + r] = sum;
+            }
+        }
+#pragma omp for schedule(static)
+        for (int64_t work = 0; work < tokens * tiles; ++work) {
+            const int64_t t = work / tiles, rank = ranks[slots[t]];
+            if (rank == 0) {
+                continue;
+            }
+            int64_t begin = work % tiles * TILE;
+            const int64_t tile_end = begin + TILE < outputs ? begin + TILE : outputs;
+            const T* matrix = b + slots[t] * b_stride;
+            T* output = y + t * outputs;
+            for (int64_t section = 0; section < sections && begin < tile_end; ++section) {
+                const int64_t end = section_ends[section] < tile_end ? section_ends[section] : tile_end;
+                if (end <= begin) {
+                    continue;
+                }
+                const float* h = narrow.data() + t * rows + section * widest;
+                float sums[TILE] = {};
+                for (int64_t r = 0; r < rank; ++r) {
+                    const T* row = matrix + r * outputs;
+                    const float scale = h[r];
+#pragma omp simd
+                    for (int64_t o = begin; o < end; ++o) {
+                        sums[o - begin] += scale * as_float(row[o]);
+                    }
+                }
+#pragma omp simd
+                for (int64_t o = begin; o < end; ++o) {
+                    store(as_float(output[o]) + sums[o - begin], output[o]);
+                }
+                begin = end;
+            }
+        }
+    }
+}
+
+// Puts the keys and values of tokens into their places of the cache. A key lies transposed in its block, [dim, BLOCK],
+// so that 32 scores come from whole vectors; a value lies as it is, [BLOCK, dim].
+template <typename T>
+void remember(const T* k, const T* v, T* keys, T* values, const int64_t* places, int64_t tokens, int64_t heads,
+              int64_t dim) {
+    for (int64_t t = 0; t < tokens; ++t) {
+        const int64_t block = places[t] / BLOCK, at = places[t] % BLOCK;
+        for (int64_t h = 0; h < heads; ++h) {
+            const T* key = k + (t * heads + h) * dim;
+            T* key_block = keys + (block * heads + h) * dim * BLOCK;
+            for (int64_t d = 0; d < dim; ++d) {
+                key_block[d * BLOCK + at] = key[d];
+            }
+            std::memcpy(values + ((block * heads + h) * BLOCK + at) * dim, v + (t * heads + h) * dim, dim * sizeof(T));
+        }
+    }
+}
+
+inline void widen(const float* source, float* wide, int64_t count) { std::memcpy(wide, source, count * sizeof *wide); }
+
+inline void widen(const bfloat16* source, float* wide, int64_t count) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+        wide[i] = as_float(source[i]);
+    }
+}
+
+inline void widen(const half* source, float* wide, int64_t count) {
+    int64_t i = 0;
+#ifdef __F16C__
+    for (; i + 8 <= count; i += 8) {
+        const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i));
+        _mm256_storeu_ps(wide + i, _mm256_cvtph_ps(eight));
+    }
+#endif
+    for (; i < count; ++i) {
+        wide[i] = as_float(source[i]);
+    }
+}
+
+// A stretch of one row's tokens that is worked on together, since all of them read the same keys.
+struct Tile {
+    int32_t token, count, row, length;  // The first one's place in the pass, and how many tokens it sees with itself.
+};
+
+// Scores of one query against a block's keys, [dim, BLOCK].
+inline void score(const float* query, const float* key, int64_t dim, float* scores) {
+    float lane[BLOCK] = {};
+    for (int64_t d = 0; d < dim; ++d) {
+#pragma omp simd
+        for (int j = 0; j < BLOCK; ++j) {
+            lane[j] += query[d] * key[d * BLOCK + j];
+        }
+    }
+    std::memcpy(scores, lane, sizeof lane);
+}
+
+// Adds weights [from, to) of a block's values, [BLOCK, dim], to a query's sums.
+inline void add_values(const float* weights, const float* value, int64_t dim, int64_t from, int64_t to, float* sums) {
+    constexpr int64_t WIDE = 64;
+    int64_t begin = 0;
+    for (; begin + WIDE <= dim; begin += WIDE) {
+        float part[WIDE];
+        std::memcpy(part, sums + begin, sizeof part);
+        for (int64_t j = from; j < to; ++j) {
+#pragma omp simd
+            for (int64_t d = 0; d < WIDE; ++d) {
+                part[d] += weights[j] * value[j * dim + begin + d];
+            }
+        }
+        std::memcpy(sums + begin, part, sizeof part);
+    }
+    for (int64_t j = from; j < to; ++j) {
+        for (int64_t d = begin; d < dim; ++d) {
+            sums[d] += weights[j] * value[j * dim + d];
+        }
+    }
+}
+
+// Turns scores [first, end) into weights that add up to 1.
+inline void softmax(float* scores, int64_t first, int64_t end, float softcap) {
+    if (softcap > 0) {
+        for (int64_t j = first; j < end; ++j) {
+            scores[j] = softcap * std::tanh(scores[j] / softcap);
+        }
+    }
+    float top = -INFINITY, total = 0;
+#pragma omp simd reduction(max : top)
+    for (int64_t j = first; j < end; ++j) {
+        top = scores[j] > top ? scores[j] : top;
+    }
+#pragma omp simd reduction(+ : total)
+    for (int64_t j = first; j < end; ++j) {
+        scores[j] = exp_of_negative(scores[j] - top);
+        total += scores[j];
+    }
+    const float scale = 1 / total;
+#pragma omp simd
+    for (int64_t j = first; j < end; ++j) {
+        scores[j] *= scale;
+    }
+}
+
+// For each token of each tile, attention over its row's tokens up to itself. What is done for one token, and in which
+// order, depends on its own row alone: neither on the tile that it is in nor on the batch around it. So a reply is the
+// same, to the bit, in any company.
+template <typename T>
+void attend(const T* q, T* out, const T* keys, const T* values, const Tile* tiles, int64_t tile_count,
+            const int32_t* table, int64_t table_stride, int64_t heads, int64_t kv_heads, int64_t dim, float scaling,
+            float softcap, int64_t window) {
+    const int64_t group = heads / kv_heads;
+#pragma omp parallel
+    {
+        std::vector<float> scores, query, sums, wide(BLOCK * dim);
+#pragma omp for schedule(dynamic)
+        for (int64_t work = 0; work < tile_count * kv_heads; ++work) {
+            const Tile& tile = tiles[work / kv_heads];
+            const int64_t kv = work % kv_heads, queries = tile.count * group;
+            const int64_t first = window > 0 && tile.length > window ? tile.length - window : 0;
+            const int64_t begin = first / BLOCK, end = (tile.length + tile.count - 1 + BLOCK - 1) / BLOCK;
+            const int64_t span = (end - begin) * BLOCK;
+            const int32_t* blocks = table + tile.row * table_stride;
+            scores.resize(queries * span);
+            query.resize(queries * dim);
+            sums.assign(queries * dim, 0.0f);
+            for (int64_t i = 0; i < queries; ++i) {
+                const T* head = q + ((tile.token + i / group) * heads + kv * group + i % group) * dim;
+                for (int64_t d = 0; d < dim; ++d) {
+                    query[i * dim + d] = as_float(head[d]) * scaling;
+                }
+            }
+            for (int64_t block = begin; block < end; ++block) {
+                widen(keys + (blocks[block] * kv_heads + kv) * dim * BLOCK, wide.data(), dim * BLOCK);
+                for (int64_t i = 0; i < queries; ++i) {
+                    score(&query[i * dim], wide.data(), dim, &scores[i * span + (block - begin) * BLOCK]);
+                }
+            }
+            for (int64_t i = 0; i < queries; ++i) {
+                const int64_t seen = tile.length + i / group;
+                const int64_t from = window > 0 && seen > window ? seen - window : 0;
+                softmax(&scores[i * span], from - begin * BLOCK, seen - begin * BLOCK, softcap);
+            }
+            for (int64_t block = begin; block < end; ++block) {
+                widen(values + (blocks[block] * kv_heads + kv) * BLOCK * dim, wide.data(), BLOCK * dim);
+                for (int64_t i = 0; i < queries; ++i) {
+                    const int64_t seen = tile.length + i / group - block * BLOCK;
+                    const int64_t skip = window > 0 ? seen - window : 0;
+                    const int64_t from = skip > 0 ? skip : 0, to = seen < BLOCK ? seen : BLOCK;
+                    add_values(&scores[i * span + (block - begin) * BLOCK], wide.data(), dim, from, to, &sums[i * dim]);
+                }
+            }
+            for (int64_t i = 0; i < queries; ++i) {
+                T* result = out + ((tile.token + i / group) * heads + kv * group + i % group) * dim;
+                for (int64_t d = 0; d < dim; ++d) {
+                    store(sums[i * dim + d], result[d]);
+                }
+            }
+        }
+    }
+}
+
+// place = source * factor, where the source is dense [blocks, rows, columns] and the place may be strided, even
+// transposed; whether all of it is finite.
+template <typename S, typename T>
+int32_t lay(const S* source, T* place, const int64_t* sizes, const int64_t* strides, float factor) {
+    constexpr int64_t AT_ONCE = 4096;
+    const int64_t columns = sizes[2], rows_at_once = columns < AT_ONCE ? AT_ONCE / columns : 1;
+    std::vector<float> wide(rows_at_once * columns);
+    std::vector<T> narrow(rows_at_once * columns);
+    int32_t beyond = 0;
+    for (int64_t block = 0; block < sizes[0]; ++block) {
+        for (int64_t begin = 0; begin < sizes[1]; begin += rows_at_once) {
+            const int64_t rows = sizes[1] - begin < rows_at_once ? sizes[1] - begin : rows_at_once;
+            const int64_t count = rows * columns;
+            widen(source + (block * sizes[1] + begin) * columns, wide.data(), count);
+#pragma omp simd reduction(| : beyond)
+            for (int64_t i = 0; i < count; ++i) {
+                const float value = wide[i] * factor;
+                beyond |= !(std::fabs(value) <= 3.4028235e38f);
+                store(value, narrow[i]);
+            }
+            T* result = place + block * strides[0] + begin * strides[1];
+            if (strides[2] == 1) {
+                for (int64_t row = 0; row < rows; ++row) {
+                    std::memcpy(result + row * strides[1], &narrow[row * columns], columns * sizeof(T));
+                }
+            } else {
+                for (int64_t column = 0; column < columns; ++column) {
+                    for (int64_t row = 0; row < rows; ++row) {
+                        result[row * strides[1] + column * strides[2]] = narrow[row * columns + column];
+                    }
+                }
+            }
+        }
+    }
+    return !beyond;
+}
+
+// x / rms(x) * weight over the last dimension, rounded before the weight as the models do (Zhang & Sennrich 2019).
+template <typename T>
+void norm(const T* x, const T* weight, T* y, int64_t tokens, int64_t size, float epsilon) {
+    for (int64_t t = 0; t < tokens; ++t) {
+        const T* row = x + t * size;
+        T* result = y + t * size;
+        float squares = 0;
+#pragma omp simd reduction(+ : squares)
+        for (int64_t i = 0; i < size; ++i) {
+            squares += as_float(row[i]) * as_float(row[i]);
+        }
+        const float scale = 1 / std::sqrt(squares / size + epsilon);
+#pragma omp simd
+        for (int64_t i = 0; i < size; ++i) {
+            T rounded;
+            store(as_float(row[i]) * scale, rounded);
+            store(as_float(weight[i]) * as_float(rounded), result[i]);
+        }
+    }
+}
+
+// Where each row is largest; of equals the first.
+template <typename T>
+void largest(const T* x, int64_t* found, int64_t rows, int64_t size) {
+#pragma omp parallel for if (rows * size > WORTH_THREADS)
+    for (int64_t row = 0; row < rows; ++row) {
+        const T* values = x + row * size;
+        float top = -INFINITY;
+#pragma omp simd reduction(max : top)
+        for (int64_t i = 0; i < size; ++i) {
+            const float value = as_float(values[i]);
+            top = value > top ? value : top;
+        }
+        found[row] = 0;
+        for (int64_t i = 0; i < size; ++i) {
+            if (as_float(values[i]) == top) {
+                found[row] = i;
+                break;
+            }
+        }
+    }
+}
+
+}  // namespace
+
+#define EXPORT(SUFFIX, T)                                                                                              \
+    void lora_##SUFFIX(const T* x, T* y, int64_t tokens, const int32_t* slots, const int32_t* ranks, const T* a,       \
+                       int64_t a_stride, const T* b, int64_t b_stride, int64_t capacity, int64_t inputs,               \
+                       int64_t outputs, const int32_t* section_ends, int64_t sections) {                               \
+        lora(x, y, tokens, slots, ranks, a, a_stride, b, b_stride, capacity, inputs, outputs, section_ends, sections); \
+    }                                                                                                                  \
+    void remember_##SUFFIX(const T* k, const T* v, T* keys, T* values, const int64_t* places, int64_t tokens,          \
+                           int64_t heads, int64_t dim) {                                                               \
+        remember(k, v, keys, values, places, tokens, heads, dim);                                                      \
+    }                                                                                                                  \
+    void attend_##SUFFIX(const T* q, T* out, const T* keys, const T* values, const Tile* tiles, int64_t tile_count,    \
+                         const int32_t* table, int64_t table_stride, int64_t heads, int64_t kv_heads, int64_t dim,     \
+                         float scaling, float softcap, int64_t window) {                                               \
+        attend(q, out, keys, values, tiles, tile_count, table, table_stride, heads, kv_heads, dim, scaling, softcap,   \
+               window);                                                                                                \
+    }                                                                                                                  \
+    void norm_##SUFFIX(const T* x, const T* weight, T* y, int64_t tokens, int64_t size, float epsilon) {               \
+        norm(x, weight, y, tokens, size, epsilon);                                                                     \
+    }                                                                                                                  \
+    void largest_##SUFFIX(const T* x, int64_t* found, int64_t rows, int64_t size) { largest(x, found, rows, size); }   \
+    int32_t lay_float32_##SUFFIX(const float* source, T* place, const int64_t* sizes, const int64_t* strides,         \
+                                 float factor) {                                                                       \
+        return lay(source, place, sizes, strides, factor);                                                             \
+    }                                                                                                                  \
+    int32_t lay_float16_##SUFFIX(const half* source, T* place, const int64_t* sizes, const int64_t* strides,          \
+                                 float factor) {                                                                       \
+        return lay(source, place, sizes, strides, factor);                                                             \
+    }
+
+extern "C" {
+EXPORT(float32, float)
+EXPORT(bfloat16, bfloat16)
+}

@@ -1,0 +1,1 @@
+"""Train LoRA layers over the frozen base on torch."""

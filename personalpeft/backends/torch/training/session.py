@@ -1,0 +1,272 @@
+"""The temporary state of one update: the layer being built, its optimizer, and what the stack below said.
+
+Invariants: gradients reach the layer's own halves alone; the same spec and steps give the same bytes; what ``state``
+returns is enough to go on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from personalpeft.adapters.types import Pair
+from personalpeft.backends.base import Continuation, SessionSpec, Term
+from personalpeft.backends.torch.lora_layers import Bound, groups_of
+from personalpeft.backends.torch.model_runner import Model
+from personalpeft.backends.torch.training.logprobs import (
+    Reference,
+    References,
+    TensorOutputs,
+    TokenReference,
+    outputs_of,
+)
+from personalpeft.backends.torch.training.lora_autograd import (
+    Segment,
+    Segments,
+    Wide,
+    gradients,
+    segment,
+)
+from personalpeft.backends.torch.training.packing import pack
+
+# Tokens of several sessions in one pass: more make a token little quicker and take more memory (docs/learning.md).
+_PASS = 256
+
+
+@dataclass(frozen=True)
+class Below:
+    """The frozen stack that a session stands on, as passes with and without a gradient need it; ``number`` tells it from
+    every other that was ever attached.
+    """
+
+    number: int
+    bound: Bound | None
+    frozen: Sequence[Wide | None]
+    references: References
+
+
+class TorchSession:
+    """AdamW (Loshchilov & Hutter 2019) on one layer's halves, kept in float32 over a base of any precision."""
+
+    def __init__(self, model: Model, spec: SessionSpec, below: Below) -> None:
+        unknown = set(spec.targets) - set(model.base.architecture.projections)
+        if unknown:
+            raise ValueError(f"the base has no projection {sorted(unknown)}")
+        self._model, self._spec, self._below = model, spec, below
+        self._groups = groups_of(model.base.architecture)
+        self._halves = _initial(model, spec)
+        self._optimizer = torch.optim.AdamW(
+            self._halves.values(),
+            lr=0.0,
+            betas=(0.9, 0.95),
+            weight_decay=spec.weight_decay,
+            fused=model.where.device.type in {"cpu", "cuda"},
+        )
+        self._references: dict[Continuation, Reference] = {}
+        self._open = True
+        model.open_session()
+
+    def refer(self, terms: Sequence[Term]) -> None:
+        """Reads what the stack below says of all that these terms will need, where no session has read it before."""
+        missing: dict[Continuation, bool] = {}
+        for term in terms:
+            for item in term.references:
+                if item not in self._references:
+                    missing[item] = missing.get(item, True) and term.generic
+        self._references |= self._below.references.read(
+            missing, self._below.number, self._below.bound
+        )
+
+    def step(self, terms: Sequence[Term], learning_rate: float) -> float:
+        """One optimizer step on the sum of the terms' losses; returns that loss."""
+        (loss,) = advance(self._model, [self], [terms], [learning_rate])
+        return loss
+
+    def segment(self, begin: int, end: int) -> Segment:
+        """The layer as it is now, over what lies below, for these tokens of a pass."""
+        return segment(
+            begin,
+            end,
+            self._halves,
+            self._spec.scaling,
+            self._below.frozen,
+            self._groups,
+            self._model.where.dtype,
+        )
+
+    def loss(self, terms: Sequence[Term], outputs: Mapping[Continuation, TensorOutputs]) -> Tensor:
+        """The sum of the terms' losses."""
+        losses = []
+        for term in terms:
+            before = [self._references[item] for item in term.references]
+            references = (
+                before if term.whole else [TokenReference(reference) for reference in before]
+            )
+            losses.append(term.loss([outputs[item] for item in term.continuations], references))
+        return torch.stack(losses).sum()
+
+    def learn(self, done: Segment, learning_rate: float) -> None:
+        """The optimizer's step, from what a pass left."""
+        for name, grad in gradients(done, self._halves, self._spec.scaling, self._groups).items():
+            self._halves[name].grad = grad
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        nn.utils.clip_grad_norm_(self._halves.values(), self._spec.clip)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def pairs(self) -> Mapping[str, Pair]:
+        """The layer as it is now, copied out."""
+        return {
+            projection: Pair(
+                _array(self._halves[f"{projection}.A"]), _array(self._halves[f"{projection}.B"])
+            )
+            for projection in self._spec.targets
+        }
+
+    def state(self) -> Mapping[str, npt.NDArray[np.float32]]:
+        """The halves, AdamW's two moments and its count."""
+        arrays: dict[str, npt.NDArray[np.float32]] = {}
+        for name, half in self._halves.items():
+            moments = self._optimizer.state[half] or _no_moments(half)
+            arrays |= {
+                name: _array(half),
+                **{f"{name}.{moment}": _array(value) for moment, value in moments.items()},
+            }
+        return arrays
+
+    def restore(self, state: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """Goes on from the state of a session of the same spec. Looks at all of it before it changes anything."""
+        for name, half in self._halves.items():
+            shape = tuple(half.shape)
+            for wanted in (name, f"{name}.exp_avg", f"{name}.exp_avg_sq"):
+                if (
+                    wanted not in state
+                    or state[wanted].shape != shape
+                    or not np.isfinite(state[wanted]).all()
+                ):
+                    raise ValueError(f"the saved session does not fit: {wanted}")
+            count = state.get(f"{name}.step")
+            if count is None or count.size != 1 or not np.isfinite(count).all():
+                raise ValueError(f"the saved session does not fit: {name}.step")
+        with torch.no_grad():
+            for name, half in self._halves.items():
+                half.copy_(_tensor(state[name]))
+                self._optimizer.state[half] = {
+                    "step": _tensor(state[f"{name}.step"]).reshape(()),
+                    "exp_avg": _tensor(state[f"{name}.exp_avg"]).to(half.device),
+                    "exp_avg_sq": _tensor(state[f"{name}.exp_avg_sq"]).to(half.device),
+                }
+
+    def close(self) -> None:
+        """Frees the session's memory."""
+        self._references.clear()
+        self._optimizer.state.clear()
+        if self._open:
+            self._open = False
+            self._model.close_session()
+
+
+def advance(
+    model: Model,
+    sessions: Sequence[TorchSession],
+    terms: Sequence[Sequence[Term]],
+    rates: Sequence[float],
+) -> tuple[float, ...]:
+    """One step of each, a few sessions in each pass; see ``Backend.advance``."""
+    if not len(sessions) == len(terms) == len(rates):
+        raise ValueError("each session needs its terms and its rate")
+    losses: list[float] = []
+    asked = [
+        list(dict.fromkeys(item for term in own for item in term.continuations)) for own in terms
+    ]
+    for some in _passes([len(pack(items).tokens) for items in asked], _PASS):
+        losses += _advance(model, sessions[some], terms[some], rates[some], asked[some])
+    return tuple(losses)
+
+
+def _advance(
+    model: Model,
+    sessions: Sequence[TorchSession],
+    terms: Sequence[Sequence[Term]],
+    rates: Sequence[float],
+    asked: Sequence[Sequence[Continuation]],
+) -> list[float]:
+    """One forward and one backward pass."""
+    packed = pack(*asked)
+    begins = (0, *packed.ends[:-1])
+    segments = [s.segment(b, e) for s, b, e in zip(sessions, begins, packed.ends, strict=True)]
+    with model.turn(training=Segments(segments, model.where.device)), torch.enable_grad():
+        outputs = iter(
+            outputs_of(model, [item for items in asked for item in items], model.hidden(packed))
+        )
+        losses = [
+            session.loss(own, {item: next(outputs) for item in items})
+            for session, own, items in zip(sessions, terms, asked, strict=True)
+        ]
+        torch.stack(losses).sum().backward()
+        for session, done, rate in zip(sessions, segments, rates, strict=True):
+            session.learn(done, rate)
+        return [float(loss.detach()) for loss in losses]
+
+
+def _passes(sizes: Sequence[int], most: int) -> list[slice]:
+    """Neighbours together as long as they have no more than so many tokens; one that has more goes by itself."""
+    passes: list[slice] = []
+    first, total = 0, 0
+    for number, size in enumerate(sizes):
+        if number > first and total + size > most:
+            passes.append(slice(first, number))
+            first, total = number, 0
+        total += size
+    return [*passes, slice(first, len(sizes))] if sizes else []
+
+
+def _no_moments(half: Tensor) -> dict[str, Tensor]:
+    """What AdamW begins with, under its own names."""
+    return {
+        "step": torch.zeros(()),
+        "exp_avg": torch.zeros_like(half),
+        "exp_avg_sq": torch.zeros_like(half),
+    }
+
+
+def _initial(model: Model, spec: SessionSpec) -> dict[str, Tensor]:
+    """The parent's halves, or A uniform as ``nn.Linear`` begins (Hu et al. 2021, section 4.1: A random, B zero)."""
+    generator = torch.Generator().manual_seed(spec.seed)
+    architecture, device = model.base.architecture, model.where.device
+    halves = {}
+    for projection in spec.targets:
+        inputs, outputs = architecture.projections[projection]
+        if spec.start is not None:
+            pair = spec.start[projection]
+            a, b = _tensor(pair.a), _tensor(pair.b)
+            if a.shape[1] != spec.rank:
+                raise ValueError(f"the parent has rank {a.shape[1]}, the recipe {spec.rank}")
+        else:
+            limit = 1 / math.sqrt(inputs)
+            a = (
+                torch.rand((architecture.blocks, spec.rank, inputs), generator=generator)
+                * 2
+                * limit
+                - limit
+            )
+            b = torch.zeros((architecture.blocks, outputs, spec.rank))
+        halves[f"{projection}.A"] = a.to(device).requires_grad_(True)
+        halves[f"{projection}.B"] = b.to(device).requires_grad_(True)
+    return halves
+
+
+def _array(tensor: Tensor) -> npt.NDArray[np.float32]:
+    return tensor.detach().cpu().numpy().astype(np.float32, copy=True)
+
+
+def _tensor(array: npt.NDArray[np.float32]) -> Tensor:
+    # A copy, since what comes from a file is read-only and torch would write through.
+    return torch.from_numpy(array.astype(np.float32, copy=True))

@@ -1,0 +1,223 @@
+"""From messages to the text that a base reads, through its chat template.
+
+Invariant: text of a message, of a tool or of a call never becomes a control token, nor, where tools are spoken of, one of the marks
+that set calls and results off. Where it spells one, a zero-width space goes in after its first character: a reader sees no difference,
+and a tokenizer finds no control token.
+
+A template is somebody else's program, so it runs in jinja's sandbox, with the settings that chat templates are written for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Never
+
+from jinja2 import Template, TemplateError, TemplateSyntaxError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from personalpeft.base_models.tool_calls import read_calls
+from personalpeft.base_models.types import Base
+from personalpeft.errors import CardError, InvalidInput, PersonalPeftError
+from personalpeft.types import Message, ToolCall
+
+_ZERO_WIDTH_SPACE = "\u200b"
+# What templates set tools, calls and results off with. Tokenizers do not count these among their control tokens.
+_MARKS = tuple(
+    f"<{slash}{name}>" for name in ("tools", "tool_call", "tool_response") for slash in ("", "/")
+)
+
+
+class _Refusal(TemplateError):
+    """The template itself called ``raise_exception``."""
+
+
+def chat_text(
+    base: Base, messages: Sequence[Message], *, add_generation_prompt: bool = True
+) -> str:
+    """What ``base`` reads of these messages; its tokenizer must add no special tokens of its own. Errors as of ``render``."""
+    return render(
+        base.template,
+        messages,
+        system=base.card.system,
+        add_generation_prompt=add_generation_prompt,
+        control=base.control,
+        bos=base.bos,
+        eos=base.eos,
+    )
+
+
+def render(
+    template: str,
+    messages: Sequence[Message],
+    *,
+    system: str | None,
+    add_generation_prompt: bool = True,
+    control: Sequence[str],
+    bos: str = "",
+    eos: str = "",
+) -> str:
+    """Messages as one text. ``system`` is said first where the messages bring no system message of their own.
+
+    Raises ``CardError`` for a template that does not work, ``InvalidInput`` where the template refuses these messages (say, two of
+    one role in a row).
+    """
+    if system is not None and not any(message.role == "system" for message in messages):
+        messages = (Message("system", system), *messages)
+    about_tools = any(
+        message.tools or message.tool_calls or message.role == "tool" for message in messages
+    )
+    control = (*control, *_MARKS) if about_tools else tuple(control)
+    spoken = [_spoken(message, control) for message in messages]
+    # What may be called is what was offered last.
+    offered = next((message.tools for message in reversed(messages) if message.tools), ())
+    tools = [_defused(tool, control) for tool in offered] or None
+    try:
+        return _compile(template).render(
+            messages=spoken,
+            add_generation_prompt=add_generation_prompt,
+            bos_token=bos,
+            eos_token=eos,
+            tools=tools,
+        )
+    except _Refusal as error:
+        raise InvalidInput(
+            f"The chat template refuses these messages: {error.message}.",
+            hint="Let user and assistant take turns, beginning with the user.",
+        ) from error
+    except TemplateSyntaxError as error:
+        raise CardError(
+            f"The chat template has a mistake in line {error.lineno}: {error.message}.",
+            hint="Correct it in the card.",
+        ) from error
+    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise CardError(
+            f"The chat template does not work: {error}.", hint="Give another template in the card."
+        ) from error
+
+
+def defuse(text: str, control: Sequence[str]) -> str:
+    """The text, with every spelling of a control token broken up. Text that spells none is returned as it is."""
+    single, longer = _spellings(tuple(control))
+    for token in single:
+        text = text.replace(token, "")
+    return longer.sub(lambda match: match[0] + _ZERO_WIDTH_SPACE, text) if longer else text
+
+
+def _spoken(message: Message, control: Sequence[str]) -> dict[str, Any]:
+    """A message as templates read it."""
+    said: dict[str, Any] = {
+        "role": defuse(message.role, control),
+        "content": defuse(message.content, control),
+    }
+    if message.tool_calls:
+        said["tool_calls"] = [
+            {
+                "id": defuse(call.id, control),
+                "type": "function",
+                "function": {
+                    "name": defuse(call.name, control),
+                    "arguments": _defused(call.arguments, control),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        said["tool_call_id"] = defuse(message.tool_call_id, control)
+    return said
+
+
+def _defused(value: Any, control: Sequence[str]) -> Any:
+    """JSON with every text in it defused, keys too."""
+    if isinstance(value, str):
+        return defuse(value, control)
+    if isinstance(value, Mapping):
+        return {defuse(key, control): _defused(each, control) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_defused(each, control) for each in value]
+    return value
+
+
+@lru_cache(maxsize=16)
+def _spellings(control: tuple[str, ...]) -> tuple[tuple[str, ...], re.Pattern[str] | None]:
+    # The pattern takes the first character alone and looks ahead for the rest, so that spellings that overlap are all broken.
+    # Grouped by that first character: a base can have thousands of control tokens, and text is searched on every request.
+    rests: defaultdict[str, list[str]] = defaultdict(list)
+    for token in control:
+        if len(token) > 1:
+            rests[token[0]].append(re.escape(token[1:]))
+    groups = [f"{re.escape(first)}(?={'|'.join(endings)})" for first, endings in rests.items()]
+    single = tuple(token for token in control if len(token) == 1)
+    return single, re.compile("|".join(groups)) if groups else None
+
+
+@lru_cache(maxsize=16)
+def _compile(template: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    return environment.from_string(template)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **more)
+
+
+def _raise_exception(message: str) -> Never:
+    raise _Refusal(message)
+
+
+def end_of_turn(
+    template: str, *, control: Iterable[str], bos: str = "", eos: str = ""
+) -> str | None:
+    """The control token that the template writes right after a reply, None if it writes none. Errors as of ``render``."""
+    control = tuple(control)
+    question, reply = "personalpeft asks", "personalpeft replies"
+    text = render(
+        template,
+        [Message("user", question), Message("assistant", reply)],
+        system=None,
+        add_generation_prompt=False,
+        control=control,
+        bos=bos,
+        eos=eos,
+    )
+    after = text.rpartition(reply)[2].lstrip()
+    return max((token for token in control if after.startswith(token)), key=len, default=None)
+
+
+def takes_tools(base: Base) -> bool:
+    """Whether the base's chat template tells of tools and of what they answer, and writes calls in the form that ``tools`` reads."""
+    return _takes_tools(base.template, base.control, base.bos, base.eos)
+
+
+@lru_cache(maxsize=16)
+def _takes_tools(template: str, control: tuple[str, ...], bos: str, eos: str) -> bool:
+    call = ToolCall("personalpeft_tool", {"said": "personalpeft calls"}, "call_1")
+    about = {
+        "name": call.name,
+        "description": "personalpeft offers",
+        "parameters": {"type": "object", "properties": {}},
+    }
+    talk = [
+        Message("user", "personalpeft asks"),
+        Message("assistant", "", (call,)),
+        Message(
+            "tool", "personalpeft answers", (), call.id, ({"type": "function", "function": about},)
+        ),
+    ]
+    try:
+        text = render(template, talk, system=None, control=control, bos=bos, eos=eos)
+    except PersonalPeftError:
+        return False
+    _, calls = read_calls(text)
+    told = "personalpeft offers" in text and "personalpeft answers" in text
+    return told and any(
+        (each.name, each.arguments) == (call.name, call.arguments) for each in calls
+    )

@@ -1,0 +1,159 @@
+"""Makes a folder with a model out of what has none: GGUF files, or a seed.
+
+Invariant: the same source gives the same weights and tokens. ``RECIPE`` names how they are made; raise it with every change of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from personalpeft.base_models.files import join
+from personalpeft.types import Json
+
+RECIPE = 1
+
+CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_JOINED = "joined.gguf"
+
+
+def from_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float], None]) -> None:
+    """Dequantises the GGUF file whose ``parts`` these are: bf16 model.safetensors, config.json, tokenizer.json and template in ``into``."""
+    import torch
+    from gguf import GGUFReader
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    file = parts[0]
+    if len(parts) > 1:
+        file = into / _JOINED
+        join(parts, file)
+    folder, name = str(file.parent), file.name
+    with _bars_to(report):
+        report("Reading the tokenizer", 0.0)
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, local_files_only=True)
+        splitting = GGUFReader(file).fields.get("tokenizer.ggml.pre")
+        _split_as_gguf_says(
+            tokenizer.backend_tokenizer, splitting.contents() if splitting else None
+        )
+        tokenizer.save_pretrained(str(into))
+        report("Unpacking the weights", 0.0)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            gguf_file=name,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=torch.bfloat16,
+            local_files_only=True,
+        )
+        report("Saving the weights", 0.0)
+        model.save_pretrained(str(into), max_shard_size="1TB")
+    (into / _JOINED).unlink(missing_ok=True)
+
+
+def _split_as_gguf_says(tokenizer: Any, splitting: str | None) -> None:
+    # transformers ignores this field. For the SmolLM family it then splits numbers and spaces other than the model was trained with,
+    # and other than llama.cpp does: nothing fails, the answers just get worse.
+    from tokenizers import pre_tokenizers
+
+    if splitting == "smollm":
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
+        )
+
+
+@contextmanager
+def _bars_to(report: Callable[[str, float], None]) -> Iterator[None]:
+    """While this is open, what transformers would draw as bars on the terminal is reported instead."""
+    from transformers import modeling_gguf_pytorch_utils
+    from transformers.utils import logging
+
+    reader: Any = modeling_gguf_pytorch_utils
+
+    class Bar:
+        def __init__(self, steps: Iterable[Any] = (), desc: str = "", **_: Any) -> None:
+            self._steps = steps
+            self._desc = desc or "Working"
+
+        def __iter__(self) -> Iterator[Any]:
+            steps = list(self._steps)
+            for done, step in enumerate(steps, 1):
+                yield step
+                report(self._desc.rstrip("."), done / len(steps))
+
+        def __enter__(self) -> Bar:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            return None
+
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *args, **kwargs: None
+
+    # The GGUF reader draws with tqdm itself and has no switch, so its tqdm is swapped for the while.
+    theirs = reader.tqdm
+    before = logging.set_tqdm_hook(lambda factory, args, kwargs: Bar(*args, **kwargs))
+    reader.tqdm = Bar
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(before)
+        reader.tqdm = theirs
+
+
+def from_seed(seed: int, shape: Json, context: int, into: Path) -> None:
+    """A tiny Llama with random fp32 weights and a tokenizer whose tokens are single bytes and ``CONTROL_TOKENS``.
+
+    Weights depend on ``seed`` and ``shape`` alone: each is drawn in the order of the names, from a generator of its own.
+    """
+    import torch
+    from safetensors.torch import save_file
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = _byte_tokenizer()
+    tokenizer.save(str(into / "tokenizer.json"))
+    config = LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=shape["hidden"],
+        intermediate_size=shape["intermediate"],
+        num_hidden_layers=shape["blocks"],
+        num_attention_heads=shape["heads"],
+        num_key_value_heads=shape["kv_heads"],
+        max_position_embeddings=context,
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.token_to_id("<|im_start|>"),
+        eos_token_id=tokenizer.token_to_id("<|im_end|>"),
+        dtype="float32",
+        architectures=["LlamaForCausalLM"],
+    )
+    config.save_pretrained(str(into))
+    with torch.device("meta"):
+        sizes = {
+            name: weight.shape for name, weight in LlamaForCausalLM(config).state_dict().items()
+        }
+    generator = torch.Generator().manual_seed(seed)
+    weights = {
+        name: torch.ones(size)
+        if len(size) == 1
+        else torch.randn(size, generator=generator) / size[-1] ** 0.5
+        for name, size in sorted(sizes.items())
+    }
+    save_file(weights, into / "model.safetensors", metadata={"format": "pt"})
+
+
+def _byte_tokenizer() -> Any:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(
+        models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in CONTROL_TOKENS]
+    )
+    return tokenizer

@@ -1,0 +1,1 @@
+"""Read and write base models as GGUF files."""

@@ -1,1 +1,0 @@
-"""Shared models: cards, digests, and how their files are found and prepared."""

@@ -1,0 +1,1 @@
+"""Turn a chat request into a reply: prompt, adapter routing, stream and comparison."""

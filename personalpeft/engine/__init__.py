@@ -1,0 +1,1 @@
+"""Serve requests: scheduler, fair queue, adapter cache."""

@@ -1,0 +1,1 @@
+"""Turn signals into training examples, filter them and batch them."""

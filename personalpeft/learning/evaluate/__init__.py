@@ -1,0 +1,1 @@
+"""Measure a candidate revision: held-out examples, general probes, cached completions."""

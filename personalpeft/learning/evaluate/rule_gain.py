@@ -1,0 +1,45 @@
+"""Rules that a style has taken over. A rule is said in every prompt from the next turn on; once a layer answers in that way
+by itself, saying it as well does harm: the layer was trained without it, so what lies in the prompt takes the model away
+from what it was held to, general answers above all.
+
+What a rule explains of the answers held back, in nats a token, is what they become likelier by where it is heard. It is taken
+over where it explained something to the bare base, and to the layer at most a quarter of that. A rule that the answers held
+back say nothing of explains nothing to either, so it stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from personalpeft.types import Revision
+
+SAID_AT_ALL = 0.05
+LEFT = 0.25
+MOST_RULES, MOST_LESSONS = 3, 6
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What one rule explains to the bare base and to the layer."""
+
+    base: float
+    layer: float
+
+    @property
+    def taken_over(self) -> bool:
+        return self.base >= SAID_AT_ALL and self.layer <= LEFT * self.base
+
+
+def explained(plain: Mapping[str, float], heard: Mapping[str, float]) -> float:
+    """What a rule explains: the mean log-prob a token of the same lessons where it is ``heard``, less that where it is not."""
+    return round(sum(heard[key] - plain[key] for key in plain) / len(plain), 4)
+
+
+def taken_over(style: Revision) -> frozenset[str]:
+    """The rules that a style was found to have taken over when it was judged."""
+    found: Mapping[str, Mapping[str, Any]] = style.scores.get("rules", {})
+    return frozenset(
+        rule for rule, said in found.items() if Explained(said["base"], said["layer"]).taken_over
+    )

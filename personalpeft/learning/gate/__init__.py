@@ -1,0 +1,1 @@
+"""Decide whether a candidate revision goes live, and whether it stays live."""

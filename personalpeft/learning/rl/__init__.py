@@ -1,0 +1,1 @@
+"""Reinforcement learning of a skill: tasks, rollouts, advantages and training steps."""

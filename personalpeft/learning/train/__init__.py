@@ -1,0 +1,1 @@
+"""Configure and run training sessions."""

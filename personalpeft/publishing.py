@@ -1,0 +1,254 @@
+"""What is live, put where servers elsewhere find it by name, whoever is served here now.
+
+Invariants: what is published on a base holds one stack for each user who was ever published to that place and had one then: what was
+live when they were published last. Publishing what is there writes nothing. What a user has published is written down in the home
+before it lies anywhere, so that a forgetting knows of it whatever was killed meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from personalpeft import stacks
+from personalpeft.adapters.compose import compose
+from personalpeft.adapters.formats.published import PublishedPart, Served, served
+from personalpeft.adapters.types import Adapter
+from personalpeft.errors import (
+    AdapterError,
+    BaseMismatch,
+    Busy,
+    Damaged,
+    InvalidInput,
+    PersonalPeftError,
+)
+from personalpeft.ids import check_user_id
+from personalpeft.services import Parts
+from personalpeft.store.base import Store, UserSummary
+from personalpeft.types import Progress
+
+_STAGE = "Publishing"
+# Seconds: who has a turn needs it for one user's files alone.
+_PATIENCE, _LOOK = 30.0, 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedStack:
+    """What is published of a user: the name that servers elsewhere find their stack by, or None and why there is none."""
+
+    user: str
+    name: str | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What lies in ``folder`` now of those who were asked for: a folder for each stack, called by its digest. ``written`` of them
+    were not there before, and ``taken`` others were taken away.
+    """
+
+    folder: Path
+    stacks: tuple[PublishedStack, ...]
+    written: int
+    taken: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """Of one user in one part: the digest of what is published, and of what may lie there besides."""
+
+    now: str | None
+    old: frozenset[str] = frozenset()
+
+    def holding(self, digest: str | None) -> _Noted:
+        return _Noted(digest, (self.old | {self.now or ""}) - {digest or "", ""})
+
+
+def publish(
+    parts: Parts,
+    read: Callable[[str], Adapter],
+    place: Path,
+    users: Sequence[str] | None,
+    progress: Progress,
+) -> Published:
+    """As ``Runtime.publish``, below a place; ``read`` brings an adapter by the digest of its packed file."""
+    store = parts.store
+    asked = _learned(store) if users is None else _checked(store, users)
+    base = parts.base().digest
+    said: list[PublishedStack] = []
+    written = 0
+    with store.upkeep.only("publish"), _faults(place):
+        # A worker has one base, and can do nothing with what was built on another.
+        part = PublishedPart.below(place, f"{_key(parts)}_{base[:12]}")
+        part.sweep()
+        for number, user in enumerate(asked):
+            progress(_STAGE, number / len(asked))
+            with _turn(store, user):
+                folder, reason = _made(parts, read, user)
+                _note(
+                    store,
+                    user,
+                    part,
+                    _noted(store, user, part).holding(folder.digest if folder else None),
+                )
+                written += folder is not None and part.put(folder)
+            if folder or users is not None:
+                said.append(PublishedStack(user, folder.name if folder else None, reason))
+        taken = _take_old(store, part, asked)
+    progress(_STAGE, 1.0)
+    return Published(part.path, tuple(said), written, taken)
+
+
+@contextmanager
+def withdrawing(parts: Parts, user: str) -> Iterator[Callable[[], None]]:
+    """Inside, nothing of a user is published by anybody; what is given takes away all that was, wherever that can be reached. What
+    cannot stays written down, and goes with the next publishing there.
+    """
+    with _turn(parts.store, user):
+        yield partial(_withdraw, parts.store, user)
+
+
+def _withdraw(store: Store, user: str) -> None:
+    for path, noted in _all_noted(store, user).items():
+        part = PublishedPart(Path(path))
+        _note(store, user, part, noted.holding(None))
+        with suppress(OSError):
+            _take(store, user, part, _held(store, part))
+            # Of a publishing that was killed; one that runs needs it.
+            with suppress(Busy), store.upkeep.only("publish"):
+                part.sweep()
+
+
+def _made(parts: Parts, read: Callable[[str], Adapter], user: str) -> tuple[Served | None, str]:
+    """What is live of a user as a folder; None, and why, where there is nothing that others could serve."""
+    try:
+        stack = stacks.switched_on(parts, user)
+        if stack.is_bare:
+            return None, "nothing is live"
+        layers = [
+            (read(entry.digest), entry.weight) for entry in stack.entries if entry.weight != 0
+        ]
+        return served(compose(layers), parts.base()), ""
+    except (AdapterError, BaseMismatch, Damaged) as error:
+        return None, error.message
+
+
+def _take_old(store: Store, part: PublishedPart, users: Sequence[str]) -> int:
+    """Takes away what these users have no more; how many folders that were."""
+    having = [user for user in users if _noted(store, user, part).old]
+    held = _held(store, part) if having else frozenset()
+    taken = 0
+    for user in having:
+        with _turn(store, user):
+            taken += _take(store, user, part, held)
+    return taken
+
+
+def _take(store: Store, user: str, part: PublishedPart, held: frozenset[str]) -> int:
+    """Takes away what is noted as a user's of old, but for what is held; how many folders that were. Raises ``OSError``."""
+    noted = _noted(store, user, part)
+    for digest in (gone := sorted(noted.old - held)):
+        part.take(digest)
+    _note(store, user, part, _Noted(noted.now))
+    return len(gone)
+
+
+def _held(store: Store, part: PublishedPart) -> frozenset[str]:
+    """What is somebody's now. Two may have the same, where one was taken in from the other's file."""
+    return frozenset(now for user in _everybody(store) if (now := _noted(store, user.id, part).now))
+
+
+def _key(parts: Parts) -> str:
+    """What this home's parts are called by, drawn once."""
+    upkeep = parts.store.upkeep
+    key = upkeep.noted("published")
+    if key is None:
+        key = parts.clock.entropy(8).hex()
+        upkeep.note("published", key)
+    return key
+
+
+def _noted(store: Store, user: str, part: PublishedPart) -> _Noted:
+    return _all_noted(store, user).get(str(part.path), _Noted(None))
+
+
+def _all_noted(store: Store, user: str) -> dict[str, _Noted]:
+    """What a user has published, by the path of the part; nothing where the note cannot be read."""
+    try:
+        said = json.loads(store.upkeep.noted(f"published-{user}") or "{}")
+        return {path: _Noted(each["now"], frozenset(each["old"])) for path, each in said.items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def _note(store: Store, user: str, part: PublishedPart, noted: _Noted) -> None:
+    known = _all_noted(store, user)
+    if noted == known.get(str(part.path), _Noted(None)):
+        return
+    known[str(part.path)] = noted
+    said = {
+        path: {"now": each.now, "old": sorted(each.old)}
+        for path, each in known.items()
+        if each != _Noted(None)
+    }
+    store.upkeep.note(f"published-{user}", json.dumps(said))
+
+
+def _everybody(store: Store) -> Iterator[UserSummary]:
+    last = None
+    while page := store.catalog.users(after=last, limit=1000):
+        yield from page
+        last = page[-1].id
+
+
+def _learned(store: Store) -> tuple[str, ...]:
+    """Who may have something live, or published: of the others, who may be many, nothing is to be done."""
+    return tuple(
+        user.id for user in _everybody(store) if user.revisions or _all_noted(store, user.id)
+    )
+
+
+def _checked(store: Store, users: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(users, str):
+        raise InvalidInput(
+            f"{users!a} is no list of users.", hint="Give a list of ids, or None for everybody."
+        )
+    asked = tuple(dict.fromkeys(users))
+    for user in asked:
+        check_user_id(user)
+        store.catalog.user(user)
+    return asked
+
+
+@contextmanager
+def _turn(store: Store, user: str) -> Iterator[None]:
+    """One at a time, of all processes, has to do with what a user has published. Raises ``Busy``."""
+    ends = time.monotonic() + _PATIENCE
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(store.lease(f"publish-{user}"))
+                break
+            except Busy:
+                if time.monotonic() > ends:
+                    raise
+                time.sleep(_LOOK)
+        yield
+
+
+@contextmanager
+def _faults(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except PersonalPeftError:
+        raise
+    except OSError as error:
+        raise InvalidInput(
+            f"{place} cannot hold published stacks: {error.strerror or error}.",
+            hint="Make room there, or name another folder; what was published before is still there.",
+        ) from error

@@ -1,1 +1,0 @@
-"""From stacks and prompts to pieces of text: residency and the engine loop."""
