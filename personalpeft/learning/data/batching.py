@@ -44,7 +44,7 @@ def schedule(
     manner = (
         NO_MANNER
         if remembered
-        else manner_of([lesson.shown.pattern for lesson in (*plan.fresh, *plan.replay)])
+        else manner_of([lesson.shown.pattern for lesson in (*plan.fresh, *plan.older)])
     )
     weight = recipe.anchor_weight / max(1, recipe.anchors)
     held = [
@@ -55,20 +55,20 @@ def schedule(
     ]
     anchors = [each for each in held if each is not None]
     chance = random.Random(recipe.seed)
-    fresh = _rounds(_put_in_other_ways(plan.fresh or plan.replay, recipe.phrasings, chance), chance)
-    older = _rounds(_put_in_other_ways(plan.replay, recipe.phrasings, chance), chance)
+    fresh = _rounds(_put_in_other_ways(plan.fresh or plan.older, recipe.phrasings, chance), chance)
+    older = _rounds(_put_in_other_ways(plan.older, recipe.phrasings, chance), chance)
     keeping = _rounds(anchors, chance)
     not_told = _rounds(_not_told(plan, backend), chance)
     # Drawn only where they are needed: what is drawn decides every byte of what is built.
     good = [
         each
-        for each in (*plan.fresh, *plan.replay)
+        for each in (*plan.fresh, *plan.older)
         if each.kind is SignalKind.RATING and plan.disliked
     ]
     liked = _rounds(good, chance)
     disliked = _rounds(plan.disliked, chance)
     batch = Batch(backend, recipe, plan.manner if remembered else manner)
-    replayed = round(recipe.batch * recipe.replay) if plan.fresh and plan.replay else 0
+    replayed = round(recipe.batch * recipe.replay) if plan.fresh and plan.older else 0
     steps = []
     for _ in range(plan.steps):
         lessons = [next(fresh) for _ in range(recipe.batch - replayed)] + [
