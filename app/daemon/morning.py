@@ -55,4 +55,6 @@ def _told(digest: Digest) -> str:
         f"{report.layer} {report.event if report.event != 'learn' else report.verdict}"
         for report in digest.reports
     )
-    return f"{digest.user}: {pluralize(digest.turns, 'turn')}, {pluralize(sum(digest.signals.values()), 'signal')}{f', {ends}' if ends else ''}"
+    turns = pluralize(digest.turns, "turn")
+    signals = pluralize(sum(digest.signals.values()), "signal")
+    return f"{digest.user}: {turns}, {signals}{f', {ends}' if ends else ''}"
