@@ -36,7 +36,7 @@ from personalpeft.store.base import Store
 from personalpeft.store.user_export import Entry, Portable, check
 from personalpeft.types import Revision, SignalKind, canonical_json
 
-FORMAT, VERSION = "personalpeft.archive", 1
+FORMAT, VERSION = "personalpeft.personal", 1
 _ABOUT, _LEDGER, _BLOBS = "personal.json", "ledger.jsonl", "blobs/"
 _LIMITS = {_ABOUT: 16 << 20, _LEDGER: 4 << 30}
 _MOST_BLOB = 1 << 30

@@ -1,0 +1,224 @@
+"""A home that an earlier version wrote opens and works; see ``tests/data/README.md``."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runtime_makers import Time, ask, correct, opened
+
+from personalpeft import Runtime, User
+from personalpeft.types import Stack
+
+ARCHIVE = Path(__file__).parents[2] / "data" / "home_before_layout.tar.xz"
+USERS = (
+    "ada",
+    "ada-2",
+    "bob",
+    "cay",
+    "dan",
+    "eve",
+    "fay",
+    "gus",
+    "hal",
+    "ivy",
+    "jan",
+    "kim",
+    "lee",
+)
+PROMPTS = ("hello", "question 1", "What is my dog called?")
+REPORT = (
+    *("user", "layer", "verdict", "reason", "at", "revision", "before", "probation", "steps"),
+    *("accepted", "event", "dry_run"),
+)
+
+
+def entries(stack: Stack) -> list[Any]:
+    return [[e.layer, e.revision, e.digest, e.weight] for e in stack.entries]
+
+
+def report_values(report: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **{name: report.get(name) for name in REPORT},
+        "sources": [[s["signal"], s["kind"], s["text"]] for s in report.get("sources", ())],
+        "examples": [[e["prompt"], e["before"], e["after"]] for e in report.get("examples", ())],
+    }
+
+
+def describe(user: User, since: datetime, until: datetime) -> dict[str, Any]:
+    """What the public surface returns for a user, under the names of ``expected.json``."""
+    turns = user.turns()
+    whys = [user.why(turn) for turn in turns]
+    summary, digest, pending = user.summary(), user.digest(since, until), user.pending()
+    return {
+        "summary": [
+            summary.id,
+            summary.since.isoformat(),
+            summary.turns,
+            summary.signals,
+            summary.revisions,
+        ],
+        "turns": [
+            {
+                "id": t.id,
+                "at": t.at.isoformat(),
+                "messages": [m.plain() for m in t.messages],
+                "reply": t.reply,
+                "stack": [t.stack.base, t.stack.digest, entries(t.stack)],
+                "sampling": [
+                    t.sampling.temperature,
+                    t.sampling.top_p,
+                    t.sampling.max_tokens,
+                    t.sampling.seed,
+                    list(t.sampling.stop),
+                ],
+                "usage": [t.usage.prompt_tokens, t.usage.completion_tokens],
+                "finish_reason": t.finish_reason,
+                "items": list(t.used),
+            }
+            for t in turns
+        ],
+        "signals": [
+            {
+                "id": s.id,
+                "kind": str(s.kind),
+                "at": s.at.isoformat(),
+                "payload": dict(s.payload),
+                "turn": s.turn,
+                "source": s.source,
+                "supersedes": s.supersedes,
+            }
+            for s in user.signals(current=False)
+        ],
+        "current": [s.id for s in user.signals()],
+        "items": [[i.id, i.kind, i.text] for i in user.items()],
+        "lessons": [
+            [a.signal.id, a.layer, a.pinned, a.revision] for a in user.lessons(current=False)
+        ],
+        "layers": [[x.name, x.position, x.head, x.weight, x.scope] for x in user.layers()],
+        "stack": [user.stack().digest, entries(user.stack())],
+        "revisions": [
+            {
+                "id": r.id,
+                "digest": r.digest,
+                "layer": r.layer,
+                "base": r.base,
+                "parent": r.parent,
+                "below": [[e.layer, e.revision, e.digest, e.weight] for e in r.below],
+                "inputs": r.inputs,
+                "signals": dict(sorted(r.signals.items())),
+                "verdict": str(r.verdict),
+                "reason": r.reason,
+                "probation": r.probation,
+                "at": r.at.isoformat(),
+            }
+            for r in user.revisions()
+        ],
+        "moves": [[m.layer, m.before, m.after, m.cause, m.at.isoformat()] for m in user.history()],
+        "reports": [report_values(report) for report in user.reports()],
+        "why": [
+            [
+                why.turn.id,
+                [[p.revision.id, p.weight, sorted(s.id for s in p.signals)] for p in why.parts],
+                [s.id for s in why.items],
+                list(why.forgotten),
+            ]
+            for why in whys
+        ],
+        "digest": [
+            digest.turns,
+            dict(digest.signals),
+            len(digest.reports),
+            len(digest.moves),
+            dict(digest.live),
+        ],
+        "pending": [sorted([n.kind, n.layer] for n in pending.news), dict(pending.too_few)],
+        "replies": [ask(user, prompt).text for prompt in PROMPTS],
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The archive, extracted; opened by one runtime for all tests of this file."""
+    folder = tmp_path_factory.mktemp("earlier")
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((folder / "expected.json").read_text())
+    return read
+
+
+@pytest.fixture(scope="module")
+def runtime(folder: Path, expected: dict[str, Any]) -> Iterator[Runtime]:
+    time = Time(datetime.fromisoformat(expected["until"]), drawn=1_000_000)
+    with opened(folder / "home", clock=time.clock()) as runtime:
+        yield runtime
+
+
+@pytest.fixture(params=USERS)
+def user(request: pytest.FixtureRequest, runtime: Runtime) -> User:
+    return runtime.user(request.param, create=False)
+
+
+def test_nothing_is_damaged(runtime: Runtime) -> None:
+    assert runtime.verify() == ()
+
+
+def test_each_user_is_as_before(user: User, expected: dict[str, Any]) -> None:
+    until = datetime.fromisoformat(expected["until"])
+    found = json.loads(json.dumps(describe(user, datetime(2026, 1, 1, tzinfo=UTC), until)))
+    assert found == expected["users"][user.id]
+
+
+def test_its_keys_and_notes_are_there(runtime: Runtime, expected: dict[str, Any]) -> None:
+    keys = [[key.id, key.user, key.worker] for key in runtime.tokens.known()]
+    assert keys == expected["tokens"]
+    assert runtime.upkeep.noted("daemon") == expected["notes"]["daemon"]
+
+
+def test_the_erasure_that_was_killed_is_finished(runtime: Runtime, folder: Path) -> None:
+    named = {revision.digest for each in USERS for revision in runtime.user(each).revisions()}
+    assert {path.name for path in (folder / "home" / "blobs").glob("*/*")} == named
+
+
+def test_it_chats_learns_and_rolls_back(runtime: Runtime) -> None:
+    gus = runtime.user("gus")
+    before = ask(gus, memory=False).text
+    correct(gus, 6, first=100)
+    report = gus.learn()
+    assert report.live
+    assert ask(gus, memory=False).text != before
+    assert gus.rollback("style").after is None
+    assert ask(gus, memory=False).text == before
+    assert runtime.verify() == ()
+
+
+def test_an_unfinished_learn_can_be_learned(runtime: Runtime) -> None:
+    assert runtime.user("fay").learn().live
+
+
+def test_forgetting_and_publishing_work_on_it(runtime: Runtime, folder: Path) -> None:
+    cay = runtime.user("cay")
+    trained = next(s for s, role in cay.revisions()[0].signals.items() if role == "train")
+    assert cay.forget(trained).revisions
+    published = runtime.publish(["ada", "bob"], to=folder / "published")
+    assert [each.name is None for each in published.stacks] == [False, True]
+    assert runtime.verify() == ()
+
+
+def test_its_personal_file_is_imported(runtime: Runtime, folder: Path) -> None:
+    imported = runtime.import_user(folder / "ada.personal", as_user="ada-3")
+    assert imported.user == "ada-3"
+    ada, copy = runtime.user("ada-2"), runtime.user("ada-3")
+    assert copy.stack() == ada.stack()
+    assert [s.id for s in copy.signals(current=False)] == [s.id for s in ada.signals(current=False)]
+    assert runtime.verify() == ()
