@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -48,6 +49,16 @@ class _WithoutText(logging.Filter):
 _WITHOUT_TEXT = _WithoutText()
 
 
+def _address(host: str, port: int) -> str:
+    """Return the one numeric address to listen on: IPv4 where the name has both families.
+
+    Two sockets would be two servers with a port each, where the system chooses the port.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    families = {family: str(address[0]) for family, _, _, _, address in reversed(found)}
+    return families.get(socket.AF_INET) or families[socket.AF_INET6]
+
+
 class Server:
     """An app on a socket. Made listening; ``run`` answers until ``stop`` is called from another thread or a signal handler."""
 
@@ -61,7 +72,7 @@ class Server:
                 app,
                 map=self._sockets,
                 _dispatcher=self._dispatcher,
-                host=host,
+                host=_address(host, port),
                 port=port,
                 # Without it nobody would notice that a client has gone while its request is worked on.
                 channel_request_lookahead=1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ import personalpeft
 from personalpeft import NothingToLearn, Runtime, Serving
 from personalpeft_app.client import connect
 from personalpeft_app.http.own.routes import OwnApi
+from personalpeft_app.http.places import Places
+from personalpeft_app.http.running import Server
+from personalpeft_app.http.server import make_app
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -252,9 +256,26 @@ def test_metrics_have_names_of_vllm_and_no_user_in_them(runtime: Runtime) -> Non
 
 
 def test_a_port_that_is_taken_is_said_so(runtime: Runtime) -> None:
-    from personalpeft_app.http.places import Places
-    from personalpeft_app.http.running import Server
-    from personalpeft_app.http.server import make_app
-
     with served(runtime) as site, pytest.raises(personalpeft.InvalidInput, match="listen"):
         Server(make_app(runtime), Places(1), host="127.0.0.1", port=site.server.port)
+
+
+def test_a_name_with_addresses_of_both_families_is_served_at_one(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def both(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
+        six = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", int(port), 0, 0))
+        four = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", int(port)))
+        return [six, four] if host == "localhost" else [four]
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    server = Server(make_app(runtime), Places(1), host="localhost", port=0)
+    stopped = threading.Thread(target=lambda: server.run(grace=1, close=runtime.close))
+    stopped.start()
+    try:
+        with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)) as line:
+            line.request("GET", "/healthz")
+            assert line.getresponse().status == 200
+    finally:
+        server.stop()
+        stopped.join(20)
