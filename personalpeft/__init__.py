@@ -44,11 +44,12 @@ from personalpeft.errors import (
 
 if TYPE_CHECKING:
     from personalpeft.chat.compare import Comparison
-    from personalpeft.chat.reply import Reply, Stream, Why
+    from personalpeft.chat.reply import Reply, Stream
     from personalpeft.clock import Clock
     from personalpeft.learning.activity_summary import Digest
     from personalpeft.learning.progress import Learning
     from personalpeft.learning.report import LearnReport
+    from personalpeft.provenance import Why
     from personalpeft.runtime import Runtime
     from personalpeft.settings import Observing, Serving, VllmServer
     from personalpeft.types import Verdict
@@ -106,7 +107,7 @@ _LAZY = {
     "User": "personalpeft.user",
     "VllmServer": "personalpeft.settings",
     "Verdict": "personalpeft.types",
-    "Why": "personalpeft.chat.reply",
+    "Why": "personalpeft.provenance",
 }
 
 

@@ -29,7 +29,7 @@ from personalpeft.adapters.safe_io import parse_json
 from personalpeft.base_models.types import Base
 from personalpeft.errors import AdapterError, InvalidInput, PersonalFileError, PersonalPeftError
 from personalpeft.ids import check_layer_name, check_user_id
-from personalpeft.learning.gate.eval_history import lineage_of
+from personalpeft.learning.gate.eval_history import eval_history
 from personalpeft.learning.report import from_json
 from personalpeft.learning.train.config import Recipe
 from personalpeft.store.base import Store
@@ -362,7 +362,7 @@ def _check_meaning(portable: Portable, revisions: Sequence[Revision]) -> None:
         if "verdict" in body:
             str(from_json(body))
     for revision in revisions:
-        lineage_of([revision], revision.layer)
+        eval_history([revision], revision.layer)
         recipe = revision.recipe
         known = Recipe(rank=recipe["rank"], alpha=recipe["alpha"], targets=tuple(recipe["targets"]))
         if not (

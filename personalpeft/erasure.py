@@ -15,11 +15,12 @@ from typing import Any
 from personalpeft.errors import Cancelled, NothingToLearn, PersonalPeftError
 from personalpeft.formatting import pluralize
 from personalpeft.learning.erasure_plan import Decision, Standing, decide, named
+from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import Order
 from personalpeft.learning.plan import rank_of
 from personalpeft.learning.report import LearnReport
 from personalpeft.publishing import withdrawing
-from personalpeft.services import Parts
+from personalpeft.services import Services
 from personalpeft.store.base import Removal
 
 
@@ -104,7 +105,7 @@ class ForgetReport:
 
 
 def forget(
-    parts: Parts,
+    services: Services,
     user: str,
     item: str,
     *,
@@ -114,7 +115,7 @@ def forget(
     cancelled: Callable[[], bool],
 ) -> ForgetReport:
     """As ``User.forget``."""
-    store, clock = parts.store, parts.clock
+    store, clock = services.store, services.clock
     began, at = clock.timer(), clock.now()
     progress("Reading", 0.0)
     full = named(store, user, item).id
@@ -135,9 +136,9 @@ def forget(
         return decisions[0].removal
 
     # A learn that runs would write down again what is being destroyed.
-    with store.lease(f"learn-{user}"), withdrawing(parts, user) as withdraw:
+    with store.lease(f"learn-{user}"), withdrawing(services, user) as withdraw:
         destroyed = store.forget(user, decided)
-        parts.forget(user)
+        services.forget(user)
     progress("Destroying", 1.0)
     rebuilt: list[LearnReport] = []
     waiting: dict[str, str] = {}
@@ -148,7 +149,9 @@ def forget(
             if cancelled():
                 raise Cancelled("stopped; the next learn does it")
             rebuilt.append(
-                parts.learner().learn(user, layer, Order(progress=progress, cancelled=cancelled))
+                Learner.from_services(services).learn(
+                    user, layer, Order(progress=progress, cancelled=cancelled)
+                )
             )
         except NothingToLearn:
             waiting[layer] = "no lesson for it is left"

@@ -14,15 +14,17 @@ from personalpeft.chat.reply import Reply, turn_of
 from personalpeft.chat.validation import check_written
 from personalpeft.errors import InvalidInput, NotFound, PersonalPeftError
 from personalpeft.ids import check_skill, check_source
-from personalpeft.learning.data.assignment import SEEN, TRAINS
-from personalpeft.learning.gate.probation import look_again
+from personalpeft.learning.data.assignment import IMPLICIT_RATINGS, TRAINABLE_KEY
+from personalpeft.learning.gate.probation import review_probation_locked
 from personalpeft.memory.items import about_fact, check_text
-from personalpeft.services import Parts
+from personalpeft.services import Services
 from personalpeft.store.base import Ledger
 from personalpeft.types import APP, Signal, SignalKind, Turn
 
 
-def feedback(parts: Parts, user: str, reply: Reply | Turn | str, source: str, **said: Any) -> str:
+def feedback(
+    services: Services, user: str, reply: Reply | Turn | str, source: str, **said: Any
+) -> str:
     """``said`` are the kinds of feedback by name, None for those that were not given."""
     given = [(what, value) for what, value in said.items() if value is not None]
     if len(given) != 1:
@@ -31,30 +33,32 @@ def feedback(parts: Parts, user: str, reply: Reply | Turn | str, source: str, **
             hint="Give one of rating, edit, prefer, comment or reward; call again for another.",
         )
     check_source(source)
-    turn = turn_of(parts.store, user, reply)
+    turn = turn_of(services.store, user, reply)
     kind, payload = _signal_of(turn, *given[0])
-    signal = _said(parts, turn, kind, payload, source)
-    look(parts, user)
+    signal = _said(services, turn, kind, payload, source)
+    look(services, user)
     return signal
 
 
-def observe(parts: Parts, user: str, reply: Reply | Turn | str, seen: str) -> str | None:
-    if not isinstance(seen, str) or seen not in SEEN:
+def observe(services: Services, user: str, reply: Reply | Turn | str, seen: str) -> str | None:
+    if not isinstance(seen, str) or seen not in IMPLICIT_RATINGS:
         raise InvalidInput(
-            f"{seen!a} is nothing to observe.", hint=f"Give one of {', '.join(SEEN)}."
+            f"{seen!a} is nothing to observe.", hint=f"Give one of {', '.join(IMPLICIT_RATINGS)}."
         )
-    turn = turn_of(parts.store, user, reply)
-    if parts.observing == "off":
+    turn = turn_of(services.store, user, reply)
+    if services.observing == "off":
         return None
     payload = {
-        "value": SEEN[seen],
+        "value": IMPLICIT_RATINGS[seen],
         "how": seen,
-        **({TRAINS: True} if parts.observing == "learned" else {}),
+        **({TRAINABLE_KEY: True} if services.observing == "learned" else {}),
     }
-    return _said(parts, turn, SignalKind.RATING, payload, APP)
+    return _said(services, turn, SignalKind.RATING, payload, APP)
 
 
-def teach(parts: Parts, user: str, prompt: str, answer: str, skill: str | None, source: str) -> str:
+def teach(
+    services: Services, user: str, prompt: str, answer: str, skill: str | None, source: str
+) -> str:
     if skill is not None:
         check_skill(skill)
     check_source(source)
@@ -63,54 +67,65 @@ def teach(parts: Parts, user: str, prompt: str, answer: str, skill: str | None, 
         "answer": check_written(answer, what="answer"),
         "skill": skill,
     }
-    return parts.store.ledger.add_signal(user, SignalKind.DEMONSTRATION, payload, source=source).id
+    return services.store.ledger.add_signal(
+        user, SignalKind.DEMONSTRATION, payload, source=source
+    ).id
 
 
 def remember(
-    parts: Parts, user: str, text: str, questions: Sequence[str], answer: str | None, source: str
+    services: Services,
+    user: str,
+    text: str,
+    questions: Sequence[str],
+    answer: str | None,
+    source: str,
 ) -> str:
     check_source(source)
     payload: dict[str, Any] = {
         "text": check_text(text, what="fact"),
         **about_fact(questions, answer),
     }
-    return parts.store.ledger.add_signal(user, SignalKind.FACT, payload, source=source).id
+    return services.store.ledger.add_signal(user, SignalKind.FACT, payload, source=source).id
 
 
-def retract(parts: Parts, user: str, named: Sequence[str]) -> tuple[Signal, ...]:
+def retract(services: Services, user: str, named: Sequence[str]) -> tuple[Signal, ...]:
     if not named:
         raise InvalidInput("Nothing is named to take back.", hint="Give the id of a signal.")
-    ledger = parts.store.ledger
+    ledger = services.store.ledger
     signals = {signal.id: signal for signal in (ledger.signal(user, each) for each in named)}
     counting = {signal.id for signal in ledger.signals(user)}
     for signal in signals:
         if signal not in counting:
             raise _off_already(ledger, user, signal, counting)
     ledger.retract(user, *signals)
-    look(parts, user)
+    look(services, user)
     return tuple(signals.values())
 
 
-def look(parts: Parts, user: str) -> None:
+def look(services: Services, user: str) -> None:
     """Whether what was just said ends a probation. What was said is durable already, so nothing of this may fail it:
     whoever learns next looks too.
     """
     with suppress(PersonalPeftError):
-        look_again(parts.store, user, parts.clock.now)
+        review_probation_locked(services.store, user, services.clock.now)
 
 
-def _said(parts: Parts, turn: Turn, kind: SignalKind, payload: dict[str, Any], source: str) -> str:
+def _said(
+    services: Services, turn: Turn, kind: SignalKind, payload: dict[str, Any], source: str
+) -> str:
     """What repeats the last word of a source on a turn is that signal: a thumb that is pressed twice, and a request that is sent
     again, are one act.
     """
     said = [
         each
-        for each in parts.store.ledger.signals(turn.user, turn=turn.id)
+        for each in services.store.ledger.signals(turn.user, turn=turn.id)
         if each.source == source
     ]
     if said and (said[-1].kind, said[-1].payload) == (kind, payload):
         return said[-1].id
-    return parts.store.ledger.add_signal(turn.user, kind, payload, turn=turn.id, source=source).id
+    return services.store.ledger.add_signal(
+        turn.user, kind, payload, turn=turn.id, source=source
+    ).id
 
 
 def _off_already(ledger: Ledger, user: str, signal: str, counting: Collection[str]) -> NotFound:

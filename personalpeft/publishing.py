@@ -28,7 +28,7 @@ from personalpeft.errors import (
     PersonalPeftError,
 )
 from personalpeft.ids import check_user_id
-from personalpeft.services import Parts
+from personalpeft.services import Services
 from personalpeft.store.base import Store, UserSummary
 from personalpeft.types import Progress
 
@@ -70,26 +70,26 @@ class _Noted:
 
 
 def publish(
-    parts: Parts,
+    services: Services,
     read: Callable[[str], Adapter],
     place: Path,
     users: Sequence[str] | None,
     progress: Progress,
 ) -> Published:
     """As ``Runtime.publish``, below a place; ``read`` brings an adapter by the digest of its packed file."""
-    store = parts.store
+    store = services.store
     asked = _learned(store) if users is None else _checked(store, users)
-    base = parts.base().digest
+    base = services.base.digest
     said: list[PublishedStack] = []
     written = 0
     with store.upkeep.only("publish"), _faults(place):
         # A worker has one base, and can do nothing with what was built on another.
-        part = PublishedPart.below(place, f"{_key(parts)}_{base[:12]}")
+        part = PublishedPart.below(place, f"{_key(services)}_{base[:12]}")
         part.sweep()
         for number, user in enumerate(asked):
             progress(_STAGE, number / len(asked))
             with _turn(store, user):
-                folder, reason = _made(parts, read, user)
+                folder, reason = _made(services, read, user)
                 _note(
                     store,
                     user,
@@ -105,12 +105,12 @@ def publish(
 
 
 @contextmanager
-def withdrawing(parts: Parts, user: str) -> Iterator[Callable[[], None]]:
+def withdrawing(services: Services, user: str) -> Iterator[Callable[[], None]]:
     """Inside, nothing of a user is published by anybody; what is given takes away all that was, wherever that can be reached. What
     cannot stays written down, and goes with the next publishing there.
     """
-    with _turn(parts.store, user):
-        yield partial(_withdraw, parts.store, user)
+    with _turn(services.store, user):
+        yield partial(_withdraw, services.store, user)
 
 
 def _withdraw(store: Store, user: str) -> None:
@@ -124,16 +124,18 @@ def _withdraw(store: Store, user: str) -> None:
                 part.sweep()
 
 
-def _made(parts: Parts, read: Callable[[str], Adapter], user: str) -> tuple[Served | None, str]:
+def _made(
+    services: Services, read: Callable[[str], Adapter], user: str
+) -> tuple[Served | None, str]:
     """What is live of a user as a folder; None, and why, where there is nothing that others could serve."""
     try:
-        stack = stacks.switched_on(parts, user)
+        stack = stacks.switched_on(services, user)
         if stack.is_bare:
             return None, "nothing is live"
         layers = [
             (read(entry.digest), entry.weight) for entry in stack.entries if entry.weight != 0
         ]
-        return served(compose(layers), parts.base()), ""
+        return served(compose(layers), services.base), ""
     except (AdapterError, BaseMismatch, Damaged) as error:
         return None, error.message
 
@@ -163,12 +165,12 @@ def _held(store: Store, part: PublishedPart) -> frozenset[str]:
     return frozenset(now for user in _everybody(store) if (now := _noted(store, user.id, part).now))
 
 
-def _key(parts: Parts) -> str:
+def _key(services: Services) -> str:
     """What this home's parts are called by, drawn once."""
-    upkeep = parts.store.upkeep
+    upkeep = services.store.upkeep
     key = upkeep.noted("published")
     if key is None:
-        key = parts.clock.entropy(8).hex()
+        key = services.clock.entropy(8).hex()
         upkeep.note("published", key)
     return key
 

@@ -7,12 +7,10 @@ at once.
 from __future__ import annotations
 
 import atexit
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, get_args
-from weakref import WeakSet
 
 from personalpeft.adapters.formats.packed import unpack
 from personalpeft.adapters.formats.published import read_served
@@ -22,34 +20,31 @@ from personalpeft.backends import BACKENDS, load_backend
 from personalpeft.base_models.registry import all_cards, find_card
 from personalpeft.base_models.resolve import prepare
 from personalpeft.base_models.types import Base, Card
-from personalpeft.chat.routing import Scopes
+from personalpeft.chat.routing import AdapterRouter
 from personalpeft.chat.validation import check_written
 from personalpeft.clock import SYSTEM, Clock
+from personalpeft.engine.completion_cache import CompletionCache
 from personalpeft.engine.engine import Engine
 from personalpeft.errors import InvalidInput, NotFound, nearest
 from personalpeft.ids import check_layer_name, check_user_id
-from personalpeft.learning.evaluate.completion_cache import Voices
-from personalpeft.learning.evaluate.stored_completions import spoken_by
-from personalpeft.learning.gate.gate import margins_for
+from personalpeft.learning.evaluate.completion_cache import open_completion_cache
+from personalpeft.learning.evaluate.probes import general_prompts
 from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import Order, never, silent
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.rl.config import drill_for
-from personalpeft.learning.rl.trainer import Coach
-from personalpeft.learning.services import Means
-from personalpeft.learning.train.config import Start, recipes_for
+from personalpeft.learning.train.config import Start
 from personalpeft.memory.embedder import HashEmbedder, MiniLM
 from personalpeft.memory.items import Memory
-from personalpeft.memory.types import Embedder, Embedding
+from personalpeft.memory.types import Embedding
 from personalpeft.plugins import Plugins
 from personalpeft.publishing import Published, publish
-from personalpeft.services import Parts
+from personalpeft.services import LazyModel, Services
 from personalpeft.settings import Observing, Serving, Settings
 from personalpeft.store import open_store
 from personalpeft.store.api_keys import Tokens
 from personalpeft.store.base import Collected, Problem, UserSummary
 from personalpeft.store.maintenance import Upkeep
-from personalpeft.types import Message, Progress, Stack
+from personalpeft.types import Progress
 from personalpeft.user import User
 
 
@@ -86,32 +81,19 @@ class Runtime:
         self.serving = serving
         self._clock = clock
         self._progress = progress
-        self._turn = threading.RLock()
-        self._base: Base | None = None
-        self._engine: Engine | None = None
-        self._voices: Voices | None = None
-        self._store = open_store(
-            settings.home, now=clock.now, entropy=clock.entropy, read_only=read_only
+        store = open_store(settings.home, now=clock.now, entropy=clock.entropy, read_only=read_only)
+        memory = Memory(
+            store.ledger, store.catalog, HashEmbedder() if backend == "fake" else MiniLM()
         )
-        embedder: Embedder = HashEmbedder() if backend == "fake" else MiniLM()
-        self._memory = Memory(self._store.ledger, self._store.catalog, embedder)
-        self._tokens = Tokens(
-            self._store.home, now=clock.now, entropy=clock.entropy, lease=self._store.lease
-        )
-        self._parts = Parts(
-            self._store,
-            self._memory,
-            Scopes(self._store, self._memory),
-            clock,
-            self.base,
-            self.engine,
-            self._warm,
-            self._learner,
-            self._coach,
-            Plugins(settings.plugins),
-            self._forget,
-            WeakSet(),
-            observing,
+        self._tokens = Tokens(store.home, now=clock.now, entropy=clock.entropy, lease=store.lease)
+        self._services = Services(
+            store=store,
+            memory=memory,
+            router=AdapterRouter(store, memory, general_prompts),
+            clock=clock,
+            plugins=Plugins(settings.plugins),
+            model=LazyModel(self._load_base, self._load_engine, self._load_completions),
+            observing=observing,
         )
         # A reply that is still being written when the program ends is recorded while the store can still write.
         atexit.register(self.close)
@@ -122,16 +104,16 @@ class Runtime:
         """
         check_user_id(user_id)
         if create:
-            self._store.catalog.ensure_user(user_id)
+            self._services.store.catalog.ensure_user(user_id)
         else:
-            self._store.catalog.user(user_id)
-        return User(user_id, self._parts)
+            self._services.store.catalog.user(user_id)
+        return User(user_id, self._services)
 
     def users(self, *, after: str | None = None, limit: int = 100) -> tuple[UserSummary, ...]:
         """A page of this home's users, by id: at most ``limit`` of those after the id ``after``. One that is shorter is the
         last; the next begins after the last id of this one. Raises ``InvalidInput``.
         """
-        return self._store.catalog.users(after=after, limit=limit)
+        return self._services.store.catalog.users(after=after, limit=limit)
 
     def import_user(self, file: str | Path, *, as_user: str | None = None) -> Imported:
         """Takes in the user of a ``.personal`` file, as ``User.export`` wrote it, under their own name or another.
@@ -142,7 +124,7 @@ class Runtime:
         anything is kept; the verdict of what came in says that it was imported. Raises ``PersonalFileError`` for a file
         that is damaged, hostile or too new, ``InvalidInput`` where there is a user of that name, ``InvalidId``.
         """
-        return read_in(self._store, self.base, Path(file), as_user)
+        return read_in(self._services.store, self._services.model.base, Path(file), as_user)
 
     def learn_many(
         self,
@@ -189,7 +171,7 @@ class Runtime:
             cancelled=cancelled,
             paused=paused,
         )
-        return self._learner().learn_many(named, layer, order)
+        return Learner.from_services(self._services).learn_many(named, layer, order)
 
     def models(self) -> tuple[Card, ...]:
         """Every base that can be opened: those that ship, and the user's own in the home's ``models/``. Raises
@@ -200,7 +182,7 @@ class Runtime:
     @property
     def embedder(self) -> str:
         """The name of the model that facts are looked up with."""
-        return self._memory.embedder.name
+        return self._services.memory.embedder.name
 
     def embed(self, texts: Sequence[str]) -> Embedding:
         """What the model that facts are looked up with makes of texts: vectors whose dot product is the cosine of their
@@ -209,7 +191,7 @@ class Runtime:
         if isinstance(texts, str) or not texts:
             raise InvalidInput("There are no texts.", hint="Give a list of texts.")
         said = [check_written(text, what="text") for text in texts]
-        embedder = self._memory.embedder
+        embedder = self._services.memory.embedder
         return Embedding(
             embedder.name, embedder.embed(said), sum(embedder.tokens(text) for text in said)
         )
@@ -222,7 +204,7 @@ class Runtime:
     @property
     def upkeep(self) -> Upkeep:
         """What a program that looks after this home at its own times needs of it, as the daemon does."""
-        return self._store.upkeep
+        return self._services.store.upkeep
 
     def served(self, digest: str, file: str) -> bytes:
         """A file of the folder in which servers elsewhere get a stack that they know as ``personalpeft:<digest>``:
@@ -249,11 +231,11 @@ class Runtime:
         ``HomeError``, and ``Busy`` while another program publishes from this home.
         """
         place = self._shared() if to is None else Path(to).expanduser().absolute()
-        return publish(self._parts, self._adapter, place, users, progress)
+        return publish(self._services, self._adapter, place, users, progress)
 
     def verify(self) -> tuple[Problem, ...]:
         """Derives every digest in the home again; an empty answer means that all is as it should be."""
-        return self._store.verify()
+        return self._services.store.verify()
 
     def collect(
         self, *, dry_run: bool = False, progress: Progress = lambda stage, done: None
@@ -262,57 +244,26 @@ class Runtime:
         kept that nobody resumed for a week. Safe while others use the home. ``dry_run`` only says what there is. Raises
         ``HomeError``, ``Busy``.
         """
-        return self._store.collect(
+        return self._services.store.collect(
             dry_run=dry_run, progress=lambda done: progress("Collecting", done)
         )
 
     def base(self) -> Base:
         """The open base, its files found and hashed. Raises ``WeightsError``, ``CardError``."""
-        with self._turn:
-            if self._base is None:
-                if self._card is None:
-                    from personalpeft.backends.fake import fake_base
-
-                    self._base = fake_base()
-                else:
-                    self._base = prepare(
-                        self._card, cache=self.settings.cache, progress=self._progress
-                    )
-            return self._base
+        return self._services.base
 
     def engine(self) -> Engine:
         """The serving engine, with the base loaded."""
-        with self._turn:
-            if self._engine is None:
-                base = self.base()
-                self._progress("Loading the model", 0.0)
-                backend = load_backend(
-                    self._backend,
-                    base,
-                    slots=self.serving.slots,
-                    rows=self.serving.rows,
-                    cache=self.settings.cache,
-                    vllm=self.settings.vllm,
-                    entropy=self._clock.entropy,
-                )
-                self._engine = Engine(backend, self._adapter, self.serving, self._clock)
-                self._progress("Loading the model", 1.0)
-            return self._engine
+        return self._services.engine
 
     def close(self) -> None:
         """Closes the home and lets go of the model; a stream that is still open ends as a cancelled turn. Closing twice
         is fine.
         """
-        for stream in tuple(self._parts.streams):
+        for stream in tuple(self._services.streams):
             stream.close()
-        with self._turn:
-            engine, self._engine = self._engine, None
-            self._voices = None
-        # Not under the lock, which a load that is under way may need before the engine can end.
-        if engine is not None:
-            engine.close()
-            engine.backend.close()
-        self._store.close()
+        self._services.model.close()
+        self._services.store.close()
         # A program that opens many homes, one after another, would keep them all to its end.
         atexit.unregister(self.close)
 
@@ -332,54 +283,36 @@ class Runtime:
         server = self.settings.vllm
         return (server and server.folder) or self.settings.cache / "served"
 
-    def _warm(self, stack: Stack) -> None:
-        """Brings a stack into its slot where a model is loaded; where none is, there is no slot to warm."""
-        with self._turn:
-            engine = self._engine
-        if engine is not None:
-            engine.warm(stack)
+    def _load_base(self) -> Base:
+        if self._card is None:
+            from personalpeft.backends.fake import fake_base
 
-    def _forget(self, user: str) -> None:
-        """Lets go of what is kept in memory for a user, so that nothing more comes of it."""
-        with self._turn:
-            engine, voices = self._engine, self._voices
-        self._parts.scopes.forget(user)
-        if voices is not None:
-            voices.forget(user)
-        if engine is not None:
-            engine.forget()
+            return fake_base()
+        return prepare(self._card, cache=self.settings.cache, progress=self._progress)
 
-    def _learner(self) -> Learner:
-        engine, base = self.engine(), self.base()
-        recipes = recipes_for(base.card.name, base.card.learning, base.architecture.projections)
-        margins = margins_for(
-            base.card.name, base.card.gate, random=base.card.source.kind == "random"
+    def _load_engine(self, base: Base) -> Engine:
+        self._progress("Loading the model", 0.0)
+        backend = load_backend(
+            self._backend,
+            base,
+            slots=self.serving.slots,
+            rows=self.serving.rows,
+            cache=self.settings.cache,
+            vllm=self.settings.vllm,
+            entropy=self._clock.entropy,
         )
+        engine = Engine(backend, self._adapter, self.serving, self._clock)
+        self._progress("Loading the model", 1.0)
+        return engine
 
-        def heard(user: str, fact: str, messages: Sequence[Message]) -> tuple[Message, ...]:
-            return self._memory.heard_with(user, fact, messages, system=base.card.system)
-
-        clock = self._clock
-        voices, scoping = self._voices_of(engine), self._parts.scopes
-        means = Means(self._store, engine, voices, scoping, margins, clock.now, clock.timer, heard)
-        return Learner(means, recipes)
-
-    def _voices_of(self, engine: Engine) -> Voices:
-        with self._turn:
-            if self._voices is None:
-                self._voices = Voices(engine, spoken_by(engine.backend, self.settings.cache))
-            return self._voices
-
-    def _coach(self) -> Coach:
-        learner, card = self._learner(), self.base().card
-        drill = drill_for(card.name, card.practice)
-        return Coach(learner.means, learner.recipes.skill, drill)
+    def _load_completions(self, engine: Engine) -> CompletionCache:
+        return open_completion_cache(engine, self.settings.cache)
 
     def _adapter(self, digest: str) -> Adapter:
         base = self.base()
         return unpack(
-            self._store.blobs.read(digest),
-            source=str(self._store.blobs.path(digest)),
+            self._services.store.blobs.read(digest),
+            source=str(self._services.store.blobs.path(digest)),
             architecture=base.architecture,
             base=base.digest,
             known=True,

@@ -1,42 +1,133 @@
-"""What the methods of a user work with: the opened parts of one runtime, wired by it and shared by all its users."""
+"""The wired parts of one runtime, shared by chat, feedback, erasure and learning.
+
+Invariant: ``Services`` is frozen. What is loaded late lives in ``LazyModel``, which alone changes it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
 from personalpeft.base_models.types import Base
 from personalpeft.chat.reply import Stream
-from personalpeft.chat.routing import Scopes
+from personalpeft.chat.routing import AdapterRouter
 from personalpeft.clock import Clock
+from personalpeft.engine.completion_cache import CompletionCache
 from personalpeft.engine.engine import Engine
-from personalpeft.learning.learner import Learner
-from personalpeft.learning.rl.trainer import Coach
 from personalpeft.memory.items import Memory
 from personalpeft.plugins import Plugins
 from personalpeft.settings import Observing
 from personalpeft.store.base import Store
-from personalpeft.types import Stack
+from personalpeft.types import Message, Stack
+
+
+class LazyModel:
+    """Loads the base, its engine and the completion cache when each is first needed. Thread-safe."""
+
+    def __init__(
+        self,
+        load_base: Callable[[], Base],
+        load_engine: Callable[[Base], Engine],
+        load_completions: Callable[[Engine], CompletionCache],
+    ) -> None:
+        self._load_base = load_base
+        self._load_engine = load_engine
+        self._load_completions = load_completions
+        self._lock = threading.RLock()
+        self._base: Base | None = None
+        self._engine: Engine | None = None
+        self._completions: CompletionCache | None = None
+
+    def base(self) -> Base:
+        """Return the base, its files found and hashed. Raises ``WeightsError``, ``CardError``."""
+        with self._lock:
+            if self._base is None:
+                self._base = self._load_base()
+            return self._base
+
+    def engine(self) -> Engine:
+        """Return the engine, with the base loaded."""
+        with self._lock:
+            if self._engine is None:
+                self._engine = self._load_engine(self.base())
+            return self._engine
+
+    def completions(self) -> CompletionCache:
+        """Return the cache of completions of general prompts."""
+        with self._lock:
+            if self._completions is None:
+                self._completions = self._load_completions(self.engine())
+            return self._completions
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the engine is loaded."""
+        return self._engine is not None
+
+    def preload(self, stack: Stack) -> None:
+        """Bring a stack into a device slot if the engine is loaded. Raises as ``Engine.warm``."""
+        with self._lock:
+            engine = self._engine
+        if engine is not None:
+            engine.warm(stack)
+
+    def forget(self, user: str) -> None:
+        """Drop what is cached in memory for a user."""
+        with self._lock:
+            engine, completions = self._engine, self._completions
+        if completions is not None:
+            completions.forget(user)
+        if engine is not None:
+            engine.forget()
+
+    def close(self) -> None:
+        """Release the model. Closing twice is allowed."""
+        with self._lock:
+            engine, self._engine = self._engine, None
+            self._completions = None
+        # Outside the lock: a load that is under way needs it before the engine can end.
+        if engine is not None:
+            engine.close()
+            engine.backend.close()
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """Base, engine and learner are made when first asked for, since a model takes a while to load; ``warm`` brings a
-    stack into its slot where one is loaded, and ``forget`` lets go of all that is kept in memory for a user. ``streams`` are
-    those that somebody still holds.
-    """
+class Services:
+    """The parts of one home on one base. ``streams`` holds the streams that callers still use."""
 
     store: Store
     memory: Memory
-    scopes: Scopes
+    router: AdapterRouter
     clock: Clock
-    base: Callable[[], Base]
-    engine: Callable[[], Engine]
-    warm: Callable[[Stack], None]
-    learner: Callable[[], Learner]
-    coach: Callable[[], Coach]
     plugins: Plugins
-    forget: Callable[[str], None]
-    streams: WeakSet[Stream] = field(default_factory=WeakSet)
+    model: LazyModel
     observing: Observing = "off"
+    streams: WeakSet[Stream] = field(default_factory=WeakSet)
+
+    @property
+    def base(self) -> Base:
+        """The open base, prepared on first use."""
+        return self.model.base()
+
+    @property
+    def engine(self) -> Engine:
+        """The serving engine, loaded on first use."""
+        return self.model.engine()
+
+    @property
+    def completions(self) -> CompletionCache:
+        """The cache of completions of general prompts."""
+        return self.model.completions()
+
+    def render_with_item(
+        self, user: str, item: str, messages: Sequence[Message]
+    ) -> tuple[Message, ...]:
+        """Return the messages as the base reads them with one rule or fact in the prompt."""
+        return self.memory.render_with_item(user, item, messages, system=self.base.card.system)
+
+    def forget(self, user: str) -> None:
+        """Drop what is cached in memory for a user."""
+        self.router.forget(user)
+        self.model.forget(user)

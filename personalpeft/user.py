@@ -23,7 +23,7 @@ from personalpeft.adapter_io import (
 from personalpeft.archive import Exported
 from personalpeft.chat import compare, request
 from personalpeft.chat.compare import Comparison
-from personalpeft.chat.reply import Reply, Stream, Why, turn_of, why
+from personalpeft.chat.reply import Reply, Stream, turn_of
 from personalpeft.chat.validation import (
     Prompt,
     Tool,
@@ -38,16 +38,19 @@ from personalpeft.erasure import ForgetReport
 from personalpeft.errors import InvalidInput, NotFound
 from personalpeft.ids import check_layer_name, check_skill
 from personalpeft.learning.activity_summary import Digest, digest
-from personalpeft.learning.gate.probation import look_again
+from personalpeft.learning.gate.probation import review_probation_locked
+from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import Order, check_budget, never, silent
 from personalpeft.learning.progress import Learning, underway
 from personalpeft.learning.report import LearnReport, recorded
+from personalpeft.learning.rl.trainer import Coach
 from personalpeft.learning.status import Account, accounts
 from personalpeft.learning.train.config import Start
 from personalpeft.learning.triggers import Pending, pending
 from personalpeft.memory.types import Item
 from personalpeft.plugins import Shaping, Verifier
-from personalpeft.services import Parts
+from personalpeft.provenance import Why, why
+from personalpeft.services import Services
 from personalpeft.store.base import UserSummary
 from personalpeft.types import (
     PERSON,
@@ -82,9 +85,9 @@ def _asked_as(method: Callable[P, object]) -> Callable[[Callable[..., R]], Calla
 class User:
     """One user of an open runtime; made by ``Runtime.user``. Safe to use from several threads."""
 
-    def __init__(self, user_id: str, parts: Parts) -> None:
+    def __init__(self, user_id: str, services: Services) -> None:
         self.id = user_id
-        self._parts = parts
+        self._services = services
 
     def __repr__(self) -> str:
         return f"User({self.id!r})"
@@ -123,7 +126,7 @@ class User:
             raise InvalidInput(
                 "Without the template there are no messages.", hint="Give the prompt as one string."
             )
-        default = self._parts.engine().backend.base.card.sampling
+        default = self._services.engine.backend.base.card.sampling
         sampling = check_sampling(
             default,
             temperature=temperature,
@@ -144,7 +147,7 @@ class User:
             logprobs or likely > 0,
             likely,
         )
-        return request.begin(self._parts, self.id, asked, cancelled)
+        return request.begin(self._services, self.id, asked, cancelled)
 
     @_asked_as(stream)
     def chat(self, prompt: Prompt, **asked: Any) -> Reply:
@@ -193,7 +196,7 @@ class User:
         for an unknown turn, ``InvalidInput`` for anything else, such as an edit that changes nothing.
         """
         return feedback.feedback(
-            self._parts,
+            self._services,
             self.id,
             reply,
             source,
@@ -210,7 +213,7 @@ class User:
         as a weak one, "learned"; else nothing is kept, and None returned, so that an app need not ask each time whether it may. Raises
         ``NotFound`` for an unknown turn, ``InvalidInput`` for anything else that might have been seen.
         """
-        return feedback.observe(self._parts, self.id, reply, seen)
+        return feedback.observe(self._services, self.id, reply, seen)
 
     def teach(
         self, prompt: str, answer: str, *, skill: str | None = None, source: str = PERSON
@@ -218,7 +221,7 @@ class User:
         """Shows the answer that is wanted to a prompt, for the style or a skill of its own; returns the signal's id.
         ``source`` as in ``feedback``. Raises ``InvalidInput``.
         """
-        return feedback.teach(self._parts, self.id, prompt, answer, skill, source)
+        return feedback.teach(self._services, self.id, prompt, answer, skill, source)
 
     def remember(
         self,
@@ -233,7 +236,7 @@ class User:
         looking it up has helped twice. ``source`` is who tells it, where that is not the person: then it is looked up, never
         learned, and gives way to what the person told. Raises ``InvalidInput``.
         """
-        return feedback.remember(self._parts, self.id, text, questions, answer, source)
+        return feedback.remember(self._services, self.id, text, questions, answer, source)
 
     def retract(self, *signals: str) -> tuple[Signal, ...]:
         """Takes back what was said, whatever it was and whoever gave it, by the ids of signals or their beginnings; returns what
@@ -242,11 +245,11 @@ class User:
         up too; what only gave way to it counts again, such as the thumb beside an edit or the fact that it contradicted. Raises
         ``NotFound``, also for what was superseded or taken back already, ``Forgotten``, ``InvalidInput``.
         """
-        return feedback.retract(self._parts, self.id, signals)
+        return feedback.retract(self._services, self.id, signals)
 
     def items(self) -> tuple[Item, ...]:
         """The rules and facts that act now, oldest first."""
-        return self._parts.memory.items(self.id)
+        return self._services.memory.items(self.id)
 
     def edit_item(
         self,
@@ -260,11 +263,13 @@ class User:
         fact's questions go with the old text, unless a new ``answer`` to them is given. Raises ``NotFound``,
         ``InvalidInput``.
         """
-        return self._parts.memory.edit(self.id, item_id, text, questions=questions, answer=answer)
+        return self._services.memory.edit(
+            self.id, item_id, text, questions=questions, answer=answer
+        )
 
     def remove_item(self, item_id: str) -> None:
         """Switches a rule or fact off, as ``retract`` does; the ledger keeps that it was there. Raises ``NotFound``."""
-        self._parts.memory.remove(self.id, item_id)
+        self._services.memory.remove(self.id, item_id)
 
     # Learning, and taking it back
 
@@ -308,13 +313,13 @@ class User:
             cancelled=cancelled,
             paused=paused,
         )
-        return self._parts.learner().learn(self.id, layer, order)
+        return Learner.from_services(self._services).learn(self.id, layer, order)
 
     def review(self) -> tuple[LearnReport, ...]:
         """Ends the probations that what was said until now decides; each end is a report. That happens by itself with feedback,
         with what is taken back and with a learn, unless somebody else was just learning. Raises ``Busy`` while a learn of this user runs.
         """
-        return look_again(self._parts.store, self.id, self._parts.clock.now)
+        return review_probation_locked(self._services.store, self.id, self._services.clock.now)
 
     def compare(
         self,
@@ -333,7 +338,7 @@ class User:
         nothing was learned yet, ``InvalidInput`` where both are the same one, ``Cancelled``.
         """
         return compare.compare(
-            self._parts,
+            self._services,
             self.id,
             prompt,
             (a, b),
@@ -381,10 +386,10 @@ class User:
             cancelled=cancelled,
             paused=paused,
         )
-        plugins = self._parts.plugins
+        plugins = self._services.plugins
         verifying = plugins.verifier(verifier, family)
         shaped = None if shaping is None else plugins.shaping(shaping)
-        return self._parts.coach().practise(
+        return Coach.from_services(self._services).practise(
             self.id, f"skill.{skill}", verifying, shaped, rounds, order
         )
 
@@ -393,7 +398,7 @@ class User:
         base. An id, or the beginning of one, may name any revision, a refused one too. Raises ``NotFound``, and
         ``BaseMismatch`` across a change of base.
         """
-        return stacks.roll_back(self._parts, self.id, layer, to)
+        return stacks.roll_back(self._services, self.id, layer, to)
 
     def weigh(self, layer: str, weight: float) -> None:
         """How strongly a layer is added from now on: 1 as it was learned, 0 not at all; -2 to 2. Raises ``NotFound``,
@@ -404,14 +409,14 @@ class User:
                 f"The weight {weight!r} is not between -2 and 2.",
                 hint="1 is the layer as it was learned.",
             )
-        self._parts.store.catalog.set_weight(self.id, layer, float(weight))
+        self._services.store.catalog.set_weight(self.id, layer, float(weight))
 
     def scope(self, layer: str, scope: Scope) -> None:
         """When a layer is attached from now on: "always", "near" (when the request is near the lessons that it was built
         from) or "never". Before anybody says so a style is "always", a skill and the memory "near". Raises ``NotFound``,
         ``InvalidInput``.
         """
-        self._parts.store.catalog.set_scope(self.id, layer, scope)
+        self._services.store.catalog.set_scope(self.id, layer, scope)
 
     def forget(
         self,
@@ -435,7 +440,7 @@ class User:
         """
         wanted = item if isinstance(item, str) and item != "last" else self.turn(item).id
         return erasure.forget(
-            self._parts,
+            self._services,
             self.id,
             wanted,
             rebuild=rebuild,
@@ -450,23 +455,23 @@ class User:
         """All that is live; the scope of each layer says which turns it answers. Raises ``BaseMismatch`` when a head was
         built on another base than the open one.
         """
-        return stacks.live(self._parts, self.id)
+        return stacks.live(self._services, self.id)
 
     def layers(self) -> tuple[Layer, ...]:
         """Every layer with its head, weight and scope, lowest first; those without a head too."""
-        return self._parts.store.catalog.layers(self.id)
+        return self._services.store.catalog.layers(self.id)
 
     def revisions(self, layer: str | None = None) -> tuple[Revision, ...]:
         """All revisions, oldest first, refused ones too. Raises ``NotFound`` for an unknown layer."""
-        return self._parts.store.catalog.revisions(self.id, layer=layer)
+        return self._services.store.catalog.revisions(self.id, layer=layer)
 
     def history(self, layer: str | None = None) -> tuple[HeadMove, ...]:
         """Every time that a head moved, and why; oldest first."""
-        return self._parts.store.catalog.history(self.id, layer=layer)
+        return self._services.store.catalog.history(self.id, layer=layer)
 
     def reports(self) -> tuple[Mapping[str, Any], ...]:
         """What every learn said, and every end of a probation, as data, oldest first."""
-        return tuple(recorded(self._parts.store.catalog.reports(self.id)))
+        return tuple(recorded(self._services.store.catalog.reports(self.id)))
 
     def digest(
         self, since: datetime | timedelta = timedelta(days=1), until: datetime | None = None
@@ -475,49 +480,49 @@ class User:
         reasons and examples, what was refused, how to undo each. Raises ``InvalidInput`` for a moment without a time zone and
         for a while that ends before it begins.
         """
-        return digest(self._parts.store, self.id, since, self._parts.clock.now(), until)
+        return digest(self._services.store, self.id, since, self._services.clock.now(), until)
 
     def turns(self, limit: int | None = None, *, before: str | None = None) -> tuple[Turn, ...]:
         """The conversation so far, newest first; with ``before`` what is older than the turn of that id, so that a long one can be
         read in parts. Raises ``NotFound`` for an unknown turn, ``InvalidInput`` for a limit below 0.
         """
-        return self._parts.store.ledger.turns(self.id, limit=limit, before=before)
+        return self._services.store.ledger.turns(self.id, limit=limit, before=before)
 
     def turn(self, reply: Reply | Turn | str) -> Turn:
         """One turn, by a reply, its id or the beginning of it; "last" is the newest. Raises ``NotFound``."""
-        return turn_of(self._parts.store, self.id, reply)
+        return turn_of(self._services.store, self.id, reply)
 
     def signals(self, *, current: bool = True) -> tuple[Signal, ...]:
         """What was said about replies, oldest first; ``current=False`` shows what was superseded or taken back too."""
-        return self._parts.store.ledger.signals(self.id, current=current)
+        return self._services.store.ledger.signals(self.id, current=current)
 
     def lessons(self, *, current: bool = True) -> tuple[Account, ...]:
         """Where each signal went and why, whether it was learned, and in which revision; oldest first. ``current=False``
         shows what was superseded or taken back too.
         """
-        return accounts(self._parts.store, self.id, current=current)
+        return accounts(self._services.store, self.id, current=current)
 
     def pending(self) -> Pending:
         """What the next learn would have to go by, from the ledger alone, so that an app can choose its moment: no model is
         loaded for it.
         """
-        return pending(self._parts.store, self.id)
+        return pending(self._services.store, self.id)
 
     def learning(self) -> Learning | None:
         """What is being learned at this moment, by this program or another one on the same home: a server, the daemon, a
         terminal. None where nobody learns, also once a learner was killed. Cheap enough to be asked every second.
         """
-        return underway(self._parts.store, self.id)
+        return underway(self._services.store, self.id)
 
     def why(self, reply: Reply | Turn | str) -> Why:
         """Why a reply was as it was: the revisions that answered, the signals that each was built from, the rules and
         facts in the prompt.
         """
-        return why(self._parts.store, self.turn(reply))
+        return why(self._services.store, self.turn(reply))
 
     def summary(self) -> UserSummary:
         """Since when, and how much there is."""
-        return self._parts.store.catalog.user(self.id)
+        return self._services.store.catalog.user(self.id)
 
     # In and out
 
@@ -527,14 +532,14 @@ class User:
         machine or another. Whoever has the file has everything that was ever said: it is not encrypted. Raises
         ``InvalidInput`` where there is something at that place already or nothing can be written there.
         """
-        return archive.write(self._parts.store, self.id, Path(file), adapters=adapters)
+        return archive.write(self._services.store, self.id, Path(file), adapters=adapters)
 
     def export_peft(self, folder: str | Path, *, layer: str | None = None) -> Path:
         """Writes the live stack (or one layer of it) as a folder that PEFT loads as one LoRA. Raises ``InvalidInput`` when
         the folder has something in it, ``NotFound`` when nothing is live.
         """
         return write_folder(
-            self._parts.engine(), self._live(layer), Path(folder), whole=layer is None
+            self._services.engine, self._live(layer), Path(folder), whole=layer is None
         )
 
     def import_peft(self, folder: str | Path, *, layer: str = "style") -> Revision:
@@ -542,23 +547,29 @@ class User:
         is asked. Raises ``AdapterError`` for a folder that is damaged, hostile, of another kind or not for this base.
         """
         check_layer_name(layer)
-        parts = self._parts
+        services = self._services
         return take_folder(
-            parts.store, parts.base(), parts.clock, self.id, self.stack(), Path(folder), layer
+            services.store,
+            services.base,
+            services.clock,
+            self.id,
+            self.stack(),
+            Path(folder),
+            layer,
         )
 
     def export_gguf(self, file: str | Path, *, layer: str | None = None) -> Path:
         """Writes the live stack (or one layer of it) as a GGUF LoRA, which llama.cpp loads beside the base's GGUF file.
         Raises as ``export_peft``, and ``InvalidInput`` for a base of a kind that is not written as GGUF here.
         """
-        return write_gguf(self._parts.engine(), self._live(layer), Path(file))
+        return write_gguf(self._services.engine, self._live(layer), Path(file))
 
     def import_gguf(self, file: str | Path, *, layer: str = "style") -> Revision:
         """Takes a GGUF LoRA in, as ``import_peft`` takes a folder. Raises as that, and ``InvalidInput``."""
         check_layer_name(layer)
-        parts = self._parts
+        services = self._services
         return take_gguf(
-            parts.store, parts.base(), parts.clock, self.id, self.stack(), Path(file), layer
+            services.store, services.base, services.clock, self.id, self.stack(), Path(file), layer
         )
 
     def export_merged(self, folder: str | Path, *, form: MergedForm = "safetensors") -> Path:
@@ -566,14 +577,14 @@ class User:
         loads, or with ``form="gguf"`` a model.gguf and a Modelfile for Ollama. It is a copy, as large as the base, which nothing
         that is learned later changes. Raises as ``export_gguf``.
         """
-        return write_merged(self._parts.engine(), self._live(None), Path(folder), form)
+        return write_merged(self._services.engine, self._live(None), Path(folder), form)
 
     def _live(self, layer: str | None) -> tuple[StackEntry, ...]:
         """What is live of one layer, or of all that are not switched off ("never"). Raises ``NotFound``."""
         stack = (
-            stacks.switched_on(self._parts, self.id)
+            stacks.switched_on(self._services, self.id)
             if layer is None
-            else stacks.only(self._parts, self.id, [layer])
+            else stacks.only(self._services, self.id, [layer])
         )
         if not stack.entries:
             raise NotFound(

@@ -19,7 +19,7 @@ from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import Cancelled, InvalidInput
 from personalpeft.feedback import look
 from personalpeft.learning.report import excerpt
-from personalpeft.services import Parts
+from personalpeft.services import Services
 from personalpeft.stacks import BASE, revision_named
 from personalpeft.types import FinishReason, Message, Sampling, SignalKind, Stack, Usage
 
@@ -116,7 +116,7 @@ def _in_column(text: str) -> list[str]:
 
 
 def compare(
-    parts: Parts,
+    services: Services,
     user: str,
     prompt: Prompt,
     names: tuple[str, str],
@@ -128,14 +128,14 @@ def compare(
 ) -> Comparison:
     """As ``User.compare``."""
     messages = check_prompt(prompt)
-    check_heard(parts, messages)
-    removed = parts.store.ledger.count_removed(user)
-    revisions = [revision_named(parts, user, layer, name) for name in names]
+    check_heard(services, messages)
+    removed = services.store.ledger.count_removed(user)
+    revisions = [revision_named(services, user, layer, name) for name in names]
     if revisions[0] == revisions[1]:
         raise InvalidInput(
             f"Both are {revisions[0] or 'the bare base'}.", hint="Name another revision."
         )
-    engine = parts.engine()
+    engine = services.engine
     sampling = check_sampling(
         engine.backend.base.card.sampling,
         temperature=0,
@@ -145,18 +145,18 @@ def compare(
         seed=0,
     )
     # Both hear the same, so what one of them may know by heart is looked up for both.
-    bare = Stack(parts.base().digest)
-    heard, used = recall(parts, user, messages, bare) if memory else (messages, ())
+    bare = Stack(services.base.digest)
+    heard, used = recall(services, user, messages, bare) if memory else (messages, ())
     sides = [
-        (revision or BASE, answering_with(parts, user, messages, layer, revision))
+        (revision or BASE, answering_with(services, user, messages, layer, revision))
         for revision in revisions
     ]
     first, second = _answers(engine, user, heard, sides, sampling, cancelled)
-    if parts.clock.entropy(1)[0] & 1:
+    if services.clock.entropy(1)[0] & 1:
         first, second = second, first
 
     def keep(chosen: Answer, other: Answer) -> Choice:
-        turn = parts.store.ledger.add_turn(
+        turn = services.store.ledger.add_turn(
             user,
             messages=messages,
             reply=other.text,
@@ -170,10 +170,10 @@ def compare(
         said: dict[str, object] = {"text": chosen.text, "revision": chosen.revision, "layer": layer}
         if chosen.finish_reason != "stop":
             said["cut_off"] = True
-        signal = parts.store.ledger.add_signal(
+        signal = services.store.ledger.add_signal(
             user, SignalKind.PREFERENCE, said, turn=turn.id, removed=removed
         )
-        look(parts, user)
+        look(services, user)
         return Choice(chosen.revision, other.revision, turn.id, signal.id)
 
     return Comparison(messages[-1].content, (first, second), keep)

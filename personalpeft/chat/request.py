@@ -11,9 +11,9 @@ from personalpeft.chat.reply import Reply, Stream
 from personalpeft.chat.validation import about_tools
 from personalpeft.engine.engine import Request
 from personalpeft.errors import InvalidInput
-from personalpeft.learning.data.facts import by_heart
-from personalpeft.learning.evaluate.rule_gain import taken_over
-from personalpeft.services import Parts
+from personalpeft.learning.data.facts import memorized
+from personalpeft.learning.evaluate.rule_gain import internalized_rules
+from personalpeft.services import Services
 from personalpeft.stacks import live, only, with_head
 from personalpeft.types import Message, Sampling, Stack
 
@@ -39,16 +39,18 @@ class Asked:
     top_logprobs: int = 0
 
 
-def begin(parts: Parts, user: str, asked: Asked, cancelled: Callable[[], bool] | None) -> Stream:
+def begin(
+    services: Services, user: str, asked: Asked, cancelled: Callable[[], bool] | None
+) -> Stream:
     """As ``User.stream``."""
-    check_heard(parts, asked.messages)
-    engine = parts.engine()
+    check_heard(services, asked.messages)
+    engine = services.engine
     # Before anything of the user is read: what is forgotten from here on may be in the reply.
-    removed = parts.store.ledger.count_removed(user)
+    removed = services.store.ledger.count_removed(user)
     # Before anything else is made of the request: its turn, its reply and the prompt caches all name this stack.
-    stack = _stack(parts, user, asked)
+    stack = _stack(services, user, asked)
     heard, used = (
-        recall(parts, user, asked.messages, stack) if asked.memory else (asked.messages, ())
+        recall(services, user, asked.messages, stack) if asked.memory else (asked.messages, ())
     )
     request = Request(
         user,
@@ -63,7 +65,7 @@ def begin(parts: Parts, user: str, asked: Asked, cancelled: Callable[[], bool] |
     prompt_tokens = len(engine.tokens(request))
 
     def record(reply: Reply) -> Reply:
-        turn = parts.store.ledger.add_turn(
+        turn = services.store.ledger.add_turn(
             user,
             messages=asked.messages,
             reply=reply.text,
@@ -82,25 +84,25 @@ def begin(parts: Parts, user: str, asked: Asked, cancelled: Callable[[], bool] |
         stack,
         prompt_tokens,
         record,
-        _marked(parts),
+        _marked(services),
         decode,
     )
-    parts.streams.add(stream)
+    services.streams.add(stream)
     return stream
 
 
-def check_heard(parts: Parts, messages: Sequence[Message]) -> None:
+def check_heard(services: Services, messages: Sequence[Message]) -> None:
     """Raises ``InvalidInput`` where the base's template would leave out what is said of tools."""
-    if about_tools(messages) and not takes_tools(parts.base()):
+    if about_tools(messages) and not takes_tools(services.base):
         raise InvalidInput(
             "The chat template of this base knows no tools.",
             hint="Ask without them, or open a base that does.",
         )
 
 
-def _marked(parts: Parts) -> Callable[[], None]:
+def _marked(services: Services) -> Callable[[], None]:
     """Notes that a person is being answered, for other processes on the same home: at once, and once a second at most."""
-    upkeep, timer = parts.store.upkeep, parts.clock.timer
+    upkeep, timer = services.store.upkeep, services.clock.timer
     upkeep.serving()
     last = timer()
 
@@ -113,41 +115,41 @@ def _marked(parts: Parts) -> Callable[[], None]:
     return mark
 
 
-def _stack(parts: Parts, user: str, asked: Asked) -> Stack:
+def _stack(services: Services, user: str, asked: Asked) -> Stack:
     """What answers: the layers that were named, or those whose scope covers the request; a revision that was named stands
     in its layer's place, whatever the layer's scope.
     """
     if asked.layers is not None:
-        return only(parts, user, asked.layers)
+        return only(services, user, asked.layers)
     if asked.revision is None:
-        return parts.scopes.narrowed(user, live(parts, user), asked.messages)
-    revision = parts.store.catalog.revision(user, asked.revision)
-    return answering_with(parts, user, asked.messages, revision.layer, revision.id)
+        return services.router.select(user, live(services, user), asked.messages)
+    revision = services.store.catalog.revision(user, asked.revision)
+    return answering_with(services, user, asked.messages, revision.layer, revision.id)
 
 
 def answering_with(
-    parts: Parts, user: str, messages: Sequence[Message], layer: str, head: str | None
+    services: Services, user: str, messages: Sequence[Message], layer: str, head: str | None
 ) -> Stack:
     """What these messages are answered with where this is the head of a layer, which is there whatever its scope. Raises as
     ``with_head``.
     """
-    stack = with_head(parts, user, layer, head)
-    near = parts.scopes.narrowed(user, stack, messages).entries
+    stack = with_head(services, user, layer, head)
+    near = services.router.select(user, stack, messages).entries
     return replace(stack, entries=tuple(e for e in stack.entries if e in near or e.layer == layer))
 
 
 def recall(
-    parts: Parts, user: str, messages: tuple[Message, ...], stack: Stack
+    services: Services, user: str, messages: tuple[Message, ...], stack: Stack
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """The messages as the model hears them, with the rules and facts that apply, and the ids of those. What the memory in
     the stack knows by heart is not looked up, and what its style has taken over is not said.
     """
     whole = {entry.layer: entry.revision for entry in stack.entries if entry.weight == 1}
-    revision = partial(parts.store.catalog.revision, user)
-    known = by_heart(revision(whole["memory"])) if "memory" in whole else frozenset[str]()
-    known |= taken_over(revision(whole["style"])) if "style" in whole else frozenset()
-    backend = parts.engine().backend
-    recalled = parts.memory.recall(
+    revision = partial(services.store.catalog.revision, user)
+    known = memorized(revision(whole["memory"])) if "memory" in whole else frozenset[str]()
+    known |= internalized_rules(revision(whole["style"])) if "style" in whole else frozenset()
+    backend = services.engine.backend
+    recalled = services.memory.recall(
         user,
         messages,
         budget_tokens=backend.base.card.context // _MEMORY_SHARE,

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from personalpeft.learning.evaluate.probes import generic_questions
 from personalpeft.memory.items import Memory
 from personalpeft.memory.similarity import Region, calibrated
 from personalpeft.memory.types import Embedder, Vectors
@@ -28,16 +27,19 @@ _MOST_KEPT = 256
 _GENERAL: dict[str, Vectors] = {}
 
 
-class Scopes:
+class AdapterRouter:
     """The scopes of all users of one home. Safe to use from several threads."""
 
-    def __init__(self, store: Store, memory: Memory) -> None:
+    def __init__(
+        self, store: Store, memory: Memory, general_prompts: Callable[[], Sequence[str]]
+    ) -> None:
         self._store = store
         self._memory = memory
+        self._general_prompts = general_prompts
         self._turn = threading.Lock()
         self._regions: OrderedDict[tuple[str, str], Region | None] = OrderedDict()
 
-    def narrowed(self, user: str, stack: Stack, messages: Sequence[Message]) -> Stack:
+    def select(self, user: str, stack: Stack, messages: Sequence[Message]) -> Stack:
         """The part of a live stack that these messages are answered with."""
         if not stack.entries:
             return stack
@@ -47,7 +49,7 @@ class Scopes:
         )
         return replace(stack, entries=entries)
 
-    def answering(
+    def select_each(
         self,
         user: str,
         stack: Stack,
@@ -88,13 +90,13 @@ class Scopes:
                 del self._regions[key]
 
     def _is_near(self, region: Region, question: str) -> bool:
-        return self._memory.closeness(region, [Message("user", question)]) >= region.least
+        return self._memory.similarity(region, [Message("user", question)]) >= region.least
 
     def _attached(self, user: str, layer: Layer, messages: Sequence[Message]) -> bool:
         if layer.scope != "near" or layer.head is None:
             return layer.scope != "never"
         region = self._region(user, layer.head)
-        return region is None or self._memory.closeness(region, messages) >= region.least
+        return region is None or self._memory.similarity(region, messages) >= region.least
 
     def _region(self, user: str, head: str) -> Region | None:
         with self._turn:
@@ -117,7 +119,7 @@ class Scopes:
             return None
         embedder = self._memory.embedder
         lessons = self._memory.vectors(user, asked)
-        return calibrated(list(lessons.values()), _general_vectors(embedder), embedder.near)
+        return calibrated(list(lessons.values()), self._general_vectors(embedder), embedder.near)
 
     def _built_from(self, user: str, head: str) -> Iterator[str]:
         """The signals of a revision and of those that it was built on, held back ones too."""
@@ -138,14 +140,9 @@ class Scopes:
         messages = self._store.ledger.turn(signal.user, signal.turn).messages
         return [message.content for message in messages if message.role == "user"][-1:]
 
-
-def _general_vectors(embedder: Embedder) -> Vectors:
-    """Return the vectors of the general questions. They belong to no user, so a process computes them once."""
-    known = _GENERAL.get(embedder.name)
-    if known is None:
-        questions = generic_questions()
-        known = embedder.embed(
-            [*questions.anchors, *(canary.question for canary in questions.canaries)]
-        )
-        _GENERAL[embedder.name] = known
-    return known
+    def _general_vectors(self, embedder: Embedder) -> Vectors:
+        """Return the vectors of the general prompts. They belong to no user: once a process."""
+        known = _GENERAL.get(embedder.name)
+        if known is None:
+            known = _GENERAL[embedder.name] = embedder.embed(self._general_prompts())
+        return known

@@ -18,8 +18,9 @@ from typing import TypeAlias
 from personalpeft.backends.error_mapping import failure
 from personalpeft.errors import NothingToLearn, PersonalPeftError, kind_of, where_raised
 from personalpeft.formatting import pluralize
-from personalpeft.learning.data.assignment import lessons_for, routings_of
-from personalpeft.learning.gate.probation import WITHDRAWN, review
+from personalpeft.learning.data.assignment import lessons_for, load_assignments
+from personalpeft.learning.gate.gate import Margins, margins_for
+from personalpeft.learning.gate.probation import WITHDRAWN, review_probation
 from personalpeft.learning.options import Order
 from personalpeft.learning.pipeline import Builder, Job, Outcome
 from personalpeft.learning.plan import (
@@ -34,7 +35,6 @@ from personalpeft.learning.plan import (
 from personalpeft.learning.publish import moved_meanwhile
 from personalpeft.learning.report import LearnReport
 from personalpeft.learning.revalidation import judge_again, layers_of, on_something_old, was_tried
-from personalpeft.learning.services import Means
 from personalpeft.learning.staleness import (
     TAKEN_BACK,
     answer_to,
@@ -43,8 +43,9 @@ from personalpeft.learning.staleness import (
     trained_on,
     was_let_go,
 )
-from personalpeft.learning.train.config import Recipes, Start
+from personalpeft.learning.train.config import Recipes, Start, recipes_for
 from personalpeft.learning.train.loop import stopped
+from personalpeft.services import Services
 from personalpeft.types import HeadMove, Revision, Stack, Verdict
 
 _log = logging.getLogger(__name__)
@@ -63,8 +64,20 @@ class _StillKnown(NothingToLearn):
 class Learner:
     """Learns for the users of one home on one base."""
 
-    means: Means
+    services: Services
+    margins: Margins
     recipes: Recipes
+
+    @classmethod
+    def from_services(cls, services: Services) -> Learner:
+        """Return one that is configured by the card of the open base. Raises ``CardError``."""
+        base = services.base
+        recipes = recipes_for(base.card.name, base.card.learning, base.architecture.projections)
+        return cls(
+            services,
+            margins_for(base.card.name, base.card.gate, random=base.card.source.kind == "random"),
+            recipes,
+        )
 
     def learn(self, user: str, layer: str | None, order: Order) -> LearnReport:
         """See ``User.learn``."""
@@ -88,7 +101,7 @@ class Learner:
     ) -> dict[str, Outcome]:
         raised: list[Exception] = []
         order = order.noting(raised)
-        builder = Builder(self.means, self.means.timer())
+        builder = Builder(self.services, self.margins, self.services.clock.timer())
         courses: dict[str, _Course] = {}
         outcomes: dict[str, Outcome] = {}
         jobs: dict[str, Job] = {}
@@ -127,11 +140,11 @@ class Learner:
         """One user's way through their layers: gives what is to be built and hears what became of it."""
         reports: list[LearnReport] = []
         nothing: NothingToLearn | None = None
-        with self.means.store.lease(f"learn-{user}"):
+        with self.services.store.lease(f"learn-{user}"):
             if not order.dry_run:
-                review(self.means.store, user, self.means.now)
+                review_probation(self.services.store, user, self.services.clock.now)
             for name, is_asked in self._layers(user, layer):
-                began = self.means.timer()
+                began = self.services.clock.timer()
                 try:
                     found = self._found(builder, user, name, began, order, is_asked=is_asked)
                     report = (yield Job(found, began)) if isinstance(found, Plan) else found
@@ -160,8 +173,8 @@ class Learner:
         """The layers to go through, lowest first, and whether they were asked for. Over one that is named, only what then
         stands on something old is of interest.
         """
-        routings = routings_of(self.means.store, user)
-        names = layers_of(self.means.store, user, routings)
+        routings = load_assignments(self.services.store, user)
+        names = layers_of(self.services.store, user, routings)
         if layer is None:
             return [(name, True) for name in names]
         return [(layer, True), *((name, False) for name in names if rank_of(name) > rank_of(layer))]
@@ -184,19 +197,19 @@ class Learner:
                     raise (found or nothing) from None
                 return again
             return found
-        if not plan.goes_on and not plan.gone and order.start == "auto" and not order.dry_run:
+        if not plan.is_incremental and not plan.retracted and order.start == "auto" and not order.dry_run:
             # What is new is learned on top of what still holds.
             again = self._again(user, layer, began, order)
             if isinstance(again, LearnReport):
                 plan = self._plan(user, layer, order.start)
-            elif again is not None and not plan.enough:
+            elif again is not None and not plan.has_enough:
                 plan = again
         if order.dry_run:
             why = f"{plan.unlearned}; " if plan.unlearned else ""
             return builder.report(
                 Job(plan, began), Verdict.ABSTAINED, f"{why}{_would(plan)}", dry_run=True
             )
-        if not plan.enough:
+        if not plan.has_enough:
             return builder.noted(
                 builder.report(Job(plan, began), Verdict.ABSTAINED, _too_few(plan))
             )
@@ -209,9 +222,9 @@ class Learner:
         where nothing is, the base answers again. None where it knows nothing of the kind; where that was answered before, what
         to say of it.
         """
-        store = self.means.store
-        live = store.catalog.stack(user, self.means.engine.backend.base.digest)
-        head, routings = head_of(store, user, layer, live), routings_of(store, user)
+        store = self.services.store
+        live = store.catalog.stack(user, self.services.engine.backend.base.digest)
+        head, routings = head_of(store, user, layer, live), load_assignments(store, user)
         gone = taken_back(store, user, head, routings) if head is not None else frozenset()
         if head is None or not gone:
             return None
@@ -232,7 +245,7 @@ class Learner:
         return plan
 
     def _emptied(self, head: Revision, order: Order) -> LearnReport:
-        store, at = self.means.store, self.means.now()
+        store, at = self.services.store, self.services.clock.now()
         ground = ground_of(store, head)
         whoever = ground.id if ground else "the base"
         why = "all that it had learned was taken back"
@@ -262,8 +275,8 @@ class Learner:
         self, user: str, layer: str, began: float, order: Order
     ) -> Plan | LearnReport | None:
         """What becomes of a layer that stands on something old: None where it does not."""
-        store = self.means.store
-        live = store.catalog.stack(user, self.means.engine.backend.base.digest)
+        store = self.services.store
+        live = store.catalog.stack(user, self.services.engine.backend.base.digest)
         head = on_something_old(store, user, live, layer)
         if head is None:
             return None
@@ -284,7 +297,7 @@ class Learner:
                     "what lies below has changed; it stays, since no lesson is there to ask it by"
                 ),
             )
-        standing = judge_again(self.means, plan, head)
+        standing = judge_again(self.services, self.margins, plan, head)
         if standing.holds:
             return self._holds(head, live, report(str(standing)))
         if "practice" in head.recipe:
@@ -306,8 +319,8 @@ class Learner:
         next is built on it, or every later lesson would end as that build did.
         """
         plan = job.plan
-        head = on_something_old(self.means.store, plan.user, plan.live, plan.layer)
-        if head is not None and tried.revision is not None and not tried.live and not plan.gone:
+        head = on_something_old(self.services.store, plan.user, plan.live, plan.layer)
+        if head is not None and tried.revision is not None and not tried.live and not plan.retracted:
             reason = f"it stays: {tried.revision}, built in its place, did not go live"
             self._holds(head, plan.live, self._judged_again(head, job.began, reason))
 
@@ -317,8 +330,8 @@ class Learner:
             layer=head.layer,
             verdict=Verdict.ABSTAINED,
             reason=reason,
-            at=self.means.now(),
-            seconds=round(self.means.timer() - began, 3),
+            at=self.services.clock.now(),
+            seconds=round(self.services.clock.timer() - began, 3),
             revision=head.id,
             before=head.id,
             probation=head.probation,
@@ -326,7 +339,10 @@ class Learner:
 
     def _holds(self, head: Revision, live: Stack, report: LearnReport) -> LearnReport:
         """Notes that a head holds on what lies below it now."""
-        store, below = self.means.store, stack_below(self.means.store, head.user, live, head.layer)
+        store, below = (
+            self.services.store,
+            stack_below(self.services.store, head.user, live, head.layer),
+        )
         # With the revision's own judgement, so that it is not asked again until what lies below has changed again.
         judged = replace(head, scores={**head.scores, HOLDS_ON: below.digest})
         where = HeadMove(head.user, head.layer, head.id, head.id, "judged again", report.at)
@@ -347,7 +363,7 @@ class Learner:
                 f"{there} came out as what is live.", hint="Teach it something else."
             )
         let_go = f"Let go of it (personalpeft rollback {layer} --to base), or teach it more."
-        moves = self.means.store.catalog.history(plan.user, layer=layer)
+        moves = self.services.store.catalog.history(plan.user, layer=layer)
         left = [move.cause for move in moves if move.before == built.id]
         if not left:
             return _StillKnown(f"{there} did not go live.", hint=let_go)
@@ -359,18 +375,18 @@ class Learner:
         return _StillKnown(f"{there} is not live: you went back.", hint=again)
 
     def _plan(self, user: str, layer: str, start: Start, *, anyway: bool = False) -> Plan:
-        backend = self.means.engine.backend
+        backend = self.services.engine.backend
         return make_plan(
-            self.means.store,
+            self.services.store,
             user,
             layer,
             self.recipes.of(layer),
             backend.base.digest,
             start,
-            anyway=anyway,
+            force=anyway,
             architecture=backend.base.architecture,
             count=lambda text: len(backend.encode(text)),
-            heard=lambda fact, messages: self.means.heard(user, fact, messages),
+            heard=lambda fact, messages: self.services.render_with_item(user, fact, messages),
         )
 
     def _failed(self, user: str, layer: str, error: Exception) -> LearnReport:
@@ -390,7 +406,7 @@ class Learner:
             layer=layer,
             verdict=Verdict.ABSTAINED,
             reason=f"{error.message} {error.hint}".strip(),
-            at=self.means.now(),
+            at=self.services.clock.now(),
             seconds=0.0,
             error=kind_of(error).__name__,
         )
@@ -402,14 +418,14 @@ def _is_unfinished(report: LearnReport) -> bool:
 
 
 def _would(plan: Plan) -> str:
-    if not plan.enough:
+    if not plan.has_enough:
         return _too_few(plan)
     onto = f"on {plan.parent.id}" if plan.parent else "from nothing"
     return f"would train {pluralize(plan.steps, 'step')} {onto}, rank {plan.recipe.rank}"
 
 
 def _too_few(plan: Plan) -> str:
-    count = len(plan.fresh) + len(plan.questions)
+    count = len(plan.new_examples) + len(plan.holdout)
     return (
         f"{count} of the {FEWEST} lessons that a first learn takes: three to learn, one to judge by"
     )

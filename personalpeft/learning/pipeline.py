@@ -16,6 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 from personalpeft.adapters.formats.packed import in_half, pack
 from personalpeft.adapters.types import Adapter, Manifest
 from personalpeft.backends.base import Session
+from personalpeft.engine.completion_cache import Completions
 from personalpeft.engine.engine import Request
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.assignment import Lesson, lessons_for
@@ -23,13 +24,13 @@ from personalpeft.learning.data.batching import schedule
 from personalpeft.learning.data.capacity import megabytes, too_much
 from personalpeft.learning.data.filters import leak
 from personalpeft.learning.data.style_conflict import divided
-from personalpeft.learning.evaluate.completion_cache import SHORTLY, Said
-from personalpeft.learning.evaluate.evaluation import Paper, Sitting, examine, sitting
-from personalpeft.learning.evaluate.probes import generic_questions
+from personalpeft.learning.evaluate.completion_cache import BASE_SAMPLING
+from personalpeft.learning.evaluate.evaluation import EvalSet, EvalJob, evaluate, make_eval_job
+from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.evaluate.rule_gain import MOST_LESSONS, MOST_RULES
-from personalpeft.learning.gate.eval_history import lineage_of
-from personalpeft.learning.gate.gate import Evidence, Judgement, accepted, judge
-from personalpeft.learning.gate.probation import ACCEPTED, LEARNED, unless_withdrawn
+from personalpeft.learning.gate.eval_history import eval_history
+from personalpeft.learning.gate.gate import Evidence, Judgement, Margins, override, judge
+from personalpeft.learning.gate.probation import ACCEPTED, LEARNED, refuse_withdrawn
 from personalpeft.learning.options import Order
 from personalpeft.learning.plan import Plan, head_of, questions_of
 from personalpeft.learning.progress import say
@@ -42,9 +43,9 @@ from personalpeft.learning.report import (
     Source,
     said,
 )
-from personalpeft.learning.services import Means
 from personalpeft.learning.staleness import practised_since, trained_on
-from personalpeft.learning.train.loop import Course, Desk, Trained, stopped, train
+from personalpeft.learning.train.loop import Course, Desk, Trained, manners_of, stopped, train
+from personalpeft.services import Services
 from personalpeft.store.base import Store
 from personalpeft.types import Message, Revision, Stack, StackEntry, Verdict
 
@@ -78,14 +79,15 @@ class Candidate:
     @property
     def stack(self) -> Stack:
         """The live stack with it in place."""
-        return self.plan.candidate(self.entry)
+        return self.plan.with_candidate(self.entry)
 
 
 @dataclass(frozen=True, slots=True)
 class Builder:
     """Builds for one learn, which ``started`` then on the timer."""
 
-    means: Means
+    services: Services
+    margins: Margins
     started: float
 
     def build(self, jobs: Mapping[str, Job], order: Order) -> dict[str, Outcome]:
@@ -116,7 +118,7 @@ class Builder:
         """Those whose sessions fit into memory together; whose own does not is told so."""
         most, groups, size = order.memory or inf, list[dict[str, Job]](), inf
         for user, job in jobs.items():
-            need = megabytes(job.plan.recipe, self.means.engine.backend.base.architecture)
+            need = megabytes(job.plan.recipe, self.services.engine.backend.base.architecture)
             if reason := too_much(need, order.memory):
                 refused = partial(self._refused, reason=reason)
                 outcomes |= _each({user: job}, refused, outcomes)
@@ -138,12 +140,12 @@ class Builder:
             return lambda done: order.progress(f"{stage}{together}", done)
 
         for user, job in jobs.items():
-            say(self.means.store, user, job.plan.layer, "Reading")
+            say(self.services.store, user, job.plan.layer, "Reading")
         progress("Reading")(0.0)
         generic = _good(self._generic(jobs, order), outcomes)
         courses = _each(generic, lambda user, said: self._course(jobs[user].plan, said), outcomes)
-        manners = self.means.manners(order, self.started, progress("Learning"))
-        trained = _good(train(courses, self.means.engine.backend.advance, manners), outcomes)
+        manners = manners_of(self.services, order, self.started, progress("Learning"))
+        trained = _good(train(courses, self.services.engine.backend.advance, manners), outcomes)
         unfinished = {
             user: trained.pop(user) for user in list(trained) if not trained[user].complete
         }
@@ -152,7 +154,7 @@ class Builder:
         )
 
         for user, each in trained.items():
-            say(self.means.store, user, jobs[user].plan.layer, "Judging", each.done, each.steps)
+            say(self.services.store, user, jobs[user].plan.layer, "Judging", each.done, each.steps)
         if trained:
             progress("Judging")(0.0)
         candidates = _each(trained, lambda user, each: self._candidate(jobs[user], each), outcomes)
@@ -161,9 +163,9 @@ class Builder:
         outcomes |= _each(unchanged, lambda user, each: self._as_it_was(each), outcomes)
         sittings = _each(candidates, lambda user, each: self._sitting(each, order), outcomes)
         examined = _good(
-            examine(
-                self.means.engine,
-                self.means.voices,
+            evaluate(
+                self.services.engine,
+                self.services.completions,
                 sittings,
                 cancelled=order.cancelled,
                 paused=order.paused,
@@ -183,35 +185,35 @@ class Builder:
             layer=plan.layer,
             verdict=verdict,
             reason=reason,
-            at=self.means.now(),
-            seconds=round(self.means.timer() - job.began, 3),
+            at=self.services.clock.now(),
+            seconds=round(self.services.clock.timer() - job.began, 3),
             before=plan.head,
-            room=plan.room.as_json() if plan.room else {},
+            room=plan.capacity.as_json() if plan.capacity else {},
             **more,
         )
         learned = "learned" if report.live or report.revision == plan.head else LEARNED_NOT_LIVE
         if report.revision is None:
             learned = "to be learned"
-        return replace(report, sources=tuple(_sources(self.means.store, plan, learned)))
+        return replace(report, sources=tuple(_sources(self.services.store, plan, learned)))
 
     def noted(self, report: LearnReport) -> LearnReport:
         """The report, once it is recorded."""
-        self.means.store.catalog.add_report(report.user, report.as_json())
+        self.services.store.catalog.add_report(report.user, report.as_json())
         return report
 
     def _generic(
         self, jobs: Mapping[str, Job], order: Order
-    ) -> dict[str, Said | PersonalPeftError]:
+    ) -> dict[str, Completions | PersonalPeftError]:
         """What the stack below each layer says to generic questions."""
-        questions = [(Message("user", text),) for text in generic_questions().anchors]
+        questions = [(Message("user", text),) for text in load_general_prompts().regularizer_prompts]
         requests = {
             user: [
-                Request(user, asked, job.plan.below, SHORTLY, background=True)
+                Request(user, asked, job.plan.below, BASE_SAMPLING, background=True)
                 for asked in questions
             ]
             for user, job in jobs.items()
         }
-        replies = self.means.voices.ask_all(
+        replies = self.services.completions.complete_for_users(
             requests, cancelled=order.cancelled, paused=order.paused
         )
         if order.cancelled():
@@ -223,8 +225,8 @@ class Builder:
             for user, said in replies.items()
         }
 
-    def _course(self, plan: Plan, generic: Said) -> Course:
-        store, engine = self.means.store, self.means.engine
+    def _course(self, plan: Plan, generic: Completions) -> Course:
+        store, engine = self.services.store, self.services.engine
 
         def open_session() -> Session:
             start = engine.adapter(plan.parent.digest).pairs if plan.parent else None
@@ -261,8 +263,10 @@ class Builder:
     def _candidate(self, job: Job, trained: Trained) -> Candidate:
         plan = job.plan
         blob = pack(Adapter(_manifest(plan), in_half(trained.pairs)))
-        digest = self.means.store.blobs.put(blob)
-        weights = {layer.name: layer.weight for layer in self.means.store.catalog.layers(plan.user)}
+        digest = self.services.store.blobs.put(blob)
+        weights = {
+            layer.name: layer.weight for layer in self.services.store.catalog.layers(plan.user)
+        }
         entry = StackEntry(
             plan.layer, f"{plan.layer}@{digest[:12]}", digest, weights.get(plan.layer, 1.0)
         )
@@ -271,7 +275,7 @@ class Builder:
     def _as_it_was(self, candidate: Candidate) -> LearnReport:
         """The same lessons made what is live already. That says nothing new of it, so what the gate said of it stays."""
         plan, entry = candidate.plan, candidate.entry
-        known = self.means.store.catalog.revision(plan.user, entry.revision)
+        known = self.services.store.catalog.revision(plan.user, entry.revision)
         report = self.report(
             candidate.job,
             Verdict.ABSTAINED,
@@ -281,42 +285,44 @@ class Builder:
             steps=candidate.trained.steps,
         )
         # Recorded again all the same: what was held back for this build is pinned from now on.
-        again = replace(known, signals=plan.roles)
-        self.means.store.catalog.add_revision(
+        again = replace(known, signals=plan.signal_roles)
+        self.services.store.catalog.add_revision(
             again, candidate.blob, report.as_json(), promote=False, cause=LEARNED
         )
-        self.means.store.drop_session(plan.user, plan.layer)
+        self.services.store.drop_session(plan.user, plan.layer)
         return report
 
-    def _sitting(self, candidate: Candidate, order: Order) -> Sitting:
-        plan, catalog = candidate.plan, self.means.store.catalog
-        lineage = lineage_of(
+    def _sitting(self, candidate: Candidate, order: Order) -> EvalJob:
+        plan, catalog = candidate.plan, self.services.store.catalog
+        lineage = eval_history(
             [catalog.revision(plan.user, entry.revision) for entry in plan.live.entries], plan.layer
         )
-        counted = {key.partition("/")[0] for key in lineage.counted}
-        target = tuple(lesson for lesson in plan.questions if lesson.signal not in counted)
-        older = tuple(lesson for lesson in plan.questions if lesson.signal not in plan.pins)
+        counted = {key.partition("/")[0] for key in lineage.spent_items}
+        target = tuple(lesson for lesson in plan.holdout if lesson.signal not in counted)
+        older = tuple(lesson for lesson in plan.holdout if lesson.signal not in plan.new_holdout)
         others = [entry.layer for entry in plan.live.entries if entry.layer != plan.layer]
         theirs = tuple(
             lesson
             for layer in others
-            for lesson in questions_of(self.means.store, plan.user, plan.live, layer, plan.routings)
+            for lesson in questions_of(
+                self.services.store, plan.user, plan.live, layer, plan.assignments
+            )
         )
-        trained = () if plan.pins else plan.fresh[-8:]
-        canaries = [canary.question for canary in generic_questions().canaries]
-        of_base = self.means.voices.of_base(
+        trained = () if plan.new_holdout else plan.new_examples[-8:]
+        canaries = [canary.question for canary in load_general_prompts().probes]
+        of_base = self.services.completions.complete_with_base(
             plan.user, plan.live.base, canaries, cancelled=order.cancelled
         )
         if order.cancelled():
             raise stopped("before the verdict")
-        asked = plan.questions[-MOST_LESSONS:]
+        asked = plan.holdout[-MOST_LESSONS:]
         rules = self._heard_with_rules(plan, asked)
-        paper = Paper(
+        paper = EvalSet(
             target, older, theirs, trained, of_base, tuple(_since(plan)), asked, rules, lineage
         )
-        signals = {*plan.roles, *trained_on(self.means.store, plan.parent)}
-        return sitting(
-            self.means.scoping,
+        signals = {*plan.signal_roles, *trained_on(self.services.store, plan.parent)}
+        return make_eval_job(
+            self.services.router,
             plan.user,
             plan.layer,
             plan.live,
@@ -331,10 +337,10 @@ class Builder:
         """Questions of a style as they are heard with each of the newest rules; no other layer takes a rule over."""
         if plan.layer != "style" or not asked:
             return {}
-        rules = [routing.signal.id for routing in plan.routings if routing.place == "profile"][
+        rules = [routing.signal.id for routing in plan.assignments if routing.place == "profile"][
             -MOST_RULES:
         ]
-        heard = self.means.heard
+        heard = self.services.render_with_item
         return {
             rule: tuple(
                 replace(each, messages=heard(plan.user, rule, each.messages)) for each in asked
@@ -346,27 +352,27 @@ class Builder:
         plan, revision = candidate.plan, candidate.entry.revision
         judgement = judge(
             evidence,
-            self.means.margins,
-            unlearns=bool(plan.gone),
-            brings_new=self._brings_new(plan),
+            self.margins,
+            removes_lessons=bool(plan.retracted),
+            has_new_lessons=self._brings_new(plan),
         )
-        judgement = unless_withdrawn(self.means.store, plan.user, revision, judgement)
-        facts = [routing.signal for routing in plan.routings if routing.place == "memory"]
+        judgement = refuse_withdrawn(self.services.store, plan.user, revision, judgement)
+        facts = [routing.signal for routing in plan.assignments if routing.place == "memory"]
         if judgement.verdict is Verdict.PROMOTED and plan.layer != "memory":
             since = _since(plan)
             doubt = leak(
-                lessons_for(plan.routings, plan.layer),
+                lessons_for(plan.assignments, plan.layer),
                 facts,
                 new={lesson.signal for lesson in since},
                 accepted=self._accepted(plan),
-            ) or divided([lesson.shown for lesson in since])
+            ) or divided([lesson.prompt_response for lesson in since])
             judgement = Judgement(Verdict.REFUSED, doubt) if doubt else judgement
         # Whoever accepts does so of what they asked for, not of what follows from it.
-        if order.accept and not plan.because and judgement.verdict is not Verdict.PROMOTED:
-            judgement = accepted(judgement, evidence)
-        why = plan.unlearned or plan.because
+        if order.accept and not plan.rebuild_reason and judgement.verdict is not Verdict.PROMOTED:
+            judgement = override(judgement, evidence)
+        why = plan.unlearned or plan.rebuild_reason
         reason = f"{why}: {judgement.reason}" if why else judgement.reason
-        store = self.means.store
+        store = self.services.store
         head = head_of(store, plan.user, plan.layer, plan.live)
         if head is not None and practised_since(store, head, plan.parent):
             reason += "; what was practised is not in it: practise it again"
@@ -374,13 +380,13 @@ class Builder:
 
     def _brings_new(self, plan: Plan) -> bool:
         """Whether there is anything in it that what is live was not learned from."""
-        store = self.means.store
+        store = self.services.store
         learned = trained_on(store, head_of(store, plan.user, plan.layer, plan.live))
-        return bool(plan.pins) or any(lesson.signal not in learned for lesson in plan.fresh)
+        return bool(plan.new_holdout) or any(lesson.signal not in learned for lesson in plan.new_examples)
 
     def _accepted(self, plan: Plan) -> set[str]:
         """The lessons of revisions that the person took although the gate refused them."""
-        catalog = self.means.store.catalog
+        catalog = self.services.store.catalog
         taken = {move.after for move in catalog.history(plan.user) if move.cause == ACCEPTED}
         built = [
             revision for revision in catalog.revisions(plan.user) if revision.layer == plan.layer
@@ -413,7 +419,7 @@ class Builder:
             below=plan.below.entries,
             recipe=_built_by(plan),
             inputs=plan.inputs,
-            signals=plan.roles,
+            signals=plan.signal_roles,
             scores=scores,
             verdict=judgement.verdict,
             reason=judgement.reason,
@@ -423,15 +429,15 @@ class Builder:
         )
         cause = ACCEPTED if judgement.accepted else LEARNED
         report = publish(
-            self.means.store,
-            self.means.engine,
+            self.services.store,
+            self.services.engine,
             revision,
             candidate.blob,
             report,
             candidate.stack,
             cause=cause,
         )
-        self.means.store.drop_session(plan.user, plan.layer)
+        self.services.store.drop_session(plan.user, plan.layer)
         return report
 
 
@@ -462,8 +468,8 @@ def _each(
 
 def _since(plan: Plan) -> Sequence[Lesson]:
     """What came since the last learn, in the order in which it was said."""
-    new = {*(lesson.signal for lesson in plan.fresh), *plan.pins}
-    return [lesson for lesson in lessons_for(plan.routings, plan.layer) if lesson.signal in new]
+    new = {*(lesson.signal for lesson in plan.new_examples), *plan.new_holdout}
+    return [lesson for lesson in lessons_for(plan.assignments, plan.layer) if lesson.signal in new]
 
 
 def _built_by(plan: Plan) -> dict[str, Any]:
@@ -487,11 +493,11 @@ def _manifest(plan: Plan) -> Manifest:
 
 def _sources(store: Store, plan: Plan, use_of_new: str) -> Sequence[Source]:
     learned = trained_on(store, plan.parent)
-    fresh = {lesson.signal for lesson in (*plan.fresh, *plan.disliked)} - learned
-    pins = set(plan.pins)
-    questions = {lesson.signal for lesson in plan.questions}
+    fresh = {lesson.signal for lesson in (*plan.new_examples, *plan.rejected_examples)} - learned
+    pins = set(plan.new_holdout)
+    questions = {lesson.signal for lesson in plan.holdout}
     sources = []
-    for routing in plan.routings:
+    for routing in plan.assignments:
         signal = routing.signal
         if signal.id in fresh:
             use = use_of_new
@@ -503,7 +509,7 @@ def _sources(store: Store, plan: Plan, use_of_new: str) -> Sequence[Source]:
             )
         elif signal.id in questions:
             use = "held back earlier"
-        elif signal.id in plan.left_out:
+        elif signal.id in plan.excluded:
             use = NO_ROOM
         elif routing.layer == plan.layer:
             use = "learned earlier"

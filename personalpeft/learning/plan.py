@@ -14,15 +14,15 @@ from personalpeft.errors import NothingToLearn
 from personalpeft.formatting import pluralize
 from personalpeft.learning.data.assignment import (
     Lesson,
-    Routing,
-    dislikes_for,
+    Assignment,
+    rejected_lessons_for,
     lessons_for,
-    routings_of,
+    load_assignments,
 )
 from personalpeft.learning.data.capacity import Room, fitting
-from personalpeft.learning.data.facts import ways_digest
+from personalpeft.learning.data.facts import paraphrases_digest
 from personalpeft.learning.data.response_template import NO_MANNER, Manner, manner_of
-from personalpeft.learning.evaluate.probes import generic_questions
+from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.staleness import ground_of, said_anew, taken_back, trained_on
 from personalpeft.learning.train.config import Recipe, Start
 from personalpeft.store.base import Store
@@ -58,32 +58,32 @@ class Plan:
     user: str
     layer: str
     recipe: Recipe
-    routings: tuple[Routing, ...]
-    fresh: tuple[Lesson, ...]
-    older: tuple[Lesson, ...]
-    questions: tuple[Lesson, ...]
-    pins: tuple[str, ...]
+    assignments: tuple[Assignment, ...]
+    new_examples: tuple[Lesson, ...]
+    replay: tuple[Lesson, ...]
+    holdout: tuple[Lesson, ...]
+    new_holdout: tuple[str, ...]
     parent: Revision | None
     live: Stack
     below: Stack
-    disliked: tuple[Lesson, ...] = ()
-    left_out: frozenset[str] = frozenset()
-    room: Room | None = None
-    because: str = ""
-    gone: frozenset[str] = frozenset()
-    manner: Manner = NO_MANNER
+    rejected_examples: tuple[Lesson, ...] = ()
+    excluded: frozenset[str] = frozenset()
+    capacity: Room | None = None
+    rebuild_reason: str = ""
+    retracted: frozenset[str] = frozenset()
+    template: Manner = NO_MANNER
 
     @property
-    def enough(self) -> bool:
+    def has_enough(self) -> bool:
         """A first build needs lessons to learn from and one to be judged by; a fact brings both."""
         if (
             self.parent is not None
-            or self.because
-            or self.gone
-            or any(lesson.probe for lesson in self.questions)
+            or self.rebuild_reason
+            or self.retracted
+            or any(lesson.is_probe for lesson in self.holdout)
         ):
             return True
-        return len(self.fresh) + len(self.questions) >= FEWEST
+        return len(self.new_examples) + len(self.holdout) >= FEWEST
 
     @property
     def head(self) -> str | None:
@@ -93,14 +93,14 @@ class Plan:
         )
 
     @property
-    def goes_on(self) -> bool:
+    def is_incremental(self) -> bool:
         """Whether it is built on what is live."""
         return self.parent is not None and self.parent.id == self.head
 
     @property
     def unlearned(self) -> str:
         """In words what it is to be without; empty where that is nothing."""
-        count = len(self.gone)
+        count = len(self.retracted)
         were = "were" if count > 1 else "was"
         return f"{pluralize(count, 'lesson')} that it learned {were} taken back" if count else ""
 
@@ -108,8 +108,8 @@ class Plan:
     def steps(self) -> int:
         """More lessons take more steps, in proportion beyond the recipe's measure."""
         recipe = self.recipe
-        share = len(self.fresh) / (recipe.batch * 3)
-        if self.goes_on:
+        share = len(self.new_examples) / (recipe.batch * 3)
+        if self.is_incremental:
             # On a parent, a few new lessons need only a few steps; eight still let the schedule warm up and cool down.
             return max(8, min(recipe.most_steps, round(recipe.steps * share)))
         return max(recipe.steps, min(recipe.most_steps, round(recipe.steps * share)))
@@ -117,7 +117,7 @@ class Plan:
     @property
     def lessons_digest(self) -> str:
         """What is learned, by content: the same words in another home give the same digest."""
-        parts = [self.fresh, self.older, *([self.disliked] if self.disliked else [])]
+        parts = [self.new_examples, self.replay, *([self.rejected_examples] if self.rejected_examples else [])]
         return canonical_digest([[_content(lesson) for lesson in part] for part in parts])
 
     @property
@@ -126,29 +126,29 @@ class Plan:
         return canonical_digest(
             {
                 "format": BUILD_FORMAT,
-                "generic": generic_questions().digest,
-                "ways": ways_digest(),
+                "generic": load_general_prompts().digest,
+                "ways": paraphrases_digest(),
                 "base": self.live.base,
                 "layer": self.layer,
                 "lessons": self.lessons_digest,
                 "recipe": self.recipe.as_json(),
                 "steps": self.steps,
-                "manner": asdict(self.manner),
+                "manner": asdict(self.template),
                 "parent": self.parent.digest if self.parent else None,
                 "below": self.below.digest,
             }
         )
 
     @property
-    def roles(self) -> dict[str, str]:
+    def signal_roles(self) -> dict[str, str]:
         """Each signal of the build by its role."""
         # Who is judged by a probe is trained on, in this build or in one that it stands on.
-        pinned = {lesson.signal: "pinned" for lesson in self.questions if not lesson.probe}
+        pinned = {lesson.signal: "pinned" for lesson in self.holdout if not lesson.is_probe}
         return pinned | {
-            lesson.signal: "train" for lesson in (*self.older, *self.fresh, *self.disliked)
+            lesson.signal: "train" for lesson in (*self.replay, *self.new_examples, *self.rejected_examples)
         }
 
-    def candidate(self, entry: StackEntry) -> Stack:
+    def with_candidate(self, entry: StackEntry) -> Stack:
         """The live stack with this layer's entry in place."""
         return in_its_place(self.live, entry)
 
@@ -161,7 +161,7 @@ def make_plan(
     base: str,
     start: Start,
     *,
-    anyway: bool = False,
+    force: bool = False,
     architecture: Architecture,
     count: Callable[[str], int],
     heard: Callable[[str, Sequence[Message]], tuple[Message, ...]],
@@ -175,15 +175,15 @@ def make_plan(
     """
     catalog = store.catalog
     live = catalog.stack(user, base)
-    routings = routings_of(store, user)
+    routings = load_assignments(store, user)
     considered = catalog.considered(user, layer)
     pinned = still_pinned(store, user, routings, set(catalog.pinned(user, layer)))
     disliked = tuple(
-        lesson for lesson in dislikes_for(routings, layer) if lesson.signal not in pinned
+        lesson for lesson in rejected_lessons_for(routings, layer) if lesson.signal not in pinned
     )
     below = stack_below(store, user, live, layer)
     manner = _manner_below(routings, below)
-    shown = [lesson.dressed(manner) for lesson in lessons_for(routings, layer)]
+    shown = [lesson.apply_template(manner) for lesson in lessons_for(routings, layer)]
     fit, room = fitting(
         [each for each in shown if each.signal not in pinned], layer, recipe, architecture, count
     )
@@ -191,7 +191,7 @@ def make_plan(
     lessons = [each for each in shown if each.signal not in left_out]
     new = [lesson for lesson in lessons if lesson.signal not in considered]
     nothing_new = not new and all(lesson.signal in considered for lesson in disliked)
-    if not lessons or (nothing_new and start != "nothing" and not anyway):
+    if not lessons or (nothing_new and start != "nothing" and not force):
         raise _nothing(routings, layer, learned_before=bool(lessons), left_out=len(left_out))
 
     head = head_of(store, user, layer, live)
@@ -208,9 +208,9 @@ def make_plan(
     )
     pins = _new_pins(unprobed, new_unprobed, pinned, recipe.held_out)
     held = pinned | set(pins)
-    questions = [lesson for lesson in lessons if lesson.probe or lesson.signal in held]
-    open_lessons = [lesson for lesson in lessons if not lesson.probe and lesson.signal not in held]
-    probed = tuple(lesson.signal for lesson in new if lesson.probe)
+    questions = [lesson for lesson in lessons if lesson.is_probe or lesson.signal in held]
+    open_lessons = [lesson for lesson in lessons if not lesson.is_probe and lesson.signal not in held]
+    probed = tuple(lesson.signal for lesson in new if lesson.is_probe)
     open_lessons = [_with_teacher(lesson, heard) for lesson in open_lessons]
     if not open_lessons and not disliked:
         raise NothingToLearn(
@@ -226,21 +226,21 @@ def make_plan(
         user=user,
         layer=layer,
         recipe=recipe,
-        routings=routings,
-        fresh=tuple(lesson for lesson in open_lessons if lesson.signal not in learned),
-        older=_newest([lesson for lesson in open_lessons if lesson.signal in learned]),
-        questions=tuple(questions),
-        pins=(*pins, *probed),
+        assignments=routings,
+        new_examples=tuple(lesson for lesson in open_lessons if lesson.signal not in learned),
+        replay=_newest([lesson for lesson in open_lessons if lesson.signal in learned]),
+        holdout=tuple(questions),
+        new_holdout=(*pins, *probed),
         parent=parent,
         live=live,
         below=below,
-        disliked=disliked,
-        left_out=left_out,
-        room=room,
-        gone=taken_back(store, user, head, routings)
+        rejected_examples=disliked,
+        excluded=left_out,
+        capacity=room,
+        retracted=taken_back(store, user, head, routings)
         if head is not None and parent is not head
         else frozenset(),
-        manner=manner,
+        template=manner,
     )
 
 
@@ -269,21 +269,21 @@ def in_its_place(stack: Stack, entry: StackEntry) -> Stack:
 
 
 def questions_of(
-    store: Store, user: str, live: Stack, layer: str, routings: Sequence[Routing]
+    store: Store, user: str, live: Stack, layer: str, routings: Sequence[Assignment]
 ) -> tuple[Lesson, ...]:
     """What was held back to judge a layer: pinned lessons, and the probes of what its head learned."""
     pinned = set(store.catalog.pinned(user, layer))
     learned = trained_on(store, head_of(store, user, layer, live))
     manner = _manner_below(routings, stack_below(store, user, live, layer))
     return tuple(
-        lesson.dressed(manner)
+        lesson.apply_template(manner)
         for lesson in lessons_for(routings, layer)
-        if lesson.signal in pinned or (lesson.probe and lesson.signal in learned)
+        if lesson.signal in pinned or (lesson.is_probe and lesson.signal in learned)
     )
 
 
 def _nothing(
-    routings: Sequence[Routing], layer: str, *, learned_before: bool, left_out: int
+    routings: Sequence[Assignment], layer: str, *, learned_before: bool, left_out: int
 ) -> NothingToLearn:
     if left_out and not learned_before:
         return NothingToLearn(
@@ -317,7 +317,7 @@ def _how_to_teach(layer: str) -> str:
 
 
 def still_pinned(
-    store: Store, user: str, routings: Sequence[Routing], pinned: Set[str]
+    store: Store, user: str, routings: Sequence[Assignment], pinned: Set[str]
 ) -> set[str]:
     """The pinned signals and those that took the place of one: a question does not become a lesson by being said anew."""
     heirs = set(pinned)
@@ -328,7 +328,7 @@ def still_pinned(
         if older is not None:
             heirs.add(routing.signal.id)
     # Whatever is the lesson now in the place of a question, on the same turn or to the same request.
-    instead = {routing.signal.id: routing.instead for routing in routings}
+    instead = {routing.signal.id: routing.superseded_by for routing in routings}
     for signal in tuple(heirs):
         while (taken_by := instead.get(signal)) is not None and taken_by not in heirs:
             heirs.add(taken_by)
@@ -342,18 +342,18 @@ def _newest(lessons: Sequence[Lesson]) -> tuple[Lesson, ...]:
     return tuple(lesson for lesson in lessons if lesson.signal in kept)
 
 
-def _manner_below(routings: Sequence[Routing], below: Stack) -> Manner:
+def _manner_below(routings: Sequence[Assignment], below: Stack) -> Manner:
     """How the stack below answers, as far as it can be put on other words: what was asked of the style."""
     if not any(entry.layer == "style" for entry in below.entries):
         return NO_MANNER
-    return manner_of([lesson.shown.pattern for lesson in lessons_for(routings, "style")])
+    return manner_of([lesson.prompt_response.pattern for lesson in lessons_for(routings, "style")])
 
 
 def _with_teacher(
     lesson: Lesson, heard: Callable[[str, Sequence[Message]], tuple[Message, ...]]
 ) -> Lesson:
     """A lesson that the model taught itself, when a fact was in its prompt, with what it heard then."""
-    if lesson.kind is not SignalKind.FACT or lesson.short or lesson.probe:
+    if lesson.kind is not SignalKind.FACT or lesson.is_short or lesson.is_probe:
         return lesson
     return replace(lesson, heard=heard(lesson.signal, lesson.messages))
 
@@ -374,7 +374,7 @@ def head_of(store: Store, user: str, layer: str, live: Stack) -> Revision | None
 
 
 def _can_be_built_on(
-    store: Store, head: Revision, below: Stack, routings: Sequence[Routing], lessons: Set[str]
+    store: Store, head: Revision, below: Stack, routings: Sequence[Assignment], lessons: Set[str]
 ) -> bool:
     """Whether it stands on what lies below now, and all that it learned is a lesson or was said anew."""
     known = trained_on(store, head)
@@ -395,6 +395,6 @@ def rank_of(layer: str) -> int:
 
 def _content(lesson: Lesson) -> list[object]:
     spoken = [message.plain() for message in lesson.messages]
-    taught = [message.plain() for message in lesson.heard] if lesson.heard else []
+    taught = [message.plain() for message in lesson.teacher_messages] if lesson.teacher_messages else []
     cut_off = [] if lesson.ended else ["cut off"]
-    return [lesson.kind, spoken, lesson.wanted, lesson.rejected, lesson.weight, *taught, *cut_off]
+    return [lesson.kind, spoken, lesson.chosen, lesson.rejected, lesson.weight, *taught, *cut_off]

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from personalpeft.formatting import pluralize
-from personalpeft.learning.gate.gate import ENOUGH
+from personalpeft.learning.gate.gate import CONFIRMATION_E_VALUE
 from personalpeft.types import Json, Signal, Verdict
 
 NO_ROOM = "left out: the layer is full"
@@ -259,7 +259,7 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
             )
     if told := len(scores.get("counted", ())):
         stake = f"a stake of {scores['bet']:.1f} from {pluralize(told, 'answer')}"
-        lines.append(f"{'evidence':<13} {stake}; {ENOUGH:g} is enough")
+        lines.append(f"{'evidence':<13} {stake}; {CONFIRMATION_E_VALUE:g} is enough")
     return lines
 
 

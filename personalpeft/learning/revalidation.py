@@ -14,19 +14,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from personalpeft.errors import AdapterError, Damaged, NotFound
-from personalpeft.learning.data.assignment import Lesson, Routing
+from personalpeft.learning.data.assignment import Lesson, Assignment
 from personalpeft.learning.evaluate.evaluation import (
-    AnsweredBy,
-    Answering,
-    answering,
-    likelihoods,
-    likelihoods_in_parts,
-    of_all,
+    StackSelector,
+    EffectiveStack,
+    effective_stack,
+    answer_logprobs,
+    answer_logprobs_by_part,
+    constant_stack,
 )
-from personalpeft.learning.gate.gate import Asked
+from personalpeft.learning.gate.gate import EvalItem, Margins
 from personalpeft.learning.plan import Plan, head_of, rank_of, stack_below, stands_on
-from personalpeft.learning.services import Means
 from personalpeft.learning.staleness import trained_on
+from personalpeft.services import Services
 from personalpeft.store.base import Store
 from personalpeft.types import Revision, Stack, StackEntry, Verdict
 
@@ -47,7 +47,7 @@ class Standing:
         return f"what lies below has changed; {self.held} of {self.asked} answers still hold"
 
 
-def layers_of(store: Store, user: str, routings: Sequence[Routing]) -> tuple[str, ...]:
+def layers_of(store: Store, user: str, routings: Sequence[Assignment]) -> tuple[str, ...]:
     """All layers that have lessons or were built, lowest first; "style" where there is none."""
     known = [layer.name for layer in store.catalog.layers(user)]
     taught = [routing.layer for routing in routings if routing.layer is not None]
@@ -70,43 +70,45 @@ def was_tried(store: Store, plan: Plan) -> bool:
     )
 
 
-def judge_again(means: Means, plan: Plan, head: Revision) -> Standing:
+def judge_again(services: Services, margins: Margins, plan: Plan, head: Revision) -> Standing:
     """Asks a layer that stands on something old again; ``plan`` is what would be built in its place."""
-    engine, retention = means.engine, means.margins.retention
+    engine = services.engine
     # By the signal alone: a fact that is asked for in other words is the same fact.
     known = {
         key.partition("/")[0]: said.get("after")
         for key, said in head.scores.get("pins", {}).items()
     }
-    pinned = [lesson for lesson in plan.questions if known.get(lesson.signal) is not None]
-    trained = trained_on(means.store, head)
-    lessons = pinned or [lesson for lesson in plan.fresh if lesson.signal in trained][-_MOST_ASKED:]
+    pinned = [lesson for lesson in plan.holdout if known.get(lesson.signal) is not None]
+    trained = trained_on(services.store, head)
+    lessons = pinned or [lesson for lesson in plan.new_examples if lesson.signal in trained][-_MOST_ASKED:]
     # At its full weight: that somebody has it count less since is no fault of what lies below.
     live = replace(
         plan.live, entries=tuple(_in_full(entry, plan.layer) for entry in plan.live.entries)
     )
     asked = [lesson.messages[-1].content for lesson in lessons]
-    answers = answering(means.scoping, plan.user, plan.layer, live, asked, {})
+    answers = effective_stack(services.router, plan.user, plan.layer, live, asked, {})
     if not pinned:
         try:
-            built = likelihoods(engine, lessons, _as_built(answers, head))
+            built = answer_logprobs(engine, lessons, _as_built(answers, head))
         except (AdapterError, Damaged, NotFound):
             # What it stood on is gone, so nothing can be said of it.
             return Standing(0, 0, holds=False)
         known = {lesson.signal: built[lesson.key] for lesson in lessons}
     now, below, base = (
-        likelihoods_in_parts(engine, lessons, by)
-        for by in (answers.own, of_all(plan.below), of_all(Stack(plan.live.base)))
+        answer_logprobs_by_part(engine, lessons, by)
+        for by in (answers.for_layer, constant_stack(plan.below), constant_stack(Stack(plan.live.base)))
     )
     lost = 0
     for lesson in lessons:
         key = lesson.key
-        words = Asked(key, known[lesson.signal] or 0.0, now[key].words, base[key].words)
-        manner = Asked(key, below[key].manner or 0.0, now[key].manner or 0.0, base[key].manner)
+        words = EvalItem(key, known[lesson.signal] or 0.0, now[key].words, base[key].words)
+        manner = EvalItem(key, below[key].template or 0.0, now[key].template or 0.0, base[key].template)
         # That somebody answers in another manner is seen at a glance; a shade of it is no reason to build all anew.
-        lost += words.worse or manner.undone
+        lost += words.regressed_beyond_margin or manner.forgotten
     return Standing(
-        len(lessons), len(lessons) - lost, holds=bool(lessons) and lost <= retention * len(lessons)
+        len(lessons),
+        len(lessons) - lost,
+        holds=bool(lessons) and lost <= margins.retention * len(lessons),
     )
 
 
@@ -114,11 +116,11 @@ def _in_full(entry: StackEntry, layer: str) -> StackEntry:
     return replace(entry, weight=1.0) if entry.layer == layer else entry
 
 
-def _as_built(answers: Answering, head: Revision) -> AnsweredBy:
+def _as_built(answers: EffectiveStack, head: Revision) -> StackSelector:
     """What answers, with what lay below this layer when it was built."""
 
     def by(lesson: Lesson) -> Stack:
-        part = answers.own(lesson)
+        part = answers.for_layer(lesson)
         above = (entry for entry in part.entries if rank_of(entry.layer) >= rank_of(head.layer))
         return replace(part, entries=(*head.below, *above))
 

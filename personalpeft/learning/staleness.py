@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from personalpeft.errors import NotFound
-from personalpeft.learning.data.assignment import Routing, dislikes_for, lessons_for
+from personalpeft.learning.data.assignment import Assignment, rejected_lessons_for, lessons_for
 from personalpeft.learning.gate.probation import ACCEPTED, LEARNED
 from personalpeft.learning.report import LEARNED_USES, learns
 from personalpeft.memory.conflicts import questions_in, same_words
@@ -59,7 +59,7 @@ def ground_of(store: Store, head: Revision) -> Revision | None:
 
 
 def said_anew(
-    store: Store, user: str, known: Collection[str], routings: Sequence[Routing]
+    store: Store, user: str, known: Collection[str], routings: Sequence[Assignment]
 ) -> set[str]:
     """What of the ``known`` signals no longer counts and yet need not be unlearned: facts of which every question has another
     answer now, since to learn that is to unlearn the old one; and what was said once more, and is a lesson in these words.
@@ -67,9 +67,9 @@ def said_anew(
     answering = {
         r.signal.id: set(questions_in(r.signal))
         for r in routings
-        if r.signal.kind is SignalKind.FACT and r.beside
+        if r.signal.kind is SignalKind.FACT and r.extra_examples
     }
-    lessons = {_said(r.signal) for r in routings if r.lesson is not None or r.beside}
+    lessons = {_said(r.signal) for r in routings if r.lesson is not None or r.extra_examples}
     current = {routing.signal.id for routing in routings}
     anew = {
         signal.id
@@ -77,7 +77,7 @@ def said_anew(
         if _said(signal) in lessons
     }
     for routing in routings:
-        heir = routing.instead if routing.instead in answering else routing.signal.id
+        heir = routing.superseded_by if routing.superseded_by in answering else routing.signal.id
         older = routing.signal if heir != routing.signal.id else None
         while heir in answering:
             if older is not None and answering[heir].issuperset(questions_in(older)):
@@ -90,7 +90,7 @@ def said_anew(
 
 
 def taken_back(
-    store: Store, user: str, head: Revision, routings: Sequence[Routing]
+    store: Store, user: str, head: Revision, routings: Sequence[Assignment]
 ) -> frozenset[str]:
     """What a head was trained on that was retracted or said otherwise since, and not said anew; also a like that gave way to a
     dislike, and a fact of which it is no longer known what it answers. What else only became no lesson, since later ones say
@@ -103,7 +103,7 @@ def taken_back(
 
 
 def answer_to(
-    store: Store, head: Revision, gone: frozenset[str], routings: Sequence[Routing]
+    store: Store, head: Revision, gone: frozenset[str], routings: Sequence[Assignment]
 ) -> Revision | None:
     """The last that was built in a head's place without what is ``gone``; None where nothing was since the head was learned, or
     where it was refused and what would be built now is something else.
@@ -112,7 +112,7 @@ def answer_to(
         revision.id: revision for revision in store.catalog.revisions(head.user, layer=head.layer)
     }
     lessons = {
-        lesson.signal for of in (lessons_for, dislikes_for) for lesson in of(routings, head.layer)
+        lesson.signal for of in (lessons_for, rejected_lessons_for) for lesson in of(routings, head.layer)
     }
     answer = None
     # By the reports, since these say in whose place: a build may come out as a revision that is older than the head.
@@ -174,12 +174,12 @@ def _said(signal: Signal) -> _Said:
     return (str(signal.kind), *sorted((key, str(value)) for key, value in payload.items()))
 
 
-def _is_undone(routing: Routing, current: Mapping[str, Routing]) -> bool:
+def _is_undone(routing: Assignment, current: Mapping[str, Assignment]) -> bool:
     """Whether what is no lesson any more has no later one in its place that brings a build."""
-    if routing.instead is None:
-        return routing.signal.kind is SignalKind.FACT and not routing.beside
-    while routing.instead is not None:
-        routing = current[routing.instead]
+    if routing.superseded_by is None:
+        return routing.signal.kind is SignalKind.FACT and not routing.extra_examples
+    while routing.superseded_by is not None:
+        routing = current[routing.superseded_by]
     # A dislike is no lesson where there are too few.
     return (
         routing.signal.kind in _THUMBS

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from personalpeft.learning.data.assignment import Place, Routing, routings_of
+from personalpeft.learning.data.assignment import Place, Assignment, load_assignments
 from personalpeft.learning.plan import still_pinned
 from personalpeft.learning.report import NO_ROOM
 from personalpeft.store.base import Store
@@ -54,7 +54,7 @@ def accounts(store: Store, user: str, *, current: bool) -> tuple[Account, ...]:
     ``NotFound`` for an unknown user.
     """
     ledger = store.ledger
-    routings = routings_of(store, user)
+    routings = load_assignments(store, user)
     built = _Built(store, user, routings)
     told = {routing.signal.id: _of(routing, built) for routing in routings}
     if current:
@@ -69,7 +69,7 @@ def accounts(store: Store, user: str, *, current: bool) -> tuple[Account, ...]:
 class _Built:
     """What a user's revisions have learned and pinned, by layer and signal."""
 
-    def __init__(self, store: Store, user: str, routings: Sequence[Routing]) -> None:
+    def __init__(self, store: Store, user: str, routings: Sequence[Assignment]) -> None:
         revisions = {revision.id: revision for revision in store.catalog.revisions(user)}
         self.live: dict[str, str] = {}
         self.tried: dict[tuple[str, str], str] = {}
@@ -108,13 +108,13 @@ def _line(layer: Layer, revisions: dict[str, Revision]) -> Iterator[Revision]:
         at = revisions[at].parent
 
 
-def _of(routing: Routing, built: _Built) -> Account:
+def _of(routing: Assignment, built: _Built) -> Account:
     signal, layer = routing.signal, routing.layer
     use, revision = _use(routing, built)
     return Account(signal, routing.place, layer, routing.why, use, revision)
 
 
-def _use(routing: Routing, built: _Built) -> tuple[Use, str | None]:
+def _use(routing: Assignment, built: _Built) -> tuple[Use, str | None]:
     signal, layer = routing.signal.id, routing.layer
     if layer is None and routing.place in ("profile", "memory"):
         return "acts now", None

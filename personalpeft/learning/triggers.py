@@ -13,10 +13,10 @@ from typing import Literal
 
 from personalpeft.learning.data.assignment import (
     Lesson,
-    Routing,
-    dislikes_for,
+    Assignment,
+    rejected_lessons_for,
     lessons_for,
-    routings_of,
+    load_assignments,
 )
 from personalpeft.learning.plan import FEWEST, stack_below
 from personalpeft.learning.report import is_for_the_layer, learns
@@ -58,7 +58,7 @@ class Pending:
 def pending(store: Store, user: str) -> Pending:
     """Reads the ledger and the catalog. Raises ``NotFound``."""
     catalog = store.catalog
-    routings = routings_of(store, user)
+    routings = load_assignments(store, user)
     layers = catalog.layers(user)
     heads = {layer.name: layer.head for layer in layers}
     reports = learns(catalog.reports(user))
@@ -85,17 +85,17 @@ def pending(store: Store, user: str) -> Pending:
     return Pending(user, tuple(news), too_few, learned[0] if learned else None, _seconds(reports))
 
 
-def _open(store: Store, user: str, routings: Sequence[Routing], layer: str) -> dict[str, datetime]:
+def _open(store: Store, user: str, routings: Sequence[Assignment], layer: str) -> dict[str, datetime]:
     """The signals with a lesson for the layer that no build has used, oldest first, and when each came."""
     used = store.catalog.considered(user, layer)
-    lessons = [*lessons_for(routings, layer), *dislikes_for(routings, layer)]
+    lessons = [*lessons_for(routings, layer), *rejected_lessons_for(routings, layer)]
     wanted = {lesson.signal for lesson in lessons} - used
     return {each.signal.id: each.signal.at for each in routings if each.signal.id in wanted}
 
 
 def _enough(lessons: Sequence[Lesson]) -> bool:
     """As ``Plan.enough`` for a build from nothing, as far as that can be told without a model."""
-    return len(lessons) >= FEWEST or any(lesson.probe for lesson in lessons)
+    return len(lessons) >= FEWEST or any(lesson.is_probe for lesson in lessons)
 
 
 def _asked(reports: Sequence[Json], layer: str) -> set[str]:
@@ -140,7 +140,7 @@ def _below(store: Store, user: str, layers: Sequence[Layer]) -> Iterator[News]:
 
 
 def _taken_back(
-    store: Store, user: str, layers: Sequence[Layer], routings: Sequence[Routing]
+    store: Store, user: str, layers: Sequence[Layer], routings: Sequence[Assignment]
 ) -> Iterator[News]:
     for layer in layers:
         if layer.head is None:

@@ -195,7 +195,7 @@ class Memory:
         used = tuple(signal.id for signal in (*kept, *found))
         return Recall(_with_system_text(messages, _block(kept, found), system), used)
 
-    def heard_with(
+    def render_with_item(
         self, user: str, item_id: str, messages: Sequence[Message], *, system: str | None = None
     ) -> tuple[Message, ...]:
         """The messages as they are heard with one item looked up, as ``recall`` puts it. Raises ``NotFound``."""
@@ -205,7 +205,7 @@ class Memory:
             messages, _block([item] if is_rule else [], [] if is_rule else [item]), system
         )
 
-    def closeness(self, region: Region, messages: Sequence[Message]) -> float:
+    def similarity(self, region: Region, messages: Sequence[Message]) -> float:
         """The cosine of what is asked with what is nearest to it in a region; -1 where nothing is asked."""
         asked = _asked(messages)
         return _closeness(region.vectors, self.embedder.embed(asked)) if asked else -1.0

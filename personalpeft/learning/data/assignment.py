@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, TypeAlias
 
-from personalpeft.learning.data.facts import asked_of, helped_by
+from personalpeft.learning.data.facts import fact_questions, helpful_turns
 from personalpeft.learning.data.ratings import CLEAR, is_unclear
 from personalpeft.learning.data.response_template import NO_MANNER, Manner, Shown
 from personalpeft.learning.data.style_drift import latest_change
@@ -31,15 +31,15 @@ from personalpeft.types import APP, PERSON, Message, Signal, SignalKind, Turn, c
 
 Place: TypeAlias = Literal["layer", "profile", "memory", "kept"]
 
-FEWEST_THUMBS = 20
+MIN_THUMBS = 20
 """So many thumbs up and as many down, or nothing is learned from those that are down."""
 
-SEEN: Mapping[str, int] = {"copied": 1, "thanked": 1, "regenerated": -1, "contradicted": -1}
+IMPLICIT_RATINGS: Mapping[str, int] = {"copied": 1, "thanked": 1, "regenerated": -1, "contradicted": -1}
 """What an app may see without asking, as the rating that it amounts to: the reply was copied, the next turn thanks for it,
 another one was asked for in its place, the next turn contradicts it.
 """
 
-TRAINS = "trains"
+TRAINABLE_KEY = "trains"
 """In the payload of what an app saw: true where the app had switched on that it is learned from. It is kept with the signal, so
 that every program on a home says the same of it.
 """
@@ -67,45 +67,45 @@ class Lesson:
     signal: str
     kind: SignalKind
     messages: tuple[Message, ...]
-    wanted: str
+    chosen: str
     rejected: str | None = None
     weight: float = 1.0
-    short: bool = False
-    manner: Manner = NO_MANNER
-    probe: bool = False
-    heard: tuple[Message, ...] | None = None
+    is_short: bool = False
+    template: Manner = NO_MANNER
+    is_probe: bool = False
+    teacher_messages: tuple[Message, ...] | None = None
     ended: bool = True
 
-    def dressed(self, manner: Manner) -> Lesson:
+    def apply_template(self, manner: Manner) -> Lesson:
         """The same, said in a manner; what is not ``short`` stays as it is."""
-        if not self.short:
+        if not self.is_short:
             return self
-        return replace(self, wanted=manner.dress(self.wanted, self.shown.request), manner=manner)
+        return replace(self, wanted=manner.dress(self.chosen, self.prompt_response.request), manner=manner)
 
-    def put(self, messages: tuple[Message, ...]) -> Lesson:
+    def with_prompt(self, messages: tuple[Message, ...]) -> Lesson:
         """The same, asked in other words: a manner that repeats the question repeats these."""
-        around = self.manner.to(self.shown.request)
-        plain = self.wanted.removeprefix(around.opening).removesuffix(around.closing)
-        return replace(self, messages=messages, wanted=plain).dressed(self.manner)
+        around = self.template.to(self.prompt_response.request)
+        plain = self.chosen.removeprefix(around.opening).removesuffix(around.closing)
+        return replace(self, messages=messages, wanted=plain).apply_template(self.template)
 
     @property
-    def shown(self) -> Shown:
+    def prompt_response(self) -> Shown:
         """What was asked last, and the wanted answer."""
-        return Shown(self.messages[-1].content, self.wanted)
+        return Shown(self.messages[-1].content, self.chosen)
 
     @property
     def key(self) -> str:
         """Names what is asked, for those who compare answers to it: a signal's one lesson by the signal, a probe by its words
         too and by the manner of what lies below, which decides how they are scored.
         """
-        if not self.probe:
+        if not self.is_probe:
             return self.signal
-        manner = [] if self.manner == NO_MANNER else [asdict(self.manner)]
-        return f"{self.signal}/{canonical_digest([self.messages[-1].content, self.wanted, *manner])[:8]}"
+        manner = [] if self.template == NO_MANNER else [asdict(self.template)]
+        return f"{self.signal}/{canonical_digest([self.messages[-1].content, self.chosen, *manner])[:8]}"
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
+class Assignment:
     """Where one signal went and why; ``lesson`` is there when the place is a layer. ``instead`` names the signal that is
     the lesson in its place, where another one is. ``beside`` is what a ``layer`` learns of a signal that acts at once.
     """
@@ -115,31 +115,31 @@ class Routing:
     why: str
     layer: str | None = None
     lesson: Lesson | None = None
-    instead: str | None = None
-    beside: tuple[Lesson, ...] = ()
+    superseded_by: str | None = None
+    extra_examples: tuple[Lesson, ...] = ()
 
 
-def routings_of(store: Store, user: str) -> tuple[Routing, ...]:
+def load_assignments(store: Store, user: str) -> tuple[Assignment, ...]:
     """What the policy says of all current signals of a user. Raises ``NotFound`` for an unknown user."""
     ledger = store.ledger
     signals = ledger.signals(user)
     turns = _looked_up(
         ledger, user, [signal for signal in signals if signal.kind is SignalKind.FACT]
     )
-    return route(signals, lambda turn: ledger.turn(user, turn), turns=turns)
+    return assign(signals, lambda turn: ledger.turn(user, turn), turns=turns)
 
 
-def route(
+def assign(
     signals: Sequence[Signal],
     turn_of: Callable[[str], Turn],
     *,
     turns: Sequence[Turn] = (),
-) -> tuple[Routing, ...]:
+) -> tuple[Assignment, ...]:
     """One routing for each signal, in the order of the signals, which is that of the ledger: oldest first. ``turns`` are
     those in which facts may have helped, oldest first and to the newest of all.
     """
     strongest = _strongest(signals)
-    helped = helped_by(signals, turns)
+    helped = helpful_turns(signals, turns)
     rivals = outdated([signal for signal in signals if signal.kind is SignalKind.FACT])
     routings = [
         _fact(signal, helped.get(signal.id, ()), rivals.get(signal.id))
@@ -150,23 +150,23 @@ def route(
     return tuple(_with_thumbs(_without_outgrown(_without_contradictions(routings))))
 
 
-def lessons_for(routings: Sequence[Routing], layer: str) -> tuple[Lesson, ...]:
+def lessons_for(routings: Sequence[Assignment], layer: str) -> tuple[Lesson, ...]:
     """The lessons of one layer that show an answer that is wanted, oldest first."""
     of_layer = [routing for routing in routings if routing.layer == layer]
     return tuple(
         lesson
         for r in of_layer
-        for lesson in (r.lesson, *r.beside)
-        if lesson is not None and lesson.wanted
+        for lesson in (r.lesson, *r.extra_examples)
+        if lesson is not None and lesson.chosen
     )
 
 
-def dislikes_for(routings: Sequence[Routing], layer: str) -> tuple[Lesson, ...]:
+def rejected_lessons_for(routings: Sequence[Assignment], layer: str) -> tuple[Lesson, ...]:
     """The replies that a layer should unlearn, oldest first: thumbs down, where there are enough."""
     return tuple(
         r.lesson
         for r in routings
-        if r.layer == layer and r.lesson is not None and not r.lesson.wanted
+        if r.layer == layer and r.lesson is not None and not r.lesson.chosen
     )
 
 
@@ -184,7 +184,7 @@ def _looked_up(ledger: Ledger, user: str, facts: Sequence[Signal]) -> tuple[Turn
 
 
 def _trained(signal: Signal) -> bool:
-    return signal.source == PERSON or (signal.source == APP and signal.payload.get(TRAINS) is True)
+    return signal.source == PERSON or (signal.source == APP and signal.payload.get(TRAINABLE_KEY) is True)
 
 
 def _strength(signal: Signal) -> tuple[bool, int]:
@@ -205,61 +205,61 @@ def _strongest(signals: Sequence[Signal]) -> Mapping[str, Signal]:
 
 def _route(
     signal: Signal, turn_of: Callable[[str], Turn], strongest: Mapping[str, Signal]
-) -> Routing:
+) -> Assignment:
     if signal.kind is SignalKind.COMMENT:
-        return Routing(signal, "profile", "a comment is a rule that acts on the next turn")
+        return Assignment(signal, "profile", "a comment is a rule that acts on the next turn")
     if not _trained(signal):
-        return Routing(signal, "kept", "only a person's own acts are trained on")
+        return Assignment(signal, "kept", "only a person's own acts are trained on")
     if signal.kind is SignalKind.DEMONSTRATION:
         skill = signal.payload.get("skill")
         layer = f"skill.{skill}" if skill else "style"
         messages = (Message("user", signal.payload["prompt"]),)
         lesson = Lesson(signal.id, signal.kind, messages, signal.payload["answer"])
-        return Routing(
+        return Assignment(
             signal, "layer", "a demonstration shows the answer that is wanted", layer, lesson
         )
     if signal.turn is None:
-        return Routing(signal, "kept", "it names no turn")
+        return Assignment(signal, "kept", "it names no turn")
     best = strongest[signal.turn]
     if best.id != signal.id:
-        return Routing(
-            signal, "kept", f"the {best.kind} of the same turn says more", instead=best.id
+        return Assignment(
+            signal, "kept", f"the {best.kind} of the same turn says more", superseded_by=best.id
         )
     return _from_turn(signal, turn_of(signal.turn))
 
 
-def _fact(signal: Signal, helped: Sequence[Turn], rival: Signal | None) -> Routing:
+def _fact(signal: Signal, helped: Sequence[Turn], rival: Signal | None) -> Assignment:
     if rival is not None:
         whose = "a person's" if rival.source == PERSON != signal.source else "a later"
-        return Routing(
-            signal, "kept", f"{whose} fact answers the same question otherwise", instead=rival.id
+        return Assignment(
+            signal, "kept", f"{whose} fact answers the same question otherwise", superseded_by=rival.id
         )
     why = "a fact is looked up when a question is near it"
     if signal.source != PERSON:
-        return Routing(signal, "memory", f"{why}; only a person's own are learned too")
-    asked, judged = asked_of(signal, helped)
+        return Assignment(signal, "memory", f"{why}; only a person's own are learned too")
+    asked, judged = fact_questions(signal, helped)
     if judged is None:
-        return Routing(signal, "memory", why)
+        return Assignment(signal, "memory", why)
     lessons = [
         Lesson(
-            signal.id, signal.kind, each.messages, each.answer, short=each.given, ended=each.ended
+            signal.id, signal.kind, each.messages, each.answer, is_short=each.is_user_answer, ended=each.ended
         )
         for each in asked
     ]
     probe = replace(
         lessons[0], messages=judged.messages, wanted=judged.answer, ended=judged.ended, probe=True
     )
-    known = "what it answers is known" if judged.given else f"that helped {len(helped)} times"
-    return Routing(
+    known = "what it answers is known" if judged.is_user_answer else f"that helped {len(helped)} times"
+    return Assignment(
         signal,
         "memory",
         f"{why}; {known}, so it is learned too",
         "memory",
-        beside=(*lessons, probe),
+        extra_examples=(*lessons, probe),
     )
 
 
-def _from_turn(signal: Signal, turn: Turn) -> Routing:
+def _from_turn(signal: Signal, turn: Turn) -> Assignment:
     if signal.kind in (SignalKind.RATING, SignalKind.REWARD):
         return _thumb(signal, turn)
     ended = not signal.payload.get("cut_off")
@@ -278,27 +278,27 @@ def _from_turn(signal: Signal, turn: Turn) -> Routing:
     # Only where revisions of a skill were compared is it known that the words are about a skill.
     compared = str(signal.payload.get("layer", ""))
     if compared == "memory":
-        return Routing(
+        return Assignment(
             signal, "kept", "of two memories one was chosen, which says nothing of how to answer"
         )
-    return Routing(
+    return Assignment(
         signal, "layer", why, compared if compared.startswith("skill.") else "style", lesson
     )
 
 
-def _thumb(signal: Signal, turn: Turn) -> Routing:
+def _thumb(signal: Signal, turn: Turn) -> Assignment:
     """Of a rating or a reward: what was liked is an answer to give again, as much as the value says."""
     if not turn.reply.strip():
-        return Routing(signal, "kept", "the reply was empty")
+        return Assignment(signal, "kept", "the reply was empty")
     value: float = signal.payload["value"]
     if is_unclear(signal):
         why = f"a reward between {-CLEAR} and {CLEAR} says neither that a reply is wanted nor that it is not"
-        return Routing(signal, "kept", why)
+        return Assignment(signal, "kept", why)
     own = signal.source == PERSON
     weight = abs(value) * (_LIKED_WEIGHT if own else _OBSERVED_WEIGHT)
     if value < 0:
         lesson = Lesson(signal.id, SignalKind.RATING, turn.messages, "", turn.reply, weight)
-        return Routing(
+        return Assignment(
             signal, "layer", "a reply that was not liked grows less likely", "style", lesson
         )
     why = (
@@ -309,10 +309,10 @@ def _thumb(signal: Signal, turn: Turn) -> Routing:
     lesson = Lesson(
         signal.id, SignalKind.RATING, turn.messages, turn.reply, weight=weight, ended=turn.ended
     )
-    return Routing(signal, "layer", why, "style", lesson)
+    return Assignment(signal, "layer", why, "style", lesson)
 
 
-def _without_contradictions(routings: Sequence[Routing]) -> Sequence[Routing]:
+def _without_contradictions(routings: Sequence[Assignment]) -> Sequence[Assignment]:
     """The later word on the same request, or on the same reply, is the lesson; what repeats a lesson is none."""
     settled = list(routings)
     standing: dict[object, list[int]] = {}
@@ -346,17 +346,17 @@ def _meet(lesson: Lesson, other: Lesson | None) -> bool:
     if len(thumbs) == 1:
         thumb, written = thumbs[0], other if thumbs[0] is lesson else lesson
         return (
-            thumb.wanted == written.rejected if thumb.wanted else thumb.rejected == written.wanted
+            thumb.chosen == written.rejected if thumb.chosen else thumb.rejected == written.chosen
         )
-    return not thumbs or (lesson.wanted or lesson.rejected) == (other.wanted or other.rejected)
+    return not thumbs or (lesson.chosen or lesson.rejected) == (other.chosen or other.rejected)
 
 
-def _yields(routing: Routing, earlier: Routing) -> str:
+def _yields(routing: Assignment, earlier: Assignment) -> str:
     """Why what was said later is not the lesson, where what it meets stands; "" where the later word wins."""
     own, others_own = routing.signal.source == PERSON, earlier.signal.source == PERSON
     if others_own and not own:
         return "a person said something of the same reply"
-    same = routing.lesson and earlier.lesson and routing.lesson.wanted == earlier.lesson.wanted
+    same = routing.lesson and earlier.lesson and routing.lesson.chosen == earlier.lesson.chosen
     if same and own == others_own:
         return f"the {earlier.signal.kind} before says the same"
     written = earlier.signal.kind in (SignalKind.EDIT, SignalKind.DEMONSTRATION)
@@ -365,17 +365,17 @@ def _yields(routing: Routing, earlier: Routing) -> str:
     return ""
 
 
-def _without_outgrown(routings: Sequence[Routing]) -> Sequence[Routing]:
+def _without_outgrown(routings: Sequence[Assignment]) -> Sequence[Assignment]:
     """Once the way of answering has changed, what shows the old way is no lesson of the style, nor a question to be judged
     by. A thumb for a reply in the old way does not bring that back.
     """
     style = {
         n: r.lesson
         for n, r in enumerate(routings)
-        if r.layer == "style" and r.lesson is not None and r.lesson.wanted
+        if r.layer == "style" and r.lesson is not None and r.lesson.chosen
     }
     written = [number for number, lesson in style.items() if lesson.kind is not SignalKind.RATING]
-    change = latest_change(tuple(style[n].shown for n in written))
+    change = latest_change(tuple(style[n].prompt_response for n in written))
     if change is None:
         return routings
     first = written[change.at]
@@ -383,29 +383,29 @@ def _without_outgrown(routings: Sequence[Routing]) -> Sequence[Routing]:
     settled = list(routings)
     for number, lesson in style.items():
         # Without ``instead``: the lesson that a question's place goes to becomes a question, and these are not in its place.
-        if not change.agrees(lesson.shown) and (number < first or lesson.kind is SignalKind.RATING):
+        if not change.agrees(lesson.prompt_response) and (number < first or lesson.kind is SignalKind.RATING):
             what = "has changed since" if number < first else "had changed before"
             why = f"the way of answering {what}: {since} and later lessons say otherwise"
-            settled[number] = Routing(routings[number].signal, "kept", why)
+            settled[number] = Assignment(routings[number].signal, "kept", why)
     return settled
 
 
-def _with_thumbs(routings: Sequence[Routing]) -> Sequence[Routing]:
+def _with_thumbs(routings: Sequence[Assignment]) -> Sequence[Assignment]:
     """With too few thumbs of either kind, nothing is learned from those that are down."""
     thumbs = [
         r.lesson for r in routings if r.lesson is not None and r.lesson.kind is SignalKind.RATING
     ]
-    up = sum(bool(lesson.wanted) for lesson in thumbs)
+    up = sum(bool(lesson.chosen) for lesson in thumbs)
     down = len(thumbs) - up
-    if min(up, down) >= FEWEST_THUMBS:
+    if min(up, down) >= MIN_THUMBS:
         return routings
     why = (
         "says what is wrong, not what is right; an edit would"
-        f" (learned from {FEWEST_THUMBS} thumbs up and {FEWEST_THUMBS} down on: {up} and {down} now)"
+        f" (learned from {MIN_THUMBS} thumbs up and {MIN_THUMBS} down on: {up} and {down} now)"
     )
     return [
-        Routing(r.signal, "kept", f"{_DOWN[r.signal.kind]} {why}")
-        if r.lesson is not None and not r.lesson.wanted
+        Assignment(r.signal, "kept", f"{_DOWN[r.signal.kind]} {why}")
+        if r.lesson is not None and not r.lesson.chosen
         else r
         for r in routings
     ]
@@ -416,7 +416,7 @@ def _was_chosen(signal: Signal) -> bool:
     return signal.kind is SignalKind.PREFERENCE and "revision" in signal.payload
 
 
-def _kept(routing: Routing, winner: Routing, why: str) -> Routing:
+def _kept(routing: Assignment, winner: Assignment, why: str) -> Assignment:
     return replace(
         routing, place="kept", why=why, layer=None, lesson=None, instead=winner.signal.id
     )

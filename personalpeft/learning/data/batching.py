@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from personalpeft.backends.base import Backend, Continuation, Term
 from personalpeft.learning.data.assignment import Lesson
-from personalpeft.learning.data.facts import FRAMES, said_in
+from personalpeft.learning.data.facts import PARAPHRASE_TEMPLATES, paraphrase
 from personalpeft.learning.data.response_template import NO_MANNER, manner_of
-from personalpeft.learning.evaluate.probes import generic_questions
+from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.train.config import Recipe
 from personalpeft.learning.train.losses import (
@@ -44,31 +44,31 @@ def schedule(
     manner = (
         NO_MANNER
         if remembered
-        else manner_of([lesson.shown.pattern for lesson in (*plan.fresh, *plan.older)])
+        else manner_of([lesson.prompt_response.pattern for lesson in (*plan.new_examples, *plan.replay)])
     )
     weight = recipe.anchor_weight / max(1, recipe.anchors)
     held = [
         anchor(
-            backend, messages, reply, manner, weight, below=plan.manner, from_the_first=remembered
+            backend, messages, reply, manner, weight, below=plan.template, from_the_first=remembered
         )
         for messages, reply in generic
     ]
     anchors = [each for each in held if each is not None]
     chance = random.Random(recipe.seed)
-    fresh = _rounds(_put_in_other_ways(plan.fresh or plan.older, recipe.phrasings, chance), chance)
-    older = _rounds(_put_in_other_ways(plan.older, recipe.phrasings, chance), chance)
+    fresh = _rounds(_put_in_other_ways(plan.new_examples or plan.replay, recipe.phrasings, chance), chance)
+    older = _rounds(_put_in_other_ways(plan.replay, recipe.phrasings, chance), chance)
     keeping = _rounds(anchors, chance)
     not_told = _rounds(_not_told(plan, backend), chance)
     # Drawn only where they are needed: what is drawn decides every byte of what is built.
     good = [
         each
-        for each in (*plan.fresh, *plan.older)
-        if each.kind is SignalKind.RATING and plan.disliked
+        for each in (*plan.new_examples, *plan.replay)
+        if each.kind is SignalKind.RATING and plan.rejected_examples
     ]
     liked = _rounds(good, chance)
-    disliked = _rounds(plan.disliked, chance)
-    batch = Batch(backend, recipe, plan.manner if remembered else manner)
-    replayed = round(recipe.batch * recipe.replay) if plan.fresh and plan.older else 0
+    disliked = _rounds(plan.rejected_examples, chance)
+    batch = Batch(backend, recipe, plan.template if remembered else manner)
+    replayed = round(recipe.batch * recipe.replay) if plan.new_examples and plan.replay else 0
     steps = []
     for _ in range(plan.steps):
         lessons = [next(fresh) for _ in range(recipe.batch - replayed)] + [
@@ -97,23 +97,23 @@ def _put_in_other_ways(
     for lesson in lessons:
         ways: Sequence[tuple[Message, ...]] = [lesson.messages]
         if lesson.kind is SignalKind.FACT:
-            ways = said_in(lesson.messages, chance.sample(FRAMES, min(phrasings, len(FRAMES))))
-        put += [lesson.put(messages) for messages in ways]
+            ways = paraphrase(lesson.messages, chance.sample(PARAPHRASE_TEMPLATES, min(phrasings, len(PARAPHRASE_TEMPLATES))))
+        put += [lesson.with_prompt(messages) for messages in ways]
     return put
 
 
 def _not_told(plan: Plan, backend: Backend) -> list[Supervised]:
     """That nobody has told what nobody has told, so that what was told of one thing is not said of another."""
-    generic, recipe = generic_questions(), plan.recipe
+    generic, recipe = load_general_prompts(), plan.recipe
     told = "\n".join(
         " ".join([routing.signal.payload["text"], *(routing.signal.payload.get("questions") or ())])
-        for routing in plan.routings
+        for routing in plan.assignments
         if routing.signal.kind is SignalKind.FACT
     )
-    asked = [each.question for each in generic.unknown if recipe.unknown and not each.is_told(told)]
+    asked = [each.question for each in generic.unanswerable_prompts if recipe.unknown and not each.is_answered_in(told)]
 
     def untold(question: str) -> Continuation:
-        answer = plan.manner.dress(generic.not_told, question)
+        answer = plan.template.dress(generic.refusal_text, question)
         return continuation(backend, [Message("user", question)], answer, recipe.longest)
 
     return [Supervised(untold(question), 1 / recipe.batch) for question in asked]
@@ -126,7 +126,7 @@ def _thumbs(
     if not liked or not disliked:
         return
     judged = [
-        (lesson.messages, lesson.wanted or lesson.rejected or "") for lesson in (*liked, *disliked)
+        (lesson.messages, lesson.chosen or lesson.rejected or "") for lesson in (*liked, *disliked)
     ]
     others = judged[1:] + judged[:1]
 

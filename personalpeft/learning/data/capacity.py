@@ -80,7 +80,7 @@ def fitting(
         return tuple(lessons), None
     sizes: dict[str, int] = {}
     for lesson in lessons:
-        size = count(lesson.messages[-1].content) + min(count(lesson.wanted), recipe.longest)
+        size = count(lesson.messages[-1].content) + min(count(lesson.chosen), recipe.longest)
         sizes[lesson.signal] = max(size, sizes.get(lesson.signal, 0))
     trainable = parameters(recipe, architecture)
     most = int(trainable * recipe.capacity)

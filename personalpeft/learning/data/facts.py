@@ -22,12 +22,12 @@ from personalpeft.types import PERSON, Message, Revision, Signal, SignalKind, Tu
 
 T = TypeVar("T")
 
-HELPED = 2
+MIN_HELPFUL_TURNS = 2
 """So many replies in which a fact was looked up have to have helped, before it is learned without anybody's saying how."""
 
-BY_HEART = math.log(0.7)
+MEMORIZED_LOGPROB = math.log(0.7)
 
-FRAMES = (
+PARAPHRASE_TEMPLATES = (
     "Can you tell me: {later}",
     "I forgot. {first}",
     "Quick question: {later}",
@@ -47,18 +47,18 @@ _SHORT = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FactQuestion:
     """One question about a fact and the answer that is wanted. ``given`` says whether the answer is the person's own short
     one, rather than a reply of the model; that may have been cut off before it ``ended``.
     """
 
     messages: tuple[Message, ...]
     answer: str
-    given: bool
+    is_user_answer: bool
     ended: bool = True
 
 
-def asked_of(fact: Signal, helped: Sequence[Turn]) -> tuple[tuple[Asked, ...], Asked | None]:
+def fact_questions(fact: Signal, helped: Sequence[Turn]) -> tuple[tuple[FactQuestion, ...], FactQuestion | None]:
     """The questions that a fact is learned by and the one that judges it; nothing and None for one that is only looked up.
     ``helped`` are the turns in which looking it up helped, oldest first.
     """
@@ -68,20 +68,20 @@ def asked_of(fact: Signal, helped: Sequence[Turn]) -> tuple[tuple[Asked, ...], A
     )
     if questions:
         asked = [
-            Asked((Message("user", question),), as_sentence(answer), True) for question in questions
+            FactQuestion((Message("user", question),), as_sentence(answer), True) for question in questions
         ]
         if len(asked) >= _FEWEST_TO_HOLD_ONE_BACK:
             return tuple(asked[:-1]), asked[-1]
         return tuple(asked), _framed(asked[-1], _JUDGED_IN)
-    if len(helped) < HELPED:
+    if len(helped) < MIN_HELPFUL_TURNS:
         return (), None
     # The oldest come first and stay, so that what judges is the same from build to build and was never trained on.
     turns = _once(helped, lambda turn: turn.messages[-1].content)[:_MOST_HELPED]
-    asked = [Asked(turn.messages, turn.reply, False, turn.ended) for turn in turns]
+    asked = [FactQuestion(turn.messages, turn.reply, False, turn.ended) for turn in turns]
     return tuple(asked), _framed(asked[0], _JUDGED_IN)
 
 
-def by_heart(memory: Revision) -> frozenset[str]:
+def memorized(memory: Revision) -> frozenset[str]:
     """The facts that a memory was found to know when it was judged: their answers to a question that was never trained on
     were likelier than ``BY_HEART`` a token. Looking one of these up as well does harm: what lies in the prompt is
     told apart less surely than what was learned.
@@ -90,17 +90,17 @@ def by_heart(memory: Revision) -> frozenset[str]:
     likely = {
         key
         for key, said in pins.items()
-        if said.get("after") is not None and said["after"] >= BY_HEART
+        if said.get("after") is not None and said["after"] >= MEMORIZED_LOGPROB
     }
     return frozenset(signal for signal, slash, _ in (key.partition("/") for key in likely) if slash)
 
 
-def ways_digest() -> str:
+def paraphrases_digest() -> str:
     """Names the ways in which questions are put: they decide what is trained."""
-    return canonical_digest([*FRAMES, _JUDGED_IN])
+    return canonical_digest([*PARAPHRASE_TEMPLATES, _JUDGED_IN])
 
 
-def said_in(messages: Sequence[Message], frames: Iterable[str]) -> list[tuple[Message, ...]]:
+def paraphrase(messages: Sequence[Message], frames: Iterable[str]) -> list[tuple[Message, ...]]:
     """The last question of a conversation as it is and put in each of the frames."""
     *before, last = messages
     return [
@@ -115,7 +115,7 @@ def as_sentence(answer: str) -> str:
     return answer if answer[-1] in ".!?…" else f"{answer}."
 
 
-def helped_by(signals: Sequence[Signal], turns: Sequence[Turn]) -> Mapping[str, tuple[Turn, ...]]:
+def helpful_turns(signals: Sequence[Signal], turns: Sequence[Turn]) -> Mapping[str, tuple[Turn, ...]]:
     """By fact, the turns in which looking it up helped: the reply says what only the fact can have told it, and was
     liked, or the conversation went on without a word against it. ``turns`` are oldest first, ``signals`` the current
     ones. For it only a person's own word counts, against it also what an app saw. A question of which the person said what
@@ -177,8 +177,8 @@ def _words(text: str) -> set[str]:
     return set(re.findall(r"\w+", text.casefold()))
 
 
-def _framed(asked: Asked, frame: str) -> Asked:
-    return replace(asked, messages=said_in(asked.messages, [frame])[-1])
+def _framed(asked: FactQuestion, frame: str) -> FactQuestion:
+    return replace(asked, messages=paraphrase(asked.messages, [frame])[-1])
 
 
 def _put(frame: str, question: str) -> str:

@@ -41,9 +41,9 @@ def leak(
         if text
     ]
     telling = [text for text in told if len(text) >= _SHORTEST]
-    addresses = [_added(_ADDRESS.findall(lesson.wanted), lesson) for lesson in lessons]
+    addresses = [_added(_ADDRESS.findall(lesson.chosen), lesson) for lesson in lessons]
     secrets = [
-        _added([text for text in telling if text in lesson.wanted], lesson) for lesson in lessons
+        _added([text for text in telling if text in lesson.chosen], lesson) for lesson in lessons
     ]
     if count := _latest(addresses, lessons, new, accepted):
         found = next(texts[0] for texts in reversed(addresses) if texts)

@@ -13,7 +13,7 @@ from importlib import resources
 
 
 @dataclass(frozen=True, slots=True)
-class Canary:
+class RegressionProbe:
     """A general question and the words of which a right answer names one."""
 
     question: str
@@ -28,41 +28,47 @@ class Canary:
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
+class UnanswerablePrompt:
     """A question about a person, and the words of the topics that it is about."""
 
     question: str
-    about: tuple[str, ...]
+    topics: tuple[str, ...]
 
-    def is_told(self, texts: str) -> bool:
+    def is_answered_in(self, texts: str) -> bool:
         """Whether texts speak of one of its topics, and so perhaps answer it."""
         said = texts.casefold()
-        return any(re.search(rf"\b{re.escape(topic)}\b", said) for topic in self.about)
+        return any(re.search(rf"\b{re.escape(topic)}\b", said) for topic in self.topics)
 
 
 @dataclass(frozen=True, slots=True)
-class Generic:
+class GeneralPrompts:
     """All generic questions. ``digest`` is that of the file which says them; ``not_told`` answers what is unknown."""
 
     digest: str
-    anchors: tuple[str, ...]
-    canaries: tuple[Canary, ...]
-    unknown: tuple[Unknown, ...]
-    not_told: str
+    regularizer_prompts: tuple[str, ...]
+    probes: tuple[RegressionProbe, ...]
+    unanswerable_prompts: tuple[UnanswerablePrompt, ...]
+    refusal_text: str
 
 
 @cache
-def generic_questions() -> Generic:
+def load_general_prompts() -> GeneralPrompts:
     """Those of the package."""
     text = (resources.files(__package__) / "probes.toml").read_text("utf-8")
     data = tomllib.loads(text)
-    canaries = tuple(Canary(c["question"], tuple(c["right"])) for c in data["canaries"])
-    unknown = tuple(Unknown(u["question"], tuple(u["about"])) for u in data["unknown"])
+    canaries = tuple(RegressionProbe(c["question"], tuple(c["right"])) for c in data["canaries"])
+    unknown = tuple(UnanswerablePrompt(u["question"], tuple(u["about"])) for u in data["unknown"])
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return Generic(digest, tuple(data["anchors"]), canaries, unknown, data["not_told"])
+    return GeneralPrompts(digest, tuple(data["anchors"]), canaries, unknown, data["not_told"])
 
 
-def is_broken(reply: str) -> bool:
+def general_prompts() -> tuple[str, ...]:
+    """Return every general prompt of the package that a base can answer."""
+    generic = load_general_prompts()
+    return (*generic.regularizer_prompts, *(canary.question for canary in generic.probes))
+
+
+def is_degenerate(reply: str) -> bool:
     """Whether a reply is no answer at all: empty, or the same few words over and over."""
     words = reply.split()
     if not words:

@@ -15,31 +15,31 @@ from typing import Any
 
 from personalpeft.types import Revision
 
-SAID_AT_ALL = 0.05
-LEFT = 0.25
+MIN_GAIN = 0.05
+MAX_REMAINING_SHARE = 0.25
 MOST_RULES, MOST_LESSONS = 3, 6
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class RuleGain:
     """What one rule explains to the bare base and to the layer."""
 
     base: float
     layer: float
 
     @property
-    def taken_over(self) -> bool:
-        return self.base >= SAID_AT_ALL and self.layer <= LEFT * self.base
+    def internalized(self) -> bool:
+        return self.base >= MIN_GAIN and self.layer <= MAX_REMAINING_SHARE * self.base
 
 
-def explained(plain: Mapping[str, float], heard: Mapping[str, float]) -> float:
+def logprob_gain(plain: Mapping[str, float], heard: Mapping[str, float]) -> float:
     """What a rule explains: the mean log-prob a token of the same lessons where it is ``heard``, less that where it is not."""
     return round(sum(heard[key] - plain[key] for key in plain) / len(plain), 4)
 
 
-def taken_over(style: Revision) -> frozenset[str]:
+def internalized_rules(style: Revision) -> frozenset[str]:
     """The rules that a style was found to have taken over when it was judged."""
     found: Mapping[str, Mapping[str, Any]] = style.scores.get("rules", {})
     return frozenset(
-        rule for rule, said in found.items() if Explained(said["base"], said["layer"]).taken_over
+        rule for rule, said in found.items() if RuleGain(said["base"], said["layer"]).internalized
     )

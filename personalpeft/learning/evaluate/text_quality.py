@@ -32,27 +32,27 @@ _LOOK = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Sense:
+class TextQuality:
     """``fit``, ``order`` and ``own`` of some lessons; None where there are too few to tell."""
 
-    fit: float | None = None
-    order: float | None = None
-    own: float | None = None
+    pmi: float | None = None
+    word_order_gap: float | None = None
+    novelty: float | None = None
 
 
-NOT_WEIGHED = Sense()
+NOT_MEASURED = TextQuality()
 
 
-def sense_of(
+def measure_text_quality(
     lessons: Sequence[Shown], likelihoods: Callable[[Sequence[Shown]], Sequence[float]]
-) -> Sense:
+) -> TextQuality:
     """The sense of the newest of some lessons, which somebody wrote. ``likelihoods`` gives the mean log-prob a token of each answer
     under the bare base. Of a conversation only what was asked last is looked at, and of that the beginning.
     """
     newest = list({each.request: each for each in lessons}.values())[-_MOST:]
     asked = [Shown(each.request[:_LOOK], each.answer) for each in newest]
     if len(asked) < _FEWEST:
-        return NOT_WEIGHED
+        return NOT_MEASURED
     step = max(1, len(asked) // (_OTHERS + 1))
     elsewhere = [
         Shown(asked[(place + step * turn) % len(asked)].request, each.answer)
@@ -72,7 +72,7 @@ def sense_of(
 
     fit = round(mean(asked) - mean(elsewhere), 4)
     own = round(sum(map(_says_something, newest)) / len(newest), 4)
-    return Sense(fit, round(mean(long) - mean(mixed), 4) if mixed else None, own)
+    return TextQuality(fit, round(mean(long) - mean(mixed), 4) if mixed else None, own)
 
 
 def _says_something(each: Shown) -> bool:

@@ -18,39 +18,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from personalpeft.learning.gate.gate import NOT_ASKED, TIE, OfBase
+from personalpeft.learning.gate.gate import NO_PROBE_RESULTS, TIE_MARGIN, BaseProbeResults
 from personalpeft.types import Revision, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Lineage:
+class EvalHistory:
     """``stake`` and ``counted`` as ``Evidence`` has them. ``base``, ``last`` and ``best`` are the log-probs of known pins
     under the bare base, when the newest of the live revisions was judged, and the best that they ever were. ``of_base``: what
     the base said to the general questions, where it was asked already.
     """
 
-    stake: float = 1.0
-    counted: frozenset[str] = frozenset()
+    prior_e_value: float = 1.0
+    spent_items: frozenset[str] = frozenset()
     base: Mapping[str, float] = field(default_factory=dict)
     last: Mapping[str, float] = field(default_factory=dict)
     best: Mapping[str, float] = field(default_factory=dict)
-    of_base: OfBase = NOT_ASKED
+    base_probes: BaseProbeResults = NO_PROBE_RESULTS
 
-    def held_to(self, signal: str, live: float) -> float | None:
+    def baseline(self, signal: str, live: float) -> float | None:
         """The best that a pin ever was, where that is still asked for: a candidate is to undo none of it. But where the ``live``
         stack answers less well than when it was last judged, no learn did that: somebody went back, switched a layer off or
         weighed it less. None then, as where nothing is known: no candidate is held to what is no longer there.
         """
         last = self.last.get(signal)
-        return None if last is not None and live < last - TIE else self.best.get(signal)
+        return None if last is not None and live < last - TIE_MARGIN else self.best.get(signal)
 
 
-def lineage_of(heads: Sequence[Revision], layer: str) -> Lineage:
+def eval_history(heads: Sequence[Revision], layer: str) -> EvalHistory:
     """What a candidate for ``layer`` takes over from the live heads of all layers."""
     base: dict[str, float] = {}
     last: dict[str, float] = {}
     best: dict[str, float] = {}
-    of_base = NOT_ASKED
+    of_base = NO_PROBE_RESULTS
     # Each revision was asked what was pinned for all layers, and took over the best from those that were live then. So the
     # newest that was asked has the last word of a pin.
     for head in sorted(heads, key=lambda head: head.at):
@@ -59,7 +59,7 @@ def lineage_of(heads: Sequence[Revision], layer: str) -> Lineage:
         general = head.scores.get("canaries", {})
         if said := general.get("base"):
             right = said["right"] if not agreed else general["kept_of_base"]
-            of_base = OfBase(said["questions"], tuple(right), said["broken"])
+            of_base = BaseProbeResults(said["questions"], tuple(right), said["broken"])
         for signal, known in _pins(head).items():
             for of, reached in (
                 (base, known.get("base")),
@@ -70,12 +70,12 @@ def lineage_of(heads: Sequence[Revision], layer: str) -> Lineage:
                     of[signal] = reached
     own = next((head for head in heads if head.layer == layer), None)
     if own is None:
-        return Lineage(base=base, last=last, best=best, of_base=of_base)
+        return EvalHistory(base=base, last=last, best=best, base_probes=of_base)
     # A revision that was judged before this was kept had asked all that was pinned for it.
     pinned = [signal for signal, role in own.signals.items() if role == "pinned"]
     counted = frozenset(own.scores.get("counted", pinned))
     stake = float(own.scores.get("bet", 1.0)) if own.probation else 1.0
-    return Lineage(stake, counted, base, last, best, of_base)
+    return EvalHistory(stake, counted, base, last, best, of_base)
 
 
 def _pins(head: Revision) -> Mapping[str, Any]:

@@ -20,16 +20,16 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from personalpeft.errors import CardError, nearest
-from personalpeft.learning.evaluate.rule_gain import Explained
-from personalpeft.learning.evaluate.text_quality import NOT_WEIGHED, Sense
+from personalpeft.learning.evaluate.rule_gain import RuleGain
+from personalpeft.learning.evaluate.text_quality import NOT_MEASURED, TextQuality
 from personalpeft.types import Json, Verdict, canonical_digest
 
-TIE = 0.02
-ENOUGH = 20.0
+TIE_MARGIN = 0.02
+CONFIRMATION_E_VALUE = 20.0
 WIN, LOSS = 1.5, 0.5
-FOR_IT = 1.2
-WORSE = 0.1
-OWN = 0.5
+PROBATION_E_VALUE = 1.2
+REGRESSION_SHARE = 0.1
+MIN_NOVELTY = 0.5
 """So large a share of the new answers has to say anything beside what was asked."""
 
 
@@ -77,7 +77,7 @@ def margins_for(card: str, overrides: Json, *, random: bool = False) -> Margins:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EvalItem:
     """One pinned lesson: the mean log-prob a token of its wanted text under the live stack and under the candidate;
     where they are known, also under the bare base and the best that it was under any revision that led to the live
     stack.
@@ -99,27 +99,27 @@ class Asked:
         )
 
     @property
-    def won(self) -> bool:
-        return self.after - self.before > TIE
+    def improved(self) -> bool:
+        return self.after - self.before > TIE_MARGIN
 
     @property
-    def lost(self) -> bool:
+    def regressed(self) -> bool:
         # Said the other way round, so that a score that is not a number is a loss.
-        return not self.after >= self.before - TIE
+        return not self.after >= self.before - TIE_MARGIN
 
     @property
-    def worse(self) -> bool:
+    def regressed_beyond_margin(self) -> bool:
         """Whether it lost more than a tenth of what it had gained over the base. What was learned by heart
         moves by more than a tie with every learn, and is known by heart all the same.
         """
         gained = 0.0 if self.base is None else self.before - self.base
-        return not self.after >= self.before - max(TIE, WORSE * gained)
+        return not self.after >= self.before - max(TIE_MARGIN, REGRESSION_SHARE * gained)
 
     @property
-    def undone(self) -> bool:
+    def forgotten(self) -> bool:
         """Whether more than half of what it ever gained over the base is gone."""
         best = self.before if self.best is None else max(self.before, self.best)
-        if self.base is None or self.after >= best - TIE:
+        if self.base is None or self.after >= best - TIE_MARGIN:
             return False
         return not self.after >= (self.base + best) / 2 and best > self.base
 
@@ -134,7 +134,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class OfBase:
+class BaseProbeResults:
     """What the bare base said to the general questions of a digest: which it had right, and how many were broken."""
 
     questions: str = ""
@@ -142,11 +142,11 @@ class OfBase:
     broken: int = 0
 
 
-NOT_ASKED = OfBase()
+NO_PROBE_RESULTS = BaseProbeResults()
 
 
 @dataclass(frozen=True, slots=True)
-class Canaries:
+class ProbeResults:
     """Replies to the general questions. ``right_before``: right under the live stack, ``still_right``: and under the
     candidate; ``base`` and ``kept_of_base`` (of those that it has right) the same with the bare base. The broken are
     empty or go round in circles.
@@ -155,7 +155,7 @@ class Canaries:
     asked: int = 0
     right_before: int = 0
     still_right: int = 0
-    base: OfBase = NOT_ASKED
+    base: BaseProbeResults = NO_PROBE_RESULTS
     kept_of_base: tuple[int, ...] = ()
     broken_before: int = 0
     broken: int = 0
@@ -174,58 +174,58 @@ class Evidence:
     is that of the new lessons, ``rules`` what each rule explains of what was held back.
     """
 
-    target: tuple[Asked, ...]
-    retention: tuple[Asked, ...]
-    trained: tuple[Asked, ...]
-    canaries: Canaries
+    target: tuple[EvalItem, ...]
+    retention: tuple[EvalItem, ...]
+    trained_examples: tuple[EvalItem, ...]
+    probes: ProbeResults
     kl: float
-    stake: float = 1.0
-    counted: frozenset[str] = frozenset()
-    sense: Sense = NOT_WEIGHED
-    rules: Mapping[str, Explained] = field(default_factory=dict)
+    prior_e_value: float = 1.0
+    spent_items: frozenset[str] = frozenset()
+    text_quality: TextQuality = NOT_MEASURED
+    rule_gains: Mapping[str, RuleGain] = field(default_factory=dict)
 
     @property
-    def bet(self) -> float:
+    def e_value(self) -> float:
         """The evidence so far: what one unit staked on the lineage has become. A pin that counted before does not
         count again.
         """
-        stake = self.stake
+        stake = self.prior_e_value
         for asked in self._counting():
-            stake *= WIN if asked.won else LOSS if asked.lost else 1.0
+            stake *= WIN if asked.improved else LOSS if asked.regressed else 1.0
         return stake
 
     @property
     def measured(self) -> bool:
         """Whether every figure is a number: what could not be measured cannot be accepted by name either."""
-        asked = (*self.target, *self.retention, *self.trained)
+        asked = (*self.target, *self.retention, *self.trained_examples)
         return math.isfinite(self.kl) and all(
             math.isfinite(a.before) and math.isfinite(a.after) for a in asked
         )
 
     def as_json(self) -> dict[str, Any]:
         pins = {asked.signal: asked.as_json() for asked in (*self.retention, *self.target)}
-        decided = {asked.signal for asked in self._counting() if asked.won or asked.lost}
+        decided = {asked.signal for asked in self._counting() if asked.improved or asked.regressed}
         return {
             "target": _summary(self.target),
             "retention": _summary(self.retention, older=True),
-            "trained": _summary(self.trained),
+            "trained": _summary(self.trained_examples),
             "canaries": {
-                **asdict(self.canaries),
-                "base_right": self.canaries.base_right,
+                **asdict(self.probes),
+                "base_right": self.probes.base_right,
                 "kl": _figure(self.kl),
             },
             # Not to so many places: a stake can be small, and 0 would have no way back.
-            "bet": float(f"{self.bet:.6g}"),
-            "counted": sorted(self.counted | decided),
-            "sense": asdict(self.sense),
-            "rules": {rule: asdict(each) for rule, each in self.rules.items()},
+            "bet": float(f"{self.e_value:.6g}"),
+            "counted": sorted(self.spent_items | decided),
+            "sense": asdict(self.text_quality),
+            "rules": {rule: asdict(each) for rule, each in self.rule_gains.items()},
             # Revisions that were judged by the same version can be compared by their figures.
             "questions": {"asked": len(pins), "version": canonical_digest(sorted(pins))[:12]},
             "pins": pins,
         }
 
-    def _counting(self) -> Sequence[Asked]:
-        return [asked for asked in self.target if asked.signal not in self.counted]
+    def _counting(self) -> Sequence[EvalItem]:
+        return [asked for asked in self.target if asked.signal not in self.spent_items]
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,32 +244,32 @@ class Judgement:
 
 
 def judge(
-    evidence: Evidence, margins: Margins, *, unlearns: bool = False, brings_new: bool = False
+    evidence: Evidence, margins: Margins, *, removes_lessons: bool = False, has_new_lessons: bool = False
 ) -> Judgement:
     """Harm first and whether it makes sense, then benefit, then whether the evidence is enough. What ``unlearns`` is built without
     what was taken back since: that is its benefit, and it may know the rest a little less well than what is live. Whether it
     ``brings_new`` lessons beside that is said, and how these did.
     """
-    if wrong := _harm(evidence, margins, worse=not unlearns) or _nonsense(evidence.sense, margins):
+    if wrong := _harm(evidence, margins, worse=not removes_lessons) or _nonsense(evidence.text_quality, margins):
         return Judgement(Verdict.REFUSED, wrong)
-    if unlearns:
+    if removes_lessons:
         better = judge(evidence, margins)
         if better.live:
             return better
         known = _still_known(evidence)
-        if not brings_new:
+        if not has_new_lessons:
             return _enough(evidence, known)
         # What was taken back goes in any case. What came with it has earned nothing yet.
         return replace(
             _enough(evidence, f"{known}; of what is new {better.reason}"), probation=True
         )
-    decided = any(asked.won or asked.lost for asked in evidence.target)
-    judged_by = evidence.target if decided or not evidence.trained else evidence.trained
+    decided = any(asked.improved or asked.regressed for asked in evidence.target)
+    judged_by = evidence.target if decided or not evidence.trained_examples else evidence.trained_examples
     # Of what is known already a little comes and goes with every learn, so a loss has to be worth the name here as well.
-    won, lost = sum(a.won for a in judged_by), sum(a.worse for a in judged_by)
+    won, lost = sum(a.improved for a in judged_by), sum(a.regressed_beyond_margin for a in judged_by)
     if won == lost == 0:
         return Judgement(Verdict.ABSTAINED, "no difference could be measured on what was held back")
-    gained = sum(a.change for a in judged_by if a.won or a.worse)
+    gained = sum(a.change for a in judged_by if a.improved or a.regressed_beyond_margin)
     what = f"{won} of {len(judged_by)} answers {'held back' if judged_by is evidence.target else 'just learned'} got better"
     if lost:
         what += f", {lost} got worse"
@@ -278,13 +278,13 @@ def judge(
         return Judgement(
             Verdict.REFUSED, what if won <= lost else f"{what}, by more than the others gained"
         )
-    if WIN**won * LOSS**lost <= FOR_IT:
+    if WIN**won * LOSS**lost <= PROBATION_E_VALUE:
         # Two that got better and one that got worse may as well be chance, whatever the sum.
         return Judgement(Verdict.ABSTAINED, f"{what}: too little to go by")
     return _enough(evidence, what)
 
 
-def accepted(judgement: Judgement, evidence: Evidence) -> Judgement:
+def override(judgement: Judgement, evidence: Evidence) -> Judgement:
     """What becomes of a judgement that the user overrides by name: the verdict stays, the candidate goes live. Not so
     where it could not be measured: then nobody can know what they accept.
     """
@@ -297,10 +297,10 @@ def accepted(judgement: Judgement, evidence: Evidence) -> Judgement:
 
 def _enough(evidence: Evidence, what: str) -> Judgement:
     """Promoted, for now or for good."""
-    general = evidence.canaries
+    general = evidence.probes
     if general.right_before:
         what += f"; {general.still_right} of {general.right_before} general answers stayed right"
-    if evidence.bet >= ENOUGH:
+    if evidence.e_value >= CONFIRMATION_E_VALUE:
         return Judgement(Verdict.PROMOTED, what)
     return Judgement(
         Verdict.PROMOTED, f"{what}; on probation, since that is still thin evidence", probation=True
@@ -312,13 +312,13 @@ def _still_known(evidence: Evidence) -> str:
     if not older:
         return "nothing that is left of it was held back to judge by"
     return (
-        f"{sum(not asked.undone for asked in older)} of {len(older)} older answers are still known"
+        f"{sum(not asked.forgotten for asked in older)} of {len(older)} older answers are still known"
     )
 
 
 def _harm(evidence: Evidence, margins: Margins, *, worse: bool) -> str:
     """What a candidate breaks; without ``worse`` an older answer has to be lost, rather than to get worse."""
-    general = evidence.canaries
+    general = evidence.probes
     forgotten = general.right_before - general.still_right
     if forgotten > _some(margins.canaries, general.right_before):
         return (
@@ -333,10 +333,10 @@ def _harm(evidence: Evidence, margins: Margins, *, worse: bool) -> str:
         return (
             f"{general.broken} of {general.asked} general answers are empty or go round in circles"
         )
-    lost = sum(asked.worse for asked in evidence.retention) if worse else 0
+    lost = sum(asked.regressed_beyond_margin for asked in evidence.retention) if worse else 0
     if lost > _some(margins.retention, len(evidence.retention)):
         return f"{lost} of {len(evidence.retention)} older answers got worse"
-    undone = sum(asked.undone for asked in evidence.retention)
+    undone = sum(asked.forgotten for asked in evidence.retention)
     if undone > margins.retention * len(evidence.retention):
         return f"{undone} of {len(evidence.retention)} older answers have lost more than half of what was learned"
     if not evidence.kl <= margins.kl:
@@ -344,12 +344,12 @@ def _harm(evidence: Evidence, margins: Margins, *, worse: bool) -> str:
     return ""
 
 
-def _nonsense(sense: Sense, margins: Margins) -> str:
-    if margins.fit and sense.fit is not None and not sense.fit >= margins.fit:
+def _nonsense(sense: TextQuality, margins: Margins) -> str:
+    if margins.fit and sense.pmi is not None and not sense.pmi >= margins.fit:
         return "the new answers have nothing to do with what was asked: each is as likely after another's question"
-    if margins.order and sense.order is not None and not sense.order >= margins.order:
+    if margins.order and sense.word_order_gap is not None and not sense.word_order_gap >= margins.order:
         return "the new answers say nothing: their words are as likely in any other order"
-    if sense.own is not None and sense.own < OWN:
+    if sense.novelty is not None and sense.novelty < MIN_NOVELTY:
         return "the new answers say nothing: most of them only say over what was asked"
     return ""
 
@@ -359,13 +359,13 @@ def _some(share: float, asked: int) -> float:
     return max(1.0, share * asked) if share else 0.0
 
 
-def _summary(asked: Sequence[Asked], *, older: bool = False) -> dict[str, Any]:
+def _summary(asked: Sequence[EvalItem], *, older: bool = False) -> dict[str, Any]:
     if not asked:
         return {"asked": 0}
     return {
         "asked": len(asked),
-        "won": sum(a.won for a in asked),
-        "lost": sum(a.worse if older else a.lost for a in asked),
+        "won": sum(a.improved for a in asked),
+        "lost": sum(a.regressed_beyond_margin if older else a.regressed for a in asked),
         "before": _figure(sum(a.before for a in asked) / len(asked)),
         "after": _figure(sum(a.after for a in asked) / len(asked)),
     }

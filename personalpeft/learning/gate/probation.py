@@ -25,7 +25,7 @@ from enum import StrEnum
 from typing import Literal
 
 from personalpeft.learning.data.ratings import liking_of
-from personalpeft.learning.gate.gate import ENOUGH, LOSS, WIN, Judgement
+from personalpeft.learning.gate.gate import CONFIRMATION_E_VALUE, LOSS, WIN, Judgement
 from personalpeft.learning.report import LearnReport
 from personalpeft.store.base import Store
 from personalpeft.types import PERSON, HeadMove, Revision, Signal, SignalKind, Verdict
@@ -43,7 +43,7 @@ _SMALLEST_SHARE = 0.25
 _MOST_SIGNALS = 400
 
 
-class Opinion(StrEnum):
+class FeedbackOutcome(StrEnum):
     """What a person made of one reply."""
 
     LIKED = "liked"
@@ -59,40 +59,40 @@ class Outcome:
     reason: str
 
 
-def weigh(
-    before: Sequence[Opinion], since: Sequence[Opinion], stake: float = 1.0
+def sequential_test(
+    before: Sequence[FeedbackOutcome], since: Sequence[FeedbackOutcome], e_value: float = 1.0
 ) -> Outcome | None:
     """The end of a probation, or None while it goes on. ``before`` are opinions of replies from before the revision was
     live, ``since`` of its own; ``stake`` is what its lessons won.
     """
-    bets = {kind: _bet(before, kind) for kind in (Opinion.DISLIKED, Opinion.CORRECTED)}
+    bets = {kind: _bet(before, kind) for kind in (FeedbackOutcome.DISLIKED, FeedbackOutcome.CORRECTED)}
     stakes = dict.fromkeys(bets, 1.0)
     # After each reply, and not at the end alone, so that it does not matter when somebody looks.
     for count, opinion in enumerate(since, 1):
         for kind, (won, lost) in bets.items():
             stakes[kind] *= won if opinion is kind else lost
-            if stakes[kind] >= ENOUGH:
+            if stakes[kind] >= CONFIRMATION_E_VALUE:
                 earlier = f", {before.count(kind)} of {len(before)} before it" if before else ""
                 return Outcome(
                     "withdrawn",
                     f"{since[:count].count(kind)} of {count} replies were {kind}{earlier}",
                 )
-        stake *= WIN if opinion is Opinion.LIKED else LOSS
-        if stake >= ENOUGH:
+        e_value *= WIN if opinion is FeedbackOutcome.LIKED else LOSS
+        if e_value >= CONFIRMATION_E_VALUE:
             return Outcome(
-                "confirmed", f"{since[:count].count(Opinion.LIKED)} of {count} replies were liked"
+                "confirmed", f"{since[:count].count(FeedbackOutcome.LIKED)} of {count} replies were liked"
             )
     return None
 
 
-def against(before: Sequence[Opinion], since: Sequence[Opinion], kind: Opinion) -> float:
+def withdrawal_e_value(before: Sequence[FeedbackOutcome], since: Sequence[FeedbackOutcome], kind: FeedbackOutcome) -> float:
     """What one unit has become that was staked on a larger share of ``kind`` than before."""
     won, lost = _bet(before, kind)
     bad = since.count(kind)
     return won**bad * lost ** (len(since) - bad)
 
 
-def _bet(before: Sequence[Opinion], kind: Opinion) -> tuple[float, float]:
+def _bet(before: Sequence[FeedbackOutcome], kind: FeedbackOutcome) -> tuple[float, float]:
     """What a stake becomes by a reply of ``kind``, and by another."""
     # As if there had been one reply more of each sort, since few replies say little of a share.
     share = max(_SMALLEST_SHARE, (before.count(kind) + 1) / (len(before) + 2))
@@ -100,17 +100,17 @@ def _bet(before: Sequence[Opinion], kind: Opinion) -> tuple[float, float]:
     return feared / share, (1 - feared) / (1 - share)
 
 
-def look_again(store: Store, user: str, now: Callable[[], datetime]) -> tuple[LearnReport, ...]:
+def review_probation_locked(store: Store, user: str, now: Callable[[], datetime]) -> tuple[LearnReport, ...]:
     """Decides, under the user's learn lease, about what is on probation; quick where nothing is. Raises ``Busy`` while a
     learn runs, which will look itself.
     """
     if not _on_probation(store, user):
         return ()
     with store.lease(f"learn-{user}"):
-        return review(store, user, now)
+        return review_probation(store, user, now)
 
 
-def review(store: Store, user: str, now: Callable[[], datetime]) -> tuple[LearnReport, ...]:
+def review_probation(store: Store, user: str, now: Callable[[], datetime]) -> tuple[LearnReport, ...]:
     """As ``look_again``, for who holds the lease."""
     reports = []
     for revision in _on_probation(store, user):
@@ -124,7 +124,7 @@ def review(store: Store, user: str, now: Callable[[], datetime]) -> tuple[LearnR
         if not learned or came[-1] not in (LEARNED, WITHDRAWN):
             continue
         before, since = _opinions(store, revision, learned[0].at)
-        outcome = weigh(before, since, float(revision.scores.get("bet", 1.0)))
+        outcome = sequential_test(before, since, float(revision.scores.get("bet", 1.0)))
         if outcome is None:
             continue
         report = _ended(store, revision, outcome, learned[-1].before, now())
@@ -133,7 +133,7 @@ def review(store: Store, user: str, now: Callable[[], datetime]) -> tuple[LearnR
     return tuple(reports)
 
 
-def unless_withdrawn(store: Store, user: str, revision: str, judgement: Judgement) -> Judgement:
+def refuse_withdrawn(store: Store, user: str, revision: str, judgement: Judgement) -> Judgement:
     """A judgement that does not promote the very revision that was live and has been withdrawn."""
     withdrawn = any(
         move.before == revision and move.cause == WITHDRAWN for move in store.catalog.history(user)
@@ -188,7 +188,7 @@ def _ended(
 
 def _opinions(
     store: Store, revision: Revision, live_since: datetime
-) -> tuple[list[Opinion], list[Opinion]]:
+) -> tuple[list[FeedbackOutcome], list[FeedbackOutcome]]:
     """Opinions of replies from before the revision was live, and of its own, one for each turn; oldest first."""
     kinds = (SignalKind.RATING, SignalKind.EDIT, SignalKind.PREFERENCE, SignalKind.REWARD)
     said: dict[str, list[Signal]] = {}
@@ -216,7 +216,7 @@ def _opinions(
             if compared
             else revision.id == max(gave, key=built.__getitem__, default=None)
         )
-        opinion = Opinion.LIKED if chosen else _opinion(signals)
+        opinion = FeedbackOutcome.LIKED if chosen else _opinion(signals)
         if opinion is not None and (own or chosen):
             since.append(opinion)
         elif opinion is not None and turn.at < live_since and turn.stack.base == revision.base:
@@ -224,13 +224,13 @@ def _opinions(
     return before, since
 
 
-def _opinion(signals: Sequence[Signal]) -> Opinion | None:
+def _opinion(signals: Sequence[Signal]) -> FeedbackOutcome | None:
     """Of one reply: a dislike says more than a correction, and that more than a like. Who chose another revision's answer
     in a blind comparison has disliked this one.
     """
     values = [liking_of(signal) for signal in signals]
     if min(values, default=0) < 0 or any("revision" in signal.payload for signal in signals):
-        return Opinion.DISLIKED
+        return FeedbackOutcome.DISLIKED
     if any(signal.kind in (SignalKind.EDIT, SignalKind.PREFERENCE) for signal in signals):
-        return Opinion.CORRECTED
-    return Opinion.LIKED if max(values, default=0) > 0 else None
+        return FeedbackOutcome.CORRECTED
+    return FeedbackOutcome.LIKED if max(values, default=0) > 0 else None

@@ -25,7 +25,7 @@ from personalpeft.backends.base import Continuation, Session
 from personalpeft.backends.error_mapping import model_faults
 from personalpeft.engine.engine import Engine
 from personalpeft.errors import Cancelled, InvalidInput
-from personalpeft.learning.gate.gate import Asked
+from personalpeft.learning.gate.gate import EvalItem
 from personalpeft.learning.options import Asking
 from personalpeft.learning.plan import BUILD_FORMAT, in_its_place
 from personalpeft.learning.report import Example
@@ -235,7 +235,7 @@ def policy(groups: Sequence[Group], shaping: Shaped | None, drill: Drill) -> Ste
 
 def examined(
     engine: Engine, exercise: Exercise, candidate: Stack, *, cancelled: Asking, paused: Asking
-) -> tuple[tuple[Asked, ...], dict[str, Any], tuple[Example, ...]]:
+) -> tuple[tuple[EvalItem, ...], dict[str, Any], tuple[Example, ...]]:
     """What live stack and candidate make of the tasks held back, greedily: one comparison a task by the reward that was
     practised for, the figures, and examples.
     """
@@ -263,7 +263,7 @@ def examined(
         if exercise.shaping is not None:
             first, second = exercise.shaping.shape(pair, sum(each.passed for each in pair) / 2)
             rewards = (first, second)
-        asked.append(Asked(f"task_{seed_from(task.prompt):08x}", *rewards))
+        asked.append(EvalItem(f"task_{seed_from(task.prompt):08x}", *rewards))
     figures = {
         "asked": len(asked),
         "won": sum(each.won for each in asked),

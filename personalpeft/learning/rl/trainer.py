@@ -13,21 +13,29 @@ from typing import Any
 
 from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter
+from personalpeft.engine.completion_cache import Completions
 from personalpeft.errors import Cancelled, PersonalPeftError
-from personalpeft.learning.data.assignment import Lesson, routings_of
+from personalpeft.learning.data.assignment import Lesson, load_assignments
 from personalpeft.learning.data.capacity import megabytes, too_much
-from personalpeft.learning.evaluate.completion_cache import Said
-from personalpeft.learning.evaluate.evaluation import Examined, Paper, Sitting, examine, sitting
-from personalpeft.learning.evaluate.probes import generic_questions
-from personalpeft.learning.gate.eval_history import lineage_of
-from personalpeft.learning.gate.gate import Asked, Evidence, Judgement, accepted, judge
-from personalpeft.learning.gate.probation import ACCEPTED, LEARNED, review, unless_withdrawn
+from personalpeft.learning.evaluate.evaluation import EvalResult, EvalSet, EvalJob, evaluate, make_eval_job
+from personalpeft.learning.evaluate.probes import load_general_prompts
+from personalpeft.learning.gate.eval_history import eval_history
+from personalpeft.learning.gate.gate import (
+    EvalItem,
+    Evidence,
+    Judgement,
+    Margins,
+    override,
+    judge,
+    margins_for,
+)
+from personalpeft.learning.gate.probation import ACCEPTED, LEARNED, review_probation, refuse_withdrawn
 from personalpeft.learning.options import Asking, Order
 from personalpeft.learning.plan import questions_of, stack_below
 from personalpeft.learning.progress import say
 from personalpeft.learning.publish import publish, session_spec
 from personalpeft.learning.report import Example, LearnReport
-from personalpeft.learning.rl.config import Drill
+from personalpeft.learning.rl.config import Drill, drill_for
 from personalpeft.learning.rl.job import (
     Exercise,
     adapter_of,
@@ -38,11 +46,11 @@ from personalpeft.learning.rl.job import (
 )
 from personalpeft.learning.rl.rollouts import STOPPED
 from personalpeft.learning.rl.state import Diary
-from personalpeft.learning.services import Means
 from personalpeft.learning.staleness import trained_on
-from personalpeft.learning.train.config import Recipe
-from personalpeft.learning.train.loop import Desk, Manners
+from personalpeft.learning.train.config import Recipe, recipes_for
+from personalpeft.learning.train.loop import Desk, Manners, manners_of
 from personalpeft.plugins import Shaped, Verifying
+from personalpeft.services import Services
 from personalpeft.types import Revision, Verdict
 
 
@@ -50,9 +58,23 @@ from personalpeft.types import Revision, Verdict
 class Coach:
     """Practises with any user of one home on one base."""
 
-    means: Means
+    services: Services
+    margins: Margins
     recipe: Recipe
     drill: Drill
+
+    @classmethod
+    def from_services(cls, services: Services) -> Coach:
+        """Return one that is configured by the card of the open base. Raises ``CardError``."""
+        base = services.base
+        recipes = recipes_for(base.card.name, base.card.learning, base.architecture.projections)
+        drill = drill_for(base.card.name, base.card.practice)
+        return cls(
+            services,
+            margins_for(base.card.name, base.card.gate, random=base.card.source.kind == "random"),
+            recipes.skill,
+            drill,
+        )
 
     def practise(
         self,
@@ -64,20 +86,20 @@ class Coach:
         order: Order,
     ) -> LearnReport:
         """See ``User.practice``."""
-        began = self.means.timer()
-        with self.means.store.lease(f"learn-{user}"):
-            review(self.means.store, user, self.means.now)
-            live = self.means.store.catalog.stack(user, self.means.engine.backend.base.digest)
+        began = self.services.clock.timer()
+        with self.services.store.lease(f"learn-{user}"):
+            review_probation(self.services.store, user, self.services.clock.now)
+            live = self.services.store.catalog.stack(user, self.services.engine.backend.base.digest)
             heads = [
-                self.means.store.catalog.revision(user, entry.revision) for entry in live.entries
+                self.services.store.catalog.revision(user, entry.revision) for entry in live.entries
             ]
             head = next((each for each in heads if each.layer == layer), None)
             drill = self.drill if rounds is None else replace(self.drill, rounds=rounds)
-            below = stack_below(self.means.store, user, live, layer)
+            below = stack_below(self.services.store, user, live, layer)
             exercise = make_exercise(
                 user, layer, drill, self.recipe, verifier, shaping, live, below, head
             )
-            need = megabytes(exercise.recipe, self.means.engine.backend.base.architecture)
+            need = megabytes(exercise.recipe, self.services.engine.backend.base.architecture)
             if reason := too_much(need, order.memory):
                 return self._report(
                     exercise, Diary(), Judgement(Verdict.ABSTAINED, reason), began, scores={}
@@ -85,7 +107,7 @@ class Coach:
 
             def practised(done: float) -> None:
                 say(
-                    self.means.store,
+                    self.services.store,
                     user,
                     layer,
                     "Practising",
@@ -93,23 +115,27 @@ class Coach:
                     drill.rounds,
                 )
                 spent = (
-                    0.0 if order.seconds is None else (self.means.timer() - began) / order.seconds
+                    0.0
+                    if order.seconds is None
+                    else (self.services.clock.timer() - began) / order.seconds
                 )
                 order.progress("Practising", min(1.0, max(done, spent)))
 
-            diary, adapter = self._train(exercise, self.means.manners(order, began, practised))
+            diary, adapter = self._train(
+                exercise, manners_of(self.services, order, began, practised)
+            )
             if adapter is None:
                 report = self._report(
                     exercise, diary, Judgement(Verdict.ABSTAINED, _why_nothing(diary)), began
                 )
-                self.means.store.catalog.add_report(user, report.as_json())
-                self.means.store.drop_session(user, layer)
+                self.services.store.catalog.add_report(user, report.as_json())
+                self.services.store.drop_session(user, layer)
                 return report
-            say(self.means.store, user, layer, "Judging", diary.rounds, diary.rounds)
+            say(self.services.store, user, layer, "Judging", diary.rounds, diary.rounds)
             order.progress("Judging", 0.0)
             try:
                 report = self._judged(exercise, heads, diary, adapter, began, order)
-                self.means.store.drop_session(user, layer)
+                self.services.store.drop_session(user, layer)
                 return report
             except Cancelled as error:
                 # What is shared with a learn says that the next one goes on from there.
@@ -119,21 +145,21 @@ class Coach:
         """What happened, and the layer as it is then; none where no step was made."""
         recipe, parent = exercise.recipe, exercise.parent
         # A session keeps what lies below for itself, so its slot is free for others while it trains.
-        with self.means.engine.resident(exercise.below) as below, guarded():
-            start = self.means.engine.adapter(parent.digest).pairs if parent else None
-            session = self.means.engine.backend.session(session_spec(recipe, below, start))
+        with self.services.engine.resident(exercise.below) as below, guarded():
+            start = self.services.engine.adapter(parent.digest).pairs if parent else None
+            session = self.services.engine.backend.session(session_spec(recipe, below, start))
         try:
             # The head with its own weight would not be what the session has, so it is tried with 1.
             first = exercise.with_layer(parent.digest, 1.0) if parent else exercise.live
             user, layer = exercise.user, exercise.layer
             diary = run_rounds(
-                self.means.engine,
+                self.services.engine,
                 exercise,
                 session,
                 start=first,
                 desk=Desk(
-                    load=lambda: self.means.store.load_session(user, layer),
-                    save=lambda page: self.means.store.save_session(user, layer, page),
+                    load=lambda: self.services.store.load_session(user, layer),
+                    save=lambda page: self.services.store.save_session(user, layer, page),
                 ),
                 manners=manners,
             )
@@ -154,37 +180,37 @@ class Coach:
     ) -> LearnReport:
         user, layer = exercise.user, exercise.layer
         blob = pack(adapter)
-        weight = {known.name: known.weight for known in self.means.store.catalog.layers(user)}.get(
-            layer, 1.0
-        )
-        with self.means.engine.lent(adapter) as digest:
+        weight = {
+            known.name: known.weight for known in self.services.store.catalog.layers(user)
+        }.get(layer, 1.0)
+        with self.services.engine.lent(adapter) as digest:
             candidate = exercise.with_layer(digest, weight)
             paper = self._paper(exercise, heads, order)
             known = {layer: self._learned_from(exercise)}
             harm, _ = self._examined(
-                sitting(self.means.scoping, user, layer, exercise.live, candidate, paper, known),
+                make_eval_job(self.services.router, user, layer, exercise.live, candidate, paper, known),
                 order,
             )
             asked, tasks, examples = examined(
-                self.means.engine,
+                self.services.engine,
                 exercise,
                 candidate,
                 cancelled=order.cancelled,
                 paused=order.paused,
             )
-        own = set(self.means.store.catalog.pinned(user, layer))
+        own = set(self.services.store.catalog.pinned(user, layer))
         evidence = replace(
             harm,
             target=asked,
             retention=tuple(_held_to_half(a) if a.signal in own else a for a in harm.retention),
         )
         entry = next(each for each in candidate.entries if each.layer == layer)
-        judgement = judge(evidence, self.means.margins)
-        judgement = unless_withdrawn(self.means.store, user, entry.revision, judgement)
+        judgement = judge(evidence, self.margins)
+        judgement = refuse_withdrawn(self.services.store, user, entry.revision, judgement)
         if order.accept and judgement.verdict is not Verdict.PROMOTED:
-            judgement = accepted(judgement, evidence)
+            judgement = override(judgement, evidence)
         order.progress("Judging", 1.0)
-        self.means.store.blobs.put(blob)
+        self.services.store.blobs.put(blob)
         scores = _scores(evidence, tasks, diary)
         report = self._report(exercise, diary, judgement, began, entry.revision, scores, examples)
         revision = Revision(
@@ -207,19 +233,25 @@ class Coach:
         )
         cause = ACCEPTED if judgement.accepted else LEARNED
         return publish(
-            self.means.store, self.means.engine, revision, blob, report, candidate, cause=cause
+            self.services.store,
+            self.services.engine,
+            revision,
+            blob,
+            report,
+            candidate,
+            cause=cause,
         )
 
     def _learned_from(self, exercise: Exercise) -> set[str]:
         """The demonstrations that the skill was learned from before it was practised."""
-        pinned = self.means.store.catalog.pinned(exercise.user, exercise.layer)
-        return {*pinned, *trained_on(self.means.store, exercise.parent)}
+        pinned = self.services.store.catalog.pinned(exercise.user, exercise.layer)
+        return {*pinned, *trained_on(self.services.store, exercise.parent)}
 
-    def _examined(self, sitting: Sitting, order: Order) -> Examined:
+    def _examined(self, sitting: EvalJob, order: Order) -> EvalResult:
         sittings = {sitting.user: sitting}
-        outcomes = examine(
-            self.means.engine,
-            self.means.voices,
+        outcomes = evaluate(
+            self.services.engine,
+            self.services.completions,
             sittings,
             cancelled=order.cancelled,
             paused=order.paused,
@@ -229,32 +261,32 @@ class Coach:
             raise examined
         return examined
 
-    def _paper(self, exercise: Exercise, heads: Sequence[Revision], order: Order) -> Paper:
+    def _paper(self, exercise: Exercise, heads: Sequence[Revision], order: Order) -> EvalSet:
         """What a practice may not spoil: everything that was ever held back, of all layers, this one's too."""
-        routings = routings_of(self.means.store, exercise.user)
+        routings = load_assignments(self.services.store, exercise.user)
 
         def held_back(layers: Iterable[str]) -> tuple[Lesson, ...]:
             found = (
-                questions_of(self.means.store, exercise.user, exercise.live, layer, routings)
+                questions_of(self.services.store, exercise.user, exercise.live, layer, routings)
                 for layer in layers
             )
             return tuple(lesson for some in found for lesson in some)
 
-        return Paper(
+        return EvalSet(
             target=(),
             retention=held_back([exercise.layer]),
-            others=held_back(
+            other_layers=held_back(
                 entry.layer for entry in exercise.live.entries if entry.layer != exercise.layer
             ),
-            trained=(),
-            of_base=self._of_base(exercise, order.cancelled),
-            lineage=lineage_of(heads, exercise.layer),
+            trained_examples=(),
+            base_completions=self._of_base(exercise, order.cancelled),
+            history=eval_history(heads, exercise.layer),
         )
 
-    def _of_base(self, exercise: Exercise, cancelled: Asking) -> Said:
+    def _of_base(self, exercise: Exercise, cancelled: Asking) -> Completions:
         """What the bare base says to the canaries."""
-        canaries = [canary.question for canary in generic_questions().canaries]
-        said = self.means.voices.of_base(
+        canaries = [canary.question for canary in load_general_prompts().probes]
+        said = self.services.completions.complete_with_base(
             exercise.user, exercise.live.base, canaries, cancelled=cancelled
         )
         if cancelled():
@@ -276,8 +308,8 @@ class Coach:
             layer=exercise.layer,
             verdict=judgement.verdict,
             reason=judgement.reason,
-            at=self.means.now(),
-            seconds=round(self.means.timer() - began, 3),
+            at=self.services.clock.now(),
+            seconds=round(self.services.clock.timer() - began, 3),
             revision=revision,
             before=exercise.parent.id if exercise.parent else None,
             probation=judgement.probation,
@@ -293,7 +325,7 @@ def _built_by(exercise: Exercise, diary: Diary) -> dict[str, Any]:
     return {**exercise.recipe.as_json(), "steps": diary.steps, "practice": practised}
 
 
-def _held_to_half(asked: Asked) -> Asked:
+def _held_to_half(asked: EvalItem) -> EvalItem:
     """A demonstration of the very skill that is practised: less likely is no harm, since tasks judge the skill now and may
     be solved in another way; but it is not to be undone.
     """

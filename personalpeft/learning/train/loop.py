@@ -38,10 +38,14 @@ from personalpeft.errors import (
     ServingFailed,
     where_raised,
 )
-from personalpeft.learning.options import wait_while
+from personalpeft.learning.options import Order, wait_while
 from personalpeft.learning.train.config import Recipe
+from personalpeft.services import Services
 
 log = logging.getLogger(__name__)
+
+# The longest wait for replies before each step: a server that is never idle still learns.
+_YIELD_SECONDS = 5.0
 
 T = TypeVar("T")
 
@@ -92,6 +96,21 @@ class Manners:
         """Until nobody who goes first is there, and nobody pauses it."""
         self.give_way()
         wait_while(self.paused, self.cancelled)
+
+
+def manners_of(
+    services: Services, order: Order, began: float, progress: Callable[[float], None]
+) -> Manners:
+    """Return the control of a build that began at ``began`` on the timer."""
+    timer = services.clock.timer
+    return Manners(
+        progress=progress,
+        cancelled=order.cancelled,
+        paused=order.paused,
+        out_of_time=lambda: order.seconds is not None and timer() - began > order.seconds,
+        give_way=lambda: services.engine.give_way(_YIELD_SECONDS),
+        steps=order.steps,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ def test_what_one_cannot_do_is_their_report_and_stops_nobody(world: World) -> No
     world.say(PEOPLE[:2])
     with world.opened() as runtime:
         runtime.user("silent")
-        with runtime._parts.store.lease("learn-user-1"):
+        with runtime._services.store.lease("learn-user-1"):
             reports = world.learn(["silent", "user-0", "nobody", "user-1"], at_once=1)
         assert [report.error for report in reports] == ["NothingToLearn", "", "NotFound", "Busy"]
         assert "Did you mean" in reports[2].reason or "Known" in reports[2].reason

@@ -33,7 +33,7 @@ def test_a_probation_that_feedback_decided_while_another_learned_is_ended_within
         ada = runtime.user("ada")
         assert ada.revisions()[0].probation
         # Whoever learns holds the lease, so that feedback alone cannot end it.
-        with runtime._store.lease("learn-ada"):
+        with runtime._services.store.lease("learn-ada"):
             for number in range(6):
                 ada.feedback(ada.chat(f"another question {number}", temperature=0), rating=-1)
         assert ada.stack().entries
@@ -74,8 +74,8 @@ def test_what_nothing_needs_is_taken_away(world: World) -> None:
     world.say(9)
     world.goes_on(hours=1)
     with world.opened() as runtime:
-        stray = runtime._store.blobs.put(b"an adapter that no revision names")
-        path = runtime._store.blobs.path(stray)
+        stray = runtime._services.store.blobs.put(b"an adapter that no revision names")
+        path = runtime._services.store.blobs.path(stray)
     os.utime(path, (0, 0))
     world.goes_on(hours=26)
     assert not path.exists()

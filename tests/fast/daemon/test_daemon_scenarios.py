@@ -297,7 +297,7 @@ def the_journal_is_damaged_before_the_learn(world: World) -> None:
 
 def somebody_learns_by_hand_meanwhile(world: World) -> None:
     world.say(9)
-    with world.opened() as runtime, runtime._store.lease("learn-ada"):
+    with world.opened() as runtime, runtime._services.store.lease("learn-ada"):
         world.goes_on(hours=1)
     assert world.learns() == 0
     with world.opened() as runtime:

@@ -63,7 +63,7 @@ def test_what_fits_is_the_newest_part_and_never_more_than_the_layer_holds(
     assert fit == tuple(each for each in lessons if each.signal in kept)
     if len(kept) < len(said):
         out = [each for each in lessons if each.signal == said[-len(kept) - 1]]
-        sizes = [count(each.messages[-1].content) + min(20, count(each.wanted)) for each in out]
+        sizes = [count(each.messages[-1].content) + min(20, count(each.chosen)) for each in out]
         assert room.tokens + max(sizes) > room.most
 
 

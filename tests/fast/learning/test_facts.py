@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runtime_makers import Time
 
-from personalpeft.learning.data.assignment import Routing, lessons_for, route, routings_of
-from personalpeft.learning.data.facts import FRAMES, HELPED, as_sentence, helped_by, said_in
-from personalpeft.learning.evaluate.probes import generic_questions
+from personalpeft.learning.data.assignment import Assignment, lessons_for, assign, load_assignments
+from personalpeft.learning.data.facts import PARAPHRASE_TEMPLATES, MIN_HELPFUL_TURNS, as_sentence, helpful_turns, paraphrase
+from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.store import open_store
 from personalpeft.types import Message, Sampling, Signal, SignalKind, Stack, Turn, Usage
 
@@ -66,15 +66,15 @@ def turn(number: int, question: str, reply: str, *, used: Sequence[str] = ("s1",
     )
 
 
-def routed(signals: Sequence[Signal], turns: Sequence[Turn] = ()) -> dict[str, Routing]:
+def routed(signals: Sequence[Signal], turns: Sequence[Turn] = ()) -> dict[str, Assignment]:
     found = {each.id: each for each in turns}
-    return {r.signal.id: r for r in route(signals, found.__getitem__, turns=turns)}
+    return {r.signal.id: r for r in assign(signals, found.__getitem__, turns=turns)}
 
 
 def test_a_fact_of_which_nobody_knows_what_it_answers_is_only_looked_up() -> None:
     routing = routed([fact(questions=(), answer=None)])["s1"]
 
-    assert (routing.place, routing.layer, routing.beside) == ("memory", None, ())
+    assert (routing.place, routing.layer, routing.extra_examples) == ("memory", None, ())
 
 
 def test_a_fact_with_questions_and_an_answer_is_looked_up_and_learned() -> None:
@@ -82,8 +82,8 @@ def test_a_fact_with_questions_and_an_answer_is_looked_up_and_learned() -> None:
 
     assert (routing.place, routing.layer) == ("memory", "memory")
     lessons = lessons_for([routing], "memory")
-    assert {lesson.wanted for lesson in lessons} == {"Biscuit."}
-    assert [lesson.messages[-1].content for lesson in lessons if not lesson.probe] == list(
+    assert {lesson.chosen for lesson in lessons} == {"Biscuit."}
+    assert [lesson.messages[-1].content for lesson in lessons if not lesson.is_probe] == list(
         QUESTIONS
     )
 
@@ -99,9 +99,9 @@ def test_every_fact_that_is_learned_is_judged_by_a_question_that_is_not(
 ) -> None:
     lessons = lessons_for([routed([fact(questions=questions)])["s1"]], "memory")
     taught = {
-        way for lesson in lessons if not lesson.probe for way in said_in(lesson.messages, FRAMES)
+        way for lesson in lessons if not lesson.is_probe for way in paraphrase(lesson.messages, PARAPHRASE_TEMPLATES)
     }
-    probes = [lesson for lesson in lessons if lesson.probe]
+    probes = [lesson for lesson in lessons if lesson.is_probe]
 
     assert len(probes) == 1
     assert probes[0].messages not in taught
@@ -112,8 +112,8 @@ def test_of_two_facts_that_answer_the_same_question_otherwise_the_later_counts_a
     later = fact(2, "My dog is called Rex.", questions=["what is my dog called"], answer="Rex")
     routings = routed([fact(), later])
 
-    assert (routings["s1"].place, routings["s1"].instead) == ("kept", "s2")
-    assert {lesson.wanted for lesson in lessons_for(tuple(routings.values()), "memory")} == {"Rex."}
+    assert (routings["s1"].place, routings["s1"].superseded_by) == ("kept", "s2")
+    assert {lesson.chosen for lesson in lessons_for(tuple(routings.values()), "memory")} == {"Rex."}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_questions_of_nothing_but_marks_are_different_questions() -> None:
 
 
 def test_what_follows_a_question_without_its_mark_is_not_read_as_a_part_of_it() -> None:
-    (asked, *put) = said_in([Message("user", "what is my dog called")], ["{first} Please tell me."])
+    (asked, *put) = paraphrase([Message("user", "what is my dog called")], ["{first} Please tell me."])
     assert asked[-1].content == "what is my dog called"
     assert [each[-1].content for each in put] == ["what is my dog called? Please tell me."]
 
@@ -160,7 +160,7 @@ def test_a_value_that_was_overruled_twice_does_not_come_back() -> None:
     max_ = fact(3, "My dog is called Max.", questions=["Who barks?"], answer="Max")
     routings = routed([rex, biscuit, max_])
     assert [routings[each].place for each in ("s1", "s2", "s3")] == ["kept", "kept", "memory"]
-    assert (routings["s1"].instead, routings["s2"].instead) == ("s2", "s3")
+    assert (routings["s1"].superseded_by, routings["s2"].superseded_by) == ("s2", "s3")
 
 
 def test_a_question_that_the_person_answered_is_not_learned_from_a_fact_that_only_helped() -> None:
@@ -169,14 +169,14 @@ def test_a_question_that_the_person_answered_is_not_learned_from_a_fact_that_onl
     turns = [
         *(
             turn(n, "What is my dog called?", "Your dog is called Biscuit.")
-            for n in range(HELPED + 1)
+            for n in range(MIN_HELPFUL_TURNS + 1)
         ),
         LAST,
     ]
-    assert routed([bare], turns)["s1"].beside
+    assert routed([bare], turns)["s1"].extra_examples
     routings = routed([bare, told], turns)
-    assert routings["s1"].beside == ()
-    assert {lesson.wanted for lesson in routings["s2"].beside} == {"Max."}
+    assert routings["s1"].extra_examples == ()
+    assert {lesson.chosen for lesson in routings["s2"].extra_examples} == {"Max."}
 
 
 def helpful(count: int) -> list[Turn]:
@@ -191,12 +191,12 @@ LAST = turn(90, "Thanks, what else?", "Nothing.", used=())
 def test_a_fact_that_helped_repeatedly_is_learned_as_the_model_said_it_with_the_fact_in_its_prompt() -> (
     None
 ):
-    turns = [*helpful(HELPED), LAST]
+    turns = [*helpful(MIN_HELPFUL_TURNS), LAST]
     routing = routed([fact(questions=(), answer=None)], turns)["s1"]
 
     lessons = lessons_for([routing], "memory")
-    assert {lesson.wanted for lesson in lessons} == {"Your dog is called Biscuit."}
-    assert [lesson.messages for lesson in lessons if not lesson.probe] == [
+    assert {lesson.chosen for lesson in lessons} == {"Your dog is called Biscuit."}
+    assert [lesson.messages for lesson in lessons if not lesson.is_probe] == [
         each.messages for each in turns[:-1]
     ]
 
@@ -212,7 +212,7 @@ def test_a_fact_that_helped_is_judged_by_the_same_unseen_question_however_often_
     questions: list[str],
 ) -> None:
     judged = set()
-    for count in range(HELPED, len(questions) + 1):
+    for count in range(MIN_HELPFUL_TURNS, len(questions) + 1):
         turns = [turn(n, f"dog {each}", "Biscuit.") for n, each in enumerate(questions[:count])]
         lessons = lessons_for(
             [routed([fact(questions=(), answer=None)], [*turns, LAST])["s1"]], "memory"
@@ -220,10 +220,10 @@ def test_a_fact_that_helped_is_judged_by_the_same_unseen_question_however_often_
         taught = {
             way
             for lesson in lessons
-            if not lesson.probe
-            for way in said_in(lesson.messages, FRAMES)
+            if not lesson.is_probe
+            for way in paraphrase(lesson.messages, PARAPHRASE_TEMPLATES)
         }
-        (probe,) = [lesson for lesson in lessons if lesson.probe]
+        (probe,) = [lesson for lesson in lessons if lesson.is_probe]
         assert probe.messages not in taught
         assert len(lessons) <= 9
         judged.add(probe.messages)
@@ -232,7 +232,7 @@ def test_a_fact_that_helped_is_judged_by_the_same_unseen_question_however_often_
 
 def test_once_is_not_repeatedly() -> None:
     assert (
-        routed([fact(questions=(), answer=None)], [*helpful(HELPED - 1), LAST])["s1"].layer is None
+        routed([fact(questions=(), answer=None)], [*helpful(MIN_HELPFUL_TURNS - 1), LAST])["s1"].layer is None
     )
 
 
@@ -252,13 +252,13 @@ def test_what_was_said_of_a_reply_decides_whether_its_fact_helped(
     kind: SignalKind, payload: dict[str, Any], helps: bool
 ) -> None:
     said = signal(5, kind, payload, turn="t0")
-    assert bool(helped_by([fact(), said], [*helpful(1), LAST])) is helps
+    assert bool(helpful_turns([fact(), said], [*helpful(1), LAST])) is helps
 
 
 def test_the_newest_reply_helped_only_if_somebody_said_so() -> None:
     liked = signal(5, SignalKind.RATING, {"value": 1}, turn="t0")
-    assert not helped_by([fact()], helpful(1))
-    assert helped_by([fact(), liked], helpful(1))
+    assert not helpful_turns([fact()], helpful(1))
+    assert helpful_turns([fact(), liked], helpful(1))
 
 
 REPLIES = ("Your dog is called Biscuit.", "I cannot say.", "Biscuit and walnuts.", "Walnuts.")
@@ -317,7 +317,7 @@ def test_what_is_read_for_facts_decides_as_all_conversations_would(
                     ledger.add_signal("ada", SignalKind.EDIT, {"text": "Rex."}, turn=spoken)
         conversations = ledger.turns("ada")[::-1]
         known = {each.id: each for each in conversations}
-        assert routings_of(store, "ada") == route(
+        assert load_assignments(store, "ada") == assign(
             ledger.signals("ada"), known.__getitem__, turns=conversations
         )
 
@@ -347,7 +347,7 @@ def test_conversations_in_which_no_fact_was_looked_up_are_not_read_for_facts(
             return found
 
         monkeypatch.setattr(type(store.ledger), "turns", noted)
-        (routing,) = routings_of(store, "ada")
+        (routing,) = load_assignments(store, "ada")
     assert "helped 4 times" in routing.why
     # The four, and the newest, of which nobody has said anything yet.
     assert len(read) == 5
@@ -358,8 +358,8 @@ def test_what_an_app_saw_speaks_against_a_reply_and_not_for_it() -> None:
         replace(signal(5, SignalKind.RATING, {"value": value}, turn="t0"), source="app")
         for value in (-1, 1)
     ]
-    assert not helped_by([fact(), seen[0]], [*helpful(1), LAST])
-    assert not helped_by([fact(), seen[1]], helpful(1))
+    assert not helpful_turns([fact(), seen[0]], [*helpful(1), LAST])
+    assert not helpful_turns([fact(), seen[1]], helpful(1))
 
 
 REX = "My dog is called Rex."
@@ -387,7 +387,7 @@ REX = "My dog is called Rex."
 def test_a_reply_was_helped_where_it_says_what_only_the_fact_can_have_told(
     text: str, question: str, reply: str, helps: bool
 ) -> None:
-    assert bool(helped_by([fact(text=text)], [turn(0, question, reply), LAST])) is helps
+    assert bool(helpful_turns([fact(text=text)], [turn(0, question, reply), LAST])) is helps
 
 
 @pytest.mark.parametrize(
@@ -399,11 +399,11 @@ def test_a_short_answer_is_said_as_a_sentence(answer: str, sentence: str) -> Non
 
 
 def test_i_stays_a_capital_wherever_a_question_is_put() -> None:
-    asked = [way[-1].content for way in said_in([Message("user", "I like what?")], FRAMES)]
+    asked = [way[-1].content for way in paraphrase([Message("user", "I like what?")], PARAPHRASE_TEMPLATES)]
     assert not [question for question in asked if " i like" in question]
 
 
 def test_what_a_person_told_is_not_among_what_nobody_told() -> None:
-    (cat,) = [each for each in generic_questions().unknown if "cat" in each.about]
-    assert cat.is_told("My cat is called Momo.")
-    assert not cat.is_told("My category is lightweight.")
+    (cat,) = [each for each in load_general_prompts().unanswerable_prompts if "cat" in each.topics]
+    assert cat.is_answered_in("My cat is called Momo.")
+    assert not cat.is_answered_in("My category is lightweight.")

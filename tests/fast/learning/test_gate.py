@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft.errors import CardError
-from personalpeft.learning.evaluate.text_quality import Sense
+from personalpeft.learning.evaluate.text_quality import TextQuality
 from personalpeft.learning.gate.gate import (
-    ENOUGH,
-    TIE,
-    Asked,
-    Canaries,
+    CONFIRMATION_E_VALUE,
+    TIE_MARGIN,
+    EvalItem,
+    ProbeResults,
     Evidence,
     Judgement,
     Margins,
-    OfBase,
-    accepted,
+    BaseProbeResults,
+    override,
     judge,
     margins_for,
 )
@@ -31,7 +31,7 @@ from personalpeft.types import Verdict
 MARGINS = Margins()
 NATS = st.floats(-20, 0)
 SCORE = NATS | st.just(math.nan) | st.just(-math.inf)
-ASKED = st.builds(Asked, st.uuids().map(str), NATS, SCORE, st.none() | NATS, st.none() | NATS)
+ASKED = st.builds(EvalItem, st.uuids().map(str), NATS, SCORE, st.none() | NATS, st.none() | NATS)
 SOME = st.lists(ASKED, max_size=12).map(tuple)
 
 
@@ -44,65 +44,65 @@ def evidences(draw: st.DrawFn) -> Evidence:
     return Evidence(
         target=target,
         retention=draw(SOME),
-        trained=draw(SOME),
-        canaries=Canaries(
+        trained_examples=draw(SOME),
+        probes=ProbeResults(
             asked=asked,
             right_before=right,
             still_right=draw(st.integers(0, right)),
-            base=OfBase("questions", tuple(of_base), draw(st.integers(0, asked))),
+            base=BaseProbeResults("questions", tuple(of_base), draw(st.integers(0, asked))),
             kept_of_base=tuple(draw(st.sets(st.sampled_from(sorted(of_base))))) if of_base else (),
             broken=draw(st.integers(0, asked)),
             broken_before=draw(st.integers(0, asked)),
         ),
         kl=draw(st.floats(0, 10) | st.just(math.nan)),
-        stake=draw(st.floats(0.01, ENOUGH)),
-        counted=draw(st.frozensets(st.sampled_from([each.signal for each in target])))
+        prior_e_value=draw(st.floats(0.01, CONFIRMATION_E_VALUE)),
+        spent_items=draw(st.frozensets(st.sampled_from([each.signal for each in target])))
         if target
         else frozenset(),
     )
 
 
-def answers(*, won: int = 0, lost: int = 0, same: int = 0, undone: int = 0) -> tuple[Asked, ...]:
-    better, worse, equal = (-3.0, -1.0), (-1.0, -3.0), (-1.0, -1.0 + TIE / 2)
+def answers(*, won: int = 0, lost: int = 0, same: int = 0, undone: int = 0) -> tuple[EvalItem, ...]:
+    better, worse, equal = (-3.0, -1.0), (-1.0, -3.0), (-1.0, -1.0 + TIE_MARGIN / 2)
     gone = (-3.0, -3.0, -4.0, -1.0)
     kinds = (better,) * won + (worse,) * lost + (equal,) * same + (gone,) * undone
-    return tuple(Asked(f"s_{number}", *figures) for number, figures in enumerate(kinds))
+    return tuple(EvalItem(f"s_{number}", *figures) for number, figures in enumerate(kinds))
 
 
 def evidence(**changes: Any) -> Evidence:
-    canaries = Canaries(
+    canaries = ProbeResults(
         asked=6,
         right_before=5,
         still_right=5,
-        base=OfBase("q", (0, 1, 2, 3), 0),
+        base=BaseProbeResults("q", (0, 1, 2, 3), 0),
         kept_of_base=(0, 1, 2, 3),
     )
     of_canaries = {
-        key: changes.pop(key) for key in tuple(changes) if key in Canaries.__dataclass_fields__
+        key: changes.pop(key) for key in tuple(changes) if key in ProbeResults.__dataclass_fields__
     }
     good = Evidence(
-        target=answers(won=3), retention=answers(same=4), trained=(), canaries=canaries, kl=0.1
+        target=answers(won=3), retention=answers(same=4), trained_examples=(), probes=canaries, kl=0.1
     )
     return replace(good, canaries=replace(canaries, **of_canaries), **changes)
 
 
 def judged_by(seen: Evidence) -> str:
-    decided = any(each.won or each.lost for each in seen.target)
-    return "target" if decided or not seen.trained else "trained"
+    decided = any(each.improved or each.regressed for each in seen.target)
+    return "target" if decided or not seen.trained_examples else "trained"
 
 
 @given(seen=evidences())
 def test_nothing_harmful_is_ever_promoted(seen: Evidence) -> None:
     judgement = judge(seen, MARGINS)
-    general = seen.canaries
+    general = seen.probes
     harm = (
         general.right_before - general.still_right > max(1, MARGINS.canaries * general.right_before)
         or len(general.base.right) - len(general.kept_of_base)
         > max(1, MARGINS.canaries * len(general.base.right))
         or general.broken - general.broken_before > max(1, MARGINS.canaries * general.asked)
         or general.broken - general.base.broken > max(1, MARGINS.canaries * general.asked)
-        or sum(a.undone for a in seen.retention) > MARGINS.retention * len(seen.retention)
-        or sum(a.worse for a in seen.retention) > max(1, MARGINS.retention * len(seen.retention))
+        or sum(a.forgotten for a in seen.retention) > MARGINS.retention * len(seen.retention)
+        or sum(a.regressed_beyond_margin for a in seen.retention) > max(1, MARGINS.retention * len(seen.retention))
         or not seen.kl <= MARGINS.kl
     )
     if harm:
@@ -123,7 +123,7 @@ def test_one_more_win_never_turns_a_promotion_into_anything_less(
 ) -> None:
     by = judged_by(seen)
     asked = getattr(seen, by)
-    win = Asked("s", -9.0, -1.0)
+    win = EvalItem("s", -9.0, -1.0)
     more = [(*asked, win)]
     if asked:
         at = data.draw(st.integers(0, len(asked) - 1))
@@ -147,7 +147,7 @@ def test_every_verdict_has_a_reason_and_figures_that_can_be_kept(seen: Evidence)
 
 def test_a_win_and_a_loss_are_opposites_and_a_tie_is_neither() -> None:
     (won,), (lost,), (same,) = answers(won=1), answers(lost=1), answers(same=1)
-    assert (won.won, won.lost, lost.won, lost.lost, same.won, same.lost) == (
+    assert (won.improved, won.regressed, lost.improved, lost.regressed, same.improved, same.regressed) == (
         True,
         False,
         False,
@@ -161,7 +161,7 @@ def test_a_win_and_a_loss_are_opposites_and_a_tie_is_neither() -> None:
 def test_thin_evidence_goes_live_on_probation(wins: int, probation: bool) -> None:
     judgement = judge(evidence(target=answers(won=wins)), MARGINS)
     assert (judgement.verdict, judgement.probation) == (Verdict.PROMOTED, probation)
-    assert (1.5**wins >= ENOUGH) is not probation
+    assert (1.5**wins >= CONFIRMATION_E_VALUE) is not probation
 
 
 @pytest.mark.parametrize(
@@ -198,27 +198,27 @@ def test_thin_evidence_goes_live_on_probation(wins: int, probation: bool) -> Non
             "1 of 2 answers held back got better, 1 got worse",
         ),
         (
-            {"target": (Asked("a", -2.0, -1.0), Asked("b", -2.0, -2.1))},
+            {"target": (EvalItem("a", -2.0, -1.0), EvalItem("b", -2.0, -2.1))},
             Verdict.ABSTAINED,
             "1 of 2 answers held back got better, 1 got worse: too little",
         ),
         (
-            {"target": (Asked("a", -2.0, -1.9), Asked("b", -2.0, -2.09))},
+            {"target": (EvalItem("a", -2.0, -1.9), EvalItem("b", -2.0, -2.09))},
             Verdict.ABSTAINED,
             "1 got worse: too little to go by",
         ),
         (
-            {"target": (*(Asked(each, -2.0, -1.9) for each in "ab"), Asked("c", -2.0, -4.0))},
+            {"target": (*(EvalItem(each, -2.0, -1.9) for each in "ab"), EvalItem("c", -2.0, -4.0))},
             Verdict.REFUSED,
             "2 of 3 answers held back got better, 1 got worse, by more than the others gained",
         ),
         (
-            {"target": (Asked("a", -2.0, -1.9, base=-4.0), Asked("b", -2.0, -2.15, base=-4.0))},
+            {"target": (EvalItem("a", -2.0, -1.9, base=-4.0), EvalItem("b", -2.0, -2.15, base=-4.0))},
             Verdict.PROMOTED,
             "1 of 2 answers held back got better; 5 of 5",
         ),
         (
-            {"target": (Asked("a", -2.0, -2.05, base=-4.0), Asked("b", -2.0, -2.15, base=-4.0))},
+            {"target": (EvalItem("a", -2.0, -2.05, base=-4.0), EvalItem("b", -2.0, -2.15, base=-4.0))},
             Verdict.ABSTAINED,
             "no difference could be measured",
         ),
@@ -274,18 +274,18 @@ def test_thin_evidence_goes_live_on_probation(wins: int, probation: bool) -> Non
         ),
         ({"kl": math.nan}, Verdict.REFUSED, "too far from the base"),
         (
-            {"sense": Sense(fit=0.03, order=4.0)},
+            {"sense": TextQuality(pmi=0.03, word_order_gap=4.0)},
             Verdict.REFUSED,
             "nothing to do with what was asked",
         ),
-        ({"sense": Sense(fit=math.nan)}, Verdict.REFUSED, "nothing to do with what was asked"),
+        ({"sense": TextQuality(pmi=math.nan)}, Verdict.REFUSED, "nothing to do with what was asked"),
         (
-            {"sense": Sense(fit=0.5, order=0.3)},
+            {"sense": TextQuality(pmi=0.5, word_order_gap=0.3)},
             Verdict.REFUSED,
             "their words are as likely in any other order",
         ),
-        ({"sense": Sense(fit=0.4, order=1.2)}, Verdict.PROMOTED, "on probation"),
-        ({"sense": Sense(fit=0.4)}, Verdict.PROMOTED, "on probation"),
+        ({"sense": TextQuality(pmi=0.4, word_order_gap=1.2)}, Verdict.PROMOTED, "on probation"),
+        ({"sense": TextQuality(pmi=0.4)}, Verdict.PROMOTED, "on probation"),
     ],
 )
 def test_each_case_has_its_verdict_and_its_words(
@@ -300,10 +300,10 @@ def test_each_case_has_its_verdict_and_its_words(
 @given(steps=st.lists(st.integers(0, 2), min_size=1, max_size=8), base=st.integers(4, 20))
 def test_many_small_losses_are_refused_where_one_large_one_is(steps: list[int], base: int) -> None:
     # Each candidate loses at most as many as one may; what is promoted is live for the next.
-    right, everything = base, OfBase("q", tuple(range(base)))
+    right, everything = base, BaseProbeResults("q", tuple(range(base)))
     for loss in steps:
         after = max(0, right - loss)
-        general = Canaries(
+        general = ProbeResults(
             asked=20,
             right_before=right,
             still_right=after,
@@ -311,19 +311,19 @@ def test_many_small_losses_are_refused_where_one_large_one_is(steps: list[int], 
             kept_of_base=tuple(range(after)),
         )
         if judge(
-            evidence(**{name: getattr(general, name) for name in Canaries.__dataclass_fields__}),
+            evidence(**{name: getattr(general, name) for name in ProbeResults.__dataclass_fields__}),
             MARGINS,
         ).live:
             right = after
     assert base - right <= max(1, MARGINS.canaries * base)
 
 
-@given(slips=st.lists(st.floats(0, TIE * 0.9), max_size=400))
+@given(slips=st.lists(st.floats(0, TIE_MARGIN * 0.9), max_size=400))
 def test_what_was_learned_is_not_given_back_in_steps_too_small_to_see(slips: list[float]) -> None:
     base, live, best = -4.0, -1.0, -1.0
     for slip in slips:
-        asked = Asked("s", live, live - slip, base, best)
-        assert not asked.lost
+        asked = EvalItem("s", live, live - slip, base, best)
+        assert not asked.regressed
         if judge(evidence(retention=(asked,)), MARGINS).live:
             live = asked.after
             best = asked.as_json()["best"] or best
@@ -331,21 +331,21 @@ def test_what_was_learned_is_not_given_back_in_steps_too_small_to_see(slips: lis
 
 
 def test_an_answer_whose_best_is_not_known_is_held_to_what_is_live() -> None:
-    assert Asked("s", before=-0.1, after=-9.0, base=-9.5).undone
-    assert not Asked("s", before=-0.1, after=-1.0, base=-9.5).undone
+    assert EvalItem("s", before=-0.1, after=-9.0, base=-9.5).forgotten
+    assert not EvalItem("s", before=-0.1, after=-1.0, base=-9.5).forgotten
 
 
 @given(seen=evidences())
 def test_a_pin_that_counted_does_not_count_again(seen: Evidence) -> None:
-    again = replace(seen, stake=seen.bet, counted=frozenset(seen.as_json()["counted"]))
-    assert again.bet == seen.bet
-    assert set(seen.as_json()["counted"]) >= seen.counted
+    again = replace(seen, stake=seen.e_value, counted=frozenset(seen.as_json()["counted"]))
+    assert again.e_value == seen.e_value
+    assert set(seen.as_json()["counted"]) >= seen.spent_items
 
 
 @given(seen=evidences())
 def test_what_is_accepted_by_name_says_so_and_keeps_its_verdict(seen: Evidence) -> None:
     judgement = judge(seen, MARGINS)
-    taken = accepted(judgement, seen)
+    taken = override(judgement, seen)
     assert taken.verdict is judgement.verdict
     assert taken.accepted is seen.measured
     assert judgement.reason in taken.reason
@@ -356,7 +356,7 @@ def test_what_is_accepted_by_name_says_so_and_keeps_its_verdict(seen: Evidence) 
 
 def test_a_base_that_knows_no_language_is_not_asked_what_makes_sense() -> None:
     margins = margins_for("tiny", {}, random=True)
-    assert judge(evidence(sense=Sense(fit=0.0, order=0.0)), margins).live
+    assert judge(evidence(sense=TextQuality(pmi=0.0, word_order_gap=0.0)), margins).live
     assert margins_for("tiny", {"fit": 0.2}, random=True).fit == 0.2
 
 
@@ -390,35 +390,35 @@ def test_an_older_answer_got_worse_when_a_tenth_of_what_it_had_gained_is_gone(
     base: float, gained: float
 ) -> None:
     before = base + gained
-    a_little, too_much = max(TIE, 0.1 * gained) * 0.9, max(TIE, 0.1 * gained) * 1.1
+    a_little, too_much = max(TIE_MARGIN, 0.1 * gained) * 0.9, max(TIE_MARGIN, 0.1 * gained) * 1.1
 
-    assert not Asked("s", before, before - a_little, base).worse
-    assert Asked("s", before, before - too_much, base).worse
-    assert Asked("s", before, float("nan"), base).worse
+    assert not EvalItem("s", before, before - a_little, base).regressed_beyond_margin
+    assert EvalItem("s", before, before - too_much, base).regressed_beyond_margin
+    assert EvalItem("s", before, float("nan"), base).regressed_beyond_margin
 
 
 def test_an_answer_that_nobody_asked_the_base_for_is_worse_by_any_more_than_a_tie() -> None:
-    assert Asked("s", -0.1, -0.1 - 2 * TIE).worse
-    assert not Asked("s", -0.1, -0.1 - TIE / 2).worse
+    assert EvalItem("s", -0.1, -0.1 - 2 * TIE_MARGIN).regressed_beyond_margin
+    assert not EvalItem("s", -0.1, -0.1 - TIE_MARGIN / 2).regressed_beyond_margin
 
 
 def test_what_came_with_an_unlearning_is_not_passed_over_in_silence() -> None:
     seen = evidence(target=answers(lost=4), retention=answers(same=4))
     assert judge(seen, Margins()).verdict is Verdict.REFUSED
-    alone = judge(seen, Margins(), unlearns=True)
+    alone = judge(seen, Margins(), removes_lessons=True)
     assert (alone.verdict, alone.reason.split(";")[0]) == (
         Verdict.PROMOTED,
         "4 of 4 older answers are still known",
     )
-    more = judge(replace(seen, stake=1e6), Margins(), unlearns=True, brings_new=True)
+    more = judge(replace(seen, stake=1e6), Margins(), removes_lessons=True, has_new_lessons=True)
     assert (more.verdict, more.probation) == (Verdict.PROMOTED, True)
     assert "of what is new 0 of 4 answers held back got better, 4 got worse" in more.reason
 
 
 def test_answers_that_only_say_over_what_was_asked_are_refused() -> None:
-    said = judge(evidence(sense=Sense(fit=3.0, order=5.0, own=0.4)), Margins())
+    said = judge(evidence(sense=TextQuality(pmi=3.0, word_order_gap=5.0, novelty=0.4)), Margins())
     assert (said.verdict, said.reason) == (
         Verdict.REFUSED,
         "the new answers say nothing: most of them only say over what was asked",
     )
-    assert judge(evidence(sense=Sense(fit=3.0, order=5.0, own=0.5)), Margins()).live
+    assert judge(evidence(sense=TextQuality(pmi=3.0, word_order_gap=5.0, novelty=0.5)), Margins()).live

@@ -9,10 +9,10 @@ import pytest
 from runtime_makers import correct, opened
 
 from personalpeft.engine.engine import Engine
-from personalpeft.learning.evaluate.probes import generic_questions
+from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.settings import CACHE
 
-RIGHT = {canary.question: canary.right[0] for canary in generic_questions().canaries}
+RIGHT = {canary.question: canary.right[0] for canary in load_general_prompts().probes}
 
 
 def test_a_manner_that_says_the_question_over_is_not_taken_for_wrong_answers(

@@ -311,7 +311,7 @@ def test_what_is_taken_back_of_the_new_way_brings_the_old_one_back(ada: User) ->
     old = edited(ada, "signed", 12, first=0)
     new = edited(ada, "listed", 4, first=12)
     assert account(ada, old[0]).place == "kept"
-    ada._parts.store.ledger.retract("ada", new[0])
+    ada._services.store.ledger.retract("ada", new[0])
     assert {account(ada, signal).place for signal in old} == {"layer"}
 
 

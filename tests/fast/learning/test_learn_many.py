@@ -105,7 +105,7 @@ def test_reports_come_in_the_order_in_which_users_were_named(runtime: Runtime) -
 
 def test_what_one_user_cannot_do_is_that_users_report_alone(runtime: Runtime, home: Path) -> None:
     say(runtime, ((5, 0), (5, 0), (0, 0)))
-    with runtime._parts.store.lease("learn-bo"):
+    with runtime._services.store.lease("learn-bo"):
         reports = runtime.learn_many(["cy", "bo", "nobody", "ada"])
     assert [report.error for report in reports] == ["NothingToLearn", "Busy", "NotFound", ""]
     assert [report.live for report in reports] == [False, False, False, True]
@@ -134,7 +134,7 @@ def test_a_disk_that_is_full_for_one_stops_no_other(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(runtime, ((5, 0), (5, 0), (5, 0)))
-    store = runtime._parts.store
+    store = runtime._services.store
     save = type(store).save_session
 
     def full_for_bo(self: Any, user: str, layer: str, data: bytes) -> None:
@@ -154,13 +154,13 @@ PRIVATE = "what bo said in private"
 
 def _a_row(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
     """A row that is sound JSON, and not of the kind that is expected there."""
-    with sqlite3.connect(runtime._parts.store.home / "personalpeft.db") as db:
+    with sqlite3.connect(runtime._services.store.home / "personalpeft.db") as db:
         db.execute("update signal set payload = ? where user = 'bo'", [json.dumps([PRIVATE])])
     db.close()
 
 
 def _planning(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
-    _fails_for_bo(patch, type(runtime._parts.store.catalog), "pinned", lambda user, *more: user)
+    _fails_for_bo(patch, type(runtime._services.store.catalog), "pinned", lambda user, *more: user)
 
 
 def _asking(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
@@ -173,13 +173,13 @@ def _asking(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
 
 
 def _saving(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
-    _fails_for_bo(patch, type(runtime._parts.store), "save_session", lambda user, *more: user)
+    _fails_for_bo(patch, type(runtime._services.store), "save_session", lambda user, *more: user)
 
 
 def _publishing(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
     _fails_for_bo(
         patch,
-        type(runtime._parts.store.catalog),
+        type(runtime._services.store.catalog),
         "add_revision",
         lambda revision, *more, **further: revision.user,
     )
@@ -232,7 +232,7 @@ def test_an_unexpected_error_in_a_layer_leaves_the_reports_of_the_layers_below(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(runtime)
-    catalog = type(runtime._parts.store.catalog)
+    catalog = type(runtime._services.store.catalog)
     _fails_for_bo(
         monkeypatch,
         catalog,
@@ -251,7 +251,7 @@ def test_an_interrupt_ends_the_learn_of_all(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     say(runtime)
-    catalog = type(runtime._parts.store.catalog)
+    catalog = type(runtime._services.store.catalog)
     with monkeypatch.context() as patch:
         _fails_for_bo(
             patch, catalog, "add_revision", lambda revision, *more, **further: revision.user, error

@@ -38,6 +38,7 @@ from personalpeft import (
     User,
 )
 from personalpeft.learning.gate.gate import Margins
+from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import Order
 from personalpeft.types import Verdict
 
@@ -175,7 +176,7 @@ def test_what_was_taken_back_is_not_in_the_next_revision(fake_ada: User) -> None
     signals = [fake_ada.teach(f"question {n}", style(f"Answer {n}.")) for n in range(6)]
     fake_ada.learn()
     taken = next(s for s in signals if s in trained_on(fake_ada))
-    fake_ada._parts.store.ledger.retract("ada", taken)
+    fake_ada._services.store.ledger.retract("ada", taken)
     fake_ada.teach("question 9", style("Answer 9."))
     report = fake_ada.learn()
     (revision,) = (r for r in fake_ada.revisions() if r.id == report.revision)
@@ -228,7 +229,7 @@ def test_what_is_held_back_is_never_trained_on_whatever_people_do(
                     continue
                 held |= pinned(ada)
                 assert not trained_on(ada) & held
-                assert set(ada._parts.store.catalog.pinned("ada", "style")) == held
+                assert set(ada._services.store.catalog.pinned("ada", "style")) == held
         assert runtime.verify() == ()
 
 
@@ -358,8 +359,8 @@ def test_a_refused_candidate_leaves_the_head_and_can_be_made_live_by_name(fake_a
     correct(fake_ada, 5)
     fake_ada.learn()
     head, said = fake_ada.stack(), greedy(fake_ada)
-    learner = fake_ada._parts.learner()
-    strict = replace(learner, means=replace(learner.means, margins=Margins(kl=-1.0)))
+    learner = Learner.from_services(fake_ada._services)
+    strict = replace(learner, margins=Margins(kl=-1.0))
     correct(fake_ada, 3, first=10)
     report = strict.learn("ada", "style", Order())
     assert report.verdict is Verdict.REFUSED

@@ -11,7 +11,8 @@ import pytest
 from runtime_makers import ask, correct, opened, pinned, quick_card, style, trained_on
 
 from personalpeft import NothingToLearn, Runtime, User
-from personalpeft.learning.data.facts import by_heart
+from personalpeft.learning.data.facts import memorized
+from personalpeft.learning.learner import Learner
 from personalpeft.learning.plan import Plan
 from personalpeft.types import Revision, Verdict
 
@@ -125,13 +126,13 @@ def test_a_memory_is_said_in_the_manner_of_the_style_below_it(ada: User) -> None
 
 
 def _wanted(ada: User) -> set[str]:
-    from personalpeft.learning.data.assignment import routings_of
+    from personalpeft.learning.data.assignment import load_assignments
     from personalpeft.learning.plan import questions_of
 
-    store = ada._parts.store
+    store = ada._services.store
     return {
-        q.wanted
-        for q in questions_of(store, ada.id, ada.stack(), "memory", routings_of(store, ada.id))
+        q.chosen
+        for q in questions_of(store, ada.id, ada.stack(), "memory", load_assignments(store, ada.id))
     }
 
 
@@ -161,7 +162,7 @@ def test_what_the_memory_knows_by_heart_is_not_looked_up_where_it_answers(ada: U
         ask(ada, "What is my dog called?", **more)
         return set(ada.turns(1)[0].used)
 
-    assert looked_up(layers=["memory"]) == {fact} - by_heart(ada.revisions("memory")[-1])
+    assert looked_up(layers=["memory"]) == {fact} - memorized(ada.revisions("memory")[-1])
     assert looked_up(layers=[]) == {fact}
     ada.weigh("memory", 0.5)
     assert looked_up(layers=["memory"]) == {fact}
@@ -178,8 +179,8 @@ def test_by_heart_is_what_was_likely_when_it_was_asked_and_trained_on(ada: User)
             head, scores={"pins": {f"{fact}/12345678": {"after": after}, "s_other": {"after": 0.0}}}
         )
 
-    assert by_heart(with_after(-0.1)) == {fact}
-    assert by_heart(with_after(-1.0)) == by_heart(with_after(None)) == frozenset()
+    assert memorized(with_after(-0.1)) == {fact}
+    assert memorized(with_after(-1.0)) == memorized(with_after(None)) == frozenset()
 
 
 def test_however_many_facts_there_are_each_is_trained_on_and_none_becomes_a_question(
@@ -224,7 +225,7 @@ def test_where_only_questions_are_left_it_is_said(ada: User) -> None:
     for turn in ada.turns():
         for signal in ada.signals():
             if signal.turn == turn.id and signal.id in edits and signal.id not in held:
-                ada._parts.store.ledger.retract(ada.id, signal.id)
+                ada._services.store.ledger.retract(ada.id, signal.id)
     ada.rollback("style", None)
     with pytest.raises(NothingToLearn, match="held back"):
         ada.learn("style", start="nothing")
@@ -235,7 +236,7 @@ def test_a_fact_that_helped_twice_is_distilled_from_what_was_said_with_it(ada: U
     for question in ("What is my dog called?", "How is my dog called?"):
         reply = ask(ada, question)
         # What a tiny model says of it is nothing; that the reply told the fact is what the ledger is made to hold.
-        helped = ada._parts.store.ledger.add_turn(
+        helped = ada._services.store.ledger.add_turn(
             ada.id,
             messages=ada.turn(reply).messages,
             reply="It is Biscuit.",
@@ -251,14 +252,14 @@ def test_a_fact_that_helped_twice_is_distilled_from_what_was_said_with_it(ada: U
     assert report.revision is not None
     assert ada.revisions("memory")[-1].signals == {fact: "train"}
     plan = _plan(ada)
-    assert {lesson.wanted for lesson in plan.fresh} == {"It is Biscuit."}
-    assert all("Biscuit" in (lesson.heard or ())[0].content for lesson in plan.fresh)
+    assert {lesson.chosen for lesson in plan.new_examples} == {"It is Biscuit."}
+    assert all("Biscuit" in (lesson.teacher_messages or ())[0].content for lesson in plan.new_examples)
     assert not any(
-        "Biscuit" in message.content for lesson in plan.fresh for message in lesson.messages
+        "Biscuit" in message.content for lesson in plan.new_examples for message in lesson.messages
     )
 
 
 def _plan(ada: User) -> Plan:
     """What would be built from nothing."""
-    learner = ada._parts.learner()
+    learner = Learner.from_services(ada._services)
     return learner._plan(ada.id, "memory", "nothing")

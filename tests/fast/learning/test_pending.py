@@ -171,7 +171,7 @@ def test_a_fact_that_helped_often_enough_is_pending_though_a_learn_has_seen_it_b
     ada.learn()
     for question in ("What is my hamster called?", "How is my hamster called?"):
         turn = ada.turn(ask(ada, question))
-        said = ada._parts.store.ledger.add_turn(
+        said = ada._services.store.ledger.add_turn(
             "ada",
             messages=turn.messages,
             reply="It is Biscuit.",

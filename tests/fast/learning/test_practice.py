@@ -95,7 +95,7 @@ def test_what_was_practised_is_judged_on_tasks_that_were_never_tried_and_goes_li
     )
     assert "undo: personalpeft rollback skill.email" in str(report)
     assert json.loads(json.dumps(report.as_json())) == json.loads(json.dumps(ada.reports()[-1]))
-    assert ada._parts.store.verify() == ()
+    assert ada._services.store.verify() == ()
 
 
 def test_what_made_it_worse_is_refused_and_stays_out(ada: User) -> None:

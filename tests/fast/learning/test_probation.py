@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from runtime_makers import Time, ask, correct, greedy, opened
 
 from personalpeft import Runtime, User
-from personalpeft.learning.gate.gate import ENOUGH, WIN, Margins
-from personalpeft.learning.gate.probation import Opinion, against, weigh
+from personalpeft.learning.gate.gate import CONFIRMATION_E_VALUE, WIN, Margins
+from personalpeft.learning.gate.probation import FeedbackOutcome, withdrawal_e_value, sequential_test
+from personalpeft.learning.learner import Learner
 from personalpeft.types import Verdict
 
-LIKED, DISLIKED, CORRECTED = Opinion.LIKED, Opinion.DISLIKED, Opinion.CORRECTED
-OPINIONS = st.lists(st.sampled_from(list(Opinion)), max_size=30)
+LIKED, DISLIKED, CORRECTED = FeedbackOutcome.LIKED, FeedbackOutcome.DISLIKED, FeedbackOutcome.CORRECTED
+OPINIONS = st.lists(st.sampled_from(list(FeedbackOutcome)), max_size=30)
 
 
 @pytest.fixture
@@ -50,27 +51,27 @@ def dislike(user: User, count: int) -> None:
 
 @given(before=OPINIONS, since=OPINIONS)
 def test_likes_never_count_against_a_revision_and_dislikes_never_for_it(
-    before: list[Opinion], since: list[Opinion]
+    before: list[FeedbackOutcome], since: list[FeedbackOutcome]
 ) -> None:
     ends = [
         outcome.end if outcome else None
-        for outcome in (weigh(before, since), weigh(before, [*since, LIKED]))
+        for outcome in (sequential_test(before, since), sequential_test(before, [*since, LIKED]))
     ]
     assert ends != [None, "withdrawn"]
-    worse = weigh(before, [*since, DISLIKED])
+    worse = sequential_test(before, [*since, DISLIKED])
     assert not (ends[0] == "withdrawn" and (worse is None or worse.end == "confirmed"))
     assert (
-        weigh(before, [LIKED] * len(since)) is None
-        or weigh(before, [LIKED] * len(since)).end == "confirmed"
+        sequential_test(before, [LIKED] * len(since)) is None
+        or sequential_test(before, [LIKED] * len(since)).end == "confirmed"
     )  # type: ignore[union-attr]
 
 
 @given(before=OPINIONS, kind=st.sampled_from([DISLIKED, CORRECTED]))
 def test_a_bet_is_worth_its_stake_on_average_where_the_share_has_not_grown(
-    before: list[Opinion], kind: Opinion
+    before: list[FeedbackOutcome], kind: FeedbackOutcome
 ) -> None:
     share = max(0.25, (before.count(kind) + 1) / (len(before) + 2))
-    won, lost = against(before, [kind], kind), against(before, [LIKED], kind)
+    won, lost = withdrawal_e_value(before, [kind], kind), withdrawal_e_value(before, [LIKED], kind)
     assert share * won + (1 - share) * lost == pytest.approx(1)
 
 
@@ -86,27 +87,27 @@ def test_a_revision_that_is_as_good_as_before_is_withdrawn_in_one_of_ten_at_most
         after: dict[int, float] = {}
         for bad, chance in chances.items():
             for more, of in ((1, share), (0, 1 - share)):
-                stake = against(
+                stake = withdrawal_e_value(
                     before, [DISLIKED] * (bad + more) + [LIKED] * (step - bad - more), DISLIKED
                 )
-                if stake >= ENOUGH:
+                if stake >= CONFIRMATION_E_VALUE:
                     withdrawn += chance * of
                 else:
                     after[bad + more] = after.get(bad + more, 0.0) + chance * of
         chances = after
-    assert withdrawn <= 1 / ENOUGH
+    assert withdrawn <= 1 / CONFIRMATION_E_VALUE
 
 
 def test_it_takes_four_dislikes_and_who_always_corrects_says_nothing_by_going_on() -> None:
-    assert weigh([], [DISLIKED] * 3) is None
-    outcome = weigh([LIKED] * 9, [DISLIKED] * 4)
+    assert sequential_test([], [DISLIKED] * 3) is None
+    outcome = sequential_test([LIKED] * 9, [DISLIKED] * 4)
     assert outcome is not None
     assert (outcome.end, outcome.reason) == (
         "withdrawn",
         "4 of 4 replies were disliked, 0 of 9 before it",
     )
-    assert weigh([CORRECTED] * 12, [CORRECTED] * 12) is None
-    assert weigh([LIKED] * 12, [CORRECTED] * 5) is not None
+    assert sequential_test([CORRECTED] * 12, [CORRECTED] * 12) is None
+    assert sequential_test([LIKED] * 12, [CORRECTED] * 5) is not None
 
 
 def test_a_revision_that_people_dislike_is_withdrawn_and_the_old_answers_come_back(
@@ -167,7 +168,7 @@ def test_a_dislike_that_is_taken_back_stands_in_the_way_no_more(ada: User) -> No
     disliked = ada.feedback(ask(ada, "sooner"), rating=-1)
     (revision,) = ada.revisions()
     # As many likes as end it alone; a dislike halves what they win.
-    for number in range(math.ceil(math.log(ENOUGH / revision.scores["bet"], WIN))):
+    for number in range(math.ceil(math.log(CONFIRMATION_E_VALUE / revision.scores["bet"], WIN))):
         ada.feedback(ask(ada, f"later {number}"), rating=1)
     assert ada.revisions()[0].probation
     ada.retract(disliked)
@@ -208,7 +209,7 @@ def test_a_withdrawn_revision_stays_away_until_somebody_names_it(ada: User) -> N
 
 def test_what_was_said_while_somebody_learned_is_heard_by_the_next_learn(ada: User) -> None:
     revision = ada.stack().entries[0].revision
-    with ada._parts.store.lease("learn-ada"):
+    with ada._services.store.lease("learn-ada"):
         dislike(ada, 4)
         assert ada.stack().entries[0].revision == revision
     correct(ada, 2, first=20)
@@ -221,7 +222,7 @@ def test_feedback_is_kept_also_where_nothing_can_be_withdrawn(ada: User) -> None
     first = ada.revisions()[0]
     correct(ada, 3, first=10)
     second = ada.learn().revision
-    ada._parts.store.blobs.path(first.digest).unlink()
+    ada._services.store.blobs.path(first.digest).unlink()
     dislike(ada, 5)
     assert ada.stack().entries[0].revision == second
     assert sum(signal.payload.get("value") == -1 for signal in ada.signals()) == 5
@@ -247,7 +248,7 @@ def test_only_a_persons_own_word_counts(ada: User) -> None:
     for number in range(8):
         turn = ask(ada, f"later {number}").turn_id
         kind = ada.signals()[0].kind.__class__("rating")
-        ada._parts.store.ledger.add_signal("ada", kind, {"value": -1}, turn=turn, source="app")
+        ada._services.store.ledger.add_signal("ada", kind, {"value": -1}, turn=turn, source="app")
     ada.feedback(ask(ada), rating=1)
     assert ada.stack() == head
 
@@ -268,10 +269,10 @@ def test_evidence_adds_up_over_learns_and_ends_the_probation(runtime: Runtime) -
         if not report.probation:
             break
     assert bets == sorted(bets)
-    assert bets[-1] >= ENOUGH
+    assert bets[-1] >= CONFIRMATION_E_VALUE
     assert not report.probation
     correct(bo, 6, first=asked)
-    assert bo.learn().scores["bet"] < ENOUGH
+    assert bo.learn().scores["bet"] < CONFIRMATION_E_VALUE
 
 
 def test_learning_the_same_again_leaves_the_verdict_of_what_is_live(ada: User) -> None:
@@ -282,10 +283,11 @@ def test_learning_the_same_again_leaves_the_verdict_of_what_is_live(ada: User) -
     assert (ada.revisions(), len(ada.history())) == (before, 1)
 
 
-def test_accepting_by_name_makes_a_refused_candidate_live_and_says_so(ada: User) -> None:
-    learner = ada._parts.learner()
-    strict = replace(learner, means=replace(learner.means, margins=Margins(kl=-1.0)))
-    ada._parts = replace(ada._parts, learner=lambda: strict)
+def test_accepting_by_name_makes_a_refused_candidate_live_and_says_so(
+    ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict = replace(Learner.from_services(ada._services), margins=Margins(kl=-1.0))
+    monkeypatch.setattr(Learner, "from_services", lambda services: strict)
     correct(ada, 3, first=10)
     report = ada.learn(accept=True)
     assert (report.verdict, report.accepted, report.live) == (Verdict.REFUSED, True, True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from runtime_makers import ask, correct
 
 from personalpeft import User
-from personalpeft.learning.evaluate.rule_gain import Explained, taken_over
+from personalpeft.learning.evaluate.rule_gain import RuleGain, internalized_rules
 
 
 def comment(ada: User, text: str = "Begin each answer with Ahoy!") -> str:
@@ -73,15 +73,15 @@ def test_what_a_rule_explains_is_measured_and_kept_with_the_revision(ada: User) 
     assert set(report.scores["rules"]) == {rule}
     assert set(report.scores["rules"][rule]) == {"base", "layer"}
     head = ada.revisions("style")[-1]
-    assert said(ada) == {rule} - taken_over(head)
+    assert said(ada) == {rule} - internalized_rules(head)
 
 
 @given(base=st.floats(-2, 0.04), layer=st.floats(-2, 2))
 def test_a_rule_that_never_explained_anything_is_not_taken_over(base: float, layer: float) -> None:
-    assert not Explained(base, layer).taken_over
+    assert not RuleGain(base, layer).internalized
 
 
 @given(base=st.floats(0.1, 5), share=st.floats(0.3, 2))
 def test_a_rule_that_still_explains_much_is_not_taken_over(base: float, share: float) -> None:
-    assert not Explained(base, share * base).taken_over
-    assert Explained(base, 0.2 * base).taken_over
+    assert not RuleGain(base, share * base).internalized
+    assert RuleGain(base, 0.2 * base).internalized

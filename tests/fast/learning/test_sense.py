@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft.learning.data.response_template import Shown
-from personalpeft.learning.evaluate.text_quality import NOT_WEIGHED, sense_of
+from personalpeft.learning.evaluate.text_quality import NOT_MEASURED, measure_text_quality
 
 THINGS = ("eggs", "rice", "bread", "beans", "fish", "soup", "corn", "cake")
 
@@ -31,25 +31,25 @@ def lessons(say: str, things: Sequence[str] = THINGS) -> list[Shown]:
 
 
 def test_answers_that_speak_of_what_was_asked_fit_and_those_to_other_questions_do_not() -> None:
-    fitting = sense_of(lessons("{} and some time to wait"), knowing)
-    assert fitting.fit == pytest.approx(1.0)
+    fitting = measure_text_quality(lessons("{} and some time to wait"), knowing)
+    assert fitting.pmi == pytest.approx(1.0)
     moved = [
         Shown(f"How about {a} ?", b)
         for a, b in zip(THINGS, (*THINGS[3:], *THINGS[:3]), strict=True)
     ]
-    assert (sense_of(moved, knowing).fit or 0.0) <= 0.1
-    assert sense_of(lessons("I do not know that at all"), knowing).fit == pytest.approx(0.0)
+    assert (measure_text_quality(moved, knowing).pmi or 0.0) <= 0.1
+    assert measure_text_quality(lessons("I do not know that at all"), knowing).pmi == pytest.approx(0.0)
 
 
 def test_words_in_order_are_told_from_words_in_none() -> None:
-    assert (sense_of(lessons("a b c d e f g {}"), knowing).order or 0.0) > 0.3
-    assert sense_of(lessons("lo lo lo lo lo lo lo"), knowing).order == pytest.approx(0.0)
+    assert (measure_text_quality(lessons("a b c d e f g {}"), knowing).word_order_gap or 0.0) > 0.3
+    assert measure_text_quality(lessons("lo lo lo lo lo lo lo"), knowing).word_order_gap == pytest.approx(0.0)
 
 
 def test_answers_of_a_few_words_are_not_asked_for_their_order() -> None:
-    sense = sense_of(lessons("{}!"), knowing)
-    assert sense.fit is not None
-    assert sense.order is None
+    sense = measure_text_quality(lessons("{}!"), knowing)
+    assert sense.pmi is not None
+    assert sense.word_order_gap is None
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,12 @@ def test_answers_of_a_few_words_are_not_asked_for_their_order() -> None:
 def test_answers_that_only_say_over_what_was_asked_say_nothing_of_their_own(
     say: str, own: float
 ) -> None:
-    assert sense_of(lessons(say), knowing).own == own
+    assert measure_text_quality(lessons(say), knowing).novelty == own
 
 
 def test_three_lessons_are_too_few_to_tell() -> None:
-    assert sense_of(lessons("{}", THINGS[:3]), knowing) == NOT_WEIGHED
-    assert sense_of([Shown("the same", f"answer {n}") for n in range(9)], knowing) == NOT_WEIGHED
+    assert measure_text_quality(lessons("{}", THINGS[:3]), knowing) == NOT_MEASURED
+    assert measure_text_quality([Shown("the same", f"answer {n}") for n in range(9)], knowing) == NOT_MEASURED
 
 
 @given(texts=st.lists(st.text(min_size=1), min_size=4, max_size=20))
@@ -81,7 +81,7 @@ def test_the_same_lessons_are_always_asked_in_the_same_way(texts: list[str]) -> 
         return [0.0] * len(said)
 
     said = [Shown(f"question {n}", text) for n, text in enumerate(texts)]
-    assert sense_of(said, noted) == sense_of(said, noted)
+    assert measure_text_quality(said, noted) == measure_text_quality(said, noted)
     assert asked[0] == asked[1]
 
 
@@ -93,5 +93,5 @@ def test_of_a_long_question_only_the_beginning_is_read() -> None:
         return [0.0] * len(said)
 
     said = [Shown(f"{n} why? " * 1000, "because") for n in range(6)]
-    sense_of(said, noted)
+    measure_text_quality(said, noted)
     assert max(len(each.request) for each in read) <= 400

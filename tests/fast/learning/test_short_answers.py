@@ -14,7 +14,7 @@ from personalpeft.backends.base import Backend, Continuation, Score, Term
 from personalpeft.engine.engine import Engine
 from personalpeft.learning import pipeline
 from personalpeft.learning.data.batching import schedule
-from personalpeft.learning.data.facts import by_heart
+from personalpeft.learning.data.facts import memorized
 from personalpeft.learning.plan import Plan
 from personalpeft.types import Stack
 
@@ -84,7 +84,7 @@ def test_a_fact_is_known_by_heart_by_its_own_words_and_not_by_the_manner_around_
         scored(monkeypatch, words, {True: manner, False: manner})
         ada.learn("memory", accept=True)
         assert pin(ada) == words
-        assert by_heart(ada.revisions("memory")[-1]) == ({fact} if words > -0.2 else set())
+        assert memorized(ada.revisions("memory")[-1]) == ({fact} if words > -0.2 else set())
 
 
 @pytest.mark.parametrize(("to_memory", "held"), [(-0.01, 1), (-5.0, 0)])

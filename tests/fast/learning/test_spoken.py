@@ -11,7 +11,7 @@ from runtime_makers import ask, correct, opened
 
 from personalpeft import Runtime
 from personalpeft.engine.engine import Engine
-from personalpeft.learning.evaluate.probes import generic_questions
+from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.settings import CACHE
 
 
@@ -25,8 +25,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The generic questions that the bare base was asked."""
     seen: list[str] = []
-    generic = generic_questions()
-    known = {*generic.anchors, *(canary.question for canary in generic.canaries)}
+    generic = load_general_prompts()
+    known = {*generic.regularizer_prompts, *(canary.question for canary in generic.probes)}
     texts = Engine.texts
 
     def counted(self: Any, requests: Any, **more: Any) -> Any:
@@ -58,9 +58,9 @@ def test_the_next_process_does_not_ask_the_base_again_and_builds_the_same(
     tmp_path: Path, cache: Path, asked: list[str]
 ) -> None:
     first = learned(tmp_path / "one")
-    generic = generic_questions()
+    generic = load_general_prompts()
     assert sorted(asked) == sorted(
-        {*generic.anchors, *(canary.question for canary in generic.canaries)}
+        {*generic.regularizer_prompts, *(canary.question for canary in generic.probes)}
     )
     asked.clear()
     assert learned(tmp_path / "two") == first

@@ -12,7 +12,7 @@ from runtime_makers import ask, correct, opened, quick_card, style
 from test_practice import Judge
 
 from personalpeft import LearnReport, User
-from personalpeft.learning.data.assignment import lessons_for, routings_of
+from personalpeft.learning.data.assignment import lessons_for, load_assignments
 from personalpeft.learning.plan import Plan
 from personalpeft.learning.rl.rollouts import seed_from
 
@@ -146,8 +146,8 @@ def test_a_reply_that_was_cut_off_is_not_taught_as_a_whole_one(ada: User) -> Non
     assert (whole.finish_reason, cut.finish_reason) == ("stop", "length")
     for reply in (whole, cut):
         ada.feedback(reply, rating=1)
-    store = ada._parts.store
-    lessons = lessons_for(routings_of(store, "ada"), "style")
+    store = ada._services.store
+    lessons = lessons_for(load_assignments(store, "ada"), "style")
     assert [lesson.ended for lesson in lessons] == [True, False]
 
 

@@ -115,7 +115,7 @@ def test_what_is_learned_anew_with_new_lessons_is_without_it_as_well(ada: User) 
     edits = correct(ada, 6)
     ada.learn()
     gone = next(each for each in edits if each not in pinned(ada))
-    ada._parts.store.ledger.retract("ada", gone)
+    ada._services.store.ledger.retract("ada", gone)
     correct(ada, 2, first=20)
     ada.learn()
     assert gone not in signals_of(ada, "style")
@@ -312,7 +312,7 @@ def test_a_fact_whose_replies_are_no_longer_liked_is_unlearned(ada: User) -> Non
             "usage": turn.usage,
             "finish_reason": "stop",
         }
-        told = ada._parts.store.ledger.add_turn(
+        told = ada._services.store.ledger.add_turn(
             "ada", messages=turn.messages, reply="It is Biscuit.", used=[fact], **how
         )
         ada.feedback(told.id, rating=1)
@@ -438,7 +438,7 @@ def test_a_style_of_which_only_questions_are_left_is_let_go(ada: User) -> None:
     edits = correct(ada, 12)
     ada.learn("style", accept=True)
     for edit in set(edits) - pinned(ada):
-        ada._parts.store.ledger.retract("ada", edit)
+        ada._services.store.ledger.retract("ada", edit)
     ada.learn("style")
     assert live(ada, "style") is None
     assert style("Answer 1.") not in greedy(ada)

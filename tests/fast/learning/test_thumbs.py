@@ -11,7 +11,7 @@ from runtime_makers import ask, opened, pinned, trained_on
 
 from personalpeft import User
 from personalpeft.backends.base import Backend
-from personalpeft.learning.data.assignment import FEWEST_THUMBS
+from personalpeft.learning.data.assignment import MIN_THUMBS
 from personalpeft.learning.data.batching import schedule
 from personalpeft.learning.train.losses import Thumbs
 
@@ -73,7 +73,7 @@ def thumbs(user: User, up: int, down: int) -> tuple[list[str], list[str]]:
 def test_thumbs_down_are_trained_on_from_enough_of_both_on_and_never_pinned(home: Path) -> None:
     with opened(home) as runtime:
         ada = runtime.user("ada")
-        up, down = thumbs(ada, FEWEST_THUMBS, FEWEST_THUMBS - 1)
+        up, down = thumbs(ada, MIN_THUMBS, MIN_THUMBS - 1)
         ada.learn()
         assert trained_on(ada) | pinned(ada) == set(up)
         down.append(ada.feedback(ask(ada, "one more"), rating=-1))
@@ -104,7 +104,7 @@ def test_every_step_judges_thumbs_of_both_kinds_where_there_are_enough(
     monkeypatch.setattr("personalpeft.learning.pipeline.schedule", spied)
     with opened(home) as runtime:
         ada = runtime.user("ada")
-        thumbs(ada, FEWEST_THUMBS, FEWEST_THUMBS - 1)
+        thumbs(ada, MIN_THUMBS, MIN_THUMBS - 1)
         ada.learn()
         ada.feedback(ask(ada, "one more"), rating=-1)
         ada.learn()

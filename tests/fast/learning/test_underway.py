@@ -139,9 +139,9 @@ def test_since_is_by_the_clock_of_the_home(tmp_path: Path) -> None:
     time = Time()
     with opened(tmp_path / "home", clock=time.clock()) as runtime:
         begun = time.at
-        with runtime._store.lease("learn-ada"):
+        with runtime._services.store.lease("learn-ada"):
             learning = runtime.user("ada").learning()
         assert learning is not None
         assert (learning.layer, learning.stage, learning.step, learning.steps) == (None, "", 0, 0)
         assert learning.since >= begun
-        assert underway(runtime._store, "ada") is None
+        assert underway(runtime._services.store, "ada") is None

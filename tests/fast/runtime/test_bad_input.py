@@ -136,7 +136,7 @@ def test_a_number_out_of_range(lived: Lived, more: dict[str, Any], words: str) -
 
 
 def test_a_prompt_beyond_the_context_says_by_how_much(lived: Lived) -> None:
-    whole = lived.ada._parts.engine().backend.base.card.context
+    whole = lived.ada._services.engine.backend.base.card.context
     long = refused(
         lived, lambda: lived.ada.chat("x" * whole, max_tokens=10, memory=False), PromptTooLong
     )

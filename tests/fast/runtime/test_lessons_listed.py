@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from runtime_makers import ask, correct, nothing_changes, opened, pinned, trained_on
 
 from personalpeft import InvalidId, InvalidInput, NotFound, NothingToLearn, User
-from personalpeft.learning.data.assignment import SEEN
+from personalpeft.learning.data.assignment import IMPLICIT_RATINGS
 from personalpeft.types import Verdict
 
 
@@ -113,7 +113,7 @@ def test_a_later_edit_of_the_same_request_wins_and_an_answer_that_was_held_back_
 def test_what_an_app_sees_is_not_kept_unless_that_is_switched_on(ada: User, home: Path) -> None:
     reply = ask(ada)
     with nothing_changes(home):
-        assert [ada.observe(reply, seen) for seen in SEEN] == [None] * 4
+        assert [ada.observe(reply, seen) for seen in IMPLICIT_RATINGS] == [None] * 4
         with pytest.raises(InvalidInput):
             ada.observe(reply, "sighed")
         with pytest.raises(NotFound):
@@ -122,7 +122,7 @@ def test_what_an_app_sees_is_not_kept_unless_that_is_switched_on(ada: User, home
         pass
 
 
-@pytest.mark.parametrize("seen", list(SEEN))
+@pytest.mark.parametrize("seen", list(IMPLICIT_RATINGS))
 def test_what_an_app_saw_is_kept_with_how_and_never_trained_on_by_default(
     home: Path, seen: str
 ) -> None:
@@ -136,7 +136,7 @@ def test_what_an_app_saw_is_kept_with_how_and_never_trained_on_by_default(
             assert signal is not None
             assert (told[signal].place, told[signal].use) == ("kept", "only kept")
             assert told[signal].signal.source == "app"
-            assert told[signal].signal.payload == {"value": SEEN[seen], "how": seen}
+            assert told[signal].signal.payload == {"value": IMPLICIT_RATINGS[seen], "how": seen}
         assert not trained_on(ada) & set(kept)
 
 
@@ -166,7 +166,7 @@ def test_every_program_on_a_home_says_the_same_of_what_an_app_saw(home: Path) ->
         # What comes now is learned on top of it.
         correct(ada, 4, first=20)
         report = ada.learn()
-        assert ada._parts.store.catalog.revision("ada", str(report.revision)).parent is not None
+        assert ada._services.store.catalog.revision("ada", str(report.revision)).parent is not None
 
 
 def test_what_somebody_else_says_is_kept_under_their_name_and_not_trained_on(

@@ -42,7 +42,7 @@ def test_every_kind_of_feedback_can_be_taken_back_and_stays_in_the_history(
     assert [signal.id for signal in ada.signals()] == [kept]
     assert {a.signal.id: a.use for a in ada.lessons(current=False)}[gone] == "taken back"
     assert ada.signals(current=False)[-1] == taken
-    assert ada._parts.store.verify() == ()
+    assert ada._services.store.verify() == ()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SignalKind if kind is not SignalKind.COMMENT])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from runtime_makers import ask, correct, nothing_changes, opened
 
 from personalpeft import InvalidInput, NotFound, Runtime, User
-from personalpeft.learning.evaluate.probes import generic_questions
+from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.memory.embedder import HashEmbedder
 from personalpeft.memory.similarity import calibrated
 from personalpeft.types import Verdict
@@ -51,7 +51,7 @@ def test_a_skill_answers_what_is_near_its_lessons_and_nothing_else(ada: User) ->
     assert attached(ada, LETTERS[0]) == ["style", "skill.letters"]
     assert attached(ada, FAR) == ["style"]
     assert [
-        question for question in generic_questions().anchors if attached(ada, question) != ["style"]
+        question for question in load_general_prompts().regularizer_prompts if attached(ada, question) != ["style"]
     ] == []
 
 

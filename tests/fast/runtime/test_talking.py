@@ -31,7 +31,7 @@ from personalpeft.types import Message, SignalKind
 
 def heard_by_the_base(user: User, prompt: str, **more: object) -> list[Message]:
     """What the backend was asked to render last."""
-    backend = user._parts.engine().backend
+    backend = user._services.engine.backend
     seen: list[list[Message]] = []
     render = type(backend).render
     with pytest.MonkeyPatch.context() as patch:
@@ -247,7 +247,7 @@ def test_what_was_learned_or_rolled_back_to_is_in_its_slot_before_it_is_live(
     with opened(home, serving=Serving(slots=2)) as runtime:
         ada = runtime.user("ada")
         correct(ada, 5)
-        engine, catalog = runtime.engine(), type(runtime._store.catalog)
+        engine, catalog = runtime.engine(), type(runtime._services.store.catalog)
         slots, ready = engine._loop._slots, list[set[str]]()
         for name in ("add_revision", "move_head"):
             move = getattr(catalog, name)
@@ -295,7 +295,7 @@ def test_a_rollback_loads_no_model_for_it(home: Path) -> None:
         ada.learn()
     with opened(home) as runtime:
         runtime.user("ada").rollback("style")
-        assert runtime._engine is None
+        assert not runtime._services.model.is_loaded
 
 
 def test_a_fact_is_in_the_next_answer_and_leaves_with_it(ada: User) -> None:
@@ -531,7 +531,7 @@ def test_an_exported_style_can_be_taken_in_by_another_user_and_says_the_same(
     assert bo.stack().entries[0].revision == revision.id
     assert (revision.verdict, revision.reason) == ("promoted", "imported by name, not judged")
     (before,) = learned.revisions()
-    ours, theirs = (learned._parts.engine().adapter(r.digest) for r in (before, revision))
+    ours, theirs = (learned._services.engine.adapter(r.digest) for r in (before, revision))
     assert {name: pair.b.tobytes() for name, pair in ours.pairs.items()} == {
         name: pair.b.tobytes() for name, pair in theirs.pairs.items()
     }

@@ -170,7 +170,7 @@ def repeat(one: User, other: User) -> None:
     edits = {signal.turn: signal for signal in one.signals()}
     for turn in reversed(one.turns()):
         if turn.id in edits:
-            same = other._parts.store.ledger.add_turn(
+            same = other._services.store.ledger.add_turn(
                 other.id,
                 messages=turn.messages,
                 reply=turn.reply,

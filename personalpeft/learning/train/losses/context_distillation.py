@@ -45,11 +45,11 @@ def terms(lessons: Sequence[Lesson], batch: Batch) -> Iterator[Term]:
     """One for each lesson that the model taught itself."""
     recipe, backend = batch.recipe, batch.backend
     for lesson in lessons:
-        if lesson.heard is not None:
+        if lesson.teacher_messages is not None:
             learned = continuation(
-                backend, lesson.messages, lesson.wanted, recipe.longest, ended=lesson.ended
+                backend, lesson.messages, lesson.chosen, recipe.longest, ended=lesson.ended
             )
             taught = continuation(
-                backend, lesson.heard, lesson.wanted, recipe.longest, ended=lesson.ended
+                backend, lesson.teacher_messages, lesson.chosen, recipe.longest, ended=lesson.ended
             )
             yield Distilled(learned, taught, lesson.weight / len(lessons))

@@ -46,11 +46,11 @@ class Preferred:
 def terms(lessons: Sequence[Lesson], batch: Batch) -> Iterator[Term]:
     """One for each of the first lessons that have a rejected text, as many as the recipe has pairs."""
     recipe, backend = batch.recipe, batch.backend
-    for lesson in [each for each in lessons if each.rejected is not None and each.heard is None][
+    for lesson in [each for each in lessons if each.rejected is not None and each.teacher_messages is None][
         : recipe.pairs
     ]:
         wanted = continuation(
-            backend, lesson.messages, lesson.wanted, recipe.longest, ended=lesson.ended
+            backend, lesson.messages, lesson.chosen, recipe.longest, ended=lesson.ended
         )
         # Its beginning will do: it is only there to be told apart, and what follows holds things that are true.
         rejected = continuation(backend, lesson.messages, lesson.rejected or "", BEGINNING)

@@ -40,11 +40,11 @@ class Supervised:
 def terms(lessons: Sequence[Lesson], batch: Batch) -> Iterator[Term]:
     """One for each lesson that shows what is wanted."""
     for lesson in lessons:
-        if lesson.heard is None:
+        if lesson.teacher_messages is None:
             wanted = continuation(
                 batch.backend,
                 lesson.messages,
-                lesson.wanted,
+                lesson.chosen,
                 batch.recipe.longest,
                 ended=lesson.ended,
             )
@@ -61,7 +61,7 @@ def _shares(lesson: Lesson, tokens: int, batch: Batch) -> tuple[float, ...]:
     if batch.manner == NO_MANNER:
         return ()
     recipe, backend = batch.recipe, batch.backend
-    opening, closing = around(backend, batch.manner, lesson.shown.request)
+    opening, closing = around(backend, batch.manner, lesson.prompt_response.request)
     ending = len(backend.end_of_turn)
     if not lesson.ended:
         closing = ending = 0
