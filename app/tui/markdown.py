@@ -70,7 +70,8 @@ def rendered(text: str, width: int, *, writing: bool = False) -> Content:
     """The text in lines of at most ``width`` cells; ``writing``: more of it is to come, and a mark at its end says so."""
     if writing:
         text = _closed(text)
-    tree = SyntaxTreeNode(_reader().parse(printable(text).expandtabs(4)))
+    text = printable(text).expandtabs(4)
+    tree = SyntaxTreeNode(_reader().parse(text))
     lines = list(_spaced(tree.children, max(_NARROWEST, width - 1), text.split("\n")))
     if writing:
         lines[-1:] = [Content.assemble(*lines[-1:], ("▌", "$primary"))]

@@ -52,6 +52,7 @@ _TEXTS = st.one_of(st.text(max_size=80), st.lists(_PIECES, max_size=30).map("".j
 @example("0. 10000000.", 12, False)
 @example("- " * 12 + "deep", 12, False)
 @example("> " * 12 + "deep", 12, False)
+@example("0000\t0|0\n-|-", 12, False)
 @given(_TEXTS, st.integers(12, 90), st.booleans())
 def test_every_text_fits_and_sends_no_control_character(
     text: str, width: int, writing: bool
