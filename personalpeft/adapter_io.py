@@ -21,7 +21,7 @@ from personalpeft.clock import Clock
 from personalpeft.engine.engine import Engine
 from personalpeft.errors import InvalidInput, WeightsError
 from personalpeft.learning.plan import stack_below
-from personalpeft.learning.publish import given
+from personalpeft.learning.publish import imported_revision
 from personalpeft.store.base import Store
 from personalpeft.types import Revision, Stack, StackEntry
 
@@ -35,7 +35,7 @@ def write_folder(
     """Writes a whole stack as one LoRA, or the first entry as it was learned; the folder that was written."""
     target = folder.expanduser().absolute()
     base = engine.backend.base
-    parts = [(engine.adapter(entry.digest), entry.weight) for entry in entries]
+    parts = [(engine.read_adapter(entry.digest), entry.weight) for entry in entries]
     if whole:
         export_stack_peft(parts, base.architecture, target, base_name=base.card.name)
     else:
@@ -48,7 +48,7 @@ def write_gguf(engine: Engine, entries: Sequence[StackEntry], file: Path) -> Pat
     target = file.expanduser().absolute()
     base = engine.backend.base
     names = _names(base)
-    stack = compose([(engine.adapter(entry.digest), entry.weight) for entry in entries])
+    stack = compose([(engine.read_adapter(entry.digest), entry.weight) for entry in entries])
     if target.exists():
         raise InvalidInput(
             f"{target} is there already.", hint="Name a file that does not exist yet."
@@ -76,7 +76,7 @@ def write_merged(
         )
     target = folder.expanduser().absolute()
     base = engine.backend.base
-    stack = compose([(engine.adapter(entry.digest), entry.weight) for entry in entries])
+    stack = compose([(engine.read_adapter(entry.digest), entry.weight) for entry in entries])
     if form == "gguf":
         write_merged_gguf(base, stack, target, partial(check_splitting, base))
     else:
@@ -125,7 +125,7 @@ def _take(
         "alpha": manifest.scaling * manifest.rank,
         "targets": list(manifest.targets),
     }
-    revision = given(
+    revision = imported_revision(
         user,
         manifest.layer,
         digest,

@@ -1,6 +1,6 @@
 """The wired parts of one runtime, shared by chat, feedback, erasure and learning.
 
-Invariant: ``Services`` is frozen. What is loaded late lives in ``LazyModel``, which alone changes it.
+Invariant: ``Services`` is frozen. Only ``LazyModel`` changes, when it loads the model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from personalpeft.types import Message, Stack
 
 
 class LazyModel:
-    """Loads the base, its engine and the completion cache when each is first needed. Thread-safe."""
+    """Loads the base, the engine and the completion cache on first use. Thread-safe."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class LazyModel:
         return self._engine is not None
 
     def preload(self, stack: Stack) -> None:
-        """Bring a stack into a device slot if the engine is loaded. Raises as ``Engine.warm``."""
+        """Bring a stack into a device slot if the engine is loaded. Raises as the engine does."""
         with self._lock:
             engine = self._engine
         if engine is not None:
-            engine.warm(stack)
+            engine.preload(stack)
 
     def forget(self, user: str) -> None:
         """Drop what is cached in memory for a user."""
@@ -80,7 +80,7 @@ class LazyModel:
         if completions is not None:
             completions.forget(user)
         if engine is not None:
-            engine.forget()
+            engine.clear_caches()
 
     def close(self) -> None:
         """Release the model. Closing twice is allowed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from personalpeft.adapters.compose import compose
 from personalpeft.adapters.types import Adapter, Composed, Manifest, Pair
 from personalpeft.backends.base import Backend, Continuation, Piece, Row, Session, SessionSpec
 from personalpeft.base_models.types import Base
-from personalpeft.learning.train.losses import Preferred, Supervised
+from personalpeft.learning.train.losses import DPOLoss, SFTLoss
 from personalpeft.types import FinishReason, Message, Sampling
 
 
@@ -109,25 +109,49 @@ class Writing:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._replies: dict[int, Written] = {}
+        self._rows: dict[int, Row] = {}
 
     def join(self, row: Row) -> Written:
+        # A copy, since tests ask the same again.
+        row = replace(row)
         number = self._backend.admit(row)
         assert number is not None, "no room"
         assert number not in self._replies, "a number was used again"
+        self._rows[number] = row
         return self._replies.setdefault(number, Written())
 
     def leave(self, reply: Written) -> None:
-        number = next(number for number, known in self._replies.items() if known is reply)
-        piece = self._backend.leave(number)
-        assert (piece is None) == (reply.finish is not None)
-        if piece is not None:
-            reply.add(piece)
+        number = self._number(reply)
+        self._backend.remove(number)
+        if reply.finish is None:
+            reply.add(self._rows[number].finish("cancelled"))
+
+    def preempt(self, reply: Written) -> Callable[[], bool]:
+        """Takes a row out and gives what lets it go on: False without room."""
+        number = self._number(reply)
+        row = self._rows[number]
+        self._backend.remove(number)
+        assert reply.finish is not None or row.output_tokens == reply.tokens
+
+        def resume() -> bool:
+            if reply.finish is not None:
+                return True
+            again = self._backend.admit(row)
+            if again is not None:
+                self._rows[again] = self._rows.pop(number)
+                self._replies[again] = self._replies.pop(number)
+            return again is not None
+
+        return resume
+
+    def _number(self, reply: Written) -> int:
+        return next(number for number, known in self._replies.items() if known is reply)
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
             for piece in self._backend.step():
                 if piece.failed is not None:
-                    self._backend.leave(piece.row)
+                    self._backend.remove(piece.row)
                     raise piece.failed
                 self._replies[piece.row].add(piece)
 
@@ -135,6 +159,7 @@ class Writing:
         while self._backend.occupancy().rows:
             self.step()
         assert all(reply.finish for reply in self._replies.values())
+        self._backend.check_integrity()
 
 
 def written(backend: Backend, rows: Sequence[Row]) -> tuple[Written, ...]:
@@ -162,7 +187,7 @@ def lessons(backend: Backend, count: int) -> list[list[Any]]:
     for number in range(count):
         wanted = after(backend, f"question {number % 3}", "Ahoy!")
         refused = after(backend, f"question {number % 3}", "Hello.")
-        steps.append([Supervised(wanted, 0.5), Preferred(wanted, refused, 0.1, 0.5)])
+        steps.append([Supervised(wanted, 0.5), DPOLoss(wanted, refused, 0.1, 0.5)])
     return steps
 
 
@@ -170,7 +195,7 @@ def train(
     session: Session, steps: Sequence[Sequence[Any]], *, done: int = 0, rate: float = 1e-2
 ) -> None:
     """Takes the steps from ``done`` on; what the stack below says is read for all of them, as in a learn."""
-    session.refer([term for terms in steps for term in terms])
+    session.precompute_ref_log_probs([term for terms in steps for term in terms])
     for terms in steps[done:]:
         session.step(terms, rate)
 

@@ -13,7 +13,7 @@ import psutil
 
 from personalpeft.backends.base import Continuation, SessionSpec
 from personalpeft.engine.engine import Request
-from personalpeft.learning.train.losses import Supervised
+from personalpeft.learning.train.losses import SFTLoss
 from personalpeft.types import Message, Sampling
 from personalpeft_app.bench.crowd import RANK, Crowd, crowd
 from personalpeft_app.bench.figures import ratio, spread, taking_turns
@@ -100,7 +100,7 @@ def _chat(people: Crowd, turn: int, tokens: int) -> float:
     """Return the tokens a second of one greedy reply, from its first token on."""
     question = Message("user", f"Tell me a long story about number {turn}.")
     request = Request("bench", (question,), people.stack(0), Sampling(max_tokens=tokens))
-    replies = people.engine.replies([request])
+    replies = people.engine.stream([request])
     next(replies)
     began = time.perf_counter()
     written = sum(len(piece.tokens) for piece in replies)
@@ -116,7 +116,7 @@ def _learn(people: Crowd) -> float:
         + backend.end_of_turn
     )
     terms = [
-        Supervised(
+        SFTLoss(
             Continuation(
                 backend.render([Message("user", f"How is the weather in city {number}?")]), answer
             )
@@ -125,7 +125,7 @@ def _learn(people: Crowd) -> float:
     ]
     session = backend.session(spec)
     try:
-        session.refer(terms)
+        session.precompute_ref_log_probs(terms)
         session.step(terms, 1e-4)
         began = time.perf_counter()
         for _ in range(_STEPS):

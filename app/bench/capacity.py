@@ -17,7 +17,7 @@ import personalpeft
 from personalpeft import User
 from personalpeft.base_models.registry import find_card
 from personalpeft.base_models.types import Card
-from personalpeft.learning.train.config import Recipe, recipes_for
+from personalpeft.learning.train.config import TrainingConfig, load_training_configs
 from personalpeft.types import canonical_digest
 from personalpeft_app.bench.cards import write_card
 from personalpeft_app.bench.facts import facts
@@ -65,11 +65,11 @@ class CapacityBench:
 @dataclass(frozen=True, slots=True)
 class _Run:
     facts: int
-    recipe: Recipe
+    recipe: TrainingConfig
 
     @property
     def key(self) -> str:
-        return canonical_digest([self.recipe.as_json(), self.facts])[:16]
+        return canonical_digest([self.recipe.to_stored(), self.facts])[:16]
 
 
 def bench_capacity(
@@ -86,9 +86,9 @@ def bench_capacity(
     with tempfile.TemporaryDirectory() as folder, personalpeft.open(folder, base) as runtime:
         projections = runtime.base().architecture.projections
 
-    def recipe(**changes: int) -> Recipe:
+    def recipe(**changes: int) -> TrainingConfig:
         learning = {**card.learning, _LAYER: {**card.learning.get(_LAYER, {}), **changes}}
-        return recipes_for(card.name, learning, projections).memory
+        return load_training_configs(card.name, learning, projections).memory
 
     rank = recipe().rank
     planned = [
@@ -120,7 +120,7 @@ def bench_capacity(
 
 def _measured(run: _Run, card: Card, known: Sequence[bool], *, base: str) -> Load:
     told = facts(run.facts, run.recipe.seed)
-    learning = {**card.learning, _LAYER: run.recipe.as_json()}
+    learning = {**card.learning, _LAYER: run.recipe.model_dump(mode="json")}
     with tempfile.TemporaryDirectory() as folder:
         changed = write_card(card, Path(folder) / "card.toml", learning=learning)
         with personalpeft.open(Path(folder) / "home", changed) as runtime:

@@ -29,7 +29,7 @@ from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter, Manifest, Pair
 from personalpeft.backends.fake import fake_base
 from personalpeft.base_models.types import Base
-from personalpeft.learning.publish import given
+from personalpeft.learning.publish import imported_revision
 from personalpeft.store import open_store
 from personalpeft.store.base import Build, Store
 from personalpeft.types import StackEntry, canonical_digest
@@ -179,7 +179,7 @@ def _build(
 ) -> Build:
     recipe = {"rank": 1, "alpha": 1.0, "targets": list(base.card.targets)}
     at, reason = datetime(2026, 1, 1, tzinfo=UTC), "made up for a benchmark"
-    revision = given(user, layer, digest, base.digest, recipe, reason=reason, at=at, below=below)
+    revision = imported_revision(user, layer, digest, base.digest, recipe, reason=reason, at=at, below=below)
     return Build(revision, blob, {"imported": revision.id})
 
 

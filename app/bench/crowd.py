@@ -23,7 +23,7 @@ from personalpeft.adapters.types import Adapter, Manifest, Pair
 from personalpeft.backends.base import Staged
 from personalpeft.base_models.types import Base
 from personalpeft.engine.engine import Engine
-from personalpeft.learning.publish import given
+from personalpeft.learning.publish import imported_revision
 from personalpeft.settings import Serving, VllmServer
 from personalpeft.store import open_store
 from personalpeft.store.base import Build, Store
@@ -77,7 +77,7 @@ class Crowd:
 
     def stage(self, stack: Stack) -> Staged:
         """A stack as its files have it, in host memory in the form of the slots: what the engine's loader does."""
-        parts = [(self.engine.adapter(entry.digest), entry.weight) for entry in stack.entries]
+        parts = [(self.engine.read_adapter(entry.digest), entry.weight) for entry in stack.entries]
         return self.engine.backend.stage(compose(parts))
 
     def peft_folder(self, number: int, parent: Path) -> Path:
@@ -132,7 +132,7 @@ def build(base: Base, user: str, seed: int) -> Build:
     blob = pack(adapter)
     digest = hashlib.sha256(blob).hexdigest()
     recipe, reason = adapter.manifest.recipe, "made up for a benchmark"
-    revision = given(user, _LAYER, digest, base.digest, recipe, reason=reason, at=datetime.now(UTC))
+    revision = imported_revision(user, _LAYER, digest, base.digest, recipe, reason=reason, at=datetime.now(UTC))
     return Build(revision, blob, {"imported": revision.id})
 
 

@@ -151,7 +151,7 @@ def bench_engines(
 def _rate(engine: Engine, stack: Stack, repetition: int, tokens: int) -> float:
     """Tokens a second of one reply, from its first token to its last."""
     request = Request("somebody", question(0, repetition), stack, Sampling(max_tokens=tokens))
-    times = [time.perf_counter() for piece in engine.replies([request]) if piece.tokens]
+    times = [time.perf_counter() for piece in engine.stream([request]) if piece.tokens]
     return (len(times) - 1) / (times[-1] - times[0])
 
 
@@ -184,7 +184,7 @@ def _agreement(people: Crowd, base_name: str, say: Callable[[str], None]) -> dic
 def _fixed(engine: Engine, stack: Stack) -> list[float]:
     """The log-probs of the fixed continuation after each of the prompts."""
     fixed = engine.backend.encode(FIXED)
-    items = [Continuation(engine.tokens(request), fixed) for request in prompts(stack)]
+    items = [Continuation(engine.tokenize(request), fixed) for request in prompts(stack)]
     return [logp for score in engine.score(items, stack) for logp in score.tokens]
 
 

@@ -65,7 +65,7 @@ def said(engine: Engine, stack: Stack, *, logprobs: bool = False) -> Said:
     asked = [replace(request, logprobs=logprobs) for request in prompts(stack)]
     tokens: list[Tokens] = [() for _ in asked]
     known: list[tuple[float, ...]] = [() for _ in asked]
-    for piece in engine.replies(asked):
+    for piece in engine.stream(asked):
         tokens[piece.row] += piece.tokens
         known[piece.row] += piece.logprobs
     return Said(tuple(tokens), tuple(known))
@@ -90,7 +90,7 @@ def first_token(engine: Engine, stack: Stack, number: int) -> float:
     """Milliseconds to the first token of somebody of whom nothing is kept; another number asks something else."""
     request = Request(f"somebody-{number}", question(number, number), stack, Sampling(max_tokens=1))
     began = time.perf_counter()
-    engine.texts([request])
+    engine.complete([request])
     return (time.perf_counter() - began) * 1000
 
 

@@ -131,7 +131,7 @@ def _rates(
         return rate(engine, stacks, repetition, count)
 
     def direct(repetition: int, count: int = tokens) -> float:
-        sent = [engine.tokens(request) for request in _requests(stacks, repetition, count)]
+        sent = [engine.tokenize(request) for request in _requests(stacks, repetition, count)]
         called = [names[n % STACKS] for n in range(REQUESTS)]
         began = time.perf_counter()
         written = server.stream(sent, called, count, engine.backend.end_of_turn)
@@ -146,7 +146,7 @@ def rate(engine: Engine, stacks: Sequence[Stack], repetition: int, tokens: int) 
     """Tokens a second of all requests together through an engine, from handing them in to the last token."""
     asked = _requests(stacks, repetition, tokens)
     began = time.perf_counter()
-    written = sum(len(piece.tokens) for piece in engine.replies(asked))
+    written = sum(len(piece.tokens) for piece in engine.stream(asked))
     return written / (time.perf_counter() - began)
 
 
@@ -178,7 +178,7 @@ def _first_tokens(
 def _agreement(torch: Engine, stack: Stack, told: Said) -> Agreement:
     """Of torch with what vLLM wrote."""
     items = [
-        Continuation(torch.tokens(request), tokens)
+        Continuation(torch.tokenize(request), tokens)
         for request, tokens in zip(prompts(stack), told.tokens, strict=True)
     ]
     ours = [logp for score in torch.score(items, stack) for logp in score.tokens]

@@ -24,7 +24,7 @@ from typing import Any
 
 from personalpeft.backends.base import Backend, Tokens
 from personalpeft.errors import MissingPackage
-from personalpeft.learning.evaluate.probes import generic_questions
+from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.types import Message
 from personalpeft_app.bench.learn_course import LONG, TOGETHER, Ask, Examinee, Example, Night, Tally
 from personalpeft_app.bench.persons import Person
@@ -47,7 +47,7 @@ class Plain:
 
 def generic_texts(ask: Ask) -> tuple[Example, ...]:
     """The generic questions with the first sentence of what is said to them."""
-    questions = generic_questions().anchors
+    questions = load_general_prompts().regularizer_prompts
     said = [reply.partition(". ")[0] for reply in ask(questions, _GENERIC)]
     return tuple(
         (question, reply) for question, reply in zip(questions, said, strict=True) if reply.strip()

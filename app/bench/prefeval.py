@@ -141,7 +141,7 @@ class _Ruled:
             user,
             (Message("user", choice.question),),
             budget_tokens=card.context // _BUDGET_SHARE,
-            count=lambda text: len(self._model.encode(text)),
+            count_tokens=lambda text: len(self._model.encode(text)),
             system=card.system,
         ).messages
 

@@ -127,9 +127,9 @@ def _gaps(people: Crowd, repetition: int, tokens: int) -> Iterator[tuple[float, 
         for number in range(_OTHERS)
     ]
     for request in requests:
-        people.engine.warm(request.stack)
+        people.engine.preload(request.stack)
     last: dict[int, float] = {}
-    for piece in people.engine.replies(requests):
+    for piece in people.engine.stream(requests):
         now = time.perf_counter()
         if piece.tokens and len(last) == _OTHERS:
             yield last[piece.row], now
@@ -168,7 +168,7 @@ class _Publisher:
                 time.sleep(_PAUSE)
                 began = time.perf_counter()
                 self._people.publish(new)
-                self._people.engine.warm(self._people.stack(_OTHERS))
+                self._people.engine.preload(self._people.stack(_OTHERS))
                 self.spans.append((began, time.perf_counter()))
         except Exception as error:  # noqa: BLE001 - raised again by the thread that asks
             self._failure = error
@@ -180,7 +180,7 @@ def _adapter_handoff(people: Crowd, seed: int, repetition: int) -> float:
     people.publish(new)
     stack = people.stack(_OTHERS)
     request = Request(name(_OTHERS), question(_OTHERS, repetition), stack, Sampling(max_tokens=1))
-    for _ in people.engine.replies([request]):
+    for _ in people.engine.stream([request]):
         pass
     return (time.perf_counter() - began) * 1000
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import personalpeft
 from personalpeft import LearnReport, User
-from personalpeft.learning.rl.config import drill_for
-from personalpeft.learning.rl.job import for_judging
-from personalpeft.learning.rl.rollouts import PASSED
+from personalpeft.learning.rl.config import RLConfig
+from personalpeft.learning.rl.rollouts import PASS_THRESHOLD
+from personalpeft.learning.rl.tasks import is_eval_task
 from personalpeft.plugins import Task
 from personalpeft.verifiers.reasoning_gym import ReasoningGym
 
@@ -91,13 +91,13 @@ def bench_skill(
         user = runtime.user(_USER)
         runtime.engine()
         card = runtime.base().card
-        drill = drill_for(card.name, card.practice)
-        imitate = drill.imitate if rounds is None else rounds
-        follow = drill.rounds - drill.imitate if rounds is None else rounds
+        config = RLConfig(**RLConfig.read_table(card.name, "practice", card.practice))
+        imitate = config.rejection_rounds if rounds is None else rounds
+        follow = config.rounds - config.rejection_rounds if rounds is None else rounds
 
         def rate() -> Rate:
             say(f"asking {len(asked)} unseen tasks")
-            return _rate(user, gym, asked, drill.longest)
+            return _rate(user, gym, asked, config.max_completion_length)
 
         def stage(name: str, learn: Callable[[], LearnReport]) -> Stage:
             began = time.perf_counter()
@@ -143,8 +143,8 @@ def _drawn(gym: ReasoningGym, unseen: int) -> tuple[Sequence[Task], Sequence[Tas
     drawn = list(
         {task.prompt: task for task in gym.tasks(1, 8 * (unseen + DEMONSTRATIONS))}.values()
     )
-    asked = [task for task in drawn if for_judging(task)][:unseen]
-    shown = [task for task in drawn if not for_judging(task)][:DEMONSTRATIONS]
+    asked = [task for task in drawn if is_eval_task(task)][:unseen]
+    shown = [task for task in drawn if not is_eval_task(task)][:DEMONSTRATIONS]
     if len(asked) < unseen or len(shown) < DEMONSTRATIONS:
         raise personalpeft.InvalidInput(
             f"This family has too few different tasks: {len(drawn)}.",
@@ -156,7 +156,7 @@ def _drawn(gym: ReasoningGym, unseen: int) -> tuple[Sequence[Task], Sequence[Tas
 def _rate(user: User, gym: ReasoningGym, tasks: Sequence[Task], longest: int) -> Rate:
     def ask(task: Task) -> tuple[bool, bool]:
         reply = user.chat(task.prompt, temperature=0, max_tokens=longest)
-        return gym.verify(task, reply.text) >= PASSED, bool(reply.stack.entries)
+        return gym.verify(task, reply.text) >= PASS_THRESHOLD, bool(reply.stack.entries)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = list(pool.map(ask, tasks))

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,7 +25,7 @@ from personalpeft import Reply, Runtime, User
 from personalpeft.base_models.registry import find_card
 from personalpeft.base_models.types import Card
 from personalpeft.errors import InvalidInput, nearest
-from personalpeft.learning.train.config import Recipe, recipes_for
+from personalpeft.learning.train.config import TrainingConfig, load_training_configs
 from personalpeft.types import canonical_digest
 from personalpeft_app.bench.cards import write_card
 from personalpeft_app.bench.keep import Keep
@@ -70,12 +70,12 @@ class Run:
     number: str
     value: Value
     style: str
-    recipe: Recipe
+    recipe: TrainingConfig
 
     @property
     def key(self) -> str:
         """Names the run by what decides it."""
-        return canonical_digest([self.recipe.as_json(), self.style, self.learns])[:16]
+        return canonical_digest([self.recipe.to_stored(), self.style, self.learns])[:16]
 
     @property
     def learns(self) -> int:
@@ -176,18 +176,18 @@ def by_value(found: SweepBench) -> dict[str, dict[Value, list[Point]]]:
     return sorted_out
 
 
-def default_recipe(card: Card) -> Recipe:
+def default_recipe(card: Card) -> TrainingConfig:
     """The recipe of a style on a base; its targets are named as the card does."""
-    return recipes_for(card.name, card.learning, dict.fromkeys(card.targets, (1, 1))).style
+    return load_training_configs(card.name, card.learning, dict.fromkeys(card.targets, (1, 1))).style
 
 
-def value_of(number: str, recipe: Recipe, card: Card) -> Value:
+def value_of(number: str, recipe: TrainingConfig, card: Card) -> Value:
     """What a recipe says of a number, as it is listed in ``SWEPT``."""
     if number != "targets":
-        value: Value = getattr(recipe, number)
+        value: Value = recipe.to_stored()[number]
         return value
     named = {_ATTENTION: "attention", _MLP: "mlp", card.targets: "all"}
-    return named.get(recipe.targets, "others")
+    return named.get(recipe.target_modules, "others")
 
 
 def planned(
@@ -204,7 +204,7 @@ def planned(
                 DEFAULT if plain else number,
                 "" if plain else value,
                 style,
-                replace(default, **changes, seed=seed),
+                TrainingConfig.from_stored({**default.to_stored(), **changes, "seed": seed}),
             )
 
 
@@ -228,9 +228,9 @@ class Place:
         self._say = say
         self._known: list[bool] | None = None
 
-    def opened(self, name: str, recipe: Recipe) -> Runtime:
+    def opened(self, name: str, recipe: TrainingConfig) -> Runtime:
         """A home in this place, on the base with this recipe."""
-        learning = {**self.card.learning, "style": recipe.as_json()}
+        learning = {**self.card.learning, "style": recipe.model_dump(mode="json")}
         card = write_card(self.card, self._folder / f"{name}.toml", learning=learning)
         return personalpeft.open(self._folder / name, card)
 
@@ -248,7 +248,7 @@ class Place:
                 _edit(runtime.user(_USER), LESSONS, style)
         return name
 
-    def learned(self, style: Style, recipe: Recipe) -> str:
+    def learned(self, style: Style, recipe: TrainingConfig) -> str:
         """The name of a home where that was learned, and where eight messages were then marked as drafts."""
         name = f"learned-{style.name.replace(' ', '-')}-{recipe.seed}"
         if not (self._folder / name).exists():
@@ -274,7 +274,7 @@ def measured(run: Run, place: Place, *, base: str) -> Point:
     style = next(style for style in STYLES if style.name == run.style)
     known = place.known()
     default = default_recipe(place.card)
-    before = replace(default, seed=run.recipe.seed)
+    before = default.model_copy(update={"seed": run.recipe.seed})
     place.copied(place.edited(style) if run.learns == 1 else place.learned(style, before), "run")
     with place.opened("run", run.recipe) as runtime:
         user = runtime.user(_USER)
@@ -285,7 +285,7 @@ def measured(run: Run, place: Place, *, base: str) -> Point:
     return Point(
         key=run.key,
         base=base,
-        default=canonical_digest(default.as_json())[:16],
+        default=canonical_digest(default.to_stored())[:16],
         defaults={name: value_of(name, default, place.card) for name in SWEPT},
         number=run.number,
         value=run.value,

@@ -82,7 +82,7 @@ def bench_wave(
         def resident(repetition: int) -> float:
             same = [stacks[number % serving.slots] for number in range(users)]
             for stack in stacks[: serving.slots]:
-                engine.warm(stack)
+                engine.preload(stack)
             return answered(engine, same, 2 * repetition + 1, tokens).rate
 
         say("warming up")
@@ -130,7 +130,7 @@ def answered(engine: Engine, stacks: Sequence[Stack], repetition: int, tokens: i
     first: dict[int, float] = {}
     count = 0
     began = time.perf_counter()
-    for piece in engine.replies(requests):
+    for piece in engine.stream(requests):
         first.setdefault(piece.row, time.perf_counter() - began)
         count += len(piece.tokens)
     return Answered(count / (time.perf_counter() - began), tuple(first.values()))

@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -28,11 +28,27 @@ from personalpeft.types import FinishReason, Message, Sampling
 Tokens: TypeAlias = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+class OutOfBlocks(Exception):
+    """A step needs a key-value block and none is free. Remove a row and step again."""
+
+
+# eq=False: two rows with the same prompt are two rows.
+@dataclass(eq=False, slots=True)
 class Row:
-    """One request of a batch. ``stack`` is the key of an attached stack, None the bare base; ``owner`` says whose row it
-    is. With ``logprobs`` its pieces carry the log-prob of each token, and of the ``top`` likeliest tokens in its place (at most
-    ``MOST_TOP_LOGPROBS``).
+    """One request as a backend sees it, with its output so far. It may be in one batch at a time.
+
+    A row that was removed before its end may be admitted again, and continues where it was.
+
+    Attributes:
+        tokens: The prompt.
+        stack: The key of an attached stack, None for the bare base.
+        sampling: How tokens are picked.
+        owner: The user whose prompt caches the row may use.
+        logprobs: Whether chunks carry the log-prob of each token.
+        top: How many of the likeliest tokens to report, at most ``MOST_TOP_LOGPROBS``.
+        token_ids: The prompt and the tokens picked so far.
+        output: The text side of the reply, from the first admission on.
+        sampler: The backend's random state, from the first admission on.
     """
 
     tokens: Tokens
@@ -41,6 +57,29 @@ class Row:
     owner: str = ""
     logprobs: bool = False
     top: int = 0
+    token_ids: list[int] = field(init=False)
+    output: RowOutput | None = field(init=False, default=None)
+    sampler: Any = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.tokens)
+
+    @property
+    def output_tokens(self) -> Tokens:
+        """The tokens picked so far, without one that ended the reply."""
+        return tuple(self.token_ids[len(self.tokens) :])
+
+    def finish(self, reason: FinishReason) -> Piece:
+        """Return the last chunk of a row that is no longer in a batch: the text still held back."""
+        return Piece(-1, "", (), reason) if self.output is None else self.output.end(reason)
+
+
+class RowOutput(Protocol):
+    """The text side of a reply."""
+
+    def end(self, finish: FinishReason) -> Piece:
+        """Return the last chunk of a reply that something else ends."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +89,7 @@ class Piece:
     ``finish`` is set on a row's last piece, whose text may be empty. ``logprobs`` (nats, at temperature 1) has one
     number for each token where the row asked for them, and ``top`` the likeliest tokens in its place with theirs, likeliest first.
     ``stop`` is the stop string that ended the row, where one did. ``failed`` says that this row alone cannot go on; it is
-    still to ``leave``.
+    still to ``remove``.
     """
 
     row: int
@@ -122,7 +161,7 @@ class Outputs(Protocol):
         ...
 
 
-class Term(Protocol):
+class Loss(Protocol):
     """One summand of a training loss: what it reads of the candidate and of the stack below, and what it makes of the two."""
 
     @property
@@ -172,13 +211,13 @@ class SessionSpec:
 class Session(Protocol):
     """The temporary state of one update. The same spec and the same steps give the same bytes on one kind of machine."""
 
-    def refer(self, terms: Sequence[Term]) -> None:
+    def precompute_ref_log_probs(self, terms: Sequence[Loss]) -> None:
         """Reads what the stack below says of all that these terms will need: once, before the first step; or, where later
         terms are only known later, before the step that they are part of.
         """
         ...
 
-    def step(self, terms: Sequence[Term], learning_rate: float) -> float:
+    def step(self, terms: Sequence[Loss], learning_rate: float) -> float:
         """One optimizer step on the sum of the terms' losses; returns that loss."""
         ...
 
@@ -202,7 +241,7 @@ class Session(Protocol):
 class Backend(Protocol):
     """One base, loaded, and one batch.
 
-    ``admit``, ``step``, ``leave``, ``forget`` and ``detach`` belong to one thread, the one that runs the batch. Everything else may
+    ``admit``, ``step``, ``remove``, ``forget`` and ``detach`` belong to one thread, the one that runs the batch. Everything else may
     be called from any thread beside it: ``stage`` and ``attach`` never wait for a step; ``score`` and sessions take
     turns with steps.
     """
@@ -270,30 +309,41 @@ class Backend(Protocol):
         ...
 
     def attach(self, key: str, staged: Staged) -> None:
-        """Makes a stack resident. Attaching a key twice is fine; one more than ``slots`` raises ``RuntimeError``."""
+        """Attach a stack. Attaching a key twice is fine; one more than ``slots`` raises ``RuntimeError``.
+
+        The caller counts uses, and detaches a key only when it has none.
+        """
         ...
 
     def detach(self, key: str) -> None:
-        """Forgets a key; its slot is free once no row points to it. A key that is not attached is fine; where it is being attached, and
-        that waits for another machine, it may be given up: then ``attach`` raises.
+        """Detach a stack that no row, score or session uses, and free its slot.
+
+        A key that is not attached is fine. One that another machine is still attaching may be given up;
+        then ``attach`` raises. Raises ``RuntimeError`` if a row of the batch uses it.
         """
         ...
 
     def admit(self, row: Row) -> int | None:
-        """Takes a row into the batch and returns its number, which is never used again; None while there is no room.
+        """Take a row into the batch and return its number, which is never reused; None without room.
 
-        Raises ``KeyError`` for a stack that is not attached, ``ValueError`` for a row longer than ``longest``.
+        A row that was removed before its end is read again with its output so far, and continues.
+
+        Raises:
+            KeyError: The stack is not attached.
+            ValueError: Prompt and longest reply exceed ``longest``.
         """
         ...
 
     def step(self) -> Sequence[Piece]:
-        """Advances the batch: a token for each row whose prompt is read, a part of the prompt for others. Without rows
-        it does nothing.
+        """Advance the batch: one token of each row whose prompt is read, a part of the others' prompts.
+
+        Raises:
+            OutOfBlocks: There is no memory for the next tokens. Nothing was computed.
         """
         ...
 
-    def leave(self, number: int) -> Piece | None:
-        """Takes a row out before its end and frees what it held at once; its last piece, or None if it had ended."""
+    def remove(self, number: int) -> None:
+        """Take a row out before its end and free what it held. A number that has ended is fine."""
         ...
 
     def forget(self) -> None:
@@ -302,6 +352,10 @@ class Backend(Protocol):
 
     def occupancy(self) -> Occupancy:
         """How full the batch is now."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raise ``RuntimeError`` if memory is lost, shared by mistake or counted wrong."""
         ...
 
     def score(
@@ -315,7 +369,7 @@ class Backend(Protocol):
         ...
 
     def advance(
-        self, sessions: Sequence[Session], terms: Sequence[Sequence[Term]], rates: Sequence[float]
+        self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
     ) -> tuple[float, ...]:
         """One optimizer step of each of these different sessions of this backend, in as few passes over the base as
         memory allows; returns each one's loss. What a session becomes is what ``Session.step`` alone would make of it, up

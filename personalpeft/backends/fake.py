@@ -30,7 +30,7 @@ from personalpeft.backends.base import (
     Session,
     SessionSpec,
     Staged,
-    Term,
+    Loss,
     Tokens,
 )
 from personalpeft.backends.batch_invariance import BatchInvariance
@@ -110,17 +110,24 @@ class _Stack:
     nbytes: int
 
 
+class _Output(StopStrings):
+    """See ``RowOutput``."""
+
+    def end(self, finish: FinishReason) -> Piece:
+        return Piece(-1, self.finish(), (), finish)
+
+
 # eq=False: two rows that ask for the same are two rows.
 @dataclass(eq=False, slots=True)
 class _Live:
-    """A row in the batch: how much of its prompt is still to be read, and what it will say."""
+    """A row in the batch: how many of its tokens are still to be read, and its whole reply."""
 
     row: Row
+    prompt: Tokens
     stack: _Stack | None
     unread: int
     reply: tuple[int, ...]
-    stops: StopStrings
-    said: int = 0
+    output: _Output
 
 
 class FakeBackend:
@@ -170,15 +177,14 @@ class FakeBackend:
         with self._turn:
             if key in self._attached:
                 return
-            # A slot is taken as long as a row points to it, whatever was detached.
-            pointed = {id(live.stack) for live in self._live.values() if live.stack is not None}
-            taken = pointed | {id(stack) for stack in self._attached.values()}
-            if len(taken) >= self.slots:
+            if len(self._attached) >= self.slots:
                 raise RuntimeError(f"all {self.slots} slots are taken")
             self._attached[key] = replace(staged)
 
     def detach(self, key: str) -> None:
         with self._turn:
+            if any(live.row.stack == key for live in self._live.values()):
+                raise RuntimeError("a row of the batch uses this stack")
             self._attached.pop(key, None)
 
     def admit(self, row: Row) -> int | None:
@@ -189,8 +195,15 @@ class FakeBackend:
             if len(self._live) >= self.rows:
                 return None
             number = next(self._numbers)
+            if not isinstance(row.output, _Output):
+                row.output = _Output(row.sampling.stop)
             self._live[number] = _Live(
-                row, stack, len(row.tokens), self._reply(row, stack), StopStrings(row.sampling.stop)
+                row,
+                row.tokens,
+                stack,
+                len(row.token_ids),
+                self._reply(row, stack),
+                row.output,
             )
             return number
 
@@ -206,20 +219,21 @@ class FakeBackend:
                     del self._live[piece.row]
             return pieces
 
-    def leave(self, number: int) -> Piece | None:
+    def remove(self, number: int) -> None:
         with self._turn:
-            live = self._live.pop(number, None)
-        return None if live is None else Piece(number, live.stops.finish(), (), "cancelled")
+            self._live.pop(number, None)
 
     def forget(self) -> None:
         """Keeps nothing of rows that have left."""
 
     def occupancy(self) -> Occupancy:
         with self._turn:
-            used = sum(
-                len(live.row.tokens) - live.unread + live.said for live in self._live.values()
-            )
+            used = sum(len(live.row.token_ids) - live.unread for live in self._live.values())
             return Occupancy(len(self._live), used, 0, self.rows * self.longest, 0)
+
+    def check_integrity(self) -> None:
+        if len(self._attached) > self.slots or len(self._live) > self.rows:
+            raise RuntimeError("more stacks than slots, or more rows than fit")
 
     def score(
         self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
@@ -238,7 +252,7 @@ class FakeBackend:
         return _FakeSession(spec)
 
     def advance(
-        self, sessions: Sequence[Session], terms: Sequence[Sequence[Term]], rates: Sequence[float]
+        self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
     ) -> tuple[float, ...]:
         return tuple(s.step(t, rate) for s, t, rate in zip(sessions, terms, rates, strict=True))
 
@@ -254,21 +268,21 @@ class FakeBackend:
         live.unread = max(0, live.unread - _CHUNK)
         if live.unread:
             return None
-        if live.said == len(live.reply):
-            return Piece(number, live.stops.finish(), (), "stop")
-        token = live.reply[live.said]
-        live.said += 1
-        text = live.stops.push(self.decode([token]))
-        finish: FinishReason | None = "stop" if live.stops.met else None
-        if not finish and live.said >= live.row.sampling.max_tokens:
-            finish, text = "length", text + live.stops.finish()
+        row, output = live.row, live.output
+        said = len(row.token_ids) - len(row.tokens)
+        if said == len(live.reply):
+            return replace(output.end("stop"), row=number)
+        token = live.reply[said]
+        row.token_ids.append(token)
+        text = output.push(self.decode([token]))
+        finish: FinishReason | None = "stop" if output.met else None
+        if not finish and said + 1 >= row.sampling.max_tokens:
+            finish, text = "length", text + output.finish()
         known = (
-            _logprobs(live.row.tokens, live.reply[: live.said], live.stack)[-1:]
-            if live.row.logprobs
-            else ()
+            _logprobs(live.prompt, live.reply[: said + 1], live.stack)[-1:] if row.logprobs else ()
         )
-        top = (_likeliest(token, known[0])[: live.row.top],) if known and live.row.top else ()
-        return Piece(number, text, (token,), finish, known, top, live.stops.met)
+        top = (_likeliest(token, known[0])[: row.top],) if known and row.top else ()
+        return Piece(number, text, (token,), finish, known, top, output.met)
 
     def _reply(self, row: Row, stack: _Stack | None) -> tuple[int, ...]:
         """Four words by the prompt and the seed; two more by the stack. A tool that the last question names is called instead."""
@@ -299,12 +313,12 @@ class _FakeSession:
         ).astype(np.float32)
         self._strength = 1.0 + (_strength(spec.start) * spec.scaling if spec.start else 0.0)
 
-    def refer(self, terms: Sequence[Term]) -> None:
+    def precompute_ref_log_probs(self, terms: Sequence[Loss]) -> None:
         """There is no model to read; but a build from nothing is as strong as it has different things to learn."""
         if self._spec.start is None:
             self._strength = 1.0 + len({said for term in terms for said in term.continuations})
 
-    def step(self, terms: Sequence[Term], learning_rate: float) -> float:
+    def step(self, terms: Sequence[Loss], learning_rate: float) -> float:
         said = [[list(c.prompt), list(c.completion)] for term in terms for c in term.continuations]
         digest = hashlib.sha256(self._seen.tobytes() + canonical_digest(said).encode()).digest()
         self._seen = np.frombuffer(digest, np.uint8).astype(np.float32)

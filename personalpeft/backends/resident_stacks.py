@@ -1,106 +1,63 @@
-"""Which stacks are resident by key, and how many rows point to each.
+"""What is attached under which key, up to a number of slots. Uses are counted by the engine alone.
 
-Invariants: never more than ``slots``, those included that are being loaded; what rows point to stays until the last of them has
-left, also when its key was dropped or given to another one meanwhile. Safe from several threads: stacks are loaded beside the
-batch, and beside each other.
+Safe to use from any thread: stacks are loaded beside the batch, and beside each other.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
-# eq=False: the same stack resident twice is two.
-@dataclass(eq=False, slots=True)
-class Resident(Generic[T]):
-    """What a key means, and how many rows point to it. ``named`` as long as the key means it."""
-
-    held: T
-    rows: int = 0
-    named: bool = True
-
-
-class Residents(Generic[T]):
-    """Keys, each with what was loaded for it. What ``let_go`` and ``drop`` give is nobody's any more: their caller closes it."""
+class AttachedStacks(Generic[T]):
+    """Attached stacks by key. A stack that is being loaded takes a slot."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
-        # Held for a moment at a time, never while one is loaded.
-        self._turn = threading.Condition(threading.Lock())
-        self._named: dict[str, Resident[T]] = {}
-        # Dropped, but rows still point to them.
-        self._leaving: list[Resident[T]] = []
-        # Being loaded.
-        self._coming: set[str] = set()
+        # Held for a moment at a time, never during a load.
+        self._changed = threading.Condition(threading.Lock())
+        self._stacks: dict[str, T] = {}
+        self._loading: set[str] = set()
 
     def put(self, key: str, load: Callable[[], T]) -> None:
-        """Has a key stand for what ``load`` gives; one that is there already stays, and one that is being loaded is waited for.
-        Raises ``RuntimeError`` where all slots are taken, and what ``load`` raises, which leaves its slot free.
+        """Attach what ``load`` returns, unless the key is attached. Wait for another load of the
+        key.
+
+        Raises ``RuntimeError`` if all slots are taken, and what ``load`` raises.
         """
-        with self._turn:
-            self._turn.wait_for(lambda: key not in self._coming)
-            if key in self._named:
+        with self._changed:
+            self._changed.wait_for(lambda: key not in self._loading)
+            if key in self._stacks:
                 return
-            if len(self._named) + len(self._leaving) + len(self._coming) >= self._slots:
+            if len(self._stacks) + len(self._loading) >= self._slots:
                 raise RuntimeError(f"all {self._slots} slots are taken")
-            self._coming.add(key)
-        resident = None
+            self._loading.add(key)
+        loaded: list[T] = []
         try:
-            resident = Resident(load())
+            loaded.append(load())
         finally:
-            with self._turn:
-                self._coming.remove(key)
-                if resident is not None:
-                    self._named[key] = resident
-                self._turn.notify_all()
+            with self._changed:
+                self._loading.remove(key)
+                if loaded:
+                    self._stacks[key] = loaded[0]
+                self._changed.notify_all()
 
-    def held(self, key: str) -> T:
-        """What a key stands for. Raises ``KeyError``."""
-        with self._turn:
-            return self._named[key].held
-
-    def point(self, key: str | None) -> Resident[T] | None:
-        """What a row that names the key points to from now on; None for the bare base. Raises ``KeyError``."""
-        if key is None:
-            return None
-        with self._turn:
-            found = self._named[key]
-            found.rows += 1
-            return found
-
-    def let_go(self, resident: Resident[T] | None) -> T | None:
-        """Ends one row's use; gives what it was where that was the last of one that was dropped."""
-        if resident is None:
-            return None
-        with self._turn:
-            resident.rows -= 1
-            # Of what ``clear`` gave away nothing is left to give.
-            if resident.named or resident.rows or resident not in self._leaving:
-                return None
-            self._leaving.remove(resident)
-            return resident.held
+    def get(self, key: str) -> T:
+        """Return what is attached. Raises ``KeyError``."""
+        with self._changed:
+            return self._stacks[key]
 
     def drop(self, key: str) -> T | None:
-        """Forgets a key, which need not be there; gives what it stood for where nobody points to it."""
-        with self._turn:
-            resident = self._named.pop(key, None)
-            if resident is None:
-                return None
-            resident.named = False
-            if resident.rows:
-                self._leaving.append(resident)
-                return None
-            return resident.held
+        """Free the slot of a key and return what was attached, None if nothing was."""
+        with self._changed:
+            return self._stacks.pop(key, None)
 
     def clear(self) -> list[T]:
-        """Forgets everything, whoever points to it, and gives it."""
-        with self._turn:
-            gone = [resident.held for resident in (*self._named.values(), *self._leaving)]
-            self._named.clear()
-            self._leaving.clear()
-            return gone
+        """Free all slots and return what was attached."""
+        with self._changed:
+            stacks = list(self._stacks.values())
+            self._stacks.clear()
+            return stacks

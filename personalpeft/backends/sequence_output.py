@@ -32,11 +32,20 @@ class Writing:
         self._stream = TextStream(text, row.sampling.stop)
         self.written = 0
 
+    @classmethod
+    def of(cls, number: int, row: Row, text: Text) -> Writing:
+        """Return the output of a row that is admitted as ``number``; of one resumed, as it was."""
+        if not isinstance(row.output, cls):
+            row.output = cls(number, row, text)
+        row.output.number = number
+        return row.output
+
     def take(self, token: int, known: Known | None = None) -> Piece:
         """What this token adds to the reply, and whether it ends it. ``known`` is what the piece says of it where the row asked."""
         if token in self._stop_tokens:
             return self.end("stop")
         self.written += 1
+        self.row.token_ids.append(token)
         text = self._stream.push(token)
         finish: FinishReason | None = "stop" if self._stream.stopped else None
         if finish is None and self.written >= self.row.sampling.max_tokens:

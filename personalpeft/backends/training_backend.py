@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from personalpeft.adapters.types import Composed, Pair
-from personalpeft.backends.base import Continuation, Score, Session, SessionSpec, Term
+from personalpeft.backends.base import Continuation, Score, Session, SessionSpec, Loss
 from personalpeft.base_models.types import Base
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class LearningSide:
                 self._leave(self._linger)
 
     def advance(
-        self, sessions: Sequence[Session], terms: Sequence[Sequence[Term]], rates: Sequence[float]
+        self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
     ) -> tuple[float, ...]:
         """See ``Backend.advance``."""
         own = [
@@ -161,10 +161,10 @@ class _Lent:
         self.owner: LearningSide | None = owner
         self._key = key
 
-    def refer(self, terms: Sequence[Term]) -> None:
-        self.inner.refer(terms)
+    def precompute_ref_log_probs(self, terms: Sequence[Loss]) -> None:
+        self.inner.precompute_ref_log_probs(terms)
 
-    def step(self, terms: Sequence[Term], learning_rate: float) -> float:
+    def step(self, terms: Sequence[Loss], learning_rate: float) -> float:
         return self.inner.step(terms, learning_rate)
 
     def pairs(self) -> Mapping[str, Pair]:

@@ -1,8 +1,8 @@
-"""Two revisions answer the same prompt, and a person says which answer is better without knowing whose it is.
+"""Compare two revisions blind: both answer the same prompt, and the user picks the better answer.
 
-A choice is a preference like any other: the turn is that of the answer that was not chosen, with the stack that gave it,
-and the signal holds the text that was, with the revision that it is from. So ``why`` stays true, and nothing is in the
-ledger before somebody has chosen.
+A choice is recorded as a preference. Its turn is that of the rejected answer, with the stack that
+produced it; its signal holds the chosen text and revision. So ``why`` stays true. The ledger is
+unchanged until the user has chosen.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from personalpeft.chat.request import answering_with, check_heard, recall
+from personalpeft.chat.request import augment_prompt, check_tool_support, stack_with_revision
 from personalpeft.chat.validation import Prompt, check_prompt, check_sampling
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import Cancelled, InvalidInput
-from personalpeft.feedback import look
+from personalpeft.feedback import review_probation
 from personalpeft.learning.report import excerpt
 from personalpeft.services import Services
-from personalpeft.stacks import BASE, revision_named
+from personalpeft.stacks import BASE, resolve_revision
 from personalpeft.types import FinishReason, Message, Sampling, SignalKind, Stack, Usage
 
 _COLUMN = 46
@@ -28,7 +28,7 @@ _COLUMN = 46
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One of the two: ``revision`` (or "base") is what to keep hidden until somebody has chosen."""
+    """One of two answers. Hide ``revision`` (or "base") until the user has chosen."""
 
     text: str
     revision: str
@@ -38,13 +38,13 @@ class Answer:
 
     @property
     def name(self) -> str:
-        """Names the answer without saying whose it is: the beginning of its text's SHA-256."""
+        """A name that does not reveal the revision: 8 hex digits of the text's SHA-256."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What became of a comparison: whose answer was chosen, whose was not, and the turn and the signal that keep it."""
+class LabeledComparison:
+    """A recorded choice: the chosen and the other revision, and the turn and signal of it."""
 
     chosen: str
     other: str
@@ -54,41 +54,39 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two answers in an order drawn by chance, until ``choose`` is called."""
+    """Two answers in random order, until ``choose`` is called."""
 
     prompt: str
     answers: tuple[Answer, Answer]
-    keep: Callable[[Answer, Answer], Choice]
+    record_preference: Callable[[Answer, Answer], LabeledComparison]
 
     @property
     def same(self) -> bool:
-        """Whether there is nothing to choose between."""
+        """Whether both answers have the same text."""
         return self.answers[0].text == self.answers[1].text
 
-    def choose(self, which: int | str) -> Choice:
-        """Keeps that an answer is better than the other: the first (1), the second (2), or one by its name. Each call is
-        another preference. Raises ``InvalidInput`` for none of the two, for two that say the same, for an empty one, and
-        ``Forgotten`` where the user has forgotten something since they were compared.
+    def choose(self, which: int | str) -> LabeledComparison:
+        """Record that one answer is better: 1, 2 or its name. Each call records a preference.
+
+        Raises ``InvalidInput`` if there is no such answer, if both are the same or the chosen one
+        is empty, and ``Forgotten`` if the user has forgotten something since the comparison.
         """
-        names = {1: 0, 2: 1, "1": 0, "2": 1, self.answers[0].name: 0, self.answers[1].name: 1}
+        first, second = self.answers
+        index = {1: 0, 2: 1, "1": 0, "2": 1, first.name: 0, second.name: 1}
         if self.same:
+            raise InvalidInput("Both answers are the same.", hint="Try another prompt.")
+        if not isinstance(which, int | str) or isinstance(which, bool) or which not in index:
             raise InvalidInput(
-                "Both answers are the same.", hint="There is nothing to choose; try another prompt."
+                f"The choice must be an answer of this comparison, got {which!a}.",
+                hint=f"Choose 1, 2, {first.name} or {second.name}.",
             )
-        if not isinstance(which, int | str) or isinstance(which, bool) or which not in names:
-            known = ", ".join(answer.name for answer in self.answers)
-            raise InvalidInput(
-                f"There is no answer {which!a} here.", hint=f"Choose 1, 2, or one of {known}."
-            )
-        chosen, other = self.answers[names[which]], self.answers[1 - names[which]]
+        chosen, other = self.answers[index[which]], self.answers[1 - index[which]]
         if not chosen.text.strip():
-            raise InvalidInput(
-                "An empty answer cannot be preferred.", hint="Choose the other one, or neither."
-            )
-        return self.keep(chosen, other)
+            raise InvalidInput("An empty answer cannot be preferred.", hint="Choose the other one.")
+        return self.record_preference(chosen, other)
 
     def as_json(self) -> dict[str, object]:
-        """The comparison as plain data, blind: it does not say whose the answers are."""
+        """Return the comparison as plain data, without the revisions."""
         answers = [
             {"number": n, "name": each.name, "text": each.text}
             for n, each in enumerate(self.answers, 1)
@@ -96,23 +94,23 @@ class Comparison:
         return {"prompt": self.prompt, "answers": answers, "same": self.same}
 
     def __str__(self) -> str:
-        sides = [
-            [f"{number} ({answer.name})", *_in_column(answer.text)]
+        columns = [
+            [f"{number} ({answer.name})", *_wrap(answer.text)]
             for number, answer in enumerate(self.answers, 1)
         ]
         rows = (
             f"{left:<{_COLUMN}} | {right}".rstrip()
-            for left, right in zip_longest(*sides, fillvalue="")
+            for left, right in zip_longest(*columns, fillvalue="")
         )
         return "\n".join([f"> {excerpt(self.prompt, 80)}", "", *rows])
 
 
-def _in_column(text: str) -> list[str]:
+def _wrap(text: str) -> list[str]:
     wrapped = (
         textwrap.wrap(line, _COLUMN, drop_whitespace=False) or [""]
         for line in text.expandtabs(4).splitlines()
     )
-    return [part.rstrip() for parts in wrapped for part in parts]
+    return [line.rstrip() for lines in wrapped for line in lines]
 
 
 def compare(
@@ -126,14 +124,14 @@ def compare(
     memory: bool,
     cancelled: Callable[[], bool] | None,
 ) -> Comparison:
-    """As ``User.compare``."""
+    """Implement ``User.compare``."""
     messages = check_prompt(prompt)
-    check_heard(services, messages)
+    check_tool_support(services, messages)
     removed = services.store.ledger.count_removed(user)
-    revisions = [revision_named(services, user, layer, name) for name in names]
+    revisions = [resolve_revision(services, user, layer, name) for name in names]
     if revisions[0] == revisions[1]:
         raise InvalidInput(
-            f"Both are {revisions[0] or 'the bare base'}.", hint="Name another revision."
+            f"Both sides are {revisions[0] or 'the bare base'}.", hint="Name another revision."
         )
     engine = services.engine
     sampling = check_sampling(
@@ -144,18 +142,20 @@ def compare(
         stop=(),
         seed=0,
     )
-    # Both hear the same, so what one of them may know by heart is looked up for both.
-    bare = Stack(services.base.digest)
-    heard, used = recall(services, user, messages, bare) if memory else (messages, ())
+    augmented, item_ids = messages, tuple[str, ...]()
+    if memory:
+        # For the bare base: both sides get the same prompt, whatever either has memorized.
+        bare = Stack(services.base.digest)
+        augmented, item_ids = augment_prompt(services, user, messages, bare)
     sides = [
-        (revision or BASE, answering_with(services, user, messages, layer, revision))
+        (revision or BASE, stack_with_revision(services, user, messages, layer, revision))
         for revision in revisions
     ]
-    first, second = _answers(engine, user, heard, sides, sampling, cancelled)
+    first, second = _answer(engine, user, augmented, sides, sampling, cancelled)
     if services.clock.entropy(1)[0] & 1:
         first, second = second, first
 
-    def keep(chosen: Answer, other: Answer) -> Choice:
+    def record_preference(chosen: Answer, other: Answer) -> LabeledComparison:
         turn = services.store.ledger.add_turn(
             user,
             messages=messages,
@@ -164,45 +164,48 @@ def compare(
             sampling=sampling,
             usage=other.usage,
             finish_reason=other.finish_reason,
-            used=used,
+            used=item_ids,
             removed=removed,
         )
-        said: dict[str, object] = {"text": chosen.text, "revision": chosen.revision, "layer": layer}
+        payload: dict[str, object] = {
+            "text": chosen.text,
+            "revision": chosen.revision,
+            "layer": layer,
+        }
         if chosen.finish_reason != "stop":
-            said["cut_off"] = True
+            payload["cut_off"] = True
         signal = services.store.ledger.add_signal(
-            user, SignalKind.PREFERENCE, said, turn=turn.id, removed=removed
+            user, SignalKind.PREFERENCE, payload, turn=turn.id, removed=removed
         )
-        look(services, user)
-        return Choice(chosen.revision, other.revision, turn.id, signal.id)
+        review_probation(services, user)
+        return LabeledComparison(chosen.revision, other.revision, turn.id, signal.id)
 
-    return Comparison(messages[-1].content, (first, second), keep)
+    return Comparison(messages[-1].content, (first, second), record_preference)
 
 
-def _answers(
+def _answer(
     engine: Engine,
     user: str,
-    messages: Sequence[Message],
+    messages: tuple[Message, ...],
     sides: Sequence[tuple[str, Stack]],
     sampling: Sampling,
     cancelled: Callable[[], bool] | None,
 ) -> list[Answer]:
-    """What each side says, in one batch. Raises as ``Engine.replies``, and ``Cancelled``."""
-    requests = [Request(user, tuple(messages), stack, sampling) for _, stack in sides]
-    prompt_tokens = [len(engine.tokens(request)) for request in requests]
-    texts, written, ended = [""] * len(sides), [0] * len(sides), dict[int, FinishReason]()
-    replies = engine.replies(requests, cancelled=cancelled)
+    """Answer with each side, in one batch. Raises as ``Engine.stream``, and ``Cancelled``."""
+    requests = [Request(user, messages, stack, sampling) for _, stack in sides]
+    texts, generated, finish = [""] * len(sides), [0] * len(sides), dict[int, FinishReason]()
+    outputs = engine.stream(requests, cancelled=cancelled)
     try:
-        for piece in replies:
-            texts[piece.row] += piece.text
-            written[piece.row] += len(piece.tokens)
-            if piece.finish is not None:
-                ended[piece.row] = piece.finish
+        for chunk in outputs:
+            texts[chunk.row] += chunk.text
+            generated[chunk.row] += len(chunk.tokens)
+            if chunk.finish is not None:
+                finish[chunk.row] = chunk.finish
     finally:
-        replies.close()
-    if "cancelled" in ended.values():
-        raise Cancelled("Stopped before both had answered.", hint="Nothing was kept; ask again.")
+        outputs.close()
+    if "cancelled" in finish.values():
+        raise Cancelled("The comparison was cancelled.", hint="Nothing was recorded; start again.")
     return [
-        Answer(texts[i], revision, stack, Usage(prompt_tokens[i], written[i]), ended[i])
+        Answer(texts[i], revision, stack, Usage(len(outputs.prompts[i]), generated[i]), finish[i])
         for i, (revision, stack) in enumerate(sides)
     ]

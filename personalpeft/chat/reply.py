@@ -1,4 +1,4 @@
-"""What comes back from a chat: a whole reply, a stream of one, and the account of why it was so."""
+"""What a chat returns: a whole reply, or a stream of one."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Self
 
 from personalpeft.backends.base import Piece
 from personalpeft.base_models.tool_calls import read_calls
-from personalpeft.engine.request import Replies
+from personalpeft.engine.request import OutputStream
 from personalpeft.errors import Forgotten, InvalidInput, NotFound
 from personalpeft.store.base import Store
 from personalpeft.types import FinishReason, Message, Stack, ToolCall, Turn, Usage
 
-# Tokens before one that its text is read with: alone, some tokenizers give it without its space.
-_BEFORE = 4
+# Tokens decoded with each token: alone, some tokenizers drop its leading space.
+_CONTEXT_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class LikelyToken:
-    """A token that might have been written, with how likely it was (nats, at temperature 1)."""
+    """An alternative token and its log-prob (nats, at temperature 1)."""
 
     text: str
     logprob: float
@@ -30,8 +30,9 @@ class LikelyToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One token of a reply: its text, and how likely it was (nats, at temperature 1). ``top`` are the likeliest in its place,
-    likeliest first, where they were asked for.
+    """One token of a reply and its log-prob (nats, at temperature 1).
+
+    ``top`` holds the likeliest alternatives, likeliest first, if they were requested.
     """
 
     text: str
@@ -41,8 +42,16 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer. ``turn_id`` is what feedback names it by; ``stack`` is exactly what produced it. ``stop`` is the stop
-    string that ended it, empty where none did; ``logprobs`` are there where they were asked for.
+    """One answer.
+
+    Attributes:
+        text: The whole text, tool calls included.
+        turn_id: The id of the recorded turn, which feedback refers to.
+        stack: The adapters that produced the reply.
+        usage: Tokens read and generated.
+        finish_reason: "stop", "length" or "cancelled".
+        stop: The stop string that ended the reply, else empty.
+        logprobs: One entry a token, if requested.
     """
 
     text: str
@@ -55,20 +64,22 @@ class Reply:
 
     @property
     def message(self) -> Message:
-        """The reply as what the assistant said, for the next prompt: with the calls of tools that it holds, and its text without them."""
+        """The reply as an assistant message for the next prompt, with its tool calls parsed."""
         text, calls = read_calls(self.text)
         if not calls:
             return Message("assistant", self.text)
-        named = (
-            replace(call, id=f"call_{self.turn_id}_{number}") for number, call in enumerate(calls)
+        return Message(
+            "assistant",
+            text,
+            tuple(
+                replace(call, id=f"call_{self.turn_id}_{number}")
+                for number, call in enumerate(calls)
+            ),
         )
-        return Message("assistant", text, tuple(named))
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The calls of tools in the text, in the order in which they were written. Whether to do what they say is for the app to judge: a
-        reply can spell a call of what was never offered.
-        """
+        """The tool calls in the text, in order. They may name tools that were never offered."""
         return self.message.tool_calls
 
     def __str__(self) -> str:
@@ -76,23 +87,32 @@ class Reply:
 
 
 class Stream(Iterator[str]):
-    """A reply in the making: iterate for pieces of text, then read ``reply``. Closing it early keeps what came as a
-    cancelled turn. Where the user forgets something meanwhile, nothing of it is kept and its end raises ``Forgotten``.
-    ``stack`` answers; ``prompt_tokens`` is what the model reads first, rules and facts included.
+    """A reply in progress: iterate for pieces of text, then read ``reply``. Thread-safe.
+
+    Closing it early records a cancelled turn. When the user forgets something meanwhile, the turn
+    is not recorded and the end of the stream raises ``Forgotten``.
+
+    Args:
+        outputs: The engine's chunks of one request.
+        stack: The adapters that serve the request.
+        prompt_tokens: Tokens that the model reads first, rules and facts included.
+        record: Appends the turn to the ledger and returns the reply with its id.
+        on_chunk: Called with each chunk that arrives.
+        decode: Turns tokens into text, if log-probs were requested.
     """
 
     def __init__(
         self,
-        pieces: Replies,
+        outputs: OutputStream,
         stack: Stack,
         prompt_tokens: int,
         record: Callable[[Reply], Reply],
-        mark: Callable[[], None] = lambda: None,
+        on_chunk: Callable[[], None] = lambda: None,
         decode: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
-        self._pieces = pieces
-        self._mark = mark
-        self._turn = threading.RLock()
+        self._outputs = outputs
+        self._on_chunk = on_chunk
+        self._lock = threading.RLock()
         self.stack = stack
         self.prompt_tokens = prompt_tokens
         self._record = record
@@ -100,44 +120,48 @@ class Stream(Iterator[str]):
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._reply: Reply | None = None
-        self._refused: Forgotten | None = None
+        self._forgotten: Forgotten | None = None
         self._text = self._run()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> str:
-        with self._turn:
+        with self._lock:
             return next(self._text)
 
     def begin(self) -> None:
-        """Asks now, and not only with the first piece, so that several replies are written side by side. Raises what the
-        first piece would.
+        """Submit the request now, so that several replies are generated side by side.
+
+        Raises what the first piece would raise.
         """
-        self._pieces.begin()
+        self._outputs.begin()
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...]:
-        """Of the tokens so far, where they were asked for."""
+        """Log-probs of the tokens so far, if requested."""
         return tuple(self._logprobs)
 
     def close(self) -> None:
-        """Stops writing, frees the row and keeps what came. From another thread than the reader's it waits until that has
-        its last piece.
+        """Stop generating and record what came.
+
+        Called from another thread than the reader's, it waits for the reader's current piece.
         """
-        self._pieces.close()
-        with self._turn:
-            # Running under our own turn: closed by a signal handler of the thread that waits for a piece.
+        self._outputs.close()
+        with self._lock:
+            # The generator runs when a signal handler of the reading thread closes the stream.
             if inspect.getgeneratorstate(self._text) != inspect.GEN_RUNNING:
-                # The caller has left, so that nothing of it is kept fails nothing here.
                 with suppress(Forgotten):
                     self._text.close()
 
     @property
     def reply(self) -> Reply:
-        """The whole reply. Raises ``NotFound`` while it is still being written, ``Forgotten`` where it is not kept."""
-        if self._refused is not None:
-            raise self._refused
+        """The whole reply.
+
+        Raises ``NotFound`` while it is being generated, ``Forgotten`` if it was not recorded.
+        """
+        if self._forgotten is not None:
+            raise self._forgotten
         if self._reply is None:
             raise NotFound(
                 "The reply is not finished.", hint="Iterate over the stream to its end first."
@@ -146,68 +170,63 @@ class Stream(Iterator[str]):
 
     def _run(self) -> Generator[str, None, None]:
         text: list[str] = []
-        written = 0
-        begun = False
+        generated = 0
+        started = False
         finish: FinishReason = "cancelled"
         stop = ""
         try:
-            for piece in self._pieces:
-                begun = True
-                self._mark()
-                text.append(piece.text)
-                written += len(piece.tokens)
-                finish = piece.finish or finish
-                stop = piece.stop
+            for chunk in self._outputs:
+                started = True
+                self._on_chunk()
+                text.append(chunk.text)
+                generated += len(chunk.tokens)
+                finish = chunk.finish or finish
+                stop = chunk.stop
                 if self._decode is not None:
-                    self._note(piece, self._decode)
-                if piece.text:
-                    yield piece.text
+                    self._add_logprobs(chunk, self._decode)
+                if chunk.text:
+                    yield chunk.text
         finally:
-            self._pieces.close()
-            # Also when the reader went away in the middle: what a person has seen is in the ledger. What could not begin
-            # was no reply.
-            if begun:
-                usage = Usage(self.prompt_tokens, written)
-                reply = Reply(
-                    "".join(text), "", self.stack, usage, finish, stop, tuple(self._logprobs)
-                )
+            self._outputs.close()
+            # Also when the reader leaves early: the ledger holds all text that a user has seen.
+            if started:
+                usage = Usage(self.prompt_tokens, generated)
+                reply = Reply("".join(text), "", self.stack, usage, finish, stop, self.logprobs)
                 try:
                     self._reply = self._record(reply)
-                except Forgotten as refused:
-                    self._refused = refused
+                except Forgotten as error:
+                    self._forgotten = error
                     raise
 
-    def _note(self, piece: Piece, decode: Callable[[Sequence[int]], str]) -> None:
-        for number, (token, logprob) in enumerate(zip(piece.tokens, piece.logprobs, strict=False)):
-            before = self._tokens[-_BEFORE:]
-            likely = piece.top[number] if piece.top else ()
+    def _add_logprobs(self, chunk: Piece, decode: Callable[[Sequence[int]], str]) -> None:
+        for number, (token, logprob) in enumerate(zip(chunk.tokens, chunk.logprobs, strict=False)):
+            before = self._tokens[-_CONTEXT_TOKENS:]
+            prefix = len(decode(before)) if before else 0
+
+            def text_of(token: int, before: Sequence[int] = before, prefix: int = prefix) -> str:
+                return decode([*before, token])[prefix:]
+
             top = tuple(
-                LikelyToken(_text_after(before, each, decode), known) for each, known in likely
+                LikelyToken(text_of(each), likelihood)
+                for each, likelihood in (chunk.top[number] if chunk.top else ())
             )
-            self._logprobs.append(TokenLogprob(_text_after(before, token, decode), logprob, top))
+            self._logprobs.append(TokenLogprob(text_of(token), logprob, top))
             self._tokens.append(token)
 
 
-def _text_after(before: Sequence[int], token: int, decode: Callable[[Sequence[int]], str]) -> str:
-    return decode([*before, token])[len(decode(before)) :] if before else decode([token])
-
-
-def turn_of(store: Store, user: str, reply: Reply | Turn | str) -> Turn:
-    """The turn that somebody means, as ``User.turn``."""
+def resolve_turn(store: Store, user: str, reply: Reply | Turn | str) -> Turn:
+    """Return the turn that ``User.turn`` was asked for. Raises ``NotFound``, ``InvalidInput``."""
     if reply == "last":
         newest = store.ledger.turns(user, limit=1)
         if not newest:
-            raise NotFound(f"{user} has no turn yet.", hint="Ask something first.")
+            raise NotFound(f"{user} has no turn yet.", hint="Chat first.")
         return newest[0]
-    turn_id = (
-        reply.turn_id
-        if isinstance(reply, Reply)
-        else reply.id
-        if isinstance(reply, Turn)
-        else reply
-    )
+    turn_id: object = reply
+    if isinstance(reply, Reply | Turn):
+        turn_id = reply.turn_id if isinstance(reply, Reply) else reply.id
     if not isinstance(turn_id, str):
         raise InvalidInput(
-            f"{type(reply).__name__} is no reply.", hint="Give a reply, a turn, or the id of one."
+            f"A reply, a turn or its id is needed, got {type(reply).__name__}.",
+            hint="Give what chat returned, or its turn_id.",
         )
     return store.ledger.turn(user, turn_id)

@@ -1,4 +1,4 @@
-"""One request of a user, from what was asked to a stream that records its turn."""
+"""Turn a checked chat request into a stream that records its turn."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from functools import partial
 
 from personalpeft.base_models.chat_template import takes_tools
 from personalpeft.chat.reply import Reply, Stream
-from personalpeft.chat.validation import about_tools
+from personalpeft.chat.validation import uses_tools
 from personalpeft.engine.engine import Request
 from personalpeft.errors import InvalidInput
 from personalpeft.learning.data.facts import memorized
 from personalpeft.learning.evaluate.rule_gain import internalized_rules
 from personalpeft.services import Services
-from personalpeft.stacks import live, only, with_head
+from personalpeft.stacks import live_stack, select_layers, stack_with_head
 from personalpeft.types import Message, Sampling, Stack
 
-# What memory may add to a prompt, as a share of the base's context.
+# Memory may add an eighth of the base's context to a prompt.
 _MEMORY_SHARE = 8
 _MARK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What was asked, checked: ``layers`` are the only ones to attach, None those whose scope covers the request;
-    ``revision`` stands for its layer's head.
+class ChatRequest:
+    """The checked arguments of ``User.stream``.
+
+    ``layers`` are the only layers to attach; None selects by scope. ``revision`` replaces the head
+    of its layer.
     """
 
     messages: tuple[Message, ...]
@@ -39,122 +41,120 @@ class Asked:
     top_logprobs: int = 0
 
 
-def begin(
-    services: Services, user: str, asked: Asked, cancelled: Callable[[], bool] | None
+def start_stream(
+    services: Services, user: str, chat: ChatRequest, cancelled: Callable[[], bool] | None
 ) -> Stream:
-    """As ``User.stream``."""
-    check_heard(services, asked.messages)
+    """Implement ``User.stream``."""
+    check_tool_support(services, chat.messages)
     engine = services.engine
-    # Before anything of the user is read: what is forgotten from here on may be in the reply.
+    # First: whatever is forgotten after this line may be in the reply, which is then not recorded.
     removed = services.store.ledger.count_removed(user)
-    # Before anything else is made of the request: its turn, its reply and the prompt caches all name this stack.
-    stack = _stack(services, user, asked)
-    heard, used = (
-        recall(services, user, asked.messages, stack) if asked.memory else (asked.messages, ())
-    )
+    stack = _select_stack(services, user, chat)
+    messages, item_ids = chat.messages, tuple[str, ...]()
+    if chat.memory:
+        messages, item_ids = augment_prompt(services, user, messages, stack)
     request = Request(
         user,
-        heard,
+        messages,
         stack,
-        asked.sampling,
-        asked.timeout,
-        template=asked.template,
-        logprobs=asked.logprobs,
-        top_logprobs=asked.top_logprobs,
+        chat.sampling,
+        chat.timeout,
+        template=chat.template,
+        logprobs=chat.logprobs,
+        top_logprobs=chat.top_logprobs,
     )
-    prompt_tokens = len(engine.tokens(request))
+    outputs = engine.stream([request], cancelled=cancelled)
 
     def record(reply: Reply) -> Reply:
         turn = services.store.ledger.add_turn(
             user,
-            messages=asked.messages,
+            messages=chat.messages,
             reply=reply.text,
             stack=stack,
-            sampling=asked.sampling,
+            sampling=chat.sampling,
             usage=reply.usage,
             finish_reason=reply.finish_reason,
-            used=used,
+            used=item_ids,
             removed=removed,
         )
         return replace(reply, turn_id=turn.id)
 
-    decode = engine.backend.decode if asked.logprobs else None
     stream = Stream(
-        engine.replies([request], cancelled=cancelled),
+        outputs,
         stack,
-        prompt_tokens,
+        len(outputs.prompts[0]),
         record,
-        _marked(services),
-        decode,
+        _activity_marker(services),
+        engine.backend.decode if chat.logprobs else None,
     )
     services.streams.add(stream)
     return stream
 
 
-def check_heard(services: Services, messages: Sequence[Message]) -> None:
-    """Raises ``InvalidInput`` where the base's template would leave out what is said of tools."""
-    if about_tools(messages) and not takes_tools(services.base):
+def check_tool_support(services: Services, messages: Sequence[Message]) -> None:
+    """Raise ``InvalidInput`` if the base's chat template would drop the tools in the messages."""
+    if uses_tools(messages) and not takes_tools(services.base):
         raise InvalidInput(
-            "The chat template of this base knows no tools.",
-            hint="Ask without them, or open a base that does.",
+            "The chat template of this base does not support tools.",
+            hint="Leave tools out, or open a base that supports them.",
         )
 
 
-def _marked(services: Services) -> Callable[[], None]:
-    """Notes that a person is being answered, for other processes on the same home: at once, and once a second at most."""
-    upkeep, timer = services.store.upkeep, services.clock.timer
-    upkeep.serving()
+def stack_with_revision(
+    services: Services, user: str, messages: Sequence[Message], layer: str, head: str | None
+) -> Stack:
+    """Return the stack that serves messages with another head in a layer, whatever its scope.
+
+    Raises as ``stack_with_head``.
+    """
+    stack = stack_with_head(services, user, layer, head)
+    near = services.router.select(user, stack, messages).entries
+    return replace(stack, entries=tuple(e for e in stack.entries if e in near or e.layer == layer))
+
+
+def augment_prompt(
+    services: Services, user: str, messages: tuple[Message, ...], stack: Stack
+) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+    """Return the messages with the user's rules and relevant facts, and the ids of those.
+
+    Facts that the stack's memory layer has memorized and rules that its style layer has
+    internalized are left out.
+    """
+    whole = {entry.layer: entry.revision for entry in stack.entries if entry.weight == 1}
+    revision = partial(services.store.catalog.revision, user)
+    exclude = memorized(revision(whole["memory"])) if "memory" in whole else frozenset[str]()
+    exclude |= internalized_rules(revision(whole["style"])) if "style" in whole else frozenset()
+    backend = services.engine.backend
+    recall = services.memory.recall(
+        user,
+        messages,
+        budget_tokens=backend.base.card.context // _MEMORY_SHARE,
+        count_tokens=lambda text: len(backend.encode(text)),
+        system=backend.base.card.system,
+        exclude=exclude,
+    )
+    return recall.messages, recall.item_ids
+
+
+def _select_stack(services: Services, user: str, chat: ChatRequest) -> Stack:
+    if chat.layers is not None:
+        return select_layers(services, user, chat.layers)
+    if chat.revision is None:
+        return services.router.select(user, live_stack(services, user), chat.messages)
+    revision = services.store.catalog.revision(user, chat.revision)
+    return stack_with_revision(services, user, chat.messages, revision.layer, revision.id)
+
+
+def _activity_marker(services: Services) -> Callable[[], None]:
+    """Mark the home as serving, now and at most once a second, for other processes on it."""
+    maintenance, timer = services.store.upkeep, services.clock.timer
+    maintenance.serving()
     last = timer()
 
     def mark() -> None:
         nonlocal last
         if timer() - last >= _MARK_SECONDS:
             last = timer()
-            upkeep.serving()
+            maintenance.serving()
 
     return mark
-
-
-def _stack(services: Services, user: str, asked: Asked) -> Stack:
-    """What answers: the layers that were named, or those whose scope covers the request; a revision that was named stands
-    in its layer's place, whatever the layer's scope.
-    """
-    if asked.layers is not None:
-        return only(services, user, asked.layers)
-    if asked.revision is None:
-        return services.router.select(user, live(services, user), asked.messages)
-    revision = services.store.catalog.revision(user, asked.revision)
-    return answering_with(services, user, asked.messages, revision.layer, revision.id)
-
-
-def answering_with(
-    services: Services, user: str, messages: Sequence[Message], layer: str, head: str | None
-) -> Stack:
-    """What these messages are answered with where this is the head of a layer, which is there whatever its scope. Raises as
-    ``with_head``.
-    """
-    stack = with_head(services, user, layer, head)
-    near = services.router.select(user, stack, messages).entries
-    return replace(stack, entries=tuple(e for e in stack.entries if e in near or e.layer == layer))
-
-
-def recall(
-    services: Services, user: str, messages: tuple[Message, ...], stack: Stack
-) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """The messages as the model hears them, with the rules and facts that apply, and the ids of those. What the memory in
-    the stack knows by heart is not looked up, and what its style has taken over is not said.
-    """
-    whole = {entry.layer: entry.revision for entry in stack.entries if entry.weight == 1}
-    revision = partial(services.store.catalog.revision, user)
-    known = memorized(revision(whole["memory"])) if "memory" in whole else frozenset[str]()
-    known |= internalized_rules(revision(whole["style"])) if "style" in whole else frozenset()
-    backend = services.engine.backend
-    recalled = services.memory.recall(
-        user,
-        messages,
-        budget_tokens=backend.base.card.context // _MEMORY_SHARE,
-        count=lambda text: len(backend.encode(text)),
-        system=backend.base.card.system,
-        known=known,
-    )
-    return recalled.messages, recalled.used

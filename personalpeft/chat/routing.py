@@ -1,12 +1,13 @@
-"""Which of a user's live layers a request is answered with.
+"""Select which of a user's layers a request is served with.
 
-A layer's scope says: "always", "never", or "near", which is when the request is near the lessons that its head was built
-from. What those are never changes for a revision, so it is worked out once for each and kept in memory; the vectors of the
-lessons lie in the home beside those of the facts.
+A layer's scope is "always", "never" or "near". A "near" layer is attached when the request is
+similar to the lessons that its head was built from. The threshold is calibrated per layer: it lies
+between the similarity that general prompts reach and the similarity of one lesson with the nearest
+other one. When the two ranges overlap, keeping general prompts out comes first.
 
-Invariants: a layer is only ever left out, never added or reordered; nothing is embedded for a user of whom no live layer
-is "near"; a layer whose head was built from no lessons (one that was imported) is near to everything, since nobody can
-say what it is about.
+Invariants: a layer is only left out, never added or reordered. A user without a live "near" layer
+causes no embedding. A request with the same words as a lesson always matches. A layer without
+lessons (an imported one) matches every request.
 """
 
 from __future__ import annotations
@@ -14,21 +15,39 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from personalpeft.memory.items import Memory
-from personalpeft.memory.similarity import Region, calibrated
+import numpy as np
+
+from personalpeft.memory.items import Memory, fact_texts
 from personalpeft.memory.types import Embedder, Vectors
 from personalpeft.store.base import Store
-from personalpeft.types import Layer, Message, Signal, SignalKind, Stack, usual_scope
+from personalpeft.types import Message, Signal, SignalKind, Stack, default_scope
 
-_MOST_KEPT = 256
-# By the name of the embedder, which says which model made a vector.
-_GENERAL: dict[str, Vectors] = {}
+# One in twenty general prompts may match: a user may well have taught one of them.
+_GENERAL_QUANTILE = 0.95
+# One in ten lessons may be an outlier that does not lower the threshold.
+_LESSON_QUANTILE = 0.1
+_MAX_THRESHOLD = 0.95
+_MAX_REGIONS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarityRegion:
+    """The prompts of a layer's lessons, ``[n, size]``, and the least cosine that matches one."""
+
+    vectors: Vectors
+    threshold: float
 
 
 class AdapterRouter:
-    """The scopes of all users of one home. Safe to use from several threads."""
+    """Selects layers for the users of one home. Thread-safe.
+
+    Args:
+        store: The home.
+        memory: Embeds requests and caches the vectors of lessons.
+        general_prompts: Returns prompts that belong to no user, for calibration.
+    """
 
     def __init__(
         self, store: Store, memory: Memory, general_prompts: Callable[[], Sequence[str]]
@@ -36,18 +55,24 @@ class AdapterRouter:
         self._store = store
         self._memory = memory
         self._general_prompts = general_prompts
-        self._turn = threading.Lock()
-        self._regions: OrderedDict[tuple[str, str], Region | None] = OrderedDict()
+        self._general_vectors: Vectors | None = None
+        self._lock = threading.Lock()
+        # The lessons of a revision never change, so its region is computed once.
+        self._regions: OrderedDict[tuple[str, str], SimilarityRegion | None] = OrderedDict()
 
     def select(self, user: str, stack: Stack, messages: Sequence[Message]) -> Stack:
-        """The part of a live stack that these messages are answered with."""
+        """Return the part of a live stack that serves these messages."""
         if not stack.entries:
             return stack
         layers = {layer.name: layer for layer in self._store.catalog.layers(user)}
-        entries = tuple(
-            entry for entry in stack.entries if self._attached(user, layers[entry.layer], messages)
-        )
-        return replace(stack, entries=entries)
+
+        def attached(name: str) -> bool:
+            layer = layers[name]
+            if layer.scope != "near" or layer.head is None:
+                return layer.scope != "never"
+            return self._matches(self._region(user, layer.head), messages)
+
+        return replace(stack, entries=tuple(e for e in stack.entries if attached(e.layer)))
 
     def select_each(
         self,
@@ -56,93 +81,118 @@ class AdapterRouter:
         questions: Sequence[str],
         built_from: Mapping[str, Collection[str]],
     ) -> tuple[Stack, ...]:
-        """The part of a stack that each of some questions would be answered with. ``built_from`` has, by layer, the signals
-        of a revision in the stack that is in no catalog yet.
+        """Return, for each question, the part of a stack that would serve it.
+
+        Args:
+            user: Id of the user.
+            stack: A live stack, or one with a candidate in it.
+            questions: Prompts of one message each.
+            built_from: By layer, the signals of a candidate that is in no catalog yet.
         """
         scopes = {layer.name: layer.scope for layer in self._store.catalog.layers(user)}
-        far: dict[str, set[str]] = {}
+        excluded: dict[str, set[str]] = {}
         for entry in stack.entries:
-            scope = scopes.get(entry.layer) or usual_scope(entry.layer)
+            scope = scopes.get(entry.layer) or default_scope(entry.layer)
             if scope == "near":
                 signals = built_from.get(entry.layer)
                 region = (
                     self._region(user, entry.revision)
                     if signals is None
-                    else self._calibrated(user, signals)
+                    else self._calibrate(user, signals)
                 )
-                far[entry.layer] = {
-                    q for q in questions if region is not None and not self._is_near(region, q)
+                excluded[entry.layer] = {
+                    q for q in questions if not self._matches(region, [Message("user", q)])
                 }
             elif scope == "never":
-                far[entry.layer] = set(questions)
+                excluded[entry.layer] = set(questions)
         return tuple(
             replace(
                 stack,
-                entries=tuple(e for e in stack.entries if question not in far.get(e.layer, ())),
+                entries=tuple(e for e in stack.entries if q not in excluded.get(e.layer, ())),
             )
-            for question in questions
+            for q in questions
         )
 
     def forget(self, user: str) -> None:
-        """Lets go of what is known of a user's lessons; it is worked out again when it is asked for."""
-        with self._turn:
+        """Drop the cached regions of a user's layers."""
+        with self._lock:
             for key in [key for key in self._regions if key[0] == user]:
                 del self._regions[key]
 
-    def _is_near(self, region: Region, question: str) -> bool:
-        return self._memory.similarity(region, [Message("user", question)]) >= region.least
+    def _matches(self, region: SimilarityRegion | None, messages: Sequence[Message]) -> bool:
+        return (
+            region is None or self._memory.similarity(region.vectors, messages) >= region.threshold
+        )
 
-    def _attached(self, user: str, layer: Layer, messages: Sequence[Message]) -> bool:
-        if layer.scope != "near" or layer.head is None:
-            return layer.scope != "never"
-        region = self._region(user, layer.head)
-        return region is None or self._memory.similarity(region, messages) >= region.least
-
-    def _region(self, user: str, head: str) -> Region | None:
-        with self._turn:
-            if (user, head) in self._regions:
-                self._regions.move_to_end((user, head))
-                return self._regions[user, head]
-        region = self._calibrated(user, self._built_from(user, head))
-        with self._turn:
-            self._regions[user, head] = region
-            if len(self._regions) > _MOST_KEPT:
+    def _region(self, user: str, revision: str) -> SimilarityRegion | None:
+        key = (user, revision)
+        with self._lock:
+            if key in self._regions:
+                self._regions.move_to_end(key)
+                return self._regions[key]
+        region = self._calibrate(user, self._ancestral_signals(user, revision))
+        with self._lock:
+            self._regions[key] = region
+            if len(self._regions) > _MAX_REGIONS:
                 self._regions.popitem(last=False)
         return region
 
-    def _calibrated(self, user: str, signals: Iterable[str]) -> Region | None:
-        built_from = set(signals)
-        said = self._store.ledger.signals(user, current=False) if built_from else ()
-        asked = {signal.id: self._asked(signal) for signal in said if signal.id in built_from}
-        asked = {signal: texts for signal, texts in asked.items() if texts}
-        if not asked:
+    def _calibrate(self, user: str, signals: Iterable[str]) -> SimilarityRegion | None:
+        ids = set(signals)
+        lessons = self._store.ledger.signals(user, current=False) if ids else ()
+        texts = {each.id: self._prompts(each) for each in lessons if each.id in ids}
+        texts = {signal: prompts for signal, prompts in texts.items() if prompts}
+        if not texts:
             return None
+        vectors = self._memory.cached_vectors(user, texts)
         embedder = self._memory.embedder
-        lessons = self._memory.vectors(user, asked)
-        return calibrated(list(lessons.values()), self._general_vectors(embedder), embedder.near)
+        return calibrate_region(
+            list(vectors.values()), self._general(embedder), embedder.min_similarity
+        )
 
-    def _built_from(self, user: str, head: str) -> Iterator[str]:
-        """The signals of a revision and of those that it was built on, held back ones too."""
-        revision_id: str | None = head
-        while revision_id is not None:
-            revision = self._store.catalog.revision(user, revision_id)
-            yield from revision.signals
-            revision_id = revision.parent
+    def _ancestral_signals(self, user: str, revision: str | None) -> Iterator[str]:
+        """Yield the signals of a revision and its ancestors, held-out ones included."""
+        while revision is not None:
+            found = self._store.catalog.revision(user, revision)
+            yield from found.signals
+            revision = found.parent
 
-    def _asked(self, signal: Signal) -> list[str]:
-        """What a request says that this lesson is about."""
+    def _prompts(self, signal: Signal) -> list[str]:
+        """Return the prompts that a lesson is about."""
         if signal.kind is SignalKind.DEMONSTRATION:
             return [signal.payload["prompt"]]
         if signal.kind is SignalKind.FACT:
-            return [signal.payload["text"], *(signal.payload.get("questions") or ())]
+            return fact_texts(signal)
         if signal.turn is None:
             return []
         messages = self._store.ledger.turn(signal.user, signal.turn).messages
         return [message.content for message in messages if message.role == "user"][-1:]
 
-    def _general_vectors(self, embedder: Embedder) -> Vectors:
-        """Return the vectors of the general prompts. They belong to no user: once a process."""
-        known = _GENERAL.get(embedder.name)
-        if known is None:
-            known = _GENERAL[embedder.name] = embedder.embed(self._general_prompts())
-        return known
+    def _general(self, embedder: Embedder) -> Vectors:
+        if self._general_vectors is None:
+            self._general_vectors = embedder.embed(self._general_prompts())
+        return self._general_vectors
+
+
+def calibrate_region(
+    lessons: Sequence[Vectors], general: Vectors, min_threshold: float
+) -> SimilarityRegion:
+    """Return the region of one or more lessons.
+
+    Args:
+        lessons: ``[k, size]`` for each lesson, its ``k`` prompts.
+        general: ``[n, size]``, prompts that belong to no user.
+        min_threshold: The cosine below which nothing matches, a property of the embedder.
+    """
+    vectors = np.concatenate(lessons)
+    general_reach = float(np.quantile((general @ vectors.T).max(axis=1), _GENERAL_QUANTILE))
+    threshold = max(min_threshold, general_reach)
+    if len(lessons) > 1:
+        owner = np.repeat(np.arange(len(lessons)), [len(rows) for rows in lessons])
+        nearest_other = [
+            float((rows @ vectors[owner != number].T).max()) for number, rows in enumerate(lessons)
+        ]
+        lesson_reach = float(np.quantile(nearest_other, _LESSON_QUANTILE))
+        if lesson_reach > general_reach:
+            threshold = max(min_threshold, (lesson_reach + general_reach) / 2)
+    return SimilarityRegion(vectors, min(threshold, _MAX_THRESHOLD))

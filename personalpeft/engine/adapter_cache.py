@@ -1,15 +1,16 @@
-"""Where stacks are, and who gives way: a bounded number of slots on the device, a bounded number of bytes in host memory.
-Pure: it knows keys and sizes, not tensors and threads.
+"""Which adapters have a slot on the device, which lie in host memory, and how often each is in use.
 
-A key is in a slot in one of two ways: it is coming (the slot was given to it, its load is on the way), or it is ready.
-Invariants: never more keys than slots; what is coming or pinned keeps its slot; what somebody waits for and may have is
-never given away for somebody further back.
+Keys and sizes only, no tensors and no threads. The pins counted here are the only count of adapters
+in use: backends attach and detach what this cache decides. A key with a slot is loading or ready.
+
+Invariants: there are never more keys than slots. A key that is loading or pinned keeps its slot. A
+reserved key never loses its slot to a request further back in the queue.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -23,122 +24,137 @@ class _Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A slot for a key, and who has to leave it first (None: it was free)."""
+class SlotAssignment:
+    """A slot for ``key``. ``evicted`` is the key to detach first, None for a free slot."""
 
     key: str
-    leaving: str | None
+    evicted: str | None
 
 
-class Slots:
-    """Which keys have a slot; the least recently used gives way. Not thread-safe: its owner holds a lock."""
+class AdapterCache:
+    """Slots by key, evicted in least recently used order. Not thread-safe: its owner holds a lock."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._taken: OrderedDict[str, _Slot] = OrderedDict()
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._slots: OrderedDict[str, _Slot] = OrderedDict()
 
     @property
-    def taken(self) -> tuple[str, ...]:
-        """The keys that have a slot, least recently used first."""
-        return tuple(self._taken)
+    def keys(self) -> tuple[str, ...]:
+        """The keys with a slot, least recently used first."""
+        return tuple(self._slots)
 
-    def ready(self, key: str) -> bool:
-        """Whether the key can be used now."""
-        return key in self._taken and self._taken[key].ready
+    def is_ready(self, key: str) -> bool:
+        """Return whether the adapter is attached."""
+        slot = self._slots.get(key)
+        return slot is not None and slot.ready
 
-    def claims(self, wanted: Iterable[str]) -> tuple[str, ...]:
-        """Which of the keys that are waited for, in the order of the queue, may have a slot: as many as there are slots.
+    def is_loading(self, key: str) -> bool:
+        """Return whether the adapter has a slot and is on its way to it."""
+        slot = self._slots.get(key)
+        return slot is not None and not slot.ready
 
-        Only these may be begun with. A key further back must not be, even where it is ready: whoever comes for it again
-        and again would keep its slot for ever from the one who waits in front.
+    def reserve(self, wanted: Iterable[str]) -> tuple[str, ...]:
+        """Return the first different keys of ``wanted``, in queue order, as many as there are
+        slots.
+
+        Only requests for these keys may start. Otherwise requests further back could keep their
+        adapter in its slot for ever, and the request in front would never get one.
         """
-        claims: dict[str, None] = {}
+        reserved: dict[str, None] = {}
         for key in wanted:
-            if len(claims) == self._count:
+            if len(reserved) == self._num_slots:
                 break
-            claims[key] = None
-        return tuple(claims)
+            reserved[key] = None
+        return tuple(reserved)
 
-    def give(self, claims: tuple[str, ...]) -> list[Given]:
-        """Gives slots to those claims that have none, in their order, as long as a slot is free or its key is neither
-        pinned, coming nor claimed itself. The keys are then coming: ``arrived`` or ``failed`` is to follow.
+    def assign(self, reserved: tuple[str, ...]) -> list[SlotAssignment]:
+        """Assign slots to reserved keys that have none, while a slot is free or can be evicted.
+
+        Each assigned key is loading until ``mark_ready`` or ``mark_failed``.
         """
-        given = []
-        for key in claims:
-            if key in self._taken:
+        assigned = []
+        for key in reserved:
+            if key in self._slots:
                 continue
-            leaving = None
-            if len(self._taken) == self._count:
-                idle = (
-                    k
-                    for k, slot in self._taken.items()
-                    if slot.ready and not slot.pins and k not in claims
-                )
-                leaving = next(idle, None)
-                if leaving is None:
+            evicted = None
+            if len(self._slots) == self._num_slots:
+                evicted = next((k for k in self.unpinned() if k not in reserved), None)
+                if evicted is None:
                     break
-                del self._taken[leaving]
-            self._taken[key] = _Slot()
-            given.append(Given(key, leaving))
-        return given
+                del self._slots[evicted]
+            self._slots[key] = _Slot()
+            assigned.append(SlotAssignment(key, evicted))
+        return assigned
 
-    def arrived(self, key: str) -> None:
-        """Its load is done; the key is ready."""
-        self._taken[key].ready = True
-        self._taken.move_to_end(key)
+    def mark_ready(self, key: str) -> None:
+        """Record that the adapter is attached."""
+        self._slots[key].ready = True
+        self._slots.move_to_end(key)
 
-    def failed(self, key: str) -> None:
-        """Its load came to nothing; the slot is free."""
-        del self._taken[key]
+    def mark_failed(self, key: str) -> None:
+        """Free the slot of an adapter that could not be loaded."""
+        del self._slots[key]
 
-    def idle(self) -> tuple[str, ...]:
-        """The keys that are ready and that nobody uses."""
-        return tuple(key for key, slot in self._taken.items() if slot.ready and not slot.pins)
+    def unpinned(self) -> tuple[str, ...]:
+        """Return the ready keys that are not in use, least recently used first."""
+        return tuple(key for key, slot in self._slots.items() if slot.ready and not slot.pins)
 
-    def leave(self, key: str) -> None:
-        """Takes the slot of an idle key away."""
-        del self._taken[key]
+    def evict(self, key: str) -> None:
+        """Free the slot of an unpinned key."""
+        del self._slots[key]
 
     def pin(self, key: str) -> None:
-        """Notes a use of a ready key, which stays until it is let go as often as it was pinned."""
-        self._taken[key].pins += 1
-        self._taken.move_to_end(key)
+        """Count one use of a ready key. The key keeps its slot until as many ``unpin`` calls."""
+        self._slots[key].pins += 1
+        self._slots.move_to_end(key)
 
-    def let_go(self, key: str) -> None:
-        """Ends one use; the key stays until its slot is needed."""
-        self._taken[key].pins -= 1
-        self._taken.move_to_end(key)
+    def unpin(self, key: str) -> None:
+        """End one use."""
+        self._slots[key].pins -= 1
+        self._slots.move_to_end(key)
+
+    def check_integrity(self, uses: Mapping[str, int]) -> None:
+        """Raise ``RuntimeError`` unless the pins are exactly ``uses``, and the slots suffice."""
+        if len(self._slots) > self._num_slots:
+            raise RuntimeError(f"{len(self._slots)} adapters in {self._num_slots} slots")
+        pins = {key: slot.pins for key, slot in self._slots.items() if slot.pins}
+        if pins != {key: count for key, count in uses.items() if count}:
+            raise RuntimeError(f"adapters are pinned {pins}, but used {dict(uses)}")
+        if any(not self._slots[key].ready for key in pins):
+            raise RuntimeError("an adapter is pinned while it is loading")
 
 
 class HostCache(Generic[V]):
-    """Values up to so many bytes together; the least recently used leave. Not thread-safe: one thread owns it."""
+    """Values of up to ``max_bytes`` together, evicted in least recently used order. Not thread-
+    safe.
+    """
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._kept: OrderedDict[str, tuple[V, int]] = OrderedDict()
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._values: OrderedDict[str, tuple[V, int]] = OrderedDict()
         self.nbytes = 0
 
     def get(self, key: str) -> V | None:
-        """The value, which counts as used now; None where it is not."""
-        if key not in self._kept:
+        """Return the value and count it as used now; None if it is not cached."""
+        if key not in self._values:
             return None
-        self._kept.move_to_end(key)
-        return self._kept[key][0]
+        self._values.move_to_end(key)
+        return self._values[key][0]
 
     def clear(self) -> None:
-        """Keeps nothing any more."""
-        self._kept.clear()
+        """Drop all values."""
+        self._values.clear()
         self.nbytes = 0
 
     def put(self, key: str, value: V, nbytes: int) -> int:
-        """Keeps a value, unless it alone is over the limit; returns how many others left for it."""
-        if nbytes > self._limit or key in self._kept:
+        """Cache a value unless it alone exceeds the limit. Return how many others were evicted."""
+        if nbytes > self._max_bytes or key in self._values:
             return 0
-        left = 0
-        while self.nbytes + nbytes > self._limit:
-            _, (_, freed) = self._kept.popitem(last=False)
+        evicted = 0
+        while self.nbytes + nbytes > self._max_bytes:
+            _, (_, freed) = self._values.popitem(last=False)
             self.nbytes -= freed
-            left += 1
-        self._kept[key] = (value, nbytes)
+            evicted += 1
+        self._values[key] = (value, nbytes)
         self.nbytes += nbytes
-        return left
+        return evicted

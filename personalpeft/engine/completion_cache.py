@@ -78,7 +78,7 @@ class CompletionCache:
         """Return the completions of ``requests``, in their order, computed as one batch.
 
         When ``cancelled`` ends the batch early, the partial texts are returned and not cached.
-        Raises as ``Engine.texts``.
+        Raises as ``Engine.complete``.
         """
         keys = [self._key(request) for request in requests]
         with self._lock:
@@ -89,7 +89,7 @@ class CompletionCache:
                 missing[index] = request
             elif key not in cached:
                 missing[key] = request
-        texts = self._engine.texts(list(missing.values()), cancelled=cancelled, paused=paused)
+        texts = self._engine.complete(list(missing.values()), cancelled=cancelled, paused=paused)
         computed = dict(zip(missing, texts, strict=True))
         if not cancelled():
             self._add({key: text for key, text in computed.items() if isinstance(key, tuple)})

@@ -1,10 +1,10 @@
-"""From stacks and messages to text: what the parts above see of serving.
+"""Answers requests of many users on one backend: stacks and messages in, chunks of text out.
 
-Invariants: rows of one batch may name different stacks, and what a row says depends on its own request alone; what is in
-use keeps its slot, so a reply ends on the stack that it began with, whatever is published meanwhile; what is attached
-under a stack's digest was composed from adapters whose own digests were checked.
+Invariants: requests of one batch may name different stacks, and a reply depends on its own request
+alone. An adapter in use keeps its slot, so a reply finishes on the stack that it started with. What
+is attached under a stack's digest was composed from adapters whose own digests were checked.
 
-Safe to use from any thread; see ``loop`` for who runs what.
+Safe to use from any thread; see ``core`` for the threads.
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ from contextlib import contextmanager
 
 from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter
-from personalpeft.backends.base import Backend, Continuation, Row, Score, Tokens
+from personalpeft.backends.base import Backend, Continuation, Score, Tokens
 from personalpeft.backends.batch_invariance import BatchInvariance, describe
 from personalpeft.backends.error_mapping import model_faults
 from personalpeft.clock import SYSTEM, Clock
+from personalpeft.engine.core import EngineCore
 from personalpeft.engine.metrics import Snapshot
-from personalpeft.engine.request import Call, Replies, Request, Ticket
-from personalpeft.engine.scheduler import Loop
+from personalpeft.engine.request import (
+    OutputStream,
+    Predicate,
+    Request,
+    RequestGroup,
+    RequestState,
+)
 from personalpeft.errors import BaseMismatch, Cancelled, PromptTooLong
 from personalpeft.settings import Serving
 from personalpeft.types import Stack
@@ -33,15 +39,19 @@ log = logging.getLogger(__name__)
 
 
 class Engine:
-    """Serves stacks on one backend. ``read`` brings an adapter by the digest of its packed file.
+    """Serves stacks on one backend. Close it before the backend: its threads run until then.
 
-    Close it before the backend: its threads run until then.
+    Args:
+        backend: The loaded base.
+        read_adapter: Reads an adapter by the digest of its packed file, and checks it.
+        serving: How much is served at once and how much may wait.
+        clock: The time, in seconds, and the entropy.
     """
 
     def __init__(
         self,
         backend: Backend,
-        read: Callable[[str], Adapter],
+        read_adapter: Callable[[str], Adapter],
         serving: Serving = Serving(),
         clock: Clock = SYSTEM,
     ) -> None:
@@ -50,183 +60,190 @@ class Engine:
             log.info(
                 "batch invariance: %s (%s)", describe(backend.batch_invariance), backend.description
             )
-        self._read = read
-        self._lent: dict[str, Adapter] = {}
-        self._loop = Loop(backend, self.adapter, serving, clock)
+        self._stored_adapter = read_adapter
+        self._temporary: dict[str, Adapter] = {}
+        self._core = EngineCore(backend, self.read_adapter, serving, clock)
 
-    def adapter(self, digest: str) -> Adapter:
-        """An adapter by the digest of its packed file, read and checked; or lent."""
-        lent = self._lent.get(digest)
-        return self._read(digest) if lent is None else lent
+    def read_adapter(self, digest: str) -> Adapter:
+        """Return an adapter by the digest of its packed file, stored or temporary."""
+        temporary = self._temporary.get(digest)
+        return self._stored_adapter(digest) if temporary is None else temporary
 
     @contextmanager
-    def lent(self, adapter: Adapter) -> Iterator[str]:
-        """Gives the digest by which stacks may name an adapter that lies in no home, inside."""
+    def temporary_adapter(self, adapter: Adapter) -> Iterator[str]:
+        """Yield the digest by which stacks may name an adapter that is not stored, inside the
+        block.
+        """
         digest = hashlib.sha256(pack(adapter)).hexdigest()
-        self._lent[digest] = adapter
+        self._temporary[digest] = adapter
         try:
             yield digest
         finally:
-            # Somebody else may lend the same one, and will then have to do so again.
-            self._lent.pop(digest, None)
+            # Another caller may have registered the same one, and has to do so again.
+            self._temporary.pop(digest, None)
 
-    def tokens(self, request: Request) -> Tokens:
-        """The prompt as tokens. Raises ``PromptTooLong`` where prompt and reply do not fit the base's context."""
-        tokens = (
-            self.backend.render(request.messages) + self.backend.encode(request.begun)
-            if request.template
-            else self.backend.beginning
-            + self.backend.encode("".join(message.content for message in request.messages))
-        )
-        context = min(self.backend.base.card.context, self.backend.longest)
-        over = len(tokens) + request.sampling.max_tokens - context
-        if over > 0:
-            room = context - request.sampling.max_tokens
+    def tokenize(self, request: Request) -> Tokens:
+        """Return the prompt as tokens.
+
+        Raises:
+            PromptTooLong: Prompt and reply together exceed the base's context.
+        """
+        backend = self.backend
+        if request.template:
+            tokens = backend.render(request.messages) + backend.encode(request.reply_prefix)
+        else:
+            text = "".join(message.content for message in request.messages)
+            tokens = backend.beginning + backend.encode(text)
+        max_tokens = request.sampling.max_tokens
+        context = min(backend.base.card.context, backend.longest)
+        excess = len(tokens) + max_tokens - context
+        if excess > 0:
+            room = context - max_tokens
             raise PromptTooLong(
-                f"The prompt has {len(tokens)} tokens; with {request.sampling.max_tokens} for the reply that is {over} more than the "
-                f"{context} of {self.backend.base.card.name}.",
+                f"The prompt has {len(tokens)} tokens; with {max_tokens} for the reply that is "
+                f"{excess} more than the {context} of {backend.base.card.name}.",
                 hint=f"Shorten the prompt to {room} tokens, or ask for a shorter reply."
                 if room > 0
                 else "Ask for a shorter reply.",
             )
         return tokens
 
-    def replies(
+    def stream(
         self,
         requests: Sequence[Request],
         *,
-        cancelled: Callable[[], bool] | None = None,
-        paused: Callable[[], bool] | None = None,
-    ) -> Replies:
-        """Pieces of all replies as they come, whatever their stacks; there may be more than the batch has rows.
+        cancelled: Predicate | None = None,
+        paused: Predicate | None = None,
+    ) -> OutputStream:
+        """Tokenize requests and return their chunks as they come, in one stream.
 
-        Everything begins with the first piece that is asked for, which raises ``PromptTooLong``, ``BaseMismatch``, or
-        ``QueueFull`` with ``retry_after`` where the queue or the user's share of it is full; then nothing of it is served.
-        Later pieces raise ``DeadlineExceeded``, ``ServingFailed``, or what loading the stack raised. ``cancelled`` is
-        asked between steps by the engine's thread, so it must be quick; closing the iterator does the same. What ends
-        early by either has a last piece that says so. While ``paused`` says so none of them begins, and what has begun is
-        written to its end; it is asked as ``cancelled`` is.
+        The requests are submitted with the first chunk that is read. There may be more of them than
+        the batch has rows. A reply that is cancelled has a last chunk that says so.
+
+        Args:
+            requests: What to answer; their stacks may differ.
+            cancelled: Asked between steps by the engine's thread, so it must be quick. Once it
+                returns True, what has not finished ends. Closing the stream does the same.
+            paused: Asked likewise. While it returns True, no request of the call starts.
+
+        Raises:
+            PromptTooLong: A prompt and its reply exceed the base's context.
+            BaseMismatch: A stack was built on another base.
+
+        The first chunk raises ``QueueFull`` if the queue is full; then none of the requests is
+        served. Later chunks raise ``DeadlineExceeded``, ``ServingFailed``, or what loading raised.
         """
-        return Replies(lambda: self._submitted(requests, cancelled, paused))
+        group = RequestGroup(cancelled, paused)
+        group.requests += [
+            RequestState(
+                self.tokenize(request),
+                self._key(request.stack),
+                request.sampling,
+                request.user,
+                request.logprobs,
+                request.top_logprobs,
+                request=request,
+                group=group,
+                index=index,
+            )
+            for index, request in enumerate(requests)
+        ]
+        return OutputStream(group, self._core.submit)
 
-    def texts(
+    def complete(
         self,
         requests: Sequence[Request],
         *,
-        cancelled: Callable[[], bool] | None = None,
-        paused: Callable[[], bool] | None = None,
+        cancelled: Predicate | None = None,
+        paused: Predicate | None = None,
     ) -> list[str]:
-        """Whole replies, in the order of the requests; what there is of them where ``cancelled`` says so. As ``replies``,
-        and raises ``Cancelled`` when the engine is closed meanwhile.
+        """Return whole replies in the order of the requests, or what there is when ``cancelled``.
+
+        Raises as ``stream``, and ``Cancelled`` when the engine is closed meanwhile.
         """
         texts = [""] * len(requests)
-        if not requests:
-            return texts
-        replies = self.replies(requests, cancelled=cancelled, paused=paused)
+        stream = self.stream(requests, cancelled=cancelled, paused=paused)
         try:
-            for piece in replies:
-                texts[piece.row] += piece.text
-                # Half a reply must not pass for a whole one, which a learn would judge by.
-                if piece.finish == "cancelled" and not (cancelled and cancelled()):
+            for chunk in stream:
+                texts[chunk.row] += chunk.text
+                # A learn must not judge half a reply as a whole one.
+                if chunk.finish == "cancelled" and not (cancelled and cancelled()):
                     raise Cancelled(
                         "The engine was closed while it wrote.", hint="Open the runtime again."
                     )
         finally:
-            replies.close()
+            stream.close()
         return texts
 
     def score(
         self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False
     ) -> tuple[Score, ...]:
-        """How likely the stack finds each continuation, in nats a token. Waits for a slot where the stack has none. Raises as
-        ``resident``.
+        """Return the log-prob of each continuation under a stack, in nats a token. Raises as
+        ``pin``.
         """
         if not items:
             return ()
-        with (
-            self.resident(stack) as key,
-            model_faults("The model failed while it compared answers."),
-        ):
+        with self.pin(stack) as key, model_faults("The model failed while it compared answers."):
             return self.backend.score(items, key, kl=kl)
 
     @contextmanager
-    def resident(self, stack: Stack) -> Iterator[str | None]:
-        """Holds a stack in a slot and gives its key: None for the bare base. Waits for a slot where it has none.
+    def pin(self, stack: Stack) -> Iterator[str | None]:
+        """Keep a stack in a slot inside the block and yield its key, None for the bare base.
 
-        Inside, ask nothing else of the engine: it could need the slot that is held. Raises ``BaseMismatch``, what
-        loading raised, and ``ServingFailed``.
+        Waits for a slot. Inside, ask the engine for nothing else: it could need the pinned slot.
+
+        Raises:
+            BaseMismatch: The stack was built on another base.
+            ServingFailed: The engine is closed; or whatever loading raised.
         """
         key = self._key(stack)
         if key is None:
             yield None
             return
-        self._loop.hold(key, stack)
-        try:
+        with self._core.pin(key, stack):
             yield key
-        finally:
-            self._loop.let_go(key)
 
-    def warm(self, stack: Stack) -> None:
-        """Brings a stack into a slot ahead of its first request. Raises as ``resident``."""
-        with self.resident(stack):
+    def preload(self, stack: Stack) -> None:
+        """Load a stack into a slot before its first request. Raises as ``pin``."""
+        with self.pin(stack):
             pass
 
-    def give_way(self, longest: float) -> None:
-        """Waits while people are answered or wait to be, at most so many seconds; background work does not count. Work
-        that takes turns with replies asks this first.
-        """
-        self._loop.give_way(longest)
+    def yield_to_foreground(self, max_seconds: float) -> None:
+        """Wait while foreground requests wait or run, at most ``max_seconds``.
 
-    def forget(self) -> None:
-        """Lets go of all that is kept for later, whoever's it is: stacks that nobody uses now, in slots and in host memory, and
-        the keys and values of prompts that were read. What is in use goes as soon as its last reply has ended.
+        Work that takes turns with replies calls this first.
         """
-        self._loop.forget()
+        self._core.yield_to_foreground(max_seconds)
+
+    def clear_caches(self) -> None:
+        """Drop what is cached for all users: unpinned adapters, host memory, and prompt caches.
+
+        An adapter in use is dropped as soon as its last reply has ended.
+        """
+        self._core.clear_caches()
 
     def metrics(self) -> Snapshot:
-        """All that is counted and measured, as it is now; the names are in ``docs/serving.md``."""
-        return self._loop.snapshot()
+        """Return all metrics; the names are in ``docs/serving.md``."""
+        return self._core.snapshot()
+
+    def check_integrity(self) -> None:
+        """Check slots, pins and key-value blocks against the running requests. For an idle engine.
+
+        Raises:
+            RuntimeError: Something leaked; the message says what.
+        """
+        self._core.check_integrity()
 
     def close(self) -> None:
-        """Ends what is being written as cancelled, and the engine's threads. Closing twice is fine."""
-        self._loop.close()
-
-    def _submitted(
-        self,
-        requests: Sequence[Request],
-        cancelled: Callable[[], bool] | None,
-        paused: Callable[[], bool] | None,
-    ) -> Call:
-        # All are checked before one is queued.
-        prompts = [(self.tokens(request), self._key(request.stack)) for request in requests]
-        call = Call(cancelled, paused)
-        now = self._loop.now()
-        for index, (request, (tokens, key)) in enumerate(zip(requests, prompts, strict=True)):
-            checked = self._loop.sampled()
-            known = request.logprobs or checked
-            row = Row(
-                tokens,
-                key,
-                request.sampling,
-                request.user,
-                logprobs=known,
-                top=request.top_logprobs,
-            )
-            deadline = None if request.timeout is None else now + request.timeout
-            call.tickets.append(
-                Ticket(call, index, row, request.stack, request.background, now, deadline, checked)
-            )
-            call.begun[index] = request.begun
-        self._loop.submit(call)
-        return call
+        """Cancel what runs and end the engine's threads. Closing twice is fine."""
+        self._core.close()
 
     def _key(self, stack: Stack) -> str | None:
-        """What the stack is attached as; None for the bare base."""
+        """Return the key that the stack is attached under; None for the bare base."""
         if stack.is_bare:
             return None
         if stack.base != self.backend.base.digest:
             raise BaseMismatch(
-                "This stack was built on another base than the one that is open.",
-                hint="Open that base.",
+                "This stack was built on another base than the open one.", hint="Open that base."
             )
         return stack.digest

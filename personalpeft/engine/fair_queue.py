@@ -1,13 +1,14 @@
-"""Who is next: a bounded queue that is fair to users. Pure: it knows no clock, no thread and no model.
+"""The order in which requests start: bounded and fair to users. No clock, no thread, no model.
 
 Rules, the first that decides:
 
-1. Background work (a learn's questions) begins only while no person waits.
-2. A user with their share of rows running lets those go first who have less.
-3. Users take turns; within one user it is first come, first served.
+1. Background work (evaluation during a learn) starts only while no foreground request waits.
+2. Preempted requests resume before new ones start, oldest first.
+3. A user at the share of running requests lets users below it go first.
+4. Users take turns; one user's requests start in order of arrival.
 
-Invariant: whoever is first in ``line()`` is only ever overtaken by users who have been served less, each of them once.
-So everybody's turn comes as long as rows end.
+Invariant: the first request of ``in_order`` is overtaken only by preempted requests and by users
+who were served less, each of them once. So each request starts as long as requests finish.
 """
 
 from __future__ import annotations
@@ -19,112 +20,145 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 
-class Waiting(Protocol):
-    """What the queue must know of one that waits."""
+class Queued(Protocol):
+    """What the queue reads of a request. ``order`` is the number of its first start."""
 
     @property
-    def user(self) -> str: ...
+    def owner(self) -> str: ...
 
     @property
     def background(self) -> bool: ...
 
+    @property
+    def order(self) -> int: ...
 
-W = TypeVar("W", bound=Waiting)
+
+R = TypeVar("R", bound=Queued)
 
 
 @dataclass(frozen=True, slots=True)
-class Full:
-    """Why the queue takes no more: ``over`` is how many would have to go first, ``own`` whether it is the user's own
-    share that is full.
+class QueueLimit:
+    """The limit that a submission exceeds by ``excess``; ``per_user`` if it is the user's own
+    share.
     """
 
-    over: int
-    bound: int
-    own: bool
+    excess: int
+    limit: int
+    per_user: bool
 
 
-class FairQueue(Generic[W]):
-    """Requests that wait for a row. Not thread-safe: its owner holds a lock."""
+class FairQueue(Generic[R]):
+    """Requests that wait to start or to resume. Not thread-safe: its owner holds a lock."""
 
-    def __init__(self, *, waiting: int, waiting_per_user: int, running_per_user: int) -> None:
-        self._bound = waiting
-        self._bound_per_user = waiting_per_user
-        self._share = running_per_user
-        # The order of the keys is the order of the turns. Nobody is in it who does not wait.
-        self._people: dict[str, deque[W]] = {}
-        self._background: dict[str, deque[W]] = {}
+    def __init__(
+        self, *, max_waiting: int, max_waiting_per_user: int, max_running_per_user: int
+    ) -> None:
+        self._max_waiting = max_waiting
+        self._max_waiting_per_user = max_waiting_per_user
+        self._max_running_per_user = max_running_per_user
+        # The order of the users is the order of their turns. Users without a request are absent.
+        self._foreground: dict[str, deque[R]] = {}
+        self._background: dict[str, deque[R]] = {}
+        self._preempted: list[R] = []
         self._running: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return sum(map(len, (*self._people.values(), *self._background.values())))
+        return len(self._preempted) + sum(
+            map(len, (*self._foreground.values(), *self._background.values()))
+        )
 
-    def __iter__(self) -> Iterator[W]:
-        """All who wait, in no order that means anything."""
-        return itertools.chain(*self._people.values(), *self._background.values())
+    def __iter__(self) -> Iterator[R]:
+        """Iterate over all requests in no particular order."""
+        return itertools.chain(
+            self._preempted, *self._foreground.values(), *self._background.values()
+        )
 
     @property
-    def people(self) -> bool:
-        """Whether anybody waits or has a row, background work aside."""
-        return bool(self._people or self._running)
+    def preempted(self) -> Sequence[R]:
+        """The requests that started and wait to resume, oldest first."""
+        return self._preempted
 
-    def full(self, more: Sequence[W]) -> Full | None:
-        """Why these cannot all be taken in; None when they can. Background work is always taken in: it waits longer."""
-        people = Counter(each.user for each in more if not each.background)
-        for user, count in people.items():
-            over = len(self._people.get(user, ())) + count - self._bound_per_user
-            if over > 0:
-                return Full(over, self._bound_per_user, own=True)
-        over = sum(map(len, self._people.values())) + people.total() - self._bound
-        return Full(over, self._bound, own=False) if over > 0 else None
+    @property
+    def has_foreground(self) -> bool:
+        """Whether a foreground request waits or runs."""
+        preempted = any(not each.background for each in self._preempted)
+        return bool(self._foreground or self._running or preempted)
 
-    def add(self, more: Iterable[W]) -> None:
-        """Takes them in, each behind those of its user."""
+    def exceeded(self, more: Sequence[R]) -> QueueLimit | None:
+        """Return the limit that adding ``more`` would exceed. Background work is never limited."""
+        counts = Counter(each.owner for each in more if not each.background)
+        for user, count in counts.items():
+            excess = len(self._foreground.get(user, ())) + count - self._max_waiting_per_user
+            if excess > 0:
+                return QueueLimit(excess, self._max_waiting_per_user, per_user=True)
+        waiting = sum(map(len, self._foreground.values()))
+        excess = waiting + counts.total() - self._max_waiting
+        return QueueLimit(excess, self._max_waiting, per_user=False) if excess > 0 else None
+
+    def add(self, more: Iterable[R]) -> None:
+        """Append requests, each behind those of its user."""
         for each in more:
-            self._turns(each).setdefault(each.user, deque()).append(each)
+            self._turns(each).setdefault(each.owner, deque()).append(each)
 
-    def line(self) -> Iterator[W]:
-        """All whose turn can come now, in the order in which it comes if nothing else changes."""
+    def in_order(self) -> Iterator[R]:
+        """Iterate over the requests that may be next, in the order they start if nothing changes."""
         for group in self._groups():
             for rank in itertools.zip_longest(*group):
                 yield from (each for each in rank if each is not None)
 
-    def first(self, ready: Callable[[W], bool]) -> W | None:
-        """Who may begin: the first who is ready among those whose turn it is. It waits on until ``begin``."""
+    def next_ready(self, is_ready: Callable[[R], bool]) -> R | None:
+        """Return the first ready request whose turn it is. It stays queued until ``start``."""
         group = next((group for group in self._groups() if group), ())
-        return next((line[0] for line in group if ready(line[0])), None)
+        return next((line[0] for line in group if is_ready(line[0])), None)
 
-    def begin(self, one: W) -> None:
-        """It has a row now, and its user's next turn comes after everybody else's."""
-        turns = self._turns(one)
-        line = turns.pop(one.user)
-        line.remove(one)
-        if line:
-            turns[one.user] = line
-        if not one.background:
-            self._running[one.user] += 1
+    def start(self, request: R) -> None:
+        """Move a request from the queue to running; its user's next turn comes last."""
+        if request in self._preempted:
+            self._preempted.remove(request)
+        else:
+            turns = self._turns(request)
+            line = turns.pop(request.owner)
+            line.remove(request)
+            if line:
+                turns[request.owner] = line
+        if not request.background:
+            self._running[request.owner] += 1
 
-    def end(self, one: W) -> None:
-        """Its row is free again."""
-        if not one.background:
-            self._running[one.user] -= 1
-            if not self._running[one.user]:
-                del self._running[one.user]
+    def finish(self, request: R) -> None:
+        """Record that a running request ended."""
+        if not request.background:
+            self._running[request.owner] -= 1
+            if not self._running[request.owner]:
+                del self._running[request.owner]
 
-    def drop(self, one: W) -> None:
-        """It no longer waits, and had no row."""
-        turns = self._turns(one)
-        turns[one.user].remove(one)
-        if not turns[one.user]:
-            del turns[one.user]
+    def preempt(self, request: R) -> None:
+        """Move a running request back into the queue, before all that have not started."""
+        self.finish(request)
+        self._preempted.append(request)
+        self._preempted.sort(key=lambda each: each.order)
 
-    def _turns(self, one: W) -> dict[str, deque[W]]:
-        return self._background if one.background else self._people
+    def drop(self, request: R) -> None:
+        """Remove a request that is not running."""
+        if request in self._preempted:
+            self._preempted.remove(request)
+            return
+        turns = self._turns(request)
+        turns[request.owner].remove(request)
+        if not turns[request.owner]:
+            del turns[request.owner]
 
-    def _groups(self) -> tuple[list[deque[W]], ...]:
-        """Whose turn it is, then who lets them go first."""
-        if not self._people:
-            return (list(self._background.values()),)
-        below = [line for user, line in self._people.items() if self._running[user] < self._share]
-        return below, [
-            line for user, line in self._people.items() if self._running[user] >= self._share
-        ]
+    def _turns(self, request: R) -> dict[str, deque[R]]:
+        return self._background if request.background else self._foreground
+
+    def _groups(self) -> tuple[list[Sequence[R]], ...]:
+        """Return the waiting lines by precedence; a later group waits for the earlier ones."""
+        foreground = [(each,) for each in self._preempted if not each.background]
+        if not self._foreground and not foreground:
+            background = [(each,) for each in self._preempted]
+            return [*background], list(self._background.values())
+        below: list[Sequence[R]] = []
+        at_share: list[Sequence[R]] = []
+        for user, line in self._foreground.items():
+            group = below if self._running[user] < self._max_running_per_user else at_share
+            group.append(line)
+        return [*foreground], below, at_share

@@ -1,17 +1,15 @@
-"""Brings stacks from disk over host memory into their slots, beside decoding.
+"""Loads adapters from disk through host memory into their slots, beside decoding.
 
-One thread reads and stages one stack after the other, since that is this machine's work; a few attach them side by side, since that
-may be another machine's, which may be slow with one of them. They are told of a load only when a slot is already free for it, so
-they never wait for anything but the next load, and nobody waits for them holding a lock. What the first owns alone: the host
-cache. What they call: ``read`` (the disk), ``stage`` and ``attach`` of the backend, and ``done`` for each load, with the error if it
-failed; a failure is said once and not remembered.
+One thread reads and stages one stack after the other, since that is work of this machine. A few
+threads attach stacks side by side, since another machine may do that and be slow with one of them.
+A load is asked for only when its slot is free, so these threads wait for nothing but the next load,
+and no thread waits for them with a lock held. A failure is reported once and not remembered.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 
@@ -23,50 +21,54 @@ from personalpeft.engine.adapter_cache import HostCache
 from personalpeft.engine.metrics import Metrics
 from personalpeft.types import Stack
 
-# Stacks that are attached at once, at most.
-_AT_ONCE = 4
-# Seconds between two looks at what is still attached when all shall end.
-_LOOK = 0.05
+_MAX_ATTACHING = 4
+# Seconds between two attempts to give up what is still being attached when the engine closes.
+_POLL_SECONDS = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """A stack that is staged; ``began`` is when its load did."""
+class AdapterLoader:
+    """Stages and attaches stacks.
 
-    key: str
-    staged: Staged
-    began: float
-
-
-class Loader:
-    """``read`` brings an adapter by the digest of its packed file, in one read."""
+    Args:
+        backend: Where the stacks are attached.
+        read_adapter: Reads an adapter by the digest of its packed file.
+        host_bytes: Bytes of staged stacks to keep in host memory.
+        metrics: Where loads are counted.
+        timer: The engine's clock, in seconds.
+        on_loaded: Called from a loader thread with the key of each load, and its error if it
+            failed.
+    """
 
     def __init__(
         self,
         backend: Backend,
-        read: Callable[[str], Adapter],
+        read_adapter: Callable[[str], Adapter],
         host_bytes: int,
         metrics: Metrics,
         timer: Callable[[], float],
-        done: Callable[[str, Exception | None], None],
+        on_loaded: Callable[[str, Exception | None], None],
     ) -> None:
         self._backend = backend
-        self._read = read
+        self._read_adapter = read_adapter
+        # The staging thread alone uses it.
         self._host = HostCache[Staged](host_bytes)
         self._metrics = metrics
         self._timer = timer
-        self._done = done
-        # An empty key asks for the host memory to be cleared, None for the end.
+        self._on_loaded = on_loaded
+        # A stack of None asks to clear the host memory, None instead of a pair ends the thread.
         self._loads: SimpleQueue[tuple[str, Stack | None] | None] = SimpleQueue()
-        self._ready: SimpleQueue[_Ready | None] = SimpleQueue()
+        # Key, staged stack, and when its load began.
+        self._staged: SimpleQueue[tuple[str, Staged, float] | None] = SimpleQueue()
         self._attaching: set[str] = set()
         self._closing = False
         self._threads = [
-            threading.Thread(target=self._stage, name="personalpeft-loader", daemon=True)
+            threading.Thread(target=self._run_staging, name="personalpeft-loader", daemon=True)
         ]
         self._threads += [
-            threading.Thread(target=self._attach, name=f"personalpeft-loader-{number}", daemon=True)
-            for number in range(min(_AT_ONCE, backend.slots))
+            threading.Thread(
+                target=self._run_attaching, name=f"personalpeft-loader-{number}", daemon=True
+            )
+            for number in range(min(_MAX_ATTACHING, backend.slots))
         ]
 
     @property
@@ -75,53 +77,55 @@ class Loader:
         return self._host.nbytes
 
     def start(self) -> None:
-        """Begins the threads, which ``close`` ends."""
+        """Start the threads, which ``close`` ends."""
         for thread in self._threads:
             thread.start()
 
-    def ask(self, key: str, stack: Stack) -> None:
-        """Has a stack brought into the slot that is free for it."""
+    def load(self, key: str, stack: Stack) -> None:
+        """Load a stack into the slot that is free for it."""
         self._loads.put((key, stack))
 
-    def forget(self) -> None:
-        """Has the host memory cleared, after the loads that were asked for."""
+    def clear(self) -> None:
+        """Clear the host memory after the loads that were asked for."""
         self._loads.put(("", None))
 
     def close(self) -> None:
-        """Ends the threads after the loads that they are at, which the backend may give up; further ones are dropped. For the thread
-        that detaches. Closing twice is fine, and before ``start``.
+        """End the threads after their current loads, which the backend may give up.
+
+        Later loads are dropped. Call it from the thread that detaches. Closing twice is fine, and
+        before ``start``.
         """
         self._closing = True
         self._loads.put(None)
         for _ in self._threads:
-            self._ready.put(None)
+            self._staged.put(None)
         for thread in self._threads:
             while thread.is_alive():
-                # Again and again, since one may have been about to begin.
+                # Repeated, since a thread may have been about to attach.
                 for key in tuple(self._attaching):
                     self._backend.detach(key)
-                thread.join(_LOOK)
+                thread.join(_POLL_SECONDS)
 
-    def _stage(self) -> None:
+    def _run_staging(self) -> None:
         while (load := self._loads.get()) is not None and not self._closing:
             key, stack = load
             if stack is None:
                 self._host.clear()
-                continue
-            if failed := self._failed(partial(self._bring, key, stack)):
-                self._done(key, failed)
+            elif error := self._try(partial(self._stage, key, stack)):
+                self._on_loaded(key, error)
 
-    def _attach(self) -> None:
-        while (ready := self._ready.get()) is not None and not self._closing:
-            self._attaching.add(ready.key)
-            failed = self._failed(partial(self._backend.attach, ready.key, ready.staged))
-            self._attaching.remove(ready.key)
-            if failed is None:
-                self._metrics.observe("stack_load_seconds", self._timer() - ready.began)
-            self._done(ready.key, failed)
+    def _run_attaching(self) -> None:
+        while (load := self._staged.get()) is not None and not self._closing:
+            key, staged, began = load
+            self._attaching.add(key)
+            error = self._try(partial(self._backend.attach, key, staged))
+            self._attaching.remove(key)
+            if error is None:
+                self._metrics.observe("stack_load_seconds", self._timer() - began)
+            self._on_loaded(key, error)
 
-    def _failed(self, work: Callable[[], None]) -> Exception | None:
-        """What some work on a load failed at: whatever it is, those who wait for this stack must hear it."""
+    def _try(self, work: Callable[[], None]) -> Exception | None:
+        """Return what some work raised: any error must reach the requests that wait for the stack."""
         try:
             with model_faults("The model could not take these layers."):
                 work()
@@ -130,19 +134,19 @@ class Loader:
             return error
         return None
 
-    def _bring(self, key: str, stack: Stack) -> None:
+    def _stage(self, key: str, stack: Stack) -> None:
         began = self._timer()
-        self._ready.put(_Ready(key, self._staged(key, stack), began))
-
-    def _staged(self, key: str, stack: Stack) -> Staged:
-        kept = self._host.get(key)
-        if kept is not None:
+        staged = self._host.get(key)
+        if staged is None:
+            parts = [
+                (self._read_adapter(entry.digest), entry.weight)
+                for entry in stack.entries
+                if entry.weight != 0
+            ]
+            staged = self._backend.stage(compose(parts))
+            self._metrics.count("stack_loads_total")
+            evicted = self._host.put(key, staged, staged.nbytes)
+            self._metrics.count("host_evictions_total", evicted)
+        else:
             self._metrics.count("stack_host_hits_total")
-            return kept
-        parts = [
-            (self._read(entry.digest), entry.weight) for entry in stack.entries if entry.weight != 0
-        ]
-        staged = self._backend.stage(compose(parts))
-        self._metrics.count("stack_loads_total")
-        self._metrics.count("host_evictions_total", self._host.put(key, staged, staged.nbytes))
-        return staged
+        self._staged.put((key, staged, began))

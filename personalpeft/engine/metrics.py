@@ -1,7 +1,6 @@
-"""What serving counts and measures, behind one small interface: write with ``count`` and ``observe``, read a frozen
-``Snapshot``. Names are vLLM's where they mean the same. Nothing here names a user, a prompt or a reply.
+"""What serving counts and measures. The names are vLLM's where the meaning is the same.
 
-Safe to use from any thread.
+No metric contains a user's name, a prompt or a reply. Safe to use from any thread.
 """
 
 from __future__ import annotations
@@ -12,63 +11,49 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 COUNTERS: Mapping[str, str] = {
-    "request_success_total": "replies that came to their own end",
-    "prompt_tokens_total": "tokens of the prompts that were admitted",
-    "prefix_cache_hits_total": "prompt tokens that were found from an earlier prompt of the same user and stack",
-    "generation_tokens_total": "tokens that were written",
-    "refusals_total": "calls that were refused because the queue or the user's share of it was full",
-    "cancellations_total": "requests that ended early because the caller went away, asked to stop, or the engine closed",
+    "request_success_total": "replies that ended by themselves",
+    "prompt_tokens_total": "tokens of the prompts that were started",
+    "prefix_cache_hits_total": "prompt tokens found in the prompt cache of the same user and stack",
+    "generation_tokens_total": "tokens that were generated",
+    "num_preemptions_total": "times a running request gave up its memory and was resumed later",
+    "refusals_total": "calls refused because the queue or the user's share of it was full",
+    "cancellations_total": "requests that the caller cancelled or that closing ended",
     "deadline_errors_total": "requests that were not complete in time",
     "failures_total": "requests that ended with any other error",
-    "stack_hits_total": "requests whose stack was in a slot when they came",
-    "stack_misses_total": "requests whose stack was not",
-    "stack_loads_total": "stacks that were read from disk",
-    "stack_host_hits_total": "stacks that were attached from host memory, without reading",
-    "stack_load_failures_total": "loads that came to nothing",
-    "stack_evictions_total": "stacks that gave up their slot for another",
-    "host_evictions_total": "stacks that gave up their place in host memory",
-    "self_checks_total": "replies that were compared with a cold run",
-    "self_checks_skipped_total": "sampled replies that were not compared: too many waited, the stack had gone, or the run failed",
-    "self_check_mismatches_total": "comparisons in which the two did not agree; every one is a fault",
+    "stack_hits_total": "requests whose stack had a slot on arrival",
+    "stack_misses_total": "requests whose stack had none",
+    "stack_loads_total": "stacks read from disk",
+    "stack_host_hits_total": "stacks attached from host memory, without reading",
+    "stack_load_failures_total": "loads that failed",
+    "stack_evictions_total": "stacks that lost their slot to another",
+    "host_evictions_total": "stacks that lost their place in host memory",
+    "self_checks_total": "replies compared with a cold run",
+    "self_checks_skipped_total": "sampled replies not compared, for too many waiting, or a stack or run that failed",
+    "self_check_mismatches_total": "comparisons that did not agree; each one is a fault",
 }
 GAUGES: Mapping[str, str] = {
-    "num_requests_running": "rows in the batch",
-    "num_requests_waiting": "requests that wait for a row",
-    "rows": "rows that the batch can hold",
-    "slots_used": "slots that hold a stack, or are about to",
-    "slots": "slots that there are",
+    "num_requests_running": "requests in the batch",
+    "num_requests_waiting": "requests that wait to start or resume",
+    "rows": "requests that the batch can hold",
+    "slots_used": "slots with a stack, attached or loading",
+    "slots": "slots in all",
     "host_bytes": "bytes of stacks in host memory",
-    "kv_cache_usage_perc": "share of the places for keys and values that rows use (0 to 1)",
+    "kv_cache_usage_perc": "share of the key-value cache that running requests use (0 to 1)",
 }
-_SECONDS = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-)
 HISTOGRAMS: Mapping[str, str] = {
     "time_to_first_token_seconds": "from the request to the first token of its reply",
     "time_per_output_token_seconds": "between two tokens of one reply",
     "e2e_request_latency_seconds": "from the request to the end of its reply",
-    "request_queue_time_seconds": "from the request to its row",
+    "request_queue_time_seconds": "from the request to its start",
     "stack_load_seconds": "from disk or host memory into a slot",
 }
+_MILLISECONDS = (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1e3, 2.5e3, 5e3, 1e4, 3e4, 6e4)
+_BUCKETS = tuple(ms / 1e3 for ms in _MILLISECONDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How often a value was at most each of ``bounds``; the last of ``counts`` is beyond them all."""
+    """How many values were at most each of ``bounds``; the last of ``counts`` is for larger ones."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -80,50 +65,49 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """0 where nothing was measured."""
+        """The mean, 0 if nothing was measured."""
         return self.total / self.count if self.count else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All numbers at one moment, by name."""
+    """All metrics at one moment, by name."""
 
     counters: Mapping[str, int]
     gauges: Mapping[str, float]
     histograms: Mapping[str, Histogram]
 
     def __getitem__(self, name: str) -> float:
-        """A counter or a gauge."""
+        """Return a counter or a gauge."""
         return self.counters[name] if name in self.counters else self.gauges[name]
 
 
 class Metrics:
-    """Where the loop, the loader and the self-check write. A name that is not in the tables above is a ``KeyError``."""
+    """Collects counts and measurements. A name outside of the tables above raises ``KeyError``."""
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._counters = dict.fromkeys(COUNTERS, 0)
-        self._counts = {name: [0] * (len(_SECONDS) + 1) for name in HISTOGRAMS}
+        self._buckets = {name: [0] * (len(_BUCKETS) + 1) for name in HISTOGRAMS}
         self._totals = dict.fromkeys(HISTOGRAMS, 0.0)
 
     def count(self, name: str, more: int = 1) -> None:
-        """Adds to a counter."""
-        with self._turn:
+        """Add to a counter."""
+        with self._lock:
             self._counters[name] += more
 
     def observe(self, name: str, seconds: float, times: int = 1) -> None:
-        """Notes that something took so long, so many times."""
-        with self._turn:
-            self._counts[name][bisect.bisect_left(_SECONDS, seconds)] += times
+        """Record a duration that was measured ``times`` times."""
+        with self._lock:
+            self._buckets[name][bisect.bisect_left(_BUCKETS, seconds)] += times
             self._totals[name] += seconds * times
 
-    def snapshot(self, now: Mapping[str, float], counted: Mapping[str, int]) -> Snapshot:
-        """Everything as it is now: with the gauges that the caller read, and counters that others keep."""
-        with self._turn:
+    def snapshot(self, gauges: Mapping[str, float], counters: Mapping[str, int]) -> Snapshot:
+        """Return all metrics, with the gauges and the counters that the caller keeps."""
+        with self._lock:
             histograms = {
-                name: Histogram(_SECONDS, tuple(counts), self._totals[name])
-                for name, counts in self._counts.items()
+                name: Histogram(_BUCKETS, tuple(counts), self._totals[name])
+                for name, counts in self._buckets.items()
             }
-            return Snapshot(
-                {**self._counters, **counted}, {name: now[name] for name in GAUGES}, histograms
-            )
+            ordered = {name: gauges[name] for name in GAUGES}
+            return Snapshot({**self._counters, **counters}, ordered, histograms)

@@ -1,32 +1,40 @@
-"""What travels between a caller and the loop: requests in, tickets through the queue and the batch, pieces out.
+"""A request from submission to its last chunk, the group it was submitted with, and the reader's
+stream.
 
-Who may touch what: a ``Ticket`` belongs to the loop's thread from its submission on. A ``Call`` is shared; its pieces are
-a queue without a bound, so that a slow reader never holds up the loop (what it can hold is bounded by its requests'
-``max_tokens``), and ``left`` is a flag that is raised without a lock. ``Replies`` belongs to its reader, but for ``close``.
+After submission a ``RequestState`` belongs to the engine's thread alone. A ``RequestGroup`` is
+shared: its queue of outputs is unbounded, so a slow reader never blocks the engine, and ``closed``
+is a flag that is set without a lock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from queue import SimpleQueue
 from typing import Self, TypeAlias
 
-from personalpeft.backends.base import Piece, Row
+from personalpeft.backends.base import Piece, Row, Tokens
 from personalpeft.base_models.tool_calls import begun_call
 from personalpeft.types import Message, Sampling, Stack
 
-Cancelled: TypeAlias = Callable[[], bool]
+Predicate: TypeAlias = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Messages of one user as the base will read them, for a stack, with how to pick tokens.
+    """What a caller asks for: messages of one user, the stack that answers, and how to sample.
 
-    ``timeout`` is how many seconds the whole reply may take, from when its first piece is asked for; None: as long as
-    it takes. ``background`` work is never refused for want of room and never served before a person. Without ``template``
-    the text of the one message is read as it is, and continued. With ``logprobs`` pieces carry the log-prob of each token, and
-    of so many of the likeliest in its place.
+    Attributes:
+        user: Whose request it is. Prompt caches are never shared between users.
+        messages: The conversation as the model reads it.
+        stack: The adapters to attach.
+        sampling: Temperature, length, seed and stop strings.
+        timeout: Seconds for the whole reply from submission; None for no limit.
+        background: Never refused for a full queue, and never served before foreground requests.
+        template: Whether to apply the chat template. Without it the text is read and continued.
+        logprobs: Whether chunks carry the log-prob of each token.
+        top_logprobs: How many of the likeliest tokens to report in each position.
     """
 
     user: str
@@ -40,117 +48,129 @@ class Request:
     top_logprobs: int = 0
 
     @property
-    def begun(self) -> str:
-        """What the reply begins with before the model writes any of it: it reads this after the prompt, and goes on from there."""
+    def reply_prefix(self) -> str:
+        """The text that the reply starts with, which is read after the prompt instead of generated."""
         return begun_call(self.messages[-1]) if self.template else ""
 
 
-@dataclass(eq=False, slots=True)
-class Call:
-    """The requests of one caller, who reads what becomes of them from ``said``: pieces, or the error that ended one. ``begun`` is what
-    replies begin with, by the place of their request. ``resting``: none of them begins now, since the caller asked for a pause.
-    """
+class RequestStatus(Enum):
+    """Where a request is. A running request has a sequence in the backend and pins its adapter."""
 
-    cancelled: Cancelled | None
-    paused: Cancelled | None = None
-    tickets: list[Ticket] = field(default_factory=list)
-    begun: dict[int, str] = field(default_factory=dict)
-    said: SimpleQueue[Piece | Exception] = field(default_factory=SimpleQueue)
-    left: bool = False
-    resting: bool = False
-
-    def stopped(self) -> bool:
-        """Whether the caller went away or asks to stop. Raises whatever ``cancelled`` raises."""
-        return self.left or (self.cancelled is not None and self.cancelled())
-
-    def look(self) -> None:
-        """Notes whether the caller asks for a pause. Raises whatever ``paused`` raises."""
-        self.resting = self.paused is not None and self.paused()
+    WAITING = "waiting"
+    LOADING = "loading"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
 
 
 @dataclass(eq=False, slots=True)
-class Ticket:
-    """One request on its way. Times are on the engine's clock. ``number`` is that of its row in the batch, None while it
-    waits. What is ``checked`` is scored again once it has ended.
+class RequestGroup:
+    """The requests of one call, with the queue of their outputs: chunks, or the error that ended
+    one.
+
+    ``cancelled`` and ``paused`` are asked by the engine's thread between two steps. A request that
+    has not started does not start while the group ``is_paused``.
     """
 
-    call: Call
+    cancelled: Predicate | None = None
+    paused: Predicate | None = None
+    requests: list[RequestState] = field(default_factory=list)
+    outputs: SimpleQueue[Piece | Exception] = field(default_factory=SimpleQueue)
+    closed: bool = False
+    is_paused: bool = False
+
+    def poll(self) -> bool | Exception:
+        """Ask the caller's functions. Return whether to cancel, or what one of them raised."""
+        try:
+            self.is_paused = self.paused is not None and self.paused()
+            return self.closed or (self.cancelled is not None and self.cancelled())
+        except Exception as error:  # noqa: BLE001 - the caller's own error goes back to the caller
+            return error
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class RequestState(Row):
+    """One request: what was asked, its status, and its output so far.
+
+    Times are in seconds on the engine's clock. ``number`` is that of its sequence in the backend
+    while it runs. ``order`` is the number of its first start and decides who is preempted.
+    """
+
+    request: Request
+    group: RequestGroup
     index: int
-    row: Row
-    stack: Stack
-    background: bool
-    asked: float
-    deadline: float | None
-    checked: bool = False
-    number: int | None = None
-    admitted: float = 0.0
+    status: RequestStatus = RequestStatus.WAITING
+    arrived: float = 0.0
+    deadline: float | None = None
+    started: float = 0.0
     last_token: float | None = None
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    number: int = -1
+    order: int = -1
+    is_checked: bool = False
+    output_logprobs: list[float] = field(default_factory=list)
 
     @property
-    def user(self) -> str:
-        return self.row.owner
+    def background(self) -> bool:
+        return self.request.background
 
     @property
-    def key(self) -> str | None:
-        """The stack that must be resident; None for the bare base."""
-        return self.row.stack
+    def target(self) -> Stack:
+        """The stack whose adapter must be attached under the key ``stack``."""
+        return self.request.stack
 
 
-class Replies(Iterator[Piece]):
-    """Pieces of the replies of one call as they come; ``row`` is the place of its request in the call.
+class OutputStream(Iterator[Piece]):
+    """The chunks of one group as they come; ``row`` is the index of the request in the call.
 
-    Nothing is asked before the first piece is. ``close`` may be called from any thread, and frees the rows within a step.
+    The requests are submitted with the first chunk that is read, or by ``begin``. ``close`` may be
+    called from any thread and frees the group's sequences within a step.
     """
 
-    def __init__(self, begin: Callable[[], Call]) -> None:
-        self._begin = begin
-        self._call: Call | None = None
-        self._open = 0
-        self._over = False
+    def __init__(self, group: RequestGroup, submit: Callable[[RequestGroup], None]) -> None:
+        self._group = group
+        self._submit = submit
+        self._submitted = False
+        self._unfinished = len(group.requests)
+        self._prefixes = {r.index: p for r in group.requests if (p := r.request.reply_prefix)}
+
+    @property
+    def prompts(self) -> tuple[Tokens, ...]:
+        """The prompt of each request as the model reads it, in tokens."""
+        return tuple(request.tokens for request in self._group.requests)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Piece:
-        if self._over:
+        if self._group.closed or not self._unfinished:
             raise StopIteration
-        call = self._call or self._begun()
-        said = call.said.get()
-        if isinstance(said, Exception):
+        self.begin()
+        output = self._group.outputs.get()
+        if isinstance(output, Exception):
             self.close()
-            raise said
-        if said.finish is not None:
-            self._open -= 1
-            self._over = self._over or self._open == 0
-        # Of a reply that ended before it was begun there is nothing.
-        if said.finish != "cancelled" and (begun := call.begun.pop(said.row, "")):
-            return replace(said, text=begun + said.text)
-        return said
+            raise output
+        if output.finish is not None:
+            self._unfinished -= 1
+        # A request that was cancelled before it started has no output, so it gets no prefix.
+        if output.finish != "cancelled" and (prefix := self._prefixes.pop(output.row, "")):
+            return replace(output, text=prefix + output.text)
+        return output
 
     def begin(self) -> None:
-        """Asks now, and not only with the first piece. Raises what that piece would. Beginning twice is fine."""
-        if self._call is None and not self._over:
-            self._begun()
+        """Submit the requests. Raise what the first chunk would. Later calls do nothing."""
+        if self._submitted or self._group.closed or not self._unfinished:
+            return
+        self._submitted = True
+        try:
+            self._submit(self._group)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
-        """Ends what is still being written. Closing twice is fine."""
-        self._over = True
-        if self._call is not None:
-            self._call.left = True
+        """Cancel what has not finished. Closing twice is fine."""
+        self._group.closed = True
 
     def __del__(self) -> None:
-        # Run by the garbage collector in any thread, whatever lock that holds: so leaving takes none.
+        # The garbage collector may run this in any thread under any lock, so closing takes none.
         self.close()
-
-    def _begun(self) -> Call:
-        try:
-            call = self._call = self._begin()
-        except BaseException:
-            self._over = True
-            raise
-        self._open = len(call.tickets)
-        # Another thread that closed this a moment ago may have seen no call to leave.
-        call.left = self._over
-        return call

@@ -1,10 +1,10 @@
-"""Whether replies are what they would have been with nobody else there: a share of them is scored again afterwards, cold
-and alone, and each token's log-prob compared with the one that it was picked at.
+"""Compares a sample of replies with a cold run: each token's log-prob when it was written and when
+the reply is scored alone afterwards.
 
-A row that saw another's cache, slot or logits was picked at log-probs that its own stack does not give. What it finds
-goes into the metrics and, without a word of anybody's text, into the log.
+A row that read another's cache, slot or logits was written at log-probs that its own stack does not
+give. Results go to the metrics and the log, which never contain text of a user.
 
-All of it belongs to the loop's thread, but ``sampled``.
+The engine's thread owns all of it except ``is_sampled``.
 """
 
 from __future__ import annotations
@@ -13,29 +13,19 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from personalpeft.backends.base import Backend, Continuation
 from personalpeft.engine.metrics import Metrics
+from personalpeft.engine.request import RequestState
 from personalpeft.errors import where_raised
 
 log = logging.getLogger(__name__)
 
-# Replies that may wait to be checked. They hold their tokens only.
-_PATIENCE = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A finished reply: what was asked and said, under which stack, and at which log-probs."""
-
-    said: Continuation
-    stack: str | None
-    logprobs: tuple[float, ...]
+_MAX_WAITING = 32
 
 
 class SelfCheck:
-    """``share`` of all replies are checked; ``entropy(n)`` gives n random bytes to draw them by."""
+    """Checks a share of all replies, drawn with ``entropy(n)``, which returns n random bytes."""
 
     def __init__(
         self, backend: Backend, share: float, entropy: Callable[[int], bytes], metrics: Metrics
@@ -44,50 +34,54 @@ class SelfCheck:
         self._share = share
         self._entropy = entropy
         self._metrics = metrics
-        self._waiting: deque[Written] = deque()
+        self._waiting: deque[RequestState] = deque()
 
-    def sampled(self) -> bool:
-        """Draws whether a reply is one to check. From any thread."""
+    def is_sampled(self) -> bool:
+        """Draw whether to check a reply. May be called from any thread."""
         return self._share > 0 and int.from_bytes(self._entropy(4), "little") < self._share * 2**32
 
-    def add(self, reply: Written) -> None:
-        """Takes in a reply to be checked when there is time."""
-        if len(self._waiting) == _PATIENCE:
+    def add(self, request: RequestState) -> None:
+        """Queue a finished reply to be checked when the engine is idle."""
+        if not request.output_logprobs:
+            return
+        if len(self._waiting) == _MAX_WAITING:
             self._metrics.count("self_checks_skipped_total")
         else:
-            self._waiting.append(reply)
+            self._waiting.append(request)
 
-    def forget(self) -> None:
-        """Drops what waits to be checked."""
+    def clear(self) -> None:
+        """Drop the replies that wait to be checked."""
         self._waiting.clear()
 
     def __bool__(self) -> bool:
         """Whether a reply waits to be checked."""
         return bool(self._waiting)
 
-    def run_one(self, resident: Callable[[str], bool]) -> None:
-        """Checks the reply that has waited longest, if its stack is still resident."""
+    def run_one(self, is_ready: Callable[[str], bool]) -> None:
+        """Check the reply that waited longest, if its adapter still has a slot."""
         reply = self._waiting.popleft()
-        if reply.stack is not None and not resident(reply.stack):
+        if reply.stack is not None and not is_ready(reply.stack):
             self._metrics.count("self_checks_skipped_total")
             return
+        written = reply.output_logprobs
         try:
-            (cold,) = self._backend.score([reply.said], reply.stack)
-            apart = sum(abs(a - b) for a, b in zip(cold.tokens, reply.logprobs, strict=True)) / len(
-                reply.logprobs
+            item = Continuation(reply.tokens, reply.output_tokens)
+            (score,) = self._backend.score([item], reply.stack)
+            difference = sum(abs(a - b) for a, b in zip(score.tokens, written, strict=True)) / len(
+                written
             )
-        except Exception as bug:  # noqa: BLE001 - a check ends no reply
-            log.error("self-check: a reply could not be scored: %s", where_raised(bug))
+        except Exception as error:  # noqa: BLE001 - a failed check must not end serving
+            log.error("self-check: a reply could not be scored: %s", where_raised(error))
             self._metrics.count("self_checks_skipped_total")
             return
         self._metrics.count("self_checks_total")
-        # Written so that a difference that is no number is a mismatch too.
-        if not (math.isfinite(apart) and apart <= self._backend.tolerance):
+        # A NaN compares false with everything, so the test is for agreement.
+        if not (math.isfinite(difference) and difference <= self._backend.tolerance):
             log.warning(
-                "self-check: a reply of %d tokens was written at log-probs %.4f nats a token from those of its stack %s; "
-                "at most %g was expected.",
-                len(reply.logprobs),
-                apart,
+                "self-check: the log-probs of a reply of %d tokens differ by %.4f nats a token "
+                "from those of its stack %s; at most %g was expected.",
+                len(written),
+                difference,
                 (reply.stack or "none")[:12],
                 self._backend.tolerance,
             )

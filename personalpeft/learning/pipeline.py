@@ -19,44 +19,45 @@ from personalpeft.backends.base import Session
 from personalpeft.engine.completion_cache import Completions
 from personalpeft.engine.engine import Request
 from personalpeft.errors import PersonalPeftError
+from personalpeft.formatting import to_json
 from personalpeft.learning.data.assignment import Lesson, lessons_for
-from personalpeft.learning.data.batching import schedule
-from personalpeft.learning.data.capacity import megabytes, too_much
-from personalpeft.learning.data.filters import leak
-from personalpeft.learning.data.style_conflict import divided
+from personalpeft.learning.data.batching import build_batches
+from personalpeft.learning.data.capacity import estimate_session_mb, check_memory_budget
+from personalpeft.learning.data.filters import find_leak
+from personalpeft.learning.data.style_conflict import find_style_conflict
 from personalpeft.learning.evaluate.completion_cache import BASE_SAMPLING
-from personalpeft.learning.evaluate.evaluation import EvalSet, EvalJob, evaluate, make_eval_job
+from personalpeft.learning.evaluate.evaluation import EvalJob, EvalSet, evaluate, make_eval_job
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.evaluate.rule_gain import MOST_LESSONS, MOST_RULES
 from personalpeft.learning.gate.eval_history import eval_history
-from personalpeft.learning.gate.gate import Evidence, Judgement, Margins, override, judge
+from personalpeft.learning.gate.gate import Evidence, Judgement, Margins, judge, override
 from personalpeft.learning.gate.probation import ACCEPTED, LEARNED, refuse_withdrawn
-from personalpeft.learning.options import Order
-from personalpeft.learning.plan import Plan, head_of, questions_of
-from personalpeft.learning.progress import say
-from personalpeft.learning.publish import publish, session_spec
+from personalpeft.learning.options import LearnOptions
+from personalpeft.learning.plan import Plan, holdout_of, live_revision
+from personalpeft.learning.progress import publish
+from personalpeft.learning.publish import publish_revision, session_spec
 from personalpeft.learning.report import (
     LEARNED_NOT_LIVE,
     NO_ROOM,
     Example,
     LearnReport,
     Source,
-    said,
+    signal_text,
 )
-from personalpeft.learning.staleness import practised_since, trained_on
-from personalpeft.learning.train.loop import Course, Desk, Trained, manners_of, stopped, train
+from personalpeft.learning.staleness import has_practice_since, trained_on
+from personalpeft.learning.train.loop import TrainJob, CheckpointStore, TrainResult, make_loop_control, cancelled_error, train
 from personalpeft.services import Services
 from personalpeft.store.base import Store
 from personalpeft.types import Message, Revision, Stack, StackEntry, Verdict
 
-Outcome: TypeAlias = LearnReport | Exception
+BuildResult: TypeAlias = LearnReport | Exception
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BuildJob:
     """One plan on its way; ``began`` is when its learn did, on the timer."""
 
     plan: Plan
@@ -67,8 +68,8 @@ class Job:
 class Candidate:
     """A layer that is trained, with its durable file."""
 
-    job: Job
-    trained: Trained
+    job: BuildJob
+    trained: TrainResult
     blob: bytes
     entry: StackEntry
 
@@ -83,22 +84,22 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Builder:
+class TrainingPipeline:
     """Builds for one learn, which ``started`` then on the timer."""
 
     services: Services
     margins: Margins
     started: float
 
-    def build(self, jobs: Mapping[str, Job], order: Order) -> dict[str, Outcome]:
+    def build(self, jobs: Mapping[str, BuildJob], order: LearnOptions) -> dict[str, BuildResult]:
         """What becomes of each user's plan. Where memory is short, fewer are built at once, and one after another."""
-        outcomes: dict[str, Outcome] = {}
+        outcomes: dict[str, BuildResult] = {}
         for some in self._groups(jobs, order, outcomes):
             self._build_group(some, order, outcomes)
         return outcomes
 
     def _build_group(
-        self, jobs: Mapping[str, Job], order: Order, outcomes: dict[str, Outcome]
+        self, jobs: Mapping[str, BuildJob], order: LearnOptions, outcomes: dict[str, BuildResult]
     ) -> None:
         """Build for a group. After an unexpected error, build for each of its users alone, to find whose error it is."""
         try:
@@ -113,13 +114,13 @@ class Builder:
                 self._build_group({user: job}, order, outcomes)
 
     def _groups(
-        self, jobs: Mapping[str, Job], order: Order, outcomes: dict[str, Outcome]
-    ) -> Sequence[Mapping[str, Job]]:
+        self, jobs: Mapping[str, BuildJob], order: LearnOptions, outcomes: dict[str, BuildResult]
+    ) -> Sequence[Mapping[str, BuildJob]]:
         """Those whose sessions fit into memory together; whose own does not is told so."""
-        most, groups, size = order.memory or inf, list[dict[str, Job]](), inf
+        most, groups, size = order.memory or inf, list[dict[str, BuildJob]](), inf
         for user, job in jobs.items():
-            need = megabytes(job.plan.recipe, self.services.engine.backend.base.architecture)
-            if reason := too_much(need, order.memory):
+            need = estimate_session_mb(job.plan.recipe, self.services.engine.backend.base.architecture)
+            if reason := check_memory_budget(need, order.memory):
                 refused = partial(self._refused, reason=reason)
                 outcomes |= _each({user: job}, refused, outcomes)
                 continue
@@ -130,31 +131,35 @@ class Builder:
             size += need
         return groups
 
-    def _refused(self, user: str, job: Job, reason: str) -> LearnReport:
+    def _refused(self, user: str, job: BuildJob, reason: str) -> LearnReport:
         return self.report(job, Verdict.ABSTAINED, reason)
 
-    def _build(self, jobs: Mapping[str, Job], order: Order, outcomes: dict[str, Outcome]) -> None:
+    def _build(
+        self, jobs: Mapping[str, BuildJob], order: LearnOptions, outcomes: dict[str, BuildResult]
+    ) -> None:
         together = f" for {len(jobs)}" if len(jobs) > 1 else ""
 
         def progress(stage: str) -> Callable[[float], None]:
             return lambda done: order.progress(f"{stage}{together}", done)
 
         for user, job in jobs.items():
-            say(self.services.store, user, job.plan.layer, "Reading")
+            publish(self.services.store, user, job.plan.layer, "Reading")
         progress("Reading")(0.0)
         generic = _good(self._generic(jobs, order), outcomes)
         courses = _each(generic, lambda user, said: self._course(jobs[user].plan, said), outcomes)
-        manners = manners_of(self.services, order, self.started, progress("Learning"))
+        manners = make_loop_control(self.services, order, self.started, progress("Learning"))
         trained = _good(train(courses, self.services.engine.backend.advance, manners), outcomes)
         unfinished = {
-            user: trained.pop(user) for user in list(trained) if not trained[user].complete
+            user: trained.pop(user) for user in list(trained) if not trained[user].is_complete
         }
         outcomes |= _each(
             unfinished, lambda user, each: self._unfinished(jobs[user], each, order), outcomes
         )
 
         for user, each in trained.items():
-            say(self.services.store, user, jobs[user].plan.layer, "Judging", each.done, each.steps)
+            publish(
+                self.services.store, user, jobs[user].plan.layer, "Judging", each.steps_done, each.total_steps
+            )
         if trained:
             progress("Judging")(0.0)
         candidates = _each(trained, lambda user, each: self._candidate(jobs[user], each), outcomes)
@@ -177,7 +182,7 @@ class Builder:
             examined, lambda user, each: self._published(candidates[user], *each, order), outcomes
         )
 
-    def report(self, job: Job, verdict: Verdict, reason: str, **more: Any) -> LearnReport:
+    def report(self, job: BuildJob, verdict: Verdict, reason: str, **more: Any) -> LearnReport:
         """A report of a plan, which says what became of each signal; recorded by nobody yet."""
         plan = job.plan
         report = LearnReport(
@@ -188,7 +193,7 @@ class Builder:
             at=self.services.clock.now(),
             seconds=round(self.services.clock.timer() - job.began, 3),
             before=plan.head,
-            room=plan.capacity.as_json() if plan.capacity else {},
+            room={**to_json(plan.capacity), "advised": plan.capacity.recommended_tokens} if plan.capacity else {},
             **more,
         )
         learned = "learned" if report.live or report.revision == plan.head else LEARNED_NOT_LIVE
@@ -202,10 +207,12 @@ class Builder:
         return report
 
     def _generic(
-        self, jobs: Mapping[str, Job], order: Order
+        self, jobs: Mapping[str, BuildJob], order: LearnOptions
     ) -> dict[str, Completions | PersonalPeftError]:
         """What the stack below each layer says to generic questions."""
-        questions = [(Message("user", text),) for text in load_general_prompts().regularizer_prompts]
+        questions = [
+            (Message("user", text),) for text in load_general_prompts().regularizer_prompts
+        ]
         requests = {
             user: [
                 Request(user, asked, job.plan.below, BASE_SAMPLING, background=True)
@@ -217,7 +224,7 @@ class Builder:
             requests, cancelled=order.cancelled, paused=order.paused
         )
         if order.cancelled():
-            raise stopped("before the first step")
+            raise cancelled_error("before the first step")
         return {
             user: said
             if isinstance(said, PersonalPeftError)
@@ -225,42 +232,42 @@ class Builder:
             for user, said in replies.items()
         }
 
-    def _course(self, plan: Plan, generic: Completions) -> Course:
+    def _course(self, plan: Plan, generic: Completions) -> TrainJob:
         store, engine = self.services.store, self.services.engine
 
         def open_session() -> Session:
-            start = engine.adapter(plan.parent.digest).pairs if plan.parent else None
+            start = engine.read_adapter(plan.parent.digest).pairs if plan.parent else None
             # A session keeps what lies below for itself, so its slot is free for others while it trains.
-            with engine.resident(plan.below) as below:
+            with engine.pin(plan.below) as below:
                 return engine.backend.session(session_spec(plan.recipe, below, start))
 
-        desk = Desk(
+        desk = CheckpointStore(
             load=lambda: store.load_session(plan.user, plan.layer),
             save=lambda data: store.save_session(plan.user, plan.layer, data),
         )
-        told = partial(say, store, plan.user, plan.layer, "Learning")
-        return Course(
+        told = partial(publish, store, plan.user, plan.layer, "Learning")
+        return TrainJob(
             open_session,
-            schedule(plan, engine.backend, generic),
+            build_batches(plan, engine.backend, generic),
             plan.recipe,
             plan.inputs,
             desk,
             told,
         )
 
-    def _unfinished(self, job: Job, trained: Trained, order: Order) -> LearnReport:
+    def _unfinished(self, job: BuildJob, trained: TrainResult, order: LearnOptions) -> LearnReport:
         why = (
             "the time was up"
             if order.steps is None or len(trained.losses) < order.steps
             else "it was to stop"
         )
         reason = (
-            f"{why} after step {trained.done} of {trained.steps}; the next learn goes on from there"
+            f"{why} after step {trained.steps_done} of {trained.total_steps}; the next learn goes on from there"
         )
-        report = self.report(job, Verdict.ABSTAINED, reason, steps=trained.done)
+        report = self.report(job, Verdict.ABSTAINED, reason, steps=trained.steps_done)
         return self.noted(report) if trained.losses else report
 
-    def _candidate(self, job: Job, trained: Trained) -> Candidate:
+    def _candidate(self, job: BuildJob, trained: TrainResult) -> Candidate:
         plan = job.plan
         blob = pack(Adapter(_manifest(plan), in_half(trained.pairs)))
         digest = self.services.store.blobs.put(blob)
@@ -282,7 +289,7 @@ class Builder:
             "it came out as the revision that is live already",
             revision=entry.revision,
             probation=known.probation,
-            steps=candidate.trained.steps,
+            steps=candidate.trained.total_steps,
         )
         # Recorded again all the same: what was held back for this build is pinned from now on.
         again = replace(known, signals=plan.signal_roles)
@@ -292,7 +299,7 @@ class Builder:
         self.services.store.drop_session(plan.user, plan.layer)
         return report
 
-    def _sitting(self, candidate: Candidate, order: Order) -> EvalJob:
+    def _sitting(self, candidate: Candidate, order: LearnOptions) -> EvalJob:
         plan, catalog = candidate.plan, self.services.store.catalog
         lineage = eval_history(
             [catalog.revision(plan.user, entry.revision) for entry in plan.live.entries], plan.layer
@@ -304,7 +311,7 @@ class Builder:
         theirs = tuple(
             lesson
             for layer in others
-            for lesson in questions_of(
+            for lesson in holdout_of(
                 self.services.store, plan.user, plan.live, layer, plan.assignments
             )
         )
@@ -314,7 +321,7 @@ class Builder:
             plan.user, plan.live.base, canaries, cancelled=order.cancelled
         )
         if order.cancelled():
-            raise stopped("before the verdict")
+            raise cancelled_error("before the verdict")
         asked = plan.holdout[-MOST_LESSONS:]
         rules = self._heard_with_rules(plan, asked)
         paper = EvalSet(
@@ -348,7 +355,7 @@ class Builder:
             for rule in rules
         }
 
-    def _judged(self, candidate: Candidate, evidence: Evidence, order: Order) -> Judgement:
+    def _judged(self, candidate: Candidate, evidence: Evidence, order: LearnOptions) -> Judgement:
         plan, revision = candidate.plan, candidate.entry.revision
         judgement = judge(
             evidence,
@@ -360,12 +367,12 @@ class Builder:
         facts = [routing.signal for routing in plan.assignments if routing.place == "memory"]
         if judgement.verdict is Verdict.PROMOTED and plan.layer != "memory":
             since = _since(plan)
-            doubt = leak(
+            doubt = find_leak(
                 lessons_for(plan.assignments, plan.layer),
                 facts,
                 new={lesson.signal for lesson in since},
                 accepted=self._accepted(plan),
-            ) or divided([lesson.prompt_response for lesson in since])
+            ) or find_style_conflict([lesson.prompt_response for lesson in since])
             judgement = Judgement(Verdict.REFUSED, doubt) if doubt else judgement
         # Whoever accepts does so of what they asked for, not of what follows from it.
         if order.accept and not plan.rebuild_reason and judgement.verdict is not Verdict.PROMOTED:
@@ -373,16 +380,18 @@ class Builder:
         why = plan.unlearned or plan.rebuild_reason
         reason = f"{why}: {judgement.reason}" if why else judgement.reason
         store = self.services.store
-        head = head_of(store, plan.user, plan.layer, plan.live)
-        if head is not None and practised_since(store, head, plan.parent):
+        head = live_revision(store, plan.user, plan.layer, plan.live)
+        if head is not None and has_practice_since(store, head, plan.parent):
             reason += "; what was practised is not in it: practise it again"
         return replace(judgement, reason=reason)
 
     def _brings_new(self, plan: Plan) -> bool:
         """Whether there is anything in it that what is live was not learned from."""
         store = self.services.store
-        learned = trained_on(store, head_of(store, plan.user, plan.layer, plan.live))
-        return bool(plan.new_holdout) or any(lesson.signal not in learned for lesson in plan.new_examples)
+        learned = trained_on(store, live_revision(store, plan.user, plan.layer, plan.live))
+        return bool(plan.new_holdout) or any(
+            lesson.signal not in learned for lesson in plan.new_examples
+        )
 
     def _accepted(self, plan: Plan) -> set[str]:
         """The lessons of revisions that the person took although the gate refused them."""
@@ -394,7 +403,11 @@ class Builder:
         return {signal for revision in built if revision.id in taken for signal in revision.signals}
 
     def _published(
-        self, candidate: Candidate, evidence: Evidence, examples: tuple[Example, ...], order: Order
+        self,
+        candidate: Candidate,
+        evidence: Evidence,
+        examples: tuple[Example, ...],
+        order: LearnOptions,
     ) -> LearnReport:
         plan, entry, scores = candidate.plan, candidate.entry, evidence.as_json()
         judgement = self._judged(candidate, evidence, order)
@@ -405,7 +418,7 @@ class Builder:
             revision=entry.revision,
             probation=judgement.probation,
             accepted=judgement.accepted,
-            steps=candidate.trained.steps,
+            steps=candidate.trained.total_steps,
             examples=examples,
             scores=scores,
         )
@@ -428,7 +441,7 @@ class Builder:
             seconds=report.seconds,
         )
         cause = ACCEPTED if judgement.accepted else LEARNED
-        report = publish(
+        report = publish_revision(
             self.services.store,
             self.services.engine,
             revision,
@@ -441,7 +454,7 @@ class Builder:
         return report
 
 
-def _good(given: Mapping[str, T | Exception], outcomes: dict[str, Outcome]) -> dict[str, T]:
+def _good(given: Mapping[str, T | Exception], outcomes: dict[str, BuildResult]) -> dict[str, T]:
     """Those that came so far; an error is its user's outcome."""
     good = {}
     for user, each in given.items():
@@ -453,7 +466,7 @@ def _good(given: Mapping[str, T | Exception], outcomes: dict[str, Outcome]) -> d
 
 
 def _each(
-    given: Mapping[str, T], make: Callable[[str, T], U], outcomes: dict[str, Outcome]
+    given: Mapping[str, T], make: Callable[[str, T], U], outcomes: dict[str, BuildResult]
 ) -> dict[str, U]:
     """What is made of each; an error is its user's outcome."""
 
@@ -473,7 +486,7 @@ def _since(plan: Plan) -> Sequence[Lesson]:
 
 
 def _built_by(plan: Plan) -> dict[str, Any]:
-    return {**plan.recipe.as_json(), "steps": plan.steps}
+    return {**plan.recipe.to_stored(), "steps": plan.steps}
 
 
 def _manifest(plan: Plan) -> Manifest:
@@ -483,7 +496,7 @@ def _manifest(plan: Plan) -> Manifest:
         layer=plan.layer,
         rank=recipe.rank,
         scaling=recipe.scaling,
-        targets=recipe.targets,
+        targets=recipe.target_modules,
         recipe=_built_by(plan),
         signals=plan.lessons_digest,
         below=tuple(entry.digest for entry in plan.below.entries),
@@ -517,5 +530,5 @@ def _sources(store: Store, plan: Plan, use_of_new: str) -> Sequence[Source]:
             use = {"layer": f"for {routing.layer}", "kept": "only kept"}.get(
                 routing.place, f"acts at once ({routing.place})"
             )
-        sources.append(Source(signal.id, str(signal.kind), said(signal), use, routing.why))
+        sources.append(Source(signal.id, str(signal.kind), signal_text(signal), use, routing.why))
     return sources

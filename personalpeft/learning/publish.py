@@ -12,28 +12,28 @@ from personalpeft.adapters.types import Pair
 from personalpeft.backends.base import SessionSpec
 from personalpeft.engine.engine import Engine
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.train.config import Recipe
+from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.store.base import Store
 from personalpeft.types import Json, Revision, Stack, StackEntry, Verdict, canonical_digest
 
 
 def session_spec(
-    recipe: Recipe, below: str | None, start: Mapping[str, Pair] | None
+    recipe: TrainingConfig, below: str | None, start: Mapping[str, Pair] | None
 ) -> SessionSpec:
     """What a session must know of a recipe, of the stack that it stands on and of the numbers that it starts from."""
     return SessionSpec(
         rank=recipe.rank,
         scaling=recipe.scaling,
-        targets=recipe.targets,
+        targets=recipe.target_modules,
         seed=recipe.seed,
         below=below,
         start=start,
         weight_decay=recipe.weight_decay,
-        clip=recipe.clip,
+        clip=recipe.max_grad_norm,
     )
 
 
-def publish(
+def publish_revision(
     store: Store,
     engine: Engine,
     revision: Revision,
@@ -47,18 +47,18 @@ def publish(
     one that it was judged against. Where another is live by now, only that is recorded. The report that was.
     """
     # Held from before the head moves until after, so that the first reply of a new revision waits for nothing.
-    with engine.resident(candidate) if report.live else nullcontext():
+    with engine.pin(candidate) if report.live else nullcontext():
         done = store.catalog.add_revision(
             revision, blob, report.as_json(), promote=report.live, cause=cause, over=report.before
         )
     if done:
         return report
-    moved = moved_meanwhile(store, report)
+    moved = head_moved_report(store, report)
     store.catalog.add_report(moved.user, moved.as_json())
     return moved
 
 
-def moved_meanwhile(store: Store, report: LearnReport) -> LearnReport:
+def head_moved_report(store: Store, report: LearnReport) -> LearnReport:
     """What is said of a learn in whose time somebody else moved the head: it changes nothing, and the next one goes by what is
     live then. Recorded by nobody yet.
     """
@@ -79,7 +79,7 @@ def moved_meanwhile(store: Store, report: LearnReport) -> LearnReport:
     )
 
 
-def given(
+def imported_revision(
     user: str,
     layer: str,
     digest: str,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from personalpeft.adapters.types import Composed
 from personalpeft.backends.llamacpp.binding import Lora
-from personalpeft.backends.resident_stacks import Residents
+from personalpeft.backends.resident_stacks import AttachedStacks
 
 # Linux has this folder in memory.
 _MEMORY = Path("/dev/shm")
@@ -25,7 +25,7 @@ class Loaded:
     stack: Composed
 
 
-class Loras(Residents[Loaded]):
+class Loras(AttachedStacks[Loaded]):
     """``write`` makes a stack's file, ``load`` loads it; neither is waited for by rows."""
 
     def __init__(

@@ -21,7 +21,7 @@ from personalpeft.backends.base import (
     Session,
     SessionSpec,
     Staged,
-    Term,
+    Loss,
 )
 from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.backends.llamacpp.adapters import Loras
@@ -111,9 +111,9 @@ class LlamaCppBackend(Speaks):
         with self._turn:
             return self._batch.step()
 
-    def leave(self, number: int) -> Piece | None:
+    def remove(self, number: int) -> None:
         with self._turn:
-            return self._batch.leave(number)
+            self._batch.remove(number)
 
     def forget(self) -> None:
         with self._turn:
@@ -124,23 +124,23 @@ class LlamaCppBackend(Speaks):
         with self._turn:
             return self._batch.occupancy()
 
+    def check_integrity(self) -> None:
+        with self._turn:
+            self._batch.check_integrity()
+
     def score(
         self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
     ) -> tuple[Score, ...]:
-        resident = self._loras.point(stack)
-        try:
-            return self._scorer.score(items, resident.held.lora if resident else None, kl=kl)
-        finally:
-            with self._turn:
-                self._batch.let_go(resident)
+        lora = None if stack is None else self._loras.get(stack).lora
+        return self._scorer.score(items, lora, kl=kl)
 
     def session(self, spec: SessionSpec) -> Session:
         return self._learning.session(
-            spec, None if spec.below is None else self._loras.held(spec.below).stack
+            spec, None if spec.below is None else self._loras.get(spec.below).stack
         )
 
     def advance(
-        self, sessions: Sequence[Session], terms: Sequence[Sequence[Term]], rates: Sequence[float]
+        self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
     ) -> tuple[float, ...]:
         return self._learning.advance(sessions, terms, rates)
 

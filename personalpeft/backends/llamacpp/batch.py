@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from personalpeft.backends.base import Occupancy, Piece, Row, Tokens
-from personalpeft.backends.llamacpp.adapters import Loaded, Loras
+from personalpeft.backends.llamacpp.adapters import Loras
 from personalpeft.backends.llamacpp.binding import Logits, Place
 from personalpeft.backends.llamacpp.context_pool import PART, Lane, Lanes
 from personalpeft.backends.llamacpp.sampling import Picker, known_of
-from personalpeft.backends.resident_stacks import Resident
 from personalpeft.backends.sequence_output import Writing
 from personalpeft.backends.tokenizer import Text
 
@@ -28,20 +27,17 @@ _BESIDE_OTHERS, _ALONE = PART, 4 * PART
 # eq=False: two rows that ask for the same are two rows.
 @dataclass(eq=False, slots=True)
 class _Live:
-    """A row in the batch. ``tokens`` are the prompt and what was picked, of which ``read`` lie in its lane."""
+    """A row in the batch. Of its tokens ``read`` lie in its lane."""
 
     number: int
     row: Row
-    stack: Resident[Loaded] | None
     lane: Lane
-    picker: Picker
     writing: Writing
     read: int
-    tokens: list[int]
 
     @property
     def pending(self) -> int:
-        return len(self.tokens) - self.read
+        return len(self.row.token_ids) - self.read
 
     @property
     def part(self) -> int:
@@ -56,7 +52,7 @@ class _Live:
     def compute(self) -> Logits:
         """Computes its next part; gives the logits after its last token, where that is in it."""
         places = [
-            Place(self.tokens[n], n, n == len(self.tokens) - 1)
+            Place(self.row.token_ids[n], n, n == len(self.row.token_ids) - 1)
             for n in range(self.read, self.read + self.part)
         ]
         logits = self.lane.compute(places)
@@ -65,12 +61,10 @@ class _Live:
 
     def take(self, logits: Logits) -> Piece:
         """The next token, and what it adds to the reply."""
-        token = self.picker.pick(logits)
-        piece = self.writing.take(
+        token = self.row.sampler.pick(logits)
+        return self.writing.take(
             token, known_of(logits, token, self.row.top) if self.row.logprobs else None
         )
-        self.tokens += piece.tokens
-        return piece
 
 
 class Batch:
@@ -92,15 +86,8 @@ class Batch:
             )
         if len(self._live) >= self._rows:
             return None
-        stack = self._loras.point(row.stack)
-        try:
-            live = self._seated(row, stack, room)
-        except BaseException:
-            # Else one moment without memory would take a slot for good.
-            self.let_go(stack)
-            raise
+        live = self._seated(row, room)
         if live is None:
-            self.let_go(stack)
             return None
         self._reused += live.read
         self._live[live.number] = live
@@ -117,17 +104,20 @@ class Batch:
                 pieces.append(self._advance(live))
         return [piece for piece in pieces if piece is not None]
 
-    def leave(self, number: int) -> Piece | None:
-        """See ``Backend.leave``."""
-        live = self._live.get(number)
-        if live is None:
-            return None
-        self._remove(live)
-        return live.writing.end("cancelled")
+    def remove(self, number: int) -> None:
+        """See ``Backend.remove``."""
+        live = self._live.pop(number, None)
+        if live is not None:
+            live.lane.leave(live.row.owner, live.prompt)
 
     def detach(self, key: str) -> None:
         """See ``Backend.detach``."""
-        self._close(self._loras.drop(key))
+        if any(live.row.stack == key for live in self._live.values()):
+            raise RuntimeError("a row of the batch uses this stack")
+        if loaded := self._loras.drop(key):
+            # First in the lanes that compute with it.
+            self._lanes.detach(loaded.lora)
+            loaded.lora.close()
 
     def forget(self) -> None:
         """See ``Backend.forget``."""
@@ -145,21 +135,23 @@ class Batch:
         self._live.clear()
         self._lanes.close_all()
 
-    def let_go(self, stack: Resident[Loaded] | None) -> None:
-        """Ends one use of a stack, and closes it where it was the last of one that was dropped."""
-        self._close(self._loras.let_go(stack))
+    def check_integrity(self) -> None:
+        """See ``Backend.check_integrity``."""
+        taken = {id(lane) for lane in self._lanes if lane.taken}
+        if taken != {id(live.lane) for live in self._live.values()}:
+            raise RuntimeError("the lanes that are taken are not those of the rows")
 
-    def _seated(self, row: Row, stack: Resident[Loaded] | None, room: int) -> _Live | None:
-        lane = self._lanes.with_room(
-            stack.held.lora if stack else None, row.owner, row.tokens, room
-        )
+    def _seated(self, row: Row, room: int) -> _Live | None:
+        lora = None if row.stack is None else self._loras.get(row.stack).lora
+        lane = self._lanes.with_room(lora, row.owner, row.tokens, room)
         if lane is None:
             return None
         # What can fail comes before the lane is taken.
         number = next(self._numbers)
-        picker, writing = Picker.of(row.sampling), Writing(number, row, self._text)
-        found = lane.take(row.owner, row.tokens)
-        return _Live(number, row, stack, lane, picker, writing, found, list(row.tokens))
+        if row.sampler is None:
+            row.sampler = Picker.of(row.sampling)
+        writing = Writing.of(number, row, self._text)
+        return _Live(number, row, lane, writing, lane.take(row.owner, row.tokens))
 
     def _advance(self, live: _Live) -> Piece | None:
         """One call for a row; its next token, where all of its prompt is read."""
@@ -168,16 +160,5 @@ class Batch:
             return None
         piece = live.take(logits[0])
         if piece.finish is not None:
-            self._remove(live)
+            self.remove(live.number)
         return piece
-
-    def _remove(self, live: _Live) -> None:
-        del self._live[live.number]
-        live.lane.leave(live.row.owner, live.prompt)
-        self.let_go(live.stack)
-
-    def _close(self, gone: Loaded | None) -> None:
-        """Frees a stack that was dropped: first in the lanes that compute with it."""
-        if gone is not None:
-            self._lanes.detach(gone.lora)
-            gone.lora.close()

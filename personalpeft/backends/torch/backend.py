@@ -18,7 +18,7 @@ from personalpeft.backends.base import (
     Session,
     SessionSpec,
     Staged,
-    Term,
+    Loss,
 )
 from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.backends.tokenizer import Speaks
@@ -103,6 +103,8 @@ class TorchBackend(Speaks):
         self._bank.put(key, staged)
 
     def detach(self, key: str) -> None:
+        if self._batch.uses(key):
+            raise RuntimeError("a row of the batch uses this stack")
         self._bank.drop(key)
 
     def admit(self, row: Row) -> int | None:
@@ -111,14 +113,18 @@ class TorchBackend(Speaks):
     def step(self) -> Sequence[Piece]:
         return self._batch.step()
 
-    def leave(self, number: int) -> Piece | None:
-        return self._batch.leave(number)
+    def remove(self, number: int) -> None:
+        self._batch.remove(number)
 
     def forget(self) -> None:
         self._batch.forget()
 
     def occupancy(self) -> Occupancy:
         return self._batch.occupancy()
+
+    def check_integrity(self) -> None:
+        self._batch.check_integrity()
+        self._bank.check_integrity()
 
     def score(
         self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
@@ -156,7 +162,7 @@ class TorchBackend(Speaks):
         return TorchSession(self._model, spec, below)
 
     def advance(
-        self, sessions: Sequence[Session], terms: Sequence[Sequence[Term]], rates: Sequence[float]
+        self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
     ) -> tuple[float, ...]:
         own = [session for session in sessions if isinstance(session, TorchSession)]
         if len(own) < len(sessions) or len(set(own)) < len(own):

@@ -1,10 +1,12 @@
-"""The batch: rows join and leave between steps, and each step gives every row that is ready its next token.
+"""The batch of the torch backend: each step gives every row whose prompt is read its next token.
 
-A step is one pass over the tokens of many rows laid end to end: one token of each row that is being decoded, then as
-much of the waiting prompts as fits the step, so that a long prompt is read in parts beside the others' tokens.
+A step is one pass over the tokens of many rows laid end to end: one token of each row that is being
+decoded, then as much of the waiting prompts as fits the step.
 
-Invariants: a row is given, when it joins, all the room that its prompt and its longest reply can need, so it never runs
-out of it; a row's numbers depend on its own tokens and slot alone; what a row held is free as soon as it has left.
+Invariants: a row has blocks for its tokens so far, and takes one more when they are full. A row's
+numbers depend on its own tokens and slot alone. What a row held is free once it was removed. A row
+that is admitted again reads its tokens as a prompt, which gives the same keys and values as writing
+them.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from dataclasses import dataclass
 
 import torch
 
-from personalpeft.backends.base import Occupancy, Piece, Row
+from personalpeft.backends.base import Occupancy, OutOfBlocks, Piece, Row
 from personalpeft.backends.sequence_output import Writing, read_on
 from personalpeft.backends.tokenizer import Text
-from personalpeft.backends.torch.block_manager import Blocks, first_name, next_name, whole_blocks
+from personalpeft.backends.torch.block_manager import BlockManager, block_hash, prefix_hashes
 from personalpeft.backends.torch.kv_cache import Pass, Pool
 from personalpeft.backends.torch.lora_bank import SlotBank
 from personalpeft.backends.torch.model_runner import Model
@@ -26,33 +28,31 @@ from personalpeft.backends.torch.openmp import release_threads
 from personalpeft.backends.torch.ops.base import BLOCK, Chunk, Places
 from personalpeft.backends.torch.sampling import Picker, logprobs, pick
 
-# Prompt tokens in one step beside rows that are being decoded, and when there are none: the first keeps the others'
-# next tokens from waiting long, the second is where more no longer makes a token cheaper.
-_BESIDE_OTHERS = {"cpu": 64, "cuda": 512}
-_ALONE = {"cpu": 1024, "cuda": 2048}
+# Prompt tokens in one step beside rows that are being decoded, and when there are none: the first
+# keeps the other rows' next tokens from waiting, the second is where more no longer makes a token
+# cheaper.
+_PROMPT_TOKENS_BESIDE_DECODING = {"cpu": 64, "cuda": 512}
+_PROMPT_TOKENS_ALONE = {"cpu": 1024, "cuda": 2048}
 
 
 @dataclass(slots=True)
-class _Live:
-    """A row in the batch. ``tokens`` are the prompt and what was picked, of which the model has read ``read``; ``name``
-    is that of its last sealed block.
-    """
+class _RowState:
+    """What a row has on the device. ``hash_`` is that of its last full block, of ``num_hashed``."""
 
     number: int
     row: Row
+    writing: Writing
     slot: int
     blocks: list[int]
-    name: bytes
-    tokens: list[int]
-    read: int
-    sealed: int
-    picker: Picker
-    writing: Writing
     table: torch.Tensor
+    read: int
+    num_hashed: int
+    hash_: bytes
 
     @property
     def pending(self) -> int:
-        return len(self.tokens) - self.read
+        """How many tokens are still to be read."""
+        return len(self.row.token_ids) - self.read
 
 
 class Batch:
@@ -63,52 +63,53 @@ class Batch:
     ) -> None:
         self._model, self._text, self._bank, self._pool = model, text, bank, pool
         self._rows = rows
-        self._blocks = Blocks(blocks)
-        self._live: dict[int, _Live] = {}
+        self._blocks = BlockManager(blocks)
+        self._live: dict[int, _RowState] = {}
         self._numbers = itertools.count()
         self._reused = 0
 
     def admit(self, row: Row) -> int | None:
         """See ``Backend.admit``."""
-        need = -(-(len(row.tokens) + row.sampling.max_tokens) // BLOCK)
-        if need > self._blocks.count:
-            raise ValueError(f"a row of {need * BLOCK} tokens is longer than the cache")
+        longest = len(row.tokens) + row.sampling.max_tokens
+        if longest > self._blocks.num_blocks * BLOCK:
+            raise ValueError(f"a row of {longest} tokens is longer than the cache")
         if len(self._live) >= self._rows:
             return None
-        slot = self._bank.point(row.stack)
-        # Its last token at least is read anew, since that is what the first token of the reply comes from.
-        findable = row.tokens[: len(row.tokens) - 1]
-        names = list(
-            itertools.accumulate(
-                whole_blocks(findable), next_name, initial=first_name(self._model.base.digest, row)
-            )
-        )
-        taken = self._blocks.take(need, names[1:])
-        if taken is None:
-            self._bank.let_go(slot)
+        slot = self._bank.slot_of(row.stack)
+        # At least the last token is read anew, since the next token comes from it.
+        hashes = list(prefix_hashes(self._model.base.digest, row, row.token_ids[:-1]))
+        count = -(-len(row.token_ids) // BLOCK)
+        # With a spare block for each other row, a new row is not removed again at once.
+        allocated = self._blocks.allocate(count, hashes[1:], spare=len(self._live))
+        if allocated is None:
             return None
-        blocks, found = taken
+        blocks, found = allocated
         number = next(self._numbers)
-        self._reused += found * BLOCK
-        self._live[number] = _Live(
+        if row.sampler is None:
+            row.sampler = Picker.of(row.sampling)
+            self._reused += found * BLOCK
+        self._live[number] = _RowState(
             number=number,
             row=row,
+            writing=Writing.of(number, row, self._text),
             slot=slot,
             blocks=blocks,
-            name=names[found],
-            tokens=list(row.tokens),
+            table=self._table(blocks),
             read=found * BLOCK,
-            sealed=found,
-            picker=Picker.of(row.sampling),
-            writing=Writing(number, row, self._text),
-            table=torch.tensor(blocks, dtype=torch.int32, device=self._model.where.device),
+            num_hashed=found,
+            hash_=hashes[found],
         )
         return number
 
     def step(self) -> Sequence[Piece]:
         """See ``Backend.step``."""
         decoding = [live for live in self._live.values() if live.pending == 1]
-        budget = _BESIDE_OTHERS if decoding else _ALONE
+        for live in decoding:
+            if len(live.row.token_ids) > len(live.blocks) * BLOCK:
+                if not self._blocks.append(live.blocks):
+                    raise OutOfBlocks
+                live.table = self._table(live.blocks)
+        budget = _PROMPT_TOKENS_BESIDE_DECODING if decoding else _PROMPT_TOKENS_ALONE
         reading = list(
             read_on(budget.get(self._model.where.device.type, budget["cpu"]), self._live.values())
         )
@@ -116,7 +117,7 @@ class Batch:
             return ()
         answering = decoding + [live for live, count in reading if count == live.pending]
         logits = self._pass(decoding, reading)
-        picked = pick(logits, [live.picker for live in answering], self._pool.kernels)
+        picked = pick(logits, [live.row.sampler for live in answering], self._pool.kernels)
         wanted = {index: live.row.top for index, live in enumerate(answering) if live.row.logprobs}
         known = logprobs(logits, picked, wanted)
         for live in decoding:
@@ -126,41 +127,51 @@ class Batch:
         pieces = []
         for index, (live, token) in enumerate(zip(answering, picked, strict=True)):
             piece = live.writing.take(token, known.get(index))
-            live.tokens += piece.tokens
             if piece.finish is not None:
-                self._remove(live)
+                self.remove(live.number)
             pieces.append(piece)
         if not self._live:
             release_threads()
         return pieces
 
-    def leave(self, number: int) -> Piece | None:
-        """See ``Backend.leave``."""
-        live = self._live.get(number)
-        if live is None:
-            return None
-        self._remove(live)
-        return live.writing.end("cancelled")
+    def remove(self, number: int) -> None:
+        """See ``Backend.remove``."""
+        live = self._live.pop(number, None)
+        if live is not None:
+            self._blocks.free(live.blocks)
+
+    def uses(self, stack: str) -> bool:
+        """Return whether a row of the batch uses a stack."""
+        return any(live.row.stack == stack for live in self._live.values())
 
     def forget(self) -> None:
         """See ``Backend.forget``."""
-        left = torch.tensor(self._blocks.forget(), dtype=torch.long, device=self._pool.keys.device)
-        self._pool.keys[:, left] = 0
-        self._pool.values[:, left] = 0
+        dirty = torch.tensor(
+            self._blocks.clear_cache(), dtype=torch.long, device=self._pool.keys.device
+        )
+        self._pool.keys[:, dirty] = 0
+        self._pool.values[:, dirty] = 0
 
     def occupancy(self) -> Occupancy:
         """See ``Backend.occupancy``."""
         blocks = self._blocks
         return Occupancy(
             len(self._live),
-            blocks.used * BLOCK,
-            blocks.kept * BLOCK,
-            blocks.count * BLOCK,
+            blocks.num_used * BLOCK,
+            blocks.num_cached * BLOCK,
+            blocks.num_blocks * BLOCK,
             self._reused,
         )
 
+    def check_integrity(self) -> None:
+        """See ``Backend.check_integrity``."""
+        self._blocks.check_integrity([live.blocks for live in self._live.values()])
+
+    def _table(self, blocks: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(blocks, dtype=torch.int32, device=self._model.where.device)
+
     def _pass(
-        self, decoding: Sequence[_Live], reading: Sequence[tuple[_Live, int]]
+        self, decoding: Sequence[_RowState], reading: Sequence[tuple[_RowState, int]]
     ) -> torch.Tensor:
         """The logits of each decoded row's token and of each prompt's last token, in that order."""
         tokens: list[int] = []
@@ -170,7 +181,7 @@ class Batch:
         chunks, reads = [], list(range(len(decoding)))
         for live, count in (*((live, 1) for live in decoding), *reading):
             begin = len(tokens)
-            tokens += live.tokens[live.read : live.read + count]
+            tokens += live.row.token_ids[live.read : live.read + count]
             positions += range(live.read, live.read + count)
             writes += (
                 live.blocks[p // BLOCK] * BLOCK + p % BLOCK
@@ -186,10 +197,11 @@ class Batch:
         table = torch.zeros((len(decoding), longest), dtype=torch.int32, device=device)
         for index, live in enumerate(decoding):
             table[index, : len(live.table)] = live.table
+        lengths = [live.read + 1 for live in decoding]
         places = Places(
             torch.tensor(writes).to(device),
             table,
-            torch.tensor([len(live.tokens) for live in decoding], dtype=torch.int32).to(device),
+            torch.tensor(lengths, dtype=torch.int32).to(device),
         )
         return self._model.step(
             tokens,
@@ -201,15 +213,10 @@ class Batch:
             else None,
         )
 
-    def _has_read(self, live: _Live, count: int) -> None:
+    def _has_read(self, live: _RowState, count: int) -> None:
         live.read += count
-        while (live.sealed + 1) * BLOCK <= live.read:
-            begin = live.sealed * BLOCK
-            live.name = next_name(live.name, live.tokens[begin : begin + BLOCK])
-            self._blocks.seal(live.blocks[live.sealed], live.name)
-            live.sealed += 1
-
-    def _remove(self, live: _Live) -> None:
-        del self._live[live.number]
-        self._blocks.give_back(live.blocks)
-        self._bank.let_go(live.slot)
+        while (live.num_hashed + 1) * BLOCK <= live.read:
+            begin = live.num_hashed * BLOCK
+            live.hash_ = block_hash(live.hash_, live.row.token_ids[begin : begin + BLOCK])
+            self._blocks.cache(live.blocks[live.num_hashed], live.hash_)
+            live.num_hashed += 1

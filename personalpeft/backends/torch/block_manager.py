@@ -1,15 +1,18 @@
-"""Which blocks of the key-value pool belong to whom. Pure: knows numbers and names, not tensors.
+"""Which blocks of the key-value cache are free, in use, or cached for a later prompt.
 
-Invariants: a block is free, in use by rows, or kept under its name for a later row; a block with a name holds exactly
-what its name says and is never written to again; a name is made of the owner, the base, the stack and every token up to
-the block's end, so nothing can be found by anybody for whom it was not computed.
+Numbers and hashes only, no tensors. A block's hash covers the owner, the base, the stack and every
+token up to the end of the block, so a row finds only what was computed for its own owner and stack.
+
+Invariants: a block is free, in use, or cached without a user. A block with a hash holds exactly
+what its hash covers and is never written again.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -18,100 +21,131 @@ from personalpeft.backends.torch.ops.base import BLOCK
 from personalpeft.types import canonical_digest
 
 
-def first_name(base: str, row: Row) -> bytes:
-    """What the names of a row's blocks begin with. The base's digest covers weights, tokenizer and chat template."""
-    return bytes.fromhex(canonical_digest([row.owner, base, row.stack]))
+def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Return the hash of the block with these tokens, after the block with the hash ``parent``."""
+    return hashlib.sha256(parent + np.asarray(tokens, dtype="<i8").tobytes()).digest()
 
 
-def next_name(before: bytes, tokens: Sequence[int]) -> bytes:
-    """The name of the block with these tokens, after the one called ``before``."""
-    return hashlib.sha256(before + np.asarray(tokens, dtype="<i8").tobytes()).digest()
+def prefix_hashes(base: str, row: Row, tokens: Sequence[int]) -> Iterator[bytes]:
+    """Yield the root hash of a row, then the hash of each full block of ``tokens``.
+
+    The base's digest covers weights, tokenizer and chat template.
+    """
+    root = bytes.fromhex(canonical_digest([row.owner, base, row.stack]))
+    full = range(0, len(tokens) - BLOCK + 1, BLOCK)
+    return accumulate((tokens[at : at + BLOCK] for at in full), block_hash, initial=root)
 
 
-def whole_blocks(tokens: Sequence[int]) -> Iterator[Sequence[int]]:
-    """The tokens in blocks, without what does not fill one."""
-    return (tokens[begin : begin + BLOCK] for begin in range(0, len(tokens) - BLOCK + 1, BLOCK))
+class BlockManager:
+    """Owns ``num_blocks`` blocks. Not thread-safe: it belongs to the batch."""
 
-
-class Blocks:
-    """The owner of ``count`` blocks. Not thread-safe: it belongs to the batch."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        # Taken from the end: the block that was freed last is the one whose memory is warm.
-        self._free = list(range(count - 1, -1, -1))
-        self._uses: dict[int, int] = {}
-        self._by_name: dict[bytes, int] = {}
-        self._name_of: dict[int, bytes] = {}
-        # Nobody uses these, but somebody may ask for them by name; the oldest goes first.
-        self._kept: OrderedDict[int, None] = OrderedDict()
-        # Free, with what a row left in them.
-        self._left: set[int] = set()
-
-    @property
-    def used(self) -> int:
-        """How many blocks rows hold."""
-        return len(self._uses)
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        # Taken from the end: the memory of the block that was freed last is warm.
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._ref_counts: dict[int, int] = {}
+        self._block_of: dict[bytes, int] = {}
+        self._hash_of: dict[int, bytes] = {}
+        # Blocks without a user that a later prompt may find. The oldest is reused first.
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        # Free blocks that still hold what a row wrote.
+        self._dirty: set[int] = set()
 
     @property
-    def kept(self) -> int:
-        """How many are kept for later."""
-        return len(self._kept)
+    def num_used(self) -> int:
+        """How many blocks rows use."""
+        return len(self._ref_counts)
 
-    def take(self, count: int, names: Sequence[bytes]) -> tuple[list[int], int] | None:
-        """``count`` blocks for a row, and how many of the first are those that ``names`` name, found as they were left;
-        None, with nothing changed, when there are not so many.
+    @property
+    def num_cached(self) -> int:
+        """How many blocks are cached without a user."""
+        return len(self._cached)
+
+    def allocate(
+        self, count: int, hashes: Iterable[bytes] = (), *, spare: int = 0
+    ) -> tuple[list[int], int] | None:
+        """Take blocks for a row.
+
+        Args:
+            count: How many blocks.
+            hashes: Hashes of the row's first full blocks.
+            spare: How many blocks have to stay available afterwards.
+
+        Returns:
+            The blocks, and how many of the first were found by their hashes; None, with nothing
+            changed, if there are too few.
         """
         found = []
-        for name in names:
-            block = self._by_name.get(name)
+        for each in hashes:
+            block = self._block_of.get(each)
             if block is None:
                 break
             found.append(block)
-        fresh = count - len(found)
-        if fresh > len(self._free) + len(self._kept) - sum(block in self._kept for block in found):
+        available = len(self._free) + len(self._cached) - sum(b in self._cached for b in found)
+        if count - len(found) + spare > available:
             return None
         for block in found:
-            self._kept.pop(block, None)
-            self._uses[block] = self._uses.get(block, 0) + 1
-        return found + [self._fresh() for _ in range(fresh)], len(found)
+            self._cached.pop(block, None)
+            self._ref_counts[block] = self._ref_counts.get(block, 0) + 1
+        return found + [self._take() for _ in range(count - len(found))], len(found)
 
-    def seal(self, block: int, name: bytes) -> None:
-        """Names a block that is full and will not be written to again. Where another has the name, that one keeps it."""
-        if name not in self._by_name and block not in self._name_of:
-            self._by_name[name] = block
-            self._name_of[block] = name
+    def append(self, blocks: list[int]) -> bool:
+        """Take one more block for a row. Return False, with nothing changed, if there is none."""
+        if not self._free and not self._cached:
+            return False
+        blocks.append(self._take())
+        return True
 
-    def give_back(self, blocks: Sequence[int]) -> None:
-        """Ends a row's use. Named blocks are kept as long as nobody needs the room."""
-        # The end of a row first: without its beginning it can never be found again, so it should go before that.
+    def cache(self, block: int, hash_: bytes) -> None:
+        """Give a full block its hash. Where another block has the hash, that one keeps it."""
+        if hash_ not in self._block_of and block not in self._hash_of:
+            self._block_of[hash_] = block
+            self._hash_of[block] = hash_
+
+    def free(self, blocks: Sequence[int]) -> None:
+        """End a row's use. Blocks with a hash stay cached until their memory is needed."""
+        # The last block first, so that it is reused first: it is never found without those before.
         for block in reversed(blocks):
-            self._uses[block] -= 1
-            if self._uses[block]:
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block]:
                 continue
-            del self._uses[block]
-            if block in self._name_of:
-                self._kept[block] = None
+            del self._ref_counts[block]
+            if block in self._hash_of:
+                self._cached[block] = None
             else:
                 self._free.append(block)
-                self._left.add(block)
+                self._dirty.add(block)
 
-    def forget(self) -> list[int]:
-        """Keeps nothing for a later row any more; the blocks in which rows have left something, all of them free now."""
-        for block in self._kept:
-            del self._by_name[self._name_of.pop(block)]
+    def clear_cache(self) -> list[int]:
+        """Forget cached blocks. Return the free blocks that still hold what a row wrote."""
+        for block in self._cached:
+            del self._block_of[self._hash_of.pop(block)]
             self._free.append(block)
-        left = sorted(self._left | self._kept.keys())
-        self._kept.clear()
-        self._left.clear()
-        return left
+        dirty = sorted(self._dirty | self._cached.keys())
+        self._cached.clear()
+        self._dirty.clear()
+        return dirty
 
-    def _fresh(self) -> int:
+    def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
+        """Raise ``RuntimeError`` unless each block is free, cached, or used as often as ``tables``
+        say.
+        """
+        blocks = [*self._free, *self._cached, *self._ref_counts]
+        if sorted(blocks) != list(range(self.num_blocks)):
+            raise RuntimeError("free, cached and used blocks together are not all blocks")
+        if self._ref_counts != Counter(block for table in tables for block in table):
+            raise RuntimeError("the reference counts of blocks differ from the tables of rows")
+        if {block: hash_ for hash_, block in self._block_of.items()} != self._hash_of:
+            raise RuntimeError("hashes and blocks do not match one to one")
+        if self._dirty & self._hash_of.keys() or not self._cached.keys() <= self._hash_of.keys():
+            raise RuntimeError("a cached block has no hash, or a free one has")
+
+    def _take(self) -> int:
         if self._free:
             block = self._free.pop()
-            self._left.discard(block)
+            self._dirty.discard(block)
         else:
-            block, _ = self._kept.popitem(last=False)
-            del self._by_name[self._name_of.pop(block)]
-        self._uses[block] = 1
+            block, _ = self._cached.popitem(last=False)
+            del self._block_of[self._hash_of.pop(block)]
+        self._ref_counts[block] = 1
         return block

@@ -1,7 +1,7 @@
 """The bank of slots for stacks on one device, and the ways in which a pass sees what they hold.
 
-Invariants: slot 0 is all zeros and means the bare base; a slot that a row points to is neither freed nor written to
-before that row has left, whatever becomes of its key; what is bound for training is a copy.
+Invariants: slot 0 is all zeros and means the bare base; a slot keeps its contents until its key is dropped, and the
+caller drops no key that a row uses; what is bound for training is a copy.
 """
 
 from __future__ import annotations
@@ -109,8 +109,6 @@ class SlotBank:
         self._slot_of: dict[str, int] = {}
         self._number_of: dict[str, int] = {}
         self._numbers = itertools.count(1)
-        self._uses = [0] * (slots + 1)
-        self._forgotten: set[int] = set()
         # The same numbers twice: reading them back from a device would wait for the step that runs there.
         self._ranks = torch.zeros(slots + 1, dtype=torch.int32, device=device)
         self._rank_of = [0] * (slots + 1)
@@ -178,26 +176,25 @@ class SlotBank:
                 self._number_of[key] = next(self._numbers)
 
     def drop(self, key: str) -> None:
-        """Forgets a key; the slot is free once nothing points to it. A key without one is fine."""
+        """Free the slot of a key that no row uses. A key without a slot is fine."""
         with self._turn:
             slot = self._slot_of.pop(key, None)
             self._number_of.pop(key, None)
             if slot is not None:
-                self._forgotten.add(slot)
-                self._free_if_unused(slot)
+                self._free.append(slot)
 
-    def point(self, key: str | None) -> int:
-        """The slot of a key, which stays as it is until it is let go. Raises ``KeyError`` for one that is not there."""
+    def slot_of(self, key: str | None) -> int:
+        """Return the slot of a key, 0 for the bare base. Raises ``KeyError``."""
         with self._turn:
-            slot = 0 if key is None else self._slot_of[key]
-            self._uses[slot] += 1
-            return slot
+            return 0 if key is None else self._slot_of[key]
 
-    def let_go(self, slot: int) -> None:
-        """Ends one use of a slot."""
+    def check_integrity(self) -> None:
+        """Raise ``RuntimeError`` unless each slot is free or holds one key. For an idle bank."""
         with self._turn:
-            self._uses[slot] -= 1
-            self._free_if_unused(slot)
+            if sorted([*self._free, *self._slot_of.values()]) != list(range(1, self._slots + 1)):
+                raise RuntimeError("free slots and those of keys together are not all slots")
+            if self._slot_of.keys() != self._number_of.keys():
+                raise RuntimeError("a stack in a slot has no number, or a detached one has")
 
     def each_its_own(self, slots: Tensor) -> EachItsOwn:
         """What a pass needs whose tokens point to these slots (int32 ``[tokens]``)."""
@@ -257,11 +254,6 @@ class SlotBank:
                 found.append(Wide(whole.reshape(blocks, -1, group.inputs).clone(), b))
         return tuple(found)
 
-    def _free_if_unused(self, slot: int) -> None:
-        if slot in self._forgotten and not self._uses[slot]:
-            self._forgotten.remove(slot)
-            self._free.append(slot)
-
     def _make_room(self, rank: int) -> None:
         """Makes the slots wide enough. A pass that runs goes on with the former ones, whose numbers are the same."""
         old = self._shelves
@@ -269,7 +261,7 @@ class SlotBank:
             return
         capacity = -(-rank // _STEP) * _STEP
         with self._turn:
-            filled = {*self._slot_of.values(), *self._forgotten}
+            filled = tuple(self._slot_of.values())
         shelves = tuple(self._shelf(group, capacity) for group in self._groups)
         for new, was in zip(shelves, old, strict=True):
             blocks, sections = new.a.shape[1], len(new.ends)

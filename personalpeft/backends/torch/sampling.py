@@ -10,7 +10,7 @@ from torch import Tensor
 
 from personalpeft.backends.sequence_output import Known
 from personalpeft.backends.torch.ops import Kernels
-from personalpeft.types import MOST_TOP_LOGPROBS, Sampling
+from personalpeft.types import MAX_TOP_LOGPROBS, Sampling
 
 # Colder than this, float32 overflows; the draw is as good as greedy long before.
 _COLDEST = 1e-4
@@ -61,7 +61,7 @@ def logprobs(logits: Tensor, picked: Sequence[int], rows: Mapping[int, int]) -> 
     asking = [place for place, row in enumerate(rows) if rows[row]]
     if asking:
         # Always as many: of equals the choice may depend on how many are taken, and one row must not decide that for another.
-        values, tokens = wide[asking].topk(min(MOST_TOP_LOGPROBS, wide.shape[-1]), sorted=True)
+        values, tokens = wide[asking].topk(min(MAX_TOP_LOGPROBS, wide.shape[-1]), sorted=True)
         said = zip(tokens.tolist(), (values - all_of_it[asking, None]).tolist(), strict=True)
         numbers = list(rows)
         for place, (row_tokens, row_values) in zip(asking, said, strict=True):

@@ -23,10 +23,10 @@ from personalpeft.backends.base import (
     Session,
     SessionSpec,
     Staged,
-    Term,
+    Loss,
 )
 from personalpeft.backends.batch_invariance import BatchInvariance
-from personalpeft.backends.resident_stacks import Residents
+from personalpeft.backends.resident_stacks import AttachedStacks
 from personalpeft.backends.tokenizer import Speaks
 from personalpeft.backends.training_backend import LearningSide
 from personalpeft.backends.vllm.adapter_registry import Stacks, Told, staged
@@ -107,14 +107,14 @@ class VllmBackend(Speaks):
                 else "does not say how many stacks it holds"
             )
             self.description = f"vLLM at {server.url}, which calls the base {there.name} and {held}"
-            self._residents = Residents[Told](self.slots)
+            self._attached = AttachedStacks[Told](self.slots)
             # What is being loaded, by key.
             self._loading: dict[str, Future[Told]] = {}
             self._batch = Batch(
                 self._wire,
                 called,
                 self._stacks,
-                self._residents,
+                self._attached,
                 self._text,
                 self._salted,
                 rows=rows,
@@ -143,13 +143,15 @@ class VllmBackend(Speaks):
     def attach(self, key: str, staged: Staged) -> None:
         if not isinstance(staged, _Staged):
             raise TypeError("this was staged for another backend")
-        self._residents.put(key, lambda: self._told(key, staged))
+        self._attached.put(key, lambda: self._told(key, staged))
 
     def detach(self, key: str) -> None:
         """See ``Backend.detach``. A load of the key ends at once: the server may be slow with it, or say nothing."""
+        if self._batch.uses(key):
+            raise RuntimeError("a row of the batch uses this stack")
         if loading := self._loading.get(key):
             loading.cancel()
-        if gone := self._residents.drop(key):
+        if gone := self._attached.drop(key):
             self._wire.start(self._stacks.take_back(gone))
 
     def admit(self, row: Row) -> int | None:
@@ -158,8 +160,8 @@ class VllmBackend(Speaks):
     def step(self) -> Sequence[Piece]:
         return self._batch.step()
 
-    def leave(self, number: int) -> Piece | None:
-        return self._batch.leave(number)
+    def remove(self, number: int) -> None:
+        self._batch.remove(number)
 
     def forget(self) -> None:
         """What the server keeps cannot be overwritten from here; under another salt nobody finds it any more."""
@@ -168,21 +170,24 @@ class VllmBackend(Speaks):
     def occupancy(self) -> Occupancy:
         return self._batch.occupancy()
 
+    def check_integrity(self) -> None:
+        """What lies on the server cannot be seen from here."""
+
     def score(
         self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
     ) -> tuple[Score, ...]:
         """In torch's numbers: a server tells of a few tokens in each place, and is not to be asked for those of a prompt."""
         return self._learning.score(
-            items, None if stack is None else self._residents.held(stack).composed, kl=kl
+            items, None if stack is None else self._attached.get(stack).composed, kl=kl
         )
 
     def session(self, spec: SessionSpec) -> Session:
         return self._learning.session(
-            spec, None if spec.below is None else self._residents.held(spec.below).composed
+            spec, None if spec.below is None else self._attached.get(spec.below).composed
         )
 
     def advance(
-        self, sessions: Sequence[Session], terms: Sequence[Sequence[Term]], rates: Sequence[float]
+        self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
     ) -> tuple[float, ...]:
         return self._learning.advance(sessions, terms, rates)
 

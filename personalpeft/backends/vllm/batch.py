@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
 from personalpeft.backends.base import Occupancy, Piece, Row
-from personalpeft.backends.resident_stacks import Resident, Residents
+from personalpeft.backends.resident_stacks import AttachedStacks
 from personalpeft.backends.sequence_output import Writing
 from personalpeft.backends.tokenizer import Text
 from personalpeft.backends.vllm.adapter_registry import Stacks, Told
@@ -36,7 +36,6 @@ News: TypeAlias = tuple[int, Written | Exception]
 @dataclass(frozen=True, slots=True)
 class _Live:
     row: Row
-    stack: Resident[Told] | None
     writing: Writing
     reply: Future[Any]
 
@@ -49,14 +48,14 @@ class Batch:
         wire: Wire,
         server: Server,
         stacks: Stacks,
-        residents: Residents[Told],
+        attached: AttachedStacks[Told],
         text: Text,
         salt: Callable[[str], str],
         *,
         rows: int,
         longest: int,
     ) -> None:
-        self._wire, self._server, self._stacks, self._residents = wire, server, stacks, residents
+        self._wire, self._server, self._stacks, self._attached = wire, server, stacks, attached
         self._text, self._salt = text, salt
         self._rows, self._longest = rows, longest
         self._live: dict[int, _Live] = {}
@@ -76,12 +75,10 @@ class Batch:
             )
         if len(self._live) >= self._rows:
             return None
-        stack = self._residents.point(row.stack)
+        told = self._stacks.bare if row.stack is None else self._attached.get(row.stack)
         number = next(self._numbers)
-        reply = self._wire.start(
-            self._written(number, row, stack.held if stack else self._stacks.bare)
-        )
-        self._live[number] = _Live(row, stack, Writing(number, row, self._text), reply)
+        reply = self._wire.start(self._written(number, row, told))
+        self._live[number] = _Live(row, Writing.of(number, row, self._text), reply)
         return number
 
     def step(self) -> Sequence[Piece]:
@@ -90,13 +87,14 @@ class Batch:
             return ()
         return [piece for number, news in self._come() for piece in self._pieces(number, news)]
 
-    def leave(self, number: int) -> Piece | None:
-        """See ``Backend.leave``."""
-        live = self._live.get(number)
-        if live is None:
-            return None
-        self._remove(number, cancel=True)
-        return live.writing.end("cancelled")
+    def remove(self, number: int) -> None:
+        """See ``Backend.remove``."""
+        if number in self._live:
+            self._remove(number, cancel=True)
+
+    def uses(self, stack: str) -> bool:
+        """Return whether a row of the batch uses a stack."""
+        return any(live.row.stack == stack for live in self._live.values())
 
     def occupancy(self) -> Occupancy:
         """See ``Backend.occupancy``. What the server keeps for later prompts it does not say."""
@@ -159,5 +157,3 @@ class Batch:
         live = self._live.pop(number)
         if cancel and live.reply.cancel():
             self._stacks.row_cancelled()
-        if gone := self._residents.let_go(live.stack):
-            self._wire.start(self._stacks.take_back(gone))

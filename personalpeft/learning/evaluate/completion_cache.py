@@ -8,13 +8,13 @@ from personalpeft.engine.completion_cache import CompletionCache
 from personalpeft.engine.engine import Engine
 from personalpeft.learning.evaluate.probes import general_prompts, load_general_prompts
 from personalpeft.learning.plan import BUILD_FORMAT
-from personalpeft.learning.train.regularizer import LONGEST
+from personalpeft.learning.train.regularizer import MAX_REPLY_TOKENS
 from personalpeft.types import Sampling, canonical_digest
 
-BASE_SAMPLING = Sampling(max_tokens=LONGEST)
+BASE_SAMPLING = Sampling(max_tokens=MAX_REPLY_TOKENS)
 """How the bare base completes general prompts, and what a candidate is compared with."""
 
-PROBE_SAMPLING = Sampling(max_tokens=2 * LONGEST)
+PROBE_SAMPLING = Sampling(max_tokens=2 * MAX_REPLY_TOKENS)
 """How a layer completes general prompts. A learned style may repeat the question before it answers,
 and an answer that is cut off before it comes would count as wrong."""
 

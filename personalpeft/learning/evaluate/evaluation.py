@@ -15,18 +15,22 @@ from personalpeft.engine.completion_cache import CompletionCache, Completions
 from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.assignment import Lesson
-from personalpeft.learning.data.response_template import Shown
+from personalpeft.learning.data.response_template import PromptResponse
 from personalpeft.learning.evaluate.completion_cache import BASE_SAMPLING, PROBE_SAMPLING
-from personalpeft.learning.evaluate.probes import RegressionProbe, load_general_prompts, is_degenerate
+from personalpeft.learning.evaluate.probes import (
+    RegressionProbe,
+    is_degenerate,
+    load_general_prompts,
+)
 from personalpeft.learning.evaluate.rule_gain import RuleGain, logprob_gain
 from personalpeft.learning.evaluate.text_quality import TextQuality, measure_text_quality
 from personalpeft.learning.gate.eval_history import EvalHistory
-from personalpeft.learning.gate.gate import EvalItem, ProbeResults, Evidence, BaseProbeResults
-from personalpeft.learning.options import Asking, never, wait_while
+from personalpeft.learning.gate.gate import BaseProbeResults, EvalItem, Evidence, ProbeResults
+from personalpeft.learning.options import Condition, not_cancelled, wait_while
 from personalpeft.learning.report import Example
-from personalpeft.learning.train.loop import stopped
-from personalpeft.learning.train.losses import around, continuation
-from personalpeft.learning.train.regularizer import LONGEST
+from personalpeft.learning.train.loop import cancelled_error
+from personalpeft.learning.train.losses import template_span, encode_continuation
+from personalpeft.learning.train.regularizer import MAX_REPLY_TOKENS
 from personalpeft.types import Message, Sampling, SignalKind, Stack
 
 _EXAMPLE = Sampling(max_tokens=40)
@@ -112,7 +116,8 @@ class EvalJob:
         paper = self.eval_set
         return tuple(
             {
-                lesson.key: lesson for lesson in (*paper.target, *paper.trained_examples, *paper.retention)
+                lesson.key: lesson
+                for lesson in (*paper.target, *paper.trained_examples, *paper.retention)
             }.values()
         )[:_SHOWN]
 
@@ -130,7 +135,10 @@ class EvalJob:
                         BASE_SAMPLING if stack.is_bare else PROBE_SAMPLING,
                     )
                 )
-            asked += [(side.for_layer(lesson), lesson.messages, _EXAMPLE) for lesson in self.displayed_lessons]
+            asked += [
+                (side.for_layer(lesson), lesson.messages, _EXAMPLE)
+                for lesson in self.displayed_lessons
+            ]
         return [
             Request(self.user, messages, stack, how, background=True)
             for stack, messages, how in asked
@@ -147,7 +155,13 @@ def make_eval_job(
     built_from: Mapping[str, Collection[str]],
 ) -> EvalJob:
     """The sitting of a candidate for a layer; ``built_from`` as for ``AdapterRouter.select_each``."""
-    lessons = (*paper.target, *paper.retention, *paper.other_layers, *paper.trained_examples, *paper.rule_lessons)
+    lessons = (
+        *paper.target,
+        *paper.retention,
+        *paper.other_layers,
+        *paper.trained_examples,
+        *paper.rule_lessons,
+    )
     asked = [
         *(canary.question for canary in load_general_prompts().probes),
         *(each.messages[-1].content for each in lessons),
@@ -184,8 +198,8 @@ class ThrottledScorer:
     """
 
     engine: Engine
-    paused: Asking
-    cancelled: Asking
+    paused: Condition
+    cancelled: Condition
 
     @property
     def backend(self) -> Backend:
@@ -195,7 +209,7 @@ class ThrottledScorer:
         self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False
     ) -> tuple[Score, ...]:
         wait_while(self.paused, self.cancelled)
-        self.engine.give_way(_PATIENCE)
+        self.engine.yield_to_foreground(_PATIENCE)
         return self.engine.score(items, stack, kl=kl)
 
 
@@ -204,8 +218,8 @@ def evaluate(
     completions: CompletionCache,
     sittings: Mapping[str, EvalJob],
     *,
-    cancelled: Asking,
-    paused: Asking = never,
+    cancelled: Condition,
+    paused: Condition = not_cancelled,
 ) -> dict[str, EvalResult | PersonalPeftError]:
     """Examines candidates of different users: all that they write is one batch, and rows of all stacks run together.
     Greedy throughout, so the same stacks give the same evidence. It waits while people chat, and while ``paused``.
@@ -218,7 +232,7 @@ def evaluate(
     for user, sitting in sittings.items():
         said = replies[user]
         if cancelled():
-            raise stopped("before the verdict")
+            raise cancelled_error("before the verdict")
         try:
             examined[user] = (
                 said if isinstance(said, PersonalPeftError) else _weighed(patiently, sitting, said)
@@ -247,7 +261,9 @@ def constant_stack(stack: Stack) -> StackSelector:
     return lambda lesson: stack
 
 
-def answer_logprobs(engine: Scorer, lessons: Sequence[Lesson], by: StackSelector) -> dict[str, float]:
+def answer_logprobs(
+    engine: Scorer, lessons: Sequence[Lesson], by: StackSelector
+) -> dict[str, float]:
     """How likely the words of what each lesson wants are, by its key."""
     return {key: of.words for key, of in answer_logprobs_by_part(engine, lessons, by).items()}
 
@@ -262,7 +278,7 @@ def answer_logprobs_by_part(
     found: dict[str, AnswerLogProb] = {}
     for stack, asked in groups.items():
         items = [
-            continuation(engine.backend, a.messages, a.chosen, _LONGEST, ended=a.ended)
+            encode_continuation(engine.backend, a.messages, a.chosen, _LONGEST, ended=a.ended)
             for a in asked
         ]
         for lesson, score in zip(asked, engine.score(items, stack), strict=True):
@@ -273,7 +289,7 @@ def answer_logprobs_by_part(
 def _in_parts(backend: Backend, lesson: Lesson, score: Score) -> AnswerLogProb:
     # A manner that repeats the question has ten words to an answer's one, and they are known from what lies below. With
     # them a fact would pass for known by heart that is not, and for lost where only the manner moved.
-    opening, closing = around(backend, lesson.template, lesson.prompt_response.request)
+    opening, closing = template_span(backend, lesson.template, lesson.prompt_response.request)
     last = len(score.tokens) - len(backend.end_of_turn)
     if opening + closing == 0 or opening + closing >= last:
         return AnswerLogProb(score.logp)
@@ -335,7 +351,7 @@ def _divergence(engine: Scorer, sitting: EvalJob) -> Iterator[float]:
     groups: dict[Stack, list[Continuation]] = {}
     for messages, reply in sitting.eval_set.base_completions:
         if reply:
-            said = continuation(engine.backend, messages, reply, LONGEST)
+            said = encode_continuation(engine.backend, messages, reply, MAX_REPLY_TOKENS)
             groups.setdefault(sitting.candidate.for_prompt(messages[-1].content), []).append(said)
     for stack, said_on in groups.items():
         yield from (score.kl or 0.0 for score in engine.score(said_on, stack, kl=True))
@@ -344,14 +360,18 @@ def _divergence(engine: Scorer, sitting: EvalJob) -> Iterator[float]:
 def _sense(engine: Scorer, sitting: EvalJob) -> TextQuality:
     """Whether what is new means something, as the bare base sees it."""
 
-    def likelihoods(said: Sequence[Shown]) -> Sequence[float]:
+    def likelihoods(said: Sequence[PromptResponse]) -> Sequence[float]:
         items = [
-            continuation(engine.backend, [Message("user", each.request)], each.answer, _LOOK)
+            encode_continuation(engine.backend, [Message("user", each.request)], each.answer, _LOOK)
             for each in said
         ]
         return [score.logp for score in engine.score(items, Stack(sitting.live.stack.base))]
 
-    written = [lesson.prompt_response for lesson in sitting.eval_set.new_examples if lesson.kind not in _NOT_WRITTEN]
+    written = [
+        lesson.prompt_response
+        for lesson in sitting.eval_set.new_examples
+        if lesson.kind not in _NOT_WRITTEN
+    ]
     return measure_text_quality(written, likelihoods)
 
 
@@ -364,10 +384,14 @@ def _rules(engine: Scorer, sitting: EvalJob) -> dict[str, RuleGain]:
     def to(by: StackSelector) -> dict[str, float]:
         plain = answer_logprobs(engine, asked, by)
         return {
-            rule: logprob_gain(plain, answer_logprobs(engine, heard, by)) for rule, heard in rules.items()
+            rule: logprob_gain(plain, answer_logprobs(engine, heard, by))
+            for rule, heard in rules.items()
         }
 
-    to_base, to_layer = to(constant_stack(Stack(sitting.live.stack.base))), to(sitting.candidate.for_layer)
+    to_base, to_layer = (
+        to(constant_stack(Stack(sitting.live.stack.base))),
+        to(sitting.candidate.for_layer),
+    )
     return {rule: RuleGain(to_base[rule], to_layer[rule]) for rule in rules}
 
 
@@ -396,13 +420,21 @@ class _Comparison:
             self.sitting.candidate,
             self.sitting.eval_set.history,
         )
-        before = answer_logprobs(self.engine, lessons, live.for_layer if own else live.for_other_layer)
-        after = answer_logprobs(self.engine, lessons, candidate.for_layer if own else candidate.for_other_layer)
+        before = answer_logprobs(
+            self.engine, lessons, live.for_layer if own else live.for_other_layer
+        )
+        after = answer_logprobs(
+            self.engine, lessons, candidate.for_layer if own else candidate.for_other_layer
+        )
         base = dict(lineage.base)
         if against_base:
             bare = Stack(live.stack.base)
             new = [lesson for lesson in lessons if lesson.key not in base]
-            found = before if live.stack == bare else answer_logprobs(self.engine, new, constant_stack(bare))
+            found = (
+                before
+                if live.stack == bare
+                else answer_logprobs(self.engine, new, constant_stack(bare))
+            )
             base |= {key: likelihood for key, likelihood in found.items() if key not in base}
         return tuple(
             EvalItem(s, before[s], after[s], base.get(s), lineage.baseline(s, before[s]))

@@ -22,8 +22,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from personalpeft.learning.data.response_template import Shown
-from personalpeft.memory.conflicts import same_words
+from personalpeft.learning.data.response_template import PromptResponse
+from personalpeft.memory.conflicts import normalize
 
 _FEWEST, _MOST = 4, 12
 _FEWEST_WORDS = 5
@@ -44,30 +44,30 @@ NOT_MEASURED = TextQuality()
 
 
 def measure_text_quality(
-    lessons: Sequence[Shown], likelihoods: Callable[[Sequence[Shown]], Sequence[float]]
+    lessons: Sequence[PromptResponse], likelihoods: Callable[[Sequence[PromptResponse]], Sequence[float]]
 ) -> TextQuality:
     """The sense of the newest of some lessons, which somebody wrote. ``likelihoods`` gives the mean log-prob a token of each answer
     under the bare base. Of a conversation only what was asked last is looked at, and of that the beginning.
     """
     newest = list({each.request: each for each in lessons}.values())[-_MOST:]
-    asked = [Shown(each.request[:_LOOK], each.answer) for each in newest]
+    asked = [PromptResponse(each.request[:_LOOK], each.answer) for each in newest]
     if len(asked) < _FEWEST:
         return NOT_MEASURED
     step = max(1, len(asked) // (_OTHERS + 1))
     elsewhere = [
-        Shown(asked[(place + step * turn) % len(asked)].request, each.answer)
+        PromptResponse(asked[(place + step * turn) % len(asked)].request, each.answer)
         for turn in range(1, _OTHERS + 1)
         for place, each in enumerate(asked)
     ]
     long = [each for each in asked if len(each.answer.split()) >= _FEWEST_WORDS]
     mixed = (
-        [Shown(each.request, _mixed(each.answer)) for each in long] if len(long) >= _FEWEST else []
+        [PromptResponse(each.request, _mixed(each.answer)) for each in long] if len(long) >= _FEWEST else []
     )
     of = dict(
         zip((*asked, *elsewhere, *mixed), likelihoods([*asked, *elsewhere, *mixed]), strict=True)
     )
 
-    def mean(some: Sequence[Shown]) -> float:
+    def mean(some: Sequence[PromptResponse]) -> float:
         return sum(of[each] for each in some) / len(some)
 
     fit = round(mean(asked) - mean(elsewhere), 4)
@@ -75,9 +75,9 @@ def measure_text_quality(
     return TextQuality(fit, round(mean(long) - mean(mixed), 4) if mixed else None, own)
 
 
-def _says_something(each: Shown) -> bool:
+def _says_something(each: PromptResponse) -> bool:
     """Whether an answer has a word beside the request said over, once or more."""
-    return bool(same_words(each.answer).replace(same_words(each.request), "").strip())
+    return bool(normalize(each.answer).replace(normalize(each.request), "").strip())
 
 
 def _mixed(text: str) -> str:

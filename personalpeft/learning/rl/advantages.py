@@ -1,31 +1,98 @@
-"""From the rewards of a group of replies to one task to how much likelier each is to be made. Pure.
+"""Turns the rewards of a group of replies into advantages and the policy-gradient loss. Pure.
 
-Each reply is compared with the median of its group (MC-GRPO, Median-Centered Group Relative Policy Optimization): in
-groups of four and one, the one in the middle says nothing, and one lucky reply does not turn the other four into bad
-ones as a mean would. Several rewards are each set against the group on their own before they are added up (GDPO), so
-that the one with the largest spread does not drown the others.
+Each reward is centred on the median of its group (MC-GRPO): with five replies the median one has no
+effect, and one lucky reply does not make the other four bad as a mean would. Several rewards are
+normalised one by one before they are added (GDPO), so that the widest does not drown the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Any
 
-# A spread below this counts as this much: what hardly differs is to push hardly.
-LEAST_SPREAD = 0.05
+from personalpeft.backends.base import Continuation, Outputs
+from personalpeft.learning.rl.config import RLConfig
+from personalpeft.learning.rl.rollouts import RolloutGroup
+from personalpeft.plugins import RIGHT, Shaped
+
+MIN_SPREAD = 0.05
+"""A smaller spread of rewards is taken as this, so that tiny differences push little."""
+
+# Bounds the KL of a token that the stack below finds this many nats likelier.
+_MAX_LOG_RATIO = 5.0
 
 
-def advantages(rewards: Sequence[Mapping[str, float]]) -> tuple[float, ...]:
-    """One number for each reply of a group, above 0 for what is to be said more. ``rewards`` are those of each reply by
-    name; all replies have the same names. All are 0 where nothing sets the replies apart.
+@dataclass(frozen=True, slots=True)
+class PolicyGradientLoss:
+    """Policy gradient of one reply (Williams 1992) with a KL penalty from the stack below.
+
+    ``(beta * sum(KL) - advantage * sum(log p)) / max_length``. The reply was sampled from this very
+    model, so there is no importance ratio. KL is estimator k3 of Schulman (2020, "Approximating KL
+    divergence"). Dividing by a constant, not by the reply's length, keeps long replies from being
+    forgiven their mistakes (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783).
+    """
+
+    reply: Continuation
+    advantage: float
+    max_length: int
+    beta: float
+    weight: float = 1.0
+    whole: bool = False
+    generic: bool = False
+
+    @property
+    def continuations(self) -> Sequence[Continuation]:
+        return (self.reply,)
+
+    @property
+    def references(self) -> Sequence[Continuation]:
+        return (self.reply,)
+
+    def loss(self, outputs: Sequence[Outputs], references: Sequence[Outputs]) -> Any:
+        log_probs = outputs[0].token_logp
+        log_ratio = (references[0].token_logp - log_probs).clamp(max=_MAX_LOG_RATIO)
+        kl = (log_ratio.exp() - log_ratio - 1).sum()
+        objective = self.beta * kl - self.advantage * log_probs.sum()
+        return self.weight * objective / self.max_length
+
+
+def compute_advantages(rewards: Sequence[Mapping[str, float]]) -> tuple[float, ...]:
+    """Return the advantage of each reply of a group; all are 0 if no reward tells them apart.
+
+    Args:
+        rewards: of each reply by name; all replies have the same names.
     """
     if not rewards:
         return ()
-    apart = [_against_median([each[name] for each in rewards]) for name in rewards[0]]
-    return tuple(sum(column) for column in zip(*apart, strict=True))
+    columns = [_normalise([each[name] for each in rewards]) for name in rewards[0]]
+    return tuple(sum(column) for column in zip(*columns, strict=True))
 
 
-def _against_median(values: Sequence[float]) -> tuple[float, ...]:
-    middle = median(values)
-    spread = fmean((value - middle) ** 2 for value in values) ** 0.5
-    return tuple((value - middle) / max(spread, LEAST_SPREAD) for value in values)
+def _normalise(values: Sequence[float]) -> tuple[float, ...]:
+    centre = median(values)
+    spread = fmean((value - centre) ** 2 for value in values) ** 0.5
+    return tuple((value - centre) / max(spread, MIN_SPREAD) for value in values)
+
+
+def policy_gradient_step(
+    groups: Sequence[RolloutGroup], shaping: Shaped | None, config: RLConfig
+) -> tuple[PolicyGradientLoss, ...]:
+    """Return the losses of a round: one for each reply whose advantage is not 0."""
+    used: list[tuple[Continuation, float]] = []
+    for group in groups:
+        rewards = [dict(rollout.rewards) for rollout in group.rollouts]
+        if shaping is not None:
+            attempts = [rollout.attempt for rollout in group.rollouts]
+            shaped = shaping.shape(attempts, group.pass_rate)
+            for each, reward in zip(rewards, shaped, strict=True):
+                each[RIGHT] = reward
+        advantages = zip(group.rollouts, compute_advantages(rewards), strict=True)
+        used += [(rollout.reply, advantage) for rollout, advantage in advantages if advantage]
+    return tuple(
+        PolicyGradientLoss(
+            reply, advantage, config.max_completion_length, config.beta, 1 / len(used)
+        )
+        for reply, advantage in used
+    )

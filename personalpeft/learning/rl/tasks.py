@@ -1,16 +1,17 @@
-"""Which tasks are worth trying next. Pure, and chance is passed in.
+"""Selects the tasks of the next round. Pure; the random generator is passed in.
 
-What is known of a task is a Beta posterior of its pass rate, from a flat beginning. A task of which it is more likely
-than not that nearly all replies pass is solved, one of which nearly none do is hopeless; both have nothing to teach. What
-was seen fades with every step, since the model that was seen is no longer there: so a task that was skipped is tried
-again in time.
+The pass rate of a task has a Beta posterior with a flat prior. A task is solved when a pass rate
+above ``SOLVED_RATE`` is more likely than not, and hopeless when one below ``HOPELESS_RATE`` is;
+both teach nothing. Counts decay with every step, because the model that made them is gone, so a
+skipped task is tried again in time.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -19,62 +20,74 @@ from personalpeft.plugins import Task
 
 State: TypeAlias = Literal["open", "solved", "hopeless"]
 
-HOPELESS = 0.1
-SOLVED = 0.9
-FADING = 0.95
+HOPELESS_RATE = 0.1
+SOLVED_RATE = 0.9
+DECAY = 0.95
 
 _GRID = (np.arange(1000) + 0.5) / 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What is known of one task: how many replies passed and how many did not, less what has faded."""
+class TaskPosterior:
+    """Decayed counts of the replies to one task that passed and that failed."""
 
     passed: float = 0.0
     failed: float = 0.0
 
-    def after(self, passed: int, failed: int) -> Standing:
-        """With the replies of one more group."""
-        return Standing(self.passed + passed, self.failed + failed)
+    def update(self, passed: int, failed: int) -> TaskPosterior:
+        """Return it with the replies of one more group."""
+        return TaskPosterior(self.passed + passed, self.failed + failed)
 
-    def faded(self) -> Standing:
-        """A step of training later."""
-        return replace(self, passed=self.passed * FADING, failed=self.failed * FADING)
+    def decay(self) -> TaskPosterior:
+        """Return it after one more training step."""
+        return TaskPosterior(self.passed * DECAY, self.failed * DECAY)
 
-    def draw(self, chance: random.Random) -> float:
-        """A pass rate that may well be this task's."""
-        return chance.betavariate(1 + self.passed, 1 + self.failed)
+    def sample(self, rng: random.Random) -> float:
+        """Return a pass rate drawn from the posterior."""
+        return rng.betavariate(1 + self.passed, 1 + self.failed)
 
     @property
     def state(self) -> State:
-        """Solved or hopeless where that is more likely than not."""
         density = _GRID**self.passed * (1 - _GRID) ** self.failed
         total = density.sum()
-        if density[_GRID > SOLVED].sum() > total / 2:
+        if density[_GRID > SOLVED_RATE].sum() > total / 2:
             return "solved"
-        return "hopeless" if density[_GRID < HOPELESS].sum() > total / 2 else "open"
+        return "hopeless" if density[_GRID < HOPELESS_RATE].sum() > total / 2 else "open"
 
 
-UNSEEN = Standing()
+UNSEEN = TaskPosterior()
 
 
-def choose(
+def select_tasks(
     tasks: Sequence[Task],
-    standings: Mapping[str, Standing],
+    posteriors: Mapping[str, TaskPosterior],
     count: int,
-    chance: random.Random,
+    rng: random.Random,
     *,
-    solved_too: bool = False,
+    train_on_solved: bool = False,
 ) -> tuple[Task, ...]:
-    """Up to ``count`` tasks, first those whose replies may differ most: for each a pass rate p is drawn from its
-    posterior, and p (1 - p) is the variance of a reply's success. None where all are solved or hopeless.
+    """Return up to ``count`` tasks, those with the largest expected spread of rewards first.
+
+    For each task a pass rate p is sampled (Thompson sampling); p (1 - p) is the variance of a
+    reply's success. Hopeless tasks are left out, and solved ones unless ``train_on_solved``.
     """
-    wanted = ("open", "solved") if solved_too else ("open",)
-    worth = {}
+    wanted = ("open", "solved") if train_on_solved else ("open",)
+    spread = {}
     for task in tasks:
-        # Drawn for every task, so that one task's fate does not change another's luck.
-        rate = standings.get(task.id, UNSEEN).draw(chance)
-        if standings.get(task.id, UNSEEN).state in wanted:
-            worth[task.id] = rate * (1 - rate)
-    ranked = sorted((task for task in tasks if task.id in worth), key=lambda task: -worth[task.id])
-    return tuple(ranked[:count])
+        posterior = posteriors.get(task.id, UNSEEN)
+        # Sampled for every task, so that the state of one does not change the draw of another.
+        rate = posterior.sample(rng)
+        if posterior.state in wanted:
+            spread[task.id] = rate * (1 - rate)
+    open_tasks = (task for task in tasks if task.id in spread)
+    return tuple(sorted(open_tasks, key=lambda task: -spread[task.id])[:count])
+
+
+def is_eval_task(task: Task) -> bool:
+    """Return whether a task is held out for the gate: a quarter of all are, by their prompt."""
+    return derive_seed("judged by", task.prompt) % 4 == 0
+
+
+def derive_seed(*parts: object) -> int:
+    """Return a seed that depends on the parts alone, the same on every machine."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big") >> 1

@@ -1,23 +1,22 @@
-"""Has a skill practised for a user of a home, judged by the gate and published: what practice is to a learn's ``Learner``.
+"""Practises a skill, has the result judged by the gate and publishes it: ``Learner`` for practice.
 
-Invariants: a practice holds the same lease as a learn, so that one build of a user runs at a time; until the candidate is
-complete nothing is written but the page that a practice which was stopped goes on from, and then its file comes first and
-all rows in one transaction.
+Invariants: a practice holds the same lease as a learn, so one build of a user runs at a time. Until
+the candidate is complete, only the checkpoint is written; then its file comes first, and all rows
+in one transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter
-from personalpeft.engine.completion_cache import Completions
 from personalpeft.errors import Cancelled, PersonalPeftError
 from personalpeft.learning.data.assignment import Lesson, load_assignments
-from personalpeft.learning.data.capacity import megabytes, too_much
-from personalpeft.learning.evaluate.evaluation import EvalResult, EvalSet, EvalJob, evaluate, make_eval_job
+from personalpeft.learning.data.capacity import check_memory_budget, estimate_session_mb
+from personalpeft.learning.evaluate.evaluation import EvalSet, evaluate, make_eval_job
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.gate.eval_history import eval_history
 from personalpeft.learning.gate.gate import (
@@ -25,204 +24,218 @@ from personalpeft.learning.gate.gate import (
     Evidence,
     Judgement,
     Margins,
-    override,
     judge,
     margins_for,
+    override,
 )
-from personalpeft.learning.gate.probation import ACCEPTED, LEARNED, review_probation, refuse_withdrawn
-from personalpeft.learning.options import Asking, Order
-from personalpeft.learning.plan import questions_of, stack_below
-from personalpeft.learning.progress import say
-from personalpeft.learning.publish import publish, session_spec
+from personalpeft.learning.gate.probation import (
+    ACCEPTED,
+    LEARNED,
+    refuse_withdrawn,
+    review_probation,
+)
+from personalpeft.learning.options import LearnOptions
+from personalpeft.learning.plan import holdout_of, live_revision, stack_below
+from personalpeft.learning.progress import publish
+from personalpeft.learning.publish import publish_revision, session_spec
 from personalpeft.learning.report import Example, LearnReport
-from personalpeft.learning.rl.config import Drill, drill_for
-from personalpeft.learning.rl.job import (
-    Exercise,
-    adapter_of,
-    examined,
-    guarded,
-    make_exercise,
-    run_rounds,
+from personalpeft.learning.rl.config import RLConfig
+from personalpeft.learning.rl.job import RLJob, RLState, draw_tasks
+from personalpeft.learning.rl.loop import (
+    RLLoop,
+    build_adapter,
+    evaluate_tasks,
+    map_practice_errors,
 )
-from personalpeft.learning.rl.rollouts import STOPPED
-from personalpeft.learning.rl.state import Diary
+from personalpeft.learning.rl.rollouts import RESUME_HINT
 from personalpeft.learning.staleness import trained_on
-from personalpeft.learning.train.config import Recipe, recipes_for
-from personalpeft.learning.train.loop import Desk, Manners, manners_of
+from personalpeft.learning.train.checkpoint import CheckpointStore
+from personalpeft.learning.train.config import TrainingConfig, load_training_configs
+from personalpeft.learning.train.loop import make_loop_control
 from personalpeft.plugins import Shaped, Verifying
 from personalpeft.services import Services
 from personalpeft.types import Revision, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Coach:
+class RLTrainer:
     """Practises with any user of one home on one base."""
 
     services: Services
     margins: Margins
-    recipe: Recipe
-    drill: Drill
+    shape: TrainingConfig
+    config: RLConfig
 
     @classmethod
-    def from_services(cls, services: Services) -> Coach:
-        """Return one that is configured by the card of the open base. Raises ``CardError``."""
+    def from_services(cls, services: Services) -> RLTrainer:
+        """Return one configured by the card of the open base. Raises ``CardError``."""
         base = services.base
-        recipes = recipes_for(base.card.name, base.card.learning, base.architecture.projections)
-        drill = drill_for(base.card.name, base.card.practice)
+        card = base.card
+        configs = load_training_configs(card.name, card.learning, base.architecture.projections)
         return cls(
             services,
-            margins_for(base.card.name, base.card.gate, random=base.card.source.kind == "random"),
-            recipes.skill,
-            drill,
+            margins_for(card.name, card.gate, random=card.source.kind == "random"),
+            configs.skill,
+            RLConfig(**RLConfig.read_table(card.name, "practice", card.practice)),
         )
 
-    def practise(
+    def train(
         self,
         user: str,
         layer: str,
         verifier: Verifying,
         shaping: Shaped | None,
         rounds: int | None,
-        order: Order,
+        options: LearnOptions,
     ) -> LearnReport:
-        """See ``User.practice``."""
-        began = self.services.clock.timer()
-        with self.services.store.lease(f"learn-{user}"):
-            review_probation(self.services.store, user, self.services.clock.now)
-            live = self.services.store.catalog.stack(user, self.services.engine.backend.base.digest)
-            heads = [
-                self.services.store.catalog.revision(user, entry.revision) for entry in live.entries
-            ]
-            head = next((each for each in heads if each.layer == layer), None)
-            drill = self.drill if rounds is None else replace(self.drill, rounds=rounds)
-            below = stack_below(self.services.store, user, live, layer)
-            exercise = make_exercise(
-                user, layer, drill, self.recipe, verifier, shaping, live, below, head
+        """Practise a layer; see ``User.practice``."""
+        services, store = self.services, self.services.store
+        started = services.clock.timer()
+        with store.lease(f"learn-{user}"):
+            review_probation(store, user, services.clock.now)
+            live = store.catalog.stack(user, services.engine.backend.base.digest)
+            parent = live_revision(store, user, layer, live)
+            config = self.config
+            if rounds is not None:
+                config = config.model_copy(update={"rounds": rounds})
+            train_tasks, eval_tasks = draw_tasks(layer, config, verifier, parent)
+            job = RLJob(
+                user=user,
+                layer=layer,
+                config=config,
+                shape=self.shape.with_shape_of(parent.recipe) if parent else self.shape,
+                verifier=verifier,
+                shaping=shaping,
+                live=live,
+                below=stack_below(store, user, live, layer),
+                parent=parent,
+                train_tasks=train_tasks,
+                eval_tasks=eval_tasks,
             )
-            need = megabytes(exercise.recipe, self.services.engine.backend.base.architecture)
-            if reason := too_much(need, order.memory):
-                return self._report(
-                    exercise, Diary(), Judgement(Verdict.ABSTAINED, reason), began, scores={}
-                )
+            return _Practice(services, self.margins, job, options, started).run()
 
-            def practised(done: float) -> None:
-                say(
-                    self.services.store,
-                    user,
-                    layer,
-                    "Practising",
-                    round(done * drill.rounds),
-                    drill.rounds,
-                )
-                spent = (
-                    0.0
-                    if order.seconds is None
-                    else (self.services.clock.timer() - began) / order.seconds
-                )
-                order.progress("Practising", min(1.0, max(done, spent)))
 
-            diary, adapter = self._train(
-                exercise, manners_of(self.services, order, began, practised)
-            )
-            if adapter is None:
-                report = self._report(
-                    exercise, diary, Judgement(Verdict.ABSTAINED, _why_nothing(diary)), began
-                )
-                self.services.store.catalog.add_report(user, report.as_json())
-                self.services.store.drop_session(user, layer)
-                return report
-            say(self.services.store, user, layer, "Judging", diary.rounds, diary.rounds)
-            order.progress("Judging", 0.0)
+@dataclass(frozen=True, slots=True)
+class _Practice:
+    """One practice under its lease; ``started`` is a time of the timer."""
+
+    services: Services
+    margins: Margins
+    job: RLJob
+    options: LearnOptions
+    started: float
+
+    def run(self) -> LearnReport:
+        store, job, options = self.services.store, self.job, self.options
+        architecture = self.services.engine.backend.base.architecture
+        need = estimate_session_mb(job.shape, architecture)
+        if reason := check_memory_budget(need, options.memory):
+            return self._report(Judgement(Verdict.ABSTAINED, reason), RLState(), scores={})
+        state, adapter = self._practise()
+        if adapter is None:
+            judgement = Judgement(Verdict.ABSTAINED, _explain_no_step(state))
+            report = self._report(judgement, state, scores={"practice": state.summary()})
+            store.catalog.add_report(job.user, report.as_json())
+        else:
+            publish(store, job.user, job.layer, "Judging", state.rounds, state.rounds)
+            options.progress("Judging", 0.0)
             try:
-                report = self._judged(exercise, heads, diary, adapter, began, order)
-                self.services.store.drop_session(user, layer)
-                return report
+                report = self._judge_and_publish(state, adapter)
             except Cancelled as error:
-                # What is shared with a learn says that the next one goes on from there.
-                raise Cancelled(error.message, hint=STOPPED) from error
+                # The error of a learn would say that the next learn goes on from there.
+                raise Cancelled(error.message, hint=RESUME_HINT) from error
+        store.drop_session(job.user, job.layer)
+        return report
 
-    def _train(self, exercise: Exercise, manners: Manners) -> tuple[Diary, Adapter | None]:
-        """What happened, and the layer as it is then; none where no step was made."""
-        recipe, parent = exercise.recipe, exercise.parent
-        # A session keeps what lies below for itself, so its slot is free for others while it trains.
-        with self.services.engine.resident(exercise.below) as below, guarded():
-            start = self.services.engine.adapter(parent.digest).pairs if parent else None
-            session = self.services.engine.backend.session(session_spec(recipe, below, start))
+    def _practise(self) -> tuple[RLState, Adapter | None]:
+        """Return what happened, and the layer as it is then; None if no step was made."""
+        engine, job = self.services.engine, self.job
+        # A session copies the stack below, whose slot is free for others while it trains.
+        with engine.pin(job.below) as below, map_practice_errors():
+            start = engine.read_adapter(job.parent.digest).pairs if job.parent else None
+            session = engine.backend.session(session_spec(job.shape, below, start))
         try:
-            # The head with its own weight would not be what the session has, so it is tried with 1.
-            first = exercise.with_layer(parent.digest, 1.0) if parent else exercise.live
-            user, layer = exercise.user, exercise.layer
-            diary = run_rounds(
-                self.services.engine,
-                exercise,
-                session,
-                start=first,
-                desk=Desk(
-                    load=lambda: self.services.store.load_session(user, layer),
-                    save=lambda page: self.services.store.save_session(user, layer, page),
+            loop = RLLoop(
+                engine=engine,
+                job=job,
+                session=session,
+                # Weight 1, because a session has no other.
+                start=job.stack_with(job.parent.digest, 1.0) if job.parent else job.live,
+                checkpoints=CheckpointStore.of_layer(self.services.store, job.user, job.layer),
+                control=make_loop_control(
+                    self.services, self.options, self.started, self._publish_progress
                 ),
-                manners=manners,
             )
-            return diary, adapter_of(
-                exercise, session, _built_by(exercise, diary)
-            ) if diary.steps else None
+            state = loop.run()
+            if not state.steps:
+                return state, None
+            return state, build_adapter(job, session, job.recipe(state))
         finally:
             session.close()
 
-    def _judged(
-        self,
-        exercise: Exercise,
-        heads: Sequence[Revision],
-        diary: Diary,
-        adapter: Adapter,
-        began: float,
-        order: Order,
-    ) -> LearnReport:
-        user, layer = exercise.user, exercise.layer
+    def _publish_progress(self, done: float) -> None:
+        job, seconds = self.job, self.options.seconds
+        rounds = job.config.rounds
+        step = round(done * rounds)
+        publish(self.services.store, job.user, job.layer, "Practising", step, rounds)
+        elapsed = self.services.clock.timer() - self.started
+        spent = 0.0 if seconds is None else elapsed / seconds
+        self.options.progress("Practising", min(1.0, max(done, spent)))
+
+    def _judge_and_publish(self, state: RLState, adapter: Adapter) -> LearnReport:
+        services, store, job = self.services, self.services.store, self.job
         blob = pack(adapter)
-        weight = {
-            known.name: known.weight for known in self.services.store.catalog.layers(user)
-        }.get(layer, 1.0)
-        with self.services.engine.lent(adapter) as digest:
-            candidate = exercise.with_layer(digest, weight)
-            paper = self._paper(exercise, heads, order)
-            known = {layer: self._learned_from(exercise)}
-            harm, _ = self._examined(
-                make_eval_job(self.services.router, user, layer, exercise.live, candidate, paper, known),
-                order,
-            )
-            asked, tasks, examples = examined(
-                self.services.engine,
-                exercise,
+        weights = {layer.name: layer.weight for layer in store.catalog.layers(job.user)}
+        with services.engine.temporary_adapter(adapter) as digest:
+            candidate = job.stack_with(digest, weights.get(job.layer, 1.0))
+            eval_set = self._make_eval_set()
+            lessons = {
+                *store.catalog.pinned(job.user, job.layer),
+                *trained_on(store, job.parent),
+            }
+            eval_job = make_eval_job(
+                services.router,
+                job.user,
+                job.layer,
+                job.live,
                 candidate,
-                cancelled=order.cancelled,
-                paused=order.paused,
+                eval_set,
+                {job.layer: lessons},
             )
-        own = set(self.services.store.catalog.pinned(user, layer))
-        evidence = replace(
-            harm,
-            target=asked,
-            retention=tuple(_held_to_half(a) if a.signal in own else a for a in harm.retention),
-        )
-        entry = next(each for each in candidate.entries if each.layer == layer)
+            harm = evaluate(
+                services.engine,
+                services.completions,
+                {job.user: eval_job},
+                cancelled=self.options.cancelled,
+                paused=self.options.paused,
+            )[job.user]
+            if isinstance(harm, PersonalPeftError):
+                raise harm
+            items, figures, examples = evaluate_tasks(
+                services.engine, job, candidate, self.options
+            )
+        evidence = self._merge_evidence(harm[0], items)
+        entry = next(entry for entry in candidate.entries if entry.layer == job.layer)
         judgement = judge(evidence, self.margins)
-        judgement = refuse_withdrawn(self.services.store, user, entry.revision, judgement)
-        if order.accept and judgement.verdict is not Verdict.PROMOTED:
+        judgement = refuse_withdrawn(store, job.user, entry.revision, judgement)
+        if self.options.accept and judgement.verdict is not Verdict.PROMOTED:
             judgement = override(judgement, evidence)
-        order.progress("Judging", 1.0)
-        self.services.store.blobs.put(blob)
-        scores = _scores(evidence, tasks, diary)
-        report = self._report(exercise, diary, judgement, began, entry.revision, scores, examples)
+        self.options.progress("Judging", 1.0)
+        store.blobs.put(blob)
+        # As in a learn's scores, with tasks in the place of held-out lessons.
+        scores = {**evidence.as_json(), "tasks": figures, "practice": state.summary()}
+        del scores["target"]
+        report = self._report(judgement, state, scores, entry.revision, examples)
         revision = Revision(
             id=entry.revision,
-            user=user,
-            layer=layer,
+            user=job.user,
+            layer=job.layer,
             digest=digest,
-            base=exercise.live.base,
-            parent=exercise.parent.id if exercise.parent else None,
-            below=exercise.below.entries,
-            recipe=_built_by(exercise, diary),
-            inputs=exercise.inputs(diary.rounds, diary.steps),
+            base=job.live.base,
+            parent=job.parent.id if job.parent else None,
+            below=job.below.entries,
+            recipe=job.recipe(state),
+            inputs=job.inputs(state),
             signals={},
             scores=scores,
             verdict=judgement.verdict,
@@ -232,118 +245,90 @@ class Coach:
             seconds=report.seconds,
         )
         cause = ACCEPTED if judgement.accepted else LEARNED
-        return publish(
-            self.services.store,
-            self.services.engine,
-            revision,
-            blob,
-            report,
-            candidate,
-            cause=cause,
+        return publish_revision(
+            store, services.engine, revision, blob, report, candidate, cause=cause
         )
 
-    def _learned_from(self, exercise: Exercise) -> set[str]:
-        """The demonstrations that the skill was learned from before it was practised."""
-        pinned = self.services.store.catalog.pinned(exercise.user, exercise.layer)
-        return {*pinned, *trained_on(self.services.store, exercise.parent)}
+    def _make_eval_set(self) -> EvalSet:
+        """Return what a practice must not harm: all held-out lessons of all layers, and probes."""
+        store, job = self.services.store, self.job
+        assignments = load_assignments(store, job.user)
 
-    def _examined(self, sitting: EvalJob, order: Order) -> EvalResult:
-        sittings = {sitting.user: sitting}
-        outcomes = evaluate(
-            self.services.engine,
-            self.services.completions,
-            sittings,
-            cancelled=order.cancelled,
-            paused=order.paused,
-        )
-        examined = outcomes[sitting.user]
-        if isinstance(examined, PersonalPeftError):
-            raise examined
-        return examined
-
-    def _paper(self, exercise: Exercise, heads: Sequence[Revision], order: Order) -> EvalSet:
-        """What a practice may not spoil: everything that was ever held back, of all layers, this one's too."""
-        routings = load_assignments(self.services.store, exercise.user)
-
-        def held_back(layers: Iterable[str]) -> tuple[Lesson, ...]:
-            found = (
-                questions_of(self.services.store, exercise.user, exercise.live, layer, routings)
+        def held_out(layers: Iterable[str]) -> tuple[Lesson, ...]:
+            return tuple(
+                lesson
                 for layer in layers
+                for lesson in holdout_of(store, job.user, job.live, layer, assignments)
             )
-            return tuple(lesson for some in found for lesson in some)
 
+        layers = [entry.layer for entry in job.live.entries]
+        heads = [store.catalog.revision(job.user, entry.revision) for entry in job.live.entries]
+        base_completions = self.services.completions.complete_with_base(
+            job.user,
+            job.live.base,
+            [probe.question for probe in load_general_prompts().probes],
+            cancelled=self.options.cancelled,
+        )
+        if self.options.cancelled():
+            raise Cancelled("Stopped before the verdict; nothing has changed.", hint=RESUME_HINT)
         return EvalSet(
             target=(),
-            retention=held_back([exercise.layer]),
-            other_layers=held_back(
-                entry.layer for entry in exercise.live.entries if entry.layer != exercise.layer
-            ),
+            retention=held_out([job.layer]),
+            other_layers=held_out(layer for layer in layers if layer != job.layer),
             trained_examples=(),
-            base_completions=self._of_base(exercise, order.cancelled),
-            history=eval_history(heads, exercise.layer),
+            base_completions=base_completions,
+            history=eval_history(heads, job.layer),
         )
 
-    def _of_base(self, exercise: Exercise, cancelled: Asking) -> Completions:
-        """What the bare base says to the canaries."""
-        canaries = [canary.question for canary in load_general_prompts().probes]
-        said = self.services.completions.complete_with_base(
-            exercise.user, exercise.live.base, canaries, cancelled=cancelled
+    def _merge_evidence(self, harm: Evidence, items: tuple[EvalItem, ...]) -> Evidence:
+        own = set(self.services.store.catalog.pinned(self.job.user, self.job.layer))
+        retention = tuple(
+            _allow_regression(item) if item.signal in own else item for item in harm.retention
         )
-        if cancelled():
-            raise Cancelled("Stopped before the verdict; nothing has changed.", hint=STOPPED)
-        return said
+        return replace(harm, target=items, retention=retention)
 
     def _report(
         self,
-        exercise: Exercise,
-        diary: Diary,
         judgement: Judgement,
-        began: float,
+        state: RLState,
+        scores: dict[str, Any],
         revision: str | None = None,
-        scores: dict[str, Any] | None = None,
         examples: tuple[Example, ...] = (),
     ) -> LearnReport:
+        job, clock = self.job, self.services.clock
         return LearnReport(
-            user=exercise.user,
-            layer=exercise.layer,
+            user=job.user,
+            layer=job.layer,
             verdict=judgement.verdict,
             reason=judgement.reason,
-            at=self.services.clock.now(),
-            seconds=round(self.services.clock.timer() - began, 3),
+            at=clock.now(),
+            seconds=round(clock.timer() - self.started, 3),
             revision=revision,
-            before=exercise.parent.id if exercise.parent else None,
+            before=job.parent.id if job.parent else None,
             probation=judgement.probation,
             accepted=judgement.accepted,
-            steps=diary.steps,
+            steps=state.steps,
             examples=examples,
-            scores={"practice": diary.as_json()} if scores is None else scores,
+            scores=scores,
         )
 
 
-def _built_by(exercise: Exercise, diary: Diary) -> dict[str, Any]:
-    practised = {**exercise.about, "rounds": exercise.rounds_before + diary.rounds}
-    return {**exercise.recipe.as_json(), "steps": diary.steps, "practice": practised}
+def _allow_regression(item: EvalItem) -> EvalItem:
+    """Return a demonstration of the practised skill as no regression, unless it is forgotten.
 
-
-def _held_to_half(asked: EvalItem) -> EvalItem:
-    """A demonstration of the very skill that is practised: less likely is no harm, since tasks judge the skill now and may
-    be solved in another way; but it is not to be undone.
+    Tasks judge the skill now, and may be solved in another way than the one that was shown.
     """
-    best = asked.before if asked.best is None else max(asked.before, asked.best)
-    return replace(asked, before=min(asked.before, asked.after), best=best)
+    best = item.before if item.best is None else max(item.before, item.best)
+    return replace(item, before=min(item.before, item.after), best=best)
 
 
-def _scores(evidence: Evidence, tasks: dict[str, Any], diary: Diary) -> dict[str, Any]:
-    """As a learn's, with tasks in the place of lessons held back."""
-    scores = evidence.as_json()
-    del scores["target"]
-    return {**scores, "tasks": tasks, "practice": diary.as_json()}
-
-
-def _why_nothing(diary: Diary) -> str:
-    states = diary.as_json()["tasks"]
-    if not any(diary.pass_rates):
-        return f"none of {diary.replies} replies passed, so there is nothing to go by; show it some with teach, and learn first"
-    if states["solved"] and not states["open"]:
-        return f"all tasks are solved already: {states['solved']}, in {diary.replies} replies"
-    return f"in {diary.replies} replies no task was answered well at one time and badly at another"
+def _explain_no_step(state: RLState) -> str:
+    tasks = state.summary()["tasks"]
+    if not any(state.pass_rates):
+        return (
+            f"none of {state.replies} replies passed, so there is no reward to follow;"
+            " teach some demonstrations and learn first"
+        )
+    if tasks["solved"] and not tasks["open"]:
+        return f"all tasks are solved already: {tasks['solved']}, in {state.replies} replies"
+    return f"in {state.replies} replies no task was answered well once and badly another time"

@@ -1,195 +1,259 @@
-"""How a layer is built: the numbers that, with signals, base and revisions below, decide every byte of a revision.
+"""Configuration of one training run, the part of a revision's recipe that a base's card can set.
 
-The defaults are for a base of about 135M parameters; a card's ``[learning]`` table overrides them for its base.
-docs/learning.md says where each number comes from.
+Signals, base, the revisions below and a ``TrainingConfig`` together decide every byte of a
+revision. The defaults suit a base of about 135M parameters; a card's ``[learning]`` table overrides
+them. docs/learning.md says how each default was measured.
+
+Invariant: the stored spelling of a field never changes, because revisions, adapter files and the
+digests of build inputs hold it. A field that was renamed keeps its old name as ``STORED_NAMES``.
 """
 
 from __future__ import annotations
 
-import sys
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from personalpeft.errors import CardError, nearest
 from personalpeft.types import Json
 
 Start: TypeAlias = Literal["auto", "nothing"]
-"""Where a build starts: "auto" is the layer's head where one can build on it; "nothing" is the reference."""
+"""Where a build starts: the layer's head if it can be extended ("auto"), or an empty adapter."""
+
+_MAX_INT = 2**63 - 1
+Count: TypeAlias = Annotated[int, Field(ge=1, le=_MAX_INT)]
+Size: TypeAlias = Annotated[int, Field(ge=0, le=_MAX_INT)]
+# An int from a card stays an int: 8 and 8.0 are different bytes in an adapter file and in a digest.
+Number: TypeAlias = Size | Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction: TypeAlias = Annotated[int, Field(ge=0, le=1)] | Annotated[float, Field(ge=0, le=1)]
 
 
-# What a recipe cannot do without, and shares of a whole; everything else may be 0 or more.
-_LEAST = {"rank": 1, "steps": 1, "most_steps": 1, "batch": 1, "longest": 2}
-_MOST = {"replay": 1, "held_out": 1, "warmup": 1}
+class CardConfig(BaseModel):
+    """A configuration that a table of a base's card can override. Instances are frozen."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    STORED_NAMES: ClassVar[Mapping[str, str]] = {}
+    """Fields whose stored key, also a deprecated key of cards, differs from the field name."""
+
+    def to_stored(self) -> dict[str, Any]:
+        """Return the fields under their stored keys, as JSON data."""
+        return {
+            self.STORED_NAMES.get(name, name): value
+            for name, value in self.model_dump(mode="json").items()
+        }
+
+    @classmethod
+    def from_stored(cls, stored: Json) -> Self:
+        """Return what ``to_stored`` gave; other keys of a recipe are ignored."""
+        keys = {name: cls.STORED_NAMES.get(name, name) for name in cls.model_fields}
+        return cls.model_validate({name: stored[key] for name, key in keys.items() if key in stored})
+
+    @classmethod
+    def read_table(cls, card: str, table: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that a table of a card sets, checked, by field name.
+
+        Args:
+            card: name of the card, for errors.
+            table: name of the table, for errors.
+            values: content of the table. Deprecated keys are accepted with a warning.
+
+        Raises:
+            CardError: for an unknown key or a value out of range.
+        """
+        renamed = {stored: name for name, stored in cls.STORED_NAMES.items()}
+        for key in renamed.keys() & values.keys():
+            warnings.warn(
+                f"{key} in [{table}] of the card {card} is called {renamed[key]} now",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+        keys = {renamed.get(key, key): key for key in values}
+        try:
+            known = cls.model_validate({name: values[key] for name, key in keys.items()})
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = str(first["loc"][0])
+            key = keys[name]
+            if first["type"] == "extra_forbidden":
+                raise CardError(
+                    f"The card {card} has an unknown key in [{table}]: {key}.",
+                    hint=nearest(key, cls.model_fields, what="key"),
+                ) from None
+            # A number is checked as int and as float; the last message is of the wider type.
+            last = [each for each in error.errors() if each["loc"][0] == name][-1]
+            raise CardError(
+                f"The card {card} has a wrong value in [{table}]: {key} = {values[key]!r}.",
+                hint=f"{last['msg']}; the default is {cls.model_fields[name].default!r}.",
+            ) from None
+        return {name: getattr(known, name) for name in known.model_fields_set}
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """``steps`` is for a first build of up to ``batch * 3`` lessons; more lessons take more steps, up to
-    ``most_steps``.
+class TrainingConfig(CardConfig):
+    """How one layer is trained."""
 
-    ``pairs`` of a batch's lessons that have a rejected text also get the preference term, with ``beta``. What all lessons
-    share counts ``shared``, what is particular to one of them ``content``. ``anchors`` is how many generic answers a batch holds
-    to, with ``anchor_weight``; ``thumbs`` is how many replies that were liked a step judges, and as many that were not
-    (where there are enough). Each question about a fact is put in ``phrasings`` other ways too, and a step answers
-    ``unknown`` questions that nobody has answered. In a build on a parent, ``replay`` of a batch is older lessons.
-    ``held_out`` is the share of lessons that is pinned. Texts are cut at ``longest`` tokens. ``capacity`` is how many
-    tokens a trained parameter may have to recall (capacity.py).
-    """
+    STORED_NAMES: ClassVar[Mapping[str, str]] = {
+        "target_modules": "targets",
+        "min_steps": "steps",
+        "max_steps": "most_steps",
+        "batch_size": "batch",
+        "preference_pairs": "pairs",
+        "content_weight": "content",
+        "template_weight": "shared",
+        "rated_replies": "thumbs",
+        "num_paraphrases": "phrasings",
+        "unanswerable_prompts": "unknown",
+        "kl_prompts": "anchors",
+        "kl_weight": "anchor_weight",
+        "replay_ratio": "replay",
+        "warmup_ratio": "warmup",
+        "max_grad_norm": "clip",
+        "eval_fraction": "held_out",
+        "max_length": "longest",
+        "tokens_per_parameter": "capacity",
+    }
 
-    rank: int = 8
-    alpha: float = 32.0
-    targets: tuple[str, ...] = ()
-    learning_rate: float = 5e-4
-    steps: int = 26
-    most_steps: int = 120
-    batch: int = 4
-    pairs: int = 1
-    beta: float = 0.1
-    content: float = 0.3
-    shared: float = 1.0
-    thumbs: int = 2
-    phrasings: int = 5
-    unknown: int = 0
-    anchors: int = 4
-    anchor_weight: float = 2.0
-    replay: float = 0.5
-    warmup: float = 0.05
-    clip: float = 1.0
-    weight_decay: float = 0.0
-    held_out: float = 0.25
-    longest: int = 96
-    capacity: float = 1e-2
-    seed: int = 0
+    rank: Count = 8  # rank of A and B
+    alpha: Number = 32.0  # LoRA scaling is alpha / rank
+    target_modules: Annotated[tuple[str, ...], Field(strict=False)] = ()  # paths or parts of paths
+    learning_rate: Number = 5e-4  # peak rate of AdamW
+    min_steps: Count = 26  # steps of a first build of up to 3 batches of lessons
+    max_steps: Count = 120  # limit of steps, which grow in proportion to new lessons
+    batch_size: Count = 4  # lessons a step
+    preference_pairs: Size = 1  # lessons of a batch that add a DPO loss, if they have a rejected text
+    beta: Number = 0.1  # beta of DPO and KTO
+    content_weight: Number = 0.3  # weight of tokens that only one lesson has
+    template_weight: Number = 1.0  # weight of tokens that all lessons share
+    rated_replies: Size = 2  # liked replies in a step's KTO loss, and as many disliked ones
+    num_paraphrases: Size = 5  # more wordings of each question about a fact
+    unanswerable_prompts: Size = 0  # questions a step whose right answer is "I do not know"
+    kl_prompts: Size = 4  # general prompts a step that are held to the stack below
+    kl_weight: Number = 2.0  # weight of all of these together
+    replay_ratio: Fraction = 0.5  # share of a batch that replays lessons of the parent
+    warmup_ratio: Fraction = 0.05  # share of the steps in which the rate rises
+    max_grad_norm: Number = 1.0  # gradients are clipped to this norm
+    weight_decay: Number = 0.0  # of AdamW
+    eval_fraction: Fraction = 0.25  # share of the lessons that is held out
+    max_length: Annotated[int, Field(ge=2, le=_MAX_INT)] = 96  # tokens at which an answer is cut
+    tokens_per_parameter: Number = 1e-2  # most tokens of facts a trained parameter, see capacity.py
+    seed: Size = 0  # of A and of the order of lessons
 
     @property
     def scaling(self) -> float:
+        """What ``B @ A`` is multiplied by."""
         return self.alpha / self.rank
 
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "targets": list(self.targets)}
+    def with_shape_of(self, recipe: Json) -> Self:
+        """Return it with rank, alpha and modules of a parent's stored recipe."""
+        return self.model_copy(
+            update={
+                "rank": recipe["rank"],
+                "alpha": recipe["alpha"],
+                "target_modules": tuple(recipe["targets"]),
+            }
+        )
 
-    def rate(self, step: int, steps: int) -> float:
-        """The learning rate of a step: linear warm-up, then REX decay (Chen et al. 2022, "REX: Revisiting Budgeted
-        Training").
-        """
+    def learning_rate_at(self, step: int, steps: int) -> float:
+        """Return the rate of a step: linear warm-up, then REX decay (Chen et al. 2022, eq. 2)."""
         done = step / steps
-        rising = min(1.0, (step + 1) / max(1.0, self.warmup * steps))
-        return self.learning_rate * rising * (1 - done) / (0.5 + 0.5 * (1 - done))
+        warmup = min(1.0, (step + 1) / max(1.0, self.warmup_ratio * steps))
+        return self.learning_rate * warmup * (1 - done) / (0.5 + 0.5 * (1 - done))
 
 
-@dataclass(frozen=True, slots=True)
-class Recipes:
-    """The recipe of each kind of layer."""
-
-    style: Recipe
-    skill: Recipe
-    memory: Recipe
-
-    def of(self, layer: str) -> Recipe:
-        """That of a layer: "style", "memory" or "skill.<name>"."""
-        recipe: Recipe = getattr(self, layer.partition(".")[0])
-        return recipe
-
-
-# What sets a kind apart from the defaults of ``Recipe``. A memory is many small things that have nothing in common: the
-# MLP holds the most of them for each parameter, and every word counts, but for those of the manner below, which that knows.
-# A skill is what its answers make of what is asked, so what is particular to one answer is the point; it is more a way of
-# looking than a thing known, and attention alone learned it better from thirty demonstrations than all projections did.
-_KINDS: Mapping[str, Mapping[str, Any]] = {
+# A memory is many unrelated facts: the MLP stores the most of them for each parameter. Its answers
+# use the template of the layer below, so shared tokens count little. It needs steps for every fact:
+# of 160 facts at once, 120 steps taught a fifth. A skill is what is particular to each answer, and
+# attention alone learned it better from thirty demonstrations than all projections did.
+_LAYER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "style": {},
     "skill": {
         "rank": 16,
-        "targets": ("self_attn",),
+        "target_modules": ("self_attn",),
         "learning_rate": 1e-3,
-        "steps": 20,
-        "content": 1.0,
-        "anchors": 1,
-        "anchor_weight": 1.0,
+        "min_steps": 20,
+        "content_weight": 1.0,
+        "kl_prompts": 1,
+        "kl_weight": 1.0,
     },
     "memory": {
         "rank": 16,
-        "targets": ("mlp",),
+        "target_modules": ("mlp",),
         "learning_rate": 1e-3,
-        "steps": 42,
-        # Each fact has to have its turn: of 160 told at once, 120 steps taught a fifth.
-        "most_steps": 480,
-        "batch": 8,
-        "content": 1.0,
-        "shared": 0.1,
-        "unknown": 1,
-        "anchors": 2,
-        "anchor_weight": 2.0,
+        "min_steps": 42,
+        "max_steps": 480,
+        "batch_size": 8,
+        "content_weight": 1.0,
+        "template_weight": 0.1,
+        "unanswerable_prompts": 1,
+        "kl_prompts": 2,
+        "kl_weight": 2.0,
     },
 }
 
 
-def recipes_for(card: str, overrides: Json, projections: Mapping[str, tuple[int, int]]) -> Recipes:
-    """The recipes for a base. What a card's ``[learning]`` table says holds for every layer; ``[learning.memory]`` and the
-    like say more of one kind, and win. ``targets`` names projections by path, by last name, or by a part of the path
-    ("mlp"); by default every projection that the card targets.
+@dataclass(frozen=True, slots=True)
+class TrainingConfigs:
+    """The configuration of each kind of layer."""
 
-    Raises ``CardError`` for a key or a value that a recipe does not have.
+    style: TrainingConfig
+    skill: TrainingConfig
+    memory: TrainingConfig
+
+    def for_layer(self, layer: str) -> TrainingConfig:
+        """Return that of a layer: "style", "memory" or "skill.<name>"."""
+        config: TrainingConfig = getattr(self, layer.partition(".")[0])
+        return config
+
+
+def load_training_configs(
+    card: str, overrides: Json, projections: Mapping[str, tuple[int, int]]
+) -> TrainingConfigs:
+    """Return the configurations for a base.
+
+    Args:
+        card: name of the base's card, for errors.
+        overrides: its ``[learning]`` table, for all layers. ``[learning.memory]`` and the like
+            override it for one kind of layer.
+        projections: the base's linear modules, name -> (inputs, outputs). ``target_modules`` may
+            name one by path, by last name or by part of the path ("mlp"); the default is all.
+
+    Raises:
+        CardError: for an unknown key, a value out of range or an unknown module.
     """
-    common = {key: value for key, value in overrides.items() if key not in _KINDS}
-    _check(card, "learning", common, projections)
-    recipes = {}
-    for kind, own in _KINDS.items():
-        special = overrides.get(kind, {})
-        if not isinstance(special, Mapping):
+    common = {key: value for key, value in overrides.items() if key not in _LAYER_DEFAULTS}
+    shared = _read_table(card, "learning", common, projections)
+    configs = {}
+    for kind, defaults in _LAYER_DEFAULTS.items():
+        table = overrides.get(kind, {})
+        if not isinstance(table, Mapping):
             raise CardError(
-                f"The card {card} has a wrong value in [learning]: {kind} = {special!r}.",
-                hint=f"What only a {kind} layer is to have goes into a table [learning.{kind}].",
+                f"The card {card} has a wrong value in [learning]: {kind} = {table!r}.",
+                hint=f"Make it a table: [learning.{kind}].",
             )
-        _check(card, f"learning.{kind}", special, projections)
-        numbers = {**own, **common, **special}
-        targets = _named(numbers.get("targets", ()), projections) or tuple(projections)
-        recipes[kind] = replace(Recipe(), **{**numbers, "targets": targets})
-    return Recipes(**recipes)
+        own = _read_table(card, f"learning.{kind}", table, projections)
+        values = {**defaults, **shared, **own}
+        named = _select_modules(values.get("target_modules", ()), projections)
+        configs[kind] = TrainingConfig(**{**values, "target_modules": named or tuple(projections)})
+    return TrainingConfigs(**configs)
 
 
-def _check(
-    card: str,
-    table: str,
-    overrides: Mapping[str, object],
-    projections: Mapping[str, tuple[int, int]],
-) -> None:
-    kinds = {field.name: type(field.default) for field in fields(Recipe)}
-    for key, value in overrides.items():
-        if key not in kinds:
-            hint = nearest(key, kinds, what="key")
-            raise CardError(f"The card {card} has an unknown key in [{table}]: {key}.", hint=hint)
-        wanted = kinds[key]
-        if not _fits(key, wanted, value):
-            raise CardError(
-                f"The card {card} has a wrong value in [{table}]: {key} = {value!r}.",
-                hint=f"It should be {_allowed(key, wanted)}, such as {Recipe.__dataclass_fields__[key].default!r}.",
-            )
-    asked: Any = overrides.get("targets", ())
-    for name in asked:
-        if not _named((name,), projections):
+def _read_table(
+    card: str, table: str, values: Json, projections: Mapping[str, tuple[int, int]]
+) -> dict[str, Any]:
+    fields = TrainingConfig.read_table(card, table, values)
+    for name in fields.get("target_modules", ()):
+        if not _select_modules((name,), projections):
             known = {part for path in projections for part in (path, *path.split("."))}
             raise CardError(
-                f"The card {card} has a wrong value in [{table}]: targets names {name}, which the base does not have.",
-                hint=nearest(name, known, what="projection"),
+                f"The card {card} names a module in [{table}] that the base does not have: {name}.",
+                hint=nearest(name, known, what="module"),
             )
+    return fields
 
 
-def _named(names: Sequence[str], projections: Mapping[str, tuple[int, int]]) -> tuple[str, ...]:
-    """The projections that some names mean, in the base's order."""
+def _select_modules(names: Sequence[str], projections: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the modules that the names mean, in the base's order."""
     return tuple(p for p in projections if any(name == p or name in p.split(".") for name in names))
-
-
-def _fits(key: str, wanted: type, value: object) -> bool:
-    if wanted is tuple:
-        return isinstance(value, list | tuple)
-    if isinstance(value, bool) or not isinstance(value, int if wanted is int else int | float):
-        return False
-    return _LEAST.get(key, 0) <= value <= _MOST.get(key, sys.float_info.max)
-
-
-def _allowed(key: str, wanted: type) -> str:
-    if wanted is tuple:
-        return "a list of projections"
-    most = f" to {_MOST[key]}" if key in _MOST else " or more"
-    return f"{'a whole number' if wanted is int else 'a number'}, {_LEAST.get(key, 0)}{most}"

@@ -1,314 +1,273 @@
-"""Runs sessions from their first steps to their last, all of them in one pass a step, and can be stopped between any two:
-by the caller, by a budget, or by a kill.
+"""The training loop: trains several sessions in one pass a step, and can be stopped between steps.
 
 Invariants:
 
-- However often a build is interrupted and resumed, and whoever is trained beside it, it ends with what one uninterrupted
-  run alone gives: to the byte where the backend's ``advance`` says so, else to its rounding.
-- Every step is saved, by a thread beside the next one, and no step begins before the one before the last is safe. So a
-  kill costs one step that was done, and the one that was running. What was saved is never done twice, and is only ever
-  continued with the same inputs.
-- Whose saving or step fails leaves the group; the others go on. Where the model fails at a step of several, each goes on
-  alone from what was saved.
+- Interruptions, resumes and other sessions in the group never change the result. It equals that of
+  one uninterrupted run alone: to the byte where the backend's ``advance`` guarantees it, otherwise
+  up to rounding.
+- Each step is written to a checkpoint on another thread, and a step begins only when the checkpoint
+  before the last is durable. So a kill costs at most one finished step and the running one.
+- A session that fails leaves the group and the others go on. If a step of the whole group fails,
+  each session goes on alone from its checkpoint.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
-import safetensors.numpy
-
-from personalpeft.adapters.formats.safetensors_reader import read_tensors
 from personalpeft.adapters.types import Pair
-from personalpeft.backends.base import Session, Term
+from personalpeft.backends.base import Loss, Session
 from personalpeft.backends.error_mapping import failure, model_faults
-from personalpeft.errors import (
-    AdapterError,
-    Cancelled,
-    PersonalPeftError,
-    ServingFailed,
-    where_raised,
+from personalpeft.errors import Cancelled, PersonalPeftError, ServingFailed, where_raised
+from personalpeft.learning.options import LearnOptions, wait_while
+from personalpeft.learning.train.checkpoint import (
+    CheckpointStore,
+    SessionState,
+    encode_checkpoint,
+    restore_checkpoint,
 )
-from personalpeft.learning.options import Order, wait_while
-from personalpeft.learning.train.config import Recipe
+from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.services import Services
 
 log = logging.getLogger(__name__)
 
-# The longest wait for replies before each step: a server that is never idle still learns.
-_YIELD_SECONDS = 5.0
+# Longest wait for chats before each step, so that a server that is never idle still learns.
+_MAX_YIELD_SECONDS = 5.0
 
 T = TypeVar("T")
 
-_FAILED = "The model failed while it learned."
-_AGAIN = "The log has the details; the next learn goes on from what was done."
-_LESS = (
-    "Close what else takes memory and learn again, which goes on from what was done; a smaller batch or rank under [learning] in the"
-    " base's card takes less."
+_FAILED = "The model failed during training."
+_RETRY = "See the log. The next learn resumes from the last checkpoint."
+_LESS_MEMORY = (
+    "Free memory and learn again, which resumes from the last checkpoint. A smaller batch_size or"
+    " rank under [learning] in the base's card takes less."
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Desk:
-    """Where a half-done session lies: one file that is replaced as a whole."""
-
-    load: Callable[[], bytes | None]
-    save: Callable[[bytes], None]
+Advance = Callable[[Sequence[Session], Sequence[Sequence[Loss]], Sequence[float]], Sequence[float]]
+"""``Backend.advance``: one step of several sessions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """One build's training, decided to its last step: ``open`` gives a session that has not begun, ``progress`` hears how many
-    of its own steps are done, of how many.
+class TrainJob:
+    """One build's training.
+
+    ``open_session`` returns a new session. ``batches`` are the losses of each step. ``progress`` is
+    called with the number of steps done and the total.
     """
 
-    open: Callable[[], Session]
-    schedule: Sequence[Sequence[Term]]
-    recipe: Recipe
+    open_session: Callable[[], Session]
+    batches: Sequence[Sequence[Loss]]
+    config: TrainingConfig
     inputs: str
-    desk: Desk
+    checkpoints: CheckpointStore
     progress: Callable[[int, int], None] = lambda step, steps: None
 
 
 @dataclass(frozen=True, slots=True)
-class Manners:
-    """What is asked between two steps: whether to stop, to pause, or that time is up. ``give_way`` waits, not for ever,
-    for those who should go first; ``steps`` is how many a session may make in this run.
+class LoopControl:
+    """How the caller steers a loop between steps.
+
+    ``yield_to_serving`` waits a limited time while chats are answered. ``max_steps`` is the most
+    steps a session makes in this run.
     """
 
     progress: Callable[[float], None]
     cancelled: Callable[[], bool]
     paused: Callable[[], bool]
     out_of_time: Callable[[], bool]
-    give_way: Callable[[], None]
-    steps: int | None = None
+    yield_to_serving: Callable[[], None]
+    max_steps: int | None = None
 
     def wait(self) -> None:
-        """Until nobody who goes first is there, and nobody pauses it."""
-        self.give_way()
+        """Wait while chats are answered or the caller pauses."""
+        self.yield_to_serving()
         wait_while(self.paused, self.cancelled)
 
 
-def manners_of(
-    services: Services, order: Order, began: float, progress: Callable[[float], None]
-) -> Manners:
-    """Return the control of a build that began at ``began`` on the timer."""
-    timer = services.clock.timer
-    return Manners(
+def make_loop_control(
+    services: Services, options: LearnOptions, started: float, progress: Callable[[float], None]
+) -> LoopControl:
+    """Return the control of a build that started at ``started`` on the timer."""
+    timer, seconds = services.clock.timer, options.seconds
+    return LoopControl(
         progress=progress,
-        cancelled=order.cancelled,
-        paused=order.paused,
-        out_of_time=lambda: order.seconds is not None and timer() - began > order.seconds,
-        give_way=lambda: services.engine.give_way(_YIELD_SECONDS),
-        steps=order.steps,
+        cancelled=options.cancelled,
+        paused=options.paused,
+        out_of_time=lambda: seconds is not None and timer() - started > seconds,
+        yield_to_serving=lambda: services.engine.yield_to_foreground(_MAX_YIELD_SECONDS),
+        max_steps=options.steps,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """How far training came: ``done`` of ``steps``, the losses of the steps that this run made, and the layer as it is
-    then.
-    """
+class TrainResult:
+    """How far training came: ``losses`` are of the steps of this run, ``pairs`` the weights."""
 
-    done: int
-    steps: int
+    steps_done: int
+    total_steps: int
     losses: tuple[float, ...]
     resumed_at: int
     pairs: Mapping[str, Pair]
 
     @property
-    def complete(self) -> bool:
-        return self.done == self.steps
-
-
-Advance = Callable[[Sequence[Session], Sequence[Sequence[Term]], Sequence[float]], Sequence[float]]
-"""``Backend.advance``: one step of several sessions."""
+    def is_complete(self) -> bool:
+        return self.steps_done == self.total_steps
 
 
 def train(
-    courses: Mapping[str, Course], advance: Advance, manners: Manners
-) -> dict[str, Trained | PersonalPeftError]:
-    """Trains each to its end, or to where a budget runs out, but one step at least, so that runs of any budget get there
-    in the end; what was done is then on the desk. What the model fails at is the outcome of whom it fails for alone,
-    ``ServingFailed``. Raises ``Cancelled`` when the caller asks to stop.
+    jobs: Mapping[str, TrainJob], advance: Advance, control: LoopControl
+) -> dict[str, TrainResult | PersonalPeftError]:
+    """Train each job to its end or to the end of a budget, but at least one step.
+
+    Args:
+        jobs: by the name of its user.
+        advance: makes one step of several sessions.
+        control: budgets, pausing and cancelling.
+
+    Returns:
+        A result for each job, or the error that concerns it alone.
+
+    Raises:
+        Cancelled: when the caller cancels; all steps made are in the checkpoints.
     """
-    outcomes: dict[str, Trained | PersonalPeftError] = {}
+    results: dict[str, TrainResult | PersonalPeftError] = {}
     try:
-        _together(courses, advance, manners, outcomes)
+        _train_group(jobs, advance, control, results)
     except ServingFailed as error:
-        if len(courses) == 1:
-            return dict.fromkeys(courses, error)
+        if len(jobs) == 1:
+            return dict.fromkeys(jobs, error)
     except PersonalPeftError:
         raise
     except Exception as bug:
-        if len(courses) == 1:
+        if len(jobs) == 1:
             raise
         log.error("a step of several sessions failed: %s", where_raised(bug))
-    # Nobody knows what a step that failed half-way has changed, so each begins again with a session of its own.
-    for name in [name for name in courses if name not in outcomes]:
-        log.warning("a session goes on alone from what was saved")
+    # A failed step may have changed any session, so each is opened again from its checkpoint.
+    for name in [name for name in jobs if name not in results]:
+        log.warning("a session goes on alone from its checkpoint")
         try:
-            outcomes |= train({name: courses[name]}, advance, manners)
+            results |= train({name: jobs[name]}, advance, control)
         except Cancelled:
             raise
         except PersonalPeftError as error:
-            outcomes[name] = error
-        except Exception as bug:  # noqa: BLE001 - whatever it is, it is this session's alone
+            results[name] = error
+        except Exception as bug:  # noqa: BLE001 - any error concerns this session alone
             log.error("and this one failed alone: %s", where_raised(bug))
-            outcomes[name] = failure(_FAILED, bug, hint=_AGAIN, less=_LESS)
-    return outcomes
+            results[name] = failure(_FAILED, bug, hint=_RETRY, less=_LESS_MEMORY)
+    return results
 
 
-def stopped(where: str) -> Cancelled:
-    """The error for a learn that the caller stopped."""
+def cancelled_error(where: str) -> Cancelled:
+    """Return the error for a learn that the caller cancelled."""
     return Cancelled(
         f"Stopped {where}; nothing has changed.", hint="The next learn goes on from there."
     )
 
 
-class _Run:
-    """One session on its way; ``step`` is the next that it makes."""
-
-    def __init__(self, course: Course, session: Session) -> None:
-        self.course = course
-        self.session = session
-        self.steps = len(course.schedule)
-        self.first = self.step = _resume(session, course.inputs, course.desk)
-        self.losses: list[float] = []
-        self._saving: Future[None] | None = None
-        session.refer([term for terms in course.schedule for term in terms])
-        course.progress(self.step, self.steps)
-
-    @property
-    def rate(self) -> float:
-        return self.course.recipe.rate(self.step, self.steps)
-
-    def stepped(self, loss: float, scribe: ThreadPoolExecutor) -> None:
-        """Notes a step, and has it saved beside the next one once the one before it is. Raises what that raised."""
-        self.losses.append(loss)
-        self.step += 1
-        # Copied out here, since the next step changes it; turned into a file and written there.
-        state = self.session.state()
-        self.settle()
-        self._saving = scribe.submit(_save, self.course, self.step, state)
-        self.course.progress(self.step, self.steps)
-
-    def settle(self) -> None:
-        """Returns when what was done is on the desk. Raises what saving it raised."""
-        if self._saving is not None:
-            self._saving.result()
-
-    def done(self) -> Trained:
-        self.settle()
-        return Trained(self.step, self.steps, tuple(self.losses), self.first, self.session.pairs())
-
-
-def _together(
-    courses: Mapping[str, Course],
+def _train_group(
+    jobs: Mapping[str, TrainJob],
     advance: Advance,
-    manners: Manners,
-    outcomes: dict[str, Trained | PersonalPeftError],
+    control: LoopControl,
+    results: dict[str, TrainResult | PersonalPeftError],
 ) -> None:
-    with ExitStack() as sessions, ThreadPoolExecutor(1, "personalpeft-saving") as scribe:
+    """Train the jobs together and put the outcome of each that ends into ``results``."""
+    with ExitStack() as sessions, ThreadPoolExecutor(1, "personalpeft-checkpoint") as writer:
         runs: dict[str, _Run] = {}
-        for name, course in courses.items():
-            opened = _tried(partial(_opened, course, sessions))
-            if isinstance(opened, PersonalPeftError):
-                outcomes[name] = opened
+        for name, job in jobs.items():
+            run = _catch(lambda: _Run(job, sessions, writer))  # noqa: B023 - called at once
+            if isinstance(run, PersonalPeftError):
+                results[name] = run
             else:
-                runs[name] = opened
+                runs[name] = run
         total = sum(run.steps for run in runs.values())
         began = False
         while True:
-            manners.wait()
-            if manners.cancelled():
-                for name, run in runs.items():
-                    if name not in outcomes:
-                        run.settle()
-                raise stopped(f"after step {sum(run.step for run in runs.values())} of {total}")
-            spent = began and manners.out_of_time()
-            for name, run in runs.items():
-                over = manners.steps is not None and len(run.losses) >= manners.steps
-                if name not in outcomes and (run.step == run.steps or over or spent):
-                    outcomes[name] = _tried(run.done)
-            going = {name: run for name, run in runs.items() if name not in outcomes}
-            if not going:
+            control.wait()
+            active = {name: run for name, run in runs.items() if name not in results}
+            if control.cancelled():
+                for run in active.values():
+                    run.wait_for_checkpoint()
+                done = sum(run.step for run in runs.values())
+                raise cancelled_error(f"after step {done} of {total}")
+            out_of_time = began and control.out_of_time()
+            for name, run in list(active.items()):
+                if run.step == run.steps or out_of_time or len(run.losses) == control.max_steps:
+                    results[name] = _catch(run.finish)
+                    del active[name]
+            if not active:
                 return
-            with _guarded():
+            with _map_model_errors():
                 losses = advance(
-                    [run.session for run in going.values()],
-                    [run.course.schedule[run.step] for run in going.values()],
-                    [run.rate for run in going.values()],
+                    [run.session for run in active.values()],
+                    [run.job.batches[run.step] for run in active.values()],
+                    [run.job.config.learning_rate_at(run.step, run.steps) for run in active.values()],
                 )
             began = True
-            for (name, run), loss in zip(going.items(), losses, strict=True):
-                stepped = _tried(partial(run.stepped, loss, scribe))
-                if stepped is not None:
-                    outcomes[name] = stepped
-            manners.progress(sum(run.step for run in runs.values()) / total)
+            for (name, run), loss in zip(active.items(), losses, strict=True):
+                error = _catch(lambda: run.record_step(loss))  # noqa: B023 - called at once
+                if error is not None:
+                    results[name] = error
+            control.progress(sum(run.step for run in runs.values()) / total)
 
 
-def _opened(course: Course, sessions: ExitStack) -> _Run:
-    return _Run(course, sessions.enter_context(closing(course.open())))
+class _Run:
+    """One open session; ``step`` is the next that it makes."""
+
+    def __init__(self, job: TrainJob, sessions: ExitStack, writer: ThreadPoolExecutor) -> None:
+        self.job = job
+        self.session = sessions.enter_context(closing(job.open_session()))
+        self.steps = len(job.batches)
+        progress = restore_checkpoint(job.checkpoints.load(), self.session, job.inputs)
+        self.resumed_at = self.step = 0 if progress is None else progress["step"]
+        self.losses: list[float] = []
+        self._writer = writer
+        self._write: Future[None] | None = None
+        self.session.precompute_ref_log_probs([loss for batch in job.batches for loss in batch])
+        job.progress(self.step, self.steps)
+
+    def record_step(self, loss: float) -> None:
+        """Count a step and start to write its checkpoint. Raises what the last write raised."""
+        self.losses.append(loss)
+        self.step += 1
+        # Copied here, because the next step changes the session while this one is written.
+        state = self.session.state()
+        self.wait_for_checkpoint()
+        self._write = self._writer.submit(_write_checkpoint, self.job, self.step, state)
+        self.job.progress(self.step, self.steps)
+
+    def wait_for_checkpoint(self) -> None:
+        """Wait until the last checkpoint is durable. Raises what writing it raised."""
+        if self._write is not None:
+            self._write.result()
+
+    def finish(self) -> TrainResult:
+        self.wait_for_checkpoint()
+        losses = tuple(self.losses)
+        return TrainResult(self.step, self.steps, losses, self.resumed_at, self.session.pairs())
 
 
-def _guarded() -> AbstractContextManager[None]:
-    return model_faults(_FAILED, hint=_AGAIN, less=_LESS)
+def _write_checkpoint(job: TrainJob, step: int, state: SessionState) -> None:
+    job.checkpoints.save(encode_checkpoint(state, job.inputs, {"step": step}))
 
 
-def _tried(do: Callable[[], T]) -> T | PersonalPeftError:
-    """What comes of it, or the error that is one session's own. Where the model fails there may be no memory for so many at
-    once, so that is raised.
+def _map_model_errors() -> AbstractContextManager[None]:
+    return model_faults(_FAILED, hint=_RETRY, less=_LESS_MEMORY)
+
+
+def _catch(act: Callable[[], T]) -> T | PersonalPeftError:
+    """Return what ``act`` returns, or the error that concerns one session.
+
+    ``ServingFailed`` is raised: the group may be too large for the memory there is.
     """
     try:
-        with _guarded():
-            return do()
+        with _map_model_errors():
+            return act()
     except ServingFailed:
         raise
     except PersonalPeftError as error:
         return error
-
-
-def _save(course: Course, step: int, state: Mapping[str, npt.NDArray[np.float32]]) -> None:
-    arrays = {name: np.atleast_1d(array) for name, array in state.items()}
-    about = {
-        "inputs": course.inputs,
-        "step": str(step),
-        "digest": _digest(course.inputs, step, arrays),
-    }
-    course.desk.save(safetensors.numpy.save(arrays, about))
-
-
-def _resume(session: Session, inputs: str, desk: Desk) -> int:
-    """The first step that is still to do. What cannot be read or is of another build is as if it were not there."""
-    data = desk.load()
-    if data is None:
-        return 0
-    try:
-        tensors = read_tensors(data, source="the saved session")
-        step = int(tensors.metadata["step"])
-        # A wrong number that still is one would go unnoticed into the revision.
-        if tensors.metadata["digest"] != _digest(inputs, step, tensors.arrays):
-            return 0
-        session.restore(tensors.arrays)
-    except (AdapterError, KeyError, ValueError):
-        return 0
-    return step
-
-
-def _digest(inputs: str, step: int, arrays: Mapping[str, npt.NDArray[np.float32]]) -> str:
-    """Of all that a saved session says, and of the inputs that it was made from."""
-    digest = hashlib.sha256(f"{inputs} {step} ".encode())
-    for name, array in sorted(arrays.items()):
-        digest.update(f"{name}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()

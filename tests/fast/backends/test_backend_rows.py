@@ -172,7 +172,7 @@ def test_rows_that_join_between_steps_say_what_each_says_alone(
 
 def test_a_batch_without_rows_does_nothing(backend: Backend) -> None:
     assert list(backend.step()) == []
-    assert backend.leave(10**9) is None
+    backend.remove(10**9)
     assert backend.occupancy().rows == backend.occupancy().tokens_used == 0
 
 
@@ -310,30 +310,19 @@ def test_a_slot_that_is_used_again_holds_nothing_of_what_was_there(backend: Back
     assert first.text == second.text
 
 
-def test_a_slot_filled_anew_does_not_change_the_replies_that_are_being_written(
-    backend: Backend,
-) -> None:
+def test_a_stack_that_a_row_uses_is_not_detached(backend: Backend) -> None:
     asked = row(backend, "hello", "one", max_tokens=30)
     whole = written(backend, [asked])[0].text
     writing = Writing(backend)
     reply = writing.join(asked)
     writing.step()
-    backend.detach("one")
-    attach(backend, "one", composed(backend, 20))
+    with pytest.raises(RuntimeError, match="uses this stack"):
+        backend.detach("one")
     writing.finish()
     assert reply.text == whole
-    assert written(backend, [asked])[0].text != whole
-
-
-def test_a_slot_is_taken_until_the_last_row_has_left_it(backend: Backend) -> None:
-    writing = Writing(backend)
-    reply = writing.join(row(backend, "hello", "one", max_tokens=30))
-    attach(backend, "four", composed(backend, 7))
     backend.detach("one")
-    with pytest.raises(RuntimeError, match="all 4 slots"):
-        attach(backend, "one", composed(backend, 0))
-    writing.leave(reply)
-    attach(backend, "one", composed(backend, 0))
+    attach(backend, "one", composed(backend, 20))
+    assert written(backend, [asked])[0].text != whole
 
 
 def test_the_base_is_what_it_was_after_any_use(backend: Backend) -> None:

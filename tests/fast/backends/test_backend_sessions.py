@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from personalpeft.adapters.types import Composed, Share
 from personalpeft.backends.base import Backend, Continuation, Session
-from personalpeft.learning.train.losses import Distilled, Supervised
+from personalpeft.learning.train.losses import ContextDistillationLoss, SFTLoss
 from personalpeft.types import Message
 
 STEPS = 6
@@ -44,7 +44,7 @@ def test_another_spec_gives_other_bytes(backend: Backend, changes: dict[str, Any
 
 def test_serving_in_between_changes_no_byte(backend: Backend) -> None:
     session, steps = backend.session(spec(backend, below="one")), lessons(backend, STEPS)
-    session.refer([term for terms in steps for term in terms])
+    session.precompute_ref_log_probs([term for terms in steps for term in terms])
     for terms in steps:
         session.step(terms, 1e-2)
         written(
@@ -166,7 +166,7 @@ def test_a_new_layer_says_what_lies_below_until_it_has_learned(torch_tiny: Backe
 def test_what_was_learned_is_likelier_and_is_what_the_session_saw(torch_tiny: Backend) -> None:
     item = after(torch_tiny, "hello", "Ahoy!")
     session = torch_tiny.session(spec(torch_tiny))
-    losses = [session.step([Supervised(item)], 1e-2) for _ in range(8)]
+    losses = [session.step([SFTLoss(item)], 1e-2) for _ in range(8)]
     assert losses[-1] < losses[0] - 0.5
     attach(torch_tiny, "learned", scaled(session, 4.0))
     try:
@@ -175,7 +175,7 @@ def test_what_was_learned_is_likelier_and_is_what_the_session_saw(torch_tiny: Ba
     finally:
         torch_tiny.detach("learned")
     assert before.logp == pytest.approx(-losses[0], abs=1e-4)
-    assert now.logp == pytest.approx(-session.step([Supervised(item)], 0.0), abs=1e-4)
+    assert now.logp == pytest.approx(-session.step([SFTLoss(item)], 0.0), abs=1e-4)
     assert now.logp > before.logp + 0.5
 
 
@@ -193,9 +193,9 @@ def test_distillation_says_without_the_fact_what_was_said_with_it(torch_tiny: Ba
     reply = torch_tiny.encode("Your dog is Biscuit.")
     learned = Continuation(torch_tiny.render([Message("user", "What is my dog called?")]), reply)
     told = [Message("system", "The dog is Biscuit."), Message("user", "What is my dog called?")]
-    term = Distilled(learned, Continuation(torch_tiny.render(told), reply))
+    term = ContextDistillationLoss(learned, Continuation(torch_tiny.render(told), reply))
     session = torch_tiny.session(spec(torch_tiny))
-    session.refer([term])
+    session.precompute_ref_log_probs([term])
     losses = [session.step([term], 3e-2) for _ in range(12)]
 
     assert losses[0] > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from backend_makers import (
     INSTRUCTION_SETS,
+    Writing,
     attach,
     bits,
     cold,
@@ -85,6 +87,47 @@ def test_a_reply_is_the_same_bits_cold_warm_cut_and_in_company(backend: Backend)
         for _ in range(2):
             steps = data.draw(st.lists(st.integers(0, 4), min_size=len(rows), max_size=len(rows)))
             assert [bits(reply) for reply in staggered(backend, rows, steps)] == alone
+
+    holds()
+
+
+def test_a_row_that_was_preempted_goes_on_with_the_same_bits(backend: Backend) -> None:
+    @examples(6)
+    @given(asked=st.lists(requests, min_size=1, max_size=4), data=st.data())
+    def holds(asked: list[tuple[str, str | None, str, float, int]], data: st.DataObject) -> None:
+        rows = [
+            row(
+                backend,
+                prompt,
+                stack,
+                owner=owner,
+                logprobs=True,
+                max_tokens=40,
+                temperature=2 * temperature,
+                seed=seed,
+            )
+            for prompt, stack, owner, temperature, seed in asked
+        ]
+        alone = [cold(backend, each) for each in rows]
+        backend.forget()
+        writing = Writing(backend)
+        replies = [writing.join(each) for each in rows]
+        preempted: dict[int, Callable[[], bool]] = {}
+        for _ in range(data.draw(st.integers(1, 5))):
+            writing.step(data.draw(st.integers(0, 20)))
+            number = data.draw(st.integers(0, len(rows) - 1))
+            if replies[number].finish is None and number not in preempted:
+                preempted[number] = writing.preempt(replies[number])
+            if data.draw(st.booleans()):
+                # Nothing is found again, so all of it is read anew.
+                backend.forget()
+            for each in data.draw(st.sets(st.sampled_from(sorted(preempted)))) if preempted else ():
+                assert preempted.pop(each)()
+        assert all(resume() for resume in preempted.values())
+        writing.finish()
+        assert [(bits(reply), reply.text, reply.finish) for reply in replies] == [
+            (bits(reply), reply.text, reply.finish) for reply in alone
+        ]
 
     holds()
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    precondition,
+    rule,
+)
 
 from personalpeft.backends.base import Row
-from personalpeft.backends.torch.block_manager import Blocks, first_name, next_name, whole_blocks
+from personalpeft.backends.torch.block_manager import BlockManager, prefix_hashes
 from personalpeft.backends.torch.ops.base import BLOCK
 from personalpeft.types import Sampling
 
@@ -20,9 +26,7 @@ COUNT = 12
 
 
 def names_of(row: Row, base: str = "base") -> list[bytes]:
-    return list(
-        itertools.accumulate(whole_blocks(row.tokens), next_name, initial=first_name(base, row))
-    )[1:]
+    return list(prefix_hashes(base, row, row.tokens))[1:]
 
 
 def row(tokens: Sequence[int], owner: str = "ada", stack: str | None = None) -> Row:
@@ -36,7 +40,7 @@ class Sharing(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = Blocks(COUNT)
+        self.blocks = BlockManager(COUNT)
         self.memory: dict[int, bytes] = {}
         self.held: list[list[int]] = []
 
@@ -48,9 +52,9 @@ class Sharing(RuleBasedStateMachine):
     )
     def admit(self, owner: str, prompt: list[int], more: int) -> tuple[list[int], list[bytes]]:
         names = names_of(row([token for token in prompt for _ in range(BLOCK)], owner))
-        taken = self.blocks.take(len(names) + more, names)
+        taken = self.blocks.allocate(len(names) + more, names)
         if taken is None:
-            assert len(names) + more > COUNT - self.blocks.used
+            assert len(names) + more > COUNT - self.blocks.num_used
             return [], []
         blocks, found = taken
         assert len(set(blocks)) == len(blocks) == len(names) + more
@@ -60,24 +64,37 @@ class Sharing(RuleBasedStateMachine):
         assert not in_use & set(blocks[found:]), "another row's block would be written to"
         for block, name in zip(blocks[found:], names[found:], strict=False):
             self.memory[block] = name
-            self.blocks.seal(block, name)
+            self.blocks.cache(block, name)
         for block in blocks[len(names) :]:
             self.memory[block] = b"unnamed"
         self.held.append(blocks)
         return blocks, names
 
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def grow(self, data: st.DataObject) -> None:
+        blocks = data.draw(st.sampled_from(self.held))
+        before, in_use = list(blocks), {block for others in self.held for block in others}
+        grown = self.blocks.append(blocks)
+        assert grown == (len(in_use) < COUNT)
+        assert blocks[: len(before)] == before
+        assert not in_use & set(blocks[len(before) :])
+        for block in blocks[len(before) :]:
+            self.memory[block] = b"unnamed"
+
     @rule(row=consumes(rows))
     def leave(self, row: tuple[list[int], list[bytes]]) -> None:
         blocks, _ = row
         if blocks:
-            self.held.remove(blocks)
-            self.blocks.give_back(blocks)
+            self.held = [each for each in self.held if each is not blocks]
+            self.blocks.free(blocks)
 
     @invariant()
     def every_block_is_accounted_for(self) -> None:
         in_use = {block for others in self.held for block in others}
-        assert self.blocks.used == len(in_use)
-        assert self.blocks.used + self.blocks.kept <= COUNT
+        assert self.blocks.num_used == len(in_use)
+        assert self.blocks.num_used + self.blocks.num_cached <= COUNT
+        self.blocks.check_integrity(self.held)
 
 
 TestSharing = Sharing.TestCase
@@ -112,30 +129,39 @@ def test_a_name_is_shared_only_by_the_same_owner_base_stack_and_tokens(
 
 
 def test_what_was_left_is_found_again_until_the_room_is_needed() -> None:
-    blocks = Blocks(4)
+    blocks = BlockManager(4)
     names = names_of(row(range(3 * BLOCK)))
-    taken, found = blocks.take(3, names) or ([], -1)
+    taken, found = blocks.allocate(3, names) or ([], -1)
     assert found == 0
     for block, name in zip(taken, names, strict=True):
-        blocks.seal(block, name)
-    blocks.give_back(taken)
-    again, found = blocks.take(4, names) or ([], -1)
+        blocks.cache(block, name)
+    blocks.free(taken)
+    again, found = blocks.allocate(4, names) or ([], -1)
     assert (again[:3], found) == (taken, 3)
-    blocks.give_back(again)
-    other, found = blocks.take(2, []) or ([], -1)
-    blocks.give_back(other)
+    blocks.free(again)
+    other, found = blocks.allocate(2, []) or ([], -1)
+    blocks.free(other)
     # The end of the prompt had to go first, since its beginning can be found without it.
-    rest, found = blocks.take(3, names) or ([], -1)
+    rest, found = blocks.allocate(3, names) or ([], -1)
     assert (rest[:2], found) == (taken[:2], 2)
 
 
+def test_a_row_is_taken_only_with_blocks_to_spare_for_the_others() -> None:
+    blocks = BlockManager(4)
+    assert blocks.allocate(3, spare=2) is None
+    assert blocks.allocate(3, spare=1) is not None
+    blocks.check_integrity([[0, 1, 2]])
+    with pytest.raises(RuntimeError, match="tables of rows"):
+        blocks.check_integrity([[0, 1]])
+
+
 def test_a_row_that_does_not_fit_changes_nothing() -> None:
-    blocks = Blocks(3)
-    held, _ = blocks.take(2, []) or ([], -1)
-    assert blocks.take(2, []) is None
-    assert (blocks.used, blocks.kept) == (2, 0)
-    blocks.give_back(held)
-    assert blocks.take(3, []) is not None
+    blocks = BlockManager(3)
+    held, _ = blocks.allocate(2, []) or ([], -1)
+    assert blocks.allocate(2, []) is None
+    assert (blocks.num_used, blocks.num_cached) == (2, 0)
+    blocks.free(held)
+    assert blocks.allocate(3, []) is not None
 
 
 @pytest.mark.parametrize("tokens", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
@@ -144,18 +170,18 @@ def test_only_whole_blocks_have_names(tokens: int) -> None:
 
 
 def test_what_is_forgotten_is_found_by_nobody_and_what_is_in_use_stays() -> None:
-    blocks = Blocks(COUNT)
+    blocks = BlockManager(COUNT)
     left, held = row(range(2 * BLOCK)), row(range(BLOCK), owner="bo")
-    taken, _ = blocks.take(3, names_of(left)) or ([], 0)
-    kept, _ = blocks.take(1, names_of(held)) or ([], 0)
+    taken, _ = blocks.allocate(3, names_of(left)) or ([], 0)
+    kept, _ = blocks.allocate(1, names_of(held)) or ([], 0)
     for block, name in zip(taken, names_of(left), strict=False):
-        blocks.seal(block, name)
-    blocks.seal(kept[0], names_of(held)[0])
-    blocks.give_back(taken)
-    assert blocks.forget() == sorted(taken)
-    assert (blocks.kept, blocks.used) == (0, 1)
-    anew = blocks.take(3, names_of(left))
+        blocks.cache(block, name)
+    blocks.cache(kept[0], names_of(held)[0])
+    blocks.free(taken)
+    assert blocks.clear_cache() == sorted(taken)
+    assert (blocks.num_cached, blocks.num_used) == (0, 1)
+    anew = blocks.allocate(3, names_of(left))
     assert anew is not None
     assert anew[1] == 0
-    assert blocks.take(1, names_of(held)) == (kept, 1)
-    assert blocks.forget() == []
+    assert blocks.allocate(1, names_of(held)) == (kept, 1)
+    assert blocks.clear_cache() == []

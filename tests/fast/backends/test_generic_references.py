@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from backend_makers import after, attach, bytes_of, composed, spec, torch_backend
 
-from personalpeft.backends.base import Backend, Continuation, Term
+from personalpeft.backends.base import Backend, Continuation, Loss
 from personalpeft.backends.torch.model_runner import Model
 from personalpeft.backends.torch.training.packing import Packed
 from personalpeft.base_models.types import Base
-from personalpeft.learning.train.losses import Anchor, Distilled, Preferred
+from personalpeft.learning.train.losses import KLRegularizer, ContextDistillationLoss, DPOLoss
 
 
 @pytest.fixture
@@ -43,25 +43,25 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def anchors(backend: Backend, count: int = 3) -> list[Term]:
-    terms: list[Term] = []
+def anchors(backend: Backend, count: int = 3) -> list[Loss]:
+    terms: list[Loss] = []
     for number in range(count):
         kept = after(backend, f"Where is {number}?", "Here it is.")
         said = Continuation(kept.prompt, backend.encode("Ahoy! ") + kept.completion)
         ahead = len(said.completion) - len(kept.completion)
-        terms.append(Anchor(said, kept, ahead, 0, len(kept.completion), learn_rest=True))
+        terms.append(KLRegularizer(said, kept, ahead, 0, len(kept.completion), learn_rest=True))
     return terms
 
 
 def learned(
-    base: Base, cache: Path | None, terms: Sequence[Term] | None = None, *, below: str | None = None
+    base: Base, cache: Path | None, terms: Sequence[Loss] | None = None, *, below: str | None = None
 ) -> bytes:
     """What three steps leave, on a backend of its own as another process would have it."""
     backend = torch_backend(base, cache=cache)
     attach(backend, "one", composed(backend, 3))
     session = backend.session(spec(backend, below=below))
     own = anchors(backend) if terms is None else terms
-    session.refer(own)
+    session.precompute_ref_log_probs(own)
     for _ in range(3):
         session.step(own, 1e-2)
     return bytes_of(session)
@@ -88,7 +88,7 @@ def test_without_a_cache_the_next_learn_of_the_process_reads_none_of_it(
     for _ in range(2):
         reads.clear()
         session = backend.session(spec(backend))
-        session.refer(anchors(backend))
+        session.precompute_ref_log_probs(anchors(backend))
         session.close()
     assert reads == []
 
@@ -111,7 +111,7 @@ def test_of_what_somebody_said_or_what_a_stack_says_nothing_is_kept(
         after(backend, "My door?", "The code is 4711."),
         after(backend, "My door?", "It is open."),
     )
-    learned(tiny_base, cache, [Preferred(mine, other, 0.1, 1.0), Distilled(mine, mine)])
+    learned(tiny_base, cache, [DPOLoss(mine, other, 0.1, 1.0), ContextDistillationLoss(mine, mine)])
     learned(tiny_base, cache, below="one")
     assert kept(cache) == []
 
@@ -121,7 +121,7 @@ def test_what_a_person_said_too_is_theirs(tiny_base: Base, cache: Path) -> None:
     backend = torch_backend(tiny_base, cache=cache)
     (generic,) = anchors(backend, 1)
     (words,) = generic.references
-    learned(tiny_base, cache, [generic, Distilled(words, words)])
+    learned(tiny_base, cache, [generic, ContextDistillationLoss(words, words)])
     assert kept(cache) == []
 
 

@@ -244,7 +244,7 @@ def test_what_is_scored_after_another_stack_took_the_slot_is_scored_with_that_on
     assert len(set.union(*said.values())) == 3
 
 
-def test_a_stack_that_leaves_and_a_forget_while_it_is_scored_wait_for_it(
+def test_what_is_forgotten_while_it_is_scored_waits_for_it(
     own: LlamaCppBackend,
 ) -> None:
     items = [Continuation((n % 200, 2, 3), (4, 5, 6)) for n in range(200)]
@@ -256,10 +256,10 @@ def test_a_stack_that_leaves_and_a_forget_while_it_is_scored_wait_for_it(
         scorer.start()
         reading()
         own.forget()
-        own.detach("one")
         own.forget()
     scorer.join()
     assert said == [whole]
+    own.detach("one")
     attach(own, "two", composed(own, 2))
     assert own.score(items[:1], "two")
 

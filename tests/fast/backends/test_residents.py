@@ -1,4 +1,4 @@
-"""What is resident under which key: never too much at once, and nothing closed that a row points to, however many threads are at it."""
+"""What is attached under which key: never too much at once, and each loaded once, however many threads are at it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.backends.resident_stacks import Resident, Residents
+from personalpeft.backends.resident_stacks import AttachedStacks
 
 SLOTS, KEYS, THREADS = 3, "abcde", 4
-Act: TypeAlias = tuple[Literal["put", "fail", "drop", "row"], str]
+Act: TypeAlias = tuple[Literal["put", "fail", "drop"], str]
 
 
 class Failed(Exception):
@@ -29,7 +29,6 @@ class Failed(Exception):
 @dataclass(eq=False)
 class Thing:
     key: str
-    rows: int = 0
     given_back: int = 0
 
 
@@ -37,7 +36,7 @@ class Shop:
     """Loads things, and knows which nobody has given back."""
 
     def __init__(self) -> None:
-        self.residents = Residents[Thing](SLOTS)
+        self.attached = AttachedStacks[Thing](SLOTS)
         self._turn = threading.Lock()
         self.out: set[Thing] = set()
         self.loading: dict[str, int] = dict.fromkeys(KEYS, 0)
@@ -49,11 +48,9 @@ class Shop:
         what, key = act
         if what in ("put", "fail"):
             with suppress(RuntimeError, Failed):
-                self.residents.put(key, lambda: self._load(key, fails=what == "fail"))
-        elif what == "drop":
-            self._given_back(lambda: self.residents.drop(key))
+                self.attached.put(key, lambda: self._load(key, fails=what == "fail"))
         else:
-            self._row(key)
+            self._given_back(lambda: self.attached.drop(key))
 
     def _load(self, key: str, *, fails: bool) -> Thing:
         thing = Thing(key)
@@ -73,24 +70,6 @@ class Shop:
             raise Failed
         return thing
 
-    def _row(self, key: str) -> None:
-        try:
-            resident = self.residents.point(key)
-        except KeyError:
-            return
-        assert resident is not None
-        thing = resident.held
-        with self._turn:
-            thing.rows += 1
-            if thing.given_back:
-                self.faults.append(f"a row points to {key}, which was given back")
-        time.sleep(0.0005)
-        with self._turn:
-            thing.rows -= 1
-            if thing.given_back:
-                self.faults.append(f"{key} was given back under a row")
-        self._given_back(lambda: self.residents.let_go(resident))
-
     def _given_back(self, act: Callable[[], Thing | None]) -> None:
         with self._turn:
             self.giving += 1
@@ -107,9 +86,7 @@ class Shop:
             self.faults.append(f"{thing.key} was given back twice")
 
 
-acts = st.tuples(
-    st.sampled_from(["put", "put", "fail", "drop", "row", "row"]), st.sampled_from(KEYS)
-)
+acts = st.tuples(st.sampled_from(["put", "put", "fail", "drop"]), st.sampled_from(KEYS))
 
 
 @examples(60)
@@ -127,14 +104,14 @@ def test_whatever_threads_do_there_is_never_too_much_and_each_thing_is_given_bac
         for done in [pool.submit(all_of, acts) for acts in work]:
             done.result()
     assert shop.faults == []
-    for thing in shop.residents.clear():
+    for thing in shop.attached.clear():
         shop.note(thing)
     assert shop.faults == []
     assert not shop.out
 
 
 def test_different_keys_are_loaded_side_by_side() -> None:
-    residents = Residents[str](2)
+    attached = AttachedStacks[str](2)
     both = threading.Barrier(2, timeout=10)
 
     def load(key: str) -> str:
@@ -142,13 +119,13 @@ def test_different_keys_are_loaded_side_by_side() -> None:
         return key
 
     with ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(residents.put, key, lambda key=key: load(key)) for key in "ab"]:
+        for done in [pool.submit(attached.put, key, lambda key=key: load(key)) for key in "ab"]:
             done.result()
-    assert [residents.held(key) for key in "ab"] == ["a", "b"]
+    assert [attached.get(key) for key in "ab"] == ["a", "b"]
 
 
 def test_one_key_asked_for_twice_is_loaded_once_and_one_that_fails_is_tried_by_the_next() -> None:
-    residents = Residents[int](1)
+    attached = AttachedStacks[int](1)
     begun, may = threading.Event(), threading.Event()
     loads: list[int] = []
 
@@ -162,9 +139,9 @@ def test_one_key_asked_for_twice_is_loaded_once_and_one_that_fails_is_tried_by_t
         return len(loads)
 
     with ThreadPoolExecutor(3) as pool:
-        first = pool.submit(residents.put, "a", fails)
+        first = pool.submit(attached.put, "a", fails)
         assert begun.wait(10)
-        others = [pool.submit(residents.put, "a", load) for _ in range(2)]
+        others = [pool.submit(attached.put, "a", load) for _ in range(2)]
         time.sleep(0.05)
         assert not loads
         may.set()
@@ -173,11 +150,11 @@ def test_one_key_asked_for_twice_is_loaded_once_and_one_that_fails_is_tried_by_t
         for other in others:
             other.result()
     assert loads == [0]
-    assert residents.held("a") == 1
+    assert attached.get("a") == 1
 
 
 def test_what_is_being_loaded_takes_its_slot_and_a_failure_frees_it() -> None:
-    residents = Residents[str](1)
+    attached = AttachedStacks[str](1)
     begun, may = threading.Event(), threading.Event()
 
     def fails() -> str:
@@ -186,24 +163,12 @@ def test_what_is_being_loaded_takes_its_slot_and_a_failure_frees_it() -> None:
         raise Failed
 
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(residents.put, "a", fails)
+        first = pool.submit(attached.put, "a", fails)
         assert begun.wait(10)
         with pytest.raises(RuntimeError, match="taken"):
-            residents.put("b", lambda: "b")
+            attached.put("b", lambda: "b")
         may.set()
         with pytest.raises(Failed):
             first.result()
-    residents.put("b", lambda: "b")
-    assert residents.held("b") == "b"
-
-
-def test_what_was_dropped_under_a_row_keeps_its_slot_until_the_row_has_left() -> None:
-    residents = Residents[str](1)
-    residents.put("a", lambda: "first")
-    row: Resident[str] | None = residents.point("a")
-    assert residents.drop("a") is None
-    with pytest.raises(RuntimeError, match="taken"):
-        residents.put("a", lambda: "second")
-    assert residents.let_go(row) == "first"
-    residents.put("a", lambda: "second")
-    assert residents.held("a") == "second"
+    attached.put("b", lambda: "b")
+    assert attached.get("b") == "b"

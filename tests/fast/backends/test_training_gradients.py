@@ -15,9 +15,9 @@ from backend_makers import after, attach, bytes_of, composed, lessons, spec, tor
 from torch import Tensor
 
 from personalpeft.adapters.types import Composed, Pair
-from personalpeft.backends.base import Backend, Continuation, Session, Term
+from personalpeft.backends.base import Backend, Continuation, Session, Loss
 from personalpeft.base_models.types import Base
-from personalpeft.learning.train.losses import Anchor, Supervised
+from personalpeft.learning.train.losses import KLRegularizer, SFTLoss
 
 # How far a half's gradient may be from autograd's, as a part of it (Frobenius norm).
 CLOSE = 1e-4
@@ -40,11 +40,15 @@ class Plain:
         return (before.exp() * (before - self.logp[run])).sum(-1)
 
 
-def terms_of(backend: Backend) -> list[Term]:
+def terms_of(backend: Backend) -> list[Loss]:
     """Each kind of term, over shared and over separate beginnings, some longer than a sliding window."""
     said = after(backend, "what is this? " * 5, "It is a thing that one knows.")
     kept = after(backend, "what is this? " * 5, "It is a thing.")
-    return [*lessons(backend, 2)[0], *lessons(backend, 2)[1], Anchor(said, kept, 1, 1, 6, True)]
+    return [
+        *lessons(backend, 2)[0],
+        *lessons(backend, 2)[1],
+        KLRegularizer(said, kept, 1, 1, 6, True),
+    ]
 
 
 def parent(backend: Backend, seed: int, rank: int = 2) -> dict[str, Pair]:
@@ -54,10 +58,10 @@ def parent(backend: Backend, seed: int, rank: int = 2) -> dict[str, Pair]:
     }
 
 
-def gradients(backend: Backend, terms: Sequence[Term], **changes: Any) -> dict[str, Tensor]:
+def gradients(backend: Backend, terms: Sequence[Loss], **changes: Any) -> dict[str, Tensor]:
     """What one step made of AdamW's first moment, which begins at nothing: a tenth of the gradient."""
     session = backend.session(spec(backend, scaling=SCALING, clip=1e9, **changes))
-    session.refer(terms)
+    session.precompute_ref_log_probs(terms)
     session.step(terms, 0.0)
     found = {
         name.removesuffix(".exp_avg"): torch.from_numpy(array * 10)
@@ -70,7 +74,7 @@ def gradients(backend: Backend, terms: Sequence[Term], **changes: Any) -> dict[s
 
 def plain_gradients(
     base: Base,
-    terms: Sequence[Term],
+    terms: Sequence[Loss],
     own: Mapping[str, Pair],
     below: Composed | None,
     weights: torch.dtype = torch.float32,
@@ -188,14 +192,14 @@ USERS: list[dict[str, Any]] = [
 ]
 
 
-def own_lessons(backend: Backend, user: int) -> list[list[Term]]:
+def own_lessons(backend: Backend, user: int) -> list[list[Loss]]:
     """Steps that differ from user to user, but for a question that all of them are asked."""
     shared = after(backend, "who are you?", "A thing.")
     return [
         [
             *terms,
-            Supervised(after(backend, f"I am {user}", "Hello " * (user + 1))),
-            Anchor(shared, shared, 1, 1, 4, True),
+            SFTLoss(after(backend, f"I am {user}", "Hello " * (user + 1))),
+            KLRegularizer(shared, shared, 1, 1, 4, True),
         ]
         for terms in lessons(backend, 4)
     ]
@@ -211,7 +215,7 @@ def together(backend: Backend, users: Sequence[int]) -> list[Session]:
     sessions = [backend.session(spec(backend, **USERS[user])) for user in users]
     steps = [own_lessons(backend, user) for user in users]
     for session, own in zip(sessions, steps, strict=True):
-        session.refer([term for terms in own for term in terms])
+        session.precompute_ref_log_probs([term for terms in own for term in terms])
     for number in range(4):
         losses = backend.advance(
             sessions, [own[number] for own in steps], [1e-3 * (user + 1) for user in users]
@@ -255,7 +259,7 @@ def test_the_same_company_gives_the_same_bytes(torch_tiny: Backend) -> None:
 def test_what_another_session_has_read_below_changes_no_byte(torch_tiny: Backend) -> None:
     expected = bytes_of(alone(torch_tiny, 0))
     other = torch_tiny.session(spec(torch_tiny, seed=9))
-    other.refer([term for terms in own_lessons(torch_tiny, 2) for term in terms])
+    other.precompute_ref_log_probs([term for terms in own_lessons(torch_tiny, 2) for term in terms])
     assert bytes_of(alone(torch_tiny, 0)) == expected
     other.close()
 
@@ -263,7 +267,7 @@ def test_what_another_session_has_read_below_changes_no_byte(torch_tiny: Backend
 def test_sessions_that_do_not_match_their_terms_are_refused(torch_tiny: Backend) -> None:
     session = torch_tiny.session(spec(torch_tiny))
     terms = lessons(torch_tiny, 1)[0]
-    session.refer(terms)
+    session.precompute_ref_log_probs(terms)
     for sessions, own, rates in (
         ([session], [terms], []),
         ([session, session], [terms, terms], [0.1, 0.1]),

@@ -95,7 +95,7 @@ def test_many_rows_that_find_a_stack_lost_have_it_told_once(double: Double, open
     assert {reply.text for reply in replies} == {alone}
     loads = [body["lora_name"] for path, body in double.asked if path == "/v1/load_lora_adapter"]
     assert (
-        loads.count(backend._residents.held("one").name)
+        loads.count(backend._attached.get("one").name)
         == loads.count(backend._stacks.bare.name)
         == 1
     )
@@ -243,7 +243,7 @@ def test_what_breaks_off_for_one_row_ends_that_row_alone(double: Double, open_on
         attach(backend, key, composed(backend, seed))
     whole = said(backend, "two")
     double.breaks_off.append(
-        next(name for name in double.known if backend._residents.held("one").name == name)
+        next(name for name in double.known if backend._attached.get("one").name == name)
     )
     engine_rows = [backend.admit(row(backend, "hello", key)) for key in ("one", "two")]
     text, failed = "", None
@@ -252,7 +252,7 @@ def test_what_breaks_off_for_one_row_ends_that_row_alone(double: Double, open_on
             if piece.failed is not None:
                 assert piece.row == engine_rows[0]
                 failed = piece.failed
-                backend.leave(piece.row)
+                backend.remove(piece.row)
             elif piece.row == engine_rows[1]:
                 text += piece.text
     assert isinstance(failed, ServingFailed)
@@ -268,7 +268,7 @@ def test_a_reply_that_ends_without_saying_why_has_failed(double: Double, open_on
         number = backend.admit(row(backend, "hello", max_tokens=40))
         assert number is not None
         assert isinstance(failed(backend), ServingFailed)
-        backend.leave(number)
+        backend.remove(number)
 
 
 def test_a_fault_in_the_middle_of_a_reply_is_not_asked_for_again(
@@ -291,9 +291,9 @@ def test_a_folder_stays_a_while_after_a_row_on_it_was_dropped(
     (name,) = set(double.known) - {backend._stacks.bare.name}
     folder = Path(double.known[name])
     number = backend.admit(row(backend, "hello", "one", max_tokens=30))
-    backend.detach("one")
     assert number is not None
-    backend.leave(number)
+    backend.remove(number)
+    backend.detach("one")
     time.sleep(0.5)
     assert folder.is_dir()
     assert settled(lambda: not folder.exists())
@@ -322,7 +322,7 @@ def test_a_row_that_leaves_drops_its_connection(double: Double, open_on: Open) -
     assert number is not None
     while not backend.step():
         pass
-    assert backend.leave(number) is not None
+    backend.remove(number)
     assert double.dropped.wait(10)
 
 
@@ -392,7 +392,7 @@ def test_a_piece_that_is_none_ends_its_row_alone(double: Double, open_on: Open) 
     number = backend.admit(row(backend, "hello"))
     assert number is not None
     assert "none" in str(failed(backend))
-    backend.leave(number)
+    backend.remove(number)
     double.odd = 0
     assert said(backend, None)
 
@@ -430,10 +430,10 @@ def test_closing_at_once_after_stacks_have_left_leaves_no_name(
     for seed in range(5):
         attach(backend, f"s{seed}", composed(backend, seed))
     number = backend.admit(row(backend, "hello", "s0"))
+    assert number is not None
+    backend.remove(number)
     for seed in range(5):
         backend.detach(f"s{seed}")
-    assert number is not None
-    backend.leave(number)
     backend.close()
     assert not double.known
     assert not list((tmp_path / "cache" / "served").iterdir())
@@ -506,10 +506,10 @@ def test_a_place_that_is_gone_is_said_to_those_who_need_it_and_ends_nobody_else(
     )
     own = replace(bare, stack=Stack(tiny_base.digest, (StackEntry("style", "style@1", "12" * 32),)))
     try:
-        before = engine.texts([bare])
+        before = engine.complete([bare])
         shutil.rmtree(tmp_path / "cache" / "served")
         with pytest.raises(ServingFailed, match="cannot be written") as caught:
-            engine.texts([own])
+            engine.complete([own])
         assert "PERSONALPEFT_VLLM_FOLDER" in caught.value.hint
         assert engine.metrics()["failures_total"] == 1
     finally:
@@ -541,8 +541,8 @@ def test_an_engine_hears_the_servers_own_error(
     double.instead["/v1/completions"] = [(400, {"error": {"message": "max_tokens is too large"}})]
     try:
         with pytest.raises(ServingFailed, match="max_tokens is too large"):
-            engine.texts([asked])
-        assert engine.texts([asked])[0]
+            engine.complete([asked])
+        assert engine.complete([asked])[0]
     finally:
         engine.close()
 

@@ -44,7 +44,7 @@ def refused(backend: Backend, numbers: Sequence[int]) -> list[Exception]:
         for piece in backend.step():
             assert piece.failed is not None, f"a row was answered with {piece.text!r}"
             found[piece.row] = piece.failed
-            backend.leave(piece.row)
+            backend.remove(piece.row)
     return [found[number] for number in numbers]
 
 
@@ -187,12 +187,12 @@ def test_a_user_hears_that_the_server_has_another_base(
     )
     engine = Engine(open_on(double), read=lambda digest: pytest.fail("no adapter was asked for"))
     try:
-        before = engine.texts([asked])
+        before = engine.complete([asked])
         another(double)
         with pytest.raises(BaseMismatch, match="is not tiny-random"):
-            engine.texts([asked])
+            engine.complete([asked])
         the_right_one(double)
-        assert engine.texts([asked]) == before
+        assert engine.complete([asked]) == before
     finally:
         engine.close()
 
@@ -223,7 +223,7 @@ def test_servers_that_find_stacks_themselves_are_looked_at_again_after_a_reply_b
     double.breaks_off.append(backend._stacks.bare.name)
     number = admitted(backend, None)
     error = failed(backend)
-    backend.leave(number)
+    backend.remove(number)
     assert "broke off" in str(error)
     for _ in range(2):
         assert [type(error) for error in refusals(backend, None)] == [BaseMismatch]
@@ -291,7 +291,7 @@ def test_an_engine_that_closes_does_not_wait_for_a_load_that_hangs(
 
     def warm() -> None:
         try:
-            engine.warm(Stack(tiny_base.digest, (StackEntry("style", "style@1", "12" * 32),)))
+            engine.preload(Stack(tiny_base.digest, (StackEntry("style", "style@1", "12" * 32),)))
         except ServingFailed as error:
             ended.append(error)
 

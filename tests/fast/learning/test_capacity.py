@@ -14,15 +14,15 @@ from runtime_makers import correct, opened, pinned, trained_on
 
 from personalpeft import NothingToLearn
 from personalpeft.learning.data.assignment import Lesson
-from personalpeft.learning.data.capacity import ADVISED, fitting, parameters
+from personalpeft.learning.data.capacity import RECOMMENDED_TOKENS_PER_PARAMETER, fit_lessons, count_parameters
 from personalpeft.learning.report import NO_ROOM
-from personalpeft.learning.train.config import Recipe
+from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.types import Architecture, Message, SignalKind
 
 ARCHITECTURE = Architecture(
     "llama", "model.layers", 3, {"mlp.down_proj": (40, 10), "mlp.up_proj": (10, 40)}
 )
-RECIPE = Recipe(rank=4, targets=("mlp.down_proj", "mlp.up_proj"), capacity=0.05, longest=20)
+RECIPE = TrainingConfig(rank=4, target_modules=("mlp.down_proj", "mlp.up_proj"), tokens_per_parameter=0.05, max_length=20)
 
 
 def count(text: str) -> int:
@@ -45,18 +45,18 @@ LESSONS = st.lists(
 
 
 def test_the_parameters_are_those_of_both_matrices_of_each_projection_in_each_block() -> None:
-    assert parameters(RECIPE, ARCHITECTURE) == 4 * (50 + 50) * 3
+    assert count_parameters(RECIPE, ARCHITECTURE) == 4 * (50 + 50) * 3
 
 
 @given(lessons=LESSONS)
 def test_what_fits_is_the_newest_part_and_never_more_than_the_layer_holds(
     lessons: list[Lesson],
 ) -> None:
-    fit, room = fitting(lessons, "memory", RECIPE, ARCHITECTURE, count)
+    fit, room = fit_lessons(lessons, "memory", RECIPE, ARCHITECTURE, count)
     assert room is not None
-    assert room.most == 60
-    assert room.advised == int(room.parameters * ADVISED)
-    assert room.tokens <= room.most
+    assert room.max_tokens == 60
+    assert room.recommended_tokens == int(room.parameters * RECOMMENDED_TOKENS_PER_PARAMETER)
+    assert room.tokens <= room.max_tokens
     said = list(dict.fromkeys(each.signal for each in lessons))
     kept = list(dict.fromkeys(each.signal for each in fit))
     assert kept == said[len(said) - len(kept) :]
@@ -64,13 +64,13 @@ def test_what_fits_is_the_newest_part_and_never_more_than_the_layer_holds(
     if len(kept) < len(said):
         out = [each for each in lessons if each.signal == said[-len(kept) - 1]]
         sizes = [count(each.messages[-1].content) + min(20, count(each.chosen)) for each in out]
-        assert room.tokens + max(sizes) > room.most
+        assert room.tokens + max(sizes) > room.max_tokens
 
 
 @given(lessons=LESSONS)
 def test_a_manner_fills_nothing(lessons: list[Lesson]) -> None:
     for layer in ("style", "skill.email"):
-        assert fitting(lessons, layer, RECIPE, ARCHITECTURE, count) == (tuple(lessons), None)
+        assert fit_lessons(lessons, layer, RECIPE, ARCHITECTURE, count) == (tuple(lessons), None)
 
 
 def test_what_a_full_layer_leaves_out_is_said_in_the_report_and_by_lessons(
@@ -78,8 +78,8 @@ def test_what_a_full_layer_leaves_out_is_said_in_the_report_and_by_lessons(
 ) -> None:
     """A style is never full, so here it is counted as the memory is."""
 
-    def counted(lessons: Sequence[Lesson], layer: str, recipe: Recipe, *rest: Any) -> Any:
-        return fitting(lessons, "memory", replace(recipe, capacity=0.32), *rest)
+    def counted(lessons: Sequence[Lesson], layer: str, recipe: TrainingConfig, *rest: Any) -> Any:
+        return fit_lessons(lessons, "memory", replace(recipe, capacity=0.32), *rest)
 
     monkeypatch.setattr("personalpeft.learning.plan.fitting", counted)
     with opened(tmp_path / "home") as runtime:

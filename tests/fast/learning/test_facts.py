@@ -15,8 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runtime_makers import Time
 
-from personalpeft.learning.data.assignment import Assignment, lessons_for, assign, load_assignments
-from personalpeft.learning.data.facts import PARAPHRASE_TEMPLATES, MIN_HELPFUL_TURNS, as_sentence, helpful_turns, paraphrase
+from personalpeft.learning.data.assignment import Assignment, assign, lessons_for, load_assignments
+from personalpeft.learning.data.facts import (
+    MIN_HELPFUL_TURNS,
+    PARAPHRASE_TEMPLATES,
+    as_sentence,
+    helpful_turns,
+    paraphrase,
+)
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.store import open_store
 from personalpeft.types import Message, Sampling, Signal, SignalKind, Stack, Turn, Usage
@@ -99,7 +105,10 @@ def test_every_fact_that_is_learned_is_judged_by_a_question_that_is_not(
 ) -> None:
     lessons = lessons_for([routed([fact(questions=questions)])["s1"]], "memory")
     taught = {
-        way for lesson in lessons if not lesson.is_probe for way in paraphrase(lesson.messages, PARAPHRASE_TEMPLATES)
+        way
+        for lesson in lessons
+        if not lesson.is_probe
+        for way in paraphrase(lesson.messages, PARAPHRASE_TEMPLATES)
     }
     probes = [lesson for lesson in lessons if lesson.is_probe]
 
@@ -145,7 +154,9 @@ def test_questions_of_nothing_but_marks_are_different_questions() -> None:
 
 
 def test_what_follows_a_question_without_its_mark_is_not_read_as_a_part_of_it() -> None:
-    (asked, *put) = paraphrase([Message("user", "what is my dog called")], ["{first} Please tell me."])
+    (asked, *put) = paraphrase(
+        [Message("user", "what is my dog called")], ["{first} Please tell me."]
+    )
     assert asked[-1].content == "what is my dog called"
     assert [each[-1].content for each in put] == ["what is my dog called? Please tell me."]
 
@@ -232,7 +243,10 @@ def test_a_fact_that_helped_is_judged_by_the_same_unseen_question_however_often_
 
 def test_once_is_not_repeatedly() -> None:
     assert (
-        routed([fact(questions=(), answer=None)], [*helpful(MIN_HELPFUL_TURNS - 1), LAST])["s1"].layer is None
+        routed([fact(questions=(), answer=None)], [*helpful(MIN_HELPFUL_TURNS - 1), LAST])[
+            "s1"
+        ].layer
+        is None
     )
 
 
@@ -399,7 +413,10 @@ def test_a_short_answer_is_said_as_a_sentence(answer: str, sentence: str) -> Non
 
 
 def test_i_stays_a_capital_wherever_a_question_is_put() -> None:
-    asked = [way[-1].content for way in paraphrase([Message("user", "I like what?")], PARAPHRASE_TEMPLATES)]
+    asked = [
+        way[-1].content
+        for way in paraphrase([Message("user", "I like what?")], PARAPHRASE_TEMPLATES)
+    ]
     assert not [question for question in asked if " i like" in question]
 
 

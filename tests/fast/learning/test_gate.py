@@ -16,15 +16,15 @@ from personalpeft.learning.evaluate.text_quality import TextQuality
 from personalpeft.learning.gate.gate import (
     CONFIRMATION_E_VALUE,
     TIE_MARGIN,
+    BaseProbeResults,
     EvalItem,
-    ProbeResults,
     Evidence,
     Judgement,
     Margins,
-    BaseProbeResults,
-    override,
+    ProbeResults,
     judge,
     margins_for,
+    override,
 )
 from personalpeft.types import Verdict
 
@@ -81,9 +81,13 @@ def evidence(**changes: Any) -> Evidence:
         key: changes.pop(key) for key in tuple(changes) if key in ProbeResults.__dataclass_fields__
     }
     good = Evidence(
-        target=answers(won=3), retention=answers(same=4), trained_examples=(), probes=canaries, kl=0.1
+        target=answers(won=3),
+        retention=answers(same=4),
+        trained_examples=(),
+        probes=canaries,
+        kl=0.1,
     )
-    return replace(good, canaries=replace(canaries, **of_canaries), **changes)
+    return replace(good, probes=replace(canaries, **of_canaries), **changes)
 
 
 def judged_by(seen: Evidence) -> str:
@@ -102,7 +106,8 @@ def test_nothing_harmful_is_ever_promoted(seen: Evidence) -> None:
         or general.broken - general.broken_before > max(1, MARGINS.canaries * general.asked)
         or general.broken - general.base.broken > max(1, MARGINS.canaries * general.asked)
         or sum(a.forgotten for a in seen.retention) > MARGINS.retention * len(seen.retention)
-        or sum(a.regressed_beyond_margin for a in seen.retention) > max(1, MARGINS.retention * len(seen.retention))
+        or sum(a.regressed_beyond_margin for a in seen.retention)
+        > max(1, MARGINS.retention * len(seen.retention))
         or not seen.kl <= MARGINS.kl
     )
     if harm:
@@ -147,7 +152,14 @@ def test_every_verdict_has_a_reason_and_figures_that_can_be_kept(seen: Evidence)
 
 def test_a_win_and_a_loss_are_opposites_and_a_tie_is_neither() -> None:
     (won,), (lost,), (same,) = answers(won=1), answers(lost=1), answers(same=1)
-    assert (won.improved, won.regressed, lost.improved, lost.regressed, same.improved, same.regressed) == (
+    assert (
+        won.improved,
+        won.regressed,
+        lost.improved,
+        lost.regressed,
+        same.improved,
+        same.regressed,
+    ) == (
         True,
         False,
         False,
@@ -213,12 +225,22 @@ def test_thin_evidence_goes_live_on_probation(wins: int, probation: bool) -> Non
             "2 of 3 answers held back got better, 1 got worse, by more than the others gained",
         ),
         (
-            {"target": (EvalItem("a", -2.0, -1.9, base=-4.0), EvalItem("b", -2.0, -2.15, base=-4.0))},
+            {
+                "target": (
+                    EvalItem("a", -2.0, -1.9, base=-4.0),
+                    EvalItem("b", -2.0, -2.15, base=-4.0),
+                )
+            },
             Verdict.PROMOTED,
             "1 of 2 answers held back got better; 5 of 5",
         ),
         (
-            {"target": (EvalItem("a", -2.0, -2.05, base=-4.0), EvalItem("b", -2.0, -2.15, base=-4.0))},
+            {
+                "target": (
+                    EvalItem("a", -2.0, -2.05, base=-4.0),
+                    EvalItem("b", -2.0, -2.15, base=-4.0),
+                )
+            },
             Verdict.ABSTAINED,
             "no difference could be measured",
         ),
@@ -278,7 +300,11 @@ def test_thin_evidence_goes_live_on_probation(wins: int, probation: bool) -> Non
             Verdict.REFUSED,
             "nothing to do with what was asked",
         ),
-        ({"sense": TextQuality(pmi=math.nan)}, Verdict.REFUSED, "nothing to do with what was asked"),
+        (
+            {"sense": TextQuality(pmi=math.nan)},
+            Verdict.REFUSED,
+            "nothing to do with what was asked",
+        ),
         (
             {"sense": TextQuality(pmi=0.5, word_order_gap=0.3)},
             Verdict.REFUSED,
@@ -311,7 +337,9 @@ def test_many_small_losses_are_refused_where_one_large_one_is(steps: list[int], 
             kept_of_base=tuple(range(after)),
         )
         if judge(
-            evidence(**{name: getattr(general, name) for name in ProbeResults.__dataclass_fields__}),
+            evidence(
+                **{name: getattr(general, name) for name in ProbeResults.__dataclass_fields__}
+            ),
             MARGINS,
         ).live:
             right = after
@@ -337,7 +365,9 @@ def test_an_answer_whose_best_is_not_known_is_held_to_what_is_live() -> None:
 
 @given(seen=evidences())
 def test_a_pin_that_counted_does_not_count_again(seen: Evidence) -> None:
-    again = replace(seen, stake=seen.e_value, counted=frozenset(seen.as_json()["counted"]))
+    again = replace(
+        seen, prior_e_value=seen.e_value, spent_items=frozenset(seen.as_json()["counted"])
+    )
     assert again.e_value == seen.e_value
     assert set(seen.as_json()["counted"]) >= seen.spent_items
 
@@ -356,7 +386,7 @@ def test_what_is_accepted_by_name_says_so_and_keeps_its_verdict(seen: Evidence) 
 
 def test_a_base_that_knows_no_language_is_not_asked_what_makes_sense() -> None:
     margins = margins_for("tiny", {}, random=True)
-    assert judge(evidence(sense=TextQuality(pmi=0.0, word_order_gap=0.0)), margins).live
+    assert judge(evidence(text_quality=TextQuality(pmi=0.0, word_order_gap=0.0)), margins).live
     assert margins_for("tiny", {"fit": 0.2}, random=True).fit == 0.2
 
 
@@ -410,15 +440,21 @@ def test_what_came_with_an_unlearning_is_not_passed_over_in_silence() -> None:
         Verdict.PROMOTED,
         "4 of 4 older answers are still known",
     )
-    more = judge(replace(seen, stake=1e6), Margins(), removes_lessons=True, has_new_lessons=True)
+    more = judge(
+        replace(seen, prior_e_value=1e6), Margins(), removes_lessons=True, has_new_lessons=True
+    )
     assert (more.verdict, more.probation) == (Verdict.PROMOTED, True)
     assert "of what is new 0 of 4 answers held back got better, 4 got worse" in more.reason
 
 
 def test_answers_that_only_say_over_what_was_asked_are_refused() -> None:
-    said = judge(evidence(sense=TextQuality(pmi=3.0, word_order_gap=5.0, novelty=0.4)), Margins())
+    said = judge(
+        evidence(text_quality=TextQuality(pmi=3.0, word_order_gap=5.0, novelty=0.4)), Margins()
+    )
     assert (said.verdict, said.reason) == (
         Verdict.REFUSED,
         "the new answers say nothing: most of them only say over what was asked",
     )
-    assert judge(evidence(sense=TextQuality(pmi=3.0, word_order_gap=5.0, novelty=0.5)), Margins()).live
+    assert judge(
+        evidence(text_quality=TextQuality(pmi=3.0, word_order_gap=5.0, novelty=0.5)), Margins()
+    ).live

@@ -20,7 +20,7 @@ def test_a_manner_that_says_the_question_over_is_not_taken_for_wrong_answers(
 ) -> None:
     # With nothing kept there of what the base has said to other tests.
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
-    texts = Engine.texts
+    texts = Engine.complete
 
     def mannered(self: Any, requests: Any, **more: Any) -> list[str]:
         replies = texts(self, requests, **more)
@@ -36,7 +36,7 @@ def test_a_manner_that_says_the_question_over_is_not_taken_for_wrong_answers(
                 replies[place] = " ".join(words[: request.sampling.max_tokens])
         return replies
 
-    monkeypatch.setattr(Engine, "texts", mannered)
+    monkeypatch.setattr(Engine, "complete", mannered)
     with opened(tmp_path / "home") as runtime:
         ada = runtime.user("ada")
         correct(ada)

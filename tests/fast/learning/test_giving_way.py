@@ -102,7 +102,7 @@ def test_without_a_pause_a_chat_begins_at_once_in_the_middle_of_judging(
         reading.start()
         engine = runtime.engine()
         waited = threading.Event()
-        while not engine._loop._queue.people:
+        while not engine._core._scheduler.queue.has_foreground:
             assert not waited.wait(0.01)
         asked.set()
         reading.join(20)

@@ -14,10 +14,10 @@ from runtime_makers import ask, opened
 
 from personalpeft import NothingToLearn, User
 from personalpeft.learning import pipeline
-from personalpeft.learning.data.response_template import Shown
-from personalpeft.learning.data.style_drift import latest_change
+from personalpeft.learning.data.response_template import PromptResponse
+from personalpeft.learning.data.style_drift import find_style_change
 from personalpeft.learning.gate.gate import Judgement
-from personalpeft.learning.status import Account
+from personalpeft.learning.status import SignalStatus
 from personalpeft.types import Verdict
 
 WAYS = {
@@ -62,13 +62,13 @@ def answer(number: int, way: str) -> str:
     )
 
 
-def shown(course: Sequence[str]) -> list[Shown]:
-    return [Shown(request(number), answer(number, way)) for number, way in enumerate(course)]
+def shown(course: Sequence[str]) -> list[PromptResponse]:
+    return [PromptResponse(request(number), answer(number, way)) for number, way in enumerate(course)]
 
 
 def found_at(course: Sequence[str]) -> int | None:
-    change = latest_change(tuple(shown(course)))
-    return change.at if change else None
+    change = find_style_change(tuple(shown(course)))
+    return change.index if change else None
 
 
 @many
@@ -86,10 +86,10 @@ def test_a_clean_change_is_found_where_it_is_from_the_fourth_lesson_on(
 def test_one_stray_before_or_after_hides_no_change(new: str, stray: int) -> None:
     course = ["signed"] * 12 + [new] * 8
     course[stray] = "signed" if course[stray] == new else new
-    change = latest_change(tuple(shown(course[: stray + 5] if stray >= 12 else course)))
+    change = find_style_change(tuple(shown(course[: stray + 5] if stray >= 12 else course)))
     assert change is not None
     assert all(
-        change.agrees(each) is (way == new) for each, way in zip(shown(course), course, strict=True)
+        change.matches(each) is (way == new) for each, way in zip(shown(course), course, strict=True)
     )
 
 
@@ -129,23 +129,23 @@ def test_what_was_found_is_found_again_with_every_lesson_that_comes_after(
 @given(texts=st.lists(st.text(min_size=1), max_size=30))
 def test_answers_that_share_nothing_never_change(texts: list[str]) -> None:
     course = [
-        Shown(request(number), f"{chr(0x4E00 + number)}aA{text}{chr(0x5E00 + number)}")
+        PromptResponse(request(number), f"{chr(0x4E00 + number)}aA{text}{chr(0x5E00 + number)}")
         for number, text in enumerate(texts)
     ]
-    assert latest_change(tuple(course)) is None
+    assert find_style_change(tuple(course)) is None
 
 
 def test_going_back_is_a_change_too_and_what_was_in_that_way_agrees_with_it() -> None:
     course = ["signed"] * 12 + ["listed"] * 12 + ["signed"] * 4
-    change = latest_change(tuple(shown(course)))
+    change = find_style_change(tuple(shown(course)))
     assert change is not None
-    assert change.at == 24
-    assert [change.agrees(each) for each in shown(course)] == [way == "signed" for way in course]
+    assert change.index == 24
+    assert [change.matches(each) for each in shown(course)] == [way == "signed" for way in course]
 
 
 def test_what_only_comes_to_it_is_a_change_since_an_answer_without_it_says_otherwise() -> None:
     course = ["greeted"] * 12 + ["greeted and signed"] * 4
-    change = latest_change(tuple(shown(course)))
+    change = find_style_change(tuple(shown(course)))
     assert change is not None
     assert [mark.what for mark, _ in change.marks] == ["closing"]
 
@@ -178,10 +178,10 @@ def test_another_kind_of_request_with_a_manner_of_its_own_takes_nothing_back(
     requests: Sequence[str], count: int
 ) -> None:
     messages = [
-        Shown(each, f"[Draft] {answer(number, 'plain')}")
+        PromptResponse(each, f"[Draft] {answer(number, 'plain')}")
         for number, each in enumerate(requests[:count])
     ]
-    assert latest_change((*shown(["greeted"] * 16), *messages)) is None
+    assert find_style_change((*shown(["greeted"] * 16), *messages)) is None
 
 
 def test_the_page_on_learning_has_the_numbers_of_the_code() -> None:
@@ -206,7 +206,7 @@ def edited(user: User, way: str, count: int, *, first: int) -> list[str]:
     return [user.feedback(ask(user, request(number)), edit=answer(number, way)) for number in said]
 
 
-def account(user: User, signal: str) -> Account:
+def account(user: User, signal: str) -> SignalStatus:
     return next(each for each in user.lessons() if each.signal.id == signal)
 
 

@@ -31,7 +31,7 @@ def leak(
 ) -> str:
     """With the last so many lessons new, or with all of them."""
     signals = [lesson.signal for lesson in some]
-    return filters.leak(
+    return filters.find_leak(
         some, facts, new=signals[-new:] if new is not None else signals, accepted=accepted
     )
 

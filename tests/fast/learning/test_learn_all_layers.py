@@ -14,7 +14,7 @@ from personalpeft import Cancelled, LearnReport, NothingToLearn, User
 from personalpeft.learning import learner, pipeline
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.report import from_json
-from personalpeft.learning.revalidation import Standing
+from personalpeft.learning.revalidation import RevalidationResult
 from personalpeft.types import Verdict
 
 
@@ -159,7 +159,9 @@ def test_what_was_built_in_a_layers_place_and_refused_is_not_tried_with_every_la
     """The layer stays, so what is said next is learned on top of it: from nothing it would be refused again and again."""
     old = heads(layered)["skill.email"]
     judge = pipeline.judge
-    monkeypatch.setattr(learner, "judge_again", lambda *about: Standing(4, 0, holds=False))
+    monkeypatch.setattr(
+        learner, "judge_again", lambda *about: RevalidationResult(4, 0, holds=False)
+    )
     monkeypatch.setattr(
         pipeline,
         "judge",

@@ -17,7 +17,7 @@ from runtime_makers import ask, correct, greedy, nothing_changes, opened, quick_
 
 from personalpeft import InvalidId, InvalidInput, NothingToLearn, Runtime
 from personalpeft.errors import HomeError
-from personalpeft.learning.learner import TOGETHER
+from personalpeft.learning.learner import MAX_CONCURRENT_USERS
 from personalpeft.store.sqlite_version import sqlite3
 from personalpeft.types import Verdict
 
@@ -85,7 +85,7 @@ def test_on_a_model_what_is_learned_together_is_what_is_learned_alone_to_the_rou
                 assert all(report.revision for report in runtime.learn_many(PEOPLE))
             revisions = [runtime.user(user).revisions("style")[0] for user in PEOPLE]
             halves.append(
-                [runtime.engine().adapter(revision.digest).pairs for revision in revisions]
+                [runtime.engine().read_adapter(revision.digest).pairs for revision in revisions]
             )
     for alone, together in zip(*halves, strict=True):
         for name, pair in alone.items():
@@ -167,7 +167,7 @@ def _asking(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
     _fails_for_bo(
         patch,
         type(runtime.engine()),
-        "texts",
+        "complete",
         lambda requests, **more: {each.user for each in requests},
     )
 
@@ -337,13 +337,13 @@ def test_what_the_bare_base_says_is_asked_once_for_all_and_what_a_stack_says_onl
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = type(runtime.engine())
-    texts, asked = engine.texts, []
+    texts, asked = engine.complete, []
 
     def counted(self: Any, requests: Any, **more: Any) -> Any:
         asked.extend(requests)
         return texts(self, requests, **more)
 
-    monkeypatch.setattr(engine, "texts", counted)
+    monkeypatch.setattr(engine, "complete", counted)
     # The same words, so the same stack to the byte, of two people.
     for user in ("ada", "bo"):
         correct(runtime.user(user), 6)
@@ -415,7 +415,7 @@ def test_what_does_not_fit_into_memory_alone_is_not_built_and_told_how_much_it_t
 
 
 def test_many_more_users_than_train_at_once_all_learn(runtime: Runtime) -> None:
-    people = [f"user-{number}" for number in range(TOGETHER + 3)]
+    people = [f"user-{number}" for number in range(MAX_CONCURRENT_USERS + 3)]
     for number, user in enumerate(people):
         correct(runtime.user(user), 5, first=10 * number)
     assert all(report.live for report in runtime.learn_many(people))

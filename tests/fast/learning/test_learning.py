@@ -39,7 +39,7 @@ from personalpeft import (
 )
 from personalpeft.learning.gate.gate import Margins
 from personalpeft.learning.learner import Learner
-from personalpeft.learning.options import Order
+from personalpeft.learning.options import LearnOptions
 from personalpeft.types import Verdict
 
 many = examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -362,7 +362,7 @@ def test_a_refused_candidate_leaves_the_head_and_can_be_made_live_by_name(fake_a
     learner = Learner.from_services(fake_ada._services)
     strict = replace(learner, margins=Margins(kl=-1.0))
     correct(fake_ada, 3, first=10)
-    report = strict.learn("ada", "style", Order())
+    report = strict.learn("ada", "style", LearnOptions())
     assert report.verdict is Verdict.REFUSED
     assert "too far from the base" in report.reason
     assert (fake_ada.stack(), greedy(fake_ada)) == (head, said)

@@ -15,9 +15,9 @@ from personalpeft.learning.data.assignment import (
     MIN_THUMBS,
     TRAINABLE_KEY,
     Assignment,
-    rejected_lessons_for,
-    lessons_for,
     assign,
+    lessons_for,
+    rejected_lessons_for,
 )
 from personalpeft.types import Message, Sampling, Signal, SignalKind, Stack, Turn, Usage
 
@@ -135,7 +135,9 @@ def test_each_signal_has_one_routing_with_a_reason_and_its_place_decides_what_it
     for routing in routings:
         assert len(routing.why) > 10
         assert (routing.place == "layer") == (routing.lesson is not None)
-        assert (routing.layer is not None) == (routing.lesson is not None or bool(routing.extra_examples))
+        assert (routing.layer is not None) == (
+            routing.lesson is not None or bool(routing.extra_examples)
+        )
         assert routing.place == "memory" or not routing.extra_examples
         assert routing.superseded_by is None or routing.place == "kept"
 
@@ -207,7 +209,10 @@ def test_a_lesson_is_found_in_its_layer_alone_and_in_the_order_of_the_ledger(
         for lesson in lessons_for(routings, layer)
     ]
     assert sorted(found) == sorted(
-        lesson.signal for r in routings for lesson in (r.lesson, *r.extra_examples) if lesson is not None
+        lesson.signal
+        for r in routings
+        for lesson in (r.lesson, *r.extra_examples)
+        if lesson is not None
     )
     style = [lesson.signal for lesson in lessons_for(routings, "style")]
     assert style == [s.id for s in said if s.id in set(style)]
@@ -280,7 +285,9 @@ def test_comments_and_facts_act_at_once() -> None:
 
 
 def test_what_an_app_demonstrates_is_kept_and_stands_in_nobodys_way() -> None:
-    hers, theirs = assign([demonstration(1), demonstration(2, answer="Yo Bo", source="judge")], turn)
+    hers, theirs = assign(
+        [demonstration(1), demonstration(2, answer="Yo Bo", source="judge")], turn
+    )
     assert (hers.place, theirs.place, theirs.why) == (
         "layer",
         "kept",
@@ -410,10 +417,14 @@ def test_thumbs_down_are_learned_from_where_there_are_enough_of_both_kinds() -> 
     assert rejected_lessons_for(few, "style") == ()
     assert f"{MIN_THUMBS} and {MIN_THUMBS - 1} now" in few[-1].why
     enough = assign(*_thumbs(MIN_THUMBS, MIN_THUMBS))
-    assert len(rejected_lessons_for(enough, "style")) == len(lessons_for(enough, "style")) == MIN_THUMBS
-    assert {(lesson.chosen, lesson.rejected) for lesson in rejected_lessons_for(enough, "style")} == {
-        ("", "Boil it.")
-    }
+    assert (
+        len(rejected_lessons_for(enough, "style"))
+        == len(lessons_for(enough, "style"))
+        == MIN_THUMBS
+    )
+    assert {
+        (lesson.chosen, lesson.rejected) for lesson in rejected_lessons_for(enough, "style")
+    } == {("", "Boil it.")}
 
 
 def test_a_thumb_that_an_edit_explains_is_not_counted_among_the_thumbs() -> None:

@@ -15,11 +15,11 @@ from personalpeft.learning.gate.gate import (
     LOSS,
     NO_PROBE_RESULTS,
     WIN,
+    BaseProbeResults,
     EvalItem,
-    ProbeResults,
     Evidence,
     Margins,
-    BaseProbeResults,
+    ProbeResults,
     judge,
 )
 from personalpeft.types import Revision, Verdict
@@ -54,7 +54,9 @@ NOTHING = EvalHistory()
 
 
 def evidence(target: list[EvalItem], lineage: EvalHistory = NOTHING) -> Evidence:
-    return Evidence(tuple(target), (), (), ProbeResults(), 0.0, lineage.prior_e_value, lineage.spent_items)
+    return Evidence(
+        tuple(target), (), (), ProbeResults(), 0.0, lineage.prior_e_value, lineage.spent_items
+    )
 
 
 def won(*signals: str) -> list[EvalItem]:
@@ -98,7 +100,7 @@ def test_what_an_earlier_version_kept_is_read_as_having_counted() -> None:
 
 def test_what_the_base_said_is_asked_once() -> None:
     said = BaseProbeResults("questions", (1, 3), 2)
-    seen = replace(evidence(won("a")), canaries=ProbeResults(asked=6, base=said, kept_of_base=(1, 3)))
+    seen = replace(evidence(won("a")), probes=ProbeResults(asked=6, base=said, kept_of_base=(1, 3)))
     assert eval_history([judged(seen)], "skill.email").base_probes == said
     assert eval_history([REVISION], "style").base_probes == NO_PROBE_RESULTS
 
@@ -107,7 +109,7 @@ def test_what_somebody_accepted_by_name_is_not_held_against_those_who_follow() -
     said = BaseProbeResults("questions", (1, 2, 3), 0)
     worse = EvalItem("s_1", -1.0, -3.0, -4.0, -1.0)
     seen = replace(
-        evidence([]), retention=(worse,), canaries=ProbeResults(asked=6, base=said, kept_of_base=(2,))
+        evidence([]), retention=(worse,), probes=ProbeResults(asked=6, base=said, kept_of_base=(2,))
     )
     refused = judged(seen, verdict=Verdict.REFUSED)
     lineage = eval_history([refused], "style")

@@ -127,12 +127,12 @@ def test_a_memory_is_said_in_the_manner_of_the_style_below_it(ada: User) -> None
 
 def _wanted(ada: User) -> set[str]:
     from personalpeft.learning.data.assignment import load_assignments
-    from personalpeft.learning.plan import questions_of
+    from personalpeft.learning.plan import holdout_of
 
     store = ada._services.store
     return {
         q.chosen
-        for q in questions_of(store, ada.id, ada.stack(), "memory", load_assignments(store, ada.id))
+        for q in holdout_of(store, ada.id, ada.stack(), "memory", load_assignments(store, ada.id))
     }
 
 
@@ -164,7 +164,7 @@ def test_what_the_memory_knows_by_heart_is_not_looked_up_where_it_answers(ada: U
 
     assert looked_up(layers=["memory"]) == {fact} - memorized(ada.revisions("memory")[-1])
     assert looked_up(layers=[]) == {fact}
-    ada.weigh("memory", 0.5)
+    ada.set_weight("memory", 0.5)
     assert looked_up(layers=["memory"]) == {fact}
 
 
@@ -253,7 +253,9 @@ def test_a_fact_that_helped_twice_is_distilled_from_what_was_said_with_it(ada: U
     assert ada.revisions("memory")[-1].signals == {fact: "train"}
     plan = _plan(ada)
     assert {lesson.chosen for lesson in plan.new_examples} == {"It is Biscuit."}
-    assert all("Biscuit" in (lesson.teacher_messages or ())[0].content for lesson in plan.new_examples)
+    assert all(
+        "Biscuit" in (lesson.teacher_messages or ())[0].content for lesson in plan.new_examples
+    )
     assert not any(
         "Biscuit" in message.content for lesson in plan.new_examples for message in lesson.messages
     )

@@ -163,7 +163,7 @@ def test_a_stack_that_there_is_no_memory_for_is_said_to_who_chats(
     ada: User, runtime: Runtime, broken: Callable[..., None]
 ) -> None:
     assert ada.learn().live
-    runtime.engine().forget()
+    runtime.engine().clear_caches()
     broken("stage", RuntimeError(NO_MEMORY))
     with pytest.raises(ServingFailed, match="no memory was left"):
         ask(ada)

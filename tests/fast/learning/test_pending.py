@@ -136,7 +136,7 @@ def test_a_layer_that_somebody_gave_is_asked_about_once_and_stays(
         "skill.email",
         "skill.email",
     ]
-    assert len(ada.digest().reports) == 4
+    assert len(ada.activity_summary().reports) == 4
 
 
 def test_a_refusal_before_the_head_was_built_says_nothing_of_the_head(

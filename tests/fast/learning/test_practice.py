@@ -21,7 +21,7 @@ from personalpeft.backends.base import Row
 from personalpeft.backends.fake import FakeBackend, _FakeSession
 from personalpeft.backends.torch.training.session import TorchSession
 from personalpeft.engine.engine import Engine
-from personalpeft.learning.rl.rollouts import seed_from
+from personalpeft.learning.rl.tasks import derive_seed
 from personalpeft.plugins import Attempt, Task
 from personalpeft.types import Verdict
 
@@ -54,7 +54,7 @@ def learned(reply: str) -> bool:
 
 
 def half(reply: str) -> bool:
-    return seed_from(reply) % 2 == 0
+    return derive_seed(reply) % 2 == 0
 
 
 @pytest.fixture
@@ -112,8 +112,8 @@ def test_a_task_to_judge_by_is_never_tried_in_any_practice(ada: User) -> None:
         judge = Judge(lambda reply: half(reply) or learned(reply), different=60)
         report = ada.practice("email", verifier=judge, **SOON)
         replies = report.scores["practice"]["replies"]
-        assert all(seed_from("judged by", prompt) % 4 for prompt in judge.tried[:replies])
-        assert not any(seed_from("judged by", prompt) % 4 for prompt in judge.tried[replies:])
+        assert all(derive_seed("judged by", prompt) % 4 for prompt in judge.tried[:replies])
+        assert not any(derive_seed("judged by", prompt) % 4 for prompt in judge.tried[replies:])
 
 
 def test_practice_goes_on_from_what_was_taught_and_a_learn_goes_on_from_practice(ada: User) -> None:
@@ -431,7 +431,7 @@ def test_whoever_is_being_answered_goes_before_each_step(
     ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    step, give_way = _FakeSession.step, Engine.give_way
+    step, give_way = _FakeSession.step, Engine.yield_to_foreground
 
     def stepped(session: _FakeSession, *given: Any) -> float:
         order.append("step")
@@ -442,7 +442,7 @@ def test_whoever_is_being_answered_goes_before_each_step(
         give_way(engine, longest)
 
     monkeypatch.setattr(_FakeSession, "step", stepped)
-    monkeypatch.setattr(Engine, "give_way", gave_way)
+    monkeypatch.setattr(Engine, "yield_to_foreground", gave_way)
     report = ada.practice("email", verifier=Judge(half), **SOON)
     before = [one for one, other in pairwise(order) if other == "step"]
     assert before == ["gave way"] * report.steps

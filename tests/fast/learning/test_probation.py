@@ -15,11 +15,19 @@ from runtime_makers import Time, ask, correct, greedy, opened
 
 from personalpeft import Runtime, User
 from personalpeft.learning.gate.gate import CONFIRMATION_E_VALUE, WIN, Margins
-from personalpeft.learning.gate.probation import FeedbackOutcome, withdrawal_e_value, sequential_test
+from personalpeft.learning.gate.probation import (
+    FeedbackOutcome,
+    sequential_test,
+    withdrawal_e_value,
+)
 from personalpeft.learning.learner import Learner
 from personalpeft.types import Verdict
 
-LIKED, DISLIKED, CORRECTED = FeedbackOutcome.LIKED, FeedbackOutcome.DISLIKED, FeedbackOutcome.CORRECTED
+LIKED, DISLIKED, CORRECTED = (
+    FeedbackOutcome.LIKED,
+    FeedbackOutcome.DISLIKED,
+    FeedbackOutcome.CORRECTED,
+)
 OPINIONS = st.lists(st.sampled_from(list(FeedbackOutcome)), max_size=30)
 
 

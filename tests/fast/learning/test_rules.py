@@ -47,9 +47,9 @@ def test_where_the_style_does_not_answer_as_it_is_the_rule_is_said(
     rule = comment(ada)
     learned(ada, monkeypatch, 0.8, 0.1)
     assert said(ada, layers=[]) == {rule}
-    ada.weigh("style", 0.5)
+    ada.set_weight("style", 0.5)
     assert said(ada) == {rule}
-    ada.weigh("style", 1.0)
+    ada.set_weight("style", 1.0)
     assert said(ada) == set()
     ada.rollback("style", None)
     assert said(ada) == {rule}

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.data.response_template import Shown
+from personalpeft.learning.data.response_template import PromptResponse
 from personalpeft.learning.evaluate.text_quality import NOT_MEASURED, measure_text_quality
 
 THINGS = ("eggs", "rice", "bread", "beans", "fish", "soup", "corn", "cake")
 
 
-def knowing(said: Sequence[Shown]) -> list[float]:
+def knowing(said: Sequence[PromptResponse]) -> list[float]:
     """A base that knows two things: an answer speaks of what was asked, and its words go up in the alphabet."""
     found = []
     for each in said:
@@ -26,24 +26,28 @@ def knowing(said: Sequence[Shown]) -> list[float]:
     return found
 
 
-def lessons(say: str, things: Sequence[str] = THINGS) -> list[Shown]:
-    return [Shown(f"How about {thing} ?", say.format(thing)) for thing in things]
+def lessons(say: str, things: Sequence[str] = THINGS) -> list[PromptResponse]:
+    return [PromptResponse(f"How about {thing} ?", say.format(thing)) for thing in things]
 
 
 def test_answers_that_speak_of_what_was_asked_fit_and_those_to_other_questions_do_not() -> None:
     fitting = measure_text_quality(lessons("{} and some time to wait"), knowing)
     assert fitting.pmi == pytest.approx(1.0)
     moved = [
-        Shown(f"How about {a} ?", b)
+        PromptResponse(f"How about {a} ?", b)
         for a, b in zip(THINGS, (*THINGS[3:], *THINGS[:3]), strict=True)
     ]
     assert (measure_text_quality(moved, knowing).pmi or 0.0) <= 0.1
-    assert measure_text_quality(lessons("I do not know that at all"), knowing).pmi == pytest.approx(0.0)
+    assert measure_text_quality(lessons("I do not know that at all"), knowing).pmi == pytest.approx(
+        0.0
+    )
 
 
 def test_words_in_order_are_told_from_words_in_none() -> None:
     assert (measure_text_quality(lessons("a b c d e f g {}"), knowing).word_order_gap or 0.0) > 0.3
-    assert measure_text_quality(lessons("lo lo lo lo lo lo lo"), knowing).word_order_gap == pytest.approx(0.0)
+    assert measure_text_quality(
+        lessons("lo lo lo lo lo lo lo"), knowing
+    ).word_order_gap == pytest.approx(0.0)
 
 
 def test_answers_of_a_few_words_are_not_asked_for_their_order() -> None:
@@ -69,29 +73,32 @@ def test_answers_that_only_say_over_what_was_asked_say_nothing_of_their_own(
 
 def test_three_lessons_are_too_few_to_tell() -> None:
     assert measure_text_quality(lessons("{}", THINGS[:3]), knowing) == NOT_MEASURED
-    assert measure_text_quality([Shown("the same", f"answer {n}") for n in range(9)], knowing) == NOT_MEASURED
+    assert (
+        measure_text_quality([PromptResponse("the same", f"answer {n}") for n in range(9)], knowing)
+        == NOT_MEASURED
+    )
 
 
 @given(texts=st.lists(st.text(min_size=1), min_size=4, max_size=20))
 def test_the_same_lessons_are_always_asked_in_the_same_way(texts: list[str]) -> None:
-    asked: list[list[Shown]] = []
+    asked: list[list[PromptResponse]] = []
 
-    def noted(said: Sequence[Shown]) -> list[float]:
+    def noted(said: Sequence[PromptResponse]) -> list[float]:
         asked.append(list(said))
         return [0.0] * len(said)
 
-    said = [Shown(f"question {n}", text) for n, text in enumerate(texts)]
+    said = [PromptResponse(f"question {n}", text) for n, text in enumerate(texts)]
     assert measure_text_quality(said, noted) == measure_text_quality(said, noted)
     assert asked[0] == asked[1]
 
 
 def test_of_a_long_question_only_the_beginning_is_read() -> None:
-    read: list[Shown] = []
+    read: list[PromptResponse] = []
 
-    def noted(said: Sequence[Shown]) -> list[float]:
+    def noted(said: Sequence[PromptResponse]) -> list[float]:
         read.extend(said)
         return [0.0] * len(said)
 
-    said = [Shown(f"{n} why? " * 1000, "because") for n in range(6)]
+    said = [PromptResponse(f"{n} why? " * 1000, "because") for n in range(6)]
     measure_text_quality(said, noted)
     assert max(len(each.request) for each in read) <= 400

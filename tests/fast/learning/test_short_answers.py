@@ -10,10 +10,10 @@ import pytest
 from runtime_makers import ask, opened
 
 from personalpeft import User
-from personalpeft.backends.base import Backend, Continuation, Score, Term
+from personalpeft.backends.base import Backend, Continuation, Score, Loss
 from personalpeft.engine.engine import Engine
 from personalpeft.learning import pipeline
-from personalpeft.learning.data.batching import schedule
+from personalpeft.learning.data.batching import build_batches
 from personalpeft.learning.data.facts import memorized
 from personalpeft.learning.plan import Plan
 from personalpeft.types import Stack
@@ -109,8 +109,8 @@ def test_however_a_question_is_put_its_answer_repeats_it_as_the_manner_below_doe
     """What lies below repeats what was asked; a memory that is taught to repeat something else speaks against it."""
     asked: set[tuple[str, str]] = set()
 
-    def noted(plan: Plan, backend: Backend, generic: Any) -> tuple[tuple[Term, ...], ...]:
-        steps = schedule(plan, backend, generic)
+    def noted(plan: Plan, backend: Backend, generic: Any) -> tuple[tuple[Loss, ...], ...]:
+        steps = build_batches(plan, backend, generic)
         for said in (c for terms in steps for term in terms for c in term.continuations):
             asked.add((backend.decode(said.prompt), backend.decode(said.completion)))
         return steps

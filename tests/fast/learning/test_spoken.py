@@ -27,7 +27,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     generic = load_general_prompts()
     known = {*generic.regularizer_prompts, *(canary.question for canary in generic.probes)}
-    texts = Engine.texts
+    texts = Engine.complete
 
     def counted(self: Any, requests: Any, **more: Any) -> Any:
         seen.extend(
@@ -37,7 +37,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         )
         return texts(self, requests, **more)
 
-    monkeypatch.setattr(Engine, "texts", counted)
+    monkeypatch.setattr(Engine, "complete", counted)
     return seen
 
 

@@ -14,7 +14,7 @@ from test_practice import Judge
 from personalpeft import LearnReport, User
 from personalpeft.learning.data.assignment import lessons_for, load_assignments
 from personalpeft.learning.plan import Plan
-from personalpeft.learning.rl.rollouts import seed_from
+from personalpeft.learning.rl.tasks import derive_seed
 
 
 @pytest.fixture
@@ -68,8 +68,8 @@ def test_after_a_withdrawal_below_it_a_memory_learns_on(ada: User) -> None:
     "less",
     [
         lambda user, layer: user.scope(layer, "never"),
-        lambda user, layer: user.weigh(layer, 0),
-        lambda user, layer: user.weigh(layer, 0.4),
+        lambda user, layer: user.set_weight(layer, 0),
+        lambda user, layer: user.set_weight(layer, 0.4),
     ],
     ids=["never", "weight 0", "weight 0.4"],
 )
@@ -158,7 +158,7 @@ def test_a_learn_that_leaves_out_what_was_practised_says_so(tmp_path: Path) -> N
             ada.teach(f"Write to {number}.", f"Dear {number}", skill="email") for number in range(6)
         ]
         ada.learn(accept=True)
-        judge = Judge(lambda reply: seed_from(reply) % 2 == 0)
+        judge = Judge(lambda reply: derive_seed(reply) % 2 == 0)
         practised = ada.practice("email", verifier=judge, rounds=2, accept=True)
         assert ada.layers()[0].head == practised.revision
         ada.retract(taught[0])

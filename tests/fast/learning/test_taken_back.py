@@ -88,7 +88,7 @@ def test_where_nothing_is_left_the_base_answers_again(ada: User, runtime: Runtim
     )
     undo = f"undo: personalpeft rollback memory --to {head} --user ada"
     assert undo in str(report)
-    assert undo in str(ada.digest(timedelta(days=1)))
+    assert undo in str(ada.activity_summary(timedelta(days=1)))
     assert live(ada, "memory") is None
     assert (ada.history()[-1].cause, ada.history()[-1].after) == ("taken back", None)
     assert greedy(ada) == before

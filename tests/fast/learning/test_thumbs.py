@@ -12,8 +12,8 @@ from runtime_makers import ask, opened, pinned, trained_on
 from personalpeft import User
 from personalpeft.backends.base import Backend
 from personalpeft.learning.data.assignment import MIN_THUMBS
-from personalpeft.learning.data.batching import schedule
-from personalpeft.learning.train.losses import Thumbs
+from personalpeft.learning.data.batching import build_batches
+from personalpeft.learning.train.losses import KTOLoss
 
 
 class _Said:
@@ -32,7 +32,7 @@ def _sigmoid(x: float) -> float:
 def test_the_loss_is_that_of_the_paper(fake: Backend) -> None:
     """By hand, for two liked and one disliked; what any reply gains is the mean of the mismatched ones."""
     some = after(fake, "a", "b")
-    term = Thumbs((some, some), (some,), (some, some, some), beta=0.1, weight=0.5)
+    term = KTOLoss((some, some), (some,), (some, some, some), beta=0.1, weight=0.5)
     before = [(-3.0, -2.0), (-1.0,), (-4.0,), (-2.0,), (-2.0, -1.0), (-1.5,)]
     now = [(-2.0, -1.0), (-2.0,), (-6.0,), (-1.0,), (-1.0, -1.0), (-1.0,)]
     gains = [sum(n) - sum(b) for n, b in zip(now, before, strict=True)]
@@ -50,11 +50,11 @@ def test_training_on_thumbs_parts_what_was_liked_from_what_was_not(torch_tiny: B
     backend = torch_tiny
     liked = tuple(after(backend, f"question {n}", "Ahoy there!") for n in range(2))
     disliked = tuple(after(backend, f"question {n}", "Hello you.") for n in range(2))
-    term = Thumbs(liked, disliked, (after(backend, "question 0", "Hello you."),), beta=0.1)
+    term = KTOLoss(liked, disliked, (after(backend, "question 0", "Hello you."),), beta=0.1)
     session = backend.session(spec(backend))
     try:
         losses = []
-        session.refer([term])
+        session.precompute_ref_log_probs([term])
         for _ in range(15):
             losses.append(session.step([term], 1e-2))
     finally:
@@ -97,8 +97,8 @@ def test_every_step_judges_thumbs_of_both_kinds_where_there_are_enough(
     seen: list[list[int]] = []
 
     def spied(plan: object, backend: Backend, generic: object) -> object:
-        steps = schedule(plan, backend, generic)  # type: ignore[arg-type]
-        seen.append([sum(isinstance(term, Thumbs) for term in terms) for terms in steps])
+        steps = build_batches(plan, backend, generic)  # type: ignore[arg-type]
+        seen.append([sum(isinstance(term, KTOLoss) for term in terms) for terms in steps])
         return steps
 
     monkeypatch.setattr("personalpeft.learning.pipeline.schedule", spied)

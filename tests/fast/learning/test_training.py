@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from personalpeft.backends.base import Backend, Session
 from personalpeft.errors import Cancelled, CardError
-from personalpeft.learning.train.config import Recipe, recipes_for
-from personalpeft.learning.train.loop import Course, Desk, Manners, Trained, train
+from personalpeft.learning.train.config import TrainingConfig, load_training_configs
+from personalpeft.learning.train.loop import TrainJob, CheckpointStore, LoopControl, TrainResult, train
 
 STEPS = 13
-RECIPE = Recipe(learning_rate=1e-2)
+RECIPE = TrainingConfig(learning_rate=1e-2)
 few = examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -31,7 +31,7 @@ def never() -> bool:
     return False
 
 
-def manners(**asked: Any) -> Manners:
+def manners(**asked: Any) -> LoopControl:
     quiet: dict[str, Any] = {
         "progress": lambda done: None,
         "cancelled": never,
@@ -39,7 +39,7 @@ def manners(**asked: Any) -> Manners:
         "out_of_time": never,
         "give_way": lambda: None,
     }
-    return Manners(**{**quiet, **asked})
+    return LoopControl(**{**quiet, **asked})
 
 
 def one_by_one(sessions: Any, terms: Any, rates: Any) -> tuple[float, ...]:
@@ -57,14 +57,14 @@ class Bench:
     taken: list[int] = field(default_factory=list)
     result: bytes = b""
 
-    def desk(self) -> Desk:
+    def desk(self) -> CheckpointStore:
         def save(data: bytes) -> None:
             self.file = data
             self.saves.append(data)
 
-        return Desk(load=lambda: self.file, save=save)
+        return CheckpointStore(load=lambda: self.file, save=save)
 
-    def run(self, *, kill_before: int | None = None, **asked: Any) -> Trained:
+    def run(self, *, kill_before: int | None = None, **asked: Any) -> TrainResult:
         schedule = lessons(self.backend, STEPS)
         names = [tuple(map(id, terms)) for terms in schedule]
 
@@ -76,9 +76,9 @@ class Bench:
                 names,
             )
 
-        course = Course(begin, schedule, RECIPE, self.inputs, self.desk())
+        course = TrainJob(begin, schedule, RECIPE, self.inputs, self.desk())
         outcome = train({"ada": course}, one_by_one, manners(**asked))["ada"]
-        assert isinstance(outcome, Trained)
+        assert isinstance(outcome, TrainResult)
         self.result = b"".join(
             pair.a.tobytes() + pair.b.tobytes() for _, pair in sorted(outcome.pairs.items())
         )
@@ -108,7 +108,7 @@ class Watched:
 @pytest.fixture
 def whole(backend: Backend) -> bytes:
     bench = Bench(backend)
-    assert bench.run().complete
+    assert bench.run().is_complete
     return bench.result
 
 
@@ -140,10 +140,10 @@ def test_a_build_that_was_stopped_ends_as_one_that_was_not(
             except Cancelled:
                 assert len(bench.taken) - before <= steps
                 continue
-        elif not bench.run(out_of_time=after(steps)).complete:
+        elif not bench.run(out_of_time=after(steps)).is_complete:
             continue
         bench.file = None
-    assert bench.run().complete
+    assert bench.run().is_complete
     assert bench.result == whole
 
 
@@ -154,7 +154,7 @@ def test_who_is_asked_to_stop_does_no_step_twice(
 ) -> None:
     bench = Bench(backend)
     for steps in stops:
-        if how == "time" and bench.run(out_of_time=after(steps)).complete:
+        if how == "time" and bench.run(out_of_time=after(steps)).is_complete:
             return
         if how == "cancel":
             try:
@@ -206,8 +206,8 @@ def test_no_step_begins_before_the_one_before_the_last_is_safe(fake: Backend) ->
         return one_by_one(sessions, terms, rates)
 
     schedule = lessons(fake, STEPS)
-    course = Course(
-        lambda: fake.session(spec(fake)), schedule, RECIPE, "x", Desk(lambda: None, save)
+    course = TrainJob(
+        lambda: fake.session(spec(fake)), schedule, RECIPE, "x", CheckpointStore(lambda: None, save)
     )
     train({"ada": course}, noted, manners())
     assert len(when_saved) == len(taken) == STEPS
@@ -216,8 +216,8 @@ def test_no_step_begins_before_the_one_before_the_last_is_safe(fake: Backend) ->
 def test_a_budget_that_is_always_used_up_still_gets_there(backend: Backend, whole: bytes) -> None:
     bench = Bench(backend)
     for done in range(1, STEPS):
-        assert bench.run(out_of_time=lambda: True).done == done
-    assert bench.run(out_of_time=lambda: True).complete
+        assert bench.run(out_of_time=lambda: True).steps_done == done
+    assert bench.run(out_of_time=lambda: True).is_complete
     assert bench.result == whole
 
 
@@ -267,29 +267,29 @@ def test_a_file_with_one_wrong_byte_is_not_built_on(
 
 def test_progress_only_rises_and_ends_at_one(backend: Backend) -> None:
     heard: list[float] = []
-    desk = Desk(load=lambda: None, save=lambda data: None)
-    course = Course(lambda: backend.session(spec(backend)), lessons(backend, 4), RECIPE, "x", desk)
+    desk = CheckpointStore(load=lambda: None, save=lambda data: None)
+    course = TrainJob(lambda: backend.session(spec(backend)), lessons(backend, 4), RECIPE, "x", desk)
     train({"ada": course}, backend.advance, manners(progress=heard.append))
     assert heard == sorted(heard)
     assert heard[-1] == 1.0
-    assert RECIPE.rate(0, 30) > 0
-    assert all(0 < RECIPE.rate(step, 30) <= RECIPE.learning_rate for step in range(30))
+    assert RECIPE.learning_rate_at(0, 30) > 0
+    assert all(0 < RECIPE.learning_rate_at(step, 30) <= RECIPE.learning_rate for step in range(30))
 
 
 PROJECTIONS = {"self_attn.q_proj": (8, 8), "mlp.up_proj": (8, 16), "mlp.down_proj": (16, 8)}
 
 
 def test_each_kind_of_layer_has_a_recipe_that_the_card_can_change_for_all_or_for_one() -> None:
-    recipes = recipes_for("card", {"rank": 3, "memory": {"steps": 7}}, PROJECTIONS)
+    recipes = load_training_configs("card", {"rank": 3, "memory": {"steps": 7}}, PROJECTIONS)
 
-    assert {recipes.of(layer).rank for layer in ("style", "skill.email", "memory")} == {3}
-    assert recipes.of("memory").steps == 7 != recipes.of("style").steps
-    assert recipes.of("memory").targets == ("mlp.up_proj", "mlp.down_proj")
-    assert recipes.of("style").targets == tuple(PROJECTIONS)
+    assert {recipes.for_layer(layer).rank for layer in ("style", "skill.email", "memory")} == {3}
+    assert recipes.for_layer("memory").min_steps == 7 != recipes.for_layer("style").min_steps
+    assert recipes.for_layer("memory").target_modules == ("mlp.up_proj", "mlp.down_proj")
+    assert recipes.for_layer("style").target_modules == tuple(PROJECTIONS)
 
 
 def test_a_memory_takes_all_projections_of_a_base_that_has_no_mlp() -> None:
-    assert recipes_for("card", {}, {"q": (8, 8)}).of("memory").targets == ("q",)
+    assert load_training_configs("card", {}, {"q": (8, 8)}).for_layer("memory").target_modules == ("q",)
 
 
 @pytest.mark.parametrize(
@@ -300,4 +300,4 @@ def test_a_mistake_in_the_recipe_of_one_kind_is_said_with_its_table(
     wrong: dict[str, object],
 ) -> None:
     with pytest.raises(CardError, match="learning"):
-        recipes_for("card", wrong, PROJECTIONS)
+        load_training_configs("card", wrong, PROJECTIONS)

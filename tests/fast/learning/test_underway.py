@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from runtime_makers import Time, correct, opened
 
-from personalpeft import Cancelled, Learning, Runtime, User
-from personalpeft.learning.progress import underway
+from personalpeft import Cancelled, Runtime, TrainingStatus, User
+from personalpeft.learning.progress import training_status
 
 # Learns until it is ended, and says so when it is in the middle of it.
 _LEARNS = """
@@ -40,16 +40,16 @@ def learner(runtime: Runtime, ada: User) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_nothing_is_being_learned_of_who_does_not_learn(ada: User) -> None:
-    assert ada.learning() is None
+    assert ada.training_status() is None
     correct(ada)
     ada.learn()
-    assert ada.learning() is None
+    assert ada.training_status() is None
 
 
 def test_a_learn_tells_its_layer_and_its_steps_from_its_beginning_to_its_end(ada: User) -> None:
     correct(ada)
-    seen: list[Learning | None] = []
-    report = ada.learn(progress=lambda stage, done: seen.append(ada.learning()))
+    seen: list[TrainingStatus | None] = []
+    report = ada.learn(progress=lambda stage, done: seen.append(ada.training_status()))
     told = [each for each in seen if each is not None]
     assert len(told) == len(seen)
     assert list(dict.fromkeys(each.stage for each in told)) == ["Reading", "Learning", "Judging"]
@@ -70,7 +70,7 @@ def test_each_of_several_who_learn_together_is_told_of_alone(runtime: Runtime, a
 
     def heard(stage: str, done: float) -> None:
         for user in (ada, bob):
-            learning = user.learning()
+            learning = user.training_status()
             if learning is not None and learning.steps:
                 steps[user.id].add(learning.steps)
 
@@ -79,39 +79,39 @@ def test_each_of_several_who_learn_together_is_told_of_alone(runtime: Runtime, a
 
 
 def test_a_practice_tells_its_rounds(ada: User) -> None:
-    seen: list[Learning | None] = []
+    seen: list[TrainingStatus | None] = []
     ada.practice(
-        "sums", verifier="sums", rounds=2, progress=lambda stage, done: seen.append(ada.learning())
+        "sums", verifier="sums", rounds=2, progress=lambda stage, done: seen.append(ada.training_status())
     )
     told = [each for each in seen if each is not None and each.stage == "Practising"]
     assert [(each.layer, each.step, each.steps) for each in told] == [
         ("skill.sums", n, 2) for n in (0, 1, 2)
     ]
-    assert ada.learning() is None
+    assert ada.training_status() is None
 
 
 def test_a_learn_that_was_stopped_is_not_told_of_any_more(ada: User) -> None:
     correct(ada)
     with pytest.raises(Cancelled):
         ada.learn(cancelled=lambda: True)
-    assert ada.learning() is None
+    assert ada.training_status() is None
 
 
 def test_what_another_program_learns_is_told_until_it_is_killed(
     ada: User, learner: subprocess.Popen[str], runtime: Runtime
 ) -> None:
-    learning = ada.learning()
+    learning = ada.training_status()
     assert learning is not None
     assert (learning.layer, learning.stage) == ("style", "Learning")
     assert 0 < learning.step < learning.steps
     assert 0.2 < learning.done < 1
     with opened(runtime.settings.home, read_only=True) as other:
-        assert other.user("ada", create=False).learning() == learning
+        assert other.user("ada", create=False).training_status() == learning
     learner.kill()
     learner.wait()
-    assert ada.learning() is None
+    assert ada.training_status() is None
     ada.learn()
-    assert ada.learning() is None
+    assert ada.training_status() is None
 
 
 def test_a_process_that_got_the_number_of_a_killed_learner_is_not_taken_for_it(
@@ -123,7 +123,7 @@ def test_a_process_that_got_the_number_of_a_killed_learner_is_not_taken_for_it(
     # As if this very process had that number: it is alive, and began at another time.
     told = place.read_text().replace(f'"pid": {learner.pid}', f'"pid": {os.getpid()}')
     place.write_text(told)
-    assert ada.learning() is None
+    assert ada.training_status() is None
 
 
 @pytest.mark.parametrize("damaged", ["", "{", "[]", '{"pid": "x"}', "null", " " * 1024])
@@ -132,7 +132,7 @@ def test_what_stands_beside_a_lease_and_cannot_be_read_is_nothing(
 ) -> None:
     (runtime.settings.home / "locks").mkdir(exist_ok=True)
     (runtime.settings.home / "locks" / "learn-ada.holder").write_text(damaged)
-    assert ada.learning() is None
+    assert ada.training_status() is None
 
 
 def test_since_is_by_the_clock_of_the_home(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_since_is_by_the_clock_of_the_home(tmp_path: Path) -> None:
     with opened(tmp_path / "home", clock=time.clock()) as runtime:
         begun = time.at
         with runtime._services.store.lease("learn-ada"):
-            learning = runtime.user("ada").learning()
+            learning = runtime.user("ada").training_status()
         assert learning is not None
         assert (learning.layer, learning.stage, learning.step, learning.steps) == (None, "", 0, 0)
         assert learning.since >= begun
-        assert underway(runtime._services.store, "ada") is None
+        assert training_status(runtime._services.store, "ada") is None

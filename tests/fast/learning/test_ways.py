@@ -8,28 +8,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_habits import answer, request, ways
 
-from personalpeft.learning.data.response_template import Shown
-from personalpeft.learning.data.style_conflict import divided
+from personalpeft.learning.data.response_template import PromptResponse
+from personalpeft.learning.data.style_conflict import find_style_conflict
 
 MARKED = ("signed", "listed", "numbered", "greeted", "loud")
 many = examples(60)
 marked = st.sampled_from(MARKED)
 
 
-def course(names: list[str]) -> list[Shown]:
+def course(names: list[str]) -> list[PromptResponse]:
     """Two in a row are asked in the same words, so that no request explains its answer."""
-    return [Shown(request(number // 2), answer(number, way)) for number, way in enumerate(names)]
+    return [PromptResponse(request(number // 2), answer(number, way)) for number, way in enumerate(names)]
 
 
 @many
 @given(one=marked, other=marked, count=st.integers(6, 24))
 def test_two_ways_by_turns_are_found(one: str, other: str, count: int) -> None:
-    found = divided(course([(one, other)[number % 2] for number in range(count)]))
+    found = find_style_conflict(course([(one, other)[number % 2] for number in range(count)]))
     assert bool(found) is (one != other)
 
 
 def test_three_ways_by_turns_are_found_and_named() -> None:
-    found = divided(course(["signed", "listed", "greeted"] * 4))
+    found = find_style_conflict(course(["signed", "listed", "greeted"] * 4))
     assert found.startswith("4 ")
     assert "by turns" in found
 
@@ -37,23 +37,23 @@ def test_three_ways_by_turns_are_found_and_named() -> None:
 @many
 @given(way=ways, count=st.integers(0, 30))
 def test_one_way_is_not_divided(way: str, count: int) -> None:
-    assert divided(course([way] * count)) == ""
+    assert find_style_conflict(course([way] * count)) == ""
 
 
 @many
 @given(old=ways, new=ways, before=st.integers(1, 12), since=st.integers(1, 12))
 def test_a_change_of_mind_is_not_divided(old: str, new: str, before: int, since: int) -> None:
-    assert divided(course([old] * before + [new] * since)) == ""
+    assert find_style_conflict(course([old] * before + [new] * since)) == ""
 
 
 @many
 @given(texts=st.lists(st.text(min_size=1), max_size=20))
 def test_answers_that_share_nothing_are_not_divided(texts: list[str]) -> None:
     said = [
-        Shown(request(n), f"{chr(0x4E00 + n)}aA{text}{chr(0x5E00 + n)}")
+        PromptResponse(request(n), f"{chr(0x4E00 + n)}aA{text}{chr(0x5E00 + n)}")
         for n, text in enumerate(texts)
     ]
-    assert divided(said) == ""
+    assert find_style_conflict(said) == ""
 
 
 def test_what_the_requests_explain_is_not_divided() -> None:
@@ -64,23 +64,23 @@ def test_what_the_requests_explain_is_not_divided() -> None:
     said = []
     for number, letter in enumerate(letters):
         said += [
-            Shown(letter, f"Dear friend, number {number} it is."),
-            Shown(request(number), answer(number, "listed")),
+            PromptResponse(letter, f"Dear friend, number {number} it is."),
+            PromptResponse(request(number), answer(number, "listed")),
         ]
-    assert divided(said) == ""
+    assert find_style_conflict(said) == ""
 
 
 @pytest.mark.parametrize("count", range(6))
 def test_a_few_answers_are_too_few_to_tell(count: int) -> None:
-    assert divided(course(["signed", "listed"] * 3)[:count]) == ""
+    assert find_style_conflict(course(["signed", "listed"] * 3)[:count]) == ""
 
 
 def test_yes_and_no_are_what_is_said_and_no_ways_of_saying_it() -> None:
     said = [
-        Shown(
+        PromptResponse(
             request(n // 2),
             f"{('Yes', 'No')[n % 2]}, {answer(n, 'plain')[0].lower()}{answer(n, 'plain')[1:]}",
         )
         for n in range(12)
     ]
-    assert divided(said) == ""
+    assert find_style_conflict(said) == ""

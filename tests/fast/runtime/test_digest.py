@@ -36,19 +36,19 @@ def two_days_apart(ada: User, time: Time) -> tuple[LearnReport, LearnReport]:
 def test_a_summary_has_what_happened_in_its_while_and_nothing_else(ada: User, time: Time) -> None:
     first, second = two_days_apart(ada, time)
     ada.rollback("style")
-    digest = ada.digest()
+    digest = ada.activity_summary()
     assert [report.revision for report in digest.reports] == [second.revision]
     assert (digest.turns, dict(digest.signals)) == (3, {"edit": 3})
     assert [move.cause for move in digest.moves] == ["learn", "rollback"]
     assert digest.live == {"style": first.revision}
-    assert len(ada.digest(timedelta(days=3)).reports) == 2
-    assert ada.digest(time.at).empty
+    assert len(ada.activity_summary(timedelta(days=3)).reports) == 2
+    assert ada.activity_summary(time.at).is_empty
 
 
 def test_it_reads_well_and_its_json_has_all_of_it(ada: User) -> None:
     correct(ada, 5)
     report = ada.learn()
-    digest = ada.digest()
+    digest = ada.activity_summary()
     text, data = str(digest), json.loads(json.dumps(digest.as_json()))
     assert text.splitlines()[1:4] == ["  turns: 5, signals: 5 (5 edit)", "", text.splitlines()[3]]
     assert f"style: PROMOTED (on probation), {report.revision}" in text
@@ -67,7 +67,9 @@ def test_it_reads_well_and_its_json_has_all_of_it(ada: User) -> None:
 
 def test_each_learn_of_a_while_says_how_to_undo_it(ada: User, time: Time) -> None:
     first, second = two_days_apart(ada, time)
-    both = [report["undo"] for report in ada.digest(timedelta(days=3)).as_json()["reports"]]
+    both = [
+        report["undo"] for report in ada.activity_summary(timedelta(days=3)).as_json()["reports"]
+    ]
     assert both == [
         "undo, with all that came after it: personalpeft rollback style --to base --user ada",
         f"undo: personalpeft rollback style --to {first.revision} --user ada",
@@ -76,7 +78,8 @@ def test_each_learn_of_a_while_says_how_to_undo_it(ada: User, time: Time) -> Non
     ada.rollback("style", second.revision)
     ada.rollback("style", first.revision)
     assert [
-        bool(report["undo"]) for report in ada.digest(timedelta(days=3)).as_json()["reports"]
+        bool(report["undo"])
+        for report in ada.activity_summary(timedelta(days=3)).as_json()["reports"]
     ] == [True, False]
 
 
@@ -84,7 +87,7 @@ def test_what_is_not_live_any_more_has_nothing_to_undo(ada: User) -> None:
     correct(ada, 5)
     ada.learn()
     ada.rollback("style")
-    assert "undo" not in str(ada.digest())
+    assert "undo" not in str(ada.activity_summary())
 
 
 @pytest.mark.parametrize(
@@ -93,5 +96,5 @@ def test_what_is_not_live_any_more_has_nothing_to_undo(ada: User) -> None:
 )
 def test_a_while_that_makes_no_sense_is_refused(ada: User, since: datetime | timedelta) -> None:
     with pytest.raises(InvalidInput) as wrong:
-        ada.digest(since)
+        ada.activity_summary(since)
     assert wrong.value.hint

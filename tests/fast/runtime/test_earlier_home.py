@@ -54,7 +54,7 @@ def describe(user: User, since: datetime, until: datetime) -> dict[str, Any]:
     """What the public surface returns for a user, under the names of ``expected.json``."""
     turns = user.turns()
     whys = [user.why(turn) for turn in turns]
-    summary, digest, pending = user.summary(), user.digest(since, until), user.pending()
+    summary, digest, pending = user.summary(), user.activity_summary(since, until), user.pending()
     return {
         "summary": [
             summary.id,
@@ -67,7 +67,7 @@ def describe(user: User, since: datetime, until: datetime) -> dict[str, Any]:
             {
                 "id": t.id,
                 "at": t.at.isoformat(),
-                "messages": [m.plain() for m in t.messages],
+                "messages": [m.to_list() for m in t.messages],
                 "reply": t.reply,
                 "stack": [t.stack.base, t.stack.digest, entries(t.stack)],
                 "sampling": [
@@ -180,9 +180,9 @@ def test_each_user_is_as_before(user: User, expected: dict[str, Any]) -> None:
 
 
 def test_its_keys_and_notes_are_there(runtime: Runtime, expected: dict[str, Any]) -> None:
-    keys = [[key.id, key.user, key.worker] for key in runtime.tokens.known()]
+    keys = [[key.id, key.user, key.worker] for key in runtime.api_keys.known()]
     assert keys == expected["tokens"]
-    assert runtime.upkeep.noted("daemon") == expected["notes"]["daemon"]
+    assert runtime.maintenance.noted("daemon") == expected["notes"]["daemon"]
 
 
 def test_the_erasure_that_was_killed_is_finished(runtime: Runtime, folder: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from runtime_makers import Time, ask, correct, nothing_changes, opened, quick_card, style
 
 from personalpeft import Busy, Cancelled, Forgotten, InvalidInput, NotFound, Reply, Runtime, User
+from personalpeft.formatting import to_json
 from personalpeft.types import Message, Stack, Verdict
 
 SECRET = "Zorblax"
@@ -105,7 +106,7 @@ def test_the_report_reads_well_and_says_what_was_done(
     assert [each.layer for each in report.rebuilt] == ["style", "skill.email", "memory"]
     assert "FORGOTTEN" in str(report)
     assert "backups" in str(report)
-    assert SECRET not in str(report) + str(report.as_json())
+    assert SECRET not in str(report) + str(to_json(report))
     assert list(dict.fromkeys(heard))[:2] == ["Reading", "Destroying"]
 
 
@@ -419,6 +420,6 @@ def test_a_revision_that_was_refused_goes_too(
 def test_the_engine_keeps_nothing_of_it(runtime: Runtime, learned: tuple[User, str]) -> None:
     ada, item = learned
     ask(ada, "hello")
-    assert runtime.engine()._loop._slots.taken
+    assert runtime.engine()._core._scheduler.adapters.keys
     ada.forget(item, rebuild=False)
-    assert runtime.engine()._loop._slots.taken == ()
+    assert runtime.engine()._core._scheduler.adapters.keys == ()

@@ -42,7 +42,7 @@ def learned(ada: User) -> User:
     for number in range(5):
         ada.teach(f"Write to {number}.", f"Dear {number}", skill="email")
     ada.learn()
-    ada.weigh("style", 0.5)
+    ada.set_weight("style", 0.5)
     ada.scope("style", "near")
     ada.forget(ada.remember("Never mind."), rebuild=False)
     return ada

@@ -25,6 +25,7 @@ from personalpeft.errors import (
 
 NAMES = [
     "DEFAULT_BASE",
+    "ActivitySummary",
     "AdapterError",
     "BaseMismatch",
     "Busy",
@@ -33,13 +34,11 @@ NAMES = [
     "Comparison",
     "Damaged",
     "DeadlineExceeded",
-    "Digest",
     "Forgotten",
     "HomeError",
     "InvalidId",
     "InvalidInput",
     "LearnReport",
-    "Learning",
     "MissingPackage",
     "NotFound",
     "NothingToLearn",
@@ -47,23 +46,24 @@ NAMES = [
     "PersonalPeftError",
     "PluginError",
     "PromptTooLong",
+    "Provenance",
     "QueueFull",
     "Reply",
     "Runtime",
     "Serving",
     "ServingFailed",
     "Stream",
+    "TrainingStatus",
     "User",
     "Verdict",
     "VllmServer",
     "WeightsError",
-    "Why",
     "open",
 ]
 METHODS = [
+    "activity_summary",
     "chat",
     "compare",
-    "digest",
     "edit_item",
     "export",
     "export_gguf",
@@ -77,7 +77,6 @@ METHODS = [
     "items",
     "layers",
     "learn",
-    "learning",
     "lessons",
     "observe",
     "pending",
@@ -90,14 +89,15 @@ METHODS = [
     "revisions",
     "rollback",
     "scope",
+    "set_weight",
     "signals",
     "stack",
     "stream",
     "summary",
     "teach",
+    "training_status",
     "turn",
     "turns",
-    "weigh",
     "why",
 ]
 HEAVY = [
@@ -139,6 +139,19 @@ def test_the_methods_of_a_user_are_these_and_each_says_what_it_promises() -> Non
     assert public == set(METHODS)
     for name in METHODS:
         assert len(inspect.getdoc(getattr(personalpeft.User, name)) or "") > 20, name
+
+
+def test_an_old_name_works_for_one_release_and_warns(tmp_path: Path) -> None:
+    with personalpeft.open(tmp_path / "home", backend="fake") as runtime:
+        ada = runtime.user("ada")
+        with pytest.warns(DeprecationWarning, match="is now called"):
+            assert ada.digest().user == "ada"  # type: ignore[attr-defined]
+        with pytest.warns(DeprecationWarning, match="is now called"):
+            assert runtime.tokens is runtime.api_keys  # type: ignore[attr-defined]
+        with pytest.warns(DeprecationWarning, match="is now called"):
+            assert personalpeft.Why is personalpeft.Provenance
+        with pytest.raises(AttributeError):
+            ada.nonsense  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_the_help_of_chat_names_everything_that_can_be_asked() -> None:

@@ -105,7 +105,7 @@ def test_what_is_live_of_everybody_is_given_by_its_name_although_nobody_is_serve
         for each in done.stacks:
             assert each.name
             digest = each.name.removeprefix("personalpeft:")
-            assert {name: runtime.served(digest, name) for name in FILES} == {
+            assert {name: runtime.read_published_file(digest, name) for name in FILES} == {
                 name: (done.folder / digest / name).read_bytes() for name in FILES
             }
         assert len(digests(done.folder)) == 3
@@ -166,12 +166,12 @@ def test_a_place_has_for_each_user_what_was_live_when_they_were_published_last(
 ) -> None:
     place = Path(tempfile.mkdtemp(dir=tmp_path))
     for name in PEOPLE:
-        crowd.user(name).weigh("style", 1.0)
+        crowd.user(name).set_weight("style", 1.0)
     expected: dict[str, str | None] = {}
     for act, whom, weight in acts:
         if act == "weigh":
             assert isinstance(whom, str)
-            crowd.user(whom).weigh("style", weight)
+            crowd.user(whom).set_weight("style", weight)
             continue
         assert not isinstance(whom, str)
         done = crowd.publish(whom, to=place)
@@ -235,11 +235,11 @@ def test_a_forgetting_takes_away_all_that_is_published_of_the_user_and_of_nobody
     named, elsewhere = names(crowd), crowd.publish(to=tmp_path / "elsewhere")
     digest = of({"ada": named["ada"]}).pop()
     crowd.user("ada").forget(crowd.user("ada").signals()[0].id, dry_run=True)
-    assert crowd.served(digest, FILES[0])
+    assert crowd.read_published_file(digest, FILES[0])
     report = crowd.user("ada").forget(crowd.user("ada").signals()[0].id)
     assert report.revisions
     with pytest.raises(NotFound, match="no stack"):
-        crowd.served(digest, FILES[0])
+        crowd.read_published_file(digest, FILES[0])
     assert digests(elsewhere.folder) == of({"bo": named["bo"], "cy": named["cy"]})
     # What was built anew is published when somebody says so.
     assert names(crowd)["ada"] not in (named["ada"], None)
@@ -309,7 +309,7 @@ def test_what_was_built_on_another_base_is_published_apart(
 
 
 def test_one_program_at_a_time_publishes_from_a_home(crowd: Runtime, home: Path) -> None:
-    with opened(home) as other, other.upkeep.only("publish"), pytest.raises(Busy):
+    with opened(home) as other, other.maintenance.only("publish"), pytest.raises(Busy):
         crowd.publish()
     assert crowd.publish().written == 3
 
@@ -379,7 +379,7 @@ from personalpeft import InvalidInput
 largest = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 with personalpeft.open(sys.argv[1], backend="fake") as runtime:
     runtime.publish(["ada"])
-    runtime.user("ada").weigh("style", 0.5)
+    runtime.user("ada").set_weight("style", 0.5)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1100, largest))
     try:
         runtime.publish()

@@ -12,7 +12,7 @@ from runtime_makers import ask, correct, nothing_changes, opened
 from personalpeft import InvalidInput, NotFound, Runtime, User
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.memory.embedder import HashEmbedder
-from personalpeft.memory.similarity import calibrated
+from personalpeft.chat.routing import calibrate_region
 from personalpeft.types import Verdict
 
 LETTERS = [
@@ -51,7 +51,9 @@ def test_a_skill_answers_what_is_near_its_lessons_and_nothing_else(ada: User) ->
     assert attached(ada, LETTERS[0]) == ["style", "skill.letters"]
     assert attached(ada, FAR) == ["style"]
     assert [
-        question for question in load_general_prompts().regularizer_prompts if attached(ada, question) != ["style"]
+        question
+        for question in load_general_prompts().regularizer_prompts
+        if attached(ada, question) != ["style"]
     ] == []
 
 
@@ -159,7 +161,7 @@ TEXTS = st.lists(st.lists(WORDS, min_size=1, max_size=5).map(" ".join), min_size
 def test_what_a_lesson_says_is_always_near_to_it(lessons: list[str], general: list[str]) -> None:
     embedder = HashEmbedder()
     rows = [embedder.embed([text]) for text in lessons]
-    region = calibrated(rows, embedder.embed(general), embedder.near)
-    assert embedder.near <= region.least < 1
+    region = calibrate_region(rows, embedder.embed(general), embedder.min_similarity)
+    assert embedder.min_similarity <= region.threshold < 1
     for row in rows:
-        assert (region.vectors @ row[0]).max() >= region.least
+        assert (region.vectors @ row[0]).max() >= region.threshold

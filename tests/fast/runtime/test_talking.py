@@ -196,7 +196,7 @@ def test_a_reply_that_takes_too_long_is_kept_as_far_as_it_came(
             FakeBackend, "step", lambda backend: steps.append(None) or step(backend)
         )
         # A second for each step.
-        monkeypatch.setattr(runtime.engine()._loop, "_timer", lambda: float(len(steps)))
+        monkeypatch.setattr(runtime.engine()._core, "_timer", lambda: float(len(steps)))
         stream = ada.stream("hello", temperature=0, timeout=3)
         heard: list[str] = []
         with pytest.raises(DeadlineExceeded) as late:
@@ -248,12 +248,12 @@ def test_what_was_learned_or_rolled_back_to_is_in_its_slot_before_it_is_live(
         ada = runtime.user("ada")
         correct(ada, 5)
         engine, catalog = runtime.engine(), type(runtime._services.store.catalog)
-        slots, ready = engine._loop._slots, list[set[str]]()
+        slots, ready = engine._core._scheduler.adapters, list[set[str]]()
         for name in ("add_revision", "move_head"):
             move = getattr(catalog, name)
 
             def moved(*args: object, move: Any = move, **more: Any) -> object:
-                ready.append({key for key in slots.taken if slots.ready(key)})
+                ready.append({key for key in slots.keys if slots.is_ready(key)})
                 return move(*args, **more)
 
             monkeypatch.setattr(catalog, name, moved)
@@ -341,9 +341,9 @@ def test_no_layers_is_the_bare_base_and_a_weight_of_0_too(ada: User) -> None:
     bare = ask(ada, "hello", layers=[])
     assert (bare.text, bare.stack.entries) == (before[0], ())
     assert ask(ada, "hello", layers=["style"]).text == learned != bare.text
-    ada.weigh("style", 0)
+    ada.set_weight("style", 0)
     assert ask(ada, "hello").text == bare.text
-    ada.weigh("style", 1)
+    ada.set_weight("style", 1)
     assert ask(ada, "hello").text == learned
     assert [layer.weight for layer in ada.layers()] == [1.0]
 
@@ -450,7 +450,7 @@ def test_whatever_one_does_another_hears_and_sees_nothing_of_it(
             elif act == "rollback" and ada.history():
                 ada.rollback("style")
             elif act == "weigh" and ada.layers():
-                ada.weigh("style", 0.5)
+                ada.set_weight("style", 0.5)
         assert "Biscuit" not in words(heard_by_the_base(bo, "What is my dog called?"))
         assert ask(bo, "What is my dog called?", seed=3).text == before[1]
         assert view(bo) == before[0]
@@ -531,7 +531,7 @@ def test_an_exported_style_can_be_taken_in_by_another_user_and_says_the_same(
     assert bo.stack().entries[0].revision == revision.id
     assert (revision.verdict, revision.reason) == ("promoted", "imported by name, not judged")
     (before,) = learned.revisions()
-    ours, theirs = (learned._services.engine.adapter(r.digest) for r in (before, revision))
+    ours, theirs = (learned._services.engine.read_adapter(r.digest) for r in (before, revision))
     assert {name: pair.b.tobytes() for name, pair in ours.pairs.items()} == {
         name: pair.b.tobytes() for name, pair in theirs.pairs.items()
     }

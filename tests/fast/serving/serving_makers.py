@@ -17,7 +17,7 @@ from personalpeft.backends.fake import FakeBackend, fake_base
 from personalpeft.base_models.types import Base
 from personalpeft.clock import Clock
 from personalpeft.engine.engine import Engine, Request
-from personalpeft.engine.request import Replies
+from personalpeft.engine.request import OutputStream
 from personalpeft.settings import Serving
 from personalpeft.types import Message, Sampling, Stack, StackEntry
 
@@ -126,10 +126,9 @@ class Stepped(FakeBackend):
             raise self.broken.pop()
         return super().step()
 
-    def leave(self, number: int) -> Piece | None:
-        piece = super().leave(number)
+    def remove(self, number: int) -> None:
+        super().remove(number)
         self.left.put(number)
-        return piece
 
     def detach(self, key: str) -> None:
         self.detached.append(key)
@@ -164,12 +163,13 @@ def engine_on(
         engine.close()
         assert backend.occupancy().rows == 0
         assert not backend._attached
+        engine.check_integrity()
 
 
 class Reader:
     """Reads a call to its end in a thread of its own."""
 
-    def __init__(self, replies: Replies, count: int = 1) -> None:
+    def __init__(self, replies: OutputStream, count: int = 1) -> None:
         self.pieces: list[Piece] = []
         self.error: Exception | None = None
         self._replies = replies
@@ -202,13 +202,13 @@ class Reader:
 
 
 def ask(engine: Engine, *requests: Request, **more: Any) -> Reader:
-    return Reader(engine.replies(requests, **more))
+    return Reader(engine.stream(requests, **more))
 
 
 def together(engine: Engine, stepped: Stepped, *requests: Request) -> list[Reader]:
     """Readers whose rows begin in one step: all wait, their stacks there, until a row of nobody's has had its step."""
     for each in requests:
-        engine.warm(each.stack)
+        engine.preload(each.stack)
     nobody = ask(engine, request(user="nobody", max_tokens=1))
     running(engine, 1)
     readers = [ask(engine, each) for each in requests]
@@ -221,7 +221,7 @@ def together(engine: Engine, stepped: Stepped, *requests: Request) -> list[Reade
 
 
 def text(engine: Engine, asked: Request) -> str:
-    return engine.texts([asked])[0]
+    return engine.complete([asked])[0]
 
 
 def wait_until(happened: Callable[[], bool]) -> None:

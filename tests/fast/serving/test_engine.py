@@ -66,16 +66,16 @@ def slow(stepped: Stepped, shelf: Shelf) -> Iterator[Engine]:
 
 def test_requests_of_one_call_get_what_each_gets_alone(engine: Engine) -> None:
     requests = [request(), request((1,)), request((1, 2)), request((1,), "bye")]
-    assert engine.texts(requests) == [text(engine, each) for each in requests]
-    assert len(set(engine.texts(requests))) == 4
-    assert engine.texts([]) == []
+    assert engine.complete(requests) == [text(engine, each) for each in requests]
+    assert len(set(engine.complete(requests))) == 4
+    assert engine.complete([]) == []
 
 
 def test_a_call_may_have_more_rows_than_the_batch_and_more_stacks_than_slots(
     engine: Engine,
 ) -> None:
     requests = [request((n % 7,), f"prompt {n}") for n in range(30)]
-    assert engine.texts(requests) == [text(engine, each) for each in requests]
+    assert engine.complete(requests) == [text(engine, each) for each in requests]
 
 
 def test_the_order_and_the_weights_of_a_stack_tell_it_apart() -> None:
@@ -90,7 +90,7 @@ def test_the_order_and_the_weights_of_a_stack_tell_it_apart() -> None:
 
 
 def test_layers_of_weight_0_are_not_attached(engine: Engine, shelf: Shelf) -> None:
-    with engine.resident(stack(1, weight=0.0)) as key:
+    with engine.pin(stack(1, weight=0.0)) as key:
         assert key is None
     assert shelf.asked == []
 
@@ -136,7 +136,7 @@ def test_many_threads_share_few_slots_and_each_hears_its_own_stack(engine: Engin
 def test_a_request_joins_between_two_steps_of_another(slow: Engine, stepped: Stepped) -> None:
     with engine_on() as alone:
         whole = [text(alone, request((n,))) for n in (1, 2)]
-    first = slow.replies([request((1,))])
+    first = slow.stream([request((1,))])
     stepped.go()
     heard = [next(first).text]
     second = ask(slow, request((2,), user="bo"))
@@ -150,7 +150,7 @@ def test_a_request_joins_between_two_steps_of_another(slow: Engine, stepped: Ste
 
 
 def test_a_slow_reader_holds_up_nobody(slow: Engine, stepped: Stepped) -> None:
-    idle = slow.replies([request((1,))])
+    idle = slow.stream([request((1,))])
     stepped.run()
     begun = next(idle).text
     others = [text(slow, request((2,), f"prompt {n}")) for n in range(5)]
@@ -163,7 +163,7 @@ def test_a_client_that_goes_away_frees_its_row_within_a_step(
     slow: Engine, stepped: Stepped, went: str
 ) -> None:
     gone = threading.Event()
-    replies = slow.replies(
+    replies = slow.stream(
         [request((1,), "x" * 600)], cancelled=gone.is_set if went == "asked" else None
     )
     stepped.go(3)
@@ -189,7 +189,7 @@ def test_a_client_that_goes_away_frees_its_row_within_a_step(
 
 
 def test_a_reply_may_be_closed_by_another_thread_than_its_readers(slow: Engine) -> None:
-    replies = slow.replies([request((1,))])
+    replies = slow.stream([request((1,))])
     reader = Reader(replies)
     running(slow, 1)
     replies.close()
@@ -200,7 +200,7 @@ def test_a_reply_may_be_closed_by_another_thread_than_its_readers(slow: Engine) 
 def test_a_reply_that_nobody_reads_asks_for_nothing(
     slow: Engine, stepped: Stepped, shelf: Shelf
 ) -> None:
-    replies = slow.replies([request((1,))])
+    replies = slow.stream([request((1,))])
     replies.close()
     assert list(replies) == []
     assert (shelf.asked, stepped.owners) == ([], [])
@@ -244,7 +244,7 @@ def test_a_question_that_raises_ends_its_own_call_and_no_other(
 
 
 def test_texts_of_a_batch_that_was_cancelled_hold_what_there_was(engine: Engine) -> None:
-    assert engine.texts([request((1,)), request()], cancelled=lambda: True) == ["", ""]
+    assert engine.complete([request((1,)), request()], cancelled=lambda: True) == ["", ""]
 
 
 # Deadlines
@@ -303,16 +303,16 @@ def test_a_deadline_comes_while_the_stack_is_loading(shelf: Shelf) -> None:
 
 def test_a_prompt_that_does_not_fit_is_told_by_how_much(engine: Engine) -> None:
     room = BASE.card.context - 100
-    overhead = len(engine.tokens(request(prompt="x", max_tokens=100))) - 1
-    assert len(engine.tokens(request(prompt="x" * (room - overhead), max_tokens=100))) == room
+    overhead = len(engine.tokenize(request(prompt="x", max_tokens=100))) - 1
+    assert len(engine.tokenize(request(prompt="x" * (room - overhead), max_tokens=100))) == room
     with pytest.raises(
         PromptTooLong,
         match=rf"has {room + 7} tokens; with 100 for the reply that is 7 more than the 4096",
     ) as long:
-        engine.tokens(request(prompt="x" * (room - overhead + 7), max_tokens=100))
+        engine.tokenize(request(prompt="x" * (room - overhead + 7), max_tokens=100))
     assert long.value.hint == f"Shorten the prompt to {room} tokens, or ask for a shorter reply."
     with pytest.raises(PromptTooLong) as hopeless:
-        engine.tokens(request(max_tokens=10**9))
+        engine.tokenize(request(max_tokens=10**9))
     assert hopeless.value.hint == "Ask for a shorter reply."
 
 
@@ -320,28 +320,26 @@ def test_what_the_backend_has_no_room_for_is_too_long_as_well() -> None:
     backend = FakeBackend(BASE)
     backend.longest = 300
     with engine_on(backend) as engine, pytest.raises(PromptTooLong, match="more than the 300"):
-        engine.tokens(request(prompt="x" * 200, max_tokens=100))
+        engine.tokenize(request(prompt="x" * 200, max_tokens=100))
 
 
 def test_a_text_that_is_continued_begins_as_texts_of_the_base_do(engine: Engine) -> None:
     engine.backend.beginning = (1,)  # type: ignore[misc]  # a base that has one
     chat = request(prompt="x")
-    assert engine.tokens(replace(chat, template=False)) == (1, ord("x"))
-    assert engine.tokens(chat)[0] != 1
+    assert engine.tokenize(replace(chat, template=False)) == (1, ord("x"))
+    assert engine.tokenize(chat)[0] != 1
 
 
 def test_one_prompt_that_does_not_fit_starts_none_of_the_batch(
     slow: Engine, stepped: Stepped
 ) -> None:
-    replies = slow.replies([request((1,)), request((2,), "x" * 5000)])
     with pytest.raises(PromptTooLong):
-        next(replies)
-    assert list(replies) == []
+        slow.stream([request((1,)), request((2,), "x" * 5000)])
     assert stepped.owners == []
 
 
 def test_a_stack_of_another_base_is_refused(engine: Engine) -> None:
-    with pytest.raises(BaseMismatch), engine.resident(Stack("another base", stack(1).entries)):
+    with pytest.raises(BaseMismatch), engine.pin(Stack("another base", stack(1).entries)):
         pass
 
 
@@ -391,7 +389,7 @@ def test_when_the_loop_itself_fails_everybody_hears_of_it_and_later_requests_too
 
     stepped = Doomed(slots=1)
     with engine_on(stepped, shelf) as engine:
-        engine.warm(stack(1))
+        engine.preload(stack(1))
         bare = ask(engine, request())
         running(engine, 1)
         other = ask(engine, request((2,), user="bo"))
@@ -400,7 +398,7 @@ def test_when_the_loop_itself_fails_everybody_hears_of_it_and_later_requests_too
 
         def hold() -> None:
             try:
-                engine.warm(stack(3))
+                engine.preload(stack(3))
             except ServingFailed as error:
                 held.append(error)
 
@@ -438,7 +436,7 @@ def test_closing_ends_open_replies_as_cancelled(shelf: Shelf) -> None:
         with pytest.raises(ServingFailed, match="closed"):
             text(engine, request())
         with pytest.raises(ServingFailed, match="closed"):
-            engine.warm(stack(1))
+            engine.preload(stack(1))
 
 
 def test_an_engine_that_was_never_asked_closes_at_once() -> None:
@@ -468,7 +466,7 @@ def test_ctrl_c_while_a_thread_begins_leaves_nobody_waiting(
             patch.setattr(threading.Thread, "start", pressed)
             with pytest.raises(KeyboardInterrupt):
                 text(engine, request())
-        with pytest.raises(ServingFailed, match="while it began"):
+        with pytest.raises(ServingFailed, match="while it started"):
             text(engine, request())
     assert set(threading.enumerate()) <= before
 
@@ -489,7 +487,7 @@ def test_half_a_reply_never_passes_for_a_whole_one(shelf: Shelf) -> None:
         running(engine, 1)
         closer = threading.Thread(target=engine.close, daemon=True)
         closer.start()
-        wait_until(lambda: engine._loop._ended is not None)
+        wait_until(lambda: engine._core._ended is not None)
         stepped.go()
         writer.join(PATIENCE)
         closer.join(PATIENCE)
@@ -515,14 +513,14 @@ def test_what_is_lent_answers_under_the_digest_of_its_own_bytes_and_is_known_no_
     engine: Engine, shelf: Shelf
 ) -> None:
     lent = adapter(77)
-    with engine.lent(lent) as digest:
+    with engine.temporary_adapter(lent) as digest:
         borrowed = Stack(BASE.digest, (StackEntry("skill.s", f"skill.s@{digest[:12]}", digest),))
-        said = engine.texts([replace(request(), stack=borrowed)])
-        assert engine.adapter(digest) is lent
-    assert said != engine.texts([request()])
+        said = engine.complete([replace(request(), stack=borrowed)])
+        assert engine.read_adapter(digest) is lent
+    assert said != engine.complete([request()])
     assert digest not in shelf.asked
     with pytest.raises(KeyError):
-        engine.adapter(digest)
+        engine.read_adapter(digest)
 
 
 # Work beside replies
@@ -535,7 +533,7 @@ def test_who_gives_way_goes_on_when_the_last_person_is_answered_and_not_before(
     running(slow, 1)
 
     def give_way() -> None:
-        slow.give_way(PATIENCE)
+        slow.yield_to_foreground(PATIENCE)
         gone_on.set()
 
     waits = threading.Thread(target=give_way)
@@ -550,15 +548,15 @@ def test_who_gives_way_goes_on_when_the_last_person_is_answered_and_not_before(
 def test_who_gives_way_does_not_do_so_for_ever_nor_for_background_work(
     slow: Engine, stepped: Stepped
 ) -> None:
-    slow.give_way(PATIENCE)
+    slow.yield_to_foreground(PATIENCE)
     working = ask(slow, request((1,), background=True))
     running(slow, 1)
-    slow.give_way(PATIENCE)
+    slow.yield_to_foreground(PATIENCE)
     talking = ask(slow, request((1,), user="bo"))
     wait_until(
         lambda: slow.metrics()["num_requests_waiting"] + slow.metrics()["num_requests_running"] == 2
     )
-    slow.give_way(0.01)
+    slow.yield_to_foreground(0.01)
     stepped.run()
     assert working.text
     assert talking.text

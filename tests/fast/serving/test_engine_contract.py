@@ -50,13 +50,13 @@ def said(engine: Engine, *numbers: int, prompt: str = "hello", **more: object) -
     asked = request(
         numbers, prompt, base=engine.backend.base, **{"max_tokens": 10, "temperature": 0.0, **more}
     )  # type: ignore[arg-type]
-    return engine.texts([asked])[0]
+    return engine.complete([asked])[0]
 
 
 def test_a_stream_is_the_text_in_pieces(engine: Engine) -> None:
     asked = request((1,), base=engine.backend.base, max_tokens=12, temperature=0.0)
-    pieces = [piece.text for piece in engine.replies([asked])]
-    assert "".join(pieces) == engine.texts([asked])[0]
+    pieces = [piece.text for piece in engine.stream([asked])]
+    assert "".join(pieces) == engine.complete([asked])[0]
     assert len(pieces) > 1
 
 
@@ -70,8 +70,8 @@ def test_rows_with_different_stacks_and_none_say_together_what_they_say_alone(
             (((1,), "hi"), ((), "hi"), ((2,), "why"), ((1, 2), "hi"), ((3,), "x" * 200))
         )
     ]
-    alone = [engine.texts([each])[0] for each in asked]
-    assert engine.texts(asked) == alone
+    alone = [engine.complete([each])[0] for each in asked]
+    assert engine.complete(asked) == alone
     assert len(set(alone[:2])) == 2
 
 
@@ -80,7 +80,7 @@ def test_a_weight_turns_a_layer_up_and_down_and_nought_is_the_base(engine: Engin
 
     def at(weight: float) -> str:
         asked = request((1,), base=base, max_tokens=8, temperature=0.0)
-        return engine.texts([replace(asked, stack=stack(1, weight=weight, base=base))])[0]
+        return engine.complete([replace(asked, stack=stack(1, weight=weight, base=base))])[0]
 
     assert at(0.0) == said(engine, max_tokens=8)
     assert len({at(0.0), at(0.5), at(2.0)}) == 3
@@ -101,9 +101,9 @@ def test_the_same_seed_says_the_same_and_a_stop_string_ends_it(engine: Engine) -
 
 def test_who_goes_away_frees_their_row_and_nobody_else_notices(engine: Engine) -> None:
     whole = said(engine, 2, max_tokens=30)
-    leaving = engine.replies([request((1,), base=engine.backend.base, max_tokens=400)])
+    leaving = engine.stream([request((1,), base=engine.backend.base, max_tokens=400)])
     staying = Reader(
-        engine.replies([request((2,), base=engine.backend.base, max_tokens=30, temperature=0.0)])
+        engine.stream([request((2,), base=engine.backend.base, max_tokens=30, temperature=0.0)])
     )
     next(leaving)
     leaving.close()
@@ -117,10 +117,10 @@ def test_a_reply_ends_on_the_stack_that_it_began_with_while_others_are_published
 ) -> None:
     whole = said(engine, 1, max_tokens=60)
     reader = Reader(
-        engine.replies([request((1,), base=engine.backend.base, max_tokens=60, temperature=0.0)])
+        engine.stream([request((1,), base=engine.backend.base, max_tokens=60, temperature=0.0)])
     )
     newer = [
-        threading.Thread(target=engine.warm, args=(stack(n, base=engine.backend.base),))
+        threading.Thread(target=engine.preload, args=(stack(n, base=engine.backend.base),))
         for n in (4, 5, 6, 7)
     ]
     for thread in newer:
@@ -137,7 +137,7 @@ def test_log_probs_are_of_the_tokens_that_were_written(engine: Engine) -> None:
     asked = replace(
         request((1,), base=engine.backend.base, max_tokens=8, temperature=0.0), logprobs=True
     )
-    pieces = list(engine.replies([asked]))
+    pieces = list(engine.stream([asked]))
     assert [len(piece.logprobs) for piece in pieces] == [len(piece.tokens) for piece in pieces]
     assert all(value <= 0 for piece in pieces for value in piece.logprobs)
 
@@ -153,4 +153,4 @@ def test_a_stack_of_another_base_is_refused(engine: Engine) -> None:
         request((1,), base=engine.backend.base), stack=Stack("0" * 64, stack(1).entries)
     )
     with pytest.raises(BaseMismatch):
-        engine.texts([foreign])
+        engine.complete([foreign])

@@ -34,7 +34,7 @@ from personalpeft.backends.base import Backend, Row
 from personalpeft.backends.fake import FakeBackend
 from personalpeft.base_models.types import Base
 from personalpeft.engine.engine import Engine
-from personalpeft.engine.request import Replies, Request
+from personalpeft.engine.request import OutputStream, Request
 from personalpeft.errors import Busy
 from personalpeft.settings import Serving, VllmServer
 
@@ -87,7 +87,7 @@ class Cold:
 @dataclass
 class Talk:
     asked: Request
-    replies: Replies
+    replies: OutputStream
     reader: Reader
     gone: threading.Event
 
@@ -128,7 +128,7 @@ class Everybody(RuleBasedStateMachine):
                 max_tokens=max(1, int(share * self.longest)),
             )
             gone = threading.Event()
-            replies = self.engine.replies([asked], cancelled=gone.is_set)
+            replies = self.engine.stream([asked], cancelled=gone.is_set)
             self.talks.append(Talk(asked, replies, Reader(replies), gone))
 
     @rule(steps=st.integers(1, 6))
@@ -140,7 +140,7 @@ class Everybody(RuleBasedStateMachine):
         self.live[user] = data.draw(st.sampled_from(REVISIONS[user]))
         if ahead:
             warming = threading.Thread(
-                target=self.engine.warm, args=(stack(*self.live[user], base=self.base),)
+                target=self.engine.preload, args=(stack(*self.live[user], base=self.base),)
             )
             warming.start()
             self._until(lambda: not warming.is_alive())

@@ -89,7 +89,7 @@ def test_several_requests_for_one_missing_stack_share_one_load(shelf: Shelf) -> 
         readers = [
             ask(engine, request((1,), f"prompt {n}", user=f"user-{n % 3}")) for n in range(5)
         ]
-        scored = threading.Thread(target=engine.warm, args=(stack(1),), daemon=True)
+        scored = threading.Thread(target=engine.preload, args=(stack(1),), daemon=True)
         scored.start()
         waiting(engine, 5)
         held.set()
@@ -110,14 +110,14 @@ def test_a_load_that_fails_reaches_exactly_those_who_wait_for_it_and_is_not_reme
 
         def hold() -> None:
             try:
-                engine.warm(stack(1))
+                engine.preload(stack(1))
             except KeyError as error:
                 errors.append(error)
 
         holder = threading.Thread(target=hold, daemon=True)
         holder.start()
         waiting(engine, 4)
-        wait_until(lambda: len(engine._loop._holders) == 1)
+        wait_until(lambda: len(engine._core._scheduler.pin_requests) == 1)
         held.set()
         assert [type(reader.end().error) for reader in bad] == [KeyError] * 3
         holder.join(PATIENCE)
@@ -263,7 +263,7 @@ def test_a_held_stack_keeps_its_slot_and_a_let_go_one_stays_until_it_is_needed(
     shelf: Shelf,
 ) -> None:
     with engine_on(read=shelf) as engine:
-        with engine.resident(stack(1)) as key:
+        with engine.pin(stack(1)) as key:
             assert key == stack(1).digest
             in_turn(engine, 2, 3, 4)
             assert engine.backend.score([], key) == ()
@@ -274,8 +274,8 @@ def test_a_held_stack_keeps_its_slot_and_a_let_go_one_stays_until_it_is_needed(
 
 def test_a_warmed_stack_is_there_when_its_first_request_comes(shelf: Shelf) -> None:
     with engine_on(read=shelf) as engine:
-        engine.warm(stack(5))
-        engine.warm(stack())
+        engine.preload(stack(5))
+        engine.preload(stack())
         assert shelf.asked == digests(5)
         in_turn(engine, 5)
         assert engine.metrics()["stack_hits_total"] == 1
@@ -289,10 +289,10 @@ def test_what_is_published_while_a_reply_is_written_changes_the_next_reply_and_n
         before, after = (text(engine, request((n,))) for n in (1, 2))
     stepped = Stepped(slots=2, rows=2)
     with engine_on(stepped, shelf) as engine:
-        old = engine.replies([request((1,))])
+        old = engine.stream([request((1,))])
         stepped.go()
         heard = next(old).text
-        publishing = threading.Thread(target=engine.warm, args=(stack(2),), daemon=True)
+        publishing = threading.Thread(target=engine.preload, args=(stack(2),), daemon=True)
         publishing.start()
         new = ask(engine, request((2,)))
         stepped.run()

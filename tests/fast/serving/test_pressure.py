@@ -26,7 +26,7 @@ from personalpeft.settings import Serving
 def test_a_user_with_a_hundred_requests_starves_nobody(shelf: Shelf) -> None:
     stepped = Stepped(rows=2)
     with engine_on(stepped, shelf, waiting_per_user=100) as engine:
-        engine.warm(stack(2))
+        engine.preload(stack(2))
         flood = ask(engine, *(request((1,), f"prompt {n}", user="ada") for n in range(100)))
         running(engine, 2)
         one = ask(engine, request((2,), user="bo"))
@@ -100,11 +100,11 @@ def test_a_users_share_of_the_queue_refuses_that_user_alone(shelf: Shelf) -> Non
 def test_a_call_that_can_never_fit_is_told_so_and_holds_nothing(shelf: Shelf) -> None:
     with engine_on(read=shelf, waiting_per_user=3) as engine:
         with pytest.raises(Busy) as busy:
-            engine.texts([request((1,), f"prompt {n}") for n in range(4)])
+            engine.complete([request((1,), f"prompt {n}") for n in range(4)])
         assert busy.value.retry_after is None
         assert busy.value.hint == "Ask for fewer at once."
         assert engine.metrics()["num_requests_waiting"] == 0
-        assert engine.texts([request((1,), f"prompt {n}") for n in range(3)])
+        assert engine.complete([request((1,), f"prompt {n}") for n in range(3)])
 
 
 def test_background_work_is_never_refused_and_never_ahead_of_people(shelf: Shelf) -> None:
@@ -132,7 +132,7 @@ def test_what_is_paused_does_not_begin_and_a_pause_that_fails_is_the_callers(she
         requests = [request((1,), f"prompt {n}", user="learner", background=True) for n in range(3)]
         texts: list[str] = []
         asking = threading.Thread(
-            target=lambda: texts.extend(engine.texts(requests, paused=paused.is_set))
+            target=lambda: texts.extend(engine.complete(requests, paused=paused.is_set))
         )
         asking.start()
         waiting(engine, 3)
@@ -140,13 +140,13 @@ def test_what_is_paused_does_not_begin_and_a_pause_that_fails_is_the_callers(she
         assert engine.metrics()["num_requests_waiting"] == 3
         paused.clear()
         asking.join(20)
-        assert texts == engine.texts(requests)
+        assert texts == engine.complete(requests)
 
         def broken() -> bool:
             raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
-            engine.texts(requests, paused=broken)
+            engine.complete(requests, paused=broken)
         assert text(engine, request((2,), user="ada"))
 
 

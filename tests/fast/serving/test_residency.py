@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from personalpeft.engine.adapter_cache import HostCache, Slots
+from personalpeft.engine.adapter_cache import AdapterCache, HostCache
 
 SLOTS = 3
 KEYS = st.sampled_from("abcdef")
@@ -19,17 +19,17 @@ class Comparison(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.slots = Slots(SLOTS)
+        self.slots = AdapterCache(SLOTS)
         self.uses: list[str] = []
         self.coming: list[str] = []
         self.pins: Counter[str] = Counter()
 
     @rule(wanted=st.lists(KEYS, max_size=6))
     def give(self, wanted: list[str]) -> None:
-        claims = self.slots.claims(iter(wanted))
+        claims = self.slots.reserve(iter(wanted))
         assert list(claims) == list(dict.fromkeys(wanted))[:SLOTS]
         for given_, key in zip(
-            self.slots.give(claims), [c for c in claims if c not in self.uses], strict=False
+            self.slots.assign(claims), [c for c in claims if c not in self.uses], strict=False
         ):
             assert given_.key == key
             idle = [
@@ -38,10 +38,10 @@ class Comparison(RuleBasedStateMachine):
                 if k not in self.coming and not self.pins[k] and k not in claims
             ]
             if len(self.uses) == SLOTS:
-                assert given_.leaving == idle[0]
+                assert given_.evicted == idle[0]
                 self.uses.remove(idle[0])
             else:
-                assert given_.leaving is None
+                assert given_.evicted is None
             self.uses.append(key)
             self.coming.append(key)
         # Who is claimed and has no slot could not be given one.
@@ -53,14 +53,14 @@ class Comparison(RuleBasedStateMachine):
     @rule(data=st.data(), fine=st.booleans())
     def load(self, data: st.DataObject, fine: bool) -> None:
         key = data.draw(st.sampled_from(self.coming))
-        assert not self.slots.ready(key)
+        assert not self.slots.is_ready(key)
         self.coming.remove(key)
         self.uses.remove(key)
         if fine:
-            self.slots.arrived(key)
+            self.slots.mark_ready(key)
             self.uses.append(key)
         else:
-            self.slots.failed(key)
+            self.slots.mark_failed(key)
 
     @precondition(lambda self: set(self.uses) - set(self.coming))
     @rule(data=st.data())
@@ -74,7 +74,7 @@ class Comparison(RuleBasedStateMachine):
     @rule(data=st.data())
     def end_a_use(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.pins.elements())))
-        self.slots.let_go(key)
+        self.slots.unpin(key)
         self.pins[key] -= 1
         self._used(key)
 
@@ -84,12 +84,13 @@ class Comparison(RuleBasedStateMachine):
 
     @invariant()
     def holds_what_was_used_last_and_never_more_than_fits(self) -> None:
-        assert list(self.slots.taken) == self.uses
+        assert list(self.slots.keys) == self.uses
         assert len(self.uses) <= SLOTS
-        assert {key for key in "abcdef" if self.slots.ready(key)} == set(self.uses) - set(
+        assert {key for key in "abcdef" if self.slots.is_ready(key)} == set(self.uses) - set(
             self.coming
         )
-        assert all(self.slots.ready(key) for key in self.pins.elements())
+        assert all(self.slots.is_ready(key) for key in self.pins.elements())
+        self.slots.check_integrity(self.pins)
 
 
 TestSlotsAgainstAModel = Comparison.TestCase

@@ -53,7 +53,7 @@ class Forgetful(FakeBackend):
         if number is not None:
             live = self._live[number]
             first = self.__dict__.setdefault("first", row)
-            live.row = Row(first.tokens, row.stack, row.sampling, row.owner, row.logprobs)
+            live.prompt, live.reply = first.tokens, self._reply(first, live.stack)
         return number
 
 
@@ -71,7 +71,9 @@ def test_a_backend_that_keeps_rows_apart_passes_every_check(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with checked(FakeBackend(BASE, slots=2, rows=4)) as engine:
-        engine.texts([request((n % 2,), f"prompt {n}", temperature=1.0, seed=n) for n in range(8)])
+        engine.complete(
+            [request((n % 2,), f"prompt {n}", temperature=1.0, seed=n) for n in range(8)]
+        )
         checks(engine, 8)
         assert engine.metrics()["self_check_mismatches_total"] == 0
     assert caplog.records == []
@@ -143,7 +145,7 @@ def test_a_check_that_fails_ends_nothing() -> None:
 def test_the_numbers_of_a_reply() -> None:
     stepped, time = Stepped(), Time()
     with engine_on(stepped, clock=time.clock()) as engine:
-        engine.warm(stack(1))
+        engine.preload(stack(1))
         asked = request((1,))
         reply = ask(engine, asked)
         running(engine, 1)
@@ -164,7 +166,7 @@ def test_the_numbers_of_a_reply() -> None:
         after = engine.metrics()
         assert after["request_success_total"] == 1
         assert after["generation_tokens_total"] == 8
-        assert after["prompt_tokens_total"] == len(engine.tokens(asked))
+        assert after["prompt_tokens_total"] == len(engine.tokenize(asked))
         measured = {name: (seen.count, seen.total) for name, seen in after.histograms.items()}
         assert measured == {
             "time_to_first_token_seconds": (1, 2.0),

@@ -51,7 +51,7 @@ def answers(runtime: Runtime, stack: Stack, prompts: Sequence[str], max_tokens: 
     """Greedy replies, asked as one batch."""
     sampling = Sampling(max_tokens=max_tokens)
     requests = [Request("ada", (Message("user", prompt),), stack, sampling) for prompt in prompts]
-    return runtime.engine().texts(requests)
+    return runtime.engine().complete(requests)
 
 
 def chats(user: User) -> dict[str, str]:
@@ -196,7 +196,7 @@ def test_peft_loads_the_export_and_says_the_same(job: Job, tmp_path: Path) -> No
     attach(
         ours,
         "style",
-        compose([(job.runtime.engine().adapter(job.ada.stack().entries[0].digest), 1.0)]),
+        compose([(job.runtime.engine().read_adapter(job.ada.stack().entries[0].digest), 1.0)]),
     )
     for prompt in UNSEEN[:2]:
         tokens = ours.render([Message("user", prompt)])

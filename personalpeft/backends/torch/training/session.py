@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from personalpeft.adapters.types import Pair
-from personalpeft.backends.base import Continuation, SessionSpec, Term
+from personalpeft.backends.base import Continuation, SessionSpec, Loss
 from personalpeft.backends.torch.lora_layers import Bound, groups_of
 from personalpeft.backends.torch.model_runner import Model
 from personalpeft.backends.torch.training.logprobs import (
@@ -72,7 +72,7 @@ class TorchSession:
         self._open = True
         model.open_session()
 
-    def refer(self, terms: Sequence[Term]) -> None:
+    def precompute_ref_log_probs(self, terms: Sequence[Loss]) -> None:
         """Reads what the stack below says of all that these terms will need, where no session has read it before."""
         missing: dict[Continuation, bool] = {}
         for term in terms:
@@ -83,7 +83,7 @@ class TorchSession:
             missing, self._below.number, self._below.bound
         )
 
-    def step(self, terms: Sequence[Term], learning_rate: float) -> float:
+    def step(self, terms: Sequence[Loss], learning_rate: float) -> float:
         """One optimizer step on the sum of the terms' losses; returns that loss."""
         (loss,) = advance(self._model, [self], [terms], [learning_rate])
         return loss
@@ -100,7 +100,7 @@ class TorchSession:
             self._model.where.dtype,
         )
 
-    def loss(self, terms: Sequence[Term], outputs: Mapping[Continuation, TensorOutputs]) -> Tensor:
+    def loss(self, terms: Sequence[Loss], outputs: Mapping[Continuation, TensorOutputs]) -> Tensor:
         """The sum of the terms' losses."""
         losses = []
         for term in terms:
@@ -176,7 +176,7 @@ class TorchSession:
 def advance(
     model: Model,
     sessions: Sequence[TorchSession],
-    terms: Sequence[Sequence[Term]],
+    terms: Sequence[Sequence[Loss]],
     rates: Sequence[float],
 ) -> tuple[float, ...]:
     """One step of each, a few sessions in each pass; see ``Backend.advance``."""
@@ -194,7 +194,7 @@ def advance(
 def _advance(
     model: Model,
     sessions: Sequence[TorchSession],
-    terms: Sequence[Sequence[Term]],
+    terms: Sequence[Sequence[Loss]],
     rates: Sequence[float],
     asked: Sequence[Sequence[Continuation]],
 ) -> list[float]:

@@ -1,0 +1,480 @@
+"""The engine's thread: it runs the batch, in which requests start and finish between two steps.
+
+One iteration: drop requests that are cancelled, late or cannot be loaded; assign slots; start
+requests; make one step and hand out its chunks. An idle iteration checks a reply.
+
+Who may touch what:
+
+- The engine's thread alone changes the scheduler's running requests and its queue's order, and
+  calls
+  the backend's ``admit``, ``step``, ``remove`` and ``detach``. So what it read under the lock still
+  holds when it acts without the lock.
+- ``_changed`` guards the scheduler and what the thread is to notice. It is held for bookkeeping
+  only,
+  never while something is read, computed or waited for, or a caller's function is asked.
+- Callers queue requests and pin adapters that are ready. The loader reports loads.
+
+Progress: the loader waits for nothing but its next loads. A reserved slot becomes free, because no
+new request starts with a key that is not reserved and every running request ends. A thread that
+pins an adapter waits for nothing else. When the engine's thread ends, it first ends all that wait
+for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+from personalpeft.adapters.types import Adapter
+from personalpeft.backends.base import Backend, OutOfBlocks, Piece
+from personalpeft.backends.error_mapping import failure
+from personalpeft.clock import Clock
+from personalpeft.engine.fair_queue import FairQueue, QueueLimit
+from personalpeft.engine.loader import AdapterLoader
+from personalpeft.engine.metrics import Metrics, Snapshot
+from personalpeft.engine.request import RequestGroup, RequestState, RequestStatus
+from personalpeft.engine.scheduler import PinRequest, Scheduler
+from personalpeft.engine.self_check import SelfCheck
+from personalpeft.errors import (
+    DeadlineExceeded,
+    PersonalPeftError,
+    QueueFull,
+    ServingFailed,
+    where_raised,
+)
+from personalpeft.settings import Serving
+from personalpeft.types import Stack
+
+log = logging.getLogger(__name__)
+
+# Seconds between two looks at callers while requests wait and none runs. A caller that cancels can
+# be asked, but not waited for.
+_POLL_SECONDS = 0.05
+# Weight of the newest reply in the average duration that retry hints are computed from.
+_NEWEST_WEIGHT = 0.2
+_REOPEN = "Close the runtime and open it again."
+
+
+class EngineCore:
+    """Runs the batch of one backend. Its threads start with the first request and end with
+    ``close``.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        read_adapter: Callable[[str], Adapter],
+        serving: Serving,
+        clock: Clock,
+    ) -> None:
+        self._backend = backend
+        self._timer = clock.timer
+        self._metrics = Metrics()
+        self._check = SelfCheck(backend, serving.self_check, clock.entropy, self._metrics)
+        self._loader = AdapterLoader(
+            backend, read_adapter, serving.host_bytes, self._metrics, clock.timer, self._on_loaded
+        )
+        self._thread = threading.Thread(target=self._run, name="personalpeft-serving", daemon=True)
+        self._changed = threading.Condition(threading.Lock())
+        queue = FairQueue[RequestState](
+            max_waiting=serving.waiting,
+            max_waiting_per_user=serving.waiting_per_user,
+            max_running_per_user=serving.running_per_user,
+        )
+        self._scheduler = Scheduler(queue, backend.slots, backend.rows)
+        # Loads that failed since the last iteration, by key.
+        self._failed: dict[str, Exception] = {}
+        # Keys to evict as soon as they are unpinned, and the callers that asked for it.
+        self._evicting: set[str] = set()
+        self._clearing: list[threading.Event] = []
+        self._has_news = False
+        self._started = False
+        self._ended: PersonalPeftError | None = None
+        # Average seconds from the start of a reply to its end.
+        self._reply_seconds = 0.0
+
+    # From any thread
+
+    def submit(self, group: RequestGroup) -> None:
+        """Queue all requests of a group, or none.
+
+        Raises:
+            QueueFull: The queue, or the user's share of it, has no room; with a hint when to retry.
+            ServingFailed: The engine has ended.
+        """
+        now = self._timer()
+        for request in group.requests:
+            request.arrived = now
+            timeout = request.request.timeout
+            request.deadline = None if timeout is None else now + timeout
+            request.is_checked = self._check.is_sampled()
+            request.logprobs = request.logprobs or request.is_checked
+        with self._changed:
+            self._start()
+            limit = self._scheduler.queue.exceeded(group.requests)
+            if limit is not None:
+                self._metrics.count("refusals_total")
+                raise self._queue_full(limit, len(group.requests))
+            for request in group.requests:
+                if request.stack is not None:
+                    is_hit = self._scheduler.adapters.is_ready(request.stack)
+                    self._metrics.count("stack_hits_total" if is_hit else "stack_misses_total")
+            self._scheduler.submit(group.requests)
+            self._notify()
+
+    @contextmanager
+    def pin(self, key: str, stack: Stack) -> Iterator[None]:
+        """Wait until an adapter is attached and keep it in its slot inside the block.
+
+        Inside, wait for no other adapter and no reply: the slot that they need could be this one.
+        Raises what the load raises, and ``ServingFailed``.
+        """
+        with self._changed:
+            self._start()
+            if not self._scheduler.adapters.is_ready(key):
+                request = PinRequest(key, stack)
+                self._scheduler.pin_requests.append(request)
+                self._notify()
+                try:
+                    self._changed.wait_for(
+                        lambda: (
+                            self._scheduler.adapters.is_ready(key) or request.error or self._ended
+                        )
+                    )
+                finally:
+                    if request in self._scheduler.pin_requests:
+                        self._scheduler.pin_requests.remove(request)
+                if error := self._ended or request.error:
+                    raise error
+            self._scheduler.pin(key)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._scheduler.unpin(key)
+                self._notify()
+
+    def yield_to_foreground(self, max_seconds: float) -> None:
+        """Wait while foreground requests wait or run, at most ``max_seconds``."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._ended or not self._scheduler.queue.has_foreground, max_seconds
+            )
+
+    def clear_caches(self) -> None:
+        """See ``Engine.clear_caches``."""
+        done = threading.Event()
+        with self._changed:
+            if not self._started or self._ended is not None:
+                return
+            self._clearing.append(done)
+            self._notify()
+            self._changed.wait_for(lambda: done.is_set() or self._ended)
+
+    def snapshot(self) -> Snapshot:
+        """Return all metrics as they are now."""
+        occupancy = self._backend.occupancy()
+        with self._changed:
+            gauges = {
+                "num_requests_running": len(self._scheduler.running),
+                "num_requests_waiting": len(self._scheduler.queue),
+                "rows": self._backend.rows,
+                "slots_used": len(self._scheduler.adapters.keys),
+                "slots": self._backend.slots,
+                "host_bytes": self._loader.host_bytes,
+                "kv_cache_usage_perc": occupancy.tokens_used / max(1, occupancy.tokens),
+            }
+        return self._metrics.snapshot(gauges, {"prefix_cache_hits_total": occupancy.reused})
+
+    def check_integrity(self) -> None:
+        """See ``Engine.check_integrity``."""
+        with self._changed:
+            self._scheduler.check_integrity()
+        self._backend.check_integrity()
+
+    def close(self) -> None:
+        """Cancel what runs or waits, detach all adapters that are not in use, and end the threads.
+
+        Closing twice is fine.
+        """
+        with self._changed:
+            self._ended = self._ended or _closed_error()
+            self._notify()
+        if self._thread.is_alive():
+            self._thread.join()
+        # The engine's thread does this, unless it never ran.
+        self._loader.close()
+
+    def _start(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+        if not self._started:
+            self._started = True
+            try:
+                self._loader.start()
+                self._thread.start()
+            except BaseException:
+                # Ctrl-C. A later caller would wait for threads that may not run.
+                self._ended = ServingFailed("Serving was stopped while it started.", hint=_REOPEN)
+                self._notify()
+                raise
+
+    def _notify(self) -> None:
+        self._has_news = True
+        self._changed.notify_all()
+
+    def _queue_full(self, limit: QueueLimit, num_requests: int) -> QueueFull:
+        wait = max(1, math.ceil(limit.excess * self._reply_seconds / self._backend.rows))
+        possible = num_requests <= limit.limit
+        return QueueFull(
+            f"{limit.limit} requests {'of one user ' if limit.per_user else ''}may wait, and "
+            f"{limit.excess} more would.",
+            hint=f"Try again in {wait} s." if possible else "Ask for fewer at once.",
+            retry_after=float(wait) if possible else None,
+        )
+
+    def _on_loaded(self, key: str, error: Exception | None) -> None:
+        with self._changed:
+            self._scheduler.loaded(key, error)
+            if error is not None:
+                self._failed[key] = error
+            self._notify()
+
+    # The engine's thread
+
+    def _run(self) -> None:
+        error = None
+        try:
+            while self._wait_for_work():
+                self._drop()
+                self._evict()
+                self._start_requests(self._load())
+                if self._scheduler.running:
+                    self._step()
+                elif self._check and not self._scheduler.queue:
+                    self._check.run_one(self._scheduler.adapters.is_ready)
+        except Exception as bug:  # noqa: BLE001 - each waiting reply ends with it
+            log.error("serving has ended: %s", where_raised(bug))
+            error = failure("Serving has stopped after an error.", bug, hint=_REOPEN)
+        finally:
+            self._end(error)
+
+    def _wait_for_work(self) -> bool:
+        """Wait for something to do. Return False when it is time to end."""
+        with self._changed:
+            queue = self._scheduler.queue
+            busy = self._scheduler.running or (self._check and not queue)
+            if not (self._has_news or busy or self._ended):
+                self._changed.wait(_POLL_SECONDS if queue else None)
+            self._has_news = False
+            return self._ended is None
+
+    def _drop(self) -> None:
+        """End requests that are cancelled, late, or cannot be loaded."""
+        with self._changed:
+            requests = [*self._scheduler.queue, *self._scheduler.running.values()]
+            failed, self._failed = self._failed, {}
+        now = self._timer()
+        polled: dict[RequestGroup, bool | Exception] = {}
+        for request in requests:
+            group = request.group
+            if group not in polled:
+                polled[group] = group.poll()
+            cancelled = polled[group]
+            if isinstance(cancelled, Exception):
+                self._end_early(request, cancelled)
+            elif cancelled:
+                self._end_early(request)
+            elif request.deadline is not None and request.deadline <= now:
+                self._end_early(request, _deadline_error(request))
+            elif request.stack in failed and request.status is not RequestStatus.RUNNING:
+                self._end_early(request, failed[request.stack])
+
+    def _evict(self) -> None:
+        """Evict the adapters that ``clear_caches`` asked for and that are no longer in use."""
+        with self._changed:
+            adapters = self._scheduler.adapters
+            clearing, self._clearing = self._clearing, []
+            if clearing:
+                self._evicting |= {*adapters.keys}
+            elif not self._evicting:
+                return
+            # A preempted request is to finish on the revision that it began with.
+            preempted = {request.stack for request in self._scheduler.queue.preempted}
+            evicted = [k for k in adapters.unpinned() if k in self._evicting - preempted]
+            for key in evicted:
+                adapters.evict(key)
+            self._evicting = self._evicting & {*adapters.keys}
+        for key in evicted:
+            self._backend.detach(key)
+        if clearing or evicted:
+            self._check.clear()
+            self._backend.forget()
+        if clearing:
+            self._loader.clear()
+            with self._changed:
+                for each in clearing:
+                    each.set()
+                self._notify()
+
+    def _load(self) -> Sequence[str]:
+        """Load the adapters that are waited for. Return the keys with which requests may start."""
+        with self._changed:
+            # Requests for an adapter that just failed end in the next iteration.
+            reserved, assigned = self._scheduler.assign_slots(self._failed.__contains__)
+        for assignment, stack in assigned:
+            if assignment.evicted is not None:
+                self._metrics.count("stack_evictions_total")
+                self._backend.detach(assignment.evicted)
+            self._loader.load(assignment.key, stack)
+        return reserved
+
+    def _start_requests(self, reserved: Sequence[str]) -> None:
+        """Start and resume requests while the backend has room."""
+        while True:
+            with self._changed:
+                request = self._scheduler.next_ready(reserved)
+            if request is None:
+                return
+            try:
+                number = self._backend.admit(request)
+                if number is None and not self._scheduler.running:
+                    raise MemoryError("an empty batch has no room for this request")
+            except Exception as error:  # noqa: BLE001 - the caller of this request gets it
+                self._end_early(request, failure("The model could not take this request.", error))
+                continue
+            if number is None:
+                return
+            is_resumed = request.status is RequestStatus.PREEMPTED
+            with self._changed:
+                self._scheduler.start(request, number)
+            if not is_resumed:
+                request.started = self._timer()
+                self._metrics.count("prompt_tokens_total", len(request.tokens))
+                self._metrics.observe(
+                    "request_queue_time_seconds", request.started - request.arrived
+                )
+
+    def _step(self) -> None:
+        try:
+            chunks = self._step_backend()
+        except Exception as error:  # noqa: BLE001 - each running request ends with it
+            log.error("a step failed; the running requests end: %s", where_raised(error))
+            for request in tuple(self._scheduler.running.values()):
+                self._end_early(
+                    request, failure("The model failed while it wrote this reply.", error)
+                )
+            return
+        now = self._timer()
+        for chunk in chunks:
+            request = self._scheduler.running[chunk.row]
+            if chunk.failed is not None:
+                self._end_early(
+                    request, failure("The model failed while it wrote this reply.", chunk.failed)
+                )
+                continue
+            self._record(request, chunk, now)
+            if chunk.finish is not None:
+                with self._changed:
+                    self._scheduler.finish(request)
+                    self._notify()
+            request.group.outputs.put(replace(chunk, row=request.index))
+
+    def _step_backend(self) -> Sequence[Piece]:
+        """Make a step, and preempt requests until there is memory for it."""
+        while True:
+            try:
+                return self._backend.step()
+            except OutOfBlocks:
+                request = self._scheduler.choose_victim()
+                if request is None:
+                    raise
+                self._backend.remove(request.number)
+                self._metrics.count("num_preemptions_total")
+                with self._changed:
+                    self._scheduler.preempt(request)
+
+    def _record(self, request: RequestState, chunk: Piece, now: float) -> None:
+        """Record a chunk in the metrics and for the self-check."""
+        count = len(chunk.tokens)
+        if count:
+            self._metrics.count("generation_tokens_total", count)
+            if request.last_token is None:
+                self._metrics.observe("time_to_first_token_seconds", now - request.arrived)
+            else:
+                self._metrics.observe(
+                    "time_per_output_token_seconds", (now - request.last_token) / count, count
+                )
+            request.last_token = now
+        if request.is_checked:
+            request.output_logprobs += chunk.logprobs[:count]
+        if chunk.finish is not None:
+            self._metrics.count("request_success_total")
+            self._metrics.observe("e2e_request_latency_seconds", now - request.arrived)
+            weight = _NEWEST_WEIGHT if self._reply_seconds else 1.0
+            self._reply_seconds += (now - request.started - self._reply_seconds) * weight
+            if request.is_checked:
+                self._check.add(request)
+
+    def _end_early(self, request: RequestState, error: Exception | None = None) -> None:
+        """End a request wherever it is, as cancelled or with an error."""
+        if request.status is RequestStatus.RUNNING:
+            self._backend.remove(request.number)
+        with self._changed:
+            self._scheduler.finish(request)
+            # A waiting request may start now, even if nothing else runs.
+            self._notify()
+        self._put_last(request, error)
+
+    def _put_last(self, request: RequestState, error: Exception | None) -> None:
+        """Hand out the text that was still held back, and how the request ended."""
+        last = replace(request.finish("cancelled"), row=request.index)
+        if error is None:
+            self._metrics.count("cancellations_total")
+            request.group.outputs.put(last)
+            return
+        is_late = isinstance(error, DeadlineExceeded)
+        self._metrics.count("deadline_errors_total" if is_late else "failures_total")
+        if last.text:
+            request.group.outputs.put(replace(last, finish=None))
+        request.group.outputs.put(error)
+
+    def _end(self, error: PersonalPeftError | None) -> None:
+        """End all requests and loads, so that no caller waits, and detach unpinned adapters."""
+        with self._changed:
+            self._ended = error or self._ended or _closed_error()
+            requests = (*self._scheduler.running.values(), *self._scheduler.queue)
+            running = tuple(self._scheduler.running)
+            for request in requests:
+                self._scheduler.finish(request)
+            self._changed.notify_all()
+        for number in running:
+            # After a bug the backend may be in any state, and callers must still get their last
+            # chunk.
+            with suppress(Exception):
+                self._backend.remove(number)
+        for request in requests:
+            self._put_last(request, error)
+        self._loader.close()
+        # A pinned adapter is being read by another thread. Closing the backend frees it.
+        for key in self._scheduler.adapters.unpinned():
+            self._scheduler.adapters.evict(key)
+            with suppress(Exception):
+                self._backend.detach(key)
+
+
+def _deadline_error(request: RequestState) -> DeadlineExceeded:
+    seconds = (request.deadline or request.arrived) - request.arrived
+    progress = "had not begun" if request.order < 0 else "was not complete"
+    return DeadlineExceeded(
+        f"The reply {progress} after {seconds:g} s.",
+        hint="Give it more time, or ask for a shorter reply (max_tokens).",
+    )
+
+
+def _closed_error() -> ServingFailed:
+    return ServingFailed("The engine is closed.", hint=_REOPEN)

@@ -1,0 +1,224 @@
+"""When key-value blocks run out: who gives way, who never does, and what is said is the same to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from example_counts import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from serving_makers import (
+    BASE,
+    Shelf,
+    Stepped,
+    ask,
+    engine_on,
+    request,
+    running,
+    stack,
+    together,
+    wait_until,
+    waiting,
+)
+
+from personalpeft.backends.base import OutOfBlocks, Piece, Row
+from personalpeft.backends.fake import FakeBackend
+from personalpeft.base_models.types import Base
+from personalpeft.engine.engine import Engine, Request
+from personalpeft.engine.request import RequestStatus
+from personalpeft.errors import PromptTooLong
+from personalpeft.settings import Serving
+
+
+class Cramped(FakeBackend):
+    """Has room for so many tokens of all rows together, and notes whom it lost."""
+
+    def __init__(self, tokens: int, *, slots: int = 2, rows: int = 4) -> None:
+        super().__init__(BASE, slots=slots, rows=rows)
+        self.tokens = self.longest = tokens
+        self.removed: list[str] = []
+
+    def admit(self, row: Row) -> int | None:
+        return None if self._tokens() + len(row.token_ids) > self.tokens else super().admit(row)
+
+    def step(self) -> Sequence[Piece]:
+        if self._tokens() + len(self._live) > self.tokens and len(self._live) > 1:
+            raise OutOfBlocks
+        return super().step()
+
+    def remove(self, number: int) -> None:
+        if number in self._live:
+            self.removed.append(self._live[number].row.owner)
+        super().remove(number)
+
+    def _tokens(self) -> int:
+        return sum(len(live.row.token_ids) for live in self._live.values())
+
+
+def test_the_youngest_gives_way_and_all_are_answered_as_alone(shelf: Shelf) -> None:
+    requests = [request((n % 2,), f"prompt {n}", user=f"user-{n}", max_tokens=9) for n in range(4)]
+    with engine_on(read=shelf) as engine:
+        alone = [engine.complete([each])[0] for each in requests]
+        size = len(engine.tokenize(requests[0]))
+    backend = Cramped(3 * size + 9)
+    with engine_on(backend, shelf) as engine:
+        for number in (0, 1):
+            engine.preload(stack(number))
+        assert engine.complete(requests) == alone
+        assert engine.metrics()["num_preemptions_total"] == len(backend.removed) > 0
+        # The first of all never, and of three the last before the second.
+        assert backend.removed[0] == "user-2"
+        assert "user-0" not in backend.removed
+        # What was read again is not a prompt of anybody's.
+        assert engine.metrics()["prompt_tokens_total"] == 4 * size
+        assert engine.metrics()["request_success_total"] == 4
+        assert engine.metrics()["num_requests_waiting"] == 0
+        engine.check_integrity()
+
+
+class Lost(Stepped):
+    """Has no memory for its next step where the test says so."""
+
+    short = 0
+
+    def step(self) -> Sequence[Piece]:
+        if self.short:
+            self.short -= 1
+            raise OutOfBlocks
+        return super().step()
+
+
+def test_background_work_gives_way_before_people_and_goes_on_after_them(shelf: Shelf) -> None:
+    backend = Lost(slots=2, rows=4)
+    with engine_on(backend, shelf) as engine:
+        engine.preload(stack(1))
+        learn = ask(engine, request((1,), user="learn", background=True))
+        running(engine, 1)
+        people = [ask(engine, request((1,), user=user)) for user in ("ada", "bo")]
+        waiting(engine, 2)
+        backend.go()
+        running(engine, 3)
+        backend.short = 2
+        backend.go()
+        wait_until(lambda: engine.metrics()["num_preemptions_total"] == 2)
+        # The learn was there first; still ada is the one who stays.
+        assert [backend._live[n].row.owner for n in backend._live] == ["ada"]
+        states = [r.status for r in engine._core._scheduler.queue]
+        assert states == [RequestStatus.PREEMPTED] * 2
+        backend.run()
+        assert all(reader.text for reader in (*people, learn))
+        assert backend.owners == ["learn", "ada", "bo", "bo", "learn"]
+
+
+def test_who_is_alone_is_never_preempted_but_fails(shelf: Shelf) -> None:
+    backend = Lost()
+    with engine_on(backend, shelf) as engine:
+        reader = ask(engine, request())
+        running(engine, 1)
+        backend.short = 1
+        backend.run()
+        assert reader.end().error is not None
+        assert ask(engine, request()).text
+
+
+def test_who_was_preempted_can_be_cancelled_and_can_be_late(shelf: Shelf) -> None:
+    backend = Lost()
+    with engine_on(backend, shelf) as engine:
+        first, second = together(engine, backend, request((1,)), request((1,), user="bo"))
+        backend.go(2)
+        wait_until(lambda: len(second.pieces) == 2)
+        backend.short = 1
+        backend.go()
+        wait_until(lambda: engine.metrics()["num_preemptions_total"] == 1)
+        second._replies.close()
+        backend.run()
+        assert second.finish == "cancelled"
+        assert len(second.pieces) >= 3
+        assert first.finish == "stop"
+
+
+def test_a_request_that_alone_does_not_fit_is_refused_at_once() -> None:
+    backend = Cramped(40)
+    with engine_on(backend) as engine, pytest.raises(PromptTooLong):
+        engine.stream([request(prompt="x" * 20, max_tokens=30)])
+
+
+# With a model
+
+
+@pytest.fixture(scope="module")
+def cramped(tiny_base: Base, shared_cache: Path) -> Iterator[Engine]:
+    """An engine on torch with six blocks of keys and values."""
+    from personalpeft.backends.torch import backend as torch_backend
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_backend, "_blocks", lambda model, rows: 6)
+        backend = torch_backend.TorchBackend(tiny_base, slots=2, rows=4, cache=shared_cache)
+    engine = Engine(backend, Shelf(tiny_base), Serving(slots=2, rows=4))
+    yield engine
+    engine.check_integrity()
+    engine.close()
+    engine.check_integrity()
+    backend.close()
+
+
+def bits(engine: Engine, requests: Sequence[Request]) -> list[tuple[object, ...]]:
+    replies: list[tuple[object, ...]] = [()] * len(requests)
+    for piece in engine.stream(requests):
+        replies[piece.row] += (*piece.tokens, *piece.logprobs, *piece.top, piece.text, piece.finish)
+        # In what pieces a text comes is the same too.
+    return replies
+
+
+asked = st.tuples(
+    st.sampled_from([(), (1,), (2,)]),
+    st.sampled_from(["hello", "what is this? "]),
+    st.sampled_from(["ada", "bo"]),
+    st.sampled_from([0.0, 1.5]),
+    st.integers(0, 3),
+    st.booleans(),
+)
+
+
+@pytest.mark.timeout(300)
+def test_replies_are_the_same_to_the_bit_however_often_they_were_preempted(
+    cramped: Engine,
+) -> None:
+    preempted = 0
+
+    @examples(6)
+    @given(st.lists(asked, min_size=3, max_size=6), st.booleans())
+    def holds(
+        some: list[tuple[tuple[int, ...], str, str, float, int, bool]], forgets: bool
+    ) -> None:
+        nonlocal preempted
+        requests = [
+            replace(
+                request(
+                    numbers,
+                    prompt,
+                    user=user,
+                    background=background,
+                    base=cramped.backend.base,
+                    max_tokens=90,
+                    temperature=temperature,
+                    seed=seed,
+                ),
+                logprobs=True,
+                top_logprobs=2,
+            )
+            for numbers, prompt, user, temperature, seed, background in some
+        ]
+        alone = [bits(cramped, [each])[0] for each in requests]
+        if forgets:
+            cramped.clear_caches()
+        before = cramped.metrics()["num_preemptions_total"]
+        assert bits(cramped, requests) == alone
+        preempted += int(cramped.metrics()["num_preemptions_total"] - before)
+        cramped.check_integrity()
+
+    holds()
+    assert preempted
