@@ -54,8 +54,7 @@ class AdapterCache:
         return slot is not None and not slot.ready
 
     def reserve(self, wanted: Iterable[str]) -> tuple[str, ...]:
-        """Return the first different keys of ``wanted``, in queue order, as many as there are
-        slots.
+        """Return the first different keys of ``wanted``, as many as there are slots.
 
         Only requests for these keys may start. Otherwise requests further back could keep their
         adapter in its slot for ever, and the request in front would never get one.
@@ -70,7 +69,7 @@ class AdapterCache:
     def assign(self, reserved: tuple[str, ...]) -> list[SlotAssignment]:
         """Assign slots to reserved keys that have none, while a slot is free or can be evicted.
 
-        Each assigned key is loading until ``mark_ready`` or ``mark_failed``.
+        Each assigned key is loading until ``mark_ready`` or ``remove``.
         """
         assigned = []
         for key in reserved:
@@ -91,16 +90,12 @@ class AdapterCache:
         self._slots[key].ready = True
         self._slots.move_to_end(key)
 
-    def mark_failed(self, key: str) -> None:
-        """Free the slot of an adapter that could not be loaded."""
-        del self._slots[key]
-
     def unpinned(self) -> tuple[str, ...]:
         """Return the ready keys that are not in use, least recently used first."""
         return tuple(key for key, slot in self._slots.items() if slot.ready and not slot.pins)
 
-    def evict(self, key: str) -> None:
-        """Free the slot of an unpinned key."""
+    def remove(self, key: str) -> None:
+        """Free the slot of a key that is unpinned or whose load failed."""
         del self._slots[key]
 
     def pin(self, key: str) -> None:
@@ -125,9 +120,7 @@ class AdapterCache:
 
 
 class HostCache(Generic[V]):
-    """Values of up to ``max_bytes`` together, evicted in least recently used order. Not thread-
-    safe.
-    """
+    """Values of up to ``max_bytes`` in all; the least recently used leave. Not thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

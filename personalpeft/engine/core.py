@@ -5,13 +5,11 @@ requests; make one step and hand out its chunks. An idle iteration checks a repl
 
 Who may touch what:
 
-- The engine's thread alone changes the scheduler's running requests and its queue's order, and
-  calls
-  the backend's ``admit``, ``step``, ``remove`` and ``detach``. So what it read under the lock still
-  holds when it acts without the lock.
-- ``_changed`` guards the scheduler and what the thread is to notice. It is held for bookkeeping
-  only,
-  never while something is read, computed or waited for, or a caller's function is asked.
+- The engine's thread alone starts, preempts and finishes requests, and calls the backend's
+  ``admit``, ``step``, ``remove`` and ``detach``. So what it read under the lock still holds when it
+  acts without the lock.
+- ``_changed`` guards the scheduler. It is held for bookkeeping only, never while something is read
+  or computed, or a caller's function is asked.
 - Callers queue requests and pin adapters that are ready. The loader reports loads.
 
 Progress: the loader waits for nothing but its next loads. A reserved slot becomes free, because no
@@ -60,9 +58,7 @@ _REOPEN = "Close the runtime and open it again."
 
 
 class EngineCore:
-    """Runs the batch of one backend. Its threads start with the first request and end with
-    ``close``.
-    """
+    """Runs the batch of one backend. Its threads start with the first request."""
 
     def __init__(
         self,
@@ -307,7 +303,7 @@ class EngineCore:
             preempted = {request.stack for request in self._scheduler.queue.preempted}
             evicted = [k for k in adapters.unpinned() if k in self._evicting - preempted]
             for key in evicted:
-                adapters.evict(key)
+                adapters.remove(key)
             self._evicting = self._evicting & {*adapters.keys}
         for key in evicted:
             self._backend.detach(key)
@@ -462,7 +458,7 @@ class EngineCore:
         self._loader.close()
         # A pinned adapter is being read by another thread. Closing the backend frees it.
         for key in self._scheduler.adapters.unpinned():
-            self._scheduler.adapters.evict(key)
+            self._scheduler.adapters.remove(key)
             with suppress(Exception):
                 self._backend.detach(key)
 

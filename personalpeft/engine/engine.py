@@ -71,9 +71,7 @@ class Engine:
 
     @contextmanager
     def temporary_adapter(self, adapter: Adapter) -> Iterator[str]:
-        """Yield the digest by which stacks may name an adapter that is not stored, inside the
-        block.
-        """
+        """Yield a digest by which stacks may name an adapter that is not stored, in the block."""
         digest = hashlib.sha256(pack(adapter)).hexdigest()
         self._temporary[digest] = adapter
         try:
@@ -178,9 +176,7 @@ class Engine:
     def score(
         self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False
     ) -> tuple[Score, ...]:
-        """Return the log-prob of each continuation under a stack, in nats a token. Raises as
-        ``pin``.
-        """
+        """Return log-probs of continuations under a stack, in nats a token. Raises as ``pin``."""
         if not items:
             return ()
         with self.pin(stack) as key, model_faults("The model failed while it compared answers."):

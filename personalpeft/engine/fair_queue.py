@@ -38,9 +38,7 @@ R = TypeVar("R", bound=Queued)
 
 @dataclass(frozen=True, slots=True)
 class QueueLimit:
-    """The limit that a submission exceeds by ``excess``; ``per_user`` if it is the user's own
-    share.
-    """
+    """The limit that a submission exceeds by ``excess``; the user's own share if ``per_user``."""
 
     excess: int
     limit: int

@@ -63,11 +63,6 @@ class Histogram:
     def count(self) -> int:
         return sum(self.counts)
 
-    @property
-    def mean(self) -> float:
-        """The mean, 0 if nothing was measured."""
-        return self.total / self.count if self.count else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:

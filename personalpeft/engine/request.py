@@ -1,5 +1,4 @@
-"""A request from submission to its last chunk, the group it was submitted with, and the reader's
-stream.
+"""A request from submission to its last chunk, its group, and the stream that the caller reads.
 
 After submission a ``RequestState`` belongs to the engine's thread alone. A ``RequestGroup`` is
 shared: its queue of outputs is unbounded, so a slow reader never blocks the engine, and ``closed``

@@ -80,7 +80,7 @@ class Scheduler:
         if error is None:
             self.adapters.mark_ready(key)
             return
-        self.adapters.mark_failed(key)
+        self.adapters.remove(key)
         for each in self.pin_requests:
             if each.stack == key:
                 each.error = error

@@ -1,5 +1,4 @@
-"""Compares a sample of replies with a cold run: each token's log-prob when it was written and when
-the reply is scored alone afterwards.
+"""Compares the log-probs of a sample of replies with those of scoring them alone afterwards.
 
 A row that read another's cache, slot or logits was written at log-probs that its own stack does not
 give. Results go to the metrics and the log, which never contain text of a user.

@@ -44,6 +44,7 @@ def engine(backend: Backend) -> Iterator[Engine]:
     engine = Engine(backend, Shelf(backend.base), Serving(slots=2, rows=4))
     yield engine
     engine.close()
+    engine.check_integrity()
 
 
 def said(engine: Engine, *numbers: int, prompt: str = "hello", **more: object) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -30,7 +30,7 @@ from serving_makers import BASE, Reader, Shelf, Stepped, request, stack
 from vllm_maker import vllm_backend
 
 from personalpeft.adapters.compose import compose
-from personalpeft.backends.base import Backend, Row
+from personalpeft.backends.base import Backend, OutOfBlocks, Piece, Row
 from personalpeft.backends.fake import FakeBackend
 from personalpeft.base_models.types import Base
 from personalpeft.engine.engine import Engine
@@ -169,6 +169,7 @@ class Everybody(RuleBasedStateMachine):
             closing = threading.Thread(target=self.engine.close)
             closing.start()
             self._until(lambda: not closing.is_alive())
+            self.engine.check_integrity()
         assert metrics["self_check_mismatches_total"] == 0
         assert (
             metrics["num_requests_waiting"]
@@ -213,11 +214,24 @@ def quietly(count: int, steps: int, phases: Collection[Phase] = tuple(Phase)) ->
     )
 
 
-def test_each_hears_their_own_stack_whatever_others_do() -> None:
+class Short(Stepped):
+    """Has no memory for each third step while more than one row is there."""
+
+    def step(self) -> Sequence[Piece]:
+        if len(self._live) > 1 and self.steps % 3 == 2 and self.short != self.steps:
+            self.short = self.steps
+            raise OutOfBlocks
+        return super().step()
+
+    short = -1
+
+
+@pytest.mark.parametrize("kind", [Stepped, Short])
+def test_each_hears_their_own_stack_whatever_others_do(kind: type[Stepped]) -> None:
     cold = Cold(FakeBackend(BASE), Shelf())
 
     def everybody() -> Everybody:
-        backend = Stepped(slots=2, rows=3)
+        backend = kind(slots=2, rows=3)
         return Everybody(BASE, backend, cold, backend.go, 10)
 
     run_state_machine_as_test(everybody, settings=quietly(100, 25))  # type: ignore[no-untyped-call]

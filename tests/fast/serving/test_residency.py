@@ -60,7 +60,7 @@ class Comparison(RuleBasedStateMachine):
             self.slots.mark_ready(key)
             self.uses.append(key)
         else:
-            self.slots.mark_failed(key)
+            self.slots.remove(key)
 
     @precondition(lambda self: set(self.uses) - set(self.coming))
     @rule(data=st.data())

@@ -185,7 +185,6 @@ def test_a_histogram_counts_each_value_in_the_first_bucket_that_holds_it() -> No
     seen = metrics.snapshot(dict.fromkeys(GAUGES, 0), {}).histograms["stack_load_seconds"]
     assert seen.count == 6
     assert seen.total == pytest.approx(0.0015 + 0.9 + 1000)
-    assert seen.mean == pytest.approx(seen.total / 6)
     assert [seen.counts[seen.bounds.index(b)] for b in (0.001, 0.5)] == [2, 3]
     assert seen.counts[-1] == 1
     with pytest.raises(KeyError):
