@@ -83,7 +83,8 @@ def _version(package: str) -> str:
 
 
 def _sqlite() -> str:
-    from personalpeft.store.sqlite_version import JOURNAL_MODE, sqlite3
+    from personalpeft.store.database import JOURNAL_MODE
+    from personalpeft.store.error_mapping import sqlite3
 
     why = (
         "trusted" if JOURNAL_MODE == "wal" else "this version can lose commits in a write-ahead log"

@@ -22,7 +22,7 @@ from personalpeft.engine.engine import Engine
 from personalpeft.errors import InvalidInput, WeightsError
 from personalpeft.learning.plan import stack_below
 from personalpeft.learning.publish import imported_revision
-from personalpeft.store.base import Store
+from personalpeft.store.store import Store
 from personalpeft.types import Revision, Stack, StackEntry
 
 MergedForm: TypeAlias = Literal["safetensors", "gguf"]

@@ -1,12 +1,12 @@
-"""A ``.personal`` file: all of one user, to be taken to another machine or base.
+"""Export a user to a ``.personal`` file, and import one.
 
-It is a zip archive that any program can open: ``personal.json`` says what it is, whose, and the size and SHA-256 of every
-other member; ``ledger.jsonl`` has the entries of the ledger in order, one JSON object a line; ``blobs/<digest>`` are the
-packed adapters. docs/privacy.md has the format.
+The file is a zip archive. ``personal.json`` names the format, the user, and the size and SHA-256 of
+every other member. ``ledger.jsonl`` holds the ledger's entries in order, one JSON object a line.
+``blobs/<digest>`` are the packed adapters. docs/privacy.md describes the format.
 
-Invariants: the same user at the same moment gives the same bytes; whatever the bytes of a file are, reading it gives a
-whole user whose every digest was derived again, or raises ``PersonalFileError``. No member is ever unpacked to a path, no
-name in it is used as one, and nothing is read that is larger than was said and allowed.
+Invariants: the same user at the same moment gives the same bytes. Reading any bytes either gives a
+whole user whose digests were all recomputed, or raises ``PersonalFileError``. No member is unpacked
+to a path, and no more is read than declared and allowed.
 """
 
 from __future__ import annotations
@@ -28,31 +28,40 @@ from personalpeft.adapters.formats.packed import unpack
 from personalpeft.adapters.safe_io import parse_json
 from personalpeft.base_models.types import Base
 from personalpeft.errors import AdapterError, InvalidInput, PersonalFileError, PersonalPeftError
+from personalpeft.formatting import to_json
 from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.learning.gate.eval_history import eval_history
 from personalpeft.learning.report import from_json
-from personalpeft.learning.train.config import Recipe
-from personalpeft.store.base import Store
-from personalpeft.store.user_export import Entry, Portable, check
+from personalpeft.learning.train.config import TrainingConfig
+from personalpeft.store.store import Store
+from personalpeft.store.user_export import Entry, UserExport, check_export, insert_user, read_user
 from personalpeft.types import Revision, SignalKind, canonical_json
 
 FORMAT, VERSION = "personalpeft.personal", 1
-_ABOUT, _LEDGER, _BLOBS = "personal.json", "ledger.jsonl", "blobs/"
-_LIMITS = {_ABOUT: 16 << 20, _LEDGER: 4 << 30}
-_MOST_BLOB = 1 << 30
-_MOST_BYTES = 16 << 30
-_LONGEST_LINE = 64 << 20
-_CHUNK = 1 << 20
-_THEN = (1980, 1, 1, 0, 0, 0)
-_HINT = (
-    "The file is damaged, or was not written by personalpeft; export it again from where it came."
-)
-_MARK = "imported"
+_INDEX, _LEDGER, _BLOBS = "personal.json", "ledger.jsonl", "blobs/"
+_MAX_BYTES = {_INDEX: 16 << 20, _LEDGER: 4 << 30}
+_MAX_BLOB_BYTES = 1 << 30
+_MAX_TOTAL_BYTES = 16 << 30
+_MAX_LINE_BYTES = 64 << 20
+# The same for every member, so that the same user gives the same bytes.
+_TIMESTAMP = (1980, 1, 1, 0, 0, 0)
+_IMPORTED = "imported"
+_INDEX_TYPES: Mapping[str, type] = {
+    "format": str,
+    "version": int,
+    "user": str,
+    "since": str,
+    "chain": str,
+    "entries": int,
+    "layers": list,
+    "files": dict,
+}
+_LAYER_KEYS = {"name", "born", "head", "weight", "scope"}
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
-    """What a ``.personal`` file holds: where it is, its size, and how much of what."""
+class ExportSummary:
+    """Where a ``.personal`` file was written, its size in bytes, and what it holds."""
 
     path: Path
     user: str
@@ -64,9 +73,11 @@ class Exported:
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
-    """Who came in, under which name, and with how much. ``left_out`` revisions did not come along, for the reason ``why``; the
-    next learn builds from the ledger then.
+class ImportSummary:
+    """What was imported as ``user`` from the file of ``original``.
+
+    ``left_out`` revisions were not imported, for the reason ``why``; the next learn builds new ones
+    from the ledger.
     """
 
     user: str
@@ -78,25 +89,21 @@ class Imported:
     why: str = ""
 
 
-def write(store: Store, user: str, path: Path, *, adapters: bool) -> Exported:
-    """Writes a user into a file that is not there yet. Raises ``InvalidInput``, ``NotFound``, ``Damaged``."""
+def export_user(store: Store, user: str, path: Path, *, adapters: bool) -> ExportSummary:
+    """Implement ``User.export``. Raises ``InvalidInput``, ``NotFound``, ``Damaged``."""
     target = path.expanduser().absolute()
     if target.exists() or target.is_symlink():
         raise InvalidInput(
-            f"There is something at {target} already.",
-            hint="Choose another name, or move that away.",
+            f"{target} already exists.", hint="Choose another name, or move it away."
         )
-    portable = store.take_out(user)
+    portable = read_user(store, user)
     digests = sorted({each["digest"] for each in portable.contents("revision")}) if adapters else []
+    blobs = {digest: partial(store.blobs.read, digest) for digest in digests}
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=".personal-", suffix=".part")
         try:
             with os.fdopen(handle, "wb") as file:
-                _write(
-                    file,
-                    portable,
-                    {digest: partial(store.blobs.read, digest) for digest in digests},
-                )
+                _write(file, portable, blobs)
                 file.flush()
                 os.fsync(file.fileno())
             Path(name).replace(target)
@@ -108,49 +115,45 @@ def write(store: Store, user: str, path: Path, *, adapters: bool) -> Exported:
         raise InvalidInput(
             f"{target} cannot be written: {error.strerror or error}.", hint="Choose another place."
         ) from error
-    counts = {kind: len(portable.contents(kind)) for kind in ("turn", "signal", "revision")}
-    return Exported(
-        target,
-        user,
-        target.stat().st_size,
-        counts["turn"],
-        counts["signal"],
-        counts["revision"],
-        len(digests),
+    turns, signals, revisions = (
+        len(portable.contents(kind)) for kind in ("turn", "signal", "revision")
     )
+    size = target.stat().st_size
+    return ExportSummary(target, user, size, turns, signals, revisions, len(digests))
 
 
-def read_in(store: Store, base: Callable[[], Base], path: Path, as_user: str | None) -> Imported:
-    """Takes the user of a file into the home. Raises ``PersonalFileError``, ``InvalidInput``, ``InvalidId``."""
+def import_user(
+    store: Store, base: Callable[[], Base], path: Path, as_user: str | None
+) -> ImportSummary:
+    """Implement ``Runtime.import_user``. Loads the base only if the file has revisions."""
     source = path.expanduser().absolute()
-    with _hostile(source), _opened(source) as archive:
-        about = _about(archive)
-        portable, files = _read(archive, about)
-        revisions = check(portable)
-        _check_meaning(portable, revisions)
-        why = _why_words_alone(portable, files, base)
+    with _reading(source), _open(source) as archive:
+        index = _read_index(archive)
+        portable, blobs = _read_members(archive, index)
+        revisions = check_export(portable)
+        _check_contents(portable, revisions)
+        why = _why_without_revisions(portable, blobs, base)
         if revisions and not why:
-            _check_adapters(revisions, files, base())
+            _check_adapters(revisions, blobs, base())
     user = check_user_id(portable.user if as_user is None else as_user)
-    coming = portable.words_alone() if why else portable
-    store.put_in(coming, user, {} if why else files, mark=_MARK)
-    built = len(portable.contents("revision"))
-    return Imported(
+    insert_user(store, 
+        portable.without_revisions() if why else portable, user, {} if why else blobs, reason_prefix=_IMPORTED
+    )
+    return ImportSummary(
         user,
         portable.user,
         len(portable.contents("turn")),
         len(portable.contents("signal")),
-        0 if why else built,
-        built if why else 0,
-        why if built else "",
+        revisions=0 if why else len(revisions),
+        left_out=len(revisions) if why else 0,
+        why=why if revisions else "",
     )
 
 
-def _write(file: IO[bytes], portable: Portable, blobs: Mapping[str, Callable[[], bytes]]) -> None:
-    ledger = "".join(canonical_json(_line(entry)) + "\n" for entry in portable.entries).encode()
+def _write(file: IO[bytes], portable: UserExport, blobs: Mapping[str, Callable[[], bytes]]) -> None:
+    ledger = "".join(canonical_json(to_json(entry)) + "\n" for entry in portable.entries).encode()
     members = {_LEDGER: lambda: ledger, **{_BLOBS + digest: read for digest, read in blobs.items()}}
-    said = {name: _said_of(read()) for name, read in members.items()}
-    about = {
+    index = {
         "format": FORMAT,
         "version": VERSION,
         "user": portable.user,
@@ -158,240 +161,213 @@ def _write(file: IO[bytes], portable: Portable, blobs: Mapping[str, Callable[[],
         "chain": portable.chain,
         "entries": len(portable.entries),
         "layers": list(portable.layers),
-        "files": said,
+        "files": {name: _size_and_digest(read()) for name, read in members.items()},
     }
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, read in {_ABOUT: lambda: canonical_json(about).encode(), **members}.items():
-            member = zipfile.ZipInfo(name, _THEN)
+        for name, read in {_INDEX: lambda: canonical_json(index).encode(), **members}.items():
+            member = zipfile.ZipInfo(name, _TIMESTAMP)
             member.external_attr = 0o600 << 16
-            # Numbers of a network do not grow smaller.
-            member.compress_type = (
-                zipfile.ZIP_STORED if name.startswith(_BLOBS) else zipfile.ZIP_DEFLATED
-            )
+            # Weights do not compress.
+            is_blob = name.startswith(_BLOBS)
+            member.compress_type = zipfile.ZIP_STORED if is_blob else zipfile.ZIP_DEFLATED
             archive.writestr(member, read())
 
 
-def _said_of(data: bytes) -> dict[str, Any]:
+def _size_and_digest(data: bytes) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def _line(entry: Entry) -> dict[str, Any]:
-    return {name: getattr(entry, name) for name in Entry.__dataclass_fields__}
+def _invalid(message: str) -> PersonalFileError:
+    return PersonalFileError(
+        message, hint="The file is damaged or not from personalpeft. Export it again."
+    )
 
 
 @contextmanager
-def _hostile(source: Path) -> Iterator[None]:
-    """Whatever a stranger's bytes do to a reader is the file's fault."""
+def _reading(source: Path) -> Iterator[None]:
+    """Turn whatever untrusted bytes do to a reader into ``PersonalFileError``."""
     try:
         yield
     except PersonalFileError as error:
         raise PersonalFileError(f"{source.name}: {error.message}", hint=error.hint) from error
     except AdapterError as error:
-        raise PersonalFileError(
-            f"{source.name}: {error.message}", hint=error.hint or _HINT
-        ) from error
+        hint = error.hint or _invalid("").hint
+        raise PersonalFileError(f"{source.name}: {error.message}", hint=hint) from error
     except PersonalPeftError:
         raise
     except OSError as error:
         raise PersonalFileError(
             f"{source} cannot be read: {error.strerror or error}.",
-            hint="Check the path and who may read it.",
+            hint="Check the path and its permissions.",
         ) from error
     except MemoryError as error:
-        raise PersonalFileError(f"{source.name} does not fit into memory.", hint=_HINT) from error
+        raise _invalid(f"{source.name} does not fit into memory.") from error
     except Exception as error:
-        raise PersonalFileError(
-            f"{source.name} is no .personal file that can be read.", hint=_HINT
-        ) from error
+        raise _invalid(f"{source.name} is not a readable .personal file.") from error
 
 
 @contextmanager
-def _opened(source: Path) -> Iterator[zipfile.ZipFile]:
+def _open(source: Path) -> Iterator[zipfile.ZipFile]:
     if not source.is_file():
         raise FileNotFoundError(errno.ENOENT, "it is not a file")
     with zipfile.ZipFile(source) as archive:
         members = archive.infolist()
-        names = [member.filename for member in members]
-        if len(set(names)) < len(names):
-            raise PersonalFileError("A name in it occurs twice.", hint=_HINT)
-        if sum(member.file_size for member in members) > _MOST_BYTES:
-            raise PersonalFileError("It is larger than anything that is read.", hint=_HINT)
+        if len({member.filename for member in members}) < len(members):
+            raise _invalid("Two members have the same name.")
+        if sum(member.file_size for member in members) > _MAX_TOTAL_BYTES:
+            raise _invalid(f"It has more than {_MAX_TOTAL_BYTES} bytes.")
         for member in members:
-            if member.flag_bits & 0x41 or member.compress_type not in (
+            is_encrypted = member.flag_bits & 0x41
+            if is_encrypted or member.compress_type not in (
                 zipfile.ZIP_STORED,
                 zipfile.ZIP_DEFLATED,
             ):
-                raise PersonalFileError(
-                    "It is encrypted, or packed in a way that is not read.", hint=_HINT
-                )
+                raise _invalid("It is encrypted, or compressed in an unsupported way.")
         yield archive
 
 
-def _about(archive: zipfile.ZipFile) -> dict[str, Any]:
-    if _ABOUT not in archive.namelist():
-        raise PersonalFileError(f"It has no {_ABOUT}.", hint=_HINT)
-    about = parse_json(_member(archive, _ABOUT, None), source=_ABOUT, what="what it says of itself")
-    # The version first: a newer file may well have other keys, and should be called newer and not damaged.
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise PersonalFileError("It does not say that it is a .personal file.", hint=_HINT)
-    if about.get("version") != VERSION or isinstance(about["version"], bool):
+def _read_index(archive: zipfile.ZipFile) -> dict[str, Any]:
+    if _INDEX not in archive.namelist():
+        raise _invalid(f"It has no {_INDEX}.")
+    index = parse_json(_read_member(archive, _INDEX, None), source=_INDEX, what="index")
+    # The version first: a newer file may have other keys, and must be called newer, not damaged.
+    if not isinstance(index, dict) or index.get("format") != FORMAT:
+        raise _invalid("Its index does not name the .personal format.")
+    version = index.get("version")
+    if version != VERSION or isinstance(version, bool):
         raise PersonalFileError(
-            f"It is of version {str(about.get('version'))[:20]!a}, and {VERSION} is what can be read.",
+            f"Its version must be {VERSION}, got {str(version)[:20]!a}.",
             hint="Update personalpeft.",
         )
-    wanted = {
-        "format": str,
-        "version": int,
-        "user": str,
-        "since": str,
-        "chain": str,
-        "entries": int,
-        "layers": list,
-        "files": dict,
-    }
-    if about.keys() != wanted.keys() or any(
-        not isinstance(about[key], kind) for key, kind in wanted.items()
+    if index.keys() != _INDEX_TYPES.keys() or any(
+        not isinstance(index[key], kind) for key, kind in _INDEX_TYPES.items()
     ):
-        raise PersonalFileError("What it says of itself is not what it should.", hint=_HINT)
-    check_user_id(about["user"])
-    names = {_ABOUT, *about["files"]}
+        raise _invalid("Its index has wrong keys or values.")
+    check_user_id(index["user"])
+    names = {_INDEX, *index["files"]}
     if names != set(archive.namelist()) or _LEDGER not in names:
-        raise PersonalFileError("It does not hold the files that it names.", hint=_HINT)
-    return about
+        raise _invalid("Its members are not those of its index.")
+    return index
 
 
-def _member(archive: zipfile.ZipFile, name: str, said: Any) -> bytes:
-    """A member's bytes, of which no more are read than were said and allowed."""
-    limit = min(_LIMITS.get(name, _MOST_BLOB), archive.getinfo(name).file_size)
+def _read_member(archive: zipfile.ZipFile, name: str, declared: Any) -> bytes:
+    """Return a member's bytes, reading no more than declared and allowed."""
+    size = archive.getinfo(name).file_size
     with archive.open(name) as file:
-        data = file.read(limit + 1)
-    if len(data) != archive.getinfo(name).file_size:
-        raise PersonalFileError(
-            f"{name[:80]!a} has another size than it says, or is too large.", hint=_HINT
-        )
-    if said is not None and _said_of(data) != said:
-        raise PersonalFileError(f"{name[:80]!a} is not what its digest says.", hint=_HINT)
+        data = file.read(min(_MAX_BYTES.get(name, _MAX_BLOB_BYTES), size) + 1)
+    if len(data) != size:
+        raise _invalid(f"{name[:80]!a} is too large, or not of the size it declares.")
+    if declared is not None and _size_and_digest(data) != declared:
+        raise _invalid(f"{name[:80]!a} does not match its digest.")
     return data
 
 
-def _read(archive: zipfile.ZipFile, about: Mapping[str, Any]) -> tuple[Portable, dict[str, bytes]]:
-    files = {}
-    for name, said in about["files"].items():
+def _read_members(
+    archive: zipfile.ZipFile, index: Mapping[str, Any]
+) -> tuple[UserExport, dict[str, bytes]]:
+    blobs = {}
+    for name, declared in index["files"].items():
         if name != _LEDGER:
-            data = _member(archive, name, said)
+            data = _read_member(archive, name, declared)
             digest = hashlib.sha256(data).hexdigest()
             if name != _BLOBS + digest:
-                raise PersonalFileError(f"{name[:80]!a} is no name of a file in it.", hint=_HINT)
-            files[digest] = data
-    found = []
-    for line in _member(archive, _LEDGER, about["files"][_LEDGER]).splitlines():
-        if len(line) > _LONGEST_LINE:
-            raise PersonalFileError("A line of its ledger is too long.", hint=_HINT)
-        said = parse_json(line, source=_LEDGER, what="a line")
-        if not isinstance(said, dict) or said.keys() != Entry.__dataclass_fields__.keys():
-            raise PersonalFileError("A line of its ledger is no entry.", hint=_HINT)
-        if not (isinstance(said["content"], dict) and isinstance(said["forgotten"], bool)):
-            raise PersonalFileError("A line of its ledger is no entry.", hint=_HINT)
-        found.append(Entry(**said))
-    if len(found) != about["entries"]:
-        raise PersonalFileError("Its ledger is not as long as it says.", hint=_HINT)
-    portable = Portable(
-        about["user"], about["since"], about["chain"], tuple(found), tuple(about["layers"])
+                raise _invalid(f"{name[:80]!a} is not a valid member name.")
+            blobs[digest] = data
+    entries = []
+    for line in _read_member(archive, _LEDGER, index["files"][_LEDGER]).splitlines():
+        if len(line) > _MAX_LINE_BYTES:
+            raise _invalid("A line of its ledger is too long.")
+        entry = parse_json(line, source=_LEDGER, what="a line")
+        if (
+            not isinstance(entry, dict)
+            or entry.keys() != Entry.__dataclass_fields__.keys()
+            or not isinstance(entry["content"], dict)
+            or not isinstance(entry["forgotten"], bool)
+        ):
+            raise _invalid("A line of its ledger is not an entry.")
+        entries.append(Entry(**entry))
+    if len(entries) != index["entries"]:
+        raise _invalid("Its ledger does not have the declared number of entries.")
+    portable = UserExport(
+        index["user"], index["since"], index["chain"], tuple(entries), tuple(index["layers"])
     )
-    return portable, files
+    return portable, blobs
 
 
-def _why_words_alone(
-    portable: Portable, files: Mapping[str, bytes], base: Callable[[], Base]
+def _why_without_revisions(
+    portable: UserExport, blobs: Mapping[str, bytes], base: Callable[[], Base]
 ) -> str:
-    """Why what was built cannot come along; empty where it can."""
-    built = portable.contents("revision")
-    if files and {each["digest"] for each in built} != files.keys():
-        raise PersonalFileError(
-            "The adapters in it are not those that its revisions name.", hint=_HINT
-        )
-    if built and not files:
+    """Return why the revisions cannot be imported; empty if they can."""
+    revisions = portable.contents("revision")
+    if blobs and {each["digest"] for each in revisions} != blobs.keys():
+        raise _invalid("Its adapters are not those of its revisions.")
+    if revisions and not blobs:
         return "the file was written without adapters"
-    if built and any(each["base"] != base().digest for each in built):
+    if revisions and any(each["base"] != base().digest for each in revisions):
         return "they were built on another base"
     return ""
 
 
-def _check_adapters(revisions: Sequence[Revision], files: Mapping[str, bytes], base: Base) -> None:
-    built = {revision.digest: revision.layer for revision in revisions}
-    for digest, data in files.items():
+def _check_adapters(revisions: Sequence[Revision], blobs: Mapping[str, bytes], base: Base) -> None:
+    layers = {revision.digest: revision.layer for revision in revisions}
+    for digest, data in blobs.items():
         adapter = unpack(
             data, source=f"{_BLOBS}{digest}", architecture=base.architecture, base=base.digest
         )
-        if adapter.manifest.layer != built[digest]:
-            raise PersonalFileError(
-                "An adapter in it is of another layer than its revision.", hint=_HINT
-            )
+        if adapter.manifest.layer != layers[digest]:
+            raise _invalid("An adapter belongs to another layer than its revision.")
 
 
-def _check_meaning(portable: Portable, revisions: Sequence[Revision]) -> None:
-    """Whether everything that reads a home can read this: the digests only say that it is as it was written."""
+def _check_contents(portable: UserExport, revisions: Sequence[Revision]) -> None:
+    """Check that every reader of a home can read this: digests only prove it unchanged."""
     for layer in portable.layers:
-        if not isinstance(layer, dict) or layer.keys() != {
-            "name",
-            "born",
-            "head",
-            "weight",
-            "scope",
-        }:
-            raise PersonalFileError("One of its layers is none.", hint=_HINT)
+        if not isinstance(layer, dict) or layer.keys() != _LAYER_KEYS:
+            raise _invalid("A layer has wrong keys.")
         check_layer_name(layer["name"])
-        if (
-            not isinstance(layer["born"], int)
-            or not isinstance(layer["weight"], float)
-            or abs(layer["weight"]) > 2
-        ):
-            raise PersonalFileError("One of its layers has no weight or no place.", hint=_HINT)
-    heads: dict[str, str | None] = {}
-    for move in portable.contents("move"):
-        heads[move["layer"]] = move["after"]
+        born, weight = layer["born"], layer["weight"]
+        if not isinstance(born, int) or not isinstance(weight, float) or abs(weight) > 2:
+            raise _invalid("A layer has an invalid weight or position.")
+    heads = {move["layer"]: move["after"] for move in portable.contents("move")}
     if any(heads.get(layer["name"]) != layer["head"] for layer in portable.layers):
-        raise PersonalFileError("A layer's head is not where its last move went.", hint=_HINT)
+        raise _invalid("A layer's head is not the end of its history.")
     for signal in portable.contents("signal"):
-        _check_payload(SignalKind(signal["kind"]), json.loads(signal["payload"]))
-    for said in portable.contents("report"):
-        body = json.loads(said["body"])
+        if not _is_payload(SignalKind(signal["kind"]), json.loads(signal["payload"])):
+            raise _invalid(f"A signal has an invalid payload for {SignalKind(signal['kind'])}.")
+    for report in portable.contents("report"):
+        body = json.loads(report["body"])
         if not isinstance(body, dict):
-            raise PersonalFileError("A report in it is none.", hint=_HINT)
-        # Of an adapter that was imported there is no report of a learn.
+            raise _invalid("A report is not an object.")
+        # An imported adapter has a report without a verdict.
         if "verdict" in body:
             str(from_json(body))
     for revision in revisions:
         eval_history([revision], revision.layer)
-        recipe = revision.recipe
-        known = Recipe(rank=recipe["rank"], alpha=recipe["alpha"], targets=tuple(recipe["targets"]))
+        config = TrainingConfig().with_shape_of(revision.recipe)
         if not (
-            isinstance(known.rank, int)
-            and 0 < known.scaling < 1e6
-            and all(isinstance(t, str) for t in known.targets)
+            isinstance(config.rank, int)
+            and 0 < config.scaling < 1e6
+            and all(isinstance(module, str) for module in config.target_modules)
         ):
-            raise PersonalFileError("A recipe in it is none.", hint=_HINT)
+            raise _invalid("A revision has an invalid recipe.")
 
 
-def _check_payload(kind: SignalKind, payload: Any) -> None:
-    texts = {
-        SignalKind.EDIT: ("text",),
-        SignalKind.PREFERENCE: ("text",),
-        SignalKind.COMMENT: ("text",),
-        SignalKind.FACT: ("text",),
-        SignalKind.DEMONSTRATION: ("prompt", "answer"),
-    }
-    fine = isinstance(payload, dict) and all(
-        isinstance(payload.get(key), str) for key in texts.get(kind, ())
-    )
-    if fine and kind in (SignalKind.RATING, SignalKind.REWARD):
-        value = payload.get("value")
-        fine = isinstance(value, int | float) and not isinstance(value, bool) and -1 <= value <= 1
-    if fine and kind is SignalKind.FACT:
-        asked, answer = payload.get("questions") or [], payload.get("answer")
-        fine = isinstance(asked, list) and all(isinstance(each, str) for each in asked)
-        fine = fine and (answer is None or isinstance(answer, str))
-    if fine and kind is SignalKind.DEMONSTRATION and payload.get("skill") is not None:
-        check_layer_name(f"skill.{payload['skill']}")
-    if not fine:
-        raise PersonalFileError(f"What one {kind} in it says is nothing of the kind.", hint=_HINT)
+def _is_payload(kind: SignalKind, payload: Any) -> bool:
+    if not isinstance(payload, dict):
+        return False
+    match kind:
+        case SignalKind.RATING | SignalKind.REWARD:
+            value = payload.get("value")
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                return False
+            return -1 <= value <= 1
+        case SignalKind.DEMONSTRATION:
+            if payload.get("skill") is not None:
+                check_layer_name(f"skill.{payload['skill']}")
+            return all(isinstance(payload.get(key), str) for key in ("prompt", "answer"))
+        case SignalKind.FACT:
+            questions, answer = payload.get("questions") or [], payload.get("answer")
+            if not isinstance(questions, list) or not isinstance(answer, str | None):
+                return False
+            if not all(isinstance(each, str) for each in questions):
+                return False
+    return isinstance(payload.get("text"), str)

@@ -1,8 +1,8 @@
-"""Forgetting one thing: it goes from the ledger with all that came of it, and what was built from it is built anew.
+"""Forget one item: erase it with everything derived from it, and rebuild the layers it was in.
 
-Invariant: what is destroyed is destroyed in one step, before anything is built; so whatever stops it later (the caller, a
-kill, a refusal of the gate), no revision that saw the item is live or anywhere in the home, and the next learn builds what
-is still missing.
+Invariant: all erasing happens in one step, before anything is built. Whatever stops it later (the
+caller, a kill, a refusal of the gate), no revision that saw the item is live or in the home, and
+the next learn builds what is missing.
 """
 
 from __future__ import annotations
@@ -14,24 +14,45 @@ from typing import Any
 
 from personalpeft.errors import Cancelled, NothingToLearn, PersonalPeftError
 from personalpeft.formatting import pluralize
-from personalpeft.learning.erasure_plan import Decision, Standing, decide, named
+from personalpeft.learning.erasure_plan import (
+    ErasurePlan,
+    RemainingMention,
+    find_item,
+    plan_erasure,
+)
 from personalpeft.learning.learner import Learner
-from personalpeft.learning.options import Order
-from personalpeft.learning.plan import rank_of
+from personalpeft.learning.options import LearnOptions
+from personalpeft.learning.plan import layer_order
 from personalpeft.learning.report import LearnReport
 from personalpeft.publishing import withdrawing
 from personalpeft.services import Services
-from personalpeft.store.base import Removal
+from personalpeft.store.erasure import erase
+from personalpeft.store.types import Erasure
+from personalpeft.types import Progress
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetReport:
-    """What became of a wish to forget ``item`` (its full id). ``turns``, ``signals`` and ``revisions`` are destroyed, ``emptied``
-    turns have lost their reply; ``reports`` and ``files`` are counted. ``heads`` has the layers whose live revision was
-    destroyed, with what was live before it saw the item (None: the base); ``rebuilt`` what the learn of each came to, and
-    ``waiting`` why one was not built. ``stands`` says the same words and was not asked for. ``complete`` is False where a
-    program that reads the home keeps an older moment of it: the next one that opens the home ends it then. ``seconds`` is
-    how long all of it took; with ``dry_run`` nothing was done.
+    """What one ``forget`` erased and rebuilt.
+
+    Attributes:
+        user: Id of the user.
+        item: The full id of the item.
+        at: When it began.
+        seconds: How long it took, rebuilding included.
+        turns: Ids of the erased turns.
+        signals: Ids of the erased signals.
+        emptied: Ids of turns that lost their reply, which was given with the item in the prompt.
+        revisions: Ids of the erased revisions.
+        reports: How many reports of learns were erased.
+        files: How many adapter files were erased.
+        heads: By layer, the head that replaced an erased one; None is the bare base.
+        rebuilt: The report of each layer that was built again.
+        waiting: By layer, why it was not built again.
+        stands: Other items that contain the same words and remain.
+        complete: False while another program reads an older snapshot of the home. The next program
+            that opens the home completes the erasure.
+        dry_run: Whether nothing was done.
     """
 
     user: str
@@ -47,21 +68,9 @@ class ForgetReport:
     heads: Mapping[str, str | None] = field(default_factory=dict)
     rebuilt: tuple[LearnReport, ...] = ()
     waiting: Mapping[str, str] = field(default_factory=dict)
-    stands: tuple[Standing, ...] = ()
+    stands: tuple[RemainingMention, ...] = ()
     complete: bool = True
     dry_run: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        """The report as plain data."""
-        said = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return said | {
-            "at": self.at.isoformat(),
-            **{name: list(said[name]) for name in ("turns", "signals", "emptied", "revisions")},
-            "heads": dict(self.heads),
-            "waiting": dict(self.waiting),
-            "rebuilt": [report.as_json() for report in self.rebuilt],
-            "stands": [{"id": each.id, "why": each.why} for each in self.stands],
-        }
 
     def __str__(self) -> str:
         would = "would be " if self.dry_run else ""
@@ -74,31 +83,30 @@ class ForgetReport:
             if ids:
                 lines.append(f"  {what} {would}destroyed: {', '.join(ids)}")
         if self.emptied:
-            lines.append(
-                f"  replies {would}emptied, which were given with it in view: {', '.join(self.emptied)}"
-            )
+            emptied = ", ".join(self.emptied)
+            lines.append(f"  replies {would}emptied, given with it in the prompt: {emptied}")
         if self.reports or self.files:
-            lines.append(
-                f"  destroyed with them: {pluralize(self.reports, 'report')}, {pluralize(self.files, 'adapter file')}"
-            )
+            reports, files = pluralize(self.reports, "report"), pluralize(self.files, "file")
+            lines.append(f"  destroyed with them: {reports}, {files} of adapters")
         for layer, head in self.heads.items():
             lines.append(f"  {layer}: back to {head or 'the base'}")
         for report in self.rebuilt:
             for each in (report, *report.above):
-                lines.append(
-                    f"  {each.layer}: {each.revision or 'nothing'} built, {each.verdict}: {each.reason}"
-                )
-        lines += [f"  {layer}: not built anew: {why}" for layer, why in self.waiting.items()]
+                built = f"{each.revision or 'nothing'} built, {each.verdict}"
+                lines.append(f"  {each.layer}: {built}: {each.reason}")
+        lines += [f"  {layer}: not rebuilt: {why}" for layer, why in self.waiting.items()]
         if self.stands:
-            lines.append("  it stands elsewhere, in your own words; forget that too if you wish:")
+            lines.append("  the same words remain elsewhere; forget these too if you wish:")
             lines += [f"    {each.id}: {each.why}" for each in self.stands]
         if not self.complete:
             lines.append(
-                "  a program that reads this home keeps an older moment of it; the next command ends this"
+                "  another program reads an older snapshot of this home; the next command that "
+                "opens it completes the erasure"
             )
         if not self.dry_run:
             lines.append(
-                "  not reached: backups, exports, copies of what was published, and other programs' memory of what they have already read"
+                "  not reached: backups, exports, copies of published adapters, and the memory of "
+                "other programs"
             )
             lines.append(f"  {self.seconds:.1f} s")
         return "\n".join(lines)
@@ -111,80 +119,70 @@ def forget(
     *,
     rebuild: bool,
     dry_run: bool,
-    progress: Callable[[str, float], None],
+    progress: Progress,
     cancelled: Callable[[], bool],
 ) -> ForgetReport:
-    """As ``User.forget``."""
+    """Implement ``User.forget``."""
     store, clock = services.store, services.clock
     began, at = clock.timer(), clock.now()
     progress("Reading", 0.0)
-    full = named(store, user, item).id
-    if dry_run:
-        return _report(
-            user, full, at, clock.timer() - began, decide(store, user, full), dry_run=True
+    full_id = find_item(store, user, item).id
+
+    def report(plan: ErasurePlan, **outcome: Any) -> ForgetReport:
+        removal = plan.removal
+        return ForgetReport(
+            user=user,
+            item=full_id,
+            at=at,
+            seconds=round(clock.timer() - began, 3),
+            turns=tuple(sorted(removal.turns)),
+            signals=tuple(sorted(removal.signals)),
+            emptied=tuple(sorted(removal.redacted)),
+            revisions=tuple(sorted(removal.revisions)),
+            stands=plan.remaining,
+            **outcome,
         )
-    decisions: list[Decision] = []
 
-    def decided() -> Removal:
-        decisions.append(decide(store, user, full))
+    if dry_run:
+        return report(plan_erasure(store, user, full_id), dry_run=True)
+    plans: list[ErasurePlan] = []
+
+    def removal() -> Erasure:
+        plans.append(plan_erasure(store, user, full_id))
         if cancelled():
-            raise Cancelled("Stopped before anything was destroyed.", hint="Nothing has changed.")
+            raise Cancelled("Cancelled before anything was erased.", hint="Nothing has changed.")
         progress("Destroying", 0.0)
-        if decisions[0].removal.revisions:
-            # Before anything is destroyed: else a kill could leave it where nobody knows of it.
-            withdraw()
-        return decisions[0].removal
+        if plans[0].removal.revisions:
+            # Unpublish before erasing: after a kill in between, no record would name the copies.
+            unpublish()
+        return plans[0].removal
 
-    # A learn that runs would write down again what is being destroyed.
-    with store.lease(f"learn-{user}"), withdrawing(services, user) as withdraw:
-        destroyed = store.forget(user, decided)
+    # Under the lease, since a running learn would write again what is being erased.
+    with store.leases.acquire(f"learn-{user}"), withdrawing(services, user) as unpublish:
+        erased = erase(store, user, removal)
         services.forget(user)
     progress("Destroying", 1.0)
     rebuilt: list[LearnReport] = []
     waiting: dict[str, str] = {}
-    for layer in sorted(destroyed.heads, key=rank_of):
-        try:
-            if not rebuild:
-                raise Cancelled("it was not asked for; the next learn does it")
-            if cancelled():
-                raise Cancelled("stopped; the next learn does it")
-            rebuilt.append(
-                Learner.from_services(services).learn(
-                    user, layer, Order(progress=progress, cancelled=cancelled)
-                )
+    for layer in sorted(erased.heads, key=layer_order):
+        if not rebuild or cancelled():
+            waiting[layer] = (
+                f"{'cancelled' if rebuild else 'not requested'}; the next learn does it"
             )
+            continue
+        options = LearnOptions(progress=progress, cancelled=cancelled)
+        try:
+            rebuilt.append(Learner.from_services(services).learn(user, layer, options))
         except NothingToLearn:
             waiting[layer] = "no lesson for it is left"
         except PersonalPeftError as error:
             waiting[layer] = error.message
-    return _report(
-        user,
-        full,
-        at,
-        clock.timer() - began,
-        decisions[0],
-        reports=destroyed.reports,
-        files=destroyed.files,
-        heads=destroyed.heads,
+    return report(
+        plans[0],
+        reports=erased.reports,
+        files=erased.files,
+        heads=erased.heads,
         rebuilt=tuple(rebuilt),
         waiting=waiting,
-        complete=destroyed.complete,
-    )
-
-
-def _report(
-    user: str, item: str, at: datetime, seconds: float, decision: Decision, **more: Any
-) -> ForgetReport:
-    removal = decision.removal
-    return ForgetReport(
-        user=user,
-        item=item,
-        at=at,
-        seconds=round(seconds, 3),
-        turns=tuple(sorted(removal.turns)),
-        signals=tuple(sorted(removal.signals)),
-        emptied=tuple(sorted(removal.emptied)),
-        revisions=tuple(sorted(removal.revisions)),
-        stands=decision.stands,
-        **more,
+        complete=erased.complete,
     )

@@ -1,7 +1,7 @@
-"""What a person says, or an app sees, checked and kept as a signal, and how it is taken back; each function as the ``User``
-method of its name.
+"""Record feedback as signals, and retract it.
 
-Invariant: a signal is durable when its id is returned; what else comes of it is looked at afterwards, and cannot fail it.
+Invariant: a signal is durable when its id is returned. What follows from it, such as the end of a
+probation, happens afterwards and cannot fail it.
 """
 
 from __future__ import annotations
@@ -10,66 +10,64 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
-from personalpeft.chat.reply import Reply, turn_of
-from personalpeft.chat.validation import check_written
+from personalpeft.chat.reply import Reply, resolve_turn
+from personalpeft.chat.validation import check_text
 from personalpeft.errors import InvalidInput, NotFound, PersonalPeftError
 from personalpeft.ids import check_skill, check_source
 from personalpeft.learning.data.assignment import IMPLICIT_RATINGS, TRAINABLE_KEY
 from personalpeft.learning.gate.probation import review_probation_locked
-from personalpeft.memory.items import about_fact, check_text
+from personalpeft.memory.items import check_fact_questions, check_item_text
 from personalpeft.services import Services
-from personalpeft.store.base import Ledger
-from personalpeft.types import APP, Signal, SignalKind, Turn
+from personalpeft.store.ledger import Ledger
+from personalpeft.types import APP_SOURCE, Signal, SignalKind, Turn
 
 
 def feedback(
-    services: Services, user: str, reply: Reply | Turn | str, source: str, **said: Any
+    services: Services, user: str, reply: Reply | Turn | str, source: str, **values: Any
 ) -> str:
-    """``said`` are the kinds of feedback by name, None for those that were not given."""
-    given = [(what, value) for what, value in said.items() if value is not None]
+    """Implement ``User.feedback``. ``values`` holds the kinds of feedback; None is not given."""
+    given = [(name, value) for name, value in values.items() if value is not None]
     if len(given) != 1:
         raise InvalidInput(
-            "Feedback says exactly one thing." if given else "There is no feedback in this.",
+            f"Exactly one kind of feedback is needed, got {len(given)}.",
             hint="Give one of rating, edit, prefer, comment or reward; call again for another.",
         )
     check_source(source)
-    turn = turn_of(services.store, user, reply)
-    kind, payload = _signal_of(turn, *given[0])
-    signal = _said(services, turn, kind, payload, source)
-    look(services, user)
+    turn = resolve_turn(services.store, user, reply)
+    kind, payload = _parse(turn, *given[0])
+    signal = append_once(services, turn, kind, payload, source)
+    review_probation(services, user)
     return signal
 
 
 def observe(services: Services, user: str, reply: Reply | Turn | str, seen: str) -> str | None:
+    """Implement ``User.observe``."""
     if not isinstance(seen, str) or seen not in IMPLICIT_RATINGS:
-        raise InvalidInput(
-            f"{seen!a} is nothing to observe.", hint=f"Give one of {', '.join(IMPLICIT_RATINGS)}."
-        )
-    turn = turn_of(services.store, user, reply)
+        names = ", ".join(IMPLICIT_RATINGS)
+        raise InvalidInput(f"seen must be one of {names}, got {seen!a}.", hint=f"Give {names}.")
+    turn = resolve_turn(services.store, user, reply)
     if services.observing == "off":
         return None
-    payload = {
-        "value": IMPLICIT_RATINGS[seen],
-        "how": seen,
-        **({TRAINABLE_KEY: True} if services.observing == "learned" else {}),
-    }
-    return _said(services, turn, SignalKind.RATING, payload, APP)
+    payload = {"value": IMPLICIT_RATINGS[seen], "how": seen}
+    if services.observing == "learned":
+        payload[TRAINABLE_KEY] = True
+    return append_once(services, turn, SignalKind.RATING, payload, APP_SOURCE)
 
 
 def teach(
     services: Services, user: str, prompt: str, answer: str, skill: str | None, source: str
 ) -> str:
+    """Implement ``User.teach``."""
     if skill is not None:
         check_skill(skill)
     check_source(source)
     payload = {
-        "prompt": check_written(prompt, what="prompt"),
-        "answer": check_written(answer, what="answer"),
+        "prompt": check_text(prompt, what="prompt"),
+        "answer": check_text(answer, what="answer"),
         "skill": skill,
     }
-    return services.store.ledger.add_signal(
-        user, SignalKind.DEMONSTRATION, payload, source=source
-    ).id
+    ledger = services.store.ledger
+    return ledger.add_signal(user, SignalKind.DEMONSTRATION, payload, source=source).id
 
 
 def remember(
@@ -80,98 +78,90 @@ def remember(
     answer: str | None,
     source: str,
 ) -> str:
+    """Implement ``User.remember``."""
     check_source(source)
-    payload: dict[str, Any] = {
-        "text": check_text(text, what="fact"),
-        **about_fact(questions, answer),
+    payload = {
+        "text": check_item_text(text, what="fact"),
+        **check_fact_questions(questions, answer),
     }
     return services.store.ledger.add_signal(user, SignalKind.FACT, payload, source=source).id
 
 
-def retract(services: Services, user: str, named: Sequence[str]) -> tuple[Signal, ...]:
-    if not named:
-        raise InvalidInput("Nothing is named to take back.", hint="Give the id of a signal.")
+def retract(services: Services, user: str, ids: Sequence[str]) -> tuple[Signal, ...]:
+    """Implement ``User.retract``."""
+    if not ids:
+        raise InvalidInput("No signal was named.", hint="Give the id of a signal.")
     ledger = services.store.ledger
-    signals = {signal.id: signal for signal in (ledger.signal(user, each) for each in named)}
-    counting = {signal.id for signal in ledger.signals(user)}
+    signals = {signal.id: signal for signal in (ledger.signal(user, each) for each in ids)}
+    current = {signal.id for signal in ledger.signals(user)}
     for signal in signals:
-        if signal not in counting:
-            raise _off_already(ledger, user, signal, counting)
+        if signal not in current:
+            raise _not_current(ledger, user, signal, current)
     ledger.retract(user, *signals)
-    look(services, user)
+    review_probation(services, user)
     return tuple(signals.values())
 
 
-def look(services: Services, user: str) -> None:
-    """Whether what was just said ends a probation. What was said is durable already, so nothing of this may fail it:
-    whoever learns next looks too.
+def append_once(
+    services: Services, turn: Turn, kind: SignalKind, payload: dict[str, Any], source: str
+) -> str:
+    """Append a signal unless it repeats the source's latest one on the turn. Return its id.
+
+    So a thumb pressed twice, or a request sent again, is one act.
     """
+    ledger = services.store.ledger
+    signals = [each for each in ledger.signals(turn.user, turn=turn.id) if each.source == source]
+    if signals and (signals[-1].kind, signals[-1].payload) == (kind, payload):
+        return signals[-1].id
+    return ledger.add_signal(turn.user, kind, payload, turn=turn.id, source=source).id
+
+
+def review_probation(services: Services, user: str) -> None:
+    """End probations that a new signal decides. Errors are ignored: a learn reviews too."""
     with suppress(PersonalPeftError):
         review_probation_locked(services.store, user, services.clock.now)
 
 
-def _said(
-    services: Services, turn: Turn, kind: SignalKind, payload: dict[str, Any], source: str
-) -> str:
-    """What repeats the last word of a source on a turn is that signal: a thumb that is pressed twice, and a request that is sent
-    again, are one act.
-    """
-    said = [
-        each
-        for each in services.store.ledger.signals(turn.user, turn=turn.id)
-        if each.source == source
-    ]
-    if said and (said[-1].kind, said[-1].payload) == (kind, payload):
-        return said[-1].id
-    return services.store.ledger.add_signal(
-        turn.user, kind, payload, turn=turn.id, source=source
-    ).id
-
-
-def _off_already(ledger: Ledger, user: str, signal: str, counting: Collection[str]) -> NotFound:
-    """Why a signal counts no more, for who wants to take it back: a later one stands there, or it was taken back."""
-    heirs = {
+def _not_current(ledger: Ledger, user: str, signal: str, current: Collection[str]) -> NotFound:
+    """Return the error for retracting a signal that was retracted or superseded."""
+    successors = {
         each.supersedes: each.id for each in ledger.signals(user, current=False) if each.supersedes
     }
     newest = signal
-    while newest in heirs:
-        newest = heirs[newest]
-    again = "say it again if it is to count after all."
+    while newest in successors:
+        newest = successors[newest]
     if newest == signal:
-        return NotFound(f"{signal} was taken back already.", hint=again.capitalize())
+        return NotFound(f"{signal} is already retracted.", hint="Give it again to restore it.")
     return NotFound(
-        f"{signal} counts no more: {newest} came in its place.",
-        hint=f"Take {newest} back instead."
-        if newest in counting
-        else f"That was taken back as well; {again}",
+        f"{signal} was superseded by {newest}.",
+        hint=f"Retract {newest} instead."
+        if newest in current
+        else f"{newest} is retracted as well. Give it again to restore it.",
     )
 
 
-def _signal_of(turn: Turn, what: str, value: Any) -> tuple[SignalKind, dict[str, Any]]:
-    match what:
+def _parse(turn: Turn, name: str, value: Any) -> tuple[SignalKind, dict[str, Any]]:
+    """Return the kind and payload of one feedback argument."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    match name:
         case "rating":
-            if value not in (-1, 1) or isinstance(value, bool):
+            if not is_number or value not in (-1, 1):
                 raise InvalidInput(
-                    f"A rating of {value!r} is neither 1 nor -1.",
+                    f"rating must be 1 or -1, got {value!r}.",
                     hint="1 is a thumb up, -1 a thumb down.",
                 )
             return SignalKind.RATING, {"value": int(value)}
         case "reward":
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not -1 <= value <= 1
-            ):
+            if not is_number or not -1 <= value <= 1:
                 raise InvalidInput(
-                    f"A reward of {value!r} is not a number from -1 to 1.", hint="0 says nothing."
+                    f"reward must be a number from -1 to 1, got {value!r}.", hint="0 is neutral."
                 )
             return SignalKind.REWARD, {"value": float(value)}
         case "comment":
-            return SignalKind.COMMENT, {"text": check_text(value, what="comment")}
-    text = check_written(value, what="edit" if what == "edit" else "preferred text")
+            return SignalKind.COMMENT, {"text": check_item_text(value, what="comment")}
+    text = check_text(value, what="edit" if name == "edit" else "preferred text")
     if text.strip() == turn.reply.strip():
         raise InvalidInput(
-            "That is the reply as it is.",
-            hint="Change something in it, or rate it 1 if it is good.",
+            "The text is the same as the reply.", hint="Change it, or rate the reply 1."
         )
-    return (SignalKind.EDIT if what == "edit" else SignalKind.PREFERENCE), {"text": text}
+    return (SignalKind.EDIT if name == "edit" else SignalKind.PREFERENCE), {"text": text}

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from personalpeft.errors import Forgotten
-from personalpeft.learning.report import excerpt, said
+from personalpeft.learning.report import excerpt, signal_text
 from personalpeft.learning.staleness import trained_on
-from personalpeft.store.base import Store
+from personalpeft.store.store import Store
 from personalpeft.types import Revision, Signal, Turn
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One revision that answered, with the signals that it and those before it were trained on, oldest first."""
+class RevisionProvenance:
+    """One revision that answered, and the signals of it and its ancestors, oldest first."""
 
     revision: Revision
     weight: float
@@ -22,18 +23,23 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Why:
-    """Why a reply was as it was: ``parts`` from the stack, ``items`` (rules and facts) from the prompt, ``forgotten`` the ids
-    of revisions that answered and were destroyed since. No parts and none forgotten: the bare base.
+class Provenance:
+    """Where a reply came from. Without parts and forgotten revisions: the bare base.
+
+    Attributes:
+        turn: The turn of the reply.
+        parts: The revisions of its stack, lowest first.
+        items: The rules and facts in its prompt.
+        forgotten: Ids of revisions of its stack that were destroyed since.
     """
 
     turn: Turn
-    parts: tuple[Part, ...]
+    parts: tuple[RevisionProvenance, ...]
     items: tuple[Signal, ...]
     forgotten: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The account as plain data."""
+        """Return the provenance as plain data."""
         return {
             "turn": self.turn.id,
             "stack": self.turn.stack.digest,
@@ -62,19 +68,18 @@ class Why:
             lines.append(
                 f"  {revision.id} (weight {part.weight:g}): {revision.verdict}, {revision.reason}"
             )
-            lines += [f"    {s.id[-6:]}  {s.kind:<13} {excerpt(said(s))}" for s in part.signals]
+            lines += _lines(part.signals)
         lines += [f"  {revision}: it was forgotten" for revision in self.forgotten]
         if self.items:
-            lines.append("  in the prompt")
-            lines += [f"    {s.id[-6:]}  {s.kind:<13} {excerpt(said(s))}" for s in self.items]
+            lines += ["  in the prompt", *_lines(self.items)]
         return "\n".join(lines)
 
 
-def why(store: Store, turn: Turn) -> Why:
-    """Follows a turn's stack to its revisions, and each revision and its parents to the signals."""
-    parts = []
-    everything = store.ledger.signals(turn.user, current=False)
-    forgotten = []
+def build_provenance(store: Store, turn: Turn) -> Provenance:
+    """Follow a turn's stack to its revisions, and each revision and its ancestors to signals."""
+    parts: list[RevisionProvenance] = []
+    forgotten: list[str] = []
+    signals = store.ledger.signals(turn.user, current=False)
     for entry in turn.stack.entries:
         try:
             revision = store.catalog.revision(turn.user, entry.revision)
@@ -82,19 +87,10 @@ def why(store: Store, turn: Turn) -> Why:
             forgotten.append(entry.revision)
             continue
         trained = trained_on(store, revision)
-        parts.append(
-            Part(
-                revision,
-                entry.weight,
-                tuple(signal for signal in everything if signal.id in trained),
-            )
-        )
-    return Why(
-        turn,
-        tuple(parts),
-        tuple(store.ledger.signal(turn.user, signal) for signal in turn.used),
-        tuple(forgotten),
-    )
+        own = tuple(signal for signal in signals if signal.id in trained)
+        parts.append(RevisionProvenance(revision, entry.weight, own))
+    items = tuple(store.ledger.signal(turn.user, signal) for signal in turn.used)
+    return Provenance(turn, tuple(parts), items, tuple(forgotten))
 
 
 def _signal(signal: Signal) -> dict[str, Any]:
@@ -104,3 +100,7 @@ def _signal(signal: Signal) -> dict[str, Any]:
         "at": signal.at.isoformat(),
         "payload": dict(signal.payload),
     }
+
+
+def _lines(signals: Sequence[Signal]) -> list[str]:
+    return [f"    {s.id[-6:]}  {s.kind:<13} {excerpt(signal_text(s))}" for s in signals]

@@ -29,7 +29,8 @@ from personalpeft.errors import (
 )
 from personalpeft.ids import check_user_id
 from personalpeft.services import Services
-from personalpeft.store.base import Store, UserSummary
+from personalpeft.store.store import Store
+from personalpeft.store.types import UserSummary
 from personalpeft.types import Progress
 
 _STAGE = "Publishing"
@@ -82,7 +83,7 @@ def publish(
     base = services.base.digest
     said: list[PublishedStack] = []
     written = 0
-    with store.upkeep.only("publish"), _faults(place):
+    with store.maintenance.exclusive("publish"), _faults(place):
         # A worker has one base, and can do nothing with what was built on another.
         part = PublishedPart.below(place, f"{_key(services)}_{base[:12]}")
         part.sweep()
@@ -120,7 +121,7 @@ def _withdraw(store: Store, user: str) -> None:
         with suppress(OSError):
             _take(store, user, part, _held(store, part))
             # Of a publishing that was killed; one that runs needs it.
-            with suppress(Busy), store.upkeep.only("publish"):
+            with suppress(Busy), store.maintenance.exclusive("publish"):
                 part.sweep()
 
 
@@ -129,7 +130,7 @@ def _made(
 ) -> tuple[Served | None, str]:
     """What is live of a user as a folder; None, and why, where there is nothing that others could serve."""
     try:
-        stack = stacks.switched_on(services, user)
+        stack = stacks.enabled_stack(services, user)
         if stack.is_bare:
             return None, "nothing is live"
         layers = [
@@ -167,11 +168,11 @@ def _held(store: Store, part: PublishedPart) -> frozenset[str]:
 
 def _key(services: Services) -> str:
     """What this home's parts are called by, drawn once."""
-    upkeep = services.store.upkeep
-    key = upkeep.noted("published")
+    upkeep = services.store.maintenance
+    key = upkeep.read_note("published")
     if key is None:
         key = services.clock.entropy(8).hex()
-        upkeep.note("published", key)
+        upkeep.write_note("published", key)
     return key
 
 
@@ -182,7 +183,7 @@ def _noted(store: Store, user: str, part: PublishedPart) -> _Noted:
 def _all_noted(store: Store, user: str) -> dict[str, _Noted]:
     """What a user has published, by the path of the part; nothing where the note cannot be read."""
     try:
-        said = json.loads(store.upkeep.noted(f"published-{user}") or "{}")
+        said = json.loads(store.maintenance.read_note(f"published-{user}") or "{}")
         return {path: _Noted(each["now"], frozenset(each["old"])) for path, each in said.items()}
     except (ValueError, TypeError, KeyError, AttributeError):
         return {}
@@ -198,7 +199,7 @@ def _note(store: Store, user: str, part: PublishedPart, noted: _Noted) -> None:
         for path, each in known.items()
         if each != _Noted(None)
     }
-    store.upkeep.note(f"published-{user}", json.dumps(said))
+    store.maintenance.write_note(f"published-{user}", json.dumps(said))
 
 
 def _everybody(store: Store) -> Iterator[UserSummary]:
@@ -234,7 +235,7 @@ def _turn(store: Store, user: str) -> Iterator[None]:
     with ExitStack() as held:
         while True:
             try:
-                held.enter_context(store.lease(f"publish-{user}"))
+                held.enter_context(store.leases.acquire(f"publish-{user}"))
                 break
             except Busy:
                 if time.monotonic() > ends:

@@ -1,7 +1,6 @@
-"""Opens the parts and wires them: one home, one base, one backend, any number of users. Holds no logic of its own.
+"""An open home with one base: wires the parts and hands out users.
 
-The base is loaded when something first needs it, so that a program that only records feedback or lists revisions starts
-at once.
+The base is loaded on first use, so a program that only records feedback starts at once.
 """
 
 from __future__ import annotations
@@ -15,14 +14,15 @@ from typing import Self, get_args
 from personalpeft.adapters.formats.packed import unpack
 from personalpeft.adapters.formats.published import read_served
 from personalpeft.adapters.types import Adapter
-from personalpeft.archive import Imported, read_in
+from personalpeft.archive import ImportSummary, import_user
 from personalpeft.backends import BACKENDS, load_backend
 from personalpeft.base_models.registry import all_cards, find_card
 from personalpeft.base_models.resolve import prepare
 from personalpeft.base_models.types import Base, Card
 from personalpeft.chat.routing import AdapterRouter
-from personalpeft.chat.validation import check_written
+from personalpeft.chat.validation import check_text
 from personalpeft.clock import SYSTEM, Clock
+from personalpeft.deprecation import RenamedAttributes
 from personalpeft.engine.completion_cache import CompletionCache
 from personalpeft.engine.engine import Engine
 from personalpeft.errors import InvalidInput, NotFound, nearest
@@ -30,26 +30,36 @@ from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.learning.evaluate.completion_cache import open_completion_cache
 from personalpeft.learning.evaluate.probes import general_prompts
 from personalpeft.learning.learner import Learner
-from personalpeft.learning.options import Order, never, silent
+from personalpeft.learning.options import LearnOptions, no_progress, not_cancelled
 from personalpeft.learning.report import LearnReport
 from personalpeft.learning.train.config import Start
 from personalpeft.memory.embedder import HashEmbedder, MiniLM
 from personalpeft.memory.items import Memory
-from personalpeft.memory.types import Embedding
+from personalpeft.memory.types import Embedder, Embedding
 from personalpeft.plugins import Plugins
 from personalpeft.publishing import Published, publish
 from personalpeft.services import LazyModel, Services
 from personalpeft.settings import Observing, Serving, Settings
-from personalpeft.store import open_store
-from personalpeft.store.api_keys import Tokens
-from personalpeft.store.base import Collected, Problem, UserSummary
-from personalpeft.store.maintenance import Upkeep
+from personalpeft.store.api_keys import ApiKeys
+from personalpeft.store.gc import collect_garbage
+from personalpeft.store.home import open_store
+from personalpeft.store.integrity import verify
+from personalpeft.store.maintenance import Maintenance
+from personalpeft.store.types import GarbageReport, Problem, UserSummary
 from personalpeft.types import Progress
 from personalpeft.user import User
 
 
-class Runtime:
-    """An open home with one base. Make it with ``personalpeft.open``; use it as a context manager, or close it."""
+class Runtime(
+    RenamedAttributes,
+    renamed={
+        "collect": "collect_garbage",
+        "served": "read_published_file",
+        "tokens": "api_keys",
+        "upkeep": "maintenance",
+    },
+):
+    """An open home with one base. Make it with ``personalpeft.open``; close it after use."""
 
     def __init__(
         self,
@@ -65,13 +75,13 @@ class Runtime:
     ) -> None:
         if backend not in BACKENDS:
             raise NotFound(
-                f"There is no backend called {backend!r}.",
+                f"There is no backend {backend!r}.",
                 hint=nearest(backend, BACKENDS, what="backend"),
             )
         if observing not in get_args(Observing):
             raise InvalidInput(
-                f"observing cannot be {observing!a}.",
-                hint=f"Give one of {', '.join(get_args(Observing))}.",
+                f"observing must be one of {', '.join(get_args(Observing))}, got {observing!a}.",
+                hint="See personalpeft.open.",
             )
         self.settings = settings
         self._card = (
@@ -82,10 +92,9 @@ class Runtime:
         self._clock = clock
         self._progress = progress
         store = open_store(settings.home, now=clock.now, entropy=clock.entropy, read_only=read_only)
-        memory = Memory(
-            store.ledger, store.catalog, HashEmbedder() if backend == "fake" else MiniLM()
-        )
-        self._tokens = Tokens(store.home, now=clock.now, entropy=clock.entropy, lease=store.lease)
+        embedder: Embedder = HashEmbedder() if backend == "fake" else MiniLM()
+        memory = Memory(store.ledger, store.catalog, embedder)
+        self._tokens = ApiKeys(store)
         self._services = Services(
             store=store,
             memory=memory,
@@ -95,12 +104,13 @@ class Runtime:
             model=LazyModel(self._load_base, self._load_engine, self._load_completions),
             observing=observing,
         )
-        # A reply that is still being written when the program ends is recorded while the store can still write.
+        # Streams that are open at exit are recorded while the store can still write.
         atexit.register(self.close)
 
     def user(self, user_id: str, *, create: bool = True) -> User:
-        """One user, made on first use unless ``create=False``. Raises ``InvalidId``; ``NotFound`` with the nearest
-        name.
+        """Return a user, created on first use unless ``create=False``.
+
+        Raises ``InvalidId``, and ``NotFound`` with the nearest existing name.
         """
         check_user_id(user_id)
         if create:
@@ -110,21 +120,38 @@ class Runtime:
         return User(user_id, self._services)
 
     def users(self, *, after: str | None = None, limit: int = 100) -> tuple[UserSummary, ...]:
-        """A page of this home's users, by id: at most ``limit`` of those after the id ``after``. One that is shorter is the
-        last; the next begins after the last id of this one. Raises ``InvalidInput``.
+        """Return a page of the users, sorted by id. A page shorter than ``limit`` is the last.
+
+        Args:
+            after: The last id of the page before.
+            limit: The most users.
+
+        Raises:
+            InvalidInput: An argument has a wrong value.
         """
         return self._services.store.catalog.users(after=after, limit=limit)
 
-    def import_user(self, file: str | Path, *, as_user: str | None = None) -> Imported:
-        """Takes in the user of a ``.personal`` file, as ``User.export`` wrote it, under their own name or another.
+    def import_user(self, file: str | Path, *, as_user: str | None = None) -> ImportSummary:
+        """Import the user of a ``.personal`` file that ``User.export`` wrote.
 
-        Everything that was said comes along. What was built does where all of it was built on the open base and the file
-        holds the adapters: then the same revisions are live at once, to the byte. Else it is left out, and the next learn
-        builds from what was said. Every digest in the file is derived again and every adapter read as a stranger's before
-        anything is kept; the verdict of what came in says that it was imported. Raises ``PersonalFileError`` for a file
-        that is damaged, hostile or too new, ``InvalidInput`` where there is a user of that name, ``InvalidId``.
+        The ledger is always imported. Revisions are imported if all of them were built on the open
+        base and the file holds the adapters; then the same revisions are live at once. Otherwise
+        the next learn builds new ones. Every digest is recomputed and every adapter validated
+        before anything is stored.
+
+        Args:
+            file: The file.
+            as_user: Another id for the user.
+
+        Returns:
+            What was imported.
+
+        Raises:
+            PersonalFileError: The file is damaged, hostile or too new.
+            InvalidInput: The user exists.
+            InvalidId: The id is invalid.
         """
-        return read_in(self._services.store, self._services.model.base, Path(file), as_user)
+        return import_user(self._services.store, self._services.model.base, Path(file), as_user)
 
     def learn_many(
         self,
@@ -137,30 +164,46 @@ class Runtime:
         memory: float | None = None,
         dry_run: bool = False,
         accept: bool = False,
-        progress: Progress = silent,
-        cancelled: Callable[[], bool] = never,
-        paused: Callable[[], bool] = never,
+        progress: Progress = no_progress,
+        cancelled: Callable[[], bool] = not_cancelled,
+        paused: Callable[[], bool] = not_cancelled,
     ) -> tuple[LearnReport, ...]:
-        """As ``User.learn`` for each of these ids, all at once: their layers train in one pass over the shared base, and
-        each comes out as it would alone, to the rounding of the backend. One report for each, in the same order.
+        """Learn for several users at once, as ``User.learn`` does for each.
 
-        What one user cannot do (nothing new, another learn runs, unknown) is that user's report, with ``error`` the name
-        of what ``User.learn`` would have raised; so is being cancelled. An unexpected error of one user is "ServingFailed" in
-        that user's report, which names its kind; what ``progress``, ``cancelled`` or ``paused`` raise ends the learn of all and is
-        raised. ``seconds`` and ``memory`` are for all of them
-        together, ``steps`` for each layer; where memory is short, fewer train at once. Raises ``InvalidId``, and
-        ``InvalidInput`` where a user is named twice.
+        Their layers train in one pass over the shared base. Each result equals that of learning
+        alone, up to the backend's rounding. An error of one user becomes that user's report, whose
+        ``error`` is the name of the exception; unexpected errors are named "ServingFailed".
+
+        Args:
+            users: The ids, each once.
+            seconds: Budget of training time of all users together.
+            steps: Budget of training steps a layer.
+            memory: The most MB that all training may take. If it is short, fewer layers train at
+                once.
+            layer, start, dry_run, accept: As for ``User.learn``.
+            progress: Called with a stage and the share of it that is done. What this and the next
+                two raise ends the learn of all users and is raised.
+            cancelled: Called between steps; return True to cancel.
+            paused: Called between steps; training waits while it returns True.
+
+        Returns:
+            One report a user, in the same order.
+
+        Raises:
+            InvalidId: An id is invalid.
+            InvalidInput: A user is named twice, or an argument has a wrong value.
         """
         if isinstance(users, str) or not isinstance(users, Iterable):
             raise InvalidInput(
-                "The users are no list of ids.", hint="Give a list of ids, also of a single one."
+                f"users must be a list of ids, got {type(users).__name__}.",
+                hint="Give a list, also for a single user.",
             )
-        named = [check_user_id(user) for user in users]
-        if len(set(named)) != len(named):
+        ids = [check_user_id(user) for user in users]
+        if len(set(ids)) != len(ids):
             raise InvalidInput("A user is named twice.", hint="Name each user once.")
         if layer is not None:
             check_layer_name(layer)
-        order = Order(
+        options = LearnOptions(
             start=start,
             seconds=seconds,
             steps=steps,
@@ -171,47 +214,48 @@ class Runtime:
             cancelled=cancelled,
             paused=paused,
         )
-        return Learner.from_services(self._services).learn_many(named, layer, order)
+        return Learner.from_services(self._services).learn_many(ids, layer, options)
 
     def models(self) -> tuple[Card, ...]:
-        """Every base that can be opened: those that ship, and the user's own in the home's ``models/``. Raises
-        ``CardError``.
-        """
+        """Return the cards of the package and of the home's ``models/``. Raises ``CardError``."""
         return all_cards([self.settings.home / "models"])
 
     @property
     def embedder(self) -> str:
-        """The name of the model that facts are looked up with."""
+        """The name of the model that embeds facts."""
         return self._services.memory.embedder.name
 
     def embed(self, texts: Sequence[str]) -> Embedding:
-        """What the model that facts are looked up with makes of texts: vectors whose dot product is the cosine of their
-        meanings. It reads the beginning of a long one. Raises ``InvalidInput``, ``MissingPackage``.
+        """Embed texts with the model that looks up facts. It reads the beginning of a long text.
+
+        Raises ``InvalidInput``, ``MissingPackage``.
         """
         if isinstance(texts, str) or not texts:
-            raise InvalidInput("There are no texts.", hint="Give a list of texts.")
-        said = [check_written(text, what="text") for text in texts]
+            raise InvalidInput(
+                "texts must be a list that is not empty.", hint="Give a list of texts."
+            )
+        checked = [check_text(text, what="text") for text in texts]
         embedder = self._services.memory.embedder
-        return Embedding(
-            embedder.name, embedder.embed(said), sum(embedder.tokens(text) for text in said)
-        )
+        tokens = sum(embedder.tokens(text) for text in checked)
+        return Embedding(embedder.name, embedder.embed(checked), tokens)
 
     @property
-    def tokens(self) -> Tokens:
-        """Who may ask a server of this home."""
+    def api_keys(self) -> ApiKeys:
+        """The API keys of servers on this home."""
         return self._tokens
 
     @property
-    def upkeep(self) -> Upkeep:
-        """What a program that looks after this home at its own times needs of it, as the daemon does."""
-        return self._services.store.upkeep
+    def maintenance(self) -> Maintenance:
+        """Locks, notes and backups for programs that maintain this home, such as the daemon."""
+        return self._services.store.maintenance
 
-    def served(self, digest: str, file: str) -> bytes:
-        """A file of the folder in which servers elsewhere get a stack that they know as ``personalpeft:<digest>``:
-        adapter_config.json or adapter_model.safetensors. It is there while somebody may be answered with it, whichever program
-        serves it, and as long as it is published. Loads no model. Raises ``NotFound``.
+    def read_published_file(self, digest: str, file: str) -> bytes:
+        """Return a file of a published stack, by the digest in its name ``personalpeft:<digest>``.
+
+        The file is adapter_config.json or adapter_model.safetensors. It exists while the stack is
+        published or serves a request. Loads no model. Raises ``NotFound``.
         """
-        return read_served(self._shared(), digest, file)
+        return read_served(self._published_folder(), digest, file)
 
     def publish(
         self,
@@ -220,51 +264,71 @@ class Runtime:
         to: str | Path | None = None,
         progress: Progress = lambda stage, done: None,
     ) -> Published:
-        """Puts what is live of these users, None: of everybody, where servers elsewhere find it by ``personalpeft:<digest>``,
-        whoever is served here now: below the folder ``to`` in a part of this home's own for the open base, or where ``served`` reads.
+        """Publish the live stacks of users, for other servers to load as ``personalpeft:<digest>``.
 
-        That part then has one stack for each user who was ever published there: what was live when they were published last.
-        So publish again after a learn. Of whom nothing is live, or nothing that others could serve, nothing stays there, and
-        the answer says why. What is there already is not written again, and each folder comes whole or not at all. A
-        forgetting that destroys revisions takes all away that is published of the user, where it can be reached. Loads no
-        model. Raises ``InvalidId``, ``NotFound``, ``InvalidInput`` for a folder that cannot be written, a disk that is full,
-        ``HomeError``, and ``Busy`` while another program publishes from this home.
+        The place then holds one stack for each user ever published there: the stack that was live
+            when
+        the user was last published. Publish again after a learn. Existing stacks are not written
+        again. Forgetting revisions removes what was published of the user. Loads no model.
+
+        Args:
+            users: The ids; None is everyone.
+            to: A folder, used below a subfolder of this home and base. Defaults to the folder that
+                ``read_published_file`` reads.
+            progress: Called with a stage and the share of it that is done, 0 to 1.
+
+        Returns:
+            What lies there now, and why a user has nothing there.
+
+        Raises:
+            InvalidId, NotFound: A user id is invalid or unknown.
+            InvalidInput: The folder cannot be written, or the disk is full.
+            Busy: Another program publishes from this home.
+            HomeError: The home cannot be written.
         """
-        place = self._shared() if to is None else Path(to).expanduser().absolute()
+        place = self._published_folder() if to is None else Path(to).expanduser().absolute()
         return publish(self._services, self._adapter, place, users, progress)
 
     def verify(self) -> tuple[Problem, ...]:
-        """Derives every digest in the home again; an empty answer means that all is as it should be."""
-        return self._services.store.verify()
+        """Recompute every digest in the home and return the problems found."""
+        return verify(self._services.store)
 
-    def collect(
+    def collect_garbage(
         self, *, dry_run: bool = False, progress: Progress = lambda stage, done: None
-    ) -> Collected:
-        """Takes away what nothing needs: adapter files that no revision has named for a day, halves of files, and what learns
-        kept that nobody resumed for a week. Safe while others use the home. ``dry_run`` only says what there is. Raises
-        ``HomeError``, ``Busy``.
+    ) -> GarbageReport:
+        """Delete adapter files that no revision has named for a day, partial files, and training
+        state that was not resumed for a week. Safe while other programs use the home.
+
+        Args:
+            dry_run: Only report what would be deleted.
+            progress: Called with a stage and the share of it that is done, 0 to 1.
+
+        Raises:
+            HomeError: The home cannot be written.
+            Busy: Another program writes.
         """
-        return self._services.store.collect(
+        return collect_garbage(self._services.store, 
             dry_run=dry_run, progress=lambda done: progress("Collecting", done)
         )
 
     def base(self) -> Base:
-        """The open base, its files found and hashed. Raises ``WeightsError``, ``CardError``."""
+        """Return the open base, files hashed. Raises ``WeightsError``, ``CardError``."""
         return self._services.base
 
     def engine(self) -> Engine:
-        """The serving engine, with the base loaded."""
+        """Return the serving engine, with the base loaded."""
         return self._services.engine
 
     def close(self) -> None:
-        """Closes the home and lets go of the model; a stream that is still open ends as a cancelled turn. Closing twice
-        is fine.
+        """Close the home and release the model. Open streams end as cancelled turns.
+
+        Closing twice is allowed.
         """
         for stream in tuple(self._services.streams):
             stream.close()
         self._services.model.close()
         self._services.store.close()
-        # A program that opens many homes, one after another, would keep them all to its end.
+        # A registered method would keep this home in memory until the program exits.
         atexit.unregister(self.close)
 
     def __enter__(self) -> Self:
@@ -278,8 +342,8 @@ class Runtime:
     ) -> None:
         self.close()
 
-    def _shared(self) -> Path:
-        """Where programs put the stacks that servers elsewhere look for."""
+    def _published_folder(self) -> Path:
+        """Return the folder where programs on this machine publish stacks."""
         server = self.settings.vllm
         return (server and server.folder) or self.settings.cache / "served"
 

@@ -19,7 +19,7 @@ from personalpeft.engine.engine import Engine
 from personalpeft.memory.items import Memory
 from personalpeft.plugins import Plugins
 from personalpeft.settings import Observing
-from personalpeft.store.base import Store
+from personalpeft.store.store import Store
 from personalpeft.types import Message, Stack
 
 
@@ -60,11 +60,6 @@ class LazyModel:
             if self._completions is None:
                 self._completions = self._load_completions(self.engine())
             return self._completions
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether the engine is loaded."""
-        return self._engine is not None
 
     def preload(self, stack: Stack) -> None:
         """Bring a stack into a device slot if the engine is loaded. Raises as the engine does."""

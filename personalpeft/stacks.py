@@ -1,4 +1,4 @@
-"""Which revisions answer: what is live for a user, a part of it, or what would be with another head."""
+"""The stacks of a user: what is live, a part of it, or what it would be with another head."""
 
 from __future__ import annotations
 
@@ -8,64 +8,65 @@ from dataclasses import replace
 
 from personalpeft.errors import BaseMismatch, NotFound, ServingFailed
 from personalpeft.ids import check_layer_name
-from personalpeft.learning.gate.probation import ROLLBACK, UNDONE
+from personalpeft.learning.outcomes import MoveCause
 from personalpeft.services import Services
 from personalpeft.types import HeadMove, Stack, StackEntry
 
 BASE = "base"
-"""What stands for the bare base where a revision is named."""
+"""Stands for the bare base where a revision is named."""
 
 
-def live(services: Services, user: str) -> Stack:
-    """All that is live. Raises ``BaseMismatch`` when a head was built on another base than the open one."""
+def live_stack(services: Services, user: str) -> Stack:
+    """Return all that is live. Raises ``BaseMismatch`` if a head was built on another base."""
     return services.store.catalog.stack(user, services.base.digest)
 
 
-def switched_on(services: Services, user: str) -> Stack:
-    """What is live but for layers that are "never" to answer: all that programs have a use for that know of no scopes."""
-    stack = live(services, user)
-    off = {layer.name for layer in services.store.catalog.layers(user) if layer.scope == "never"}
+def enabled_stack(services: Services, user: str) -> Stack:
+    """Return what is live without layers of scope "never", for programs that know no scopes."""
+    stack = live_stack(services, user)
+    off = {each.name for each in services.store.catalog.layers(user) if each.scope == "never"}
     return replace(stack, entries=tuple(entry for entry in stack.entries if entry.layer not in off))
 
 
-def only(services: Services, user: str, layers: Sequence[str]) -> Stack:
-    """What is live of these layers. Raises ``NotFound`` for one that the user does not have."""
-    stack = live(services, user)
-    known = {layer.name for layer in services.store.catalog.layers(user)}
+def select_layers(services: Services, user: str, layers: Sequence[str]) -> Stack:
+    """Return what is live of some layers. Raises ``NotFound`` for an unknown layer."""
+    stack = live_stack(services, user)
+    existing = {layer.name for layer in services.store.catalog.layers(user)}
     for name in layers:
-        if name not in known:
+        if name not in existing:
             check_layer_name(name)
             raise NotFound(
                 f"{user} has no layer {name}.",
-                hint=f"There is {', '.join(sorted(known)) or 'none yet'}.",
+                hint=f"There is {', '.join(sorted(existing)) or 'none yet'}.",
             )
     return replace(stack, entries=tuple(entry for entry in stack.entries if entry.layer in layers))
 
 
-def with_head(services: Services, user: str, layer: str, to: str | None) -> Stack:
-    """The live stack as it would be with another head in one layer. Raises ``NotFound``, ``BaseMismatch``."""
-    base = services.base.digest
+def stack_with_head(services: Services, user: str, layer: str, head: str | None) -> Stack:
+    """Return the live stack with another head in one layer; None leaves the layer out.
+
+    Raises ``NotFound``, ``BaseMismatch``.
+    """
+    base, catalog = services.base.digest, services.store.catalog
     entries = []
-    for known in services.store.catalog.layers(user):
-        head = to if known.name == layer else known.head
-        if head is not None:
-            revision = services.store.catalog.revision(user, head)
+    for each in catalog.layers(user):
+        revision_id = head if each.name == layer else each.head
+        if revision_id is not None:
+            revision = catalog.revision(user, revision_id)
             if revision.base != base:
                 raise BaseMismatch(
                     f"{revision.id} was built on another base.", hint="Open that base."
                 )
-            entries.append(StackEntry(known.name, revision.id, revision.digest, known.weight))
+            entries.append(StackEntry(each.name, revision.id, revision.digest, each.weight))
     return Stack(base, tuple(entries))
 
 
-def revision_named(services: Services, user: str, layer: str, name: str) -> str | None:
-    """The id of the revision that a person means; None for the bare base. Raises ``NotFound``."""
-    moves = services.store.catalog.history(user, layer=layer)
-    if not moves:
-        raise NotFound(
-            f"The layer {layer} has never changed.",
-            hint="There is nothing to compare; learn first.",
-        )
+def resolve_revision(services: Services, user: str, layer: str, name: str) -> str | None:
+    """Return the revision id for "live", "previous", "base" or (the beginning of) an id.
+
+    None stands for the bare base. Raises ``NotFound``.
+    """
+    moves = _history(services, user, layer)
     if name in ("live", "previous"):
         return moves[-1].after if name == "live" else moves[-1].before
     if name == BASE:
@@ -73,24 +74,30 @@ def revision_named(services: Services, user: str, layer: str, name: str) -> str 
     revision = services.store.catalog.revision(user, name)
     if revision.layer != layer:
         raise NotFound(
-            f"{revision.id} is no revision of {layer}.", hint=f"It is one of {revision.layer}."
+            f"{revision.id} is a revision of {revision.layer}, not of {layer}.",
+            hint="Name a revision of this layer.",
         )
     return revision.id
 
 
-def roll_back(services: Services, user: str, layer: str, to: str | None) -> HeadMove:
-    """As ``User.rollback``."""
-    store, base, cause = services.store, services.base, ROLLBACK
+def rollback(services: Services, user: str, layer: str, to: str | None) -> HeadMove:
+    """Implement ``User.rollback``."""
+    cause = MoveCause.ROLLBACK
     if to == "previous":
-        moves = store.catalog.history(user, layer=layer)
-        if not moves:
-            raise NotFound(
-                f"The layer {layer} has never changed.", hint="There is nothing to roll back."
-            )
-        to = moves[-1].before
-        cause = UNDONE if moves[-1].cause == ROLLBACK else ROLLBACK
-    # Loaded before the head moves, so that the next reply waits for nothing; undoing must also work where serving does
-    # not.
+        last = _history(services, user, layer)[-1]
+        to = last.before
+        is_rollback = last.cause == MoveCause.ROLLBACK
+        cause = MoveCause.ROLLBACK_UNDONE if is_rollback else MoveCause.ROLLBACK
+    # Load it before the head moves, so that the next reply does not wait. Errors are ignored:
+    # rolling back must work when serving does not.
     with suppress(BaseMismatch, ServingFailed):
-        services.model.preload(with_head(services, user, layer, to))
-    return store.catalog.move_head(user, layer, to, base=base.digest, cause=cause)
+        services.model.preload(stack_with_head(services, user, layer, to))
+    base = services.base.digest
+    return services.store.catalog.move_head(user, layer, to, base=base, cause=cause)
+
+
+def _history(services: Services, user: str, layer: str) -> Sequence[HeadMove]:
+    moves = services.store.catalog.head_moves(user, layer=layer)
+    if not moves:
+        raise NotFound(f"The layer {layer} has never changed.", hint="Learn first.")
+    return moves

@@ -1,6 +1,6 @@
-"""One person's model: what they said, what was built from it, and everything that they can do with it.
+"""One user of a home: chat, feedback, learning, history, import and export.
 
-Invariant: each method either does all that it says, durably, or raises and has changed nothing.
+Invariant: each method either completes durably, or raises and has changed nothing.
 """
 
 from __future__ import annotations
@@ -20,40 +20,41 @@ from personalpeft.adapter_io import (
     write_gguf,
     write_merged,
 )
-from personalpeft.archive import Exported
+from personalpeft.archive import ExportSummary
 from personalpeft.chat import compare, request
 from personalpeft.chat.compare import Comparison
-from personalpeft.chat.reply import Reply, Stream, turn_of
+from personalpeft.chat.reply import Reply, Stream, resolve_turn
 from personalpeft.chat.validation import (
     Prompt,
     Tool,
+    attach_tools,
     check_prompt,
     check_sampling,
     check_timeout,
     check_tools,
     check_top_logprobs,
-    with_tools,
 )
+from personalpeft.deprecation import RenamedAttributes
 from personalpeft.erasure import ForgetReport
 from personalpeft.errors import InvalidInput, NotFound
 from personalpeft.ids import check_layer_name, check_skill
-from personalpeft.learning.activity_summary import Digest, digest
+from personalpeft.learning.activity_summary import ActivitySummary, summarize_activity
 from personalpeft.learning.gate.probation import review_probation_locked
 from personalpeft.learning.learner import Learner
-from personalpeft.learning.options import Order, check_budget, never, silent
-from personalpeft.learning.progress import Learning, underway
-from personalpeft.learning.report import LearnReport, recorded
-from personalpeft.learning.rl.trainer import Coach
-from personalpeft.learning.status import Account, accounts
+from personalpeft.learning.options import LearnOptions, check_budget, no_progress, not_cancelled
+from personalpeft.learning.progress import TrainingStatus, training_status
+from personalpeft.learning.report import LearnReport, outcome_reports
+from personalpeft.learning.rl.trainer import RLTrainer
+from personalpeft.learning.status import SignalStatus, list_signal_status
 from personalpeft.learning.train.config import Start
 from personalpeft.learning.triggers import Pending, pending
 from personalpeft.memory.types import Item
 from personalpeft.plugins import Shaping, Verifier
-from personalpeft.provenance import Why, why
+from personalpeft.provenance import Provenance, build_provenance
 from personalpeft.services import Services
-from personalpeft.store.base import UserSummary
+from personalpeft.store.types import UserSummary
 from personalpeft.types import (
-    PERSON,
+    USER_SOURCE,
     HeadMove,
     Layer,
     Progress,
@@ -69,21 +70,29 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _asked_as(method: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Gives a method the parameters of another, for readers of its help and for type checkers, so that a long list of
-    them stands only once.
+def _same_parameters_as(
+    method: Callable[P, object],
+) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Give a method the parameters of another for ``inspect`` and type checkers."""
+
+    def decorate(function: Callable[..., R]) -> Callable[P, R]:
+        returned = signature(function).return_annotation
+        shown = signature(method).replace(return_annotation=returned)
+        function.__signature__ = shown  # type: ignore[attr-defined]  # read by ``inspect``
+        return function
+
+    return decorate
+
+
+class User(
+    RenamedAttributes,
+    renamed={"digest": "activity_summary", "learning": "training_status", "weigh": "set_weight"},
+):
+    """One user of an open runtime, made by ``Runtime.user``. Thread-safe.
+
+    Signals, turns and revisions are named by their id or the beginning of it. A turn is also named
+    by its reply, and the newest by "last".
     """
-
-    def borrow(own: Callable[..., R]) -> Callable[P, R]:
-        returned = signature(own).return_annotation
-        own.__signature__ = signature(method).replace(return_annotation=returned)  # type: ignore[attr-defined]  # ``inspect`` looks for it
-        return own
-
-    return borrow
-
-
-class User:
-    """One user of an open runtime; made by ``Runtime.user``. Safe to use from several threads."""
 
     def __init__(self, user_id: str, services: Services) -> None:
         self.id = user_id
@@ -92,7 +101,7 @@ class User:
     def __repr__(self) -> str:
         return f"User({self.id!r})"
 
-    # Talking
+    # Chat
 
     def stream(
         self,
@@ -114,17 +123,19 @@ class User:
         timeout: float | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Stream:
-        """As ``chat``, in pieces: iterate over the text, then read ``.reply``. A stream that is closed early is kept as
-        a cancelled turn. ``QueueFull``, ``DeadlineExceeded`` and ``ServingFailed`` are raised by the piece that they keep away;
-        the time begins with the first that is asked for.
+        """Start a reply as ``chat`` does, and return its text in pieces.
+
+        Iterate over the stream, then read ``.reply``. Closing it early records a cancelled turn.
+        ``QueueFull``, ``DeadlineExceeded`` and ``ServingFailed`` are raised while iterating. The
+        timeout starts with the first piece.
         """
-        messages = with_tools(check_prompt(prompt), check_tools(tools), must_call)
+        messages = attach_tools(check_prompt(prompt), check_tools(tools), must_call)
         timeout = check_timeout(timeout)
         if revision is not None and layers is not None:
-            raise InvalidInput("There are layers and a revision.", hint="Give one of the two.")
+            raise InvalidInput("layers and revision exclude each other.", hint="Give one of them.")
         if not template and not isinstance(prompt, str):
             raise InvalidInput(
-                "Without the template there are no messages.", hint="Give the prompt as one string."
+                "Without the template the prompt must be a string.", hint="Give one string."
             )
         default = self._services.engine.backend.base.card.sampling
         sampling = check_sampling(
@@ -135,46 +146,65 @@ class User:
             stop=stop,
             seed=seed,
         )
-        likely = check_top_logprobs(top_logprobs)
-        asked = request.Asked(
+        alternatives = check_top_logprobs(top_logprobs)
+        chat = request.ChatRequest(
             messages,
             sampling,
-            memory and template,
-            layers,
-            timeout,
-            revision,
-            template,
-            logprobs or likely > 0,
-            likely,
+            memory=memory and template,
+            layers=layers,
+            timeout=timeout,
+            revision=revision,
+            template=template,
+            logprobs=logprobs or alternatives > 0,
+            top_logprobs=alternatives,
         )
-        return request.begin(self._services, self.id, asked, cancelled)
+        return request.start_stream(self._services, self.id, chat, cancelled)
 
-    @_asked_as(stream)
-    def chat(self, prompt: Prompt, **asked: Any) -> Reply:
-        """Answers a string or OpenAI-style messages with the user's live stack, and appends the turn to the ledger.
+    @_same_parameters_as(stream)
+    def chat(self, prompt: Prompt, **options: Any) -> Reply:
+        """Answer a prompt with the user's live stack, and append the turn to the ledger.
 
-        What is not given comes from the base's card. ``temperature=0`` is greedy; the same stack, prompt and seed give
-        the same text. ``tools`` are what the reply may call, as OpenAI's API writes them, where the base's chat template knows
-        tools: do what ``reply.tool_calls`` say, and ask again with ``reply.message`` and a message of the role "tool" for each result.
-        With ``must_call`` the reply begins as the call of a tool: True of any, a name of that one. What follows is the model's own, so a
-        small one may still write what is no call; look at ``tool_calls``.
-        ``memory=False`` leaves rules and facts out; ``layers`` names the only layers to attach, whatever
-        their scope, ``[]`` none: the bare base. ``revision`` is one that stands for its layer's head, by its id or the
-        beginning of it. Without ``template`` a string is read as it is, without rules and facts, and continued. With ``logprobs``
-        the reply says how likely each token was, with ``top_logprobs`` also so many of the likeliest in its place (at most 20).
-        ``timeout`` is how many seconds the reply may take; ``cancelled`` is asked between steps, by another thread, and must be
-        quick. Raises ``InvalidInput`` for an empty prompt or a
-        number out of range, ``PromptTooLong`` saying by how many tokens, ``NotFound`` for an unknown layer or revision,
-        ``BaseMismatch`` when the live stack was built on another base, ``QueueFull`` with ``retry_after`` when too many wait,
-        ``DeadlineExceeded`` when time is up (what came until then is kept as a cancelled turn), ``ServingFailed``.
-        ``Forgotten`` where the user forgets something while the reply is written; the reply is not kept then.
+        The same stack, prompt, sampling and seed give the same text.
+
+        Args:
+            prompt: A string, or OpenAI-style messages.
+            tools: OpenAI-style tools that the reply may call. Run ``reply.tool_calls``, then chat
+                again with ``reply.message`` and a message of role "tool" for each result.
+            must_call: Start the reply as a tool call: True for any tool, or the name of one. A
+                small model may still write an invalid call, so check ``tool_calls``.
+            temperature: 0 is greedy. This and the next three default to the base's card.
+            top_p: Nucleus size, in (0, 1].
+            max_tokens: The most new tokens.
+            stop: Texts that end the reply.
+            seed: Seed of sampling.
+            memory: Whether to add rules and relevant facts to the prompt.
+            layers: The only layers to attach, whatever their scope. ``[]`` is the bare base.
+            revision: A revision that replaces the head of its layer. Excludes ``layers``.
+            template: Without it, a string prompt is continued as it is, without rules and facts.
+            logprobs: Report the log-prob of each token.
+            top_logprobs: Also report so many of the likeliest tokens in each place, at most 20.
+            timeout: Seconds that the reply may take.
+            cancelled: Called between steps by another thread; return True to cancel. Must be quick.
+
+        Returns:
+            The reply. Its ``turn_id`` names it in feedback.
+
+        Raises:
+            InvalidInput: The prompt is empty, or an argument has a wrong value.
+            PromptTooLong: The prompt exceeds the base's context; the message says by how much.
+            NotFound: A layer or revision is unknown.
+            BaseMismatch: The live stack was built on another base.
+            QueueFull: Too many requests wait; see ``retry_after``.
+            DeadlineExceeded: The timeout ended the reply, which is recorded as a cancelled turn.
+            ServingFailed: The model failed.
+            Forgotten: The user forgot something meanwhile, so the reply is not recorded.
         """
-        stream = self.stream(prompt, **asked)
+        stream = self.stream(prompt, **options)
         for _ in stream:
             pass
         return stream.reply
 
-    # Saying what was good and what was not
+    # Feedback
 
     def feedback(
         self,
@@ -185,15 +215,28 @@ class User:
         prefer: str | None = None,
         comment: str | None = None,
         reward: float | None = None,
-        source: str = PERSON,
+        source: str = USER_SOURCE,
     ) -> str:
-        """Says one thing about a reply (or the id of its turn) and returns the signal's id; it is durable then.
+        """Record one feedback signal on a reply and return its id. It is durable on return.
 
-        ``rating`` is 1 or -1, ``edit`` the reply as it should have been, ``prefer`` another text that is better,
-        ``comment`` a rule to follow from now on, ``reward`` a thumb of some size, from -1 to 1. Said twice of one turn, the
-        later counts and both are kept; comments add up. What repeats the last word on a turn is that one. ``source`` is who
-        says so, where that is not the person: kept apart from what the person says, and not trained on. Raises ``NotFound``
-        for an unknown turn, ``InvalidInput`` for anything else, such as an edit that changes nothing.
+        Give exactly one kind. The latest of each kind counts and all are kept; comments accumulate.
+        Repeating the latest signal of the same source returns the id of that.
+
+        Args:
+            reply: A reply, a turn, or a turn's id.
+            rating: 1 (thumb up) or -1 (thumb down).
+            edit: The reply as it should have been.
+            prefer: Another text that is better.
+            comment: A rule to follow from now on.
+            reward: A graded rating, from -1 to 1.
+            source: Who gives the feedback, if not the user. It is kept apart and not trained on.
+
+        Returns:
+            The id of the signal.
+
+        Raises:
+            NotFound: The turn is unknown.
+            InvalidInput: A value is wrong, not exactly one is given, or an edit changes nothing.
         """
         return feedback.feedback(
             self._services,
@@ -208,18 +251,40 @@ class User:
         )
 
     def observe(self, reply: Reply | Turn | str, seen: str) -> str | None:
-        """Tells what the app saw without asking: "copied", "regenerated", "contradicted" or "thanked". It is kept as a
-        rating by the source "app", and its id returned, where the runtime was opened with ``observing="kept"`` or, to be learned
-        as a weak one, "learned"; else nothing is kept, and None returned, so that an app need not ask each time whether it may. Raises
-        ``NotFound`` for an unknown turn, ``InvalidInput`` for anything else that might have been seen.
+        """Record implicit feedback: "copied", "regenerated", "contradicted" or "thanked".
+
+        It becomes a rating of the source "app" if the runtime was opened with ``observing="kept"``,
+        or ``observing="learned"`` to train on it as a weak rating. Otherwise nothing is recorded.
+
+        Args:
+            reply: A reply, a turn, or a turn's id.
+            seen: What the app saw.
+
+        Returns:
+            The id of the signal, or None if nothing was recorded.
+
+        Raises:
+            NotFound: The turn is unknown.
+            InvalidInput: ``seen`` has another value.
         """
         return feedback.observe(self._services, self.id, reply, seen)
 
     def teach(
-        self, prompt: str, answer: str, *, skill: str | None = None, source: str = PERSON
+        self, prompt: str, answer: str, *, skill: str | None = None, source: str = USER_SOURCE
     ) -> str:
-        """Shows the answer that is wanted to a prompt, for the style or a skill of its own; returns the signal's id.
-        ``source`` as in ``feedback``. Raises ``InvalidInput``.
+        """Record a demonstration and return its id.
+
+        Args:
+            prompt: A prompt.
+            answer: The wanted answer.
+            skill: The skill to teach; None teaches the style.
+            source: Who demonstrates, as in ``feedback``.
+
+        Returns:
+            The id of the signal.
+
+        Raises:
+            InvalidInput: A text is empty or too long, or the skill has an invalid name.
         """
         return feedback.teach(self._services, self.id, prompt, answer, skill, source)
 
@@ -229,26 +294,40 @@ class User:
         *,
         questions: Sequence[str] = (),
         answer: str | None = None,
-        source: str = PERSON,
+        source: str = USER_SOURCE,
     ) -> str:
-        """Keeps a fact, which is looked up from the next turn on; returns the signal's id. ``questions`` help to find
-        it, and with a short ``answer`` to them the next learn takes it into the ``memory`` layer. Without, it is learned once
-        looking it up has helped twice. ``source`` is who tells it, where that is not the person: then it is looked up, never
-        learned, and gives way to what the person told. Raises ``InvalidInput``.
+        """Record a fact, which is looked up from the next turn on, and return its id.
+
+        Args:
+            text: The fact.
+            questions: Questions that the fact answers; they help to find it.
+            answer: A short answer to the questions. With it, the next learn trains the fact into
+                the ``memory`` layer. Without it, that happens once looking it up has helped twice.
+            source: Who states the fact, if not the user. Such a fact is looked up but not learned,
+                and yields to the user's own facts.
+
+        Returns:
+            The id of the signal.
+
+        Raises:
+            InvalidInput: A text is empty or too long, or an answer has no question.
         """
         return feedback.remember(self._services, self.id, text, questions, answer, source)
 
     def retract(self, *signals: str) -> tuple[Signal, ...]:
-        """Takes back what was said, whatever it was and whoever gave it, by the ids of signals or their beginnings; returns what
-        they named. All of it or none: from now on it counts no more, and the next learn builds without it what has learned of it.
-        The ledger keeps that it was said; ``forget`` destroys it. What it superseded stays off, since that was given
-        up too; what only gave way to it counts again, such as the thumb beside an edit or the fact that it contradicted. Raises
-        ``NotFound``, also for what was superseded or taken back already, ``Forgotten``, ``InvalidInput``.
+        """Retract signals of any kind and source, all or none, and return them.
+
+        They no longer count, and the next learn rebuilds without them. The ledger keeps them;
+        ``forget`` erases. What a retracted signal superseded stays superseded. A signal that only
+        yielded to it counts again, such as the thumb beside an edit.
+
+        Raises ``NotFound``, also for a signal that is superseded or retracted, ``Forgotten``,
+        ``InvalidInput``.
         """
         return feedback.retract(self._services, self.id, signals)
 
     def items(self) -> tuple[Item, ...]:
-        """The rules and facts that act now, oldest first."""
+        """Return the rules and facts in effect, oldest first."""
         return self._services.memory.items(self.id)
 
     def edit_item(
@@ -259,19 +338,31 @@ class User:
         questions: Sequence[str] | None = None,
         answer: str | None = None,
     ) -> Item:
-        """Says a rule or fact anew; the old one counts no more, neither when facts are looked up nor for the next learn. A
-        fact's questions go with the old text, unless a new ``answer`` to them is given. Raises ``NotFound``,
-        ``InvalidInput``.
+        """Supersede a rule or fact with a new text.
+
+        Args:
+            item_id: Id of the rule or fact.
+            text: The new text.
+            questions: For a fact, its questions. None drops the old ones, or keeps them if an
+                ``answer`` is given.
+            answer: For a fact, the answer to the questions.
+
+        Returns:
+            The new item.
+
+        Raises:
+            NotFound: No rule or fact in effect has this id.
+            InvalidInput: A text is invalid, or a rule was given questions.
         """
         return self._services.memory.edit(
             self.id, item_id, text, questions=questions, answer=answer
         )
 
     def remove_item(self, item_id: str) -> None:
-        """Switches a rule or fact off, as ``retract`` does; the ledger keeps that it was there. Raises ``NotFound``."""
+        """Retract a rule or fact; the ledger keeps it. Raises ``NotFound``."""
         self._services.memory.remove(self.id, item_id)
 
-    # Learning, and taking it back
+    # Learning
 
     def learn(
         self,
@@ -283,26 +374,43 @@ class User:
         memory: float | None = None,
         dry_run: bool = False,
         accept: bool = False,
-        progress: Progress = silent,
-        cancelled: Callable[[], bool] = never,
-        paused: Callable[[], bool] = never,
+        progress: Progress = no_progress,
+        cancelled: Callable[[], bool] = not_cancelled,
+        paused: Callable[[], bool] = not_cancelled,
     ) -> LearnReport:
-        """Builds a candidate from what is new, has the gate judge it, and makes it live if the gate promotes it. A
-        refusal is a report, not an error. Without a ``layer`` it learns all that have something new, lowest first, and
-        returns the report of the first, with the others in its ``above``. Whatever stands over a layer that has changed
-        is judged again, and built anew where it no longer holds.
+        """Build a candidate from new signals, judge it, and make it live if the gate promotes it.
 
-        ``start="nothing"`` builds from all lessons anew. ``seconds`` and ``steps`` are budgets for training: where one
-        ends it early, the next learn goes on from there, as it does after a kill. ``memory`` is how many MB training may
-        take beside the base (40 bytes for each parameter that is trained); what needs more is not built. ``dry_run`` only
-        says what would be learned. ``accept`` makes the candidate live whatever the gate says of it, which is recorded;
-        not one that could not be measured. ``progress`` hears a stage and how much of it is done (0 to 1). ``cancelled`` and ``paused`` are
-        asked between steps. Raises ``NothingToLearn``, ``Busy`` while another learn of this user runs, ``Cancelled`` when
-        ``cancelled`` says so before anything was judged, ``ServingFailed`` where the model fails, for want of memory perhaps.
+        A refusal is a report, not an error. An interrupted learn is resumed by the next one. Layers
+        above a changed one are judged again, and rebuilt if they no longer hold.
+
+        Args:
+            layer: The layer to learn. None learns all with something new, lowest first.
+            start: "auto" continues the live revision where possible; "nothing" builds from all
+                lessons.
+            seconds: Budget of training time. The next learn continues.
+            steps: Budget of training steps a layer. The next learn continues.
+            memory: The most MB that training may take beside the base, 40 bytes a trained
+                parameter. What needs more is not built.
+            dry_run: Only report what would be learned.
+            accept: Make the candidate live whatever the verdict, which is recorded. A candidate
+                that could not be measured is not accepted.
+            progress: Called with a stage and the share of it that is done, 0 to 1.
+            cancelled: Called between steps; return True to cancel.
+            paused: Called between steps; training waits while it returns True.
+
+        Returns:
+            The report of the first layer; ``above`` holds those of the others.
+
+        Raises:
+            NothingToLearn: There is nothing new.
+            Busy: Another learn of this user runs.
+            Cancelled: ``cancelled`` returned True before a verdict.
+            ServingFailed: The model failed, perhaps for lack of memory.
+            InvalidInput: An argument has a wrong value.
         """
         if layer is not None:
             check_layer_name(layer)
-        order = Order(
+        options = LearnOptions(
             start=start,
             seconds=seconds,
             steps=steps,
@@ -313,11 +421,13 @@ class User:
             cancelled=cancelled,
             paused=paused,
         )
-        return Learner.from_services(self._services).learn(self.id, layer, order)
+        return Learner.from_services(self._services).learn(self.id, layer, options)
 
     def review(self) -> tuple[LearnReport, ...]:
-        """Ends the probations that what was said until now decides; each end is a report. That happens by itself with feedback,
-        with what is taken back and with a learn, unless somebody else was just learning. Raises ``Busy`` while a learn of this user runs.
+        """End the probations that the feedback so far decides, and return a report of each.
+
+        Feedback, retractions and learns do this too, unless another learn runs. Raises ``Busy``
+        while a learn of this user runs.
         """
         return review_probation_locked(self._services.store, self.id, self._services.clock.now)
 
@@ -332,10 +442,27 @@ class User:
         memory: bool = True,
         cancelled: Callable[[], bool] | None = None,
     ) -> Comparison:
-        """Has two revisions of a layer answer the same prompt greedily, in an order drawn by chance: ``choose`` one of the
-        answers, and it is kept as a preference. ``a`` and ``b`` are ids or beginnings of them, "live", "previous" (what
-        was live before the last change) or "base". Raises as ``chat``; ``NotFound`` for an unknown revision and where
-        nothing was learned yet, ``InvalidInput`` where both are the same one, ``Cancelled``.
+        """Answer a prompt greedily with two revisions, in random order, for a blind choice.
+
+        ``choose`` on the result records the choice as a preference.
+
+        Args:
+            prompt: A string, or OpenAI-style messages.
+            a: A revision: its id, "live", "previous" (live before the last change) or "base".
+            b: Another revision.
+            layer: The layer of both.
+            max_tokens: The most new tokens of each answer. Defaults to the base's card.
+            memory: Whether to add rules and relevant facts to the prompt.
+            cancelled: Called between steps; return True to cancel.
+
+        Returns:
+            The comparison.
+
+        Raises:
+            NotFound: A revision is unknown, or the layer has never changed.
+            InvalidInput: Both are the same revision, or an argument has a wrong value.
+            Cancelled: ``cancelled`` returned True.
+            QueueFull, ServingFailed, PromptTooLong: As ``chat``.
         """
         return compare.compare(
             self._services,
@@ -360,24 +487,41 @@ class User:
         steps: int | None = None,
         memory: float | None = None,
         accept: bool = False,
-        progress: Progress = silent,
-        cancelled: Callable[[], bool] = never,
-        paused: Callable[[], bool] = never,
+        progress: Progress = no_progress,
+        cancelled: Callable[[], bool] = not_cancelled,
+        paused: Callable[[], bool] = not_cancelled,
     ) -> LearnReport:
-        """Has a skill try tasks that a verifier sets and judges, so that what was right becomes likelier; then the gate
-        compares what it makes of tasks held back, before and after. A refusal is a report, not an error.
+        """Train a skill by reinforcement learning on tasks that a verifier sets and scores.
 
-        ``verifier`` and ``shaping`` are names of plugins or objects (``personalpeft.plugins``); ``family`` says which of
-        a verifier's tasks. It goes on from the skill's head: teach and learn first where the base can do nothing of it.
-        ``rounds``, ``seconds`` or ``steps`` end it sooner, and what was practised until then is judged. Stopped otherwise, it
-        goes on from what was done when the same tasks are practised again: a kill costs the step that ran, or the replies of
-        the round that was being tried. ``memory``, ``accept``, ``progress``, ``cancelled`` and ``paused`` are as for ``learn``.
-        Raises ``NotFound`` for an unknown plugin, ``PluginError``, ``InvalidInput``, ``Busy`` while another learn of this user
-        runs, ``Cancelled``, ``ServingFailed``.
+        The gate compares held-out tasks before and after. A refusal is a report, not an error.
+        Training continues the skill's head, so teach and learn first if the base cannot solve any
+        task. A budget that ends it early has the result judged. An interrupted practice of the same
+        tasks is resumed.
+
+        Args:
+            skill: The name of the skill.
+            verifier: A plugin's name, or a ``personalpeft.plugins.Verifier``.
+            family: Selects among the tasks of the verifier.
+            shaping: Reward shaping: a plugin's name, or a ``personalpeft.plugins.Shaping``.
+            rounds: Budget of rounds.
+            seconds: Budget of time.
+            steps: Budget of training steps.
+            memory, accept, progress, cancelled, paused: As for ``learn``.
+
+        Returns:
+            The report.
+
+        Raises:
+            NotFound: A plugin is unknown.
+            PluginError: A plugin failed.
+            InvalidInput: An argument has a wrong value.
+            Busy: Another learn of this user runs.
+            Cancelled: ``cancelled`` returned True.
+            ServingFailed: The model failed.
         """
         check_skill(skill)
         check_budget(rounds, "rounds", whole=True)
-        order = Order(
+        options = LearnOptions(
             seconds=seconds,
             steps=steps,
             memory=memory,
@@ -387,34 +531,37 @@ class User:
             paused=paused,
         )
         plugins = self._services.plugins
-        verifying = plugins.verifier(verifier, family)
-        shaped = None if shaping is None else plugins.shaping(shaping)
-        return Coach.from_services(self._services).practise(
-            self.id, f"skill.{skill}", verifying, shaped, rounds, order
+        checked_verifier = plugins.verifier(verifier, family)
+        checked_shaping = None if shaping is None else plugins.shaping(shaping)
+        return RLTrainer.from_services(self._services).train(
+            self.id, f"skill.{skill}", checked_verifier, checked_shaping, rounds, options
         )
 
     def rollback(self, layer: str, to: str | Literal["previous"] | None = "previous") -> HeadMove:
-        """Makes another revision of a layer live: by default the one that was live before the last move, None the bare
-        base. An id, or the beginning of one, may name any revision, a refused one too. Raises ``NotFound``, and
-        ``BaseMismatch`` across a change of base.
-        """
-        return stacks.roll_back(self._services, self.id, layer, to)
+        """Make another revision of a layer live, and return the move.
 
-    def weigh(self, layer: str, weight: float) -> None:
-        """How strongly a layer is added from now on: 1 as it was learned, 0 not at all; -2 to 2. Raises ``NotFound``,
-        ``InvalidInput``.
+        ``to`` is "previous" (live before the last move), None (the base), or the id of any
+        revision, a refused one too. Raises ``NotFound``, and ``BaseMismatch`` for a revision of
+        another base.
+        """
+        return stacks.rollback(self._services, self.id, layer, to)
+
+    def set_weight(self, layer: str, weight: float) -> None:
+        """Set how strongly a layer is added: 1 as trained, 0 not at all, from -2 to 2.
+
+        Raises ``NotFound``, ``InvalidInput``.
         """
         if not isinstance(weight, int | float) or not -2 <= weight <= 2:
             raise InvalidInput(
-                f"The weight {weight!r} is not between -2 and 2.",
-                hint="1 is the layer as it was learned.",
+                f"weight must be a number from -2 to 2, got {weight!r}.",
+                hint="1 is the layer as trained.",
             )
         self._services.store.catalog.set_weight(self.id, layer, float(weight))
 
     def scope(self, layer: str, scope: Scope) -> None:
-        """When a layer is attached from now on: "always", "near" (when the request is near the lessons that it was built
-        from) or "never". Before anybody says so a style is "always", a skill and the memory "near". Raises ``NotFound``,
-        ``InvalidInput``.
+        """Set when a layer is attached: "always", "near" (similar to its lessons) or "never".
+
+        A style defaults to "always", other layers to "near". Raises ``NotFound``, ``InvalidInput``.
         """
         self._services.store.catalog.set_scope(self.id, layer, scope)
 
@@ -424,127 +571,177 @@ class User:
         *,
         rebuild: bool = True,
         dry_run: bool = False,
-        progress: Progress = silent,
-        cancelled: Callable[[], bool] = never,
+        progress: Progress = no_progress,
+        cancelled: Callable[[], bool] = not_cancelled,
     ) -> ForgetReport:
-        """Destroys something that was said, for good: a turn, or a piece of feedback, a fact or a rule by its id. Not switched
-        off, as ``retract`` does, but gone: its words, every revision that saw them, what was reported of it, and
-        what was answered with it in view. Then the layers that lost their live revision are built again from what is
-        left, and judged as in any learn; until that is done, or where it is refused, they are as they were before the
-        item. ``docs/privacy.md`` says what goes with what.
+        """Erase a turn or signal and everything derived from it, and rebuild the layers it was in.
 
-        ``dry_run`` only says what would go. Without ``rebuild`` the next learn builds what is missing. ``progress`` hears a
-        stage and how much of it is done (0 to 1). Once anything is destroyed nothing brings it back: ``cancelled`` then
-        only stops the building, as a kill does. Raises ``NotFound``, ``Forgotten`` for what was forgotten already,
-        ``InvalidInput``, ``Busy`` while a learn of this user runs, ``Cancelled`` before anything was destroyed, ``HomeError``.
+        Erased are its text, the revisions that saw it, reports about it, and replies that had it in
+        the prompt. Layers that lose their head return to what was live before the item, and are
+        rebuilt from what is left and judged as in a learn. docs/privacy.md says what goes with
+        what.
+
+        Args:
+            item: A reply, a turn, or the id of a turn or signal.
+            rebuild: Rebuild now. Otherwise the next learn does.
+            dry_run: Only report what would be erased.
+            progress: Called with a stage and the share of it that is done, 0 to 1.
+            cancelled: Return True to cancel. After the erasure it only stops the rebuilding.
+
+        Returns:
+            What was erased and rebuilt.
+
+        Raises:
+            NotFound: No turn or signal has this id.
+            Forgotten: It was forgotten before.
+            Busy: A learn of this user runs.
+            Cancelled: ``cancelled`` returned True before anything was erased.
+            InvalidInput: ``item`` is no reply, turn or id.
+            HomeError: The home cannot be written.
         """
-        wanted = item if isinstance(item, str) and item != "last" else self.turn(item).id
+        item_id = item if isinstance(item, str) and item != "last" else self.turn(item).id
         return erasure.forget(
             self._services,
             self.id,
-            wanted,
+            item_id,
             rebuild=rebuild,
             dry_run=dry_run,
             progress=progress,
             cancelled=cancelled,
         )
 
-    # Looking at it
+    # History and state
 
     def stack(self) -> Stack:
-        """All that is live; the scope of each layer says which turns it answers. Raises ``BaseMismatch`` when a head was
-        built on another base than the open one.
-        """
-        return stacks.live(self._services, self.id)
+        """Return all live layers, whatever their scope. Raises ``BaseMismatch``."""
+        return stacks.live_stack(self._services, self.id)
 
     def layers(self) -> tuple[Layer, ...]:
-        """Every layer with its head, weight and scope, lowest first; those without a head too."""
+        """Return every layer with its head, weight and scope, lowest first."""
         return self._services.store.catalog.layers(self.id)
 
     def revisions(self, layer: str | None = None) -> tuple[Revision, ...]:
-        """All revisions, oldest first, refused ones too. Raises ``NotFound`` for an unknown layer."""
+        """Return all revisions, oldest first, refused ones too. Raises ``NotFound``."""
         return self._services.store.catalog.revisions(self.id, layer=layer)
 
     def history(self, layer: str | None = None) -> tuple[HeadMove, ...]:
-        """Every time that a head moved, and why; oldest first."""
-        return self._services.store.catalog.history(self.id, layer=layer)
+        """Return every move of a head and its cause, oldest first."""
+        return self._services.store.catalog.head_moves(self.id, layer=layer)
 
     def reports(self) -> tuple[Mapping[str, Any], ...]:
-        """What every learn said, and every end of a probation, as data, oldest first."""
-        return tuple(recorded(self._services.store.catalog.reports(self.id)))
+        """Return the reports of all learns and ends of probations as data, oldest first."""
+        return tuple(outcome_reports(self._services.store.catalog.reports(self.id)))
 
-    def digest(
+    def activity_summary(
         self, since: datetime | timedelta = timedelta(days=1), until: datetime | None = None
-    ) -> Digest:
-        """What learning did since a moment, or in so long a time, until another (None: now): signals, learns with their
-        reasons and examples, what was refused, how to undo each. Raises ``InvalidInput`` for a moment without a time zone and
-        for a while that ends before it begins.
+    ) -> ActivitySummary:
+        """Summarize a period: signals, learns with their reasons, refusals, and how to undo each.
+
+        Args:
+            since: When the period begins, or how long it is.
+            until: When it ends; None is now.
+
+        Raises:
+            InvalidInput: A time has no time zone, or the period ends before it begins.
         """
-        return digest(self._services.store, self.id, since, self._services.clock.now(), until)
+        return summarize_activity(
+            self._services.store, self.id, since, self._services.clock.now(), until
+        )
 
     def turns(self, limit: int | None = None, *, before: str | None = None) -> tuple[Turn, ...]:
-        """The conversation so far, newest first; with ``before`` what is older than the turn of that id, so that a long one can be
-        read in parts. Raises ``NotFound`` for an unknown turn, ``InvalidInput`` for a limit below 0.
+        """Return the turns, newest first.
+
+        Args:
+            limit: The most turns.
+            before: The id of a turn; only older turns are returned.
+
+        Raises:
+            NotFound: The turn is unknown.
+            InvalidInput: The limit is negative.
         """
         return self._services.store.ledger.turns(self.id, limit=limit, before=before)
 
     def turn(self, reply: Reply | Turn | str) -> Turn:
-        """One turn, by a reply, its id or the beginning of it; "last" is the newest. Raises ``NotFound``."""
-        return turn_of(self._services.store, self.id, reply)
+        """Return one turn, by a reply, an id, or "last" for the newest. Raises ``NotFound``."""
+        return resolve_turn(self._services.store, self.id, reply)
 
     def signals(self, *, current: bool = True) -> tuple[Signal, ...]:
-        """What was said about replies, oldest first; ``current=False`` shows what was superseded or taken back too."""
+        """Return the signals, oldest first.
+
+        ``current=False`` includes superseded and retracted ones.
+        """
         return self._services.store.ledger.signals(self.id, current=current)
 
-    def lessons(self, *, current: bool = True) -> tuple[Account, ...]:
-        """Where each signal went and why, whether it was learned, and in which revision; oldest first. ``current=False``
-        shows what was superseded or taken back too.
+    def lessons(self, *, current: bool = True) -> tuple[SignalStatus, ...]:
+        """Return, for each signal, what it is used for, whether it was learned, and in which
+        revision.
+
+        ``current=False`` includes superseded and retracted signals. Oldest first.
         """
-        return accounts(self._services.store, self.id, current=current)
+        return list_signal_status(self._services.store, self.id, current=current)
 
     def pending(self) -> Pending:
-        """What the next learn would have to go by, from the ledger alone, so that an app can choose its moment: no model is
-        loaded for it.
-        """
+        """Return what the next learn would train on. Reads the ledger and loads no model."""
         return pending(self._services.store, self.id)
 
-    def learning(self) -> Learning | None:
-        """What is being learned at this moment, by this program or another one on the same home: a server, the daemon, a
-        terminal. None where nobody learns, also once a learner was killed. Cheap enough to be asked every second.
-        """
-        return underway(self._services.store, self.id)
+    def training_status(self) -> TrainingStatus | None:
+        """Return what is being trained now by any program on this home, or None.
 
-    def why(self, reply: Reply | Turn | str) -> Why:
-        """Why a reply was as it was: the revisions that answered, the signals that each was built from, the rules and
-        facts in the prompt.
+        Cheap enough to poll every second.
         """
-        return why(self._services.store, self.turn(reply))
+        return training_status(self._services.store, self.id)
+
+    def why(self, reply: Reply | Turn | str) -> Provenance:
+        """Return the provenance of a reply: its revisions with their signals, and the rules and
+        facts in its prompt. Raises ``NotFound``.
+        """
+        return build_provenance(self._services.store, self.turn(reply))
 
     def summary(self) -> UserSummary:
-        """Since when, and how much there is."""
+        """Return when the user was created, and how much there is of them."""
         return self._services.store.catalog.user(self.id)
 
-    # In and out
+    # Import and export
 
-    def export(self, file: str | Path, *, adapters: bool = True) -> Exported:
-        """Writes all of this user into one file, by custom ``<name>.personal``: turns, signals, revisions with their
-        reports, settings of the layers, and the adapters unless they are left out. ``Runtime.import_user`` takes it in, on this
-        machine or another. Whoever has the file has everything that was ever said: it is not encrypted. Raises
-        ``InvalidInput`` where there is something at that place already or nothing can be written there.
+    def export(self, file: str | Path, *, adapters: bool = True) -> ExportSummary:
+        """Write all of this user into one new file, by custom ``<name>.personal``.
+
+        ``Runtime.import_user`` reads it, on this machine or another. The file is not encrypted and
+        holds everything that the user wrote.
+
+        Args:
+            file: The file. It must not exist.
+            adapters: Include the adapter files.
+
+        Raises:
+            InvalidInput: The file exists or cannot be written.
         """
-        return archive.write(self._services.store, self.id, Path(file), adapters=adapters)
+        return archive.export_user(self._services.store, self.id, Path(file), adapters=adapters)
 
     def export_peft(self, folder: str | Path, *, layer: str | None = None) -> Path:
-        """Writes the live stack (or one layer of it) as a folder that PEFT loads as one LoRA. Raises ``InvalidInput`` when
-        the folder has something in it, ``NotFound`` when nothing is live.
+        """Write the live stack, or one layer of it, as a folder that PEFT loads as one LoRA.
+
+        Args:
+            folder: An empty or new folder.
+            layer: The layer; None writes the stack.
+
+        Raises:
+            InvalidInput: The folder is not empty.
+            NotFound: Nothing is live.
         """
         return write_folder(
             self._services.engine, self._live(layer), Path(folder), whole=layer is None
         )
 
     def import_peft(self, folder: str | Path, *, layer: str = "style") -> Revision:
-        """Takes a PEFT folder in as a revision of a layer and makes it live: naming it is the user's own word, so no gate
-        is asked. Raises ``AdapterError`` for a folder that is damaged, hostile, of another kind or not for this base.
+        """Import a PEFT folder as a revision of a layer and make it live, without a gate.
+
+        Args:
+            folder: The folder.
+            layer: The layer.
+
+        Raises:
+            AdapterError: The adapter is damaged, hostile, unsupported or not for this base.
         """
         check_layer_name(layer)
         services = self._services
@@ -559,13 +756,14 @@ class User:
         )
 
     def export_gguf(self, file: str | Path, *, layer: str | None = None) -> Path:
-        """Writes the live stack (or one layer of it) as a GGUF LoRA, which llama.cpp loads beside the base's GGUF file.
-        Raises as ``export_peft``, and ``InvalidInput`` for a base of a kind that is not written as GGUF here.
+        """Write the live stack, or one layer of it, as a GGUF LoRA for llama.cpp.
+
+        Raises as ``export_peft``, and ``InvalidInput`` for a base that has no GGUF form here.
         """
         return write_gguf(self._services.engine, self._live(layer), Path(file))
 
     def import_gguf(self, file: str | Path, *, layer: str = "style") -> Revision:
-        """Takes a GGUF LoRA in, as ``import_peft`` takes a folder. Raises as that, and ``InvalidInput``."""
+        """Import a GGUF LoRA as ``import_peft`` imports a folder. Also raises ``InvalidInput``."""
         check_layer_name(layer)
         services = self._services
         return take_gguf(
@@ -573,22 +771,29 @@ class User:
         )
 
     def export_merged(self, folder: str | Path, *, form: MergedForm = "safetensors") -> Path:
-        """Writes the base with the live stack in its weights, for programs that know of no layers: a folder that transformers
-        loads, or with ``form="gguf"`` a model.gguf and a Modelfile for Ollama. It is a copy, as large as the base, which nothing
-        that is learned later changes. Raises as ``export_gguf``.
+        """Write the base with the live stack merged into its weights.
+
+        The copy is as large as the base, and later learns do not change it.
+
+        Args:
+            folder: An empty or new folder.
+            form: "safetensors" for transformers, "gguf" for a model.gguf with an Ollama Modelfile.
+
+        Raises:
+            InvalidInput, NotFound: As ``export_gguf``.
         """
         return write_merged(self._services.engine, self._live(None), Path(folder), form)
 
     def _live(self, layer: str | None) -> tuple[StackEntry, ...]:
-        """What is live of one layer, or of all that are not switched off ("never"). Raises ``NotFound``."""
+        """Return what is live of one layer, or of all enabled ones. Raises ``NotFound``."""
         stack = (
-            stacks.switched_on(self._services, self.id)
+            stacks.enabled_stack(self._services, self.id)
             if layer is None
-            else stacks.only(self._services, self.id, [layer])
+            else stacks.select_layers(self._services, self.id, [layer])
         )
         if not stack.entries:
             raise NotFound(
-                f"{self.id} has nothing live to export.",
+                f"{self.id} has nothing live.",
                 hint="Learn first, or roll back to a revision.",
             )
         return stack.entries

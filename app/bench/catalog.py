@@ -30,8 +30,10 @@ from personalpeft.adapters.types import Adapter, Manifest, Pair
 from personalpeft.backends.fake import fake_base
 from personalpeft.base_models.types import Base
 from personalpeft.learning.publish import imported_revision
-from personalpeft.store import open_store
-from personalpeft.store.base import Build, Store
+from personalpeft.store.gc import collect_garbage
+from personalpeft.store.home import open_store
+from personalpeft.store.store import Store
+from personalpeft.store.types import NewRevision
 from personalpeft.types import StackEntry, canonical_digest
 from personalpeft_app.bench.peak import peak_mb
 
@@ -92,7 +94,7 @@ def bench_catalog(users: int, *, progress: Callable[[str, float], None]) -> Cata
             with _opened(home) as store:
                 store.catalog.add_revisions(
                     builds(base, first, end),
-                    batch=_BATCH,
+                    batch_size=_BATCH,
                     progress=lambda done: progress(
                         "Building the home", (first + done / _LAYERS_A_USER) / users
                     ),
@@ -129,7 +131,7 @@ def bench_catalog(users: int, *, progress: Callable[[str, float], None]) -> Cata
         )
 
 
-def builds(base: Base, first: int, end: int) -> Iterator[Build]:
+def builds(base: Base, first: int, end: int) -> Iterator[NewRevision]:
     """A style for each user, for every tenth a memory above it, for every hundredth a skill between the two."""
     files = {
         layer: [_packed(base, layer, number) for number in range(_FILES_A_LAYER)]
@@ -176,11 +178,11 @@ def _packed(base: Base, layer: str, number: int) -> tuple[bytes, str]:
 
 def _build(
     base: Base, user: str, layer: str, blob: bytes, digest: str, below: tuple[StackEntry, ...]
-) -> Build:
+) -> NewRevision:
     recipe = {"rank": 1, "alpha": 1.0, "targets": list(base.card.targets)}
     at, reason = datetime(2026, 1, 1, tzinfo=UTC), "made up for a benchmark"
     revision = imported_revision(user, layer, digest, base.digest, recipe, reason=reason, at=at, below=below)
-    return Build(revision, blob, {"imported": revision.id})
+    return NewRevision(revision, blob, {"imported": revision.id})
 
 
 def _opened(home: Path, *, ahead: timedelta = timedelta(0)) -> Store:
@@ -208,7 +210,7 @@ def _collect(home: Path) -> tuple[int, float]:
         for number in range(_LOOSE):
             store.blobs.put(f"nobody names me {number}".encode())
         began = time.perf_counter()
-        found = store.collect()
+        found = collect_garbage(store)
         return found.blobs, round(time.perf_counter() - began, 3)
 
 

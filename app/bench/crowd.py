@@ -25,8 +25,9 @@ from personalpeft.base_models.types import Base
 from personalpeft.engine.engine import Engine
 from personalpeft.learning.publish import imported_revision
 from personalpeft.settings import Serving, VllmServer
-from personalpeft.store import open_store
-from personalpeft.store.base import Build, Store
+from personalpeft.store.home import open_store
+from personalpeft.store.store import Store
+from personalpeft.store.types import NewRevision
 from personalpeft.types import Message, Stack, canonical_digest
 
 RANK = 8
@@ -86,7 +87,7 @@ class Crowd:
             parent / name(number), layer=_LAYER
         )
 
-    def publish(self, new: Build) -> None:
+    def publish(self, new: NewRevision) -> None:
         """Makes a revision durable and its user's head."""
         self.store.catalog.add_revision(
             new.revision, new.blob, new.report, promote=True, cause="learn"
@@ -115,7 +116,7 @@ def crowd(
             base = runtime.base()
             say(f"making {users} users")
             builds = (build(base, name(number), number) for number in range(users))
-            store.catalog.add_revisions(builds, batch=_BATCH)
+            store.catalog.add_revisions(builds, batch_size=_BATCH)
             say("loading the model")
             runtime.engine()
             yield Crowd(runtime, store, users)
@@ -126,14 +127,14 @@ def name(number: int) -> str:
     return f"user-{number:06d}"
 
 
-def build(base: Base, user: str, seed: int) -> Build:
+def build(base: Base, user: str, seed: int) -> NewRevision:
     """A revision of a user's own, with the numbers that ``seed`` draws."""
     adapter = _adapter(base, seed)
     blob = pack(adapter)
     digest = hashlib.sha256(blob).hexdigest()
     recipe, reason = adapter.manifest.recipe, "made up for a benchmark"
     revision = imported_revision(user, _LAYER, digest, base.digest, recipe, reason=reason, at=datetime.now(UTC))
-    return Build(revision, blob, {"imported": revision.id})
+    return NewRevision(revision, blob, {"imported": revision.id})
 
 
 def question(number: int, repetition: int) -> tuple[Message, ...]:

@@ -113,7 +113,7 @@ def browser_of(playwright: Any) -> Any:
 def _serving(folder: Path) -> Iterator[str]:
     """A server over a home with some turns, and the link that leads in."""
     with personalpeft.open(folder / "home", backend="fake") as runtime:
-        runtime.api_keys.ensure_first()
+        runtime.api_keys.ensure_admin_key()
         _live(runtime)
         own, places = OwnApi(runtime), places_for(runtime)
         app = make_app(runtime, owner="ada", places=places, more=[own.blueprint, web.blueprint()])
@@ -121,7 +121,7 @@ def _serving(folder: Path) -> Iterator[str]:
         thread = threading.Thread(target=lambda: server.run(grace=1, close=own.close))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.port}/#token={runtime.api_keys.first.read_text('utf-8').strip()}&user=ada"
+            yield f"http://127.0.0.1:{server.port}/#token={runtime.api_keys.admin_key_file.read_text('utf-8').strip()}&user=ada"
         finally:
             server.stop()
             thread.join()

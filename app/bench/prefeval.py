@@ -29,8 +29,8 @@ from personalpeft.clock import SYSTEM
 from personalpeft.errors import InvalidInput
 from personalpeft.memory.embedder import HashEmbedder
 from personalpeft.memory.items import Memory
-from personalpeft.store import open_store
-from personalpeft.store.base import Store
+from personalpeft.store.home import open_store
+from personalpeft.store.store import Store
 from personalpeft.types import Message, SignalKind
 
 _OPTIONS = 4

@@ -210,13 +210,13 @@ def _name(number: int) -> str:
 @contextmanager
 def _serving(runtime: Runtime) -> Iterator[tuple[str, int, str]]:
     """Where the server listens, and a secret of administration."""
-    runtime.api_keys.ensure_first()
+    runtime.api_keys.ensure_admin_key()
     places = places_for(runtime)
     server = Server(make_app(runtime, places=places), places, host="127.0.0.1", port=0)
     thread = threading.Thread(target=lambda: server.run(grace=1, close=lambda: None))
     thread.start()
     try:
-        yield "127.0.0.1", server.port, runtime.api_keys.first.read_text("utf-8").strip()
+        yield "127.0.0.1", server.port, runtime.api_keys.admin_key_file.read_text("utf-8").strip()
     finally:
         server.stop()
         thread.join()

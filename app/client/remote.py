@@ -10,23 +10,25 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from personalpeft.adapters.safe_io import read_file
-from personalpeft.archive import Exported
-from personalpeft.chat.compare import Choice
-from personalpeft.chat.reply import Reply, Why
+from personalpeft.archive import ExportSummary
+from personalpeft.chat.compare import LabeledComparison
+from personalpeft.chat.reply import Reply
 from personalpeft.chat.validation import Prompt, Tool, check_prompt, check_tools
+from personalpeft.deprecation import RenamedAttributes
 from personalpeft.erasure import ForgetReport
 from personalpeft.errors import InvalidInput
-from personalpeft.learning.activity_summary import Digest
-from personalpeft.learning.options import Asking, never, silent
-from personalpeft.learning.progress import Learning
+from personalpeft.learning.activity_summary import ActivitySummary
+from personalpeft.learning.options import Condition, no_progress, not_cancelled
+from personalpeft.learning.progress import TrainingStatus
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.status import Account
+from personalpeft.learning.status import SignalStatus
 from personalpeft.learning.train.config import Start
 from personalpeft.learning.triggers import Pending
 from personalpeft.memory.types import Item
-from personalpeft.store.base import UserSummary
+from personalpeft.provenance import Provenance
+from personalpeft.store.types import UserSummary
 from personalpeft.types import (
-    PERSON,
+    USER_SOURCE,
     HeadMove,
     Layer,
     Progress,
@@ -46,7 +48,10 @@ from personalpeft_app.peft_archive import packed, unpacked
 _PAGE = 1000
 
 
-class RemoteUser:
+class RemoteUser(
+    RenamedAttributes,
+    renamed={"digest": "activity_summary", "learning": "training_status", "weigh": "set_weight"},
+):
     """One user of a server; made by ``Client.user``. Each method as the one of its name of ``personalpeft.User``."""
 
     def __init__(self, user_id: str, line: Line) -> None:
@@ -74,7 +79,7 @@ class RemoteUser:
         logprobs: bool = False,
         top_logprobs: int = 0,
         timeout: float | None = None,
-        cancelled: Asking | None = None,
+        cancelled: Condition | None = None,
     ) -> RemoteStream:
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         named = None if layers is None else tuple(layers)
@@ -112,7 +117,7 @@ class RemoteUser:
         prefer: str | None = None,
         comment: str | None = None,
         reward: float | None = None,
-        source: str = PERSON,
+        source: str = USER_SOURCE,
     ) -> str:
         body = v.FeedbackBody(rating, edit, prefer, comment, reward, source)
         said: v.Said = self._call(do.FEEDBACK, body, turn=_turn(reply))
@@ -123,7 +128,7 @@ class RemoteUser:
         return told.signal
 
     def teach(
-        self, prompt: str, answer: str, *, skill: str | None = None, source: str = PERSON
+        self, prompt: str, answer: str, *, skill: str | None = None, source: str = USER_SOURCE
     ) -> str:
         said: v.Said = self._call(do.TEACH, v.TeachBody(prompt, answer, skill, source))
         return said.signal
@@ -134,7 +139,7 @@ class RemoteUser:
         *,
         questions: Sequence[str] = (),
         answer: str | None = None,
-        source: str = PERSON,
+        source: str = USER_SOURCE,
     ) -> str:
         said: v.Said = self._call(
             do.REMEMBER, v.RememberBody(text, tuple(questions), answer, source)
@@ -173,8 +178,8 @@ class RemoteUser:
         memory: float | None = None,
         dry_run: bool = False,
         accept: bool = False,
-        progress: Progress = silent,
-        cancelled: Asking = never,
+        progress: Progress = no_progress,
+        cancelled: Condition = not_cancelled,
     ) -> LearnReport:
         """As ``User.learn``; it runs in the server. Whoever leaves this call in the middle stops it there."""
         body = v.LearnBody(layer, start, seconds, steps, memory, dry_run, accept)
@@ -192,8 +197,8 @@ class RemoteUser:
         steps: int | None = None,
         memory: float | None = None,
         accept: bool = False,
-        progress: Progress = silent,
-        cancelled: Asking = never,
+        progress: Progress = no_progress,
+        cancelled: Condition = not_cancelled,
     ) -> LearnReport:
         """As ``User.practice``, with plugins by name; it runs in the server."""
         body = v.PracticeBody(
@@ -207,8 +212,8 @@ class RemoteUser:
         *,
         rebuild: bool = True,
         dry_run: bool = False,
-        progress: Progress = silent,
-        cancelled: Asking = never,
+        progress: Progress = no_progress,
+        cancelled: Condition = not_cancelled,
     ) -> ForgetReport:
         """As ``User.forget``; it runs in the server."""
         job = self._followed(
@@ -222,8 +227,8 @@ class RemoteUser:
         pending: Pending = self._call(do.PENDING)
         return pending
 
-    def learning(self) -> Learning | None:
-        learning: Learning | None = self._call(do.LEARNING)
+    def training_status(self) -> TrainingStatus | None:
+        learning: TrainingStatus | None = self._call(do.LEARNING)
         return learning
 
     def review(self) -> tuple[LearnReport, ...]:
@@ -243,8 +248,8 @@ class RemoteUser:
         body = v.CompareBody(_asked(prompt), a, b, layer, max_tokens, memory)
         found: v.BlindComparison = self._call(do.COMPARE, body)
 
-        def keep(which: int | str) -> Choice:
-            choice: Choice = self._call(do.CHOOSE, {"which": which}, comparison=found.id)
+        def keep(which: int | str) -> LabeledComparison:
+            choice: LabeledComparison = self._call(do.CHOOSE, {"which": which}, comparison=found.id)
             return choice
 
         return Comparison(found.prompt, found.answers, found.same, keep)
@@ -253,7 +258,7 @@ class RemoteUser:
         move: HeadMove = self._call(do.ROLLBACK, v.RollbackBody(to), layer=layer)
         return move
 
-    def weigh(self, layer: str, weight: float) -> None:
+    def set_weight(self, layer: str, weight: float) -> None:
         self._call(do.WEIGH, v.WeightBody(weight), layer=layer)
 
     def scope(self, layer: str, scope: Scope) -> None:
@@ -275,12 +280,12 @@ class RemoteUser:
     def reports(self) -> tuple[Mapping[str, Any], ...]:
         return self._all(do.REPORTS, v.PageQuery(limit=_PAGE))
 
-    def digest(
+    def activity_summary(
         self, since: datetime | timedelta = timedelta(days=1), until: datetime | None = None
-    ) -> Digest:
+    ) -> ActivitySummary:
         seconds = since.total_seconds() if isinstance(since, timedelta) else None
         query = v.DigestQuery(None if isinstance(since, timedelta) else since, seconds, until)
-        digest: Digest = self._line.call(do.DIGEST, None, query, user=self.id)
+        digest: ActivitySummary = self._line.call(do.DIGEST, None, query, user=self.id)
         return digest
 
     def turns(self, limit: int | None = None, *, before: str | None = None) -> tuple[Turn, ...]:
@@ -293,22 +298,22 @@ class RemoteUser:
     def signals(self, *, current: bool = True) -> tuple[Signal, ...]:
         return self._all(do.SIGNALS, v.CurrentQuery(current, limit=_PAGE))
 
-    def lessons(self, *, current: bool = True) -> tuple[Account, ...]:
+    def lessons(self, *, current: bool = True) -> tuple[SignalStatus, ...]:
         return self._all(do.LESSONS, v.CurrentQuery(current, limit=_PAGE))
 
-    def why(self, reply: Reply | Turn | str) -> Why:
-        why: Why = self._call(do.WHY, turn=_turn(reply))
+    def why(self, reply: Reply | Turn | str) -> Provenance:
+        why: Provenance = self._call(do.WHY, turn=_turn(reply))
         return why
 
     def summary(self) -> UserSummary:
         summary: UserSummary = self._call(do.SUMMARY)
         return summary
 
-    def export(self, file: str | Path, *, adapters: bool = True) -> Exported:
+    def export(self, file: str | Path, *, adapters: bool = True) -> ExportSummary:
         """As ``User.export``; the file is written here."""
         target = Path(file).expanduser().absolute()
         told = self._line.download(do.EXPORT, v.ExportQuery(adapters), target, user=self.id)
-        return Exported(**{**told, "path": target})
+        return ExportSummary(**{**told, "path": target})
 
     def export_peft(self, folder: str | Path, *, layer: str | None = None) -> Path:
         """As ``User.export_peft``; the folder is written here."""
@@ -382,13 +387,13 @@ class RemoteUser:
             query = replace(query, after=page.next)
         return found
 
-    def _learned(self, job: v.Job, progress: Progress, cancelled: Asking) -> LearnReport:
+    def _learned(self, job: v.Job, progress: Progress, cancelled: Condition) -> LearnReport:
         job = self._followed(job, progress, cancelled)
         if job.report is None:
             raise broken_off("a learn")
         return job.report
 
-    def _followed(self, job: v.Job, progress: Progress, cancelled: Asking) -> v.Job:
+    def _followed(self, job: v.Job, progress: Progress, cancelled: Condition) -> v.Job:
         return follow(self._line, job, progress, cancelled)
 
 

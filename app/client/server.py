@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from personalpeft.archive import Imported
+from personalpeft.archive import ImportSummary
+from personalpeft.deprecation import RenamedAttributes
 from personalpeft.errors import PersonalFileError
 from personalpeft.ids import check_user_id
-from personalpeft.learning.options import Asking, never, silent
+from personalpeft.learning.options import Condition, no_progress, not_cancelled
 from personalpeft.learning.report import LearnReport
 from personalpeft.learning.train.config import Start
-from personalpeft.store.base import Collected, Problem, UserSummary
+from personalpeft.store.types import GarbageReport, Problem, UserSummary
 from personalpeft.types import Progress
 from personalpeft_app.client.following import broken_off, follow
 from personalpeft_app.client.line import Line
@@ -27,7 +28,10 @@ def connect(url: str, token: str, *, timeout: float = 600.0) -> Client:
     return Client(Line(url, token, timeout))
 
 
-class Client:
+class Client(
+    RenamedAttributes,
+    renamed={"collect": "collect_garbage", "served": "read_published_file"},
+):
     """A server; made by ``connect``. Safe to use from several threads."""
 
     def __init__(self, line: Line) -> None:
@@ -44,7 +48,7 @@ class Client:
         found: v.Holder = self._line.call(do.HOLDER)
         return found
 
-    def import_user(self, file: str | Path, *, as_user: str | None = None) -> Imported:
+    def import_user(self, file: str | Path, *, as_user: str | None = None) -> ImportSummary:
         """As ``Runtime.import_user``; needs a token of administration."""
         try:
             data = Path(file).expanduser().read_bytes()
@@ -52,7 +56,7 @@ class Client:
             raise PersonalFileError(
                 f"{file} cannot be read: {error.strerror or error}.", hint="Look at the path."
             ) from error
-        imported: Imported = self._line.call(do.IMPORT, data, v.ImportQuery(as_user))
+        imported: ImportSummary = self._line.call(do.IMPORT, data, v.ImportQuery(as_user))
         return imported
 
     def users(self, *, after: str | None = None, limit: int = 100) -> tuple[UserSummary, ...]:
@@ -71,8 +75,8 @@ class Client:
         memory: float | None = None,
         dry_run: bool = False,
         accept: bool = False,
-        progress: Progress = silent,
-        cancelled: Asking = never,
+        progress: Progress = no_progress,
+        cancelled: Condition = not_cancelled,
     ) -> tuple[LearnReport, ...]:
         """As ``Runtime.learn_many``; it runs in the server, and needs a token of administration. Whoever leaves this call in
         the middle stops it there.
@@ -85,7 +89,7 @@ class Client:
             raise broken_off("a learn")
         return job.reports
 
-    def served(self, digest: str, file: str) -> bytes:
+    def read_published_file(self, digest: str, file: str) -> bytes:
         """As ``Runtime.served``; needs a token of administration."""
         data: bytes = self._line.call(do.SERVED, digest=digest, file=file)
         return data
@@ -95,7 +99,7 @@ class Client:
         problems: tuple[Problem, ...] = self._line.call(do.VERIFY)
         return problems
 
-    def collect(self, *, dry_run: bool = False) -> Collected:
+    def collect_garbage(self, *, dry_run: bool = False) -> GarbageReport:
         """As ``Runtime.collect``; needs a token of administration."""
-        collected: Collected = self._line.call(do.COLLECT, None, v.CollectQuery(dry_run))
+        collected: GarbageReport = self._line.call(do.COLLECT, None, v.CollectQuery(dry_run))
         return collected

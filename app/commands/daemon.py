@@ -19,7 +19,7 @@ from personalpeft_app.output import as_json, note, printable, show, table
 
 if TYPE_CHECKING:
     from personalpeft import Runtime
-    from personalpeft.learning.progress import Learning
+    from personalpeft.learning.progress import TrainingStatus
     from personalpeft_app.daemon.deciding import Chore, Coming, Learn
     from personalpeft_app.daemon.journal import Line
 
@@ -120,7 +120,7 @@ def once(common: Common) -> None:
         interruptible(stopping.set),
         interruptible(stopping.set, SIGTERM),
         _learning(common) as runtime,
-        runtime.upkeep.only(TASK),
+        runtime.maintenance.exclusive(TASK),
     ):
         keeper = Keeper(
             runtime, lambda: _learning(common), tell=done.append, stopping=stopping.is_set
@@ -145,11 +145,13 @@ def status(common: Common) -> None:
     read(common.places()[0])  # A mistake in them is told before anything is done.
     with opening.opened(common, "read") as runtime:
         keeper = Keeper(runtime, lambda: _learning(common))
-        decision, holder = keeper.outlook(), runtime.upkeep.holder(TASK)
+        decision, holder = keeper.outlook(), runtime.maintenance.holder(TASK)
         begun, spent, lines = keeper.journal.begun, keeper.spent, keeper.journal.lines
         # Of who was cut off with the process that did it nothing is under way.
         doing = (
-            {user: runtime.user(user, create=False).learning() for user in begun} if holder else {}
+            {user: runtime.user(user, create=False).training_status() for user in begun}
+            if holder
+            else {}
         )
     now = "; ".join(
         f"{user} learns{_how_far(learning)}" for user, learning in doing.items()
@@ -187,7 +189,7 @@ def report(common: Common) -> None:
     from personalpeft_app.daemon.morning import digests
 
     with opening.opened(common, "read") as runtime:
-        period = from_text(runtime.upkeep.noted(TASK)).morning
+        period = from_text(runtime.maintenance.read_note(TASK)).morning
         found = digests(runtime, period) if period else []
     data = {
         "since": period.since if period else None,
@@ -267,7 +269,7 @@ def _our_turn(
     while not stopping.is_set():
         held = ExitStack()
         try:
-            held.enter_context(runtime.upkeep.only(TASK))
+            held.enter_context(runtime.maintenance.exclusive(TASK))
         except Busy as error:
             if not said:
                 said = True
@@ -303,7 +305,7 @@ def _act(act: Learn | Chore | None) -> str:
     )
 
 
-def _how_far(learning: Learning | None) -> str:
+def _how_far(learning: TrainingStatus | None) -> str:
     if learning is None or not learning.stage:
         return ""
     steps = f", {learning.step} of {learning.steps}" if learning.steps else ""

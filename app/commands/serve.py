@@ -17,7 +17,7 @@ from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
     from personalpeft.settings import Observing
-    from personalpeft.store.api_keys import Token
+    from personalpeft.store.api_keys import ApiKey
 
 _LOOPBACK = "127.0.0.1"
 _EVERYWHERE = "0.0.0.0"
@@ -103,7 +103,7 @@ def serve(
     Ctrl-C and SIGTERM let what is being written end.
     """
     from personalpeft import Serving
-    from personalpeft.store.api_keys import FIRST
+    from personalpeft.store.api_keys import ADMIN_KEY_FILE
     from personalpeft_app.http.own.routes import OwnApi
     from personalpeft_app.http.places import places_for
     from personalpeft_app.http.running import Server, stopping_on_signals
@@ -116,7 +116,7 @@ def serve(
         raise InvalidInput(
             f"Other machines could reach {address}.", hint="Say --public if they shall."
         )
-    if public and not (common.places()[0] / FIRST).exists():
+    if public and not (common.places()[0] / ADMIN_KEY_FILE).exists():
         raise NotFound(
             "There is no token yet, so nothing is served to other machines.",
             hint="Run: personalpeft token first",
@@ -124,9 +124,9 @@ def serve(
     serving = Serving(rows=rows, waiting=waiting)
     display = Display(common)
     with opening.opened(common, "make", display, serving, observing) as runtime:
-        made = runtime.tokens.ensure_first()
+        made = runtime.api_keys.ensure_admin_key()
         own = OwnApi(runtime)
-        codes = SignInCodes(runtime.tokens)
+        codes = SignInCodes(runtime.api_keys)
         places = places_for(runtime)
         app = make_app(
             runtime,
@@ -141,11 +141,11 @@ def serve(
             runtime.engine()
         _log(common)
         url = f"http://{f'[{address}]' if ':' in address else address}:{server.port}"
-        show(common, {"url": url, "token_file": runtime.tokens.first, "token_made": made}, url)
+        show(common, {"url": url, "token_file": runtime.api_keys.admin_key_file, "token_made": made}, url)
         sys.stdout.flush()
         note(
             common,
-            f"The token {'was made and ' if made else ''}lies in {runtime.tokens.first}. Ctrl-C stops.",
+            f"The token {'was made and ' if made else ''}lies in {runtime.api_keys.admin_key_file}. Ctrl-C stops.",
         )
         # Where what is said here is kept, as a service's is, a secret has no place.
         if sys.stderr.isatty():
@@ -233,8 +233,8 @@ def token_first(common: Common) -> None:
     Makes it where there is none.
     """
     with opening.opened(common, "make") as runtime:
-        made = runtime.tokens.ensure_first()
-        where = runtime.tokens.first
+        made = runtime.api_keys.ensure_admin_key()
+        where = runtime.api_keys.admin_key_file
     show(common, {"token_file": where, "token_made": made}, str(where))
 
 
@@ -262,7 +262,7 @@ def token_make(common: Common, administration: bool, worker: bool) -> None:
             "A token is of administration or of a worker.", hint="Give one of the two."
         )
     with opening.opened(common, "make") as runtime:
-        made, secret = runtime.tokens.make(
+        made, secret = runtime.api_keys.create(
             None if administration or worker else common.user_id(), worker=worker
         )
     show(common, {"id": made.id, "user": made.user, "worker": made.worker, "token": secret}, secret)
@@ -274,7 +274,7 @@ def token_make(common: Common, administration: bool, worker: bool) -> None:
 def token_revoke(common: Common, token_id: str) -> None:
     """End a token. ID is its id or the beginning of it. A running server refuses it from the next request on."""
     with opening.opened(common, "change") as runtime:
-        ended = runtime.tokens.revoke(token_id)
+        ended = runtime.api_keys.revoke(token_id)
     show(common, ended, "")
     note(common, f"{ended.id} is nobody's now.")
 
@@ -282,13 +282,13 @@ def token_revoke(common: Common, token_id: str) -> None:
 token.add_section("Commands", (token_list, token_first, token_make, token_revoke))
 
 
-def _whose(token: Token) -> str:
+def _whose(token: ApiKey) -> str:
     return token.user or ("a worker" if token.worker else "administration")
 
 
 def _list(common: Common) -> None:
     with opening.opened(common, "read") as runtime:
-        known, first = runtime.tokens.known(), runtime.tokens.first
+        known, first = runtime.api_keys.list_keys(), runtime.api_keys.admin_key_file
         there = first.exists()
     rows = [(each.id, _whose(each), each.at) for each in known]
     data = {"tokens": known, "token_file": first if there else None}

@@ -23,7 +23,7 @@ def do(kind: Kind, runtime: Runtime, settings: Settings, now: datetime, reported
         case Kind.BACKUP:
             return _backup(runtime, settings)
         case Kind.COLLECT:
-            found = runtime.collect()
+            found = runtime.collect_garbage()
             taken = found.blobs + found.parts + found.sessions
             return f"{taken} files that nothing needs, {found.bytes:,} bytes" if taken else ""
         case Kind.CLEAN:
@@ -42,7 +42,7 @@ def _probation(runtime: Runtime) -> str:
 
 
 def _backup(runtime: Runtime, settings: Settings) -> str:
-    made = runtime.upkeep.back_up(
+    made = runtime.maintenance.back_up(
         runtime.settings.home / Path(settings.backup).expanduser(), keep=settings.copies
     )
     missing = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from personalpeft import NotFound, Runtime
-from personalpeft.learning.triggers import News, Pending
-from personalpeft.store.base import UserSummary
+from personalpeft.learning.triggers import Pending, TrainingTrigger
+from personalpeft.store.types import UserSummary
 from personalpeft_app.daemon.deciding import Person
 
 _PAGE = 500
@@ -46,7 +46,7 @@ class Known:
         self._pending.pop(user, None)
 
 
-def person_of(pending: Pending, tried: tuple[str, ...]) -> tuple[Person, tuple[News, ...]]:
+def person_of(pending: Pending, tried: tuple[str, ...]) -> tuple[Person, tuple[TrainingTrigger, ...]]:
     """One user, and the reasons that count: not those that were tried in vain."""
     news = tuple(each for each in pending.news if each.key not in tried)
     lessons = [each for each in news if each.kind != "begun"]

@@ -74,7 +74,7 @@ class Keeper:
         self._settings_fault = ""
         # Who is just learning elsewhere is not asked again in the same round.
         self._elsewhere: set[str] = set()
-        self.journal = from_text(runtime.upkeep.noted(TASK))
+        self.journal = from_text(runtime.maintenance.read_note(TASK))
 
     def round(self) -> Decision:
         """Does what is due, until nothing is or the process is to end; what comes next. Raises what the home itself raises, as
@@ -127,7 +127,7 @@ class Keeper:
             reading.mains,
             reading.others,
             reading.temperature,
-            self._runtime.upkeep.served(),
+            self._runtime.maintenance.last_activity(),
         )
 
     def _day(self) -> str:
@@ -154,7 +154,7 @@ class Keeper:
                 self._note(journal.ended(user), "learn", said, user=user)
 
     def _learn(self, runtime: Runtime, learn: Learn) -> None:
-        user, upkeep = learn.user, self._runtime.upkeep
+        user, upkeep = learn.user, self._runtime.maintenance
         tried = self.journal.tried.get(user, ())
         _, news = person_of(runtime.user(user, create=False).pending(), tried)
         keys = tuple(each.key for each in news)
@@ -186,7 +186,7 @@ class Keeper:
 
         def paused() -> bool:
             look()
-            served = upkeep.served()
+            served = upkeep.last_activity()
             return hot or (served is not None and abs(self._clock.now() - served) < QUIET)
 
         what = "" if not again else "it was cut off and goes on; "
@@ -198,7 +198,7 @@ class Keeper:
             said = what + _summary(report)
             # Where time ran out, layers above were not even reached; that it goes on is in the ledger. Where somebody else moved a
             # head meanwhile, its lessons have not had their turn.
-            unsettled = any(_ran_out(each) or each.moved for each in (report, *report.above))
+            unsettled = any(each.is_unfinished or each.moved for each in (report, *report.above))
             left = tried if unsettled else (*tried, *keys)
         except NothingToLearn as error:
             said, left = error.message, (*tried, *keys)
@@ -256,11 +256,7 @@ class Keeper:
     def _keep(self, journal: Journal) -> None:
         # First in memory: where the disk is full, this process still knows what it did.
         self.journal = journal
-        self._runtime.upkeep.note(TASK, journal.as_text())
-
-
-def _ran_out(report: LearnReport) -> bool:
-    return report.revision is None and report.steps > 0
+        self._runtime.maintenance.write_note(TASK, journal.as_text())
 
 
 def _summary(report: LearnReport) -> str:

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from personalpeft import NotFound, Runtime
 from personalpeft.formatting import pluralize
-from personalpeft.learning.activity_summary import Digest
+from personalpeft.learning.activity_summary import ActivitySummary
 from personalpeft_app.daemon.facts import users
 
 _FIRST = timedelta(days=1)
@@ -35,22 +35,22 @@ def after(last: Period | None, now: datetime) -> Period:
     return Period(last.until if last is not None and follows else now - _FIRST, now)
 
 
-def digests(runtime: Runtime, period: Period) -> list[Digest]:
+def digests(runtime: Runtime, period: Period) -> list[ActivitySummary]:
     """The report: one summary for each user of whom there is something to say, by id."""
-    found: list[Digest] = []
+    found: list[ActivitySummary] = []
     for each in users(runtime):
         if each.turns or each.signals or each.revisions:
             with suppress(NotFound):  # Gone since the page was read.
-                found.append(runtime.user(each.id, create=False).digest(period.since, period.until))
-    return [digest for digest in found if not digest.empty]
+                found.append(runtime.user(each.id, create=False).activity_summary(period.since, period.until))
+    return [digest for digest in found if not digest.is_empty]
 
 
-def in_a_line(report: Sequence[Digest]) -> str:
+def in_a_line(report: Sequence[ActivitySummary]) -> str:
     """What it comes to, without a word of anybody's; empty where there is nothing to say."""
     return "; ".join(map(_told, report))
 
 
-def _told(digest: Digest) -> str:
+def _told(digest: ActivitySummary) -> str:
     ends = ", ".join(
         f"{report.layer} {report.event if report.event != 'learn' else report.verdict}"
         for report in digest.reports

@@ -35,7 +35,7 @@ from werkzeug.exceptions import (
 )
 
 from personalpeft.errors import PersonalPeftError
-from personalpeft.store.api_keys import Tokens
+from personalpeft.store.api_keys import ApiKeys
 from personalpeft_app.http import bodies, security
 from personalpeft_app.http.security import Caller
 
@@ -48,7 +48,7 @@ _AGAIN = 5
 class BodyAdmission:
     """The bodies that a server holds, and the rules by which it takes another. Safe to use from several threads."""
 
-    def __init__(self, app: Flask, tokens: Tokens) -> None:
+    def __init__(self, app: Flask, tokens: ApiKeys) -> None:
         self._app = app
         self._tokens = tokens
         self._lock = threading.Lock()

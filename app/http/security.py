@@ -26,7 +26,7 @@ from flask import Flask, current_app, g, request
 from werkzeug.exceptions import BadRequest, Forbidden, HTTPException, Unauthorized
 
 from personalpeft.ids import check_user_id
-from personalpeft.store.api_keys import Tokens
+from personalpeft.store.api_keys import ApiKeys
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -62,10 +62,10 @@ def caller() -> Caller:
     return found
 
 
-def caller_of(tokens: Tokens, authorization: str, api_key: str) -> Caller | None:
+def caller_of(tokens: ApiKeys, authorization: str, api_key: str) -> Caller | None:
     """Return the caller whose token these two headers carry, None where it is not valid. Raises ``HomeError``."""
     kind, _, secret = authorization.partition(" ")
-    token = tokens.holder((secret if kind.lower() == "bearer" else api_key).strip())
+    token = tokens.authenticate((secret if kind.lower() == "bearer" else api_key).strip())
     return None if token is None else Caller(token.id, token.user, token.worker)
 
 
@@ -100,7 +100,7 @@ def is_open() -> bool:
     return _is_marked(_OPEN)
 
 
-def guard(app: Flask, tokens: Tokens, names: Collection[str] = ()) -> None:
+def guard(app: Flask, tokens: ApiKeys, names: Collection[str] = ()) -> None:
     """Has every request of the app checked. ``names`` are the host names that we answer to besides localhost and addresses."""
     known = {name.lower() for name in names} | {"localhost"}
 

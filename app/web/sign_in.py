@@ -11,7 +11,7 @@ import threading
 
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.ids import check_user_id
-from personalpeft.store.api_keys import Tokens
+from personalpeft.store.api_keys import ApiKeys
 
 SECONDS = 600
 """How long a code can be used."""
@@ -21,7 +21,7 @@ _BYTES = 24
 class SignInCodes:
     """The codes of one server. Safe to use from several threads."""
 
-    def __init__(self, tokens: Tokens, clock: Clock = SYSTEM) -> None:
+    def __init__(self, tokens: ApiKeys, clock: Clock = SYSTEM) -> None:
         self._tokens = tokens
         self._clock = clock
         self._lock = threading.Lock()
@@ -41,7 +41,7 @@ class SignInCodes:
         with self._lock:
             self._drop_expired()
             user, _ = self._users.pop(_digest(code), (None, 0))
-        return None if user is None else self._tokens.make_session(user)
+        return None if user is None else self._tokens.create_session_key(user)
 
     def _drop_expired(self) -> None:
         now = self._clock.timer()

@@ -127,7 +127,7 @@ def compare(
     """Implement ``User.compare``."""
     messages = check_prompt(prompt)
     check_tool_support(services, messages)
-    removed = services.store.ledger.count_removed(user)
+    tombstones = services.store.ledger.count_tombstones(user)
     revisions = [resolve_revision(services, user, layer, name) for name in names]
     if revisions[0] == revisions[1]:
         raise InvalidInput(
@@ -165,7 +165,7 @@ def compare(
             usage=other.usage,
             finish_reason=other.finish_reason,
             used=item_ids,
-            removed=removed,
+            tombstones=tombstones,
         )
         payload: dict[str, object] = {
             "text": chosen.text,
@@ -175,7 +175,7 @@ def compare(
         if chosen.finish_reason != "stop":
             payload["cut_off"] = True
         signal = services.store.ledger.add_signal(
-            user, SignalKind.PREFERENCE, payload, turn=turn.id, removed=removed
+            user, SignalKind.PREFERENCE, payload, turn=turn.id, tombstones=tombstones
         )
         review_probation(services, user)
         return LabeledComparison(chosen.revision, other.revision, turn.id, signal.id)

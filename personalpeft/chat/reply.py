@@ -13,7 +13,7 @@ from personalpeft.backends.base import Piece
 from personalpeft.base_models.tool_calls import read_calls
 from personalpeft.engine.request import OutputStream
 from personalpeft.errors import Forgotten, InvalidInput, NotFound
-from personalpeft.store.base import Store
+from personalpeft.store.store import Store
 from personalpeft.types import FinishReason, Message, Stack, ToolCall, Turn, Usage
 
 # Tokens decoded with each token: alone, some tokenizers drop its leading space.
@@ -201,17 +201,16 @@ class Stream(Iterator[str]):
     def _add_logprobs(self, chunk: Piece, decode: Callable[[Sequence[int]], str]) -> None:
         for number, (token, logprob) in enumerate(zip(chunk.tokens, chunk.logprobs, strict=False)):
             before = self._tokens[-_CONTEXT_TOKENS:]
-            prefix = len(decode(before)) if before else 0
-
-            def text_of(token: int, before: Sequence[int] = before, prefix: int = prefix) -> str:
-                return decode([*before, token])[prefix:]
-
             top = tuple(
-                LikelyToken(text_of(each), likelihood)
+                LikelyToken(_text_after(before, each, decode), likelihood)
                 for each, likelihood in (chunk.top[number] if chunk.top else ())
             )
-            self._logprobs.append(TokenLogprob(text_of(token), logprob, top))
+            self._logprobs.append(TokenLogprob(_text_after(before, token, decode), logprob, top))
             self._tokens.append(token)
+
+
+def _text_after(before: Sequence[int], token: int, decode: Callable[[Sequence[int]], str]) -> str:
+    return decode([*before, token])[len(decode(before)) :] if before else decode([token])
 
 
 def resolve_turn(store: Store, user: str, reply: Reply | Turn | str) -> Turn:

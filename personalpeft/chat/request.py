@@ -48,7 +48,7 @@ def start_stream(
     check_tool_support(services, chat.messages)
     engine = services.engine
     # First: whatever is forgotten after this line may be in the reply, which is then not recorded.
-    removed = services.store.ledger.count_removed(user)
+    tombstones = services.store.ledger.count_tombstones(user)
     stack = _select_stack(services, user, chat)
     messages, item_ids = chat.messages, tuple[str, ...]()
     if chat.memory:
@@ -75,7 +75,7 @@ def start_stream(
             usage=reply.usage,
             finish_reason=reply.finish_reason,
             used=item_ids,
-            removed=removed,
+            tombstones=tombstones,
         )
         return replace(reply, turn_id=turn.id)
 
@@ -147,14 +147,14 @@ def _select_stack(services: Services, user: str, chat: ChatRequest) -> Stack:
 
 def _activity_marker(services: Services) -> Callable[[], None]:
     """Mark the home as serving, now and at most once a second, for other processes on it."""
-    maintenance, timer = services.store.upkeep, services.clock.timer
-    maintenance.serving()
+    maintenance, timer = services.store.maintenance, services.clock.timer
+    maintenance.mark_activity()
     last = timer()
 
     def mark() -> None:
         nonlocal last
         if timer() - last >= _MARK_SECONDS:
             last = timer()
-            maintenance.serving()
+            maintenance.mark_activity()
 
     return mark

@@ -21,7 +21,7 @@ import numpy as np
 
 from personalpeft.memory.items import Memory, fact_texts
 from personalpeft.memory.types import Embedder, Vectors
-from personalpeft.store.base import Store
+from personalpeft.store.store import Store
 from personalpeft.types import Message, Signal, SignalKind, Stack, default_scope
 
 # One in twenty general prompts may match: a user may well have taught one of them.

@@ -1,34 +1,18 @@
-"""The only part that touches the home folder."""
+"""The home folder: the ledger, the catalog of revisions and the adapter files. Nothing else touches
+the folder.
 
-from __future__ import annotations
+Layout of a home: ``personalpeft.db`` (SQLite), ``blobs/<2 hex>/<64 hex>`` (packed adapters by
+SHA-256), ``sessions/<user>/<layer>.session`` (training state, disposable), ``notes/`` (notes of
+maintenance tasks), ``write.lock`` and ``write.holder``, ``locks/``, ``models/`` (the user's own
+cards). Mode 0700.
 
-from collections.abc import Callable
-from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING
+Invariants:
 
-if TYPE_CHECKING:
-    from personalpeft.store.base import Store
-
-__all__ = ["open_store"]
-
-
-def open_store(
-    home: Path,
-    *,
-    now: Callable[[], datetime],
-    entropy: Callable[[int], bytes],
-    patience: float = 10.0,
-    read_only: bool = False,
-) -> Store:
-    """Opens a home, and makes it first where there is none.
-
-    ``now`` gives aware datetimes, ``entropy(n)`` gives n random bytes; ``patience`` is how many seconds a second writer waits before
-    ``Busy`` names the first. A home that cannot be written to opens for reading, and each write then raises ``HomeError``;
-    ``read_only`` asks for that and makes no home. Raises ``HomeError`` for a folder that is not ours, a database that is damaged or
-    from a newer version, and a disk that is full; all of them leave everything as it was.
-    """
-    # SQLite and its helpers are loaded by the first home that is opened, not by the first import.
-    from personalpeft.store.home import open_home
-
-    return open_home(home, now=now, entropy=entropy, patience=patience, read_only=read_only)
+- The ledger is append-only. A later signal may supersede an earlier one and a retraction may
+  disable one. Neither is overwritten. Only an erasure removes content, and it leaves a tombstone.
+- A write that returned is durable: it survives a kill and a power cut.
+- A blob is durable and verified before a row names it. A head names only complete revisions of its
+  own user and layer.
+- All writes happen under one write lock, in one transaction each. Readers see all of a write or
+  nothing.
+"""

@@ -1,8 +1,10 @@
-"""Who may ask a server of this home: secrets, each of one user, of administration, or of workers that serve its stacks elsewhere.
+"""The API keys of a home: of one user each, of an administrator, or of a worker that serves its
+stacks elsewhere.
 
-Invariants: the file ``token`` holds the first secret of administration as text, so that programs of the same account can
-read it; of every other secret only a digest is kept, and it is shown once. A secret that was revoked is nobody's from the
-next request on, in every process. Both files can be read by their owner alone. A new or revoked secret survives a power cut.
+Invariants: the file ``token`` holds the first administrator's key as text, for programs of the same
+account. Of every other key only a digest is stored, and its secret is shown once. A revoked key is
+invalid from the next request on, in every process. Only the owner may read both files. Changes
+survive a power cut.
 """
 
 from __future__ import annotations
@@ -12,33 +14,35 @@ import json
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TypeAlias
 
+from personalpeft.deprecation import RenamedAttributes
 from personalpeft.errors import HomeError, InvalidInput, NotFound, nearest
 from personalpeft.ids import check_user_id
-from personalpeft.store import error_mapping
 from personalpeft.store.blobs import replace_file, sync_folder
+from personalpeft.store.error_mapping import map_home_errors
+from personalpeft.store.store import Store
 
-FIRST = "token"
-OTHERS = "tokens.json"
+ADMIN_KEY_FILE = "token"
+KEYS_FILE = "tokens.json"
 _PREFIX = "pp_"
-_BYTES = 32
-_ID = 12
-# Longer than any secret of ours; what is longer is not even hashed.
-_LONGEST = 256
+_SECRET_BYTES = 32
+_ID_DIGITS = 12
+_MAX_SECRET_LENGTH = 256
 
-_Seen: TypeAlias = tuple[tuple[int, int, int] | None, ...]
+_FileState: TypeAlias = tuple[int, int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
-    """One secret, by the beginning of its SHA-256. ``user`` is whose it is; None: administration, which may do
-    everything for everybody, or a ``worker``, which may fetch the stacks that are served or published and nothing else.
+class ApiKey:
+    """One key, identified by the beginning of its secret's SHA-256.
+
+    ``user`` is its owner. None is an administrator, who may act for every user, or a ``worker``,
+    who may only fetch served and published stacks. ``at`` is when it was created.
     """
 
     id: str
@@ -47,41 +51,46 @@ class Token:
     worker: bool = False
 
 
-class Tokens:
-    """The secrets of one home. Safe to use from several threads and processes."""
+class ApiKeys(
+    RenamedAttributes,
+    renamed={
+        "first": "admin_key_file",
+        "ensure_first": "ensure_admin_key",
+        "make": "create",
+        "make_session": "create_session_key",
+        "known": "list_keys",
+        "holder": "authenticate",
+    },
+):
+    """The API keys of one home. Safe to use from several threads and processes."""
 
-    def __init__(
-        self,
-        home: Path,
-        *,
-        now: Callable[[], datetime],
-        entropy: Callable[[int], bytes],
-        lease: Callable[[str], AbstractContextManager[None]],
-    ) -> None:
-        self._home = home
-        self._now = now
-        self._entropy = entropy
-        self._lease = lease
-        self._turn = threading.Lock()
-        self._seen: _Seen | None = None
-        self._by_digest: dict[str, Token] = {}
-        self._sessions: dict[str, Token] = {}
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._home = store.home
+        self._mutex = threading.Lock()
+        self._states: tuple[_FileState, ...] | None = None
+        self._by_digest: dict[str, ApiKey] = {}
+        self._session_keys: dict[str, ApiKey] = {}
 
     @property
-    def first(self) -> Path:
-        """Where the first secret of administration lies, or will lie."""
-        return self._home / FIRST
+    def admin_key_file(self) -> Path:
+        """The path of the first administrator's key; the file may not exist yet."""
+        return self._home / ADMIN_KEY_FILE
 
-    def ensure_first(self) -> bool:
-        """Makes the file ``token`` where there is none; whether it did. Raises ``HomeError``."""
-        with error_mapping.home_faults(self._home):
-            if self.first.exists():
+    def ensure_admin_key(self) -> bool:
+        """Create the file ``token`` unless it exists; return whether it was created.
+
+        Raises ``HomeError``.
+        """
+        with map_home_errors(self._home):
+            if self.admin_key_file.exists():
                 return False
-            part = self._home / f".{FIRST}-{self._entropy(6).hex()}.part"
+            suffix = self._store.entropy(6).hex()
+            part = self._home / f".{ADMIN_KEY_FILE}-{suffix}.part"
             try:
-                replace_file(part, f"{self._secret()}\n".encode())
-                # Two servers that start at once must agree on one secret: whoever is second finds the name taken.
-                os.link(part, self.first)
+                replace_file(part, f"{self._new_secret()}\n".encode())
+                # Two servers that start at once must share one key: the link of the second fails.
+                os.link(part, self.admin_key_file)
             except FileExistsError:
                 return False
             finally:
@@ -89,107 +98,127 @@ class Tokens:
             sync_folder(self._home)
             return True
 
-    def make(self, user: str | None, *, worker: bool = False) -> tuple[Token, str]:
-        """A new secret of a user, or without one of administration or of a ``worker``: what is kept of it, and itself, which is
-        nowhere else. Raises ``InvalidId``, ``InvalidInput``, ``HomeError``, ``Busy``.
+    def create(self, user: str | None, *, worker: bool = False) -> tuple[ApiKey, str]:
+        """Create a key of a user; without one, of an administrator or a ``worker``.
+
+        Args:
+            user: The owner, or None.
+            worker: Whether it is a worker's key.
+
+        Returns:
+            The key and its secret, which is stored nowhere.
+
+        Raises:
+            InvalidId: The user id is invalid.
+            InvalidInput: A worker's key names a user.
+            HomeError: The home cannot be written.
+            Busy: Another process is changing the keys.
         """
         if worker and user is not None:
-            raise InvalidInput(
-                "A worker serves everybody's stacks.", hint="Name no user for its token."
-            )
+            raise InvalidInput("A worker's key cannot have a user.", hint="Name no user.")
         if user is not None:
             check_user_id(user)
-        secret = self._secret()
+        secret = self._new_secret()
         digest = _digest(secret)
-        token = Token(digest[:_ID], user, self._now().isoformat(timespec="seconds"), worker)
-        with self._changing() as known:
-            known[digest] = token
-        return token, secret
+        key = self._new_key(digest, user, worker)
+        with self._change() as keys:
+            keys[digest] = key
+        return key, secret
 
-    def make_session(self, user: str) -> str:
-        """Return a new secret of a user that is in no file and ends with this process. Raises ``InvalidId``."""
+    def create_session_key(self, user: str) -> str:
+        """Return a new secret of a user that is in no file and ends with this process.
+
+        Raises ``InvalidId``.
+        """
         check_user_id(user)
-        secret = self._secret()
+        secret = self._new_secret()
         digest = _digest(secret)
-        with self._turn:
-            self._sessions[digest] = Token(
-                digest[:_ID], user, self._now().isoformat(timespec="seconds")
-            )
+        with self._mutex:
+            self._session_keys[digest] = self._new_key(digest, user)
         return secret
 
-    def revoke(self, token_id: str) -> Token:
-        """Ends a secret that ``make`` made, by its id or the beginning of it. Raises ``NotFound``, ``InvalidInput``,
-        ``HomeError``, ``Busy``.
+    def revoke(self, key_id: str) -> ApiKey:
+        """Delete a key that ``create`` made, by a unique prefix of its id.
+
+        Raises:
+            NotFound: No key has this id.
+            InvalidInput: Several keys fit.
+            HomeError: The home cannot be written.
+            Busy: Another process is changing the keys.
         """
-        with self._changing() as known:
-            found = [
-                digest
-                for digest, token in known.items()
-                if token_id and token.id.startswith(token_id)
-            ]
-            if len(found) > 1:
+        with self._change() as keys:
+            fitting = [d for d, key in keys.items() if key_id and key.id.startswith(key_id)]
+            if len(fitting) > 1:
                 raise InvalidInput(
-                    f"{len(found)} tokens begin with {token_id!a}.", hint="Give more of the id."
+                    f"{len(fitting)} tokens begin with {key_id!a}.", hint="Give more of the id."
                 )
-            if not found:
-                ids = [token.id for token in known.values()]
+            if not fitting:
+                ids = [key.id for key in keys.values()]
                 raise NotFound(
-                    f"There is no token {token_id[:64]!a}.",
-                    hint=nearest(token_id, ids, what="token"),
+                    f"There is no token {key_id[:64]!a}.", hint=nearest(key_id, ids, what="token")
                 )
-            return known.pop(found[0])
+            return keys.pop(fitting[0])
 
-    def known(self) -> tuple[Token, ...]:
-        """Every secret that ``make`` made and nobody revoked, oldest first. Raises ``HomeError``."""
-        return tuple(self._read_others().values())
+    def list_keys(self) -> tuple[ApiKey, ...]:
+        """Return the keys that ``create`` made and that are not revoked, oldest first.
 
-    def holder(self, secret: str) -> Token | None:
-        """Whose secret that is; None where it is nobody's. Raises ``HomeError``."""
-        if not secret or len(secret) > _LONGEST:
+        Raises ``HomeError``.
+        """
+        return tuple(self._read_keys().values())
+
+    def authenticate(self, secret: str) -> ApiKey | None:
+        """Return the key of a secret, or None. Raises ``HomeError``."""
+        if not secret or len(secret) > _MAX_SECRET_LENGTH:
             return None
-        with self._turn:
-            seen = tuple(_state(self._home / name) for name in (FIRST, OTHERS))
-            if seen != self._seen:
-                self._by_digest = {**self._read_first(), **self._read_others()}
-                self._seen = seen
-            # Looked up by digest: how long that takes says nothing about the secrets.
+        with self._mutex:
+            states = tuple(_file_state(self._home / n) for n in (ADMIN_KEY_FILE, KEYS_FILE))
+            if states != self._states:
+                self._by_digest = {**self._read_admin_key(), **self._read_keys()}
+                self._states = states
+            # A lookup by digest takes a time that reveals nothing of the secrets.
             digest = _digest(secret)
-            return self._by_digest.get(digest) or self._sessions.get(digest)
+            return self._by_digest.get(digest) or self._session_keys.get(digest)
 
-    def _secret(self) -> str:
-        return _PREFIX + self._entropy(_BYTES).hex()
+    def _new_secret(self) -> str:
+        return _PREFIX + self._store.entropy(_SECRET_BYTES).hex()
 
-    def _read_first(self) -> dict[str, Token]:
-        text = self._read(FIRST).strip()
-        return {_digest(text): Token(_digest(text)[:_ID], None, "")} if text else {}
+    def _new_key(self, digest: str, user: str | None, worker: bool = False) -> ApiKey:
+        at = self._store.now().isoformat(timespec="seconds")
+        return ApiKey(digest[:_ID_DIGITS], user, at, worker)
 
-    def _read_others(self) -> dict[str, Token]:
-        text = self._read(OTHERS)
+    def _read_admin_key(self) -> dict[str, ApiKey]:
+        secret = self._read_text(ADMIN_KEY_FILE).strip()
+        digest = _digest(secret)
+        return {digest: ApiKey(digest[:_ID_DIGITS], None, "")} if secret else {}
+
+    def _read_keys(self) -> dict[str, ApiKey]:
+        text = self._read_text(KEYS_FILE)
         try:
-            kept = json.loads(text or "{}")
-            return {str(digest): Token(**token) for digest, token in kept.items()}
+            stored = json.loads(text or "{}")
+            return {str(digest): ApiKey(**key) for digest, key in stored.items()}
         except (ValueError, TypeError, AttributeError) as error:
             raise HomeError(
-                f"{self._home / OTHERS} is damaged.", hint="Take it away and make the tokens anew."
+                f"{self._home / KEYS_FILE} is damaged.",
+                hint="Delete it and create the tokens again.",
             ) from error
 
-    def _read(self, name: str) -> str:
+    def _read_text(self, name: str) -> str:
         path = self._home / name
-        with error_mapping.home_faults(self._home), suppress(FileNotFoundError):
+        with map_home_errors(self._home), suppress(FileNotFoundError):
             if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
-                raise HomeError(f"Others can read {path}.", hint=f"Run: chmod 600 {path}")
+                raise HomeError(f"Other accounts can read {path}.", hint=f"Run: chmod 600 {path}")
             return path.read_text("utf-8", "replace")
         return ""
 
     @contextmanager
-    def _changing(self) -> Iterator[dict[str, Token]]:
-        with self._lease("tokens"):
-            known = self._read_others()
-            yield known
-            kept = {digest: asdict(token) for digest, token in known.items()}
-            with error_mapping.home_faults(self._home):
-                replace_file(self._home / OTHERS, json.dumps(kept, indent=1).encode())
-                # Without it a power cut brings a revoked token back.
+    def _change(self) -> Iterator[dict[str, ApiKey]]:
+        with self._store.leases.acquire("tokens"):
+            keys = self._read_keys()
+            yield keys
+            stored = {digest: asdict(key) for digest, key in keys.items()}
+            with map_home_errors(self._home):
+                replace_file(self._home / KEYS_FILE, json.dumps(stored, indent=1).encode())
+                # Without it a power cut can bring a revoked key back.
                 sync_folder(self._home)
 
 
@@ -197,10 +226,10 @@ def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
 
 
-def _state(path: Path) -> tuple[int, int, int] | None:
-    """Changes whenever the file was replaced, or who may read it."""
+def _file_state(path: Path) -> _FileState:
+    """Return what changes when the file is replaced or its permissions change."""
     try:
-        found = path.stat()
+        state = path.stat()
     except OSError:
         return None
-    return found.st_ctime_ns, found.st_size, found.st_ino
+    return state.st_ctime_ns, state.st_size, state.st_ino

@@ -1,7 +1,8 @@
 """Immutable files named by the SHA-256 of their bytes: ``blobs/<2 hex>/<64 hex>``.
 
-Invariants: a file appears under its name only when it is whole and on the disk; it is never changed, except to put the right bytes where
-damaged ones lie. Writing and taking away happen in the writer's turn, so that a leftover can be told from a blob that is on its way.
+Invariants: a file gets its name only when it is whole and on the disk. It never changes, except
+that right bytes replace damaged ones. Files are written and deleted under the write lock, so a
+leftover can be told from a new blob.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from pathlib import Path
 
 from personalpeft.errors import Damaged
 from personalpeft.store.database import Database
-from personalpeft.store.error_mapping import home_faults
+from personalpeft.store.error_mapping import map_home_errors
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
-SHARD = re.compile(r"[0-9a-f]{2}")
-_HANDFUL = 500
-_HINT = "Run verify to see what is hurt; roll back to another revision, or restore the file from a backup."
+_SHARD = re.compile(r"[0-9a-f]{2}")
+_BATCH_SIZE = 500
+_HINT = "Run verify for details; roll back to another revision, or restore the file from a backup."
 
 
-class FileBlobs:
-    """The ``Blobs`` of a home."""
+class Blobs:
+    """The adapter files of a home."""
 
     def __init__(self, home: Path, database: Database) -> None:
         self._home = home
@@ -33,116 +34,125 @@ class FileBlobs:
         self._database = database
 
     def put(self, data: bytes) -> str:
-        """The digest under which the bytes now lie, durable. Raises ``HomeError`` when they cannot be written."""
-        return self.put_all([data])[0]
+        """Store bytes durably and return their digest. Raises ``HomeError``."""
+        return self.put_many([data])[0]
 
-    def put_all(self, blobs: Iterable[bytes]) -> list[str]:
-        """As ``put``, for many at once: each folder is synced once, when all that goes into it is written."""
-        with self._database.turn_to_write(), home_faults(self._home):
+    def put_many(self, blobs: Iterable[bytes]) -> list[str]:
+        """Store many blobs as ``put`` does. Each folder is synced once, after all writes to it."""
+        with self._database.write_lock(), map_home_errors(self._home):
             digests = [self._write(data) for data in blobs]
-            # Also where a blob lay there before: whoever wrote it may have been killed between the renaming and this.
-            for folder in sorted({self.place(digest).parent for digest in digests}):
+            # Also for blobs that existed: their writer may have been killed between rename and
+            # sync.
+            for folder in sorted({self.expected_path(digest).parent for digest in digests}):
                 sync_folder(folder)
         return digests
 
     def _write(self, data: bytes) -> str:
         digest = hashlib.sha256(data).hexdigest()
-        place = self.place(digest)
-        for folder in (self._root, place.parent):
+        path = self.expected_path(digest)
+        for folder in (self._root, path.parent):
             if not folder.is_dir():
                 folder.mkdir(mode=0o700)
                 sync_folder(folder.parent)
-        if _holds(place, digest):
-            # It is wanted again: as young as one that was written just now, so that it is not collected on its way to a row.
-            os.utime(place)
+        if _has_digest(path, digest):
+            # Its age starts again, so that it is not collected before a row names it.
+            os.utime(path)
         else:
-            replace_file(place, data)
+            replace_file(path, data)
         return digest
 
     def path(self, digest: str) -> Path:
-        """Where the blob lies, unread. Raises ``Damaged`` if it is not there."""
-        if not self.holds(digest):
+        """Return the path of an existing blob, unread. Raises ``Damaged`` if it is missing."""
+        if not self.exists(digest):
             raise Damaged(f"The blob {digest[:80]!a} is missing from {self._home}.", hint=_HINT)
-        return self.place(digest)
+        return self.expected_path(digest)
 
-    def holds(self, digest: str) -> bool:
-        """Whether a file lies where the blob belongs, unread."""
-        return DIGEST.fullmatch(digest) is not None and self.place(digest).is_file()
+    def exists(self, digest: str) -> bool:
+        """Return whether a file has this blob's name, unread."""
+        return DIGEST.fullmatch(digest) is not None and self.expected_path(digest).is_file()
 
     def read(self, digest: str) -> bytes:
-        """The bytes, hashed again. Raises ``Damaged`` if they are not what the digest says."""
-        place = self.path(digest)
-        with home_faults(self._home):
-            data = place.read_bytes()
+        """Return the bytes after hashing them.
+
+        Raises ``Damaged`` if they do not match the digest.
+        """
+        path = self.path(digest)
+        with map_home_errors(self._home):
+            data = path.read_bytes()
         if hashlib.sha256(data).hexdigest() != digest:
             raise Damaged(
-                f"The blob {digest} in {self._home} is not what its digest says.", hint=_HINT
+                f"The blob {digest} in {self._home} does not match its digest.", hint=_HINT
             )
         return data
 
-    def handfuls(self) -> Iterator[tuple[float, list[Path]]]:
-        """Every file under ``blobs/``, blob or not, in order of name, a few hundred of one folder at a time; with how much of the
-        folder came before (0 to 1)."""
-        with home_faults(self._home):
-            for folder, below, names in os.walk(self._root):
-                below.sort()
+    def batches(self) -> Iterator[tuple[float, list[Path]]]:
+        """Yield every file under ``blobs/`` in order of name, a few hundred of one folder at a
+        time.
+
+        Each batch comes with the share of the tree before it, 0 to 1.
+        """
+        with map_home_errors(self._home):
+            for folder, subfolders, names in os.walk(self._root):
+                subfolders.sort()
                 names.sort()
                 shard = Path(folder).name
-                done = int(shard, 16) / 256 if SHARD.fullmatch(shard) else 0.0
-                for first in range(0, len(names), _HANDFUL):
-                    yield done, [Path(folder, name) for name in names[first : first + _HANDFUL]]
+                done = int(shard, 16) / 256 if _SHARD.fullmatch(shard) else 0.0
+                for first in range(0, len(names), _BATCH_SIZE):
+                    yield done, [Path(folder, name) for name in names[first : first + _BATCH_SIZE]]
 
     def is_intact(self, path: Path) -> bool:
-        """Whether a file is a blob in its right place with the right bytes."""
-        name = path.name
+        """Return whether a file is a blob at its own path with the right bytes."""
         return (
-            DIGEST.fullmatch(name) is not None and path == self.place(name) and _holds(path, name)
+            DIGEST.fullmatch(path.name) is not None
+            and path == self.expected_path(path.name)
+            and _has_digest(path, path.name)
         )
 
-    def place(self, digest: str) -> Path:
-        """Where a blob belongs, whether it is there or not."""
+    def expected_path(self, digest: str) -> Path:
+        """Return the path of a blob, whether it exists or not."""
         return self._root / digest[:2] / digest
 
 
-def _holds(path: Path, digest: str) -> bool:
+def _has_digest(path: Path, digest: str) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest() == digest
 
 
-def replace_file(place: Path, data: bytes) -> None:
-    """Writes a whole file beside its place, has it on the disk, and renames it there: a reader sees the old one or the new."""
-    handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name[:12]}-", suffix=".part")
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a temporary file, sync it and rename it to ``path``, so that readers see the old
+    content or the new.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:12]}-", suffix=".part")
     part = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            _sync(file.fileno())
-        part.replace(place)
+            sync_file(file.fileno())
+        part.replace(path)
     finally:
         part.unlink(missing_ok=True)
 
 
+def sync_file(handle: int) -> None:
+    """Flush the bytes of an open file to the disk."""
+    if sys.platform == "darwin":
+        import fcntl
+
+        # Plain fsync leaves the bytes in the drive's own cache there.
+        fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
+    else:
+        os.fsync(handle)
+
+
 def sync_folder(folder: Path) -> None:
-    """Has the disk know which files are in a folder."""
-    """Has the names in a folder on the disk."""
+    """Flush the names in a folder to the disk."""
     if os.name != "posix":
-        return  # There, a folder cannot be opened, and a rename is journalled by the file system.
+        return  # There, a folder cannot be opened, and the file system journals renames.
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _sync(handle: int) -> None:
-    if sys.platform == "darwin":
-        import fcntl
-
-        fcntl.fcntl(
-            handle, fcntl.F_FULLFSYNC
-        )  # Plain fsync leaves the bytes in the drive's own cache there.
-    else:
-        os.fsync(handle)

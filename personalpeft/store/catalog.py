@@ -1,8 +1,9 @@
-"""What was built from the ledger: users, layers, revisions, their judgements, heads and reports.
+"""The catalog: users, layers, revisions with their judgements, heads, reports and cached
+embeddings.
 
-Invariants: a revision says how it was built and never changes; what the gate said of it is a judgement, and a new judgement is a new row,
-so that a verdict that was replaced can still be read. A layer's head is where its last recorded move went. A signal that was pinned
-for a layer is never trained on in that layer.
+Invariants: a revision records how it was built and never changes. A verdict is a judgement, and a
+later judgement is a new row, so that a replaced verdict can still be read. A layer's head is the
+target of its last move. A signal that is pinned for a layer is never trained on in that layer.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
-import sqlite_utils
 
 from personalpeft.errors import BaseMismatch, Damaged, InvalidInput
 from personalpeft.ids import check_user_id
-from personalpeft.store import hash_chain, revisions
-from personalpeft.store.base import ANY_HEAD, Build, UserSummary
-from personalpeft.store.blobs import FileBlobs
-from personalpeft.store.database import Database, Row, row, rows
-from personalpeft.store.id_lookup import known_id, known_layer, known_user
-from personalpeft.types import (
-    HeadMove,
-    Json,
-    Layer,
-    Revision,
-    Scope,
-    Stack,
-    StackEntry,
-    Verdict,
-    usual_scope,
+from personalpeft.store import hash_chain, rows
+from personalpeft.store.blobs import Blobs
+from personalpeft.store.database import Database, fetch_all, fetch_one
+from personalpeft.store.id_lookup import resolve_id, resolve_layer, resolve_user
+from personalpeft.store.revisions import (
+    BlobCache,
+    append_judgement,
+    check_new_revision,
+    is_recorded,
+    move_heads,
+    read_head,
+    read_pinned,
+    record_revisions,
+    split_rounds,
 )
+from personalpeft.store.types import ANY_HEAD, NewRevision, UserSummary
+from personalpeft.types import HeadMove, Json, Layer, Revision, Scope, Stack, StackEntry
 
 _SUMMARY = """
 select u.id, u.since,
@@ -45,116 +46,129 @@ from user u
 """
 
 _ORDER = " order by case l.name when 'style' then 0 when 'memory' then 2 else 1 end, l.born"
-# All columns, since a home of a former version that is read as it is does not have ``scope``.
+# All columns: a home of an earlier version that is open for reading has no ``scope``.
 _LAYERS = "select l.* from layer l where l.user = ?" + _ORDER
 
-# Read for every request: one range of the index layer_live, and for each layer one revision by its key.
+# Read for every request: one range of the index layer_live, and one revision by key for each layer.
 _LIVE = (
-    "select l.name, l.head, l.weight, r.digest, r.base from layer l left join revision r on r.user = l.user and r.id = l.head"
+    "select l.name, l.head, l.weight, r.digest, r.base from layer l"
+    " left join revision r on r.user = l.user and r.id = l.head"
     " where l.user = ? and l.head is not null" + _ORDER
 )
 
-_NOT_THERE = "Run verify to see what is hurt; roll the layer back to another revision."
-
 _REVISIONS = """
-select r.*, j.verdict, j.reason, j.probation, j.scores,
-    (select json_group_object(p.signal, p.role) from provenance p where p.user = r.user and p.revision = r.id) as signals
+select r.*, j.verdict, j.reason, j.probation, j.scores, (
+    select json_group_object(p.signal, p.role) from provenance p
+    where p.user = r.user and p.revision = r.id
+) as signals
 from revision r join judgement j on j.user = r.user and j.revision = r.id
-where j.seq = (select max(seq) from judgement where user = r.user and revision = r.id) and r.user = ?
+where j.seq = (select max(seq) from judgement where user = r.user and revision = r.id)
+    and r.user = ?
+"""
+
+_VECTORS = """
+select v.signal, v.data from vector v join signal s on s.user = v.user and s.id = v.signal
+where v.user = ? and v.embedder = ? order by s.seq
 """
 
 
-class SqliteCatalog:
-    """The ``Catalog`` of a home."""
+class Catalog:
+    """The catalog of all users. Lookups accept a unique prefix of an id and raise ``NotFound``."""
 
-    def __init__(
-        self, database: Database, blobs: FileBlobs, *, now: Callable[[], datetime]
-    ) -> None:
+    def __init__(self, database: Database, blobs: Blobs, *, now: Callable[[], datetime]) -> None:
         self._database = database
         self._blobs = blobs
         self._now = now
 
     def ensure_user(self, user: str) -> None:
-        """Makes the user where there is none. Raises ``InvalidId``."""
+        """Create a user unless it exists. Raises ``InvalidId``."""
         check_user_id(user)
-        # Nearly always there: a look does not wait for whoever is writing.
-        with self._database.reading() as db:
-            if row(db, "select 1 from user where id = ?", user):
+        # Nearly every user exists, and a read does not wait for a writer.
+        with self._database.read_transaction() as db:
+            if fetch_one(db, "select 1 from user where id = ?", user):
                 return
-        with self._database.writing() as db:
-            hash_chain.ensure_users(db, [user], self._now())
+        with self._database.write_transaction() as db:
+            hash_chain.create_users(db, [user], self._now())
 
     def users(self, *, after: str | None = None, limit: int = 100) -> tuple[UserSummary, ...]:
-        """The users after ``after`` by id, who need not be there; a page shorter than ``limit`` is the last. Raises ``InvalidInput`` for a
-        limit below 1, ``InvalidId``."""
+        """Return a page of users by id; one shorter than ``limit`` is the last.
+
+        Args:
+            after: The page begins after this id, which need not exist.
+            limit: The size of the page.
+
+        Raises:
+            InvalidInput: The limit is below 1.
+            InvalidId: ``after`` is not an id.
+        """
         if limit < 1:
-            raise InvalidInput(f"A page of {limit} users is no page.", hint="Give 1 or more.")
+            raise InvalidInput(f"The limit must be 1 or more, got {limit}.")
         start = "" if after is None else check_user_id(after)
-        with self._database.reading() as db:
-            found = rows(db, _SUMMARY + " where u.id > ? order by u.id limit ?", start, limit)
-        return tuple(_summary_from(each) for each in found)
+        sql = _SUMMARY + " where u.id > ? order by u.id limit ?"
+        with self._database.read_transaction() as db:
+            return tuple(map(rows.decode_summary, fetch_all(db, sql, start, limit)))
 
     def user(self, user: str) -> UserSummary:
-        """One user. Raises ``NotFound``."""
-        with self._database.reading() as db:
-            known_user(db, user)
-            (found,) = rows(db, _SUMMARY + " where u.id = ?", user)
-            return _summary_from(found)
+        """Return one user's summary. Raises ``NotFound``."""
+        with self._database.read_transaction() as db:
+            resolve_user(db, user)
+            (row,) = fetch_all(db, _SUMMARY + " where u.id = ?", user)
+        return rows.decode_summary(row)
 
     def layers(self, user: str) -> tuple[Layer, ...]:
-        """Lowest first; none where nothing was learned yet. Raises ``NotFound`` for an unknown user."""
-        with self._database.reading() as db:
-            known_user(db, user)
-            found = rows(db, _LAYERS, user)
-        return tuple(
-            Layer(
-                each["name"],
-                position,
-                each["head"],
-                each["weight"],
-                each.get("scope") or usual_scope(each["name"]),
-            )
-            for position, each in enumerate(found)
-        )
+        """Return a user's layers, lowest first: style, skills by age, memory.
+
+        Raises ``NotFound``.
+        """
+        with self._database.read_transaction() as db:
+            resolve_user(db, user)
+            found = fetch_all(db, _LAYERS, user)
+        return tuple(rows.decode_layer(row, position) for position, row in enumerate(found))
 
     def stack(self, user: str, base: str) -> Stack:
-        """The live stack. Raises ``NotFound`` for an unknown user, ``BaseMismatch`` when a head was built on another base, ``Damaged``
-        when a head is not there."""
-        with self._database.reading() as db:
-            live = rows(db, _LIVE, user) if user.isascii() else []
+        """Return the live stack on a base: one entry for each layer with a head.
+
+        Raises:
+            NotFound: The user does not exist.
+            BaseMismatch: A head was built on another base.
+            Damaged: A head does not exist.
+        """
+        with self._database.read_transaction() as db:
+            live = fetch_all(db, _LIVE, user) if user.isascii() else []
             if not live:
-                known_user(db, user)
-        for each in live:
-            if each["digest"] is None:
+                resolve_user(db, user)
+        for row in live:
+            if row["digest"] is None:
                 raise Damaged(
-                    f"{each['head']}, the head of {each['name']}, is not there.", hint=_NOT_THERE
+                    f"{row['head']}, the head of {row['name']}, is missing.",
+                    hint="Run verify for details; roll the layer back to another revision.",
                 )
-            _check_base(each["head"], each["base"], base)
-        return Stack(
-            base,
-            tuple(
-                StackEntry(each["name"], each["head"], each["digest"], each["weight"])
-                for each in live
-            ),
-        )
+            _check_base(row["head"], row["base"], base)
+        entries = (StackEntry(r["name"], r["head"], r["digest"], r["weight"]) for r in live)
+        return Stack(base, tuple(entries))
 
     def revision(self, user: str, revision_id: str) -> Revision:
-        """One revision. Raises ``NotFound``, and ``InvalidInput`` for an ambiguous prefix."""
-        with self._database.reading() as db:
-            wanted = known_id(db, "revision", user, revision_id)
-            (found,) = rows(db, _REVISIONS + " and r.id = ?", user, wanted)
-        return revision_from(found)
+        """Return one revision by a unique prefix of its id or digest.
+
+        Raises:
+            NotFound: No revision fits.
+            InvalidInput: Several fit.
+        """
+        with self._database.read_transaction() as db:
+            wanted = resolve_id(db, "revision", user, revision_id)
+            (row,) = fetch_all(db, _REVISIONS + " and r.id = ?", user, wanted)
+        return rows.decode_revision(row)
 
     def revisions(self, user: str, *, layer: str | None = None) -> tuple[Revision, ...]:
-        """Oldest first, refused ones too. Raises ``NotFound`` for an unknown user or layer."""
-        with self._database.reading() as db:
+        """Return revisions, also refused ones, oldest first. Raises ``NotFound``."""
+        with self._database.read_transaction() as db:
             if layer is None:
-                known_user(db, user)
-                found = rows(db, _REVISIONS + " order by r.seq", user)
+                resolve_user(db, user)
+                found = fetch_all(db, _REVISIONS + " order by r.seq", user)
             else:
-                known_layer(db, user, layer)
-                found = rows(db, _REVISIONS + " and r.layer = ? order by r.seq", user, layer)
-        return tuple(revision_from(each) for each in found)
+                resolve_layer(db, user, layer)
+                found = fetch_all(db, _REVISIONS + " and r.layer = ? order by r.seq", user, layer)
+        return tuple(map(rows.decode_revision, found))
 
     def add_revision(
         self,
@@ -164,252 +178,266 @@ class SqliteCatalog:
         *,
         promote: bool,
         cause: str,
-        over: str | None = ANY_HEAD,
+        expected_head: str | None = ANY_HEAD,
     ) -> bool:
-        """Records a revision with its provenance, judgement and report, and, if ``promote``, makes it the head.
+        """Store the blob, and in one transaction record the revision and move the head.
 
-        Of an identical revision that is there already, how it was built stays as recorded; the new judgement is added and counts.
-        False, and nothing is recorded, where it was to be the head and that is no longer ``over``.
-        Raises ``Damaged`` when the blob is not what the revision's digest says; ``NotFound`` for a parent or signal that the user does
-        not have; ``InvalidInput`` for an id or roles that do not fit, and for training on a signal that was pinned for this layer.
+        A revision that is recorded already keeps its build; the new judgement is added and counts.
+
+        Args:
+            revision: The revision, with its judgement and its signals by role.
+            blob: Its packed file.
+            report: The report of its learn.
+            promote: Whether it becomes the head.
+            cause: The cause of that move.
+            expected_head: Promote only if this is the head now (None: the base).
+
+        Returns:
+            False if another head is live than expected; then nothing is recorded.
+
+        Raises:
+            Damaged: The blob does not match the revision's digest.
+            NotFound: The user does not have the parent or a signal.
+            InvalidInput: An id or role is invalid, or a pinned signal was trained on.
         """
-        build, files = Build(revision, blob, report, promote, cause), revisions.Files(self._blobs)
-        revisions.check(build, files.digest(blob))
-        # One turn for file and rows: verify must never find the blob of a revision that is on its way.
-        with self._database.writing() as db:
-            known_user(db, revision.user)
-            if promote and over != ANY_HEAD and over != _head(db, revision.user, revision.layer):
+        new, cache = NewRevision(revision, blob, report, promote, cause), self._new_cache()
+        check_new_revision(new, cache.digest(blob))
+        # File and rows under one lock: verify must never find the blob of a revision on its way.
+        with self._database.write_transaction() as db:
+            resolve_user(db, revision.user)
+            head = read_head(db, revision.user, revision.layer)
+            if promote and expected_head not in (ANY_HEAD, head):
                 return False
-            revisions.record(db, files, [build], self._now())
+            record_revisions(db, cache, [new], self._now())
             return True
 
     def add_revisions(
         self,
-        given: Iterable[Build],
+        new: Iterable[NewRevision],
         *,
-        batch: int = 1000,
+        batch_size: int = 1000,
         progress: Callable[[int], None] = lambda done: None,
     ) -> int:
-        """Records many revisions of many users, as ``add_revision`` does; makes the users that are not there.
+        """Record many revisions of many users in order; create missing users.
 
-        What is recorded already is skipped, so that after a kill the same call goes on where it was. Every ``batch`` of them is one
-        durable transaction, after which ``progress`` hears how many were gone through; memory does not grow with how many there
-        are. Returns how many were added. Raises as ``add_revision``, and ``InvalidId``; the batches before stay.
+        Recorded revisions are skipped, so the call can be repeated after a kill. Memory does not
+        grow with their number.
+
+        Args:
+            new: The revisions.
+            batch_size: How many make one durable transaction.
+            progress: Receives after each batch how many were read.
+
+        Returns:
+            How many were added.
+
+        Raises:
+            InvalidId: A user id is invalid.
+            PersonalPeftError: As ``add_revision``. Earlier batches stay.
         """
-        files = revisions.Files(self._blobs)
-        source, done, added = iter(given), 0, 0
-        while some := list(islice(source, batch)):
-            for build in some:
-                revisions.check(build, files.digest(build.blob))
-            with self._database.writing() as db:
+        cache = self._new_cache()
+        source, done, added = iter(new), 0, 0
+        while batch := list(islice(source, batch_size)):
+            for each in batch:
+                check_new_revision(each, cache.digest(each.blob))
+            with self._database.write_transaction() as db:
                 at = self._now()
-                hash_chain.ensure_users(db, [build.revision.user for build in some], at)
-                for each in revisions.rounds(some):
-                    new = [build for build in each if not revisions.is_there(db, build.revision)]
-                    revisions.record(db, files, new, at)
-                    added += len(new)
-            done += len(some)
+                hash_chain.create_users(db, [each.revision.user for each in batch], at)
+                for some in split_rounds(batch):
+                    missing = [n for n in some if not is_recorded(db, n.revision)]
+                    record_revisions(db, cache, missing, at)
+                    added += len(missing)
+            done += len(batch)
             progress(done)
         return added
 
-    def judge_again(self, revision: Revision, report: Json, *, move: HeadMove) -> bool:
-        """Adds a judgement of a revision that is there, with its report, and moves the head in the same transaction. False, and nothing
-        is recorded, where the head is no longer at ``move.before``. Raises ``NotFound``, ``BaseMismatch``, ``Damaged``."""
-        with self._database.turn_to_write():
+    def add_judgement(self, revision: Revision, report: Json, *, move: HeadMove) -> bool:
+        """Add a judgement of a recorded revision with its report, and move the head, in one
+        transaction.
+
+        Args:
+            revision: The revision with its new judgement.
+            report: The report.
+            move: The head move; ``after`` may equal ``before``.
+
+        Returns:
+            False if the head is no longer ``move.before``; then nothing is recorded.
+
+        Raises:
+            NotFound: The revision or the layer does not exist.
+            BaseMismatch: The new head was built on another base.
+            Damaged: The new head's blob is damaged.
+        """
+        with self._database.write_lock():
             if move.after is not None and move.after != move.before:
                 target = self.revision(move.user, move.after)
                 _check_base(target.id, target.base, revision.base)
                 self._blobs.read(target.digest)
-            with self._database.writing() as db:
-                known_layer(db, move.user, move.layer)
-                known_id(db, "revision", revision.user, revision.id, layer=revision.layer)
-                if _head(db, move.user, move.layer) != move.before:
+            with self._database.write_transaction() as db:
+                resolve_layer(db, move.user, move.layer)
+                resolve_id(db, "revision", revision.user, revision.id, layer=revision.layer)
+                if read_head(db, move.user, move.layer) != move.before:
                     return False
-                chains, at = hash_chain.Chains(db), self._now()
-                revisions.judge(chains, revision, report, at)
-                revisions.move_heads(
-                    db, chains, [(move.user, move.layer, move.after, move.cause)], at
-                )
+                writer, at = hash_chain.ChainWriter(db), self._now()
+                append_judgement(writer, revision, report, at)
+                moves = [(move.user, move.layer, move.after, move.cause)]
+                move_heads(db, writer, moves, at)
                 return True
 
     def add_report(self, user: str, report: Json) -> None:
-        """Records a learn that made no revision. Raises ``InvalidInput`` and ``NotFound``."""
-        body = hash_chain.as_json(report, what="report")
-        with self._database.writing() as db:
-            known_user(db, user)
-            hash_chain.append(
-                db, user, "report", {"at": hash_chain.as_text(self._now()), "body": body}
-            )
+        """Record the report of a learn that built no revision.
+
+        Raises ``InvalidInput``, ``NotFound``.
+        """
+        with self._database.write_transaction() as db:
+            resolve_user(db, user)
+            row = rows.encode("report", {"at": self._now(), "body": report})
+            hash_chain.append_entry(db, user, "report", row)
 
     def reports(self, user: str) -> tuple[Json, ...]:
-        """Oldest first. Raises ``NotFound``."""
-        with self._database.reading() as db:
-            known_user(db, user)
-            found = rows(db, "select body from report where user = ? order by seq", user)
-        return tuple(hash_chain.from_json(each["body"]) for each in found)
+        """Return a user's reports, oldest first. Raises ``NotFound``."""
+        with self._database.read_transaction() as db:
+            resolve_user(db, user)
+            found = fetch_all(db, "select body from report where user = ? order by seq", user)
+        return tuple(rows.from_json(row["body"]) for row in found)
 
     def move_head(
         self, user: str, layer: str, to: str | None, *, base: str, cause: str
     ) -> HeadMove:
-        """Makes another revision (None: the bare base) the head, a refused one too. Moving to where the head is records nothing, and the
-        move that is returned begins where it ends. Raises ``NotFound``, ``BaseMismatch``, ``Damaged``."""
-        with self._database.turn_to_write():
-            if to is not None:
-                with self._database.reading() as db:
-                    known_layer(db, user, layer)
-                    to = known_id(db, "revision", user, to, layer=layer)
-                    (found,) = rows(
-                        db, "select digest, base from revision where user = ? and id = ?", user, to
-                    )
-                _check_base(to, found["base"], base)
-                self._blobs.read(found["digest"])
-            with self._database.writing() as db:
-                known_layer(db, user, layer)
-                (moved,) = revisions.move_heads(
-                    db, hash_chain.Chains(db), [(user, layer, to, cause)], self._now()
-                )
-                return moved
+        """Make another revision the head, also a refused one.
 
-    def history(self, user: str, *, layer: str | None = None) -> tuple[HeadMove, ...]:
-        """Every move of a head, oldest first. Raises ``NotFound`` for an unknown user or layer."""
-        with self._database.reading() as db:
+        Args:
+            user: The user's id.
+            layer: The layer's name.
+            to: The new head by a unique prefix; None for the bare base.
+            base: The digest of the open base.
+            cause: Why; it is recorded.
+
+        Returns:
+            The move. A move to the present head is not recorded.
+
+        Raises:
+            NotFound: The layer or the revision does not exist.
+            BaseMismatch: The revision was built on another base.
+            Damaged: The revision's blob is missing or damaged.
+        """
+        with self._database.write_lock():
+            if to is not None:
+                with self._database.read_transaction() as db:
+                    resolve_layer(db, user, layer)
+                    to = resolve_id(db, "revision", user, to, layer=layer)
+                    sql = "select digest, base from revision where user = ? and id = ?"
+                    (row,) = fetch_all(db, sql, user, to)
+                _check_base(to, row["base"], base)
+                self._blobs.read(row["digest"])
+            with self._database.write_transaction() as db:
+                resolve_layer(db, user, layer)
+                writer, moves = hash_chain.ChainWriter(db), [(user, layer, to, cause)]
+                (move,) = move_heads(db, writer, moves, self._now())
+                return move
+
+    def head_moves(self, user: str, *, layer: str | None = None) -> tuple[HeadMove, ...]:
+        """Return every move of a head, oldest first. Raises ``NotFound``."""
+        with self._database.read_transaction() as db:
             if layer is None:
-                known_user(db, user)
-                found = rows(db, "select * from move where user = ? order by seq", user)
+                resolve_user(db, user)
+                found = fetch_all(db, "select * from move where user = ? order by seq", user)
             else:
-                known_layer(db, user, layer)
-                found = rows(
-                    db, "select * from move where user = ? and layer = ? order by seq", user, layer
-                )
-        return tuple(
-            HeadMove(
-                m["user"],
-                m["layer"],
-                m["before"],
-                m["after"],
-                m["cause"],
-                hash_chain.as_moment(m["at"]),
-            )
-            for m in found
-        )
+                resolve_layer(db, user, layer)
+                sql = "select * from move where user = ? and layer = ? order by seq"
+                found = fetch_all(db, sql, user, layer)
+        return tuple(map(rows.decode_move, found))
 
     def set_weight(self, user: str, layer: str, weight: float) -> None:
-        """How strongly the layer is added from now on. Raises ``NotFound``, and ``InvalidInput`` for a weight that is not finite."""
+        """Set how strongly a layer is added.
+
+        Raises:
+            NotFound: The layer does not exist.
+            InvalidInput: The weight is not finite.
+        """
         if not math.isfinite(weight):
-            raise InvalidInput(
-                f"The weight {weight} is not a finite number.", hint="Give a number such as 0.5."
-            )
-        with self._database.writing() as db:
-            known_layer(db, user, layer)
-            db.execute(
-                "update layer set weight = ? where user = ? and name = ?",
-                [float(weight), user, layer],
-            )
+            raise InvalidInput(f"The weight must be finite, got {weight}.")
+        self._update_layer(user, layer, "weight", float(weight))
 
     def set_scope(self, user: str, layer: str, scope: Scope) -> None:
-        """When the layer is attached from now on. Raises ``NotFound``, and ``InvalidInput`` for what is no scope."""
+        """Set when a layer is attached. The default is "always" for the style, else "near".
+
+        Raises:
+            NotFound: The layer does not exist.
+            InvalidInput: The scope is unknown.
+        """
         if scope not in get_args(Scope):
-            raise InvalidInput(
-                f"{scope!a} is no scope.", hint=f"Give one of {', '.join(get_args(Scope))}."
-            )
-        with self._database.writing() as db:
-            known_layer(db, user, layer)
-            db.execute(
-                "update layer set scope = ? where user = ? and name = ?", [scope, user, layer]
-            )
+            known = ", ".join(get_args(Scope))
+            raise InvalidInput(f"The scope must be one of {known}, got {scope!a}.")
+        self._update_layer(user, layer, "scope", scope)
 
     def pinned(self, user: str, layer: str) -> tuple[str, ...]:
-        """Signals held back as questions for this layer for ever, oldest first; none for a layer that is not there yet."""
-        with self._database.reading() as db:
-            known_user(db, user)
-            return revisions.pinned(db, user, layer)
+        """Return the signals that are held out for a layer for ever, oldest first.
+
+        Raises ``NotFound``.
+        """
+        with self._database.read_transaction() as db:
+            resolve_user(db, user)
+            return read_pinned(db, user, layer)
 
     def considered(self, user: str, layer: str) -> frozenset[str]:
-        """Signals in the provenance of any revision of this layer; none for a layer that is not there yet."""
-        with self._database.reading() as db:
-            known_user(db, user)
-            found = rows(
-                db,
-                "select distinct signal from provenance where user = ? and layer = ?",
-                user,
-                layer,
-            )
-        return frozenset(each["signal"] for each in found)
+        """Return the signals that any revision of a layer trained on or pinned.
+
+        Raises ``NotFound``.
+        """
+        sql = "select distinct signal from provenance where user = ? and layer = ?"
+        with self._database.read_transaction() as db:
+            resolve_user(db, user)
+            return frozenset(row["signal"] for row in fetch_all(db, sql, user, layer))
 
     def vectors(self, user: str, embedder: str) -> Mapping[str, npt.NDArray[np.float32]]:
-        """Known embeddings by signal id, ``[size]`` each, not to be written to; oldest signal first."""
-        with self._database.reading() as db:
-            known_user(db, user)
-            found = rows(
-                db,
-                "select v.signal, v.data from vector v join signal s on s.user = v.user and s.id = v.signal"
-                " where v.user = ? and v.embedder = ? order by s.seq",
-                user,
-                embedder,
-            )
-        return {each["signal"]: np.frombuffer(each["data"], dtype="<f4") for each in found}
+        """Return cached embeddings by signal, oldest first: read-only vectors ``[size]``."""
+        with self._database.read_transaction() as db:
+            resolve_user(db, user)
+            found = fetch_all(db, _VECTORS, user, embedder)
+        return {row["signal"]: np.frombuffer(row["data"], dtype="<f4") for row in found}
 
     def add_vectors(
         self, user: str, embedder: str, vectors: Mapping[str, npt.NDArray[np.float32]]
     ) -> None:
-        """Keeps embeddings, in place of older ones. Raises ``NotFound`` for a signal that the user does not have, ``InvalidInput`` for
-        what is not one row of finite numbers."""
+        """Cache embeddings by signal, in place of earlier ones.
+
+        Raises:
+            NotFound: The user does not have a signal.
+            InvalidInput: A vector is not one row of finite numbers.
+        """
         for signal, vector in vectors.items():
             if vector.ndim != 1 or vector.size == 0 or not np.isfinite(vector).all():
-                raise InvalidInput(
-                    f"The vector of {signal} is not one row of finite numbers.",
-                    hint="Embed it again.",
-                )
-        with self._database.writing() as db:
-            known_user(db, user)
-            for signal, vector in vectors.items():
-                db.execute(
-                    "insert or replace into vector (user, embedder, signal, data) values (?, ?, ?, ?)",
-                    [
+                raise InvalidInput(f"The vector of {signal} must be one row of finite numbers.")
+        with self._database.write_transaction() as db:
+            resolve_user(db, user)
+            db.executemany(
+                "insert or replace into vector (user, embedder, signal, data) values (?, ?, ?, ?)",
+                [
+                    (
                         user,
                         embedder,
-                        known_id(db, "signal", user, signal),
+                        resolve_id(db, "signal", user, signal),
                         vector.astype("<f4").tobytes(),
-                    ],
-                )
+                    )
+                    for signal, vector in vectors.items()
+                ],
+            )
 
+    def _new_cache(self) -> BlobCache:
+        return BlobCache(self._blobs)
 
-def _head(db: sqlite_utils.Database, user: str, layer: str) -> str | None:
-    """What is live in a layer, which may not be there yet."""
-    found = row(db, "select head from layer where user = ? and name = ?", user, layer)
-    return found["head"] if found is not None else None
+    def _update_layer(self, user: str, layer: str, column: str, value: str | float) -> None:
+        with self._database.write_transaction() as db:
+            resolve_layer(db, user, layer)
+            db.execute(
+                f"update layer set {column} = ? where user = ? and name = ?", [value, user, layer]
+            )
 
 
 def _check_base(revision: str, built_on: str, base: str) -> None:
     if built_on != base:
         raise BaseMismatch(
             f"{revision} was built on the base {built_on}, not on {base}.",
-            hint="Open the base that it was built on; or, on this one, roll the layer back to the bare base and learn anew.",
+            hint="Open that base; or roll the layer back to the bare base and learn again.",
         )
-
-
-def _summary_from(found: Row) -> UserSummary:
-    since = hash_chain.as_moment(found["since"])
-    return UserSummary(found["id"], since, found["turns"], found["signals"], found["revisions"])
-
-
-def revision_from(found: Row) -> Revision:
-    """A revision from its row, with what was last said of it and its signals by role."""
-    return Revision(
-        id=found["id"],
-        user=found["user"],
-        layer=found["layer"],
-        digest=found["digest"],
-        base=found["base"],
-        parent=found["parent"],
-        below=tuple(StackEntry(*entry) for entry in hash_chain.from_json(found["below"])),
-        recipe=hash_chain.from_json(found["recipe"]),
-        inputs=found["inputs"],
-        signals=hash_chain.from_json(found["signals"]),
-        scores=hash_chain.from_json(found["scores"]),
-        verdict=Verdict(found["verdict"]),
-        reason=found["reason"],
-        probation=bool(found["probation"]),
-        at=hash_chain.as_moment(found["at"]),
-        seconds=found["seconds"],
-    )

@@ -1,14 +1,15 @@
-"""Connections to the one SQLite file, and the two ways to use them: ``reading`` and ``writing``.
+"""Connections to the SQLite file: read transactions and write transactions.
 
 Invariants:
 
-- ``reading`` sees one moment of the database, never a half-done write. ``writing`` holds the writer's lock of the home, and is one
-  transaction that lands whole and durable, or not at all.
-- A connection serves one block at a time and then goes back to a pool. So a reader never waits for a writer of its own process, and
-  never sees rows that its writer has not committed, as both would happen on one shared connection; and the number of
-  connections follows how many blocks run at once, not how many threads a server ever had.
-- The file says which journal is used, and every program keeps it, whichever SQLite it has: WAL where the header says so, else
-  TRUNCATE. It is set when the database is made, and only a program that is alone with the file changes it.
+- A read transaction sees one moment of the database. A write transaction holds the home's write
+  lock. It commits whole and durable, or not at all.
+- A connection serves one block at a time and then returns to a pool. So a reader never waits for a
+  writer of its own process and never sees its uncommitted rows. The number of connections follows
+  how many blocks run at once.
+- The journal mode is WAL if the file's header says so, else TRUNCATE. It is set when the database
+  is created. Only a program that has the file alone changes it, so programs with different SQLite
+  versions work side by side.
 """
 
 from __future__ import annotations
@@ -16,204 +17,230 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import sqlite_utils
-
 from personalpeft.errors import Busy, HomeError
-from personalpeft.store import error_mapping
+from personalpeft.store.error_mapping import map_home_errors, read_only_error, sqlite3
 from personalpeft.store.locks import Lock
-from personalpeft.store.sqlite_version import JOURNAL_MODE, sqlite3
 
 Row: TypeAlias = dict[str, Any]
 
 
-class Database:
-    """The pool of connections to one file."""
+def is_wal_safe(version: tuple[int, ...]) -> bool:
+    """Return whether this SQLite has the fix of the WAL-reset bug, which can lose committed
+    transactions.
+    """
+    return (
+        version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51) or (3, 44, 6) <= version < (3, 45)
+    )
 
-    def __init__(self, path: Path, writer: Lock, *, patience: float, read_only: bool) -> None:
+
+JOURNAL_MODE = "wal" if is_wal_safe(sqlite3.sqlite_version_info) else "truncate"
+"""The journal mode of a new database. An older database keeps its mode."""
+
+
+class Database:
+    """A pool of connections to one file. Safe to use from several threads."""
+
+    def __init__(self, path: Path, writer: Lock, *, timeout: float, read_only: bool) -> None:
         self.path = path
         self.read_only = read_only
         self._home = path.parent
         self._writer = writer
-        self._patience = patience
-        self._idle: list[sqlite_utils.Database] = []
-        self._guard = threading.Lock()
+        self._timeout = timeout
+        self._idle: list[sqlite3.Connection] = []
+        self._mutex = threading.Lock()
         self._closed = False
         self._pid = os.getpid()
 
     @contextmanager
-    def reading(self) -> Iterator[sqlite_utils.Database]:
-        """A block whose queries all see the same moment."""
-        with error_mapping.home_faults(self._home), self._borrowed() as db:
-            db.conn.execute("begin")
+    def read_transaction(self) -> Iterator[sqlite3.Connection]:
+        """Yield a connection whose queries all see the same moment."""
+        with map_home_errors(self._home), self._borrow() as db:
+            db.execute("begin")
             try:
                 yield db
             finally:
                 db.rollback()
 
     @contextmanager
-    def writing(self) -> Iterator[sqlite_utils.Database]:
-        """One transaction under the writer's lock; durable when the block is left, gone when it is left by an exception.
+    def write_transaction(self) -> Iterator[sqlite3.Connection]:
+        """Yield a connection under the write lock. Commit durably at the end of the block, or roll
+        back if it raises.
 
-        Raises ``HomeError`` on a home that is read-only or full, ``Busy`` when another writer does not finish in time.
+        Raises:
+            HomeError: The home is read-only or its disk is full.
+            Busy: Another writer does not finish in time.
         """
-        with self.turn_to_write(), error_mapping.home_faults(self._home), self._borrowed() as db:
-            # Immediate: a transaction that read first and wrote later would fail at once when another one came between.
-            db.conn.execute("begin immediate")
+        with self.write_lock(), map_home_errors(self._home), self._borrow() as db:
+            # Immediate: a transaction that reads first and writes later fails at once if another
+            # one writes in between.
+            db.execute("begin immediate")
             try:
                 yield db
-                db.conn.execute("commit")
+                db.execute("commit")
             finally:
                 db.rollback()
 
     @contextmanager
-    def turn_to_write(self) -> Iterator[None]:
-        """The writer's lock alone, for what is written beside the database. May be nested with ``writing``."""
+    def write_lock(self) -> Iterator[None]:
+        """Hold the write lock alone, for files beside the database.
+
+        Nests with ``write_transaction``.
+        """
         if self.read_only:
-            raise error_mapping.read_only(self._home)
-        with self._writer.held(self._patience):
+            raise read_only_error(self._home)
+        with self._writer.acquire(self._timeout):
             yield
 
-    def set_journal(self) -> None:
-        """Give a new database the journal that this SQLite can be trusted with. Programs with another SQLite keep it."""
-        with error_mapping.home_faults(self._home), self._borrowed() as db:
-            db.conn.execute(f"pragma journal_mode={JOURNAL_MODE}").fetchall()
+    def exclude_writers(self) -> AbstractContextManager[None]:
+        """Hold the write lock; on a read-only home, where it cannot be taken, do nothing."""
+        return nullcontext() if self.read_only else self.write_lock()
 
-    def leave_unsafe_journal(self) -> None:
-        """Leave a write-ahead log that this SQLite can lose commits in, where no other program has the database open.
+    def set_journal_mode(self) -> None:
+        """Set the journal mode of a new database to the one that this SQLite supports safely."""
+        with map_home_errors(self._home), self._borrow() as db:
+            db.execute(f"pragma journal_mode={JOURNAL_MODE}").fetchall()
 
-        It never waits and never fails. Beside another program the log stays: commits are lost only where a checkpoint and a write
-        happen at the same moment, and here both happen under the writer's lock. Every SQLite can be trusted with what follows.
+    def leave_unsafe_wal(self) -> None:
+        """Leave WAL mode if this SQLite has the WAL-reset bug and no other program has the database
+        open.
+
+        It never waits and never fails. Beside another program the mode stays: the bug is a race of
+        a checkpoint with a write, and here both happen under the write lock.
         """
         if JOURNAL_MODE == "wal":
             return
-        with suppress(Busy), error_mapping.home_faults(self._home), self._borrowed() as db:
+        with suppress(Busy), map_home_errors(self._home), self._borrow() as db:
             if journal_mode(db) != "wal":
                 return
-            with self._writer.held(0):
-                db.conn.execute("pragma busy_timeout=0").fetchall()
+            with self._writer.acquire(0):
+                db.execute("pragma busy_timeout=0").fetchall()
                 try:
-                    db.conn.execute(f"pragma journal_mode={JOURNAL_MODE}").fetchall()
+                    db.execute(f"pragma journal_mode={JOURNAL_MODE}").fetchall()
                 finally:
-                    db.conn.execute(
-                        f"pragma busy_timeout={round(self._patience * 1000)}"
-                    ).fetchall()
+                    milliseconds = round(self._timeout * 1000)
+                    db.execute(f"pragma busy_timeout={milliseconds}").fetchall()
 
-    def clear_journal(self) -> bool:
-        """Has everything that was committed in the database file, and nothing in the journal: what was overwritten in the one is still
-        in the other before that. False where a reader still needs the journal. Call it in one's turn to write, outside of blocks."""
-        with error_mapping.home_faults(self._home), self._borrowed() as db:
+    def truncate_journal(self) -> bool:
+        """Write all commits to the database file and empty the journal, which still holds what was
+        overwritten.
+
+        Call it under the write lock, outside of transactions. Return False if a reader still needs
+        the journal.
+        """
+        with map_home_errors(self._home), self._borrow() as db:
             if journal_mode(db) != "wal":
-                return True  # The others are emptied with each commit.
-            (blocked, _, _) = db.conn.execute("pragma wal_checkpoint(truncate)").fetchone()
+                return True  # Other journals are emptied by each commit.
+            (blocked, _, _) = db.execute("pragma wal_checkpoint(truncate)").fetchone()
             return not blocked
 
     def close(self) -> None:
-        """Closes the connections, at once or when the block that uses one is left."""
-        with self._guard:
+        """Close the connections: at once, or when the block that uses one ends."""
+        with self._mutex:
             self._closed = True
             idle, self._idle = self._idle, []
         for db in idle:
             db.close()
 
     @contextmanager
-    def _borrowed(self) -> Iterator[sqlite_utils.Database]:
-        # SQLite's locks do not survive a fork: a child that used its parent's connections could corrupt the file.
+    def _borrow(self) -> Iterator[sqlite3.Connection]:
+        # SQLite's locks do not survive a fork: a child that uses its parent's connections can
+        # corrupt the file.
         if self._closed or self._pid != os.getpid():
             raise HomeError(
                 f"The home {self._home} is not open in this process.", hint="Open it again."
             )
-        with self._guard:
+        with self._mutex:
             db = self._idle.pop() if self._idle else None
         db = db or self._connect()
         try:
             yield db
         finally:
-            with self._guard:
-                reusable = not self._closed and not db.conn.in_transaction
+            with self._mutex:
+                reusable = not self._closed and not db.in_transaction
                 if reusable:
                     self._idle.append(db)
             if not reusable:
                 db.close()
 
-    def _connect(self) -> sqlite_utils.Database:
+    def _connect(self) -> sqlite3.Connection:
         if not self.read_only:
-            return _opened(self.path, "mode=rw", self._patience)
+            return _open_connection(self.path, "mode=rw", self._timeout)
         try:
-            return _opened(self.path, "mode=ro", self._patience)
+            return _open_connection(self.path, "mode=ro", self._timeout)
         except sqlite3.OperationalError:
-            # In WAL mode even a reader writes (its shared memory), which read-only media refuse. Where no change waits in a journal,
-            # the file alone is the whole truth and can be read as if nothing could ever change it.
+            # In WAL mode even a reader writes (its shared memory), which read-only media refuse.
+            # With no change in a journal the file alone is complete, and SQLite may treat it as
+            # immutable.
             if not self.path.is_file() or any(
                 _has_content(self.path, suffix) for suffix in ("-wal", "-journal")
             ):
                 raise
-            return _opened(self.path, "immutable=1", self._patience)
+            return _open_connection(self.path, "immutable=1", self._timeout)
 
 
 def create_file(path: Path) -> None:
-    """Makes an empty database file, readable by its owner only, where there is none."""
-    # One that is there is not opened: closing it would let go of the locks that this process has on it.
+    """Create an empty database file, readable by its owner only, unless it exists."""
+    # An existing file is not opened: closing it would release the locks that this process has on
+    # it.
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
-def journal_mode(db: sqlite_utils.Database) -> str:
-    """The journal in use: ``wal``, ``truncate``, ``delete``, …"""
-    return str(db.conn.execute("pragma journal_mode").fetchone()[0])
+def journal_mode(db: sqlite3.Connection) -> str:
+    """Return the journal mode in use: ``wal``, ``truncate``, ``delete``, …"""
+    return str(db.execute("pragma journal_mode").fetchone()[0])
 
 
-def rows(db: sqlite_utils.Database, sql: str, *parameters: Any) -> list[Row]:
-    """All rows of a query, each as a dictionary by column."""
-    # Closed by hand: a cursor that an exception keeps alive would keep its lock on the file too.
+def fetch_all(db: sqlite3.Connection, sql: str, *parameters: Any) -> list[Row]:
+    """Return all rows of a query, each as a dictionary by column."""
+    # Closed explicitly: a cursor that an exception keeps alive would keep its lock on the file too.
     with closing(db.execute(sql, parameters)) as cursor:
         columns = [column[0] for column in cursor.description]
         return [dict(zip(columns, values, strict=True)) for values in cursor]
 
 
-def row(db: sqlite_utils.Database, sql: str, *parameters: Any) -> Row | None:
-    """The first row of a query, if there is one."""
-    return next(iter(rows(db, sql, *parameters)), None)
+def fetch_one(db: sqlite3.Connection, sql: str, *parameters: Any) -> Row | None:
+    """Return the first row of a query, or None."""
+    return next(iter(fetch_all(db, sql, *parameters)), None)
 
 
-def insert_all(
-    db: sqlite_utils.Database, table: str, columns: Sequence[str], found: Iterable[Sequence[Any]]
+def insert_rows(
+    db: sqlite3.Connection, table: str, columns: Sequence[str], values: Iterable[Sequence[Any]]
 ) -> None:
-    """Adds rows. The table must be there: unlike sqlite-utils' own insert this neither makes nor changes one."""
+    """Insert rows into an existing table."""
     marks = ", ".join("?" * len(columns))
-    db.conn.executemany(f"insert into {table} ({', '.join(columns)}) values ({marks})", found)
+    db.executemany(f"insert into {table} ({', '.join(columns)}) values ({marks})", values)
 
 
-def _opened(path: Path, mode: str, patience: float) -> sqlite_utils.Database:
-    conn = sqlite3.connect(
+def _open_connection(path: Path, mode: str, timeout: float) -> sqlite3.Connection:
+    db = sqlite3.connect(
         f"{path.as_uri()}?{mode}",
         uri=True,
-        timeout=patience,
+        timeout=timeout,
         isolation_level=None,
         check_same_thread=False,
     )
     try:
-        conn.execute("pragma foreign_keys=on")
-        conn.execute("pragma secure_delete=on")
-        conn.execute("pragma synchronous=full")
-        conn.execute(
-            "pragma fullfsync=on"
-        )  # macOS: through the drive's own cache too; elsewhere it does nothing.
-        conn.execute("pragma trusted_schema=off")
-        conn.execute(
-            "select count(*) from sqlite_master"
-        ).fetchall()  # Opening is lazy: only a read shows whether it worked.
-        db = sqlite_utils.Database(conn, execute_plugins=False)
-        # Only WAL is written into the file. Without this line each connection would go back to DELETE, which can lose what it has
-        # acknowledged when the power is cut: the removal of the journal is not yet on the disk then.
+        db.execute("pragma foreign_keys=on")
+        db.execute("pragma secure_delete=on")
+        db.execute("pragma synchronous=full")
+        # macOS: flush the drive's own cache too. Elsewhere it has no effect.
+        db.execute("pragma fullfsync=on")
+        db.execute("pragma trusted_schema=off")
+        # Opening is lazy: only a read shows whether it worked.
+        db.execute("select count(*) from sqlite_master").fetchall()
+        # Only WAL is stored in the file. By default each connection would use DELETE, which can
+        # lose acknowledged commits at a power cut, when the removal of the journal is not yet on
+        # the disk.
         if journal_mode(db) != "wal":
-            conn.execute("pragma journal_mode=truncate").fetchall()
+            db.execute("pragma journal_mode=truncate").fetchall()
         return db
     except sqlite3.Error:
-        conn.close()
+        db.close()
         raise
 
 

@@ -1,14 +1,14 @@
-"""Destroys what a user takes back for good, so that its words are in no file of the home.
+"""Erases what a user forgets for good, so that no file of the home holds it.
 
 Invariants:
 
-- What is decided happens in one transaction: the rows go, a tombstone stands in the place of each, and the user's chain is
-  derived anew from the first of them on. A digest of what was said would let somebody who guesses the words know that
-  they guessed right, so none is kept: the entry of a tombstone vouches for the tombstone.
-- The history is as if what was destroyed had never been live: a move that named it goes, or begins where the one before
-  it ended, and the head is where the last move that stands left it.
-- What one transaction cannot do (files, the database's own journal) is written down in it as errands. Whoever opens the
-  home next does those that are left, so a kill costs nothing but time.
+- The decision is one transaction: rows are deleted, a tombstone replaces each, and the user's chain
+  is derived again from the first of them. No digest of an erased row is kept, since it would
+  confirm a guess of its words: the entry of a tombstone covers the tombstone.
+- The history is as if erased revisions had never been live: a move that named one is deleted, or
+  starts where the move before it ended. The head is the target of the last remaining move.
+- Files and the journal cannot be part of the transaction. It lists them as pending deletions, and
+  the next opening of the home completes those that are left.
 """
 
 from __future__ import annotations
@@ -17,257 +17,259 @@ import json
 import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
+from typing import Any
 
-import sqlite_utils
-
-from personalpeft.store import hash_chain
-from personalpeft.store.base import Destroyed, Removal
-from personalpeft.store.blobs import FileBlobs, sync_folder
-from personalpeft.store.database import Database, Row, insert_all, row, rows
-from personalpeft.store.error_mapping import home_faults
-from personalpeft.store.gc import unnamed
-from personalpeft.store.hash_chain import Kind
-from personalpeft.store.id_lookup import known_user
+from personalpeft.errors import Busy, HomeError
+from personalpeft.store import rows
+from personalpeft.store.blobs import sync_folder
+from personalpeft.store.database import Row, fetch_all, fetch_one, insert_rows
+from personalpeft.store.error_mapping import map_home_errors, sqlite3
+from personalpeft.store.hash_chain import GENESIS, chain_digest, row_digest
+from personalpeft.store.id_lookup import resolve_user
+from personalpeft.store.revisions import unnamed_blobs
+from personalpeft.store.rows import TOMBSTONE, EntryKind
+from personalpeft.store.store import Store
+from personalpeft.store.types import Erasure, ErasureResult
 from personalpeft.types import Json
 
-_AMONG = "in (select value from json_each(?))"
+_IN_LIST = "in (select value from json_each(?))"
+
+
+def erase(store: Store, user: str, decide: Callable[[], Erasure]) -> ErasureResult:
+    """Erase what ``decide`` returns. It is called under the write lock, so that nothing changes
+    meanwhile.
+
+    After a kill, the next opening of the home deletes the files.
+
+    Raises:
+        NotFound: The user does not exist.
+        Busy: Another writer does not finish in time.
+        HomeError: The home cannot be written.
+    """
+    with store.database.write_lock():
+        erasure = decide()
+        with store.database.write_transaction() as db:
+            result = _erase_rows(db, user, erasure, store.now())
+        # The erasure is committed. A file that cannot be deleted now is deleted by the next
+        # opening.
+        with suppress(Busy, HomeError):
+            return replace(result, complete=delete_pending_files(store, user))
+        return replace(result, complete=False)
+
+
+def delete_pending_files(store: Store, user: str | None = None) -> bool:
+    """Delete the files that erasures listed, of one user or of all, and clear the database's
+    journal.
+
+    Return whether nothing is left. A reader of an earlier moment keeps the journal from being
+    cleared.
+    """
+    if not _pending(store, user):
+        return True
+    with store.database.write_lock(), map_home_errors(store.home):
+        pending = _pending(store, user)
+        names = [row["name"] for row in pending if row["kind"] == "blob"]
+        with store.database.read_transaction() as db:
+            # A later build may have produced the same bytes.
+            unnamed = unnamed_blobs(db, names)
+        for row in pending:
+            if row["name"] in unnamed:
+                path = store.blobs.expected_path(row["name"])
+                path.unlink(missing_ok=True)
+                if path.parent.is_dir():
+                    sync_folder(path.parent)
+            elif row["kind"] == "sessions":
+                with suppress(FileNotFoundError):
+                    shutil.rmtree(store.home / "sessions" / row["user"])
+        if not store.database.truncate_journal():
+            return False
+        with store.database.write_transaction() as db:
+            ids = [(row["id"],) for row in pending]
+            db.executemany("delete from pending_deletion where id = ?", ids)
+    return True
+
+
+def _pending(store: Store, user: str | None) -> list[Row]:
+    with store.database.read_transaction() as db:
+        if user is None:
+            return fetch_all(db, "select * from pending_deletion order by id")
+        return fetch_all(db, "select * from pending_deletion where user = ? order by id", user)
 
 
 @dataclass(slots=True)
-class _Hand:
-    """One removal on its way through the tables: ``gone`` are the entries that get a tombstone, with the id by which one may
-    ask for them; ``changed`` are the others whose content is no longer what its digest says.
+class _RowEraser:
+    """Deletes and changes rows of a user, and remembers which entries need a new digest.
+
+    ``erased`` are the entries that get a tombstone, with the id that it names. ``changed`` are
+    others whose content no longer fits their digest.
     """
 
-    db: sqlite_utils.Database
+    db: sqlite3.Connection
     user: str
-    gone: dict[int, tuple[Kind, str | None]]
-    changed: set[int]
+    erased: dict[int, tuple[EntryKind, str | None]] = field(default_factory=dict)
+    changed: set[int] = field(default_factory=set)
 
-    def take(self, kind: Kind, column: str, ids: Iterable[str], *, named: bool = False) -> None:
-        """Destroys the rows of a kind whose ``column`` is one of these."""
-        wanted = json.dumps(sorted(ids))
-        found = rows(
-            self.db,
-            f"select seq, {column} from {kind} where user = ? and {column} {_AMONG}",
-            self.user,
-            wanted,
-        )
-        self.gone.update({each["seq"]: (kind, each[column] if named else None) for each in found})
-        self.db.execute(
-            f"delete from {kind} where user = ? and {column} {_AMONG}", [self.user, wanted]
-        )
+    def delete_where(self, kind: EntryKind, column: str, values: Iterable[str]) -> None:
+        """Delete the rows of a kind whose column has one of these values.
 
-    def drop(self, kind: Kind, seq: int) -> None:
-        """Destroys one row."""
-        self.gone[seq] = kind, None
+        An id goes to the tombstone.
+        """
+        wanted = json.dumps(sorted(values))
+        condition = f"from {kind} where user = ? and {column} {_IN_LIST}"
+        for row in fetch_all(self.db, f"select seq, {column} {condition}", self.user, wanted):
+            self.erased[row["seq"]] = kind, row[column] if column == "id" else None
+        self.db.execute(f"delete {condition}", [self.user, wanted])
+
+    def delete_entry(self, kind: EntryKind, seq: int) -> None:
+        """Delete one row."""
+        self.erased[seq] = kind, None
         self.db.execute(f"delete from {kind} where user = ? and seq = ?", [self.user, seq])
 
-    def set(self, kind: Kind, seq: int, **columns: str | None) -> None:
-        """Changes one row."""
+    def update(self, kind: EntryKind, seq: int, **columns: str | None) -> None:
+        """Change columns of one row."""
         self.changed.add(seq)
-        sets = ", ".join(f"{column} = ?" for column in columns)
+        assignments = ", ".join(f"{column} = ?" for column in columns)
         self.db.execute(
-            f"update {kind} set {sets} where user = ? and seq = ?",
+            f"update {kind} set {assignments} where user = ? and seq = ?",
             [*columns.values(), self.user, seq],
         )
 
 
-def remove(db: sqlite_utils.Database, user: str, removal: Removal, at: datetime) -> Destroyed:
-    """Does what was decided, in the transaction of the caller. The files are left to ``run_errands``."""
-    known_user(db, user)
-    # Rows go in whatever order; what refers to what is looked at when the transaction ends.
+def _erase_rows(db: sqlite3.Connection, user: str, erasure: Erasure, at: datetime) -> ErasureResult:
+    resolve_user(db, user)
+    # Rows are deleted in any order; references are checked when the transaction commits.
     db.execute("pragma defer_foreign_keys = on")
-    hand = _Hand(db, user, {}, set())
-    digests = _digests(db, user, removal.revisions)
-    _signals(hand, removal)
-    _turns(hand, removal)
-    _revisions(hand, removal)
-    heads = _moves(hand, removal.revisions)
-    for seq, body in _rewritten(db, "report", "body", user, removal.rewritten):
-        hand.set("report", seq, body=body)
-    for seq, scores in _rewritten(db, "judgement", "scores", user, removal.rewritten):
-        hand.set("judgement", seq, scores=scores)
-    then = hash_chain.as_text(at)
-    stones = [(user, seq, kind, name, then) for seq, (kind, name) in hand.gone.items()]
-    insert_all(db, "tombstone", ("user", "seq", "kind", "id", "at"), stones)
-    if first := min((*hand.gone, *hand.changed), default=0):
-        _chain_again(
-            db, user, first, {**{seq: kind for seq, (kind, _) in hand.gone.items()}}, hand.changed
-        )
-    loose = sorted(unnamed(db, digests))
-    _note(db, user, loose)
-    kinds = [kind for kind, _ in hand.gone.values()]
-    return Destroyed(
+    eraser = _RowEraser(db, user)
+    digests = _select_in(db, "select digest from revision", user, "id", erasure.revisions)
+    _erase_signals(eraser, erasure.signals)
+    _erase_turns(eraser, erasure)
+    _erase_revisions(eraser, erasure.revisions)
+    heads = _erase_moves(eraser, erasure.revisions)
+    _redact(eraser, "report", "body", erasure.redact)
+    _redact(eraser, "judgement", "scores", erasure.redact)
+    tombstones = [
+        (user, seq, kind, name, rows.format_time(at)) for seq, (kind, name) in eraser.erased.items()
+    ]
+    insert_rows(db, TOMBSTONE, ("user", "seq", "kind", "id", "at"), tombstones)
+    _derive_chain(eraser)
+    blobs = sorted(unnamed_blobs(db, [row["digest"] for row in digests]))
+    pending = [*(("blob", digest) for digest in blobs), ("sessions", ""), ("journal", "")]
+    values = [(user, kind, name) for kind, name in pending]
+    insert_rows(db, "pending_deletion", ("user", "kind", "name"), values)
+    kinds = [kind for kind, _ in eraser.erased.values()]
+    return ErasureResult(
         turns=kinds.count("turn"),
         signals=kinds.count("signal"),
         revisions=kinds.count("revision"),
         reports=kinds.count("report"),
-        files=len(loose),
-        emptied=len(removal.emptied),
+        files=len(blobs),
+        redacted=len(erasure.redacted),
         heads=heads,
     )
 
 
-def run_errands(database: Database, blobs: FileBlobs, home: Path, user: str | None = None) -> bool:
-    """Destroys the files that were written down, of one user or of all, and clears the database's journal. Whether nothing is
-    left to do: somebody who reads an older moment of the database keeps its journal from being cleared.
+def _erase_signals(eraser: _RowEraser, signals: frozenset[str]) -> None:
+    ids = json.dumps(sorted(signals))
+    eraser.db.execute(
+        f"delete from vector where user = ? and signal {_IN_LIST}", [eraser.user, ids]
+    )
+    select = "select seq, id from signal"
+    for row in _select_in(eraser.db, select, eraser.user, "supersedes", signals):
+        if row["id"] not in signals:
+            eraser.update("signal", row["seq"], supersedes=None)
+    eraser.delete_where("retraction", "signal", signals)
+    eraser.delete_where("signal", "id", signals)
+
+
+def _erase_turns(eraser: _RowEraser, erasure: Erasure) -> None:
+    eraser.delete_where("turn", "id", erasure.turns)
+    for turn_id, messages in erasure.redacted.items():
+        sql = "select seq, used from turn where user = ? and id = ?"
+        row = fetch_one(eraser.db, sql, eraser.user, turn_id)
+        if row is not None:
+            used = [each for each in rows.from_json(row["used"]) if each not in erasure.signals]
+            eraser.update(
+                "turn",
+                row["seq"],
+                messages=rows.to_json([each.to_list() for each in messages], what="messages"),
+                reply="",
+                used=rows.to_json(used, what="list of signals"),
+            )
+
+
+def _erase_revisions(eraser: _RowEraser, revisions: frozenset[str]) -> None:
+    ids = json.dumps(sorted(revisions))
+    eraser.db.execute(
+        f"delete from provenance where user = ? and revision {_IN_LIST}", [eraser.user, ids]
+    )
+    eraser.delete_where("judgement", "revision", revisions)
+    eraser.delete_where("report", "revision", revisions)
+    eraser.delete_where("revision", "id", revisions)
+
+
+def _erase_moves(eraser: _RowEraser, revisions: frozenset[str]) -> dict[str, str | None]:
+    """Rewrite the moves without these revisions, and return the new head of each layer that loses
+    its head.
     """
-    with database.turn_to_write(), home_faults(home):
-        with database.reading() as db:
-            left = _errands(db, user)
-            loose = unnamed(db, [each["name"] for each in left if each["what"] == "blob"])
-        for each in left:
-            # A build of what is left may have come to the same bytes since.
-            if each["what"] == "blob" and each["name"] in loose:
-                place = blobs.place(each["name"])
-                place.unlink(missing_ok=True)
-                if place.parent.is_dir():
-                    sync_folder(place.parent)
-            elif each["what"] == "sessions":
-                with suppress(FileNotFoundError):
-                    shutil.rmtree(home / "sessions" / each["user"])
-        if not left:
-            return True
-        if not database.clear_journal():
-            return False
-        with database.writing() as db:
-            db.conn.executemany(
-                "delete from errand where number = ?", [(each["number"],) for each in left]
-            )
-    return True
-
-
-def has_errands(database: Database) -> bool:
-    """Whether something that was forgotten is still to be destroyed."""
-    with database.reading() as db:
-        return bool(_errands(db, None, limit=1))
-
-
-def _errands(db: sqlite_utils.Database, user: str | None, limit: int = -1) -> list[Row]:
-    if user is None:
-        return rows(db, "select * from errand order by number limit ?", limit)
-    return rows(db, "select * from errand where user = ? order by number limit ?", user, limit)
-
-
-def _note(db: sqlite_utils.Database, user: str, digests: Iterable[str]) -> None:
-    what = [("blob", digest) for digest in digests] + [("sessions", ""), ("journal", "")]
-    insert_all(db, "errand", ("user", "what", "name"), [(user, kind, name) for kind, name in what])
-
-
-def _digests(db: sqlite_utils.Database, user: str, revisions: Iterable[str]) -> list[str]:
-    found = rows(
-        db,
-        f"select digest from revision where user = ? and id {_AMONG}",
-        user,
-        json.dumps(sorted(revisions)),
-    )
-    return [each["digest"] for each in found]
-
-
-def _signals(hand: _Hand, removal: Removal) -> None:
-    gone = json.dumps(sorted(removal.signals))
-    hand.db.execute(f"delete from vector where user = ? and signal {_AMONG}", [hand.user, gone])
-    heirs = rows(
-        hand.db,
-        f"select seq from signal where user = ?1 and supersedes {_AMONG.replace('?', '?2')}"
-        f" and id not {_AMONG.replace('?', '?2')}",
-        hand.user,
-        gone,
-    )
-    for each in heirs:
-        hand.set("signal", each["seq"], supersedes=None)
-    hand.take("retraction", "signal", removal.signals)
-    hand.take("signal", "id", removal.signals, named=True)
-
-
-def _turns(hand: _Hand, removal: Removal) -> None:
-    hand.take("turn", "id", removal.turns, named=True)
-    for turn_id, kept in removal.emptied.items():
-        found = row(
-            hand.db, "select seq, used from turn where user = ? and id = ?", hand.user, turn_id
-        )
-        if found is not None:
-            used = [
-                signal
-                for signal in hash_chain.from_json(found["used"])
-                if signal not in removal.signals
-            ]
-            messages = hash_chain.as_json([message.plain() for message in kept], what="messages")
-            said = hash_chain.as_json(used, what="list of signals used")
-            hand.set("turn", found["seq"], messages=messages, reply="", used=said)
-
-
-def _revisions(hand: _Hand, removal: Removal) -> None:
-    gone = json.dumps(sorted(removal.revisions))
-    hand.db.execute(
-        f"delete from provenance where user = ? and revision {_AMONG}", [hand.user, gone]
-    )
-    hand.take("judgement", "revision", removal.revisions)
-    hand.take("report", "revision", removal.revisions)
-    hand.take("revision", "id", removal.revisions, named=True)
-
-
-def _moves(hand: _Hand, revisions: frozenset[str]) -> dict[str, str | None]:
-    """The moves as they would have been without these revisions; the head of each layer whose head was one of them."""
-    moved: dict[str, str | None] = {}
-    for move in rows(hand.db, "select * from move where user = ? order by seq", hand.user):
-        now = moved.get(move["layer"])
-        after = now if move["after"] in revisions else move["after"]
-        if after == now:
-            hand.drop("move", move["seq"])
-        elif (now, after) != (move["before"], move["after"]):
-            hand.set("move", move["seq"], before=now, after=after)
-        moved[move["layer"]] = after
+    db, user = eraser.db, eraser.user
+    targets: dict[str, str | None] = {}
+    for move in fetch_all(db, "select * from move where user = ? order by seq", user):
+        before = targets.get(move["layer"])
+        after = before if move["after"] in revisions else move["after"]
+        if after == before:
+            eraser.delete_entry("move", move["seq"])
+        elif (before, after) != (move["before"], move["after"]):
+            eraser.update("move", move["seq"], before=before, after=after)
+        targets[move["layer"]] = after
     heads = {}
-    for layer in rows(hand.db, "select name, head from layer where user = ?", hand.user):
+    for layer in fetch_all(db, "select name, head from layer where user = ?", user):
         if layer["head"] in revisions:
-            heads[layer["name"]] = moved.get(layer["name"])
-            hand.db.execute(
-                "update layer set head = ? where user = ? and name = ?",
-                [heads[layer["name"]], hand.user, layer["name"]],
-            )
+            name = layer["name"]
+            heads[name] = targets.get(name)
+            sql = "update layer set head = ? where user = ? and name = ?"
+            db.execute(sql, [heads[name], user, name])
     return heads
 
 
-def _rewritten(
-    db: sqlite_utils.Database, table: str, column: str, user: str, rewrite: Callable[[Json], Json]
-) -> list[tuple[int, str]]:
-    changed = []
-    for each in rows(
-        db, f"select seq, {column} as text from {table} where user = ? order by seq", user
-    ):
-        text = hash_chain.as_json(rewrite(hash_chain.from_json(each["text"])), what=table)
-        if text != each["text"]:
-            changed.append((each["seq"], text))
-    return changed
-
-
-def _chain_again(
-    db: sqlite_utils.Database, user: str, first: int, gone: dict[int, Kind], changed: Iterable[int]
+def _redact(
+    eraser: _RowEraser, kind: EntryKind, column: str, redact: Callable[[Json], Json]
 ) -> None:
-    """Derives the chain of a user anew from an entry on, and the digests of those that say something else now."""
-    anew = {*gone, *changed}
-    before = row(db, "select chain from entry where user = ? and seq = ?", user, first - 1)
-    chain = before["chain"] if before else hash_chain.BEFORE_THE_FIRST
-    derived = []
-    for entry in rows(
-        db,
-        "select seq, kind, digest from entry where user = ? and seq >= ? order by seq",
-        user,
-        first,
-    ):
+    sql = f"select seq, {column} as body from {kind} where user = ? order by seq"
+    for row in fetch_all(eraser.db, sql, eraser.user):
+        body = rows.to_json(redact(rows.from_json(row["body"])), what=kind)
+        if body != row["body"]:
+            eraser.update(kind, row["seq"], **{column: body})
+
+
+def _derive_chain(eraser: _RowEraser) -> None:
+    """Derive the user's chain from the first affected entry on, with new digests where the content
+    changed.
+    """
+    db, user = eraser.db, eraser.user
+    affected = {*eraser.erased, *eraser.changed}
+    if not affected:
+        return
+    sql = "select chain from entry where user = ? and seq = ?"
+    before = fetch_one(db, sql, user, min(affected) - 1)
+    chain = before["chain"] if before else GENESIS
+    derived: list[tuple[Any, ...]] = []
+    sql = "select seq, kind, digest from entry where user = ? and seq >= ? order by seq"
+    for entry in fetch_all(db, sql, user, min(affected)):
         seq, kind, digest = entry["seq"], entry["kind"], entry["digest"]
-        if seq in anew:
-            table = hash_chain.TOMBSTONE if seq in gone else kind
-            content = row(db, f"select * from {table} where user = ? and seq = ?", user, seq)
-            digest = hash_chain.row_digest(table, content or {})
-        chain = hash_chain.link(chain, seq, kind, digest)
+        if seq in affected:
+            table = TOMBSTONE if seq in eraser.erased else kind
+            sql = f"select * from {table} where user = ? and seq = ?"
+            digest = row_digest(table, fetch_one(db, sql, user, seq) or {})
+        chain = chain_digest(chain, seq, kind, digest)
         derived.append((digest, chain, user, seq))
-    db.conn.executemany(
-        "update entry set digest = ?, chain = ? where user = ? and seq = ?", derived
-    )
+    db.executemany("update entry set digest = ?, chain = ? where user = ? and seq = ?", derived)
     db.execute("update user set chain = ? where id = ?", [chain, user])
+
+
+def _select_in(
+    db: sqlite3.Connection, select: str, user: str, column: str, values: Iterable[str]
+) -> list[Row]:
+    wanted = json.dumps(sorted(values))
+    return fetch_all(db, f"{select} where user = ? and {column} {_IN_LIST}", user, wanted)

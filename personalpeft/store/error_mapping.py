@@ -1,7 +1,7 @@
-"""What SQLite and the operating system complain about, said in our own errors.
+"""Maps errors of SQLite and the operating system to errors of this package.
 
-Invariant: an error of ours passes through unchanged (several of them are also ``OSError``), and a fault that no user can cause stays
-the exception it was, so that it is seen as the bug it is.
+Invariant: an error of this package passes unchanged, although several are also ``OSError``. A fault
+that no user can cause keeps its type, so that it is seen as a bug.
 """
 
 from __future__ import annotations
@@ -9,99 +9,99 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import IntEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from personalpeft.errors import Busy, Damaged, HomeError, PersonalPeftError
-from personalpeft.store.sqlite_version import sqlite3
+
+if TYPE_CHECKING:
+    import sqlite3
+else:
+    # sqlite-utils takes pysqlite3 where it is installed. Errors of one module are not errors of the
+    # other, so the store uses the same one everywhere.
+    try:
+        import pysqlite3 as sqlite3
+    except ImportError:
+        import sqlite3
+
+__all__ = ["map_home_errors", "read_only_error", "sqlite3"]
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_WRITING = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
-class _Code(IntEnum):
-    """SQLite's primary result codes that a home can bring about (the low byte of an extended code)."""
-
-    PERM = 3
-    BUSY = 5
-    LOCKED = 6
-    READONLY = 8
-    IOERR = 10
-    CORRUPT = 11
-    FULL = 13
-    CANTOPEN = 14
-    NOTADB = 26
-
-
 @contextmanager
-def home_faults(home: Path) -> Iterator[None]:
-    """Turns what goes wrong with this home's files into ``HomeError``, ``Busy`` or ``Damaged``."""
+def map_home_errors(home: Path) -> Iterator[None]:
+    """Raise ``HomeError``, ``Busy`` or ``Damaged`` for errors with the files of this home."""
     try:
         yield
     except PersonalPeftError:
         raise
     except sqlite3.Error as error:
-        ours = _from_sqlite(error, home)
-        if ours is None:
+        mapped = _map_sqlite_error(error, home)
+        if mapped is None:
             raise
-        raise ours from error
+        raise mapped from error
     except OSError as error:
-        raise _from_system(error, home) from error
+        raise _map_os_error(error, home) from error
 
 
-def read_only(home: Path) -> HomeError:
-    """The error of every write to a home that was opened for reading."""
+def read_only_error(home: Path) -> HomeError:
+    """Return the error for a write to a home that is open for reading."""
     return HomeError(
         f"The home {home} is read-only.",
         hint="Make the folder and the files in it writable, or choose another home.",
     )
 
 
-def _full(home: Path) -> HomeError:
+def _disk_full_error(home: Path) -> HomeError:
     return HomeError(
         f"The disk under the home {home} is full; nothing was changed.",
         hint="Free some space, or move the home to a larger disk, and try again.",
     )
 
 
-def _from_sqlite(error: sqlite3.Error, home: Path) -> PersonalPeftError | None:
+def _map_sqlite_error(error: sqlite3.Error, home: Path) -> PersonalPeftError | None:
     code = getattr(error, "sqlite_errorcode", None)
     if code is None and "decode" in str(error):
-        code = _Code.CORRUPT  # Bytes that are not UTF-8 in a column of text: the driver's complaint, which has no code.
+        # The driver has no code for a column of text whose bytes are not UTF-8.
+        code = sqlite3.SQLITE_CORRUPT
+    # The low byte of an extended code is the primary code.
     match code & 0xFF if code is not None else None:
-        case _Code.FULL:
-            return _full(home)
-        case _Code.PERM | _Code.READONLY:
-            return read_only(home)
-        case _Code.BUSY | _Code.LOCKED:
+        case sqlite3.SQLITE_FULL:
+            return _disk_full_error(home)
+        case sqlite3.SQLITE_PERM | sqlite3.SQLITE_READONLY:
+            return read_only_error(home)
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return Busy(
-                f"Another program holds the database in {home} locked.",
+                f"The database in {home} is locked by another program.",
                 hint="Close the program that has it open, or try again in a moment.",
             )
-        case _Code.IOERR:
+        case sqlite3.SQLITE_IOERR:
             return HomeError(
-                f"The system refused to read or write the database in {home} ({error}); nothing was changed.",
-                hint="See whether the disk is full or failing, then try again.",
+                f"The database in {home} could not be read or written ({error});"
+                " nothing was changed.",
+                hint="Check whether the disk is full or failing, then try again.",
             )
-        case _Code.CORRUPT | _Code.NOTADB:
+        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
             return Damaged(
                 f"The database in {home} is damaged ({error}).",
-                hint="Run verify to see what is hurt; keep a copy of the folder and restore it from a backup.",
+                hint="Run verify for details; copy the folder and restore it from a backup.",
             )
-        case _Code.CANTOPEN:
+        case sqlite3.SQLITE_CANTOPEN:
             return HomeError(
                 f"The database in {home} cannot be opened.",
-                hint="See whether it is still there and whether this account may read and write the folder.",
+                hint="Check that it exists and that this account may read and write the folder.",
             )
     return None
 
 
-def _from_system(error: OSError, home: Path) -> HomeError:
+def _map_os_error(error: OSError, home: Path) -> HomeError:
     if error.errno in _NO_SPACE:
-        return _full(home)
+        return _disk_full_error(home)
     if error.errno in _NO_WRITING:
-        return read_only(home)
+        return read_only_error(home)
     return HomeError(
         f"The home {home} cannot be used: {error.strerror or error}.",
-        hint="See whether the path is right and its disk is there, or choose another home.",
+        hint="Check the path and its disk, or choose another home.",
     )

@@ -1,145 +1,147 @@
-"""From what somebody typed to the one thing that is meant.
+"""Resolves what a caller typed to one user, layer, turn, signal or revision.
 
-Invariants: an exact id wins over a prefix; a prefix is taken only when one thing bears it; every look-up, and every hint after one that
-failed, touches a bounded number of rows, however many users there are.
+Invariants: an exact id wins over a prefix, and a prefix is accepted only if it is unique. Every
+lookup and every hint reads a bounded number of rows, however many users exist.
 """
 
 from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-import sqlite_utils
-
 from personalpeft.errors import Forgotten, InvalidInput, NotFound, nearest
-from personalpeft.store.database import Row, row, rows
+from personalpeft.store.database import fetch_all, fetch_one
+from personalpeft.store.error_mapping import sqlite3
 
 Table: TypeAlias = Literal["turn", "signal", "revision"]
 
-_SHOWN = 8
-_NEIGHBOURS = 200
+_MAX_SHOWN = 8
+_MAX_NEIGHBOURS = 200
 _AFTER_ASCII = "\x7f"
 
 
-def known_user(db: sqlite_utils.Database, user: str) -> str:
-    """The user's id. Raises ``NotFound`` naming the nearest."""
-    if user.isascii() and row(db, "select id from user where id = ?", user):
+def resolve_user(db: sqlite3.Connection, user: str) -> str:
+    """Return the user's id. Raises ``NotFound`` with the nearest in the hint."""
+    if user.isascii() and fetch_one(db, "select id from user where id = ?", user):
         return user
-    near = rows(
+    near = _ids(
         db,
         "select id from (select id from user where id >= ?1 order by id limit ?2)"
         " union select id from (select id from user where id < ?1 order by id desc limit ?2)",
-        _ascii(user),
-        _NEIGHBOURS,
+        _to_ascii(user),
+        _MAX_NEIGHBOURS,
     )
-    raise NotFound(
-        f"There is no user {user!a}.",
-        hint=nearest(user, [found["id"] for found in near], what="user"),
-    )
+    raise NotFound(f"There is no user {user!a}.", hint=nearest(user, near, what="user"))
 
 
-def known_layer(db: sqlite_utils.Database, user: str, layer: str) -> str:
-    """The layer's name. Raises ``NotFound`` naming the nearest of this user's layers."""
-    known_user(db, user)
+def resolve_layer(db: sqlite3.Connection, user: str, layer: str) -> str:
+    """Return the layer's name. Raises ``NotFound`` with the nearest of this user's layers."""
+    resolve_user(db, user)
     _check_text(layer, "layer")
-    names = [found["name"] for found in rows(db, "select name from layer where user = ?", user)]
+    names = _ids(db, "select name as id from layer where user = ?", user)
     if layer in names:
         return layer
     raise NotFound(f"{user} has no layer {layer!a}.", hint=nearest(layer, names, what="layer"))
 
 
-def known_id(
-    db: sqlite_utils.Database, table: Table, user: str, wanted: str, *, layer: str | None = None
+def resolve_id(
+    db: sqlite3.Connection, table: Table, user: str, prefix: str, *, layer: str | None = None
 ) -> str:
-    """The full id of a turn, signal or revision of this user, from the id or an unambiguous prefix; of a revision also from a prefix of
-    its digest. ``layer`` narrows revisions to one layer.
+    """Return the full id of a turn, signal or revision of a user.
 
-    Raises ``NotFound`` naming the nearest, ``Forgotten`` for what was forgotten, ``InvalidInput`` listing the candidates of an
-    ambiguous prefix.
+    Args:
+        db: A connection in a transaction.
+        table: What to look for.
+        user: The owner.
+        prefix: The id or a unique prefix of it; for a revision also a prefix of its digest.
+        layer: Considers only revisions of this layer.
+
+    Raises:
+        NotFound: No id fits; the hint names the nearest.
+        Forgotten: It was erased.
+        InvalidInput: Several ids fit; the message lists them.
     """
-    known_user(db, user)
-    _check_text(wanted, f"id of a {table}")
-    found = _candidates(db, table, user, wanted, layer) if wanted and wanted.isascii() else []
-    if wanted in found:
-        return wanted
-    if len(found) == 1:
-        return found[0]
-    if found:
-        shown = ", ".join(found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
+    resolve_user(db, user)
+    _check_text(prefix, f"id of a {table}")
+    ids = _candidates(db, table, user, prefix, layer) if prefix and prefix.isascii() else []
+    if prefix in ids:
+        return prefix
+    if len(ids) == 1:
+        return ids[0]
+    if ids:
+        shown = ", ".join(ids[:_MAX_SHOWN]) + (", …" if len(ids) > _MAX_SHOWN else "")
         raise InvalidInput(
-            f"{wanted!r} could be more than one {table}: {shown}.", hint="Give more of the id."
+            f"{prefix!r} fits more than one {table}: {shown}.", hint="Give more of the id."
         )
-    if (stone := _tombstone(db, table, user, wanted)) is not None:
-        raise Forgotten(
-            f"{stone['id']} was forgotten on {stone['at'][:10]}.",
-            hint="Nothing of it is left in this home; a backup from before may still hold it.",
-        )
-    of = f"{user}'s layer {layer}" if layer else user
+    _check_tombstones(db, table, user, prefix)
+    owner = f"{user}'s layer {layer}" if layer else user
     raise NotFound(
-        f"{of} has no {table} {wanted[:80]!a}.",
-        hint=nearest(wanted, _near(db, table, user, wanted, layer), what=table),
+        f"{owner} has no {table} {prefix[:80]!a}.",
+        hint=nearest(prefix, _neighbours(db, table, user, prefix, layer), what=table),
     )
+
+
+def has_tombstones(db: sqlite3.Connection) -> bool:
+    """Return whether the schema has tombstones; one of an earlier version may have none."""
+    return fetch_one(db, "select 1 from sqlite_master where name = 'tombstone'") is not None
 
 
 def _candidates(
-    db: sqlite_utils.Database, table: Table, user: str, wanted: str, layer: str | None
+    db: sqlite3.Connection, table: Table, user: str, prefix: str, layer: str | None
 ) -> list[str]:
-    narrowed = " and layer = ?4" if layer else ""
-    more = [layer] if layer else []
-    by_id = f"select id from {table} where user = ?1 and id >= ?2 and id < ?3{narrowed}"
-    by_digest = f"select id from {table} where user = ?1 and digest >= ?2 and digest < ?3{narrowed}"
+    layer_filter = " and layer = ?4" if layer else ""
+    parameters = [user, prefix, prefix + _AFTER_ASCII, *([layer] if layer else [])]
+    by_id = f"select id from {table} where user = ?1 and id >= ?2 and id < ?3{layer_filter}"
+    by_digest = by_id.replace("id >=", "digest >=").replace("id <", "digest <")
     sql = f"{by_id} union {by_digest}" if table == "revision" else by_id
-    # Ids sort, so the exact one comes first among all that it is a prefix of, and the limit cannot hide it.
-    found = rows(
-        db, f"{sql} order by id limit {_SHOWN + 1}", user, wanted, wanted + _AFTER_ASCII, *more
-    )
-    return [each["id"] for each in found]
+    # Ids sort, so the exact one is first among those that it is a prefix of, within the limit.
+    return _ids(db, f"{sql} order by id limit {_MAX_SHOWN + 1}", *parameters)
 
 
-def _tombstone(db: sqlite_utils.Database, table: Table, user: str, wanted: str) -> Row | None:
-    # A home of a former version that is read as it is has forgotten nothing.
-    if not (wanted and wanted.isascii() and has_tombstones(db)):
-        return None
-    found = rows(
+def _check_tombstones(db: sqlite3.Connection, table: Table, user: str, prefix: str) -> None:
+    """Raise ``Forgotten`` if the prefix fits one erased id."""
+    if not (prefix and prefix.isascii() and has_tombstones(db)):
+        return
+    tombstones = fetch_all(
         db,
-        "select id, at from tombstone where user = ? and id >= ? and id < ? and kind = ? order by id limit 2",
+        "select id, at from tombstone where user = ? and id >= ? and id < ? and kind = ?"
+        " order by id limit 2",
         user,
-        wanted,
-        wanted + _AFTER_ASCII,
+        prefix,
+        prefix + _AFTER_ASCII,
         table,
     )
-    return (
-        found[0]
-        if len({each["id"] for each in found}) == 1 or (found and found[0]["id"] == wanted)
-        else None
-    )
+    ids = {tombstone["id"] for tombstone in tombstones}
+    if len(ids) == 1 or prefix in ids:
+        raise Forgotten(
+            f"{tombstones[0]['id']} was forgotten on {tombstones[0]['at'][:10]}.",
+            hint="This home holds nothing of it; an earlier backup may.",
+        )
 
 
-def has_tombstones(db: sqlite_utils.Database) -> bool:
-    """Whether the schema knows them already."""
-    return row(db, "select 1 from sqlite_master where name = 'tombstone'") is not None
-
-
-def _near(
-    db: sqlite_utils.Database, table: Table, user: str, wanted: str, layer: str | None
+def _neighbours(
+    db: sqlite3.Connection, table: Table, user: str, prefix: str, layer: str | None
 ) -> list[str]:
-    narrowed = " and layer = ?4" if layer else ""
-    more = [layer] if layer else []
-    found = rows(
+    layer_filter = " and layer = ?4" if layer else ""
+    select = f"select id from {table} where user = ?1 and id"
+    return _ids(
         db,
-        f"select id from (select id from {table} where user = ?1 and id >= ?2{narrowed} order by id limit ?3)"
-        f" union select id from (select id from {table} where user = ?1 and id < ?2{narrowed} order by id desc limit ?3)",
+        f"select id from ({select} >= ?2{layer_filter} order by id limit ?3)"
+        f" union select id from ({select} < ?2{layer_filter} order by id desc limit ?3)",
         user,
-        _ascii(wanted),
-        _NEIGHBOURS,
-        *more,
+        _to_ascii(prefix),
+        _MAX_NEIGHBOURS,
+        *([layer] if layer else []),
     )
-    return [each["id"] for each in found]
 
 
-def _ascii(text: str) -> str:
+def _ids(db: sqlite3.Connection, sql: str, *parameters: object) -> list[str]:
+    return [row["id"] for row in fetch_all(db, sql, *parameters)]
+
+
+def _to_ascii(text: str) -> str:
     return text.encode("ascii", "replace").decode()
 
 
 def _check_text(value: object, what: str) -> None:
     if not isinstance(value, str):
-        raise InvalidInput(f"{value!a:.80} is no {what}.", hint="Give a string.")
+        raise InvalidInput(f"The {what} must be a string, got {value!a:.80}.")

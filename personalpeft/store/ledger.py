@@ -1,10 +1,14 @@
-"""What was said: turns, signals, and retractions of signals.
+"""The ledger: turns, signals, and retractions of signals.
 
-Invariants: rows are only added. A signal is superseded by at most one other, of its own kind, and where the kind speaks about a turn, on
-the same turn. What one source says of one turn in one kind is a line whose newest is the one that counts; only comments add up, since
-two rules can both hold. Nobody supersedes another's word unless by name: what an app saw is no reason to drop what a person said. What was
-superseded or retracted stays off: taking back the newer opinion does not bring back the older one, which its author had given up too.
-A reply that was begun before its user forgot something is refused afterwards: it may repeat that, and no later forgetting looks for it.
+Invariants:
+
+- Rows are only added. A signal is superseded by at most one other of its own kind, and on the same
+  turn if the kind is about a turn.
+- Of one turn, source and kind only the newest signal is current. Comments add up, since two rules
+  can both hold. A signal supersedes another source's only by name.
+- A superseded or retracted signal stays disabled, also when its successor is retracted.
+- A reply that began before its user erased something is rejected: it may repeat that, and no later
+  erasure would find it.
 """
 
 from __future__ import annotations
@@ -12,13 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
-import sqlite_utils
-
 from personalpeft.errors import Forgotten, InvalidInput
 from personalpeft.ids import new_id
-from personalpeft.store import hash_chain
-from personalpeft.store.database import Database, Row, row, rows
-from personalpeft.store.id_lookup import known_id, known_user
+from personalpeft.store import hash_chain, rows
+from personalpeft.store.database import Database, fetch_all, fetch_one
+from personalpeft.store.error_mapping import sqlite3
+from personalpeft.store.id_lookup import resolve_id, resolve_user
 from personalpeft.types import (
     FinishReason,
     Json,
@@ -27,7 +30,6 @@ from personalpeft.types import (
     Signal,
     SignalKind,
     Stack,
-    StackEntry,
     Turn,
     Usage,
 )
@@ -41,16 +43,25 @@ _ABOUT_A_TURN = frozenset(
         SignalKind.REWARD,
     }
 )
-_LATER_COUNTS = _ABOUT_A_TURN - {SignalKind.COMMENT}
+_NEWEST_COUNTS = _ABOUT_A_TURN - {SignalKind.COMMENT}
 
-# Its first part is in the words of the index turn_looked_up, without which it would walk over all turns of the user.
-_USING = " and used <> '[]' and exists (select 1 from json_each(used) where value in (select value from json_each(?)))"
-
+# The first part is worded as in the index turn_looked_up, without which SQLite would read all
+# turns.
+_USING = (
+    " and used <> '[]' and exists"
+    " (select 1 from json_each(used) where value in (select value from json_each(?)))"
+)
 _OLDER = " and seq < (select seq from turn where user = ? and id = ?)"
+_NOT_SUPERSEDED = (
+    " and not exists (select 1 from signal n where n.user = s.user and n.supersedes = s.id)"
+)
+_NOT_RETRACTED = (
+    " and not exists (select 1 from retraction r where r.user = s.user and r.signal = s.id)"
+)
 
 
-class SqliteLedger:
-    """The ``Ledger`` of a home."""
+class Ledger:
+    """The ledger of all users. Lookups accept a unique prefix of an id and raise ``NotFound``."""
 
     def __init__(
         self, database: Database, *, now: Callable[[], datetime], entropy: Callable[[int], bytes]
@@ -70,56 +81,61 @@ class SqliteLedger:
         usage: Usage,
         finish_reason: FinishReason,
         used: Sequence[str] = (),
-        removed: int | None = None,
+        tombstones: int | None = None,
     ) -> Turn:
-        """Appends one turn, and makes the user on first use. ``removed`` is what ``count_removed`` returned when the reply was begun.
-        Raises ``InvalidId`` and ``InvalidInput``, and ``Forgotten`` where the user has forgotten something since."""
-        content = {
-            "messages": hash_chain.as_json(
-                [message.plain() for message in messages], what="messages"
-            ),
-            "reply": reply,
-            "stack": hash_chain.as_json(
-                {
-                    "base": stack.base,
-                    "entries": [[e.layer, e.revision, e.digest, e.weight] for e in stack.entries],
-                },
-                what="stack",
-            ),
-            "sampling": hash_chain.as_json(
-                {
-                    "temperature": sampling.temperature,
-                    "top_p": sampling.top_p,
-                    "max_tokens": sampling.max_tokens,
-                    "seed": sampling.seed,
-                    "stop": list(sampling.stop),
-                },
-                what="sampling",
-            ),
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "finish_reason": finish_reason,
-            "used": hash_chain.as_json(list(used), what="list of signals used"),
-        }
-        with self._database.writing() as db:
-            at = self._now()
-            hash_chain.ensure_users(db, [user], at)
-            _check_removed(db, user, removed)
-            turn_id = new_id("t", at, self._entropy)
-            hash_chain.append(
-                db, user, "turn", {"id": turn_id, "at": hash_chain.as_text(at), **content}
-            )
-            return _turn(db, user, turn_id)
+        """Append one turn and create the user if needed.
 
-    def count_removed(self, user: str) -> int:
-        """Return how many entries of a user were forgotten. Read it before anything of the user is read for a reply."""
-        with self._database.reading() as db:
-            return _count_removed(db, user)
+        Args:
+            user: The user's id.
+            messages: The conversation, as the app sent it.
+            reply: The text of the reply.
+            stack: What produced the reply.
+            sampling: How its tokens were sampled.
+            usage: Tokens read and written.
+            finish_reason: Why the reply ended.
+            used: The signals (rules, facts) in its prompt.
+            tombstones: What ``count_tombstones`` returned when the reply began.
+
+        Raises:
+            InvalidId: The user id is invalid.
+            InvalidInput: A value is not valid JSON or Unicode.
+            Forgotten: The user has erased something since the reply began.
+        """
+        with self._database.write_transaction() as db:
+            at = self._now()
+            hash_chain.create_users(db, [user], at)
+            _check_tombstones(db, user, tombstones)
+            turn = Turn(
+                id=new_id("t", at, self._entropy),
+                user=user,
+                at=at,
+                messages=tuple(messages),
+                reply=reply,
+                stack=stack,
+                sampling=sampling,
+                usage=usage,
+                finish_reason=finish_reason,
+                used=tuple(used),
+            )
+            row = rows.encode_turn(turn)
+            hash_chain.append_entry(db, user, "turn", row)
+            # From the row, so that it equals what a later read returns.
+            return rows.decode_turn({**row, "user": user})
+
+    def count_tombstones(self, user: str) -> int:
+        """Return how many entries of a user were erased; 0 for an unknown user.
+
+        Call it before reading anything of the user for a reply.
+        """
+        with self._database.read_transaction() as db:
+            return _count_tombstones(db, user)
 
     def turn(self, user: str, turn_id: str) -> Turn:
-        """One turn. Raises ``NotFound``, and ``InvalidInput`` for an ambiguous prefix."""
-        with self._database.reading() as db:
-            return _turn(db, user, known_id(db, "turn", user, turn_id))
+        """Return one turn. Raises ``NotFound``, ``InvalidInput`` for an ambiguous prefix."""
+        with self._database.read_transaction() as db:
+            wanted = resolve_id(db, "turn", user, turn_id)
+            (row,) = fetch_all(db, "select * from turn where user = ? and id = ?", user, wanted)
+        return rows.decode_turn(row)
 
     def turns(
         self,
@@ -129,30 +145,34 @@ class SqliteLedger:
         using: Collection[str] | None = None,
         before: str | None = None,
     ) -> tuple[Turn, ...]:
-        """Newest first; with ``using`` only those in whose prompt one of these signals was, with ``before`` only those that are older
-        than this turn. Raises as ``turn`` for that.
+        """Return turns, newest first.
+
+        Args:
+            user: The user's id.
+            limit: At most this many; None for all.
+            using: Only turns with one of these signals in their prompt.
+            before: Only turns older than this one.
+
+        Raises:
+            NotFound: The user or the turn ``before`` does not exist.
+            InvalidInput: The limit is negative.
         """
         if limit is not None and limit < 0:
             raise InvalidInput(
-                f"The limit {limit} is negative.", hint="Give 0 or more, or none for all."
+                f"The limit must be 0 or more, got {limit}.", hint="Leave it out for all."
             )
-        with self._database.reading() as db:
-            known_user(db, user)
-            older = [] if before is None else [user, known_id(db, "turn", user, before)]
-            found = rows(
-                db,
-                f"select * from turn where user = ?{'' if using is None else _USING}{_OLDER if older else ''}"
-                " order by seq desc limit ?",
-                user,
-                *(
-                    []
-                    if using is None
-                    else [hash_chain.as_json(sorted(using), what="list of signals used")]
-                ),
-                *older,
-                -1 if limit is None else limit,
-            )
-        return tuple(turn_from(each) for each in found)
+        sql, parameters = "select * from turn where user = ?", [user]
+        if using is not None:
+            sql += _USING
+            parameters.append(rows.to_json(sorted(using), what="list of signals"))
+        with self._database.read_transaction() as db:
+            resolve_user(db, user)
+            if before is not None:
+                sql += _OLDER
+                parameters += [user, resolve_id(db, "turn", user, before)]
+            sql += " order by seq desc limit ?"
+            found = fetch_all(db, sql, *parameters, -1 if limit is None else limit)
+        return tuple(map(rows.decode_turn, found))
 
     def add_signal(
         self,
@@ -163,42 +183,46 @@ class SqliteLedger:
         turn: str | None = None,
         source: str = "person",
         supersedes: str | None = None,
-        removed: int | None = None,
+        tombstones: int | None = None,
     ) -> Signal:
-        """Appends one signal, and makes the user on first use. Raises ``InvalidId``, ``InvalidInput``, ``NotFound`` for a turn or
-        superseded signal that this user does not have, and ``Forgotten`` as ``add_turn``."""
-        text = hash_chain.as_json(payload, what="payload")
-        with self._database.writing() as db:
+        """Append one signal and create the user if needed.
+
+        Args:
+            user: The user's id.
+            kind: What kind of feedback it is.
+            payload: Its content; see ``Signal``.
+            turn: The turn that it is about.
+            source: Who gave it.
+            supersedes: The signal that it replaces. By default the current one of the same turn,
+                kind and source, except for comments.
+            tombstones: As for ``add_turn``.
+
+        Raises:
+            InvalidId: The user id is invalid.
+            InvalidInput: The payload is not valid JSON, or the signal cannot be superseded.
+            NotFound: The user does not have the turn or the superseded signal.
+            Forgotten: As ``add_turn``.
+        """
+        with self._database.write_transaction() as db:
             at = self._now()
-            hash_chain.ensure_users(db, [user], at)
-            _check_removed(db, user, removed)
+            hash_chain.create_users(db, [user], at)
+            _check_tombstones(db, user, tombstones)
             if turn is not None:
-                turn = known_id(db, "turn", user, turn)
+                turn = resolve_id(db, "turn", user, turn)
             if supersedes is not None:
-                supersedes = _supersedable(db, user, kind, turn, supersedes)
-            elif kind in _LATER_COUNTS and turn is not None:
-                supersedes = _newest_on_turn(db, user, kind, turn, source)
+                supersedes = _check_supersedes(db, user, kind, turn, supersedes)
+            elif kind in _NEWEST_COUNTS and turn is not None:
+                supersedes = _current_on_turn(db, user, kind, turn, source)
             signal_id = new_id("s", at, self._entropy)
-            hash_chain.append(
-                db,
-                user,
-                "signal",
-                {
-                    "id": signal_id,
-                    "kind": str(kind),
-                    "at": hash_chain.as_text(at),
-                    "payload": text,
-                    "turn": turn,
-                    "source": source,
-                    "supersedes": supersedes,
-                },
-            )
-            return _signal(db, user, signal_id)
+            signal = Signal(signal_id, user, kind, at, payload, turn, source, supersedes)
+            row = rows.encode_signal(signal)
+            hash_chain.append_entry(db, user, "signal", row)
+            return rows.decode_signal({**row, "user": user})
 
     def signal(self, user: str, signal_id: str) -> Signal:
-        """One signal. Raises ``NotFound``, and ``InvalidInput`` for an ambiguous prefix."""
-        with self._database.reading() as db:
-            return _signal(db, user, known_id(db, "signal", user, signal_id))
+        """Return one signal. Raises ``NotFound``, ``InvalidInput`` for an ambiguous prefix."""
+        with self._database.read_transaction() as db:
+            return _read_signal(db, user, signal_id)
 
     def signals(
         self,
@@ -208,60 +232,64 @@ class SqliteLedger:
         turn: str | None = None,
         current: bool = True,
     ) -> tuple[Signal, ...]:
-        """Oldest first; of one ``turn`` where that is given. ``current`` leaves out what was superseded or retracted."""
-        wanted = list(SignalKind) if kinds is None else list(kinds)
+        """Return signals, oldest first.
+
+        Args:
+            user: The user's id.
+            kinds: Only these kinds.
+            turn: Only those about this turn.
+            current: Leave out superseded and retracted signals.
+
+        Raises:
+            NotFound: The user does not exist.
+        """
+        wanted = [str(kind) for kind in (SignalKind if kinds is None else kinds)]
         marks = ", ".join("?" * len(wanted))
         sql = f"select * from signal s where s.user = ? and s.kind in ({marks})"
         if current:
-            sql += (
-                " and not exists (select 1 from signal n where n.user = s.user and n.supersedes = s.id)"
-                " and not exists (select 1 from retraction r where r.user = s.user and r.signal = s.id)"
-            )
-        of = [] if turn is None else [turn]
-        if of:
+            sql += _NOT_SUPERSEDED + _NOT_RETRACTED
+        parameters = [user, *wanted]
+        if turn is not None:
             sql += " and s.turn = ?"
-        with self._database.reading() as db:
-            known_user(db, user)
-            found = rows(db, sql + " order by s.seq", user, *[str(kind) for kind in wanted], *of)
-        return tuple(signal_from(each) for each in found)
+            parameters.append(turn)
+        with self._database.read_transaction() as db:
+            resolve_user(db, user)
+            found = fetch_all(db, sql + " order by s.seq", *parameters)
+        return tuple(map(rows.decode_signal, found))
 
     def retract(self, user: str, *signals: str) -> None:
-        """Switches signals off from now on, all or none. Retracting twice is fine and recorded once. Raises ``NotFound``."""
-        with self._database.writing() as db:
+        """Disable signals, all or none.
+
+        A second retraction records nothing. Raises ``NotFound``.
+        """
+        with self._database.write_transaction() as db:
             for each in signals:
-                signal = known_id(db, "signal", user, each)
-                if (
-                    row(
-                        db, "select seq from retraction where user = ? and signal = ?", user, signal
-                    )
-                    is None
-                ):
-                    hash_chain.append(
-                        db,
-                        user,
-                        "retraction",
-                        {"signal": signal, "at": hash_chain.as_text(self._now())},
-                    )
+                signal = resolve_id(db, "signal", user, each)
+                sql = "select seq from retraction where user = ? and signal = ?"
+                if fetch_one(db, sql, user, signal) is None:
+                    row = rows.encode("retraction", {"signal": signal, "at": self._now()})
+                    hash_chain.append_entry(db, user, "retraction", row)
 
 
-def _count_removed(db: sqlite_utils.Database, user: str) -> int:
-    (counted,) = rows(db, "select count(*) as removed from tombstone where user = ?", user)
-    return int(counted["removed"])
+def _count_tombstones(db: sqlite3.Connection, user: str) -> int:
+    (counted,) = fetch_all(db, "select count(*) as count from tombstone where user = ?", user)
+    return int(counted["count"])
 
 
-def _check_removed(db: sqlite_utils.Database, user: str, removed: int | None) -> None:
-    """Raise ``Forgotten`` where more of a user's entries are forgotten than there were then."""
-    if removed is not None and _count_removed(db, user) != removed:
+def _check_tombstones(db: sqlite3.Connection, user: str, expected: int | None) -> None:
+    """Raise ``Forgotten`` if the user has erased something since the count was taken."""
+    if expected is not None and _count_tombstones(db, user) != expected:
         raise Forgotten(
-            "Something was forgotten while this reply was being written, so the reply is not kept.",
+            "Something was forgotten while this reply was generated, so the reply is not kept.",
             hint="Ask again.",
         )
 
 
-def _supersedable(
-    db: sqlite_utils.Database, user: str, kind: SignalKind, turn: str | None, wanted: str
+def _check_supersedes(
+    db: sqlite3.Connection, user: str, kind: SignalKind, turn: str | None, signal_id: str
 ) -> str:
-    older = _signal(db, user, known_id(db, "signal", user, wanted))
+    """Return the full id of a signal that a new one may supersede."""
+    older = _read_signal(db, user, signal_id)
     if older.kind != kind:
         raise InvalidInput(
             f"A {kind} cannot supersede {older.id}, which is a {older.kind}.",
@@ -272,23 +300,23 @@ def _supersedable(
             f"{older.id} is about {older.turn or 'no turn'}, not about {turn or 'no turn'}.",
             hint="Supersede a signal with one on the same turn.",
         )
-    newer = row(db, "select id from signal where user = ? and supersedes = ?", user, older.id)
-    if newer is not None:
+    sql = "select id from signal where user = ? and supersedes = ?"
+    if (newer := fetch_one(db, sql, user, older.id)) is not None:
         raise InvalidInput(
             f"{older.id} is superseded already.", hint=f"Supersede {newer['id']} instead."
         )
     return older.id
 
 
-def _newest_on_turn(
-    db: sqlite_utils.Database, user: str, kind: SignalKind, turn: str, source: str
+def _current_on_turn(
+    db: sqlite3.Connection, user: str, kind: SignalKind, turn: str, source: str
 ) -> str | None:
-    # In older homes one source's word may have superseded another's, so the newest of a source may be off already.
-    newest = row(
+    # In homes of an earlier version one source may have superseded another, so a source's newest
+    # may be disabled.
+    newest = fetch_one(
         db,
         "select s.id from signal s where s.user = ? and s.turn = ? and s.kind = ? and s.source = ?"
-        " and not exists (select 1 from signal n where n.user = s.user and n.supersedes = s.id)"
-        " order by s.seq desc limit 1",
+        f"{_NOT_SUPERSEDED} order by s.seq desc limit 1",
         user,
         turn,
         str(kind),
@@ -297,43 +325,7 @@ def _newest_on_turn(
     return newest["id"] if newest else None
 
 
-def _turn(db: sqlite_utils.Database, user: str, turn_id: str) -> Turn:
-    (found,) = rows(db, "select * from turn where user = ? and id = ?", user, turn_id)
-    return turn_from(found)
-
-
-def _signal(db: sqlite_utils.Database, user: str, signal_id: str) -> Signal:
-    (found,) = rows(db, "select * from signal where user = ? and id = ?", user, signal_id)
-    return signal_from(found)
-
-
-def turn_from(found: Row) -> Turn:
-    """A turn from its row."""
-    stack = hash_chain.from_json(found["stack"])
-    sampling = hash_chain.from_json(found["sampling"])
-    return Turn(
-        id=found["id"],
-        user=found["user"],
-        at=hash_chain.as_moment(found["at"]),
-        messages=tuple(map(Message.of_plain, hash_chain.from_json(found["messages"]))),
-        reply=found["reply"],
-        stack=Stack(stack["base"], tuple(StackEntry(*entry) for entry in stack["entries"])),
-        sampling=Sampling(**{**sampling, "stop": tuple(sampling["stop"])}),
-        usage=Usage(found["prompt_tokens"], found["completion_tokens"]),
-        finish_reason=found["finish_reason"],
-        used=tuple(hash_chain.from_json(found["used"])),
-    )
-
-
-def signal_from(found: Row) -> Signal:
-    """A signal from its row."""
-    return Signal(
-        id=found["id"],
-        user=found["user"],
-        kind=SignalKind(found["kind"]),
-        at=hash_chain.as_moment(found["at"]),
-        payload=hash_chain.from_json(found["payload"]),
-        turn=found["turn"],
-        source=found["source"],
-        supersedes=found["supersedes"],
-    )
+def _read_signal(db: sqlite3.Connection, user: str, signal_id: str) -> Signal:
+    wanted = resolve_id(db, "signal", user, signal_id)
+    (row,) = fetch_all(db, "select * from signal where user = ? and id = ?", user, wanted)
+    return rows.decode_signal(row)

@@ -1,7 +1,8 @@
-"""Who may act: the writer's lock of a home, and leases on names.
+"""The write lock of a home, and leases on names.
 
-Invariants: the operating system keeps the lock (``flock`` on an open file), so it ends with its holder, however that dies; the file
-beside it only says who the holder is and what it does, and is believed only while the very process that it names is alive.
+Invariants: the operating system keeps a lock (``flock`` on an open file), so it ends with its
+holder, however that dies. The file beside it only names the holder and its status. It is believed
+only while that very process is alive.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from personalpeft.errors import Busy, HomeError, InvalidInput
-from personalpeft.store.error_mapping import home_faults
+from personalpeft.store.error_mapping import map_home_errors, read_only_error
 
 _LEASE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 _SUBCOMMAND = re.compile(r"[a-z][a-z-]{0,23}")
@@ -29,36 +30,42 @@ _HOLDER_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """Who holds a lock: process, the name it was started under, since when (ISO 8601, UTC), and what it last said that it
-    does.
+class LockHolder:
+    """The process that holds a lock: its id, its command, since when (ISO 8601, UTC), and its last
+    status text.
     """
 
     pid: int
     command: str
     since: str
-    doing: str = ""
+    status: str = ""
 
     def __str__(self) -> str:
         return f"process {self.pid} ({self.command}, since {self.since})"
 
 
 class Lock:
-    """One lock file, with its holder's name beside it. A thread that holds it may take it again; no other thread may."""
+    """A lock file with its holder's name beside it.
+
+    The thread that holds it may take it again; no other thread may.
+    """
 
     def __init__(self, path: Path, *, home: Path, what: str, now: Callable[[], datetime]) -> None:
         self._home = home
-        self._beside = path.with_suffix(".holder")
+        self._holder_path = path.with_suffix(".holder")
         self._what = what
         self._now = now
         self._file_lock = FileLock(path, poll_interval=_POLL_SECONDS)
         self._pid = os.getpid()
-        self._born = _born(self._pid)
+        self._start_ticks = _start_ticks(self._pid)
         self._since = ""
 
     @contextmanager
-    def held(self, patience: float) -> Iterator[None]:
-        """Holds the lock for the block. Raises ``Busy``, naming the holder, when ``patience`` seconds were not enough."""
+    def acquire(self, timeout: float) -> Iterator[None]:
+        """Hold the lock for the block.
+
+        Raises ``Busy``, which names the holder, after ``timeout`` seconds.
+        """
         if self._file_lock.is_locked and self._pid == os.getpid():
             yield
             return
@@ -66,42 +73,49 @@ class Lock:
             raise HomeError(
                 f"The home {self._home} is not open in this process.", hint="Open it again."
             )
-        with home_faults(self._home):
+        with map_home_errors(self._home):
             try:
-                self._file_lock.acquire(timeout=patience)
+                self._file_lock.acquire(timeout=timeout)
             except Timeout:
-                raise self._busy() from None
+                raise self._busy_error() from None
         try:
-            with home_faults(self._home):
+            with map_home_errors(self._home):
                 self._since = self._now().isoformat(timespec="seconds")
-                self.say("")
+                self.set_status("")
             yield
         finally:
             try:
-                with home_faults(self._home):
-                    self._unsign()
+                with map_home_errors(self._home):
+                    self._write_holder("")
             finally:
                 self._file_lock.release()
 
-    def say(self, doing: str) -> None:
-        """Signs it, with what its holder does; only whoever holds it may. Raises ``OSError``."""
-        holder = {"pid": self._pid, "born": self._born, "command": _command(), "since": self._since}
-        self._write_beside(json.dumps({**holder, "doing": doing}, ensure_ascii=False))
+    def set_status(self, status: str) -> None:
+        """Write the holder's name and status beside the lock.
 
-    def _unsign(self) -> None:
-        self._write_beside("")
+        Only its holder may call it. Raises ``OSError``.
+        """
+        # The keys are read by processes of other versions.
+        holder = {
+            "pid": self._pid,
+            "born": self._start_ticks,
+            "command": _command(),
+            "since": self._since,
+            "doing": status,
+        }
+        self._write_holder(json.dumps(holder, ensure_ascii=False))
 
-    def _write_beside(self, text: str) -> None:
-        # Always the same length and over what was there: some file systems flush a file that is truncated and written again, which
-        # would cost each write as much as its own commit does.
-        handle = os.open(self._beside, os.O_WRONLY | os.O_CREAT, 0o600)
+    def _write_holder(self, text: str) -> None:
+        # Always the same length, over the old content: some file systems flush a file that is
+        # truncated and written again, which would make each write as slow as its commit.
+        handle = os.open(self._holder_path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             os.write(handle, text.encode(errors="replace").ljust(_HOLDER_BYTES))
         finally:
             os.close(handle)
 
-    def _busy(self) -> Busy:
-        holder = _read_holder(self._beside)
+    def _busy_error(self) -> Busy:
+        holder = _read_holder(self._holder_path)
         by = f"by {holder}" if holder else "by another process"
         return Busy(
             f"{self._what} is held {by}.",
@@ -110,78 +124,92 @@ class Lock:
 
 
 class Leases:
-    """Names that one process or thread at a time may hold (``learn-ada``)."""
+    """Names that one process or thread at a time may hold, such as ``learn-ada``. Thread-safe."""
 
-    def __init__(self, home: Path, *, now: Callable[[], datetime]) -> None:
+    def __init__(self, home: Path, *, now: Callable[[], datetime], read_only: bool) -> None:
         self._home = home
         self._now = now
-        self._turn = threading.Lock()
+        self._read_only = read_only
+        self._mutex = threading.Lock()
         self._held: dict[str, Lock] = {}
 
     @contextmanager
-    def lease(self, name: str) -> Iterator[None]:
-        """Holds the name for the block, without waiting. Raises ``Busy`` naming the holder, ``InvalidInput`` for a name that cannot be."""
+    def acquire(self, name: str) -> Iterator[None]:
+        """Hold a name for the block against all other processes and threads, without waiting.
+
+        The system frees it when the holder dies.
+
+        Raises:
+            Busy: It is held; the message names the holder.
+            HomeError: The home is read-only.
+            InvalidInput: The name is invalid.
+        """
+        if self._read_only:
+            raise read_only_error(self._home)
         if _LEASE_NAME.fullmatch(name) is None:
             raise InvalidInput(
-                f"{ascii(name)[:80]} cannot be the name of a lease.",
-                hint="Use 1 to 128 of a-z, 0-9, '.', '_' and '-', starting with a letter or digit.",
+                f"A lease name must be 1 to 128 of a-z, 0-9, '.', '_', '-', got {name!a:.80}.",
+                hint="Start it with a letter or digit.",
             )
         folder = self._home / "locks"
-        with home_faults(self._home):
+        with map_home_errors(self._home):
             folder.mkdir(mode=0o700, exist_ok=True)
-        # A lock object of its own each time: a second lease in the same thread must be refused, not nested.
+        # A new lock object each time: a second lease in the same thread must be refused, not
+        # nested.
         lock = Lock(
             folder / f"{name}.lock", home=self._home, what=f"The lease {name!r}", now=self._now
         )
-        with lock.held(0):
-            with self._turn:
+        with lock.acquire(0):
+            with self._mutex:
                 self._held[name] = lock
             try:
                 yield
             finally:
-                with self._turn:
+                with self._mutex:
                     del self._held[name]
 
-    def say(self, name: str, doing: str) -> None:
-        """Has ``holder`` tell what is done under a lease that is held here. A mark for the moment, of one short line: it never
-        fails whoever does it, and of a lease that is not held here nothing is said.
-        """
-        # With the turn, so that nothing is said of a lease that has just been let go.
-        with self._turn, suppress(OSError):
-            if name in self._held:
-                self._held[name].say(doing)
+    def set_status(self, name: str, status: str) -> None:
+        """Publish one short line for ``holder`` to return, if this object holds the lease.
 
-    def holder(self, name: str) -> Holder | None:
-        """Who holds the name now, as far as can be told from beside; None: nobody."""
+        Not durable; never fails.
+        """
+        # Under the mutex: a lease that was just released must not get a status.
+        with self._mutex, suppress(OSError):
+            if name in self._held:
+                self._held[name].set_status(status)
+
+    def holder(self, name: str) -> LockHolder | None:
+        """Return the process that holds a name now and its status, or None.
+
+        Reads one small file.
+        """
         return _read_holder(self._home / "locks" / f"{name}.holder")
 
 
 def _command() -> str:
-    """The program and, where it looks like one, its subcommand. No further arguments: they may be somebody's private text."""
+    """Return the program and its subcommand. Further arguments may be private text."""
     program = Path(sys.argv[0]).name[:80] if sys.argv and sys.argv[0] else "python"
     subcommand = sys.argv[1] if len(sys.argv) > 1 and _SUBCOMMAND.fullmatch(sys.argv[1]) else ""
     return f"{program} {subcommand}".strip()
 
 
-def _read_holder(path: Path) -> Holder | None:
+def _read_holder(path: Path) -> LockHolder | None:
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        holder = Holder(
-            int(said["pid"]), str(said["command"]), str(said["since"]), str(said.get("doing", ""))
+        data = json.loads(path.read_text(encoding="utf-8"))
+        holder = LockHolder(
+            int(data["pid"]), str(data["command"]), str(data["since"]), str(data.get("doing", ""))
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # Empty or half-written: the lock has just changed hands.
-    # Numbers are given again: another process may have that of one that was killed.
-    return (
-        holder
-        if _is_alive(holder.pid) and said.get("born", "") in ("", _born(holder.pid))
-        else None
-    )
+    if not _is_alive(holder.pid):
+        return None
+    # Process ids are reused: another process may have the id of one that was killed.
+    return holder if data.get("born", "") in ("", _start_ticks(holder.pid)) else None
 
 
 def _is_alive(pid: int) -> bool:
     if os.name != "posix":
-        return True  # There, signal 0 is not a question but Ctrl+C.
+        return True  # There, signal 0 is Ctrl+C.
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -191,11 +219,11 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _born(pid: int) -> str:
-    """When a process began, in ticks since the system did; empty where the system does not tell."""
+def _start_ticks(pid: int) -> str:
+    """Return when a process started, in ticks since boot; empty on a system without /proc."""
     try:
-        told = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    # The name before the parenthesis may hold anything, further ones too.
-    return told.rpartition(")")[2].split()[19]
+    # The process name may hold any text, also parentheses.
+    return stat.rpartition(")")[2].split()[19]

@@ -1,8 +1,8 @@
-"""What whoever looks after a home at its own times needs of it: to be the only one, to know whether a person is being
-answered, to keep a note of what it did, and copies of the home.
+"""Maintenance of a home by a daemon or scheduler: exclusive tasks, notes, activity and copies.
 
-Invariants: a lease ends with the process that holds it; a note is replaced as a whole, so that a reader in another process
-sees the old one or the new; that a person is being answered is a mark for the moment, and never fails an answer.
+Invariants: a lease ends with the process that holds it. A note is replaced as a whole, so readers
+see the old one or the new. The mark of the last request is not durable, and writing it never fails
+a reply.
 """
 
 from __future__ import annotations
@@ -13,24 +13,33 @@ from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from personalpeft.store import error_mapping
-from personalpeft.store.backup import BackedUp, back_up
-from personalpeft.store.blobs import FileBlobs, replace_file
+from personalpeft.deprecation import RenamedAttributes
+from personalpeft.store.backup import Backup, back_up
+from personalpeft.store.blobs import Blobs, replace_file
 from personalpeft.store.database import Database
+from personalpeft.store.error_mapping import map_home_errors, read_only_error
 from personalpeft.store.locks import Leases
 
-_MARK = "locks/serving"
-_LONGEST_NOTE = 4 << 20
+_MAX_NOTE_BYTES = 4 << 20
 
 
-class Upkeep:
-    """The upkeep of one open home. Safe to use from several threads and processes."""
+class Maintenance(
+    RenamedAttributes,
+    renamed={
+        "only": "exclusive",
+        "serving": "mark_activity",
+        "served": "last_activity",
+        "note": "write_note",
+        "noted": "read_note",
+    },
+):
+    """The maintenance of one open home. Safe to use from several threads and processes."""
 
     def __init__(
         self,
         home: Path,
         database: Database,
-        blobs: FileBlobs,
+        blobs: Blobs,
         leases: Leases,
         *,
         now: Callable[[], datetime],
@@ -40,66 +49,75 @@ class Upkeep:
         self._blobs = blobs
         self._leases = leases
         self._now = now
+        self._activity_mark = home / "locks" / "serving"
 
-    def only(self, task: str) -> AbstractContextManager[None]:
-        """Holds a task of this home against every other process and thread, without waiting. Raises ``Busy`` naming the
-        holder, ``HomeError`` on a home that is read-only, ``InvalidInput`` for a name that cannot be.
+    def exclusive(self, task: str) -> AbstractContextManager[None]:
+        """Hold a task of this home against all other processes and threads, without waiting.
+
+        Raises:
+            Busy: It is held; the message names the holder.
+            HomeError: The home is read-only.
+            InvalidInput: The name is invalid.
         """
-        if self._database.read_only:
-            raise error_mapping.read_only(self._home)
-        return self._leases.lease(f"upkeep-{task}")
+        return self._leases.acquire(f"upkeep-{task}")
 
     def holder(self, task: str) -> str | None:
-        """Who holds a task now, in words; None: nobody."""
-        held_by = self._leases.holder(f"upkeep-{task}")
-        return None if held_by is None else str(held_by)
+        """Return the process that holds a task now, as text, or None."""
+        holder = self._leases.holder(f"upkeep-{task}")
+        return None if holder is None else str(holder)
 
-    def serving(self) -> None:
-        """Notes that a person is being answered at this moment. Never raises: an answer matters more than the mark."""
+    def mark_activity(self) -> None:
+        """Record that a request is being served now. It never raises."""
         if self._database.read_only:
             return
         at = self._now().timestamp()
-        place = self._home / _MARK
         with suppress(OSError):
             try:
-                os.utime(place, (at, at))
+                os.utime(self._activity_mark, (at, at))
             except FileNotFoundError:
-                place.parent.mkdir(mode=0o700, exist_ok=True)
-                place.touch(mode=0o600)
-                os.utime(place, (at, at))
+                self._activity_mark.parent.mkdir(mode=0o700, exist_ok=True)
+                self._activity_mark.touch(mode=0o600)
+                os.utime(self._activity_mark, (at, at))
 
-    def served(self) -> datetime | None:
-        """When a person was last being answered, by any process; None: never."""
+    def last_activity(self) -> datetime | None:
+        """Return when any process last served a request, or None."""
         try:
-            return datetime.fromtimestamp((self._home / _MARK).stat().st_mtime, UTC)
+            return datetime.fromtimestamp(self._activity_mark.stat().st_mtime, UTC)
         except OSError:
             return None
 
-    def note(self, task: str, text: str) -> None:
-        """Keeps a task's note in place of the one before, durable. Raises ``HomeError``."""
+    def write_note(self, task: str, text: str) -> None:
+        """Save a task's note durably, in place of its last one. Raises ``HomeError``."""
         if self._database.read_only:
-            raise error_mapping.read_only(self._home)
-        place = self._note(task)
-        with error_mapping.home_faults(self._home):
-            place.parent.mkdir(mode=0o700, exist_ok=True)
-            replace_file(place, text.encode())
+            raise read_only_error(self._home)
+        path = self._note_path(task)
+        with map_home_errors(self._home):
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            replace_file(path, text.encode())
 
-    def noted(self, task: str) -> str | None:
-        """A task's last note; None where there is none that can be read."""
+    def read_note(self, task: str) -> str | None:
+        """Return a task's last note, or None if none can be read."""
         try:
-            with self._note(task).open("rb") as file:
-                return file.read(_LONGEST_NOTE).decode()
+            with self._note_path(task).open("rb") as file:
+                return file.read(_MAX_NOTE_BYTES).decode()
         except (OSError, UnicodeDecodeError):
             return None
 
-    def back_up(self, folder: Path, *, keep: int = 7) -> BackedUp:
-        """Copies the home into a folder beside who uses it, and takes away all but the newest ``keep`` copies there. Each copy
-        is a home. Raises ``InvalidInput``, ``HomeError``, ``Damaged``, and ``Busy`` while another copy is made.
-        """
-        with self.only("backup"):
-            return back_up(
-                self._database, self._blobs, self._home, folder, now=self._now(), keep=keep
-            )
+    def back_up(self, folder: Path, *, keep: int = 7) -> Backup:
+        """Copy the home into a folder and delete all but the newest copies there.
 
-    def _note(self, task: str) -> Path:
+        Args:
+            folder: Where the copies lie. Each is a home.
+            keep: How many copies to keep, at least 1.
+
+        Raises:
+            InvalidInput: ``keep`` is below 1.
+            HomeError: The folder cannot be written.
+            Damaged: The database cannot be read whole.
+            Busy: Another copy is being made.
+        """
+        with self.exclusive("backup"):
+            return back_up(self._database, self._blobs, folder, now=self._now(), keep=keep)
+
+    def _note_path(self, task: str) -> Path:
         return self._home / "notes" / f"{task}.json"

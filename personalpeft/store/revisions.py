@@ -1,234 +1,231 @@
-"""From what was built to rows: one way for one revision and for a million.
+"""Writes revisions, judgements and head moves: the same way for one revision and for a million.
 
-Invariants: a file is durable before the transaction that names it is; a revision, its provenance, its judgement, its report and the move
-of its head are entries of its user in this order. Whoever calls holds the transaction: either all of it lands, or nothing.
+Invariants: a file is durable before the transaction that names it commits. A revision, its
+judgement, its report and its head move are entries of its user in this order. The caller holds the
+write transaction.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
-
-import sqlite_utils
 
 from personalpeft.errors import Damaged, InvalidInput
 from personalpeft.ids import check_layer_name
-from personalpeft.store import hash_chain
-from personalpeft.store.base import Build
-from personalpeft.store.blobs import FileBlobs
-from personalpeft.store.database import Row, row, rows
-from personalpeft.store.id_lookup import known_id, known_user
+from personalpeft.store import rows
+from personalpeft.store.blobs import DIGEST, Blobs
+from personalpeft.store.database import fetch_all, fetch_one
+from personalpeft.store.error_mapping import sqlite3
+from personalpeft.store.hash_chain import ChainWriter
+from personalpeft.store.id_lookup import resolve_id, resolve_user
+from personalpeft.store.types import NewRevision
 from personalpeft.types import HeadMove, Json, Revision
 
 _ROLES = frozenset({"train", "pinned"})
-# A blob that many builds share is hashed and written once; but what is remembered for that must not grow without end.
-_REMEMBERED_BYTES = 32 << 20
+_MAX_CACHED_BYTES = 32 << 20
 
 
-class Files:
-    """The blobs of many builds. Those just seen are known by the very object, so that a million builds may share a few."""
+class BlobCache:
+    """Hashes and writes a blob once that many revisions share, recognised by object identity."""
 
-    def __init__(self, blobs: FileBlobs) -> None:
+    def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
-        self._seen: dict[int, tuple[bytes, str]] = {}
+        # The bytes are kept, so that no other object can get their id.
+        self._digests: dict[int, tuple[bytes, str]] = {}
         self._durable: set[str] = set()
         self._bytes = 0
 
     def digest(self, blob: bytes) -> str:
-        """SHA-256 of the blob."""
-        known = self._seen.get(id(blob))
-        if known is not None:  # The object is kept, so that no other can have its id.
+        """Return the SHA-256 of a blob."""
+        known = self._digests.get(id(blob))
+        if known is not None:
             return known[1]
         digest = hashlib.sha256(blob).hexdigest()
-        if self._bytes + len(blob) > _REMEMBERED_BYTES:
-            self._seen, self._durable, self._bytes = {}, set(), 0
-        self._seen[id(blob)] = blob, digest
+        if self._bytes + len(blob) > _MAX_CACHED_BYTES:
+            self._digests, self._durable, self._bytes = {}, set(), 0
+        self._digests[id(blob)] = blob, digest
         self._bytes += len(blob)
         return digest
 
     def put(self, blobs: Iterable[bytes]) -> None:
-        """Makes them durable, those of them that were not yet."""
+        """Store blobs durably, except those that this cache has stored."""
         new = {self.digest(blob): blob for blob in blobs}
-        self._durable.update(
-            self._blobs.put_all(blob for digest, blob in new.items() if digest not in self._durable)
-        )
+        missing = [blob for digest, blob in new.items() if digest not in self._durable]
+        self._durable.update(self._blobs.put_many(missing))
 
 
-def check(build: Build, digest: str) -> None:
-    """Whether the build fits together by itself; ``digest`` is that of its blob. Raises ``Damaged``, ``InvalidId``, ``InvalidInput``."""
-    revision = build.revision
+def check_new_revision(new: NewRevision, digest: str) -> None:
+    """Check that a revision is consistent; ``digest`` is that of its blob.
+
+    Raises:
+        Damaged: The blob does not match the revision's digest.
+        InvalidId: The layer's name is invalid.
+        InvalidInput: Its id or a signal's role is invalid.
+    """
+    revision = new.revision
     check_layer_name(revision.layer)
     if digest != revision.digest:
         raise Damaged(
-            f"The packed file of {revision.id} is not what its digest says.",
+            f"The packed file of {revision.id} does not match its digest.",
             hint="Build the revision again.",
         )
-    if revision.id != f"{revision.layer}@{revision.digest[:12]}":
-        raise InvalidInput(
-            f"{revision.id!a} is not the id of this revision.",
-            hint="An id is <layer>@<first 12 of the digest>.",
-        )
-    if unfit := set(revision.signals.values()) - _ROLES:
-        raise InvalidInput(
-            f"{sorted(unfit)} is no role of a signal.", hint="A signal is 'train' or 'pinned'."
-        )
+    expected = f"{revision.layer}@{revision.digest[:12]}"
+    if revision.id != expected:
+        raise InvalidInput(f"The revision's id must be {expected}, got {revision.id!a}.")
+    if invalid := set(revision.signals.values()) - _ROLES:
+        raise InvalidInput(f"A signal's role must be 'train' or 'pinned', got {sorted(invalid)}.")
 
 
-def rounds(builds: Sequence[Build]) -> Iterator[list[Build]]:
-    """The builds in rounds, each with at most one of each user: so each build sees what was recorded of its user before."""
-    while builds:
-        now: dict[str, Build] = {}
-        later = [
-            build for build in builds if now.setdefault(build.revision.user, build) is not build
-        ]
-        yield list(now.values())
-        builds = later
-
-
-def is_there(db: sqlite_utils.Database, revision: Revision) -> bool:
-    """Whether this very revision is recorded. Raises ``InvalidInput`` where another one has its id."""
-    found = row(
-        db, "select digest from revision where user = ? and id = ?", revision.user, revision.id
-    )
-    if found is not None and found["digest"] != revision.digest:
-        raise InvalidInput(
-            f"Another revision is called {revision.id}.", hint="Build with another seed."
-        )
-    return found is not None
-
-
-def record(db: sqlite_utils.Database, files: Files, builds: Sequence[Build], at: datetime) -> None:
-    """Adds one round of builds, of users that are there. A revision that is recorded already is judged anew.
-
-    Raises ``NotFound`` for a parent or signal that the user does not have, ``InvalidInput`` for what cannot be written as JSON and for
-    training on a signal that was pinned for the layer.
+def split_rounds(revisions: Sequence[NewRevision]) -> Iterator[list[NewRevision]]:
+    """Yield rounds with at most one revision of each user, so that each one sees its user's earlier
+    ones.
     """
-    chains = hash_chain.Chains(db)
+    while revisions:
+        first: dict[str, NewRevision] = {}
+        later = [new for new in revisions if first.setdefault(new.revision.user, new) is not new]
+        yield list(first.values())
+        revisions = later
+
+
+def is_recorded(db: sqlite3.Connection, revision: Revision) -> bool:
+    """Return whether this revision is recorded.
+
+    Raises ``InvalidInput`` if its id is taken by another.
+    """
+    sql = "select digest from revision where user = ? and id = ?"
+    row = fetch_one(db, sql, revision.user, revision.id)
+    if row is not None and row["digest"] != revision.digest:
+        raise InvalidInput(
+            f"Another revision has the id {revision.id}.", hint="Build with another seed."
+        )
+    return row is not None
+
+
+def record_revisions(
+    db: sqlite3.Connection, cache: BlobCache, revisions: Sequence[NewRevision], at: datetime
+) -> None:
+    """Record one round of revisions of existing users. A recorded revision only gets a new
+    judgement.
+
+    Raises:
+        NotFound: The user does not have a parent or signal.
+        InvalidInput: A value is not valid JSON, or a pinned signal of the layer was trained on.
+    """
+    writer = ChainWriter(db)
     layers, provenance, moves = [], [], []
-    for build in builds:
-        known = is_there(db, build.revision)
-        revision = _resolved(db, build.revision, trained_now=not known)
+    for new in revisions:
+        known = is_recorded(db, new.revision)
+        revision = _resolve_references(db, new.revision, trained=not known)
         user, layer = revision.user, revision.layer
         layers.append((user, layer))
         if not known:
-            chains.append(user, "revision", _built(revision))
-        judge(chains, revision, build.report, at)
+            writer.append(user, "revision", rows.encode_revision(revision))
+        append_judgement(writer, revision, new.report, at)
         provenance += [
             (user, revision.id, signal, layer, role) for signal, role in revision.signals.items()
         ]
-        if build.promote:
-            moves.append((user, layer, revision.id, build.cause))
-    files.put(build.blob for build in builds)
-    db.conn.executemany(
-        "insert into layer (user, name, born) values (?1, ?2, (select count(*) from layer where user = ?1))"
-        " on conflict do nothing",
+        if new.promote:
+            moves.append((user, layer, revision.id, new.cause))
+    cache.put(new.blob for new in revisions)
+    db.executemany(
+        "insert into layer (user, name, born)"
+        " values (?1, ?2, (select count(*) from layer where user = ?1)) on conflict do nothing",
         layers,
     )
-    chains.write()
-    # A signal keeps the role it first had in this revision: the bytes were trained on it, or they were not.
-    db.conn.executemany(
-        "insert into provenance (user, revision, signal, layer, role) values (?, ?, ?, ?, ?) on conflict do nothing",
+    writer.flush()
+    # A signal keeps its first role in this revision: the bytes were trained on it, or they were
+    # not.
+    db.executemany(
+        "insert into provenance (user, revision, signal, layer, role) values (?, ?, ?, ?, ?)"
+        " on conflict do nothing",
         provenance,
     )
-    move_heads(db, chains, moves, at)
+    move_heads(db, writer, moves, at)
 
 
-def judge(chains: hash_chain.Chains, revision: Revision, report: Json, at: datetime) -> None:
-    """Appends what was said of a revision, and the report of it. Raises ``InvalidInput`` for what cannot be written as JSON."""
-    now = hash_chain.as_text(at)
-    chains.append(revision.user, "judgement", {**_judged(revision), "at": now})
-    body = hash_chain.as_json(report, what="report")
-    chains.append(revision.user, "report", {"revision": revision.id, "at": now, "body": body})
+def append_judgement(writer: ChainWriter, revision: Revision, report: Json, at: datetime) -> None:
+    """Append a judgement of a revision and its report. Raises ``InvalidInput`` for invalid JSON."""
+    writer.append(revision.user, "judgement", rows.encode_judgement(revision, at))
+    body = {"revision": revision.id, "at": at, "body": report}
+    writer.append(revision.user, "report", rows.encode("report", body))
 
 
 def move_heads(
-    db: sqlite_utils.Database,
-    chains: hash_chain.Chains,
+    db: sqlite3.Connection,
+    writer: ChainWriter,
     moves: Iterable[tuple[str, str, str | None, str]],
     at: datetime,
 ) -> tuple[HeadMove, ...]:
-    """Moves heads of layers that are there: user, layer, where to, cause. Moving to where a head is records nothing."""
-    done = []
-    for user, layer, to, cause in moves:
-        (found,) = rows(db, "select head from layer where user = ? and name = ?", user, layer)
-        done.append(HeadMove(user, layer, found["head"], to, cause, at))
+    """Move heads of existing layers. A move to the present head is returned but not recorded.
+
+    Args:
+        db: The connection of the write transaction.
+        writer: Receives the entries, and is flushed.
+        moves: The user, layer, new head and cause of each move.
+        at: When.
+    """
+    done = [
+        HeadMove(user, layer, read_head(db, user, layer), to, cause, at)
+        for user, layer, to, cause in moves
+    ]
     new = [move for move in done if move.before != move.after]
     for move in new:
-        said = {
-            "layer": move.layer,
-            "before": move.before,
-            "after": move.after,
-            "cause": move.cause,
-        }
-        chains.append(move.user, "move", {**said, "at": hash_chain.as_text(at)})
-    chains.write()
-    db.conn.executemany(
+        values = {name: getattr(move, name) for name in rows.COLUMNS["move"]}
+        writer.append(move.user, "move", rows.encode("move", values))
+    writer.flush()
+    db.executemany(
         "update layer set head = ? where user = ? and name = ?",
         [(move.after, move.user, move.layer) for move in new],
     )
     return tuple(done)
 
 
-def pinned(db: sqlite_utils.Database, user: str, layer: str) -> tuple[str, ...]:
-    """Signals held back for the layer, oldest first."""
-    found = rows(
+def read_head(db: sqlite3.Connection, user: str, layer: str) -> str | None:
+    """Return the head of a layer, or None for a layer that does not exist yet."""
+    row = fetch_one(db, "select head from layer where user = ? and name = ?", user, layer)
+    return row["head"] if row is not None else None
+
+
+def read_pinned(db: sqlite3.Connection, user: str, layer: str) -> tuple[str, ...]:
+    """Return the signals that are held out for a layer, oldest first."""
+    pinned = fetch_all(
         db,
-        "select s.id from signal s where s.user = ?1 and s.id in"
-        " (select p.signal from provenance p where p.user = ?1 and p.layer = ?2 and p.role = 'pinned') order by s.seq",
+        "select s.id from signal s where s.user = ?1 and s.id in (select p.signal from provenance p"
+        " where p.user = ?1 and p.layer = ?2 and p.role = 'pinned') order by s.seq",
         user,
         layer,
     )
-    return tuple(each["id"] for each in found)
+    return tuple(row["id"] for row in pinned)
 
 
-def _resolved(db: sqlite_utils.Database, revision: Revision, *, trained_now: bool) -> Revision:
-    """The revision with the full ids of its parent and signals, after seeing that they are there and may be used so."""
-    user, layer = known_user(db, revision.user), revision.layer
-    parent = revision.parent and known_id(db, "revision", user, revision.parent, layer=layer)
+def unnamed_blobs(db: sqlite3.Connection, names: Collection[str]) -> frozenset[str]:
+    """Return those file names that are no digest, or one that no revision of any user names."""
+    digests = [name for name in names if DIGEST.fullmatch(name)]
+    unnamed = fetch_all(
+        db,
+        "select value from json_each(?)"
+        " where not exists (select 1 from revision r where r.digest = value)",
+        json.dumps(digests),
+    )
+    return frozenset(names) - frozenset(digests) | {row["value"] for row in unnamed}
+
+
+def _resolve_references(db: sqlite3.Connection, revision: Revision, *, trained: bool) -> Revision:
+    """Return the revision with full ids of its parent and signals, after checking them."""
+    user, layer = resolve_user(db, revision.user), revision.layer
+    parent = revision.parent and resolve_id(db, "revision", user, revision.parent, layer=layer)
     signals = {
-        known_id(db, "signal", user, signal): role for signal, role in revision.signals.items()
+        resolve_id(db, "signal", user, signal): role for signal, role in revision.signals.items()
     }
-    # One that is there already was trained before the pin: judging it anew trains on nothing.
-    held_back = pinned(db, user, layer) if trained_now and signals else ()
-    if spoiled := [signal for signal in held_back if signals.get(signal) == "train"]:
-        raise InvalidInput(
-            f"{spoiled[0]} is pinned as a question for {layer} and cannot be trained on.",
-            hint="Leave it out of the training examples.",
-        )
+    # A recorded revision was trained before the pin, and a new judgement trains on nothing.
+    pinned = read_pinned(db, user, layer) if trained and signals else ()
+    for signal in pinned:
+        if signals.get(signal) == "train":
+            raise InvalidInput(
+                f"{signal} is held out for {layer} and cannot be trained on.",
+                hint="Leave it out of the training examples.",
+            )
     return replace(revision, parent=parent, signals=signals)
-
-
-def _built(revision: Revision) -> Row:
-    below: list[list[Any]] = [[e.layer, e.revision, e.digest, e.weight] for e in revision.below]
-    if not math.isfinite(revision.seconds):
-        raise InvalidInput(
-            f"{revision.id} took {revision.seconds} seconds.",
-            hint="Give a finite number of seconds.",
-        )
-    return {
-        "id": revision.id,
-        "layer": revision.layer,
-        "digest": revision.digest,
-        "base": revision.base,
-        "parent": revision.parent,
-        "below": hash_chain.as_json(below, what="list of layers below"),
-        "recipe": hash_chain.as_json(revision.recipe, what="recipe"),
-        "inputs": revision.inputs,
-        "at": hash_chain.as_text(revision.at),
-        "seconds": float(revision.seconds),
-    }
-
-
-def _judged(revision: Revision) -> Row:
-    return {
-        "revision": revision.id,
-        "verdict": str(revision.verdict),
-        "reason": revision.reason,
-        "probation": int(revision.probation),
-        "scores": hash_chain.as_json(revision.scores, what="scores"),
-        "signals": hash_chain.as_json(revision.signals, what="provenance"),
-    }

@@ -1,21 +1,22 @@
-"""The tables, as migrations, and the marks by which a database is known as ours.
+"""The tables, as migrations, and the marks that identify a database of this package.
 
-Invariants: a migration that was ever released is never edited; ``application_id`` says whose file it is and ``user_version`` how many
-migrations it has had, both written in the transaction that made them true. Times are text, ISO 8601 in UTC with microseconds, so that
-they sort and anybody can read the one file that cannot be made again; columns of JSON hold its canonical spelling.
+Invariants: a released migration is never edited. ``application_id`` says which program owns the
+file and ``user_version`` how many migrations it has had; both are written in the migration's
+transaction.
 
-What only grows (turns, signals, retractions, revisions, judgements, reports, moves) hangs on ``entry``: see ``entries.py``.
+Each row of a table that only grows (turn, signal, retraction, revision, judgement, report, move)
+belongs to an ``entry``; see ``hash_chain``. Digests cover the names of such tables and columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import sqlite_utils
 from sqlite_utils import Migrations
 
 from personalpeft.errors import HomeError
+from personalpeft.store.error_mapping import sqlite3
 
 APPLICATION_ID = 0x50504654  # "PPFT"
 
@@ -30,7 +31,9 @@ create table user (
 create table entry (
     user text not null references user (id),
     seq integer not null check (seq > 0),
-    kind text not null check (kind in ('turn', 'signal', 'retraction', 'revision', 'judgement', 'report', 'move')),
+    kind text not null check (kind in (
+        'turn', 'signal', 'retraction', 'revision', 'judgement', 'report', 'move'
+    )),
     digest text not null check (length(digest) = 64),
     chain text not null check (length(chain) = 64),
     primary key (user, seq)
@@ -58,8 +61,9 @@ create table signal (
     user text not null,
     id text not null,
     seq integer not null,
-    kind text not null
-        check (kind in ('rating', 'edit', 'preference', 'comment', 'reward', 'demonstration', 'fact')),
+    kind text not null check (kind in (
+        'rating', 'edit', 'preference', 'comment', 'reward', 'demonstration', 'fact'
+    )),
     at text not null,
     payload text not null,
     turn text,
@@ -186,26 +190,27 @@ create table vector (
 ) strict;
 """
 
-
-# A live stack is read for every request, by anybody among very many users: the first index holds all of its layers. By its digest alone
-# a revision is asked for when files are looked at: does anybody name it?
-_SECOND = """
+# The live stack is read for every request; the first index covers it. The second finds whether any
+# revision names a file.
+_AT_SCALE = """
 create index layer_live on layer (user, born, name, head, weight);
 create index revision_by_file on revision (digest);
 """
 
-# Null is what a layer of its kind has by default (see catalog.py), so that the defaults are not written into every home.
-_THIRD = """
+# Null is the default scope of a layer of its kind.
+_SCOPES = """
 alter table layer add column scope text check (scope in ('always', 'near', 'never'));
 """
 
-# A tombstone stands for the content of an entry that was forgotten. Errands are what is still to be destroyed in files; they
-# belong to no chain, and there are none but between a forgetting and its end.
-_FOURTH = """
+# A tombstone replaces the content of an erased entry. The other table lists what is still to be
+# deleted from files. It is not chained, and it is empty except during an erasure.
+_FORGETTING = """
 create table tombstone (
     user text not null,
     seq integer not null,
-    kind text not null check (kind in ('turn', 'signal', 'retraction', 'revision', 'judgement', 'report', 'move')),
+    kind text not null check (kind in (
+        'turn', 'signal', 'retraction', 'revision', 'judgement', 'report', 'move'
+    )),
     id text,
     at text not null,
     primary key (user, seq),
@@ -222,76 +227,75 @@ create table errand (
 create index errand_by_user on errand (user, number);
 """
 
-# Facts are learned from the turns in which they were looked up, which are few among all that were ever had.
-_FIFTH = """
+# Facts are learned from the turns that looked them up, which are few among all turns.
+_LOOKED_UP = """
 create index turn_looked_up on turn (user, seq) where used <> '[]';
 """
 
+_PENDING_DELETIONS = """
+alter table errand rename to pending_deletion;
+alter table pending_deletion rename column number to id;
+alter table pending_deletion rename column what to kind;
+drop index errand_by_user;
+create index pending_deletion_by_user on pending_deletion (user, id);
+"""
 
-def _first(db: sqlite_utils.Database) -> None:
-    db.executescript(_FIRST)
-
-
-def _second(db: sqlite_utils.Database) -> None:
-    db.executescript(_SECOND)
-
-
-def _third(db: sqlite_utils.Database) -> None:
-    db.executescript(_THIRD)
-
-
-def _fourth(db: sqlite_utils.Database) -> None:
-    db.executescript(_FOURTH)
-
-
-def _fifth(db: sqlite_utils.Database) -> None:
-    db.executescript(_FIFTH)
-
-
-_STEPS: dict[str, Callable[[sqlite_utils.Database], None]] = {
-    "0001_first": _first,
-    "0002_at_scale": _second,
-    "0003_scopes": _third,
-    "0004_forgetting": _fourth,
-    "0005_looked_up": _fifth,
+_SCRIPTS = {
+    "0001_first": _FIRST,
+    "0002_at_scale": _AT_SCALE,
+    "0003_scopes": _SCOPES,
+    "0004_forgetting": _FORGETTING,
+    "0005_looked_up": _LOOKED_UP,
+    "0006_pending_deletions": _PENDING_DELETIONS,
 }
-# What a reader can do without: indexes, a column that is null in every home that does not have it yet, and tables that are
-# empty in every home that does not have them.
-_FOR_WRITERS = frozenset({"0002_at_scale", "0003_scopes", "0004_forgetting", "0005_looked_up"})
+# The others add indexes, a nullable column and tables that a reader can do without.
+_NEEDED_TO_READ = frozenset({"0001_first"})
 
 _migrations = Migrations("personalpeft")
-for _name, _step in _STEPS.items():
-    _migrations(name=_name)(_step)
 
 
-def is_current(db: sqlite_utils.Database, home: Path, *, to_read: bool = False) -> bool:
-    """Whether the database needs nothing done before use (``to_read``: before it is read); False for an empty or an older one.
+def _register(name: str, script: str) -> None:
+    @_migrations(name=name)
+    def apply(db: sqlite_utils.Database) -> None:
+        db.executescript(script)
 
-    Raises ``HomeError`` for a database of another program and for one that a newer personalpeft has changed.
+
+for _name, _script in _SCRIPTS.items():
+    _register(_name, _script)
+
+
+def is_current(connection: sqlite3.Connection, home: Path, *, to_read: bool = False) -> bool:
+    """Return whether the database can be used, or with ``to_read`` be read, without a migration.
+
+    It is False for an empty database and one of an earlier version.
+
+    Raises:
+        HomeError: The database belongs to another program, or a newer version has migrated it.
     """
-    (application,) = db.conn.execute("pragma application_id").fetchone()
-    (version,) = db.conn.execute("pragma user_version").fetchone()
-    (objects,) = db.conn.execute("select count(*) from sqlite_master").fetchone()
+    (application,) = connection.execute("pragma application_id").fetchone()
+    (version,) = connection.execute("pragma user_version").fetchone()
+    (objects,) = connection.execute("select count(*) from sqlite_master").fetchone()
     if application == 0 and objects == 0:
         return False
     if application != APPLICATION_ID:
         raise HomeError(
-            f"The database in {home} is not ours: another program made it.",
+            f"The database in {home} was made by another program.",
             hint="Choose another folder as home, or move that file away.",
         )
-    unknown = [applied.name for applied in _migrations.applied(db) if applied.name not in _STEPS]
-    if version > len(_STEPS) or unknown:
+    db = sqlite_utils.Database(connection, execute_plugins=False)
+    unknown = [each.name for each in _migrations.applied(db) if each.name not in _SCRIPTS]
+    if version > len(_SCRIPTS) or unknown:
+        found = ", ".join([f"schema {version}, {len(_SCRIPTS)} is supported", *unknown])
         raise HomeError(
-            f"The home {home} is from a newer version of personalpeft"
-            f" (schema {version}, this one knows {len(_STEPS)}{'; unknown: ' + ', '.join(unknown) if unknown else ''}).",
+            f"The home {home} is from a newer version of personalpeft ({found}).",
             hint="Update personalpeft, or choose another home.",
         )
     pending = {step.name for step in _migrations.pending(db)}
-    return not (pending - _FOR_WRITERS if to_read else pending)
+    return not (pending & _NEEDED_TO_READ if to_read else pending)
 
 
-def migrate(db: sqlite_utils.Database) -> None:
-    """Brings the database to the present schema. Call it inside a transaction: then it happens whole or not at all."""
-    db.execute(f"pragma application_id={APPLICATION_ID}")
-    _migrations.apply(db)
-    db.execute(f"pragma user_version={len(_STEPS)}")
+def migrate(connection: sqlite3.Connection) -> None:
+    """Apply the pending migrations. Call it inside a write transaction."""
+    connection.execute(f"pragma application_id={APPLICATION_ID}")
+    _migrations.apply(sqlite_utils.Database(connection, execute_plugins=False))
+    connection.execute(f"pragma user_version={len(_SCRIPTS)}")

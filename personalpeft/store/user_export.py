@@ -1,66 +1,40 @@
-"""One user as rows that can leave the home and come back: the chain of entries with what each says, and the layers.
+"""One user as rows that leave the home and come back: the chain of entries with their content, and
+the layers.
 
-Invariants: what leaves is one moment of the home; what comes back is chained anew under the name that it gets, in the order
-that it had, in one transaction with its files, or not at all. Nothing here trusts what a row says: its digest, its place in
-the chain and its columns are looked at, and the tables refuse the rest.
+Invariants: an export is one moment of the home. An import is chained again under the user's new
+name, in the same order, in one transaction with its files, or not at all. Nothing here trusts a
+row: its digest, its place in the chain and its columns are checked, and the tables refuse the rest.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any, get_args
 
-import sqlite_utils
-
 from personalpeft.errors import InvalidInput, PersonalFileError
-from personalpeft.store import hash_chain
-from personalpeft.store.blobs import FileBlobs
-from personalpeft.store.catalog import revision_from
-from personalpeft.store.database import Row, insert_all, row, rows
-from personalpeft.store.id_lookup import has_tombstones, known_user
-from personalpeft.store.ledger import signal_from, turn_from
+from personalpeft.ids import check_user_id
+from personalpeft.store import rows
+from personalpeft.store.database import Row, fetch_all, fetch_one, insert_rows
+from personalpeft.store.error_mapping import sqlite3
+from personalpeft.store.hash_chain import GENESIS, ChainWriter, chain_digest, row_digest
+from personalpeft.store.id_lookup import has_tombstones, resolve_user
+from personalpeft.store.rows import COLUMNS, KINDS, TOMBSTONE, Column
+from personalpeft.store.store import Store
 from personalpeft.types import Revision, Role, StackEntry
 
-_JSON, _TEXT, _MAYBE, _WHOLE, _REAL = "json", "text", "text or null", "whole number", "number"
-_COLUMNS: Mapping[str, Mapping[str, str]] = {
-    "turn": {
-        **dict.fromkeys(("id", "at", "reply", "finish_reason"), _TEXT),
-        **dict.fromkeys(("messages", "stack", "sampling", "used"), _JSON),
-        **dict.fromkeys(("prompt_tokens", "completion_tokens"), _WHOLE),
-    },
-    "signal": {
-        **dict.fromkeys(("id", "kind", "at", "source"), _TEXT),
-        **dict.fromkeys(("turn", "supersedes"), _MAYBE),
-        "payload": _JSON,
-    },
-    "retraction": dict.fromkeys(("signal", "at"), _TEXT),
-    "revision": {
-        **dict.fromkeys(("id", "layer", "digest", "base", "inputs", "at"), _TEXT),
-        **dict.fromkeys(("below", "recipe"), _JSON),
-        "parent": _MAYBE,
-        "seconds": _REAL,
-    },
-    "judgement": {
-        **dict.fromkeys(("revision", "verdict", "reason", "at"), _TEXT),
-        **dict.fromkeys(("scores", "signals"), _JSON),
-        "probation": _WHOLE,
-    },
-    "report": {"revision": _MAYBE, "at": _TEXT, "body": _JSON},
-    "move": {
-        **dict.fromkeys(("layer", "cause", "at"), _TEXT),
-        **dict.fromkeys(("before", "after"), _MAYBE),
-    },
-    hash_chain.TOMBSTONE: {"kind": _TEXT, "id": _MAYBE, "at": _TEXT},
-}
-_SAID = frozenset({"turn", "signal", "retraction"})
+_LEDGER_KINDS = frozenset({"turn", "signal", "retraction"})
+_LAYER_COLUMNS = ("name", "born", "head", "weight", "scope")
+_HINT = "The file is damaged, or was not written by personalpeft; export it again from its origin."
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry: ``content`` is its row without user and number, or the tombstone in its place where it was forgotten."""
+    """One entry:
+
+    ``content`` is its row without user and number, or if ``forgotten`` its tombstone.
+    """
 
     seq: int
     kind: str
@@ -71,13 +45,13 @@ class Entry:
 
     @property
     def table(self) -> str:
-        """Where its content lies."""
-        return hash_chain.TOMBSTONE if self.forgotten else self.kind
+        """The table of its content."""
+        return TOMBSTONE if self.forgotten else self.kind
 
 
 @dataclass(frozen=True, slots=True)
-class Portable:
-    """A user at one moment: all entries in order, and the layers (name, born, head, weight, scope)."""
+class UserExport:
+    """A user at one moment: the entries in order, and the layers."""
 
     user: str
     since: str
@@ -86,166 +60,228 @@ class Portable:
     layers: tuple[Row, ...]
 
     def contents(self, kind: str) -> list[Row]:
-        """What the entries of a kind say that were not forgotten, in order."""
+        """Return the rows of a kind that were not erased, in order."""
         return [each.content for each in self.entries if each.kind == kind and not each.forgotten]
 
-    def words_alone(self) -> Portable:
-        """What the person said and was answered, without anything that was built from it."""
-        return replace(
-            self, entries=tuple(each for each in self.entries if each.kind in _SAID), layers=()
-        )
+    def without_revisions(self) -> UserExport:
+        """Return the turns and signals alone, without what was built from them."""
+        entries = tuple(each for each in self.entries if each.kind in _LEDGER_KINDS)
+        return replace(self, entries=entries, layers=())
 
 
-def take_out(db: sqlite_utils.Database, user: str) -> Portable:
-    """The user as they are. Raises ``NotFound``."""
-    known_user(db, user)
-    (about,) = rows(db, "select since, chain from user where id = ?", user)
-    tables = [*hash_chain.KINDS, *([hash_chain.TOMBSTONE] if has_tombstones(db) else [])]
-    found: dict[int, tuple[str, Row]] = {}
-    for table in tables:
-        for each in rows(db, f"select * from {table} where user = ?", user):
-            seq = each.pop("seq")
-            del each["user"]
-            found[seq] = table, each
-    chained = rows(
-        db, "select seq, kind, digest, chain from entry where user = ? order by seq", user
-    )
-    return Portable(
-        user,
-        about["since"],
-        about["chain"],
-        tuple(
-            Entry(
-                e["seq"],
-                e["kind"],
-                e["digest"],
-                e["chain"],
-                found[e["seq"]][0] == hash_chain.TOMBSTONE,
-                found[e["seq"]][1],
-            )
-            for e in chained
-        ),
-        tuple(
-            {key: each.get(key) for key in ("name", "born", "head", "weight", "scope")}
-            for each in rows(db, "select * from layer where user = ? order by born", user)
-        ),
-    )
+def read_user(store: Store, user: str) -> UserExport:
+    """Return a user at this moment. Raises ``NotFound``."""
+    with store.database.read_transaction() as db:
+        resolve_user(db, user)
+        (about,) = fetch_all(db, "select since, chain from user where id = ?", user)
+        contents: dict[int, tuple[str, Row]] = {}
+        for table in (*KINDS, *([TOMBSTONE] if has_tombstones(db) else [])):
+            for row in fetch_all(db, f"select * from {table} where user = ?", user):
+                del row["user"]
+                contents[row.pop("seq")] = table, row
+        sql = "select seq, kind, digest, chain from entry where user = ? order by seq"
+        entries = []
+        for row in fetch_all(db, sql, user):
+            table, content = contents[row["seq"]]
+            entries.append(Entry(**row, forgotten=table == TOMBSTONE, content=content))
+        layers = fetch_all(db, "select * from layer where user = ? order by born", user)
+    # A home of an earlier version that is open for reading has no scopes.
+    exported = tuple({name: row.get(name) for name in _LAYER_COLUMNS} for row in layers)
+    return UserExport(user, about["since"], about["chain"], tuple(entries), exported)
 
 
-def check(portable: Portable) -> tuple[Revision, ...]:
-    """Whether it fits together: columns of the right types, digests, a chain without a gap, and rows that can be read; the
-    revisions. Raises ``PersonalFileError``.
+def check_export(export: UserExport) -> tuple[Revision, ...]:
+    """Check column types, digests, the chain and that every row can be read; return the revisions.
+
+    Raises:
+        PersonalFileError: Something in it is invalid.
     """
-    if not _is_moment(portable.since):
-        raise PersonalFileError("It does not say since when there is its user.", hint=_HINT)
-    chain = hash_chain.BEFORE_THE_FIRST
-    for number, entry in enumerate(portable.entries, 1):
-        if entry.seq != number or entry.kind not in hash_chain.KINDS:
-            raise PersonalFileError(f"Entry {number} is missing or of no known kind.", hint=_HINT)
+    if not _is_time(export.since):
+        raise PersonalFileError("It does not say when its user was created.", hint=_HINT)
+    chain = GENESIS
+    for number, entry in enumerate(export.entries, 1):
+        if entry.seq != number or entry.kind not in KINDS:
+            raise PersonalFileError(f"Entry {number} is missing or of unknown kind.", hint=_HINT)
         _check_columns(entry)
-        digest = hash_chain.row_digest(
-            entry.table, {"user": portable.user, "seq": entry.seq, **entry.content}
-        )
-        chain = hash_chain.link(chain, entry.seq, entry.kind, digest)
+        row = {"user": export.user, "seq": entry.seq, **entry.content}
+        digest = row_digest(entry.table, row)
+        chain = chain_digest(chain, entry.seq, entry.kind, digest)
         if (digest, chain) != (entry.digest, entry.chain):
-            raise PersonalFileError(f"Entry {number} is not what its digest says.", hint=_HINT)
-    if chain != portable.chain:
+            raise PersonalFileError(f"Entry {number} does not match its digest.", hint=_HINT)
+    if chain != export.chain:
         raise PersonalFileError("The last entries are missing.", hint=_HINT)
     try:
-        return _read(portable)
+        return _decode_all(export)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise PersonalFileError("What an entry says cannot be read.", hint=_HINT) from error
+        raise PersonalFileError("The content of an entry cannot be read.", hint=_HINT) from error
 
 
-def put_in(
-    db: sqlite_utils.Database,
-    blobs: FileBlobs,
-    portable: Portable,
+def insert_user(
+    store: Store,
+    export: UserExport,
     user: str,
     files: Mapping[str, bytes],
-    at: datetime,
     *,
-    mark: str,
+    reason_prefix: str,
 ) -> None:
-    """Adds a user who was checked, under a name, with their files; the verdict of each revision is given again with ``mark`` before
-    its reason. Call it inside ``writing``. Raises ``InvalidInput`` where the name is taken, ``PersonalFileError`` for rows that
-    refer to what is not there.
+    """Add a checked export as a new user, with the files that its revisions name.
+
+    Args:
+        store: The open home.
+        export: What ``check_export`` accepted.
+        user: The id of the new user.
+        files: The packed adapters by digest.
+        reason_prefix: Each revision gets its last judgement again, with this before its reason.
+
+    Raises:
+        InvalidId: The user id is invalid.
+        InvalidInput: The user exists.
+        PersonalFileError: A row refers to one that is missing, or a file does not match its digest.
+        HomeError: The home cannot be written.
+        Busy: Another writer does not finish in time.
     """
-    there = row(db, "select entries from user where id = ?", user)
-    if (there and there["entries"]) or row(db, "select 1 from layer where user = ? limit 1", user):
-        raise InvalidInput(
-            f"There is a user {user} already.", hint="Give another name for the one that comes in."
-        )
-    if there is None:
-        db.conn.execute("insert into user (id, since) values (?, ?)", (user, portable.since))
-    layers = [
-        (user, each["name"], each["born"], each["weight"], each["scope"])
-        for each in portable.layers
+    check_user_id(user)
+    try:
+        with store.database.write_transaction() as db:
+            _insert_rows(db, export, user)
+            _repeat_judgements(db, export, user, rows.format_time(store.now()), reason_prefix)
+            for digest, written in zip(files, store.blobs.put_many(files.values()), strict=True):
+                if digest != written:
+                    raise PersonalFileError(f"{digest} does not match its digest.", hint=_HINT)
+    except sqlite3.IntegrityError as error:
+        raise PersonalFileError(
+            f"The rows of {export.user} do not fit together.", hint=_HINT
+        ) from error
+
+
+def _insert_rows(db: sqlite3.Connection, export: UserExport, user: str) -> None:
+    existing = fetch_one(db, "select entries from user where id = ?", user)
+    has_layers = fetch_one(db, "select 1 from layer where user = ? limit 1", user)
+    if (existing and existing["entries"]) or has_layers:
+        raise InvalidInput(f"The user {user} exists already.", hint="Give another name.")
+    if existing is None:
+        db.execute("insert into user (id, since) values (?, ?)", (user, export.since))
+    layers = [(user, r["name"], r["born"], r["weight"], r["scope"]) for r in export.layers]
+    insert_rows(db, "layer", ("user", "name", "born", "weight", "scope"), layers)
+    chain, chained = GENESIS, []
+    contents: dict[str, list[tuple[Any, ...]]] = {table: [] for table in COLUMNS}
+    for seq, entry in enumerate(export.entries, 1):
+        row = {"user": user, "seq": seq, **entry.content}
+        digest = row_digest(entry.table, row)
+        chain = chain_digest(chain, seq, entry.kind, digest)
+        chained.append((user, seq, entry.kind, digest, chain))
+        contents[entry.table].append((user, seq, *map(row.get, COLUMNS[entry.table])))
+    insert_rows(db, "entry", ("user", "seq", "kind", "digest", "chain"), chained)
+    for table, values in contents.items():
+        insert_rows(db, table, ("user", "seq", *COLUMNS[table]), values)
+    layer_of = {row["id"]: row["layer"] for row in export.contents("revision")}
+    provenance = [
+        (user, revision, signal, layer_of.get(revision, ""), role)
+        for revision, signals in _roles(export).items()
+        for signal, role in signals.items()
     ]
-    insert_all(db, "layer", ("user", "name", "born", "weight", "scope"), layers)
-    chained, contents = _chained(portable.entries, user)
-    insert_all(db, "entry", ("user", "seq", "kind", "digest", "chain"), chained)
-    for table in (*hash_chain.KINDS, hash_chain.TOMBSTONE):
-        for content in contents.get(table, ()):
-            insert_all(db, table, tuple(content), [tuple(content.values())])
-    insert_all(
-        db,
-        "provenance",
-        ("user", "revision", "signal", "layer", "role"),
-        _provenance(portable, user),
-    )
-    heads = [(each["head"], user, each["name"]) for each in portable.layers]
-    db.conn.executemany("update layer set head = ? where user = ? and name = ?", heads)
-    if chained:
-        tail = chained[-1]
-        db.conn.execute(
-            "update user set entries = ?, chain = ? where id = ?", (tail[1], tail[4], user)
-        )
-    _mark(db, portable, user, at, mark)
-    for digest, written in zip(files, blobs.put_all(files.values()), strict=True):
-        if digest != written:
-            raise PersonalFileError(f"The file {digest} is not what its digest says.", hint=_HINT)
+    insert_rows(db, "provenance", ("user", "revision", "signal", "layer", "role"), provenance)
+    heads = [(row["head"], user, row["name"]) for row in export.layers]
+    db.executemany("update layer set head = ? where user = ? and name = ?", heads)
+    tail = (len(chained), chain, user)
+    db.execute("update user set entries = ?, chain = ? where id = ?", tail)
 
 
-_HINT = (
-    "The file is damaged, or was not written by personalpeft; export it again from where it came."
-)
+def _repeat_judgements(
+    db: sqlite3.Connection, export: UserExport, user: str, at: str, prefix: str
+) -> None:
+    writer = ChainWriter(db)
+    for row in _newest_judgements(export).values():
+        content = {**row, "reason": f"{prefix}: {row['reason']}", "at": at}
+        writer.append(user, "judgement", content)
+    writer.flush()
 
 
-def _read(portable: Portable) -> tuple[Revision, ...]:
-    """Has the readers of the tables read everything, and looks at what they take as it comes."""
-    user = {"user": portable.user}
-    for each in portable.contents("turn"):
-        turn = turn_from(each | user)
-        known = all(m.role in get_args(Role) and isinstance(m.content, str) for m in turn.messages)
-        how = [
-            turn.sampling.temperature,
-            turn.sampling.top_p,
-            turn.sampling.max_tokens,
-            turn.sampling.seed,
-        ]
-        texts = [*turn.used, *turn.sampling.stop, turn.stack.base]
-        if not (
-            known
-            and turn.messages
-            and all(map(_is_number, how))
-            and _are_texts(texts)
-            and _are_entries(turn.stack.entries)
-        ):
-            raise ValueError(turn.id)
-    for each in portable.contents("signal"):
-        signal_from(each | user)
-    newest = {each["revision"]: each for each in portable.contents("judgement")}
+def _newest_judgements(export: UserExport) -> dict[str, Row]:
+    return {row["revision"]: row for row in export.contents("judgement")}
+
+
+def _roles(export: UserExport) -> dict[str, dict[str, str]]:
+    """Return each revision's signals by the role that they first had."""
     roles: dict[str, dict[str, str]] = {}
-    for _, revision, signal, _, role in _provenance(portable, portable.user):
-        roles.setdefault(revision, {})[signal] = role
+    for row in export.contents("judgement"):
+        known = roles.setdefault(row["revision"], {})
+        for signal, role in rows.from_json(row["signals"]).items():
+            known.setdefault(signal, role)
+    return roles
+
+
+def _decode_all(export: UserExport) -> tuple[Revision, ...]:
+    """Decode every row, and check nested values that decoding takes without a check."""
+    user = {"user": export.user}
+    for row in export.contents("turn"):
+        turn = rows.decode_turn(row | user)
+        sampling = turn.sampling
+        numbers = (sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.seed)
+        is_valid = (
+            turn.messages
+            and all(m.role in get_args(Role) and isinstance(m.content, str) for m in turn.messages)
+            and all(map(_is_number, numbers))
+            and _are_texts([*turn.used, *sampling.stop, turn.stack.base])
+            and _are_entries(turn.stack.entries)
+        )
+        if not is_valid:
+            raise ValueError(turn.id)
+    for row in export.contents("signal"):
+        rows.decode_signal(row | user)
+    judgements, roles = _newest_judgements(export), _roles(export)
     revisions = []
-    for each in portable.contents("revision"):
-        judged = newest[each["id"]] | {"signals": json.dumps(roles.get(each["id"], {}))}
-        revisions.append(revision_from({**judged, **each, **user}))
-        if not _are_entries(revisions[-1].below):
-            raise ValueError(each["id"])
+    for row in export.contents("revision"):
+        signals = {"signals": json.dumps(roles.get(row["id"], {}))}
+        revision = rows.decode_revision({**judgements[row["id"]], **signals, **row, **user})
+        if not _are_entries(revision.below):
+            raise ValueError(revision.id)
+        revisions.append(revision)
     return tuple(revisions)
+
+
+def _check_columns(entry: Entry) -> None:
+    columns, content = COLUMNS[entry.table], entry.content
+    invalid = {
+        name
+        for name in {*columns, *content}
+        if name not in columns or not _fits(columns[name], content.get(name))
+    }
+    if entry.forgotten and content.get("kind") != entry.kind:
+        invalid.add("kind")
+    if invalid:
+        raise PersonalFileError(
+            f"Entry {entry.seq} has an invalid {min(invalid)[:40]!a}.", hint=_HINT
+        )
+
+
+def _fits(column: Column, value: Any) -> bool:
+    match column:
+        case Column.COUNT:
+            return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+        case Column.REAL:
+            return isinstance(value, float)
+        case Column.OPTIONAL_TEXT:
+            return value is None or isinstance(value, str)
+        case Column.TIME:
+            return isinstance(value, str) and _is_time(value)
+        case Column.JSON:
+            return isinstance(value, str) and _is_canonical(value)
+    return isinstance(value, str)
+
+
+def _is_canonical(text: str) -> bool:
+    try:
+        return rows.to_json(rows.from_json(text), what="value") == text
+    except Exception:  # noqa: BLE001 - hostile text may raise anything in a parser
+        return False
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return rows.format_time(rows.parse_time(text)) == text
+    except (ValueError, OverflowError):
+        return False
 
 
 def _is_number(value: object) -> bool:
@@ -256,95 +292,7 @@ def _are_texts(values: Iterable[object]) -> bool:
     return all(isinstance(value, str) for value in values)
 
 
-def _are_entries(found: Iterable[StackEntry]) -> bool:
-    return all(_are_texts((e.layer, e.revision, e.digest)) and _is_number(e.weight) for e in found)
-
-
-def _check_columns(entry: Entry) -> None:
-    known, content = _COLUMNS[entry.table], entry.content
-    wrong = [
-        name
-        for name in {*known, *content}
-        if name not in known or not _fits(known[name], content.get(name))
-    ]
-    if not wrong and entry.forgotten and content["kind"] != entry.kind:
-        wrong = ["kind"]
-    if not wrong:
-        wrong = [
-            name
-            for name, kind in known.items()
-            if kind == _JSON and not _is_canonical(content[name])
-        ]
-    if not wrong and not _is_moment(content["at"]):
-        wrong = ["at"]
-    if wrong:
-        raise PersonalFileError(
-            f"Entry {entry.seq} has a wrong {sorted(wrong)[0][:40]!a}.", hint=_HINT
-        )
-
-
-def _fits(kind: str, value: Any) -> bool:
-    match kind:
-        case "whole number":
-            return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
-        case "number":
-            return isinstance(value, float)
-        case "text or null":
-            return value is None or isinstance(value, str)
-    return isinstance(value, str)
-
-
-def _is_canonical(text: str) -> bool:
-    try:
-        return hash_chain.as_json(hash_chain.from_json(text), what="value") == text
-    except Exception:  # noqa: BLE001 - whatever a stranger's text does to a parser
-        return False
-
-
-def _is_moment(text: str) -> bool:
-    try:
-        return hash_chain.as_text(hash_chain.as_moment(text)) == text
-    except (ValueError, OverflowError):
-        return False
-
-
-def _chained(
-    found: Sequence[Entry], user: str
-) -> tuple[list[tuple[str, int, str, str, str]], dict[str, list[Row]]]:
-    """The entries and rows under a name, numbered and chained anew."""
-    chain = hash_chain.BEFORE_THE_FIRST
-    chained, contents = [], dict[str, list[Row]]()
-    for seq, entry in enumerate(found, 1):
-        full = {"user": user, "seq": seq, **entry.content}
-        digest = hash_chain.row_digest(entry.table, full)
-        chain = hash_chain.link(chain, seq, entry.kind, digest)
-        chained.append((user, seq, entry.kind, digest, chain))
-        contents.setdefault(entry.table, []).append(full)
-    return chained, contents
-
-
-def _provenance(portable: Portable, user: str) -> Iterable[tuple[str, str, str, str, str]]:
-    """Each signal by the role that it first had in a revision."""
-    layers = {each["id"]: each["layer"] for each in portable.contents("revision")}
-    roles: dict[tuple[str, str], str] = {}
-    for each in portable.contents("judgement"):
-        for signal, role in hash_chain.from_json(each["signals"]).items():
-            roles.setdefault((each["revision"], signal), role)
-    return [
-        (user, revision, signal, layers.get(revision, ""), role)
-        for (revision, signal), role in roles.items()
-    ]
-
-
-def _mark(
-    db: sqlite_utils.Database, portable: Portable, user: str, at: datetime, mark: str
-) -> None:
-    newest = {each["revision"]: each for each in portable.contents("judgement")}
-    chains = hash_chain.Chains(db)
-    for each in newest.values():
-        chains.append(
-            user,
-            "judgement",
-            {**each, "reason": f"{mark}: {each['reason']}", "at": hash_chain.as_text(at)},
-        )
-    chains.write()
+def _are_entries(entries: Iterable[StackEntry]) -> bool:
+    return all(
+        _are_texts((e.layer, e.revision, e.digest)) and _is_number(e.weight) for e in entries
+    )

@@ -14,17 +14,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from personalpeft.archive import Exported, Imported
-from personalpeft.chat.compare import Choice
-from personalpeft.chat.reply import Reply, Why
+from personalpeft.archive import ExportSummary, ImportSummary
+from personalpeft.chat.compare import LabeledComparison
+from personalpeft.chat.reply import Reply
 from personalpeft.errors import AdapterError, InvalidInput, PersonalFileError
-from personalpeft.learning.activity_summary import Digest
-from personalpeft.learning.progress import Learning
+from personalpeft.learning.activity_summary import ActivitySummary
+from personalpeft.learning.progress import TrainingStatus
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.status import Account
+from personalpeft.learning.status import SignalStatus
 from personalpeft.learning.triggers import Pending
 from personalpeft.memory.types import Item
-from personalpeft.store.base import Collected, Problem, UserSummary
+from personalpeft.provenance import Provenance
+from personalpeft.store.types import GarbageReport, Problem, UserSummary
 from personalpeft.types import HeadMove, Json, Layer, Revision, Signal, Stack, Turn
 from personalpeft_app.http.own import values as v
 from personalpeft_app.http.own import working
@@ -90,7 +91,7 @@ def turn(call: Call) -> Turn:
     return call.user.turn(call.path["turn"])
 
 
-def why(call: Call) -> Why:
+def why(call: Call) -> Provenance:
     return call.user.why(call.path["turn"])
 
 
@@ -135,7 +136,7 @@ def signals(call: Call) -> v.Page[Signal]:
     return page(call.user.signals(current=call.query.current), call.query, by_id)
 
 
-def lessons(call: Call) -> v.Page[Account]:
+def lessons(call: Call) -> v.Page[SignalStatus]:
     return page(
         call.user.lessons(current=call.query.current), call.query, lambda account: account.signal.id
     )
@@ -160,8 +161,8 @@ def pending(call: Call) -> Pending:
     return call.user.pending()
 
 
-def learning(call: Call) -> Learning | None:
-    return call.user.learning()
+def learning(call: Call) -> TrainingStatus | None:
+    return call.user.training_status()
 
 
 def review(call: Call) -> tuple[LearnReport, ...]:
@@ -177,7 +178,7 @@ def layers(call: Call) -> v.Page[Layer]:
 
 
 def weigh(call: Call) -> Layer:
-    call.user.weigh(call.path["layer"], call.body.weight)
+    call.user.set_weight(call.path["layer"], call.body.weight)
     return _layer(call)
 
 
@@ -202,12 +203,12 @@ def reports(call: Call) -> v.Page[Json]:
     return page_by_number(call.user.reports(), call.query)
 
 
-def digest(call: Call) -> Digest:
+def digest(call: Call) -> ActivitySummary:
     since, seconds = call.query.since, call.query.seconds
     if since is not None and seconds is not None:
         raise InvalidInput("Both since and seconds are given.", hint="Give one of them.")
     begin = since if since is not None else timedelta(seconds=seconds or 24 * 3600)
-    return call.user.digest(begin, call.query.until)
+    return call.user.activity_summary(begin, call.query.until)
 
 
 def compare(call: Call) -> v.BlindComparison:
@@ -227,12 +228,12 @@ def compare(call: Call) -> v.BlindComparison:
     return v.BlindComparison(call.desk.keep(call.user.id, found), found.prompt, answers, found.same)
 
 
-def choose(call: Call) -> Choice:
+def choose(call: Call) -> LabeledComparison:
     return call.desk.comparison(call.user.id, call.path["comparison"]).choose(call.body.which)
 
 
 @contextmanager
-def export(call: Call) -> Iterator[Exported]:
+def export(call: Call) -> Iterator[ExportSummary]:
     """The file lives as long as the context."""
     with TemporaryDirectory(prefix="personal-") as folder:
         yield call.user.export(
@@ -240,7 +241,7 @@ def export(call: Call) -> Iterator[Exported]:
         )
 
 
-def import_user(call: Call) -> Imported:
+def import_user(call: Call) -> ImportSummary:
     try:
         return call.runtime.import_user(call.body, as_user=call.query.as_user)
     except PersonalFileError as error:
@@ -283,15 +284,15 @@ def import_gguf(call: Call) -> Revision:
 
 
 def served(call: Call) -> bytes:
-    return call.runtime.served(call.path["digest"], call.path["file"])
+    return call.runtime.read_published_file(call.path["digest"], call.path["file"])
 
 
 def verify(call: Call) -> tuple[Problem, ...]:
     return call.runtime.verify()
 
 
-def collect(call: Call) -> Collected:
-    return call.runtime.collect(dry_run=call.query.dry_run)
+def collect(call: Call) -> GarbageReport:
+    return call.runtime.collect_garbage(dry_run=call.query.dry_run)
 
 
 _BY_NAME = {**globals(), **vars(working)}

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from personalpeft.archive import Imported
-from personalpeft.chat.compare import Choice
-from personalpeft.chat.reply import Reply, Why
+from personalpeft.archive import ImportSummary
+from personalpeft.chat.compare import LabeledComparison
+from personalpeft.chat.reply import Reply
 from personalpeft.errors import (
     AdapterError,
     BaseMismatch,
@@ -33,13 +33,14 @@ from personalpeft.errors import (
     ServingFailed,
     WeightsError,
 )
-from personalpeft.learning.activity_summary import Digest
-from personalpeft.learning.progress import Learning
+from personalpeft.learning.activity_summary import ActivitySummary
+from personalpeft.learning.progress import TrainingStatus
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.status import Account
+from personalpeft.learning.status import SignalStatus
 from personalpeft.learning.triggers import Pending
 from personalpeft.memory.types import Item
-from personalpeft.store.base import Collected, Problem, UserSummary
+from personalpeft.provenance import Provenance
+from personalpeft.store.types import GarbageReport, Problem, UserSummary
 from personalpeft.types import HeadMove, Json, Layer, Revision, Signal, Stack, Turn
 from personalpeft_app.http.own import values as v
 
@@ -145,7 +146,7 @@ TURNS = Operation(
 TURN = Operation("turn", "GET", _TURN, "Turns", "One turn.", Turn)
 WHY = Operation(
     "why", "GET", f"{_TURN}/why", "Turns",
-    "Why a reply was as it was: the revisions that answered, the signals behind them, the rules and facts in the prompt.", Why,
+    "Why a reply was as it was: the revisions that answered, the signals behind them, the rules and facts in the prompt.", Provenance,
 )  # fmt: skip
 
 FEEDBACK = Operation(
@@ -174,7 +175,7 @@ SIGNALS = Operation(
 )  # fmt: skip
 LESSONS = Operation(
     "lessons", "GET", f"{_USER}/lessons", "Say", "Where each signal went and why, oldest first.",
-    Account, query=v.CurrentQuery, paged=True,
+    SignalStatus, query=v.CurrentQuery, paged=True,
 )  # fmt: skip
 ITEMS = Operation(
     "items", "GET", f"{_USER}/items", "Say", "The rules and facts that act now, oldest first.", Item, query=v.PageQuery, paged=True,
@@ -246,7 +247,7 @@ PENDING = Operation(
 LEARNING = Operation(
     "learning", "GET", f"{_USER}/learning", "Learn",
     "What is being learned now, by this server or another program on its home: the layer and how many steps are done, or null.",
-    Learning | None,
+    TrainingStatus | None,
 )  # fmt: skip
 REVIEW = Operation(
     "review", "POST", f"{_USER}/review", "Learn", "Ends the probations that what was said until now decides; each end is a report.",
@@ -284,7 +285,7 @@ REPORTS = Operation(
 )  # fmt: skip
 DIGEST = Operation(
     "digest", "GET", f"{_USER}/digest", "Stack", "What learning did in a while: signals, learns, moves, what is live.",
-    Digest, query=v.DigestQuery,
+    ActivitySummary, query=v.DigestQuery,
 )  # fmt: skip
 
 COMPARE = Operation(
@@ -293,7 +294,7 @@ COMPARE = Operation(
 )  # fmt: skip
 CHOOSE = Operation(
     "choose", "POST", f"{_USER}/comparisons/{{comparison}}/choice", "Compare",
-    "Says which answer is better; that is kept as a preference, and whose they were is told.", Choice, v.ChooseBody, status=201,
+    "Says which answer is better; that is kept as a preference, and whose they were is told.", LabeledComparison, v.ChooseBody, status=201,
 )  # fmt: skip
 
 EXPORT = Operation(
@@ -304,7 +305,7 @@ EXPORT = Operation(
 IMPORT = Operation(
     "import_user", "POST", "/import", "Move",
     "Takes in the user of a .personal file, of whom there must be none yet; every digest and adapter in it is checked first.",
-    Imported, query=v.ImportQuery, status=201, upload=True, everybody=True,
+    ImportSummary, query=v.ImportQuery, status=201, upload=True, everybody=True,
     errors=(*ANY, PersonalFileError, WeightsError, MissingPackage),
 )  # fmt: skip
 
@@ -346,7 +347,7 @@ VERIFY = Operation(
 )  # fmt: skip
 COLLECT = Operation(
     "collect", "POST", "/collect", "Care", "Takes away what nothing needs, while others use the home.",
-    Collected, query=v.CollectQuery, everybody=True,
+    GarbageReport, query=v.CollectQuery, everybody=True,
 )  # fmt: skip
 
 OPERATIONS: tuple[Operation, ...] = tuple(

@@ -167,7 +167,7 @@ def test_what_one_cannot_do_is_their_report_and_stops_nobody(world: World) -> No
     world.say(PEOPLE[:2])
     with world.opened() as runtime:
         runtime.user("silent")
-        with runtime._services.store.lease("learn-user-1"):
+        with runtime._services.store.leases.acquire("learn-user-1"):
             reports = world.learn(["silent", "user-0", "nobody", "user-1"], at_once=1)
         assert [report.error for report in reports] == ["NothingToLearn", "", "NotFound", "Busy"]
         assert "Did you mean" in reports[2].reason or "Known" in reports[2].reason
@@ -293,6 +293,6 @@ def _quick_card(world: World) -> Any:
 
     tiny = (resources.files("personalpeft_models") / "tiny-random.toml").read_text("utf-8")
     card = world.folder / "tiny-quick.toml"
-    learning = "\n[learning]\nrank = 2\nalpha = 8.0\nsteps = 12\nbatch = 2\nlearning_rate = 0.01\n"
+    learning = "\n[learning]\nrank = 2\nalpha = 8.0\nmin_steps = 12\nbatch_size = 2\nlearning_rate = 0.01\n"
     card.write_text(tiny.replace('name = "tiny-random"', 'name = "tiny-quick"') + learning)
     return card

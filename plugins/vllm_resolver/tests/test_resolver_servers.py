@@ -51,9 +51,9 @@ def url(runtime: Runtime) -> Iterator[str]:
 def test_a_stack_is_pulled_from_our_server_by_a_token_of_a_worker_or_of_administration(
     tmp_path: Path, runtime: Runtime, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    runtime.tokens.ensure_first()
-    admin, adas = runtime.tokens.first.read_text().strip(), runtime.tokens.make("ada")[1]
-    worker = runtime.tokens.make(None, worker=True)[1]
+    runtime.api_keys.ensure_admin_key()
+    admin, adas = runtime.api_keys.admin_key_file.read_text().strip(), runtime.api_keys.create("ada")[1]
+    worker = runtime.api_keys.create(None, worker=True)[1]
     made = stack(size=3_000_000)
     with closing(ServedFolders(runtime.settings.cache / "served", "program")) as folders:
         folders.put(made)
@@ -72,7 +72,7 @@ def test_a_stack_is_pulled_from_our_server_by_a_token_of_a_worker_or_of_administ
 def test_what_was_published_of_somebody_whom_nobody_serves_is_pulled_from_our_server(
     tmp_path: Path, runtime: Runtime, url: str
 ) -> None:
-    ada, worker = runtime.user("ada"), runtime.tokens.make(None, worker=True)[1]
+    ada, worker = runtime.user("ada"), runtime.api_keys.create(None, worker=True)[1]
     learned(ada)
     done = runtime.publish()
     assert done.stacks[0].name

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 import personalpeft
 from personalpeft import Runtime
 from personalpeft.clock import Clock
-from personalpeft.learning.activity_summary import Digest
+from personalpeft.learning.activity_summary import ActivitySummary
 from personalpeft.learning.report import LearnReport, from_json
 from personalpeft_app.daemon import journal
 from personalpeft_app.daemon.deciding import Decision
@@ -176,10 +176,10 @@ class World:
         """How often a learn came to its end."""
         return sum(report.revision is not None for report in self.reports(user))
 
-    def morning(self) -> list[Digest]:
+    def morning(self) -> list[ActivitySummary]:
         """What the daemon's last report says, as it is read now."""
         with personalpeft.open(self.home, base="fake", backend="fake", clock=self.clock) as runtime:
-            period = journal.from_text(runtime.upkeep.noted(TASK)).morning
+            period = journal.from_text(runtime.maintenance.read_note(TASK)).morning
             return digests(runtime, period) if period else []
 
     def pending(self, user: str = "ada") -> int:

@@ -33,7 +33,7 @@ def test_a_probation_that_feedback_decided_while_another_learned_is_ended_within
         ada = runtime.user("ada")
         assert ada.revisions()[0].probation
         # Whoever learns holds the lease, so that feedback alone cannot end it.
-        with runtime._services.store.lease("learn-ada"):
+        with runtime._services.store.leases.acquire("learn-ada"):
             for number in range(6):
                 ada.feedback(ada.chat(f"another question {number}", temperature=0), rating=-1)
         assert ada.stack().entries

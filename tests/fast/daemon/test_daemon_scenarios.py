@@ -8,6 +8,7 @@ import pytest
 from daemon_makers import World, at
 
 from personalpeft import ServingFailed, User
+from personalpeft.learning.outcomes import text_reason
 from personalpeft.learning import pipeline
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.types import Verdict
@@ -253,7 +254,7 @@ def it_was_refused_before(world: World) -> None:
         patch.setattr(
             pipeline,
             "judge",
-            lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"),
+            lambda evidence, margins, **more: Judgement(Verdict.REFUSED, (text_reason("it is worse"),)),
         )
         world.say(9)
         world.goes_on(hours=72)
@@ -297,7 +298,7 @@ def the_journal_is_damaged_before_the_learn(world: World) -> None:
 
 def somebody_learns_by_hand_meanwhile(world: World) -> None:
     world.say(9)
-    with world.opened() as runtime, runtime._services.store.lease("learn-ada"):
+    with world.opened() as runtime, runtime._services.store.leases.acquire("learn-ada"):
         world.goes_on(hours=1)
     assert world.learns() == 0
     with world.opened() as runtime:

@@ -14,11 +14,11 @@ import pytest
 
 import personalpeft
 from personalpeft.errors import OUTCOMES
-from personalpeft.learning.gate.gate import ENOUGH, TIE, Margins
-from personalpeft.learning.rl.advantages import LEAST_SPREAD
-from personalpeft.learning.rl.config import Drill
-from personalpeft.learning.rl.tasks import FADING, HOPELESS, SOLVED
-from personalpeft.learning.train.config import Recipe
+from personalpeft.learning.gate.gate import CONFIRMATION_E_VALUE, TIE_MARGIN, Margins
+from personalpeft.learning.rl.advantages import MIN_SPREAD
+from personalpeft.learning.rl.config import RLConfig
+from personalpeft.learning.rl.tasks import DECAY, HOPELESS_RATE, SOLVED_RATE
+from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.plugins import Plugins
 from personalpeft_app.http.places import places_for
 from personalpeft_app.http.running import Server
@@ -88,7 +88,7 @@ def test_the_clients_of_the_http_page_run_as_printed(
     thread = threading.Thread(target=lambda: server.run(grace=5, close=runtime.close))
     thread.start()
     try:
-        secret = runtime.tokens.first.read_text().strip()
+        secret = runtime.api_keys.admin_key_file.read_text().strip()
         for library, block in ((openai, openai_block), (anthropic, anthropic_block)):
             said = {
                 library.__name__: library,
@@ -118,16 +118,16 @@ def test_the_annotated_tree_names_what_is_there() -> None:
 
 def test_the_learning_page_has_the_numbers_of_the_code() -> None:
     page = (ROOT / "docs/learning.md").read_text("utf-8")
-    recipe = Recipe()
+    recipe = TrainingConfig()
     for said in (
         f"{recipe.learning_rate:.0e}".replace("e-04", "e-4"),
-        f"{recipe.steps} steps of {recipe.batch} lessons",
+        f"{recipe.min_steps} steps of {recipe.batch_size} lessons",
         f"{recipe.rank}, {recipe.alpha:g}",
-        f"{recipe.anchors} a step, weight {recipe.anchor_weight:g}",
-        f"| {recipe.content:g} |",
-        f"{recipe.pairs} a step, beta {recipe.beta:g}",
-        f"more than {TIE} nats",
-        f"At {ENOUGH:g} a promotion",
+        f"{recipe.kl_prompts} a step, weight {recipe.kl_weight:g}",
+        f"| {recipe.content_weight:g} |",
+        f"{recipe.preference_pairs} a step, beta {recipe.beta:g}",
+        f"more than {TIE_MARGIN} nats",
+        f"At {CONFIRMATION_E_VALUE:g} a promotion",
         f"retention = {Margins().retention:g} ",
         f"canaries = {Margins().canaries} ",
         f"kl = {Margins().kl} ",
@@ -139,18 +139,20 @@ def test_the_learning_page_has_the_numbers_of_the_code() -> None:
 
 def test_the_learning_page_has_the_numbers_of_the_drill() -> None:
     page = (ROOT / "docs/learning.md").read_text("utf-8").split("## Practice")[1]
-    drill = Drill()
+    config = RLConfig()
     for said in (
-        f"{drill.rounds} rounds of {drill.per_round} tasks with {drill.group} replies",
-        f"of which {drill.imitate} imitate at {drill.imitation_rate:.0e}".replace("e-0", "e-"),
-        f"in {drill.repeats} steps\nof {drill.batch} replies each",
-        f"learn at {drill.learning_rate:.0e}".replace("e-0", "e-"),
-        f"temperature {drill.temperature:g}, replies of up to {drill.longest} tokens",
-        f"{drill.pool} tasks to try and {drill.held_back} to judge by",
-        f"weight {drill.kl:g}",
-        f"below {LEAST_SPREAD:g} counts as {LEAST_SPREAD:g}",
-        f"above {SOLVED:g}: solved; below {HOPELESS:g}: hopeless",
-        f"fades by {1 - FADING:.0%}".replace("%", " %"),
+        f"{config.rounds} rounds of {config.prompts_per_round} tasks with {config.num_generations} replies",
+        f"of which {config.rejection_rounds} imitate at {config.rejection_learning_rate:.0e}".replace(
+            "e-0", "e-"
+        ),
+        f"in {config.rejection_steps} steps\nof {config.batch_size} replies each",
+        f"learn at {config.learning_rate:.0e}".replace("e-0", "e-"),
+        f"temperature {config.temperature:g}, replies of up to {config.max_completion_length} tokens",
+        f"{config.num_train_tasks} tasks to try and {config.num_eval_tasks} to judge by",
+        f"weight {config.beta:g}",
+        f"below {MIN_SPREAD:g} counts as {MIN_SPREAD:g}",
+        f"above {SOLVED_RATE:g}: solved; below {HOPELESS_RATE:g}: hopeless",
+        f"fades by {1 - DECAY:.0%}".replace("%", " %"),
     ):
         assert said in page, said
 

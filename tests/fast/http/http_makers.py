@@ -43,12 +43,12 @@ class Caller:
 
 
 def administration(runtime: Runtime, app: Flask) -> Caller:
-    runtime.tokens.ensure_first()
-    return Caller(app, runtime.tokens.first.read_text().strip())
+    runtime.api_keys.ensure_admin_key()
+    return Caller(app, runtime.api_keys.admin_key_file.read_text().strip())
 
 
 def of_user(runtime: Runtime, app: Flask, user: str = "ada") -> Caller:
-    return Caller(app, runtime.tokens.make(user)[1])
+    return Caller(app, runtime.api_keys.create(user)[1])
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Served:
     server: Server
 
     def of(self, user: str) -> str:
-        return self.runtime.tokens.make(user)[1]
+        return self.runtime.api_keys.create(user)[1]
 
     @property
     def running(self) -> float:
@@ -72,14 +72,14 @@ class Served:
 @contextmanager
 def served(runtime: Runtime, *, grace: float = 5, **more: Any) -> Iterator[Served]:
     """The app on a free port, in a thread of this process."""
-    runtime.tokens.ensure_first()
+    runtime.api_keys.ensure_admin_key()
     places = places_for(runtime)
     server = Server(
         make_app(runtime, owner="ada", places=places, **more), places, host="127.0.0.1", port=0
     )
     thread = threading.Thread(target=lambda: server.run(grace=grace, close=runtime.close))
     thread.start()
-    secret = runtime.tokens.first.read_text().strip()
+    secret = runtime.api_keys.admin_key_file.read_text().strip()
     try:
         yield Served(runtime, f"http://127.0.0.1:{server.port}", secret, places, server)
     finally:

@@ -23,7 +23,6 @@ from personalpeft import (
     Forgotten,
     InvalidId,
     InvalidInput,
-    Learning,
     LearnReport,
     NotFound,
     NothingToLearn,
@@ -31,16 +30,17 @@ from personalpeft import (
     PersonalPeftError,
     PromptTooLong,
     Runtime,
+    TrainingStatus,
     User,
 )
 from personalpeft.adapters.formats import published
 from personalpeft.base_models.types import Base
-from personalpeft.learning.options import Order
-from personalpeft.learning.rl.trainer import Coach
+from personalpeft.formatting import to_json
+from personalpeft.learning.options import LearnOptions
+from personalpeft.learning.rl.trainer import RLTrainer
 from personalpeft.types import SignalKind
 from personalpeft_app.client import Client, NotAllowed, RemoteUser, Unreachable, connect
 from personalpeft_app.http.own.routes import OwnApi
-from personalpeft_app.output import as_data
 from personalpeft_app.peft_archive import unpacked
 
 
@@ -93,7 +93,7 @@ def test_a_user_is_made_on_first_use_unless_asked_not_to(opened: Any) -> None:
 def test_a_token_says_whose_it_is(site: Served, client: Client, runtime: Runtime) -> None:
     base = runtime.base().card.title
     for secret in (site.secret, site.of("ada")):
-        known = runtime.tokens.holder(secret)
+        known = runtime.api_keys.authenticate(secret)
         assert known is not None
         told = connect(site.url, secret).holder()
         assert (told.user, told.base) == (known.user, base)
@@ -243,7 +243,7 @@ def test_what_was_said_is_taken_back_all_of_it_or_none(ada: Any, own: User) -> N
     everything = own.signals()
     assert ada.retract(*said) == everything
     assert own.signals() == ()
-    with pytest.raises(NotFound, match="taken back already"):
+    with pytest.raises(NotFound, match="retracted"):
         ada.retract(said[0])
     assert own.signals(current=False) == everything
 
@@ -276,7 +276,7 @@ def test_a_learn_reports_and_changes_what_answers_and_can_be_taken_back(
     heard: list[tuple[str, float]] = []
     report = ada.learn(progress=lambda stage, done: heard.append((stage, done)))
     assert report.live
-    assert as_data(report) == {**ada.reports()[-1], "above": []}
+    assert to_json(report) == {**ada.reports()[-1], "above": []}
     assert all(stage and 0 <= done <= 1 for stage, done in heard)
     assert heard
     assert "undo: personalpeft rollback style" in str(report)
@@ -292,7 +292,7 @@ def test_a_learn_reports_and_changes_what_answers_and_can_be_taken_back(
     assert ada.chat("Hello", temperature=0).text == before
     assert ada.rollback("style", to=report.revision).after == report.revision
     assert ada.rollback("style", to=None).after is None
-    digest = ada.digest(timedelta(hours=1))
+    digest = ada.activity_summary(timedelta(hours=1))
     assert [each.revision for each in digest.reports] == [report.revision]
     assert digest.live == {"style": None}
 
@@ -315,14 +315,14 @@ def test_what_is_pending_is_told_and_probations_are_reviewed(ada: Any, own: User
 
 
 def test_what_is_being_learned_is_told_while_it_is(ada: Any, own: User) -> None:
-    assert ada.learning() is None
+    assert ada.training_status() is None
     correct(own)
-    seen: list[Learning | None] = []
-    report = own.learn(progress=lambda stage, done: seen.append(ada.learning()))
+    seen: list[TrainingStatus | None] = []
+    report = own.learn(progress=lambda stage, done: seen.append(ada.training_status()))
     assert [(each.layer, each.steps) for each in seen if each and each.steps] == [
         ("style", report.steps)
     ] * len(seen[1:])
-    assert ada.learning() is None
+    assert ada.training_status() is None
 
 
 def test_a_chat_can_be_asked_closely(ada: Any) -> None:
@@ -362,7 +362,7 @@ def test_many_learn_at_once_and_what_one_cannot_do_is_their_report_alone(
     assert [report.user for report in reports] == ["cy", "bo", "nobody", "ada"]
     assert [report.error for report in reports] == ["NothingToLearn", "", "NotFound", ""]
     assert [report.live for report in reports] == [False, True, False, True]
-    assert as_data(reports[3]) == {**runtime.user("ada").reports()[-1], "above": []}
+    assert to_json(reports[3]) == {**runtime.user("ada").reports()[-1], "above": []}
     assert all(stage and 0 <= done <= 1 for stage, done in heard)
     assert heard
 
@@ -519,7 +519,7 @@ def test_a_home_is_looked_after_by_administration_alone(
     (problem,) = opened.verify()
     assert problem == runtime.verify()[0]
     assert str(runtime.settings.home) not in f"{problem}"
-    assert opened.collect(dry_run=True) == runtime.collect(dry_run=True)
+    assert opened.collect_garbage(dry_run=True) == runtime.collect_garbage(dry_run=True)
     mine = connect(site.url, site.of("ada"))
     for forbidden in (mine.verify, mine.collect):
         with pytest.raises(NotAllowed):
@@ -533,18 +533,20 @@ def test_a_stack_that_is_served_is_given_by_its_digest_to_administration_alone(
     stack = published.Served(published.digest_of(files), 8, files)
     with closing(published.ServedFolders(runtime.settings.cache / "served", "another")) as folders:
         folders.put(stack)
-        assert {name: opened.served(stack.digest, name) for name in files} == files
+        assert {name: opened.read_published_file(stack.digest, name) for name in files} == files
         for digest, name in (
             ("0" * 64, "adapter_config.json"),
             (stack.digest, "../x"),
             (".." * 32, "adapter_config.json"),
         ):
             with pytest.raises(NotFound):
-                opened.served(digest, name)
+                opened.read_published_file(digest, name)
         with pytest.raises(NotAllowed):
-            connect(site.url, site.of("ada")).served(stack.digest, "adapter_config.json")
+            connect(site.url, site.of("ada")).read_published_file(
+                stack.digest, "adapter_config.json"
+            )
     with pytest.raises(NotFound, match="no stack"):
-        opened.served(stack.digest, "adapter_config.json")
+        opened.read_published_file(stack.digest, "adapter_config.json")
 
 
 def test_turns_come_in_parts(ada: Any, own: User) -> None:
@@ -559,25 +561,27 @@ def test_turns_come_in_parts(ada: Any, own: User) -> None:
 
 def test_a_digest_can_end_before_now(ada: Any, own: User) -> None:
     correct(ada)
-    assert ada.digest(timedelta(hours=1)).signals == {"edit": 5}
+    assert ada.activity_summary(timedelta(hours=1)).signals == {"edit": 5}
     first = own.turns()[-1].at
-    assert not ada.digest(first - timedelta(days=2), until=first - timedelta(days=1)).signals
+    assert not ada.activity_summary(
+        first - timedelta(days=2), until=first - timedelta(days=1)
+    ).signals
     with pytest.raises(InvalidInput):
-        ada.digest(first, until=first - timedelta(days=1))
+        ada.activity_summary(first, until=first - timedelta(days=1))
 
 
 def test_a_layer_is_weighed_and_scoped(ada: Any) -> None:
     correct(ada)
     ada.learn()
-    ada.weigh("style", 0.5)
+    ada.set_weight("style", 0.5)
     ada.scope("style", "near")
     assert [(layer.weight, layer.scope) for layer in ada.layers()] == [(0.5, "near")]
     with pytest.raises(InvalidInput):
-        ada.weigh("style", 3)
+        ada.set_weight("style", 3)
     with pytest.raises(InvalidInput):
         ada.scope("style", "sometimes")
     with pytest.raises(NotFound):
-        ada.weigh("memory", 1)
+        ada.set_weight("memory", 1)
 
 
 def test_a_comparison_is_blind_and_a_choice_is_kept(ada: Any, own: User) -> None:
@@ -607,14 +611,14 @@ def test_a_practice_hears_what_it_may_take_and_that_its_result_is_accepted(
     ada: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "0.001 are allowed" in ada.practice("sums", verifier="sums", memory=0.001).reason
-    heard: list[Order] = []
-    practise = Coach.practise
+    heard: list[LearnOptions] = []
+    practise = RLTrainer.train
 
-    def noted(coach: Coach, *given: Any) -> LearnReport:
+    def noted(coach: RLTrainer, *given: Any) -> LearnReport:
         heard.append(given[-1])
         return practise(coach, *given)
 
-    monkeypatch.setattr(Coach, "practise", noted)
+    monkeypatch.setattr(RLTrainer, "practise", noted)
     ada.practice("sums", verifier="sums", seconds=60, rounds=1, steps=3, memory=100, accept=True)
     (order,) = heard
     assert (order.seconds, order.steps, order.memory, order.accept) == (60, 3, 100, True)
@@ -662,7 +666,7 @@ WRONG: dict[str, tuple[type[PersonalPeftError], Any]] = {
     "no budget": (InvalidInput, lambda user: user.learn(seconds=0)),
     "nothing to roll back": (NotFound, lambda user: user.rollback("style")),
     "nothing to compare": (NotFound, lambda user: user.compare("Hello")),
-    "a future": (InvalidInput, lambda user: user.digest(timedelta(days=-1))),
+    "a future": (InvalidInput, lambda user: user.activity_summary(timedelta(days=-1))),
     "less than no turns": (InvalidInput, lambda user: user.turns(-1)),
 }
 

@@ -160,7 +160,7 @@ def test_all_connections_together_hold_a_bounded_number_of_bytes_and_one_token_h
         begin(site, on, IMPORT, secret, f"Content-Length: {size}", "Expect: 100-continue")
         return answer(on)[0]
 
-    first, second, third = (runtime.tokens.make(None)[1] for _ in range(3))
+    first, second, third = (runtime.api_keys.create(None)[1] for _ in range(3))
     with ExitStack() as stack:
         callers = [stack.enter_context(connected(site)) for _ in range(6)]
         assert asked(callers[0], first, bodies.LARGEST_FILE) == 100

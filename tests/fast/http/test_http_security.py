@@ -84,11 +84,11 @@ def test_a_users_token_is_good_for_that_user_alone(ada: Caller, admin: Caller) -
 
 def test_a_revoked_token_is_refused_from_the_next_request_on(runtime: Runtime, ada: Caller) -> None:
     assert ada.get("/probe/ada").status_code == 200
-    (token,) = runtime.tokens.known()
-    runtime.tokens.revoke(token.id[:4])
+    (token,) = runtime.api_keys.list_keys()
+    runtime.api_keys.revoke(token.id[:4])
     assert ada.get("/probe/ada").status_code == 401
     with pytest.raises(NotFound):
-        runtime.tokens.revoke(token.id)
+        runtime.api_keys.revoke(token.id)
 
 
 def test_a_host_that_is_not_ours_is_refused(runtime: Runtime, admin: Caller) -> None:
@@ -223,27 +223,27 @@ def test_the_access_log_names_no_user_and_no_content(
 
 
 def test_the_secrets_can_be_read_by_their_owner_alone(runtime: Runtime) -> None:
-    tokens = runtime.tokens
-    assert tokens.ensure_first()
-    assert not tokens.ensure_first()
-    tokens.make("ada")
-    for path in (tokens.first, tokens.first.with_name("tokens.json")):
+    tokens = runtime.api_keys
+    assert tokens.ensure_admin_key()
+    assert not tokens.ensure_admin_key()
+    tokens.create("ada")
+    for path in (tokens.admin_key_file, tokens.admin_key_file.with_name("tokens.json")):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    secret = tokens.make(None)[1]
-    assert secret not in tokens.first.with_name("tokens.json").read_text()
-    assert tokens.holder(secret) is not None
-    tokens.first.chmod(0o644)
+    secret = tokens.create(None)[1]
+    assert secret not in tokens.admin_key_file.with_name("tokens.json").read_text()
+    assert tokens.authenticate(secret) is not None
+    tokens.admin_key_file.chmod(0o644)
     with pytest.raises(HomeError):
-        tokens.holder(secret)
+        tokens.authenticate(secret)
 
 
 def test_two_processes_agree_on_the_first_secret(runtime: Runtime) -> None:
     with personalpeft.open(runtime.settings.home, backend="fake") as other:
-        assert [other.tokens.ensure_first(), runtime.tokens.ensure_first()] == [True, False]
-        secret = runtime.tokens.first.read_text().strip()
-        assert runtime.tokens.holder(secret) == other.tokens.holder(secret)
-        made = other.tokens.make("bob")[1]
-        holder = runtime.tokens.holder(made)
+        assert [other.api_keys.ensure_admin_key(), runtime.api_keys.ensure_admin_key()] == [True, False]
+        secret = runtime.api_keys.admin_key_file.read_text().strip()
+        assert runtime.api_keys.authenticate(secret) == other.api_keys.authenticate(secret)
+        made = other.api_keys.create("bob")[1]
+        holder = runtime.api_keys.authenticate(made)
         assert holder is not None
         assert holder.user == "bob"
 
@@ -251,7 +251,7 @@ def test_two_processes_agree_on_the_first_secret(runtime: Runtime) -> None:
 def test_a_made_and_a_revoked_token_are_durable_before_the_call_returns(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokens, home = runtime.tokens, runtime.settings.home
+    tokens, home = runtime.api_keys, runtime.settings.home
     on_disk: list[str] = []
     fsync = os.fsync
 
@@ -262,15 +262,15 @@ def test_a_made_and_a_revoked_token_are_durable_before_the_call_returns(
             on_disk.append(
                 "".join(
                     path.read_text()
-                    for path in (tokens.first, home / "tokens.json")
+                    for path in (tokens.admin_key_file, home / "tokens.json")
                     if path.exists()
                 )
             )
 
     monkeypatch.setattr(os, "fsync", record)
-    tokens.ensure_first()
-    assert tokens.first.read_text() in on_disk[-1]
-    made, _ = tokens.make("ada")
+    tokens.ensure_admin_key()
+    assert tokens.admin_key_file.read_text() in on_disk[-1]
+    made, _ = tokens.create("ada")
     assert made.id in on_disk[-1]
     tokens.revoke(made.id)
     assert made.id not in on_disk[-1]

@@ -213,7 +213,7 @@ def test_streams_of_jobs_leave_places_for_others_and_one_token_has_a_share_of_th
             return response
 
         job = ask(site, "/api/v1/learns", {"users": ["bob"]}).headers["Location"]
-        secrets = [runtime.tokens.make(None)[1] for _ in range(site.places.count)]
+        secrets = [runtime.api_keys.create(None)[1] for _ in range(site.places.count)]
         first = follow(secrets[0])
         assert first.status == 200
         refused = follow(secrets[0])

@@ -329,7 +329,7 @@ def test_a_file_of_a_stack_may_be_kept_by_who_asked_and_by_nobody_between(
 
 
 def test_a_worker_may_fetch_stacks_and_nothing_else(admin: Caller, runtime: Runtime) -> None:
-    worker = replace(admin, secret=runtime.tokens.make(None, worker=True)[1])
+    worker = replace(admin, secret=runtime.api_keys.create(None, worker=True)[1])
     files = {"adapter_config.json": b"{}\n", "adapter_model.safetensors": b"tensors"}
     stack = published.Served(published.digest_of(files), 8, files)
     with closing(published.ServedFolders(runtime.settings.cache / "served", "kept")) as folders:

@@ -11,8 +11,8 @@ from pathlib import Path
 from personalpeft.memory.embedder import HashEmbedder
 from personalpeft.memory.items import Memory
 from personalpeft.memory.types import Embedder, Recall, Vectors
-from personalpeft.store import open_store
-from personalpeft.store.base import Store
+from personalpeft.store.home import open_store
+from personalpeft.store.store import Store
 from personalpeft.types import Message, Signal, SignalKind
 
 
@@ -22,7 +22,7 @@ class CountingEmbedder:
     def __init__(self) -> None:
         self._inner = HashEmbedder()
         self.name = self._inner.name
-        self.near = self._inner.near
+        self.min_similarity = self._inner.min_similarity
         self.asked: list[str] = []
 
     def embed(self, texts: Sequence[str]) -> Vectors:
@@ -59,7 +59,7 @@ class Home:
         budget: int = 10_000,
         system: str | None = None,
     ) -> Recall:
-        return self.memory.recall(user, messages, budget_tokens=budget, count=words, system=system)
+        return self.memory.recall(user, messages, budget_tokens=budget, count_tokens=words, system=system)
 
 
 @contextmanager

@@ -6,21 +6,21 @@ import pytest
 from memory_makers import Home, prompt
 
 from personalpeft.errors import InvalidInput, NotFound
-from personalpeft.memory.items import LONGEST_TEXT, check_text
+from personalpeft.memory.items import MAX_ITEM_LENGTH, check_item_text
 from personalpeft.types import Message, SignalKind
 
 
 def test_a_rule_acts_at_once_in_every_chat(home: Home) -> None:
     rule = home.rule("ada", "Answer in Spanish.")
     recall = home.ask("ada", "What do bees make?")
-    assert recall.used == (rule.id,)
+    assert recall.item_ids == (rule.id,)
     assert '"Answer in Spanish."' in prompt(recall)
 
 
 def test_a_fact_acts_at_once_in_the_chats_it_is_near_to(home: Home) -> None:
     fact = home.fact("ada", "My dog is called Biscuit.")
-    assert home.ask("ada", "What is my dog called?").used == (fact.id,)
-    assert home.ask("ada", "Where do bees sleep?").used == ()
+    assert home.ask("ada", "What is my dog called?").item_ids == (fact.id,)
+    assert home.ask("ada", "Where do bees sleep?").item_ids == ()
 
 
 def test_items_are_listed_oldest_first_and_by_kind(home: Home) -> None:
@@ -37,12 +37,12 @@ def test_items_are_listed_oldest_first_and_by_kind(home: Home) -> None:
 
 def test_an_edited_fact_stops_acting_and_the_new_one_acts(home: Home) -> None:
     old = home.fact("ada", "My dog is called Biscuit.", questions=["Who barks at night?"])
-    assert home.ask("ada", "What is my dog called?").used == (old.id,)
+    assert home.ask("ada", "What is my dog called?").item_ids == (old.id,)
     new = home.memory.edit("ada", old.id, "My dog is called Rex.")
     recall = home.ask("ada", "What is my dog called?")
-    assert recall.used == (new.id,)
+    assert recall.item_ids == (new.id,)
     assert "Biscuit" not in prompt(recall)
-    assert home.ask("ada", "Who barks at night?").used == ()
+    assert home.ask("ada", "Who barks at night?").item_ids == ()
     assert home.store.ledger.signal("ada", new.id).supersedes == old.id
 
 
@@ -52,7 +52,7 @@ def test_an_edited_fact_with_another_answer_is_found_by_the_questions_that_it_ha
     old = home.fact("ada", "My dog is called Biscuit.", questions=["Who barks at night?"])
     new = home.memory.edit("ada", old.id, "My dog is called Rex.", answer="Rex")
 
-    assert home.ask("ada", "Who barks at night?").used == (new.id,)
+    assert home.ask("ada", "Who barks at night?").item_ids == (new.id,)
     payload = home.store.ledger.signal("ada", new.id).payload
     assert (payload["questions"], payload["answer"]) == (["Who barks at night?"], "Rex")
 
@@ -108,7 +108,7 @@ def test_no_user_sees_the_items_of_another(home: Home) -> None:
     recall = home.ask("bob", "What is my dog called?")
     assert "Biscuit" not in prompt(recall)
     assert "Spanish" not in prompt(recall)
-    assert len(recall.used) == 1
+    assert len(recall.item_ids) == 1
 
 
 def test_a_fact_that_a_later_one_contradicts_does_not_act_and_is_neither_edited_nor_removed(
@@ -139,7 +139,7 @@ def test_a_refused_edit_changes_nothing(home: Home) -> None:
         ("", "empty"),
         (" \n\t", "empty"),
         ("\u200b\u2060", "empty"),
-        ("x" * (LONGEST_TEXT + 1), str(LONGEST_TEXT + 1)),
+        ("x" * (MAX_ITEM_LENGTH + 1), str(MAX_ITEM_LENGTH + 1)),
         ("a\x00b", "U+0000"),
         ("a\x1b[31mb", "U+001B"),
         ("a\ud800b", "U+D800"),
@@ -149,14 +149,14 @@ def test_a_refused_edit_changes_nothing(home: Home) -> None:
 )
 def test_a_text_that_cannot_be_an_item_is_refused_by_name(text: object, fault: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        check_text(text, what="comment")
+        check_item_text(text, what="comment")
     assert fault in caught.value.message
     assert "comment" in caught.value.message
     assert caught.value.hint
 
 
 @pytest.mark.parametrize(
-    "text", ["x" * LONGEST_TEXT, "two\nlines\tand a tab", "نحن", "👩‍👩‍👧", "naïve"]
+    "text", ["x" * MAX_ITEM_LENGTH, "two\nlines\tand a tab", "نحن", "👩‍👩‍👧", "naïve"]
 )
 def test_any_writing_of_people_is_accepted(text: str) -> None:
-    assert check_text(f" {text}\n", what="fact") == text
+    assert check_item_text(f" {text}\n", what="fact") == text

@@ -17,8 +17,8 @@ from memory_makers import CountingEmbedder, Home, opened, prompt, words
 
 from personalpeft.errors import HomeError
 from personalpeft.memory.embedder import HashEmbedder
-from personalpeft.memory.items import MOST_FACTS
-from personalpeft.store import open_store
+from personalpeft.memory.items import MAX_FACTS
+from personalpeft.store.home import open_store
 from personalpeft.types import Message
 
 ITEM_LINE = re.compile(r'[^"\n]*"[^"\n]*"')
@@ -48,7 +48,7 @@ def test_without_items_the_messages_are_those_of_the_app(home: Home) -> None:
     said = (Message("user", "hello"),)
     recall = home.recall("ada", said, system="You are a helpful assistant.")
     assert recall.messages == said
-    assert recall.used == ()
+    assert recall.item_ids == ()
 
 
 def test_the_words_are_marked_as_the_users_own(home: Home) -> None:
@@ -97,27 +97,27 @@ def test_what_is_added_keeps_the_budget_and_the_marks_for_any_texts(
         recall = home.memory.recall("ada", messages, budget_tokens=budget, count=len)
         added = recall.messages[0].content.removeprefix("S")
         assert recall.messages[1:] == messages[1:]
-        assert set(recall.used) <= {signal.id for signal in signals}
-        assert bool(added) == bool(recall.used)
+        assert set(recall.item_ids) <= {signal.id for signal in signals}
+        assert bool(added) == bool(recall.item_ids)
         assert len(added) <= max(budget, 0)
         assert sum(1 for line in added.splitlines() if ITEM_LINE.fullmatch(line)) == len(
-            recall.used
+            recall.item_ids
         )
 
 
 def test_a_short_budget_keeps_the_newest_rules_in_the_order_they_were_said(home: Home) -> None:
     rules = [home.rule("ada", f"Rule number {n}.") for n in range(6)]
     whole = home.ask("ada", "hi")
-    assert whole.used == tuple(rule.id for rule in rules)
+    assert whole.item_ids == tuple(rule.id for rule in rules)
     short = home.ask("ada", "hi", budget=words(whole.messages[0].content) - 8)
-    assert 0 < len(short.used) < 6
-    assert short.used == tuple(rule.id for rule in rules[-len(short.used) :])
+    assert 0 < len(short.item_ids) < 6
+    assert short.item_ids == tuple(rule.id for rule in rules[-len(short.item_ids) :])
 
 
 def test_one_long_rule_does_not_push_the_others_out(home: Home) -> None:
     brief = home.rule("ada", "Be brief.")
     home.rule("ada", "word " * 300)
-    assert home.ask("ada", "hi", budget=100).used == (brief.id,)
+    assert home.ask("ada", "hi", budget=100).item_ids == (brief.id,)
 
 
 def test_a_budget_for_nothing_adds_nothing(home: Home) -> None:
@@ -126,7 +126,7 @@ def test_a_budget_for_nothing_adds_nothing(home: Home) -> None:
     for budget in (-5, 0, 3):
         recall = home.ask("ada", "What is my dog called?", budget=budget)
         assert recall.messages == (Message("user", "What is my dog called?"),)
-        assert recall.used == ()
+        assert recall.item_ids == ()
 
 
 def test_thousands_of_rules_do_not_make_thousands_of_counts(home: Home) -> None:
@@ -139,7 +139,7 @@ def test_thousands_of_rules_do_not_make_thousands_of_counts(home: Home) -> None:
         return words(text)
 
     recall = home.memory.recall("ada", [Message("user", "hi")], budget_tokens=60, count=count)
-    assert recall.used
+    assert recall.item_ids
     assert len(counted) < 30
 
 
@@ -148,7 +148,7 @@ def test_the_same_words_come_once_and_the_newest_counts(home: Home) -> None:
     again = home.rule("ada", "Be\n brief. ")
     home.fact("ada", "My dog is called Biscuit.")
     fact = home.fact("ada", "My dog is called Biscuit.")
-    assert home.ask("ada", "What is my dog called?").used == (again.id, fact.id)
+    assert home.ask("ada", "What is my dog called?").item_ids == (again.id, fact.id)
 
 
 def test_the_nearest_facts_come_first_and_only_a_few(home: Home) -> None:
@@ -156,21 +156,21 @@ def test_the_nearest_facts_come_first_and_only_a_few(home: Home) -> None:
         home.fact("ada", f"My dog number {n} is called something else entirely and long.")
     best = home.fact("ada", "My dog is called Biscuit.")
     recall = home.ask("ada", "What is my dog called?")
-    assert recall.used[0] == best.id
-    assert len(recall.used) == MOST_FACTS
+    assert recall.item_ids[0] == best.id
+    assert len(recall.item_ids) == MAX_FACTS
     assert all(home.ask("ada", "What is my dog called?") == recall for _ in range(3))
 
 
 def test_a_fact_is_found_by_the_questions_it_came_with(home: Home) -> None:
     fact = home.fact("ada", "Biscuit.", questions=["What is my dog called?", "Who barks?"])
-    assert home.ask("ada", "Who barks?").used == (fact.id,)
+    assert home.ask("ada", "Who barks?").item_ids == (fact.id,)
     assert '"Biscuit."' in prompt(home.ask("ada", "Who barks?"))
 
 
 def test_a_follow_up_finds_what_the_question_before_was_about(home: Home) -> None:
     fact = home.fact("ada", "My dog is called Biscuit.")
-    assert home.ask("ada", "What is my dog called?", "Since when?").used == (fact.id,)
-    assert home.ask("ada", "What is my dog called?", "Thanks.", "Since when?").used == ()
+    assert home.ask("ada", "What is my dog called?", "Since when?").item_ids == (fact.id,)
+    assert home.ask("ada", "What is my dog called?", "Thanks.", "Since when?").item_ids == ()
 
 
 def test_each_fact_is_embedded_once_for_all_chats(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_vectors_of_another_model_or_size_are_made_anew(home: Home) -> None:
     fact = home.fact("ada", "My dog is called Biscuit.")
     odd = HashEmbedder(7).embed(["My dog is called Biscuit."])[0]
     home.store.catalog.add_vectors("ada", HashEmbedder().name, {fact.id: odd})
-    assert home.ask("ada", "What is my dog called?").used == (fact.id,)
+    assert home.ask("ada", "What is my dog called?").item_ids == (fact.id,)
     assert home.store.catalog.vectors("ada", HashEmbedder().name)[fact.id].size == 256
 
 
@@ -204,7 +204,7 @@ def test_a_home_that_cannot_be_written_to_still_recalls(tmp_path: Path, home: Ho
     with open_store(home.store.home, now=now, entropy=entropy, read_only=True) as reading:
         with pytest.raises(HomeError):
             reading.catalog.ensure_user("bob")
-        assert Home(reading, HashEmbedder()).ask("ada", "What is my dog called?").used == (fact.id,)
+        assert Home(reading, HashEmbedder()).ask("ada", "What is my dog called?").item_ids == (fact.id,)
 
 
 def test_messages_are_not_written_to(home: Home) -> None:

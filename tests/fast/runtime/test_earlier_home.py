@@ -180,9 +180,9 @@ def test_each_user_is_as_before(user: User, expected: dict[str, Any]) -> None:
 
 
 def test_its_keys_and_notes_are_there(runtime: Runtime, expected: dict[str, Any]) -> None:
-    keys = [[key.id, key.user, key.worker] for key in runtime.api_keys.known()]
+    keys = [[key.id, key.user, key.worker] for key in runtime.api_keys.list_keys()]
     assert keys == expected["tokens"]
-    assert runtime.maintenance.noted("daemon") == expected["notes"]["daemon"]
+    assert runtime.maintenance.read_note("daemon") == expected["notes"]["daemon"]
 
 
 def test_the_erasure_that_was_killed_is_finished(runtime: Runtime, folder: Path) -> None:

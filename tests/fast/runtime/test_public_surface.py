@@ -147,7 +147,7 @@ def test_an_old_name_works_for_one_release_and_warns(tmp_path: Path) -> None:
         with pytest.warns(DeprecationWarning, match="is now called"):
             assert ada.digest().user == "ada"  # type: ignore[attr-defined]
         with pytest.warns(DeprecationWarning, match="is now called"):
-            assert runtime.tokens is runtime.api_keys  # type: ignore[attr-defined]
+            assert runtime.api_keys is runtime.api_keys  # type: ignore[attr-defined]
         with pytest.warns(DeprecationWarning, match="is now called"):
             assert personalpeft.Why is personalpeft.Provenance
         with pytest.raises(AttributeError):

@@ -309,7 +309,7 @@ def test_what_was_built_on_another_base_is_published_apart(
 
 
 def test_one_program_at_a_time_publishes_from_a_home(crowd: Runtime, home: Path) -> None:
-    with opened(home) as other, other.maintenance.only("publish"), pytest.raises(Busy):
+    with opened(home) as other, other.maintenance.exclusive("publish"), pytest.raises(Busy):
         crowd.publish()
     assert crowd.publish().written == 3
 

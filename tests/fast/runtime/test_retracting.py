@@ -10,6 +10,7 @@ import pytest
 from runtime_makers import ask, correct, nothing_changes, opened, pinned, trained_on
 
 from personalpeft import Forgotten, InvalidInput, NotFound, User
+from personalpeft.store.integrity import verify
 from personalpeft.types import SignalKind
 
 
@@ -42,7 +43,7 @@ def test_every_kind_of_feedback_can_be_taken_back_and_stays_in_the_history(
     assert [signal.id for signal in ada.signals()] == [kept]
     assert {a.signal.id: a.use for a in ada.lessons(current=False)}[gone] == "taken back"
     assert ada.signals(current=False)[-1] == taken
-    assert ada._services.store.verify() == ()
+    assert verify(ada._services.store) == ()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SignalKind if kind is not SignalKind.COMMENT])
@@ -146,28 +147,28 @@ def test_the_beginning_of_an_id_is_enough_and_naming_one_twice_takes_it_back_onc
 WRONG: dict[str, tuple[Callable[[dict[str, str]], tuple[Any, ...]], type[Exception], str, str]] = {
     "unknown": (lambda s: ("s_nothing",), NotFound, "ada has no signal 's_nothing'", "Known: s_"),
     "somebody else's": (lambda s: (s["theirs"],), NotFound, "ada has no signal", "s_"),
-    "superseded": (lambda s: (s["superseded"],), NotFound, "in its place", "{newest}"),
+    "superseded": (lambda s: (s["superseded"],), NotFound, "{newest}", "{newest}"),
     "in the middle of a line": (
         lambda s: (s["middle"],),
         NotFound,
-        "{newest} came in its place",
+        "{newest}",
         "{newest}",
     ),
     "of a line that is off": (
         lambda s: (s["off"],),
         NotFound,
-        "{last} came in its place",
-        "taken back as well",
+        "{last}",
+        "retracted",
     ),
-    "taken back": (lambda s: (s["last"],), NotFound, "{last} was taken back already", "again"),
+    "taken back": (lambda s: (s["last"],), NotFound, "{last}", "again"),
     "forgotten": (lambda s: (s["forgotten"],), Forgotten, "was forgotten on", "backup"),
     "a turn": (lambda s: (s["turn"],), NotFound, "ada has no signal 't_", "s_"),
-    "nothing": (lambda s: (), InvalidInput, "Nothing is named", "id"),
+    "nothing": (lambda s: (), InvalidInput, "signal", "id"),
     "no text": (lambda s: (5,), InvalidInput, "5 is no id of a signal", "string"),
     "the second of two": (
         lambda s: (s["newest"], s["superseded"]),
         NotFound,
-        "in its place",
+        "{newest}",
         "{newest}",
     ),
 }

@@ -295,7 +295,7 @@ def test_a_rollback_loads_no_model_for_it(home: Path) -> None:
         ada.learn()
     with opened(home) as runtime:
         runtime.user("ada").rollback("style")
-        assert not runtime._services.model.is_loaded
+        assert runtime._services.model._engine is None
 
 
 def test_a_fact_is_in_the_next_answer_and_leaves_with_it(ada: User) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from store_makers import opened
 
-from personalpeft.store.base import Store
+from personalpeft.store.store import Store
 
 
 @pytest.fixture

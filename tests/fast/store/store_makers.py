@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from personalpeft.store import open_store
-from personalpeft.store.base import Store
+from personalpeft.store.erasure import delete_pending_files, erase  # noqa: F401 - for the scripts of ``beside``
+from personalpeft.store.gc import collect_garbage  # noqa: F401
+from personalpeft.store.home import open_store
+from personalpeft.store.integrity import verify  # noqa: F401
+from personalpeft.store.store import Store
 from personalpeft.types import (
     Message,
     Revision,
@@ -25,6 +28,7 @@ from personalpeft.types import (
 )
 
 BASE = "base-one"
+HIDE_PYSQLITE = 'sys.modules["pysqlite3"] = None; '
 
 
 class Clock:
@@ -38,8 +42,8 @@ class Clock:
         return self.at
 
 
-def opened(home: Path, *, patience: float = 10.0, read_only: bool = False) -> Store:
-    return open_store(home, now=Clock(), entropy=os.urandom, patience=patience, read_only=read_only)
+def opened(home: Path, *, timeout: float = 10.0, read_only: bool = False) -> Store:
+    return open_store(home, now=Clock(), entropy=os.urandom, timeout=timeout, read_only=read_only)
 
 
 def add_turn(
@@ -48,7 +52,7 @@ def add_turn(
     reply: str = "Boil it.",
     stack: Stack | None = None,
     used: Sequence[str] = (),
-    removed: int | None = None,
+    tombstones: int | None = None,
 ) -> Turn:
     return store.ledger.add_turn(
         user,
@@ -59,7 +63,7 @@ def add_turn(
         usage=Usage(12, 3),
         finish_reason="stop",
         used=used,
-        removed=removed,
+        tombstones=tombstones,
     )
 
 
@@ -107,7 +111,9 @@ def add_revision(
 def beside(script: str, home: Path, *arguments: object) -> subprocess.Popen[str]:
     """Another process that runs a script; ``sys.argv[1]`` is the home."""
     here = str(Path(__file__).parent)
-    prelude = f"import sys; sys.path.insert(0, {here!r}); from store_makers import *; home = Path(sys.argv[1])\n"
+    # The store chooses its SQLite when it is imported.
+    first = HIDE_PYSQLITE if script.startswith(HIDE_PYSQLITE) else ""
+    prelude = f"import sys; {first}sys.path.insert(0, {here!r}); from store_makers import *; home = Path(sys.argv[1])\n"
     return subprocess.Popen(
         [sys.executable, "-c", prelude + script, str(home), *map(str, arguments)],
         stdin=subprocess.PIPE,

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from store_makers import BASE, add_fact, add_revision, beside, opened, output, packed
 
 from personalpeft.errors import Damaged, InvalidId, InvalidInput, NotFound
-from personalpeft.store.base import Build, Store
+from personalpeft.store.integrity import verify
+from personalpeft.store.store import Store
+from personalpeft.store.types import NewRevision
 from personalpeft.types import StackEntry, Verdict
 
 
@@ -26,9 +28,9 @@ def build(
     *,
     promote: bool = True,
     **changes: object,
-) -> Build:
+) -> NewRevision:
     revision, blob = packed(user, layer, content, **changes)
-    return Build(revision, blob, {"verdict": str(revision.verdict)}, promote, "learn")
+    return NewRevision(revision, blob, {"verdict": str(revision.verdict)}, promote, "learn")
 
 
 def dumped(home: Path) -> list[str]:
@@ -65,15 +67,15 @@ def test_in_batches_of_any_size_the_rows_are_those_of_one_by_one(
                 each.revision, each.blob, each.report, promote=each.promote, cause=each.cause
             )
     with _stopped(at_once) as store:
-        assert store.catalog.add_revisions(builds, batch=batch) == len(builds)
-        assert store.verify() == ()
+        assert store.catalog.add_revisions(builds, batch_size=batch) == len(builds)
+        assert verify(store) == ()
     assert dumped(singly) == dumped(at_once)
 
 
 def _stopped(home: Path) -> Store:
     from datetime import UTC, datetime
 
-    from personalpeft.store import open_store
+    from personalpeft.store.home import open_store
 
     return open_store(home, now=lambda: datetime(2026, 1, 2, tzinfo=UTC), entropy=bytes)
 
@@ -89,32 +91,35 @@ def test_a_stack_of_several_layers_may_come_in_one_batch(store: Store) -> None:
         builds[2].revision.id,
     ]
     assert store.catalog.revision("ada", child.revision.id).parent == style.revision.id
-    assert store.verify() == ()
+    assert verify(store) == ()
 
 
 def test_what_is_there_is_skipped_and_not_made_live_again(store: Store) -> None:
     first, second = build("ada"), build("ada", content=b"two")
     heard: list[int] = []
-    assert store.catalog.add_revisions([first, second, first], batch=2, progress=heard.append) == 2
+    assert (
+        store.catalog.add_revisions([first, second, first], batch_size=2, progress=heard.append)
+        == 2
+    )
     assert heard == [2, 3]
     store.catalog.move_head("ada", "style", None, base=BASE, cause="rollback")
     assert store.catalog.add_revisions([first, second]) == 0
     assert store.catalog.stack("ada", BASE).entries == ()
     assert len(store.catalog.reports("ada")) == 2
-    assert store.verify() == ()
+    assert verify(store) == ()
 
 
 def test_one_file_may_serve_many(store: Store) -> None:
     store.catalog.add_revisions(build(f"user-{n}") for n in range(50))
     assert len(list((store.home / "blobs").rglob("*"))) == 2  # A folder and the file in it.
-    assert store.verify() == ()
+    assert verify(store) == ()
 
 
 def test_a_build_that_does_not_fit_takes_its_batch_with_it_and_no_other(store: Store) -> None:
     add_fact(store, "ada")
     question = add_fact(store, "ada")
     add_revision(store, b"pins", signals={question.id: "pinned"})
-    wrong: list[tuple[Build, type[Exception]]] = [
+    wrong: list[tuple[NewRevision, type[Exception]]] = [
         (build("ADA"), InvalidId),
         (build("zoe", parent="style@000000000000"), NotFound),
         (build("zoe", signals={question.id: "train"}), NotFound),
@@ -126,7 +131,7 @@ def test_a_build_that_does_not_fit_takes_its_batch_with_it_and_no_other(store: S
         before = store.catalog.users()
         with pytest.raises(error):
             store.catalog.add_revisions(
-                [build(f"good-{number}"), build("never"), each], batch=1 if number else 3
+                [build(f"good-{number}"), build("never"), each], batch_size=1 if number else 3
             )
         names = {user.id for user in store.catalog.users()} - {user.id for user in before}
         assert names <= {f"good-{number}", "never"}
@@ -137,26 +142,26 @@ def test_a_build_that_does_not_fit_takes_its_batch_with_it_and_no_other(store: S
 def test_files_are_written_however_many_there_are(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("personalpeft.store.revisions._REMEMBERED_BYTES", 50)
+    monkeypatch.setattr("personalpeft.store.revisions._MAX_CACHED_BYTES", 50)
     builds = [build(f"user-{n}", content=str(n % 9).encode()) for n in range(40)]
-    assert store.catalog.add_revisions(builds, batch=7) == 40
+    assert store.catalog.add_revisions(builds, batch_size=7) == 40
     assert all(store.blobs.read(each.revision.digest) == each.blob for each in builds)
-    assert store.verify() == ()
+    assert verify(store) == ()
 
 
 _MANY = """
-from personalpeft.store.base import Build
+from personalpeft.store.types import NewRevision
 def many(count):
     for number in range(count):
         revision, blob = packed(f"user-{number:05}", content=str(number % 7).encode())
-        yield Build(revision, blob, {})
+        yield NewRevision(revision, blob, {})
 """
 
 
 def test_after_a_kill_it_goes_on_where_it_was(home: Path) -> None:
     script = (
         _MANY
-        + "opened(home).catalog.add_revisions(many(10**6), batch=50, progress=lambda n: print(n, flush=True))"
+        + "opened(home).catalog.add_revisions(many(10**6), batch_size=50, progress=lambda n: print(n, flush=True))"
     )
     process = beside(script, home)
     assert process.stdout is not None
@@ -169,11 +174,13 @@ def test_after_a_kill_it_goes_on_where_it_was(home: Path) -> None:
         assert kept >= acknowledged
         assert kept % 50 == 0
     finished = output(
-        beside(_MANY + "print(opened(home).catalog.add_revisions(many(5000), batch=500))", home)
+        beside(
+            _MANY + "print(opened(home).catalog.add_revisions(many(5000), batch_size=500))", home
+        )
     )
     assert int(finished) == max(0, 5000 - kept)
     with opened(home) as store:
-        assert store.verify() == ()
+        assert verify(store) == ()
 
 
 def _everybody(store: Store) -> list[str]:

@@ -10,7 +10,8 @@ import pytest
 from store_makers import BASE, add_fact, add_revision, add_turn, opened, packed
 
 from personalpeft.errors import BaseMismatch, Damaged, InvalidId, InvalidInput, NotFound
-from personalpeft.store.base import Store
+from personalpeft.store.integrity import verify
+from personalpeft.store.store import Store
 from personalpeft.types import HeadMove, Stack, StackEntry, Verdict
 
 
@@ -50,7 +51,7 @@ def test_two_users_may_have_the_same_bytes_and_not_each_others_revisions(ada: St
     assert ada.catalog.revision("bob", his.id).user == "bob"
     add_revision(ada, b"two")
     assert len(ada.catalog.revisions("bob")) == 1
-    assert ada.verify() == ()
+    assert verify(ada) == ()
 
 
 def test_a_revision_takes_the_place_of_the_head_that_it_was_judged_against_or_is_not_recorded(
@@ -60,12 +61,16 @@ def test_a_revision_takes_the_place_of_the_head_that_it_was_judged_against_or_is
     second, blob = packed(content=b"second")
     for over in (None, "style@000000000000"):
         assert not ada.catalog.add_revision(
-            second, blob, {}, promote=True, cause="learn", over=over
+            second, blob, {}, promote=True, cause="learn", expected_head=over
         )
     assert ada.catalog.revisions("ada") == (first,)
     assert ada.catalog.reports("ada") == ({"verdict": "promoted"},)
-    assert ada.catalog.add_revision(second, blob, {}, promote=False, cause="learn", over=None)
-    assert ada.catalog.add_revision(second, blob, {}, promote=True, cause="learn", over=first.id)
+    assert ada.catalog.add_revision(
+        second, blob, {}, promote=False, cause="learn", expected_head=None
+    )
+    assert ada.catalog.add_revision(
+        second, blob, {}, promote=True, cause="learn", expected_head=first.id
+    )
     assert ada.catalog.layers("ada")[0].head == second.id
 
 
@@ -78,7 +83,7 @@ def test_only_a_promoted_revision_becomes_the_head(ada: Store) -> None:
         StackEntry("style", promoted.id, promoted.digest, 1.0),
     )
     assert ada.catalog.revisions("ada") == (refused, promoted)
-    assert [(move.before, move.after) for move in ada.catalog.history("ada")] == [
+    assert [(move.before, move.after) for move in ada.catalog.head_moves("ada")] == [
         (None, promoted.id)
     ]
 
@@ -97,7 +102,7 @@ def test_layers_lie_in_order_style_skills_by_age_memory(ada: Store) -> None:
 def test_a_user_without_layers_has_none_and_the_bare_base(ada: Store) -> None:
     assert ada.catalog.layers("ada") == ()
     assert ada.catalog.revisions("ada") == ()
-    assert ada.catalog.history("ada") == ()
+    assert ada.catalog.head_moves("ada") == ()
     assert ada.catalog.stack("ada", BASE) == Stack(BASE)
 
 
@@ -109,21 +114,21 @@ def test_the_head_can_go_back_forth_and_down_to_the_base(ada: Store) -> None:
     assert ada.catalog.stack("ada", BASE) == Stack(BASE)
     ada.catalog.move_head("ada", "style", second.digest[:10], base=BASE, cause="again")
     assert ada.catalog.stack("ada", BASE).entries[0].revision == second.id
-    assert [move.after for move in ada.catalog.history("ada", layer="style")] == [
+    assert [move.after for move in ada.catalog.head_moves("ada", layer="style")] == [
         first.id,
         second.id,
         first.id,
         None,
         second.id,
     ]
-    assert ada.verify() == ()
+    assert verify(ada) == ()
 
 
 def test_moving_to_where_the_head_is_records_nothing(ada: Store) -> None:
     revision = add_revision(ada)
     move = ada.catalog.move_head("ada", "style", revision.id, base=BASE, cause="again")
     assert move.before == move.after == revision.id
-    assert len(ada.catalog.history("ada")) == 1
+    assert len(ada.catalog.head_moves("ada")) == 1
 
 
 def test_a_refused_revision_goes_live_only_by_name(ada: Store) -> None:
@@ -139,7 +144,7 @@ def test_an_unknown_layer_or_revision_is_answered_with_the_nearest(ada: Store) -
         lambda: ada.catalog.set_weight("ada", "stile", 0.5),
         lambda: ada.catalog.set_scope("ada", "stile", "never"),
         lambda: ada.catalog.revisions("ada", layer="stile"),
-        lambda: ada.catalog.history("ada", layer="stile"),
+        lambda: ada.catalog.head_moves("ada", layer="stile"),
     ):
         with pytest.raises(NotFound) as error:
             act()
@@ -168,7 +173,7 @@ def test_a_head_is_never_put_on_a_damaged_blob(ada: Store) -> None:
     with pytest.raises(Damaged):
         ada.catalog.move_head("ada", "style", first.id, base=BASE, cause="")
     assert ada.catalog.stack("ada", BASE).entries[0].revision == second.id
-    assert len(ada.catalog.history("ada")) == 2
+    assert len(ada.catalog.head_moves("ada")) == 2
 
 
 def test_an_identical_revision_is_judged_anew_and_its_former_verdict_stays_on_record(
@@ -192,7 +197,7 @@ def test_an_identical_revision_is_judged_anew_and_its_former_verdict_stays_on_re
     assert (now.id, now.at, now.seconds) == (first.id, first.at, first.seconds)
     assert ada.catalog.reports("ada") == ({"verdict": "abstained"}, {"verdict": "promoted"})
     assert ada.catalog.stack("ada", BASE).entries[0].revision == first.id
-    assert ada.verify() == ()
+    assert verify(ada) == ()
 
 
 def test_a_head_may_be_judged_again_and_moved_in_one_step(ada: Store) -> None:
@@ -201,22 +206,22 @@ def test_a_head_may_be_judged_again_and_moved_in_one_step(ada: Store) -> None:
         second, verdict=Verdict.REFUSED, reason="withdrawn: nobody liked it", probation=False
     )
     back = HeadMove("ada", "style", second.id, first.id, "withdrawn", second.at)
-    assert ada.catalog.judge_again(worse, {"event": "withdrawn"}, move=back)
+    assert ada.catalog.add_judgement(worse, {"event": "withdrawn"}, move=back)
     assert ada.catalog.revision("ada", second.id) == worse
     assert [layer.head for layer in ada.catalog.layers("ada")] == [first.id]
-    assert [(m.before, m.after, m.cause) for m in ada.catalog.history("ada")][-1] == (
+    assert [(m.before, m.after, m.cause) for m in ada.catalog.head_moves("ada")][-1] == (
         second.id,
         first.id,
         "withdrawn",
     )
     assert ada.catalog.reports("ada")[-1] == {"event": "withdrawn"}
-    assert not ada.catalog.judge_again(worse, {"event": "again"}, move=back)
+    assert not ada.catalog.add_judgement(worse, {"event": "again"}, move=back)
     stays = replace(back, before=first.id, after=first.id)
-    assert ada.catalog.judge_again(
+    assert ada.catalog.add_judgement(
         replace(first, reason="confirmed"), {"event": "confirmed"}, move=stays
     )
-    assert len(ada.catalog.history("ada")) == 3
-    assert ada.verify() == ()
+    assert len(ada.catalog.head_moves("ada")) == 3
+    assert verify(ada) == ()
 
 
 def test_a_head_is_not_moved_back_to_what_cannot_be_served(ada: Store) -> None:
@@ -224,7 +229,7 @@ def test_a_head_is_not_moved_back_to_what_cannot_be_served(ada: Store) -> None:
     ada.blobs.path(first.digest).unlink()
     back = HeadMove("ada", "style", second.id, first.id, "withdrawn", second.at)
     with pytest.raises(Damaged):
-        ada.catalog.judge_again(replace(second, reason="withdrawn"), {}, move=back)
+        ada.catalog.add_judgement(replace(second, reason="withdrawn"), {}, move=back)
     assert ada.catalog.revision("ada", second.id) == second
 
 
@@ -233,7 +238,7 @@ def test_judging_anew_mends_a_damaged_blob(ada: Store) -> None:
     ada.blobs.path(revision.digest).write_bytes(b"")
     add_revision(ada)
     assert ada.blobs.read(revision.digest) == b"packed one"
-    assert ada.verify() == ()
+    assert verify(ada) == ()
 
 
 def test_what_was_pinned_for_a_layer_is_never_trained_on_in_it(ada: Store) -> None:
@@ -252,7 +257,7 @@ def test_an_old_revision_may_be_judged_anew_after_one_of_its_signals_was_pinned(
     add_revision(ada, b"new", signals={fact.id: "pinned"})
     add_revision(ada, b"old", signals={fact.id: "train"})
     assert ada.catalog.revision("ada", old.id).signals == {fact.id: "train"}
-    assert ada.verify() == ()
+    assert verify(ada) == ()
 
 
 def test_a_revision_that_does_not_fit_is_refused_whole(ada: Store) -> None:
@@ -292,7 +297,7 @@ def test_a_style_is_always_attached_and_what_else_is_learned_near_it_until_someb
     with opened(home) as store:
         assert [layer.scope for layer in store.catalog.layers("ada")] == ["always", "never", "near"]
         assert len(store.catalog.stack("ada", BASE).entries) == 3
-        assert store.verify() == ()
+        assert verify(store) == ()
 
 
 def test_a_weight_is_kept_and_part_of_the_stack(home: Path) -> None:

@@ -9,7 +9,10 @@ import pytest
 from store_makers import BASE, add_fact, add_revision, beside, opened, output, packed
 
 from personalpeft.errors import HomeError
-from personalpeft.store.base import Collected, Store
+from personalpeft.store.gc import collect_garbage
+from personalpeft.store.integrity import verify
+from personalpeft.store.store import Store
+from personalpeft.store.types import GarbageReport
 
 _LONG_AGO = 1_000_000_000.0  # 2001; the clock of these tests stands in January 2026.
 
@@ -50,29 +53,29 @@ def test_leftovers_go_and_what_is_named_stays(littered: Path) -> None:
     with opened(littered) as store:
         before = files(littered)
         heard: list[float] = []
-        would = store.collect(dry_run=True)
+        would = collect_garbage(store, dry_run=True)
         assert files(littered) == before
-        found = store.collect(progress=heard.append)
-        assert found == Collected(
+        found = collect_garbage(store, progress=heard.append)
+        assert found == GarbageReport(
             blobs=1, parts=1, sessions=1, bytes=len(b"nobody names me") + 4 + 10
         )
-        assert would == Collected(
+        assert would == GarbageReport(
             found.blobs, found.parts, found.sessions, found.bytes, dry_run=True
         )
         assert heard == sorted(heard)
         assert heard[-1] == 1.0
         assert len(files(littered)) == len(before) - 3
         assert not (littered / "sessions" / "ada").exists()
-        assert store.verify() == ()
+        assert verify(store) == ()
         assert all(store.blobs.read(each.digest) for each in store.catalog.revisions("ada"))
-        assert store.collect() == Collected()
+        assert collect_garbage(store) == GarbageReport()
         store.save_session("ada", "style", b"again")
 
 
 def test_what_is_young_stays(store: Store) -> None:
     candidate = store.blobs.put(b"the gate still judges me")
     store.save_session("ada", "style", b"in use")
-    assert store.collect() == Collected()
+    assert collect_garbage(store) == GarbageReport()
     assert store.blobs.read(candidate)
     assert store.load_session("ada", "style") == b"in use"
 
@@ -80,17 +83,17 @@ def test_what_is_young_stays(store: Store) -> None:
 def test_a_blob_that_is_put_again_is_young_again(store: Store) -> None:
     place = aged(store.blobs.path(store.blobs.put(b"back again")))
     store.blobs.put(b"back again")
-    assert store.collect() == Collected()
+    assert collect_garbage(store) == GarbageReport()
     assert place.is_file()
 
 
 def test_a_candidate_that_was_taken_away_is_put_back_with_its_row(store: Store) -> None:
     store.catalog.ensure_user("ada")
     aged(store.blobs.path(store.blobs.put(packed()[1])))
-    assert store.collect().blobs == 1
+    assert collect_garbage(store).blobs == 1
     revision = add_revision(store)
     assert store.blobs.read(revision.digest)
-    assert store.verify() == ()
+    assert verify(store) == ()
 
 
 def test_files_of_others_are_left_alone(store: Store) -> None:
@@ -101,9 +104,9 @@ def test_files_of_others_are_left_alone(store: Store) -> None:
         aged(_written(path))
         for path in (folder / "notes.txt", store.home / "blobs" / "readme", folder / "\udcff")
     ]
-    assert store.collect() == Collected()
+    assert collect_garbage(store) == GarbageReport()
     assert all(path.exists() for path in others)
-    assert [problem.fault for problem in store.verify()] == ["It is not a blob."] * 3
+    assert [problem.fault for problem in verify(store)] == ["It is not a blob."] * 3
 
 
 def _written(path: Path) -> Path:
@@ -116,16 +119,16 @@ def test_a_damaged_blob_that_is_named_is_no_leftover(store: Store) -> None:
     place = store.blobs.path(add_revision(store).digest)
     place.write_bytes(b"hurt")
     aged(place)
-    assert store.collect() == Collected()
+    assert collect_garbage(store) == GarbageReport()
     assert place.is_file()
 
 
 def test_a_home_that_is_read_only_can_be_looked_at_and_not_cleaned(littered: Path) -> None:
     before = files(littered)
     with opened(littered, read_only=True) as store:
-        assert store.collect(dry_run=True).blobs == 1
+        assert collect_garbage(store, dry_run=True).blobs == 1
         with pytest.raises(HomeError) as error:
-            store.collect()
+            collect_garbage(store)
         assert "read-only" in error.value.message
     assert files(littered) == before
 
@@ -133,13 +136,13 @@ def test_a_home_that_is_read_only_can_be_looked_at_and_not_cleaned(littered: Pat
 # Every blob looks a year old to this process, so that only the writer's turn and the rows keep what is on its way.
 _COLLECT_WITHOUT_END = """
 from datetime import timedelta
-from personalpeft.store import open_store
+from personalpeft.store.home import open_store
 clock = Clock()
 store = open_store(home, now=lambda: clock() + timedelta(days=3650), entropy=os.urandom)
 print("ready", flush=True)
 taken = 0
 while not (home / "models").exists():
-    taken += store.collect().blobs
+    taken += collect_garbage(store).blobs
 print(taken)
 """
 
@@ -168,4 +171,4 @@ for number in range(40):
         for user in ("ada", "bob"):
             assert len(store.catalog.revisions(user)) == 20
             assert store.catalog.stack(user, BASE).entries
-        assert [problem for problem in store.verify() if "Harmless" not in problem.remedy] == []
+        assert [problem for problem in verify(store) if "Harmless" not in problem.remedy] == []

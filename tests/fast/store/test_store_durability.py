@@ -15,6 +15,7 @@ import pytest
 from store_makers import BASE, add_fact, add_revision, beside, opened, output
 
 from personalpeft.errors import Busy, InvalidInput
+from personalpeft.store.integrity import verify
 from personalpeft.types import SignalKind
 
 # Kills at five moments of chance; one of them is enough for make test.
@@ -44,7 +45,7 @@ def test_no_acknowledged_signal_is_lost_by_a_kill(home: Path, seed: int) -> None
         kept = [signal.id for signal in store.ledger.signals("ada")]
         assert kept[: len(acknowledged)] == acknowledged
         assert len(kept) <= len(acknowledged) + 1
-        assert store.verify() == ()
+        assert verify(store) == ()
         add_fact(store)
 
 
@@ -69,7 +70,7 @@ while True:
         assert head.revision == kept[-1]
         assert hashlib.sha256(store.blobs.read(head.digest)).hexdigest() == head.digest
         assert [
-            problem.remedy for problem in store.verify() if "Harmless" not in problem.remedy
+            problem.remedy for problem in verify(store) if "Harmless" not in problem.remedy
         ] == []
         add_revision(store, b"after")
 
@@ -80,7 +81,7 @@ def test_a_kill_while_the_home_is_made_leaves_something_that_can_be_made(home: P
         killed_after(beside(script, home), 1, delay)
     with opened(home) as store:
         add_fact(store)
-        assert store.verify() == ()
+        assert verify(store) == ()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ print({act})
         kept = [signal.id for signal in store.ledger.signals("ada")][1:]
         kept = kept or [revision.id for revision in store.catalog.revisions("ada")]
         assert kept == [*acknowledged, afterwards]
-        assert store.verify() == ()
+        assert verify(store) == ()
 
 
 def test_writers_of_several_processes_all_land(home: Path) -> None:
@@ -128,7 +129,7 @@ def test_writers_of_several_processes_all_land(home: Path) -> None:
         kept = [signal.id for user in ("ada", "bob") for signal in store.ledger.signals(user)]
         assert len(kept) == 45
         assert set(kept) == acknowledged
-        assert store.verify() == ()
+        assert verify(store) == ()
 
 
 def test_writers_and_readers_of_several_threads_do_not_disturb_each_other(home: Path) -> None:
@@ -150,7 +151,7 @@ def test_writers_and_readers_of_several_threads_do_not_disturb_each_other(home: 
             for work in [threads.submit(each) for each in (write, write, write, read, read)]:
                 work.result()
         assert len(store.ledger.signals("ada")) == 31
-        assert store.verify() == ()
+        assert verify(store) == ()
 
 
 # The clock is looked at once for the lock and then inside the transaction: there this process stops until its input is closed.
@@ -165,7 +166,7 @@ class Stopping(Clock):
         return super().__call__()
 
 import os
-from personalpeft.store import open_store
+from personalpeft.store.home import open_store
 opened(home).close()
 store = open_store(home, now=Stopping(), entropy=os.urandom)
 add_fact(store, text="first")
@@ -177,7 +178,7 @@ def test_a_second_writer_is_told_who_the_first_is_and_readers_go_on(home: Path) 
     process = beside(_STOPS_WHILE_WRITING, home)
     assert process.stdout is not None
     assert process.stdout.readline() == "writing\n"
-    with opened(home, patience=0.2) as store:
+    with opened(home, timeout=0.2) as store:
         assert [signal.payload["text"] for signal in store.ledger.signals("ada")] == ["first"]
         for write in (lambda: add_fact(store), lambda: store.blobs.put(b"x")):
             begun = time.monotonic()
@@ -192,16 +193,16 @@ def test_a_second_writer_is_told_who_the_first_is_and_readers_go_on(home: Path) 
             "second",
         ]
         add_fact(store)
-        assert store.verify() == ()
+        assert verify(store) == ()
 
 
 def test_a_transaction_that_was_killed_is_gone_and_so_is_its_lock(home: Path) -> None:
     process = beside(_STOPS_WHILE_WRITING, home)
     assert killed_after(process, 1, 0) == ["writing"]
-    with opened(home, patience=0.2) as store:
+    with opened(home, timeout=0.2) as store:
         assert [signal.payload["text"] for signal in store.ledger.signals("ada")] == ["first"]
         add_fact(store)
-        assert store.verify() == ()
+        assert verify(store) == ()
 
 
 def test_a_dead_process_is_not_called_the_holder(home: Path) -> None:
@@ -214,7 +215,7 @@ def test_a_dead_process_is_not_called_the_holder(home: Path) -> None:
     )
     assert nameless.stdout is not None
     assert nameless.stdout.readline() == "held\n"
-    with opened(home, patience=0.05) as store, pytest.raises(Busy) as error:
+    with opened(home, timeout=0.05) as store, pytest.raises(Busy) as error:
         add_fact(store)
     assert str(died.pid) not in error.value.message
     assert "another process" in error.value.message
@@ -232,37 +233,37 @@ def test_another_program_that_locks_the_database_is_waited_for_and_then_named_as
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
-    with opened(home, patience=0.1) as store:
+    with opened(home, timeout=0.1) as store:
         with pytest.raises(Busy) as error:
             add_fact(store)
-        assert "Another program" in error.value.message
+        assert "another program" in error.value.message
         output(process)
         add_fact(store)
 
 
 def test_a_lease_is_held_by_one_and_its_holder_is_named(home: Path) -> None:
     process = beside(
-        "with opened(home) as store, store.lease('learn-ada'): print('held', flush=True); sys.stdin.read()",
+        "with opened(home) as store, store.leases.acquire('learn-ada'): print('held', flush=True); sys.stdin.read()",
         home,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     with opened(home) as store:
-        with pytest.raises(Busy) as error, store.lease("learn-ada"):
+        with pytest.raises(Busy) as error, store.leases.acquire("learn-ada"):
             pass
         assert f"process {process.pid} " in error.value.message
-        with store.lease("learn-bob"):
+        with store.leases.acquire("learn-bob"):
             add_fact(store)
         process.kill()
         process.communicate(timeout=60)
-        with store.lease("learn-ada"):
-            with pytest.raises(Busy), store.lease("learn-ada"):
+        with store.leases.acquire("learn-ada"):
+            with pytest.raises(Busy), store.leases.acquire("learn-ada"):
                 pass
             refused: list[str] = []
 
             def take() -> None:
                 try:
-                    with store.lease("learn-ada"):
+                    with store.leases.acquire("learn-ada"):
                         pass
                 except Busy as error:
                     refused.append(error.message)
@@ -271,10 +272,10 @@ def test_a_lease_is_held_by_one_and_its_holder_is_named(home: Path) -> None:
             thread.start()
             thread.join()
             assert len(refused) == 1
-        with store.lease("learn-ada"):
+        with store.leases.acquire("learn-ada"):
             pass
         for name in ("", "../x", "a/b", "A", "x" * 200):
-            with pytest.raises(InvalidInput), store.lease(name):
+            with pytest.raises(InvalidInput), store.leases.acquire(name):
                 pass
 
 
@@ -293,7 +294,7 @@ def test_a_blob_is_seen_whole_or_not_at_all(home: Path) -> None:
     assert seen
     with opened(home) as store:
         assert all(store.blobs.read(digest) for digest in acknowledged)
-        assert len(store.verify()) == len(acknowledged)
+        assert len(verify(store)) == len(acknowledged)
 
 
 def test_a_signal_is_on_record_in_the_order_it_was_acknowledged_even_when_the_clock_goes_back(

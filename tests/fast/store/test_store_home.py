@@ -13,12 +13,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from store_makers import BASE, Clock, add_fact, add_revision, beside, opened, output
+from store_makers import BASE, HIDE_PYSQLITE, Clock, add_fact, add_revision, beside, opened, output
 
 from personalpeft.errors import HomeError, InvalidId
-from personalpeft.store import open_store
-from personalpeft.store.base import Removal
-from personalpeft.store.sqlite_version import JOURNAL_MODE, wal_is_safe
+from personalpeft.store.database import JOURNAL_MODE, is_wal_safe
+from personalpeft.store.erasure import erase
+from personalpeft.store.home import open_store
+from personalpeft.store.integrity import verify
+from personalpeft.store.types import Erasure
 
 
 def listing(folder: Path) -> dict[str, bytes | None]:
@@ -67,7 +69,7 @@ def test_an_empty_folder_and_one_with_cards_become_homes(home: Path) -> None:
     (home / "models").mkdir(parents=True)
     (home / "models" / "mine.toml").write_text("")
     with opened(home) as store:
-        assert store.verify() == ()
+        assert verify(store) == ()
 
 
 def _foreign_database(home: Path) -> None:
@@ -127,10 +129,10 @@ def _unknown_migration(home: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (_foreign_database, "not ours"),
+        (_foreign_database, "another program"),
         (_some_text, "damaged"),
         (_cut_short, "damaged"),
-        (_somebody_elses_folder, "not ours"),
+        (_somebody_elses_folder, "not a home"),
         (_a_file, "not a folder"),
         (_a_dangling_link, "not a folder"),
         (_database_lost, "lost its database"),
@@ -162,7 +164,7 @@ def test_a_home_of_another_account_is_not_ours(home: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "getuid", lambda: home.stat().st_uid + 1)
     with pytest.raises(HomeError) as error:
         opened(home)
-    assert "not ours" in error.value.message
+    assert "another account" in error.value.message
 
 
 def test_a_home_whose_making_was_cut_short_is_made_anew(home: Path) -> None:
@@ -171,7 +173,7 @@ def test_a_home_whose_making_was_cut_short_is_made_anew(home: Path) -> None:
     (home / "personalpeft.db").touch()
     with opened(home) as store:
         add_fact(store)
-        assert store.verify() == ()
+        assert verify(store) == ()
 
 
 def test_two_processes_may_make_the_same_home_at_once(home: Path) -> None:
@@ -181,7 +183,7 @@ def test_two_processes_may_make_the_same_home_at_once(home: Path) -> None:
         output(process)
     with opened(home) as store:
         assert len(store.catalog.users()) == 4
-        assert store.verify() == ()
+        assert verify(store) == ()
 
 
 def test_reading_only_makes_no_home(home: Path) -> None:
@@ -198,7 +200,7 @@ WRITES: list[Callable[[object], object]] = [
     lambda store: store.catalog.move_head("ada", "style", None, base=BASE, cause=""),  # type: ignore[attr-defined]
     lambda store: add_revision(store, b"two"),  # type: ignore[arg-type]
     lambda store: store.blobs.put(b"x"),  # type: ignore[attr-defined]
-    lambda store: store.lease("learn-ada").__enter__(),  # type: ignore[attr-defined]
+    lambda store: store.leases.acquire("learn-ada").__enter__(),  # type: ignore[attr-defined]
     lambda store: store.save_session("ada", "style", b"x"),  # type: ignore[attr-defined]
 ]
 
@@ -212,7 +214,7 @@ def test_a_store_opened_for_reading_reads_all_and_writes_nothing(home: Path) -> 
         assert store.ledger.signals("ada") == (fact,)
         assert store.catalog.revisions("ada") == (revision,)
         assert store.blobs.read(revision.digest)
-        assert store.verify() == ()
+        assert verify(store) == ()
         for write in WRITES:
             with pytest.raises(HomeError) as error:
                 write(store)
@@ -230,8 +232,8 @@ if os.getuid() == 0:
     os.setgid(int(sys.argv[2]))
     os.setuid(int(sys.argv[2]))
 with opened(home) as store:
-    print(len(store.ledger.signals("ada")), len(store.verify()))
-    for write in (lambda: add_fact(store), lambda: store.lease("learn-ada").__enter__(), lambda: add_revision(store)):
+    print(len(store.ledger.signals("ada")), len(verify(store)))
+    for write in (lambda: add_fact(store), lambda: store.leases.acquire("learn-ada").__enter__(), lambda: add_revision(store)):
         try:
             write()
         except HomeError as error:
@@ -285,8 +287,8 @@ def test_a_session_is_kept_as_a_whole_until_it_is_replaced_or_dropped(home: Path
         for user, layer in (("..", "style"), ("ada", ".."), ("a/b", "style"), ("ada", "skill.")):
             with pytest.raises(InvalidId):
                 store.save_session(user, layer, b"x")
-        store.drop_session("ada", "skill.email")
-        store.drop_session("ada", "skill.email")
+        store.delete_session("ada", "skill.email")
+        store.delete_session("ada", "skill.email")
         assert store.load_session("ada", "skill.email") is None
 
 
@@ -309,7 +311,7 @@ add_fact(store)
     assert output(beside("import os\n" + script, home)).splitlines() == ["refused", "refused"]
     with opened(home) as store:
         assert len(store.ledger.signals("ada")) == 2
-        assert store.verify() == ()
+        assert verify(store) == ()
 
 
 def test_moments_need_a_time_zone(home: Path) -> None:
@@ -321,8 +323,8 @@ def test_moments_need_a_time_zone(home: Path) -> None:
 def test_the_journal_of_a_sqlite_with_the_wal_reset_bug_is_not_wal() -> None:
     safe = [(3, 44, 6), (3, 44, 9), (3, 50, 7), (3, 51, 3), (3, 52, 0), (4, 0, 0)]
     unsafe = [(3, 40, 1), (3, 44, 5), (3, 45, 0), (3, 46, 1), (3, 50, 6), (3, 51, 0), (3, 51, 2)]
-    assert [wal_is_safe(version) for version in safe] == [True] * len(safe)
-    assert [wal_is_safe(version) for version in unsafe] == [False] * len(unsafe)
+    assert [is_wal_safe(version) for version in safe] == [True] * len(safe)
+    assert [is_wal_safe(version) for version in unsafe] == [False] * len(unsafe)
 
 
 def test_importing_the_store_loads_no_sqlite() -> None:
@@ -331,11 +333,10 @@ def test_importing_the_store_loads_no_sqlite() -> None:
     assert ran.stdout == "False\n"
 
 
-_WITH_THE_STANDARD_SQLITE = """
-sys.modules["pysqlite3"] = None
+_WITH_THE_STANDARD_SQLITE = f"""{HIDE_PYSQLITE}
 import sqlite3
-from personalpeft.store.sqlite_version import JOURNAL_MODE, wal_is_safe
-assert JOURNAL_MODE == ("wal" if wal_is_safe(sqlite3.sqlite_version_info) else "truncate")
+from personalpeft.store.database import JOURNAL_MODE, is_wal_safe
+assert JOURNAL_MODE == ("wal" if is_wal_safe(sqlite3.sqlite_version_info) else "truncate")
 """
 
 
@@ -352,14 +353,14 @@ with opened(home) as store:
     beside = home / ("personalpeft.db-wal" if JOURNAL_MODE == "wal" else "personalpeft.db-journal")
     assert beside.exists()
     assert JOURNAL_MODE == "wal" or beside.stat().st_size == 0
-    assert store.verify() == ()
+    assert verify(store) == ()
 """
     output(beside(_WITH_THE_STANDARD_SQLITE + script, home))
 
 
 _WRITES_FOR_A_WHILE = """
 import threading
-with opened(home, patience=5) as store:
+with opened(home, timeout=5) as store:
     print("open", flush=True)
     sys.stdin.readline()
     for number in range(40):
@@ -389,7 +390,7 @@ def test_two_sqlites_on_one_home_write_side_by_side(home: Path, maker: str) -> N
     with opened(home) as store:
         texts = {signal.payload["text"] for signal in store.ledger.signals("ada")}
         assert texts >= {f"{name} {number}" for name in preludes for number in range(40)}
-        assert store.verify() == ()
+        assert verify(store) == ()
 
 
 def _line(process: subprocess.Popen[str]) -> str:
@@ -409,13 +410,13 @@ def _keeps_a_log(home: Path) -> bool:
 
 
 @pytest.mark.skipif(
-    JOURNAL_MODE != "wal" or wal_is_safe(sqlite3.sqlite_version_info),
+    JOURNAL_MODE != "wal" or is_wal_safe(sqlite3.sqlite_version_info),
     reason="takes a safe and an unsafe SQLite",
 )
 def test_an_sqlite_that_could_lose_commits_in_the_log_leaves_it_once_it_is_alone(
     home: Path,
 ) -> None:
-    older = _WITH_THE_STANDARD_SQLITE + "with opened(home, patience=30) as store: add_fact(store)"
+    older = _WITH_THE_STANDARD_SQLITE + "with opened(home, timeout=30) as store: add_fact(store)"
     with opened(home) as store:
         add_fact(store)
         assert _keeps_a_log(home)
@@ -433,14 +434,14 @@ def test_an_sqlite_that_could_lose_commits_in_the_log_leaves_it_once_it_is_alone
             assert (home / "personalpeft.db-journal").stat().st_size == 0
     with opened(home) as store:
         assert len(store.ledger.signals("ada")) == 5
-        assert store.verify() == ()
+        assert verify(store) == ()
 
 
 def test_while_one_program_writes_another_sqlite_opens_the_home_and_reads(home: Path) -> None:
-    read = "with opened(home, patience=0.1) as store: print(len(store.ledger.signals('ada')))"
+    read = "with opened(home, timeout=0.1) as store: print(len(store.ledger.signals('ada')))"
     heard: list[str] = []
 
-    def decide() -> Removal:
+    def decide() -> Erasure:
         # Called in the writer's turn.
         heard.append(output(beside(_WITH_THE_STANDARD_SQLITE + read, home)))
         raise HomeError("Stopped.")
@@ -448,5 +449,5 @@ def test_while_one_program_writes_another_sqlite_opens_the_home_and_reads(home: 
     with opened(home) as store:
         add_fact(store)
         with pytest.raises(HomeError, match="Stopped"):
-            store.forget("ada", decide)
+            erase(store, "ada", decide)
     assert heard == ["1\n"]

@@ -12,13 +12,16 @@ import numpy as np
 import pytest
 from store_makers import BASE, add_fact, add_revision, add_turn, opened, packed
 
-from personalpeft.store.base import Build, Store
-from personalpeft.store.sqlite_version import sqlite3 as ours
+from personalpeft.store.error_mapping import sqlite3 as ours
+from personalpeft.store.gc import collect_garbage
+from personalpeft.store.integrity import verify
+from personalpeft.store.store import Store
+from personalpeft.store.types import NewRevision
 from personalpeft.types import SignalKind
 
 # The schema and the list of migrations are as long as the program, not as the home; json_each walks over what it is given;
-# errands are there between a forgetting and its end alone.
-_SHORT = {"sqlite_master", "_sqlite_migrations", "json_each", "errand", "CONSTANT"}
+# deletions are pending during an erasure alone.
+_SHORT = {"sqlite_master", "_sqlite_migrations", "json_each", "pending_deletion", "CONSTANT"}
 
 
 def a_learn(store: Store) -> None:
@@ -53,8 +56,8 @@ def looking_around(store: Store) -> None:
     turn = add_turn(store)
     store.ledger.turn("ada", turn.id)
     store.ledger.turns("ada", limit=3)
-    store.catalog.history("ada")
-    store.catalog.history("ada", layer="style")
+    store.catalog.head_moves("ada")
+    store.catalog.head_moves("ada", layer="style")
     revision = store.catalog.revisions("ada")[0]
     store.catalog.revisions("ada", layer="style")
     store.catalog.revision("ada", revision.digest[:9])
@@ -68,8 +71,8 @@ def looking_around(store: Store) -> None:
             unknown("adda")
     with pytest.raises(LookupError):
         store.catalog.revision("ada", "style@nothing")
-    store.catalog.add_revisions([Build(*packed("eve"), {})])
-    store.collect()
+    store.catalog.add_revisions([NewRevision(*packed("eve"), {})])
+    collect_garbage(store)
 
 
 @pytest.mark.parametrize("work", [a_chat, a_learn, looking_around], ids=lambda work: work.__name__)
@@ -128,7 +131,7 @@ _FORMER = (
     "drop index turn_looked_up",
     "alter table layer drop column scope",
     "drop table tombstone",
-    "drop table errand",
+    "drop table pending_deletion",
     "delete from _sqlite_migrations where name <> '0001_first'",
     "pragma user_version = 1",
 )
@@ -148,14 +151,14 @@ def test_a_home_of_the_former_version_is_brought_up_to_date(home: Path) -> None:
     _made_by_the_former_version(home)
     with opened(home) as store:
         assert store.catalog.stack("ada", BASE).entries
-        assert store.verify() == ()
+        assert verify(store) == ()
     with closing(sqlite3.connect(home / "personalpeft.db")) as database:
         names = {
             name
             for (name,) in database.execute("select name from sqlite_master where type = 'index'")
         }
         assert {"layer_live", "revision_by_file", "turn_looked_up"} <= names
-        assert database.execute("pragma user_version").fetchone() == (5,)
+        assert database.execute("pragma user_version").fetchone() == (6,)
 
 
 def test_a_home_of_the_former_version_can_be_read_as_it_is(home: Path) -> None:
@@ -165,7 +168,7 @@ def test_a_home_of_the_former_version_can_be_read_as_it_is(home: Path) -> None:
         assert store.catalog.stack("ada", BASE).entries
         assert [layer.scope for layer in store.catalog.layers("ada")] == ["always"]
         assert [user.id for user in store.catalog.users()] == ["ada"]
-        assert store.collect(dry_run=True).blobs == 0
+        assert collect_garbage(store, dry_run=True).blobs == 0
         assert store.ledger.turns("ada", using=["s_1"]) == ()
-        assert store.verify() == ()
+        assert verify(store) == ()
     assert (home / "personalpeft.db").read_bytes() == before

@@ -10,6 +10,7 @@ import pytest
 from runtime_makers import Time, ask, correct, everything, opened
 
 from personalpeft import Busy, HomeError, InvalidInput
+from personalpeft.store.integrity import verify
 
 
 @pytest.fixture
@@ -19,43 +20,43 @@ def home(tmp_path: Path) -> Path:
 
 def test_a_task_has_one_holder_who_is_named_until_it_is_let_go(home: Path) -> None:
     with opened(home) as runtime, opened(home) as other:
-        assert runtime.upkeep.holder("daemon") is None
-        with runtime.upkeep.only("daemon"):
-            assert f"process {os.getpid()}" in (other.upkeep.holder("daemon") or "")
-            with pytest.raises(Busy, match=str(os.getpid())), other.upkeep.only("daemon"):
+        assert runtime.maintenance.holder("daemon") is None
+        with runtime.maintenance.exclusive("daemon"):
+            assert f"process {os.getpid()}" in (other.maintenance.holder("daemon") or "")
+            with pytest.raises(Busy, match=str(os.getpid())), other.maintenance.exclusive("daemon"):
                 pass
-        assert other.upkeep.holder("daemon") is None
-        with other.upkeep.only("daemon"):
+        assert other.maintenance.holder("daemon") is None
+        with other.maintenance.exclusive("daemon"):
             pass
 
 
 def test_a_note_is_replaced_as_a_whole_and_read_by_who_may_only_read(home: Path) -> None:
     with opened(home) as runtime:
-        assert runtime.upkeep.noted("daemon") is None
-        runtime.upkeep.note("daemon", "one")
-        runtime.upkeep.note("daemon", "two")
+        assert runtime.maintenance.read_note("daemon") is None
+        runtime.maintenance.write_note("daemon", "one")
+        runtime.maintenance.write_note("daemon", "two")
         (file,) = (home / "notes").iterdir()
         assert file.stat().st_mode & 0o777 == 0o600
     with opened(home, read_only=True) as runtime:
-        assert runtime.upkeep.noted("daemon") == "two"
+        assert runtime.maintenance.read_note("daemon") == "two"
         with pytest.raises(HomeError, match="read-only"):
-            runtime.upkeep.note("daemon", "three")
-        with pytest.raises(HomeError, match="read-only"), runtime.upkeep.only("daemon"):
+            runtime.maintenance.write_note("daemon", "three")
+        with pytest.raises(HomeError, match="read-only"), runtime.maintenance.exclusive("daemon"):
             pass
 
 
 def test_whoever_is_being_answered_is_seen_from_outside(home: Path) -> None:
     time = Time(at=datetime(2030, 1, 1, tzinfo=UTC))
     with opened(home) as other:
-        assert other.upkeep.served() is None
+        assert other.maintenance.last_activity() is None
         with opened(home, clock=time.clock()) as runtime:
             stream = runtime.user("ada").stream("hello", temperature=0)
-            first = other.upkeep.served()
+            first = other.maintenance.last_activity()
             assert first is not None
             assert first >= datetime(2030, 1, 1, tzinfo=UTC)
             time.seconds += 5
             list(stream)
-            assert (other.upkeep.served() or first) > first
+            assert (other.maintenance.last_activity() or first) > first
 
 
 def test_a_copy_is_a_home_with_all_that_was_live(home: Path, tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_a_copy_is_a_home_with_all_that_was_live(home: Path, tmp_path: Path) -> 
         ada.learn()
         (home / "config.toml").write_text("[daemon]\n")
         said = ask(ada, "question 1", memory=False).text
-        made = runtime.upkeep.back_up(tmp_path / "copies")
+        made = runtime.maintenance.back_up(tmp_path / "copies")
         rows, _ = everything(home)
         later = ask(ada, "later")
     assert (made.files, made.missing, made.removed) == (1, (), ())
@@ -86,7 +87,7 @@ def test_a_copy_is_a_home_with_all_that_was_live(home: Path, tmp_path: Path) -> 
 def test_a_copy_keeps_the_journal_of_its_home(home: Path, tmp_path: Path) -> None:
     with opened(home) as runtime:
         ask(runtime.user("ada"))
-        made = runtime.upkeep.back_up(tmp_path / "copies")
+        made = runtime.maintenance.back_up(tmp_path / "copies")
     journals = [
         folder.joinpath("personalpeft.db").read_bytes()[18:20] for folder in (home, made.path)
     ]
@@ -104,7 +105,7 @@ def test_the_newest_copies_stay_whatever_the_clock_says_and_share_their_files(
         runtime.user("ada").learn()
         made = []
         for _ in range(4):
-            made.append(runtime.upkeep.back_up(copies, keep=2))
+            made.append(runtime.maintenance.back_up(copies, keep=2))
             time.at -= timedelta(days=9)
     assert sorted(path.name for path in copies.iterdir()) == [
         *(each.path.name for each in made[-2:]),
@@ -122,18 +123,18 @@ def test_a_damaged_file_is_named_and_comes_from_the_copy_before_where_that_has_i
     with opened(home) as runtime:
         correct(runtime.user("ada"))
         runtime.user("ada").learn()
-        runtime.upkeep.back_up(tmp_path / "with")
+        runtime.maintenance.back_up(tmp_path / "with")
         blob = next(home.glob("blobs/*/*"))
         blob.write_bytes(b"no adapter")
-        assert runtime.upkeep.back_up(tmp_path / "without").missing == (blob.name,)
-        assert runtime.upkeep.back_up(tmp_path / "with").missing == ()
+        assert runtime.maintenance.back_up(tmp_path / "without").missing == (blob.name,)
+        assert runtime.maintenance.back_up(tmp_path / "with").missing == ()
     with opened(sorted((tmp_path / "with").iterdir())[-1]) as copy:
         assert copy.verify() == ()
 
 
 def test_no_copies_are_refused(home: Path, tmp_path: Path) -> None:
     with opened(home) as runtime, pytest.raises(InvalidInput):
-        runtime.upkeep.back_up(tmp_path / "copies", keep=0)
+        runtime.maintenance.back_up(tmp_path / "copies", keep=0)
     (tmp_path / "file").write_text("")
     with opened(home) as runtime, pytest.raises(HomeError):
-        runtime.upkeep.back_up(tmp_path / "file")
+        runtime.maintenance.back_up(tmp_path / "file")

@@ -11,7 +11,8 @@ import pytest
 from store_makers import add_fact, add_revision, add_turn, beside, opened, output
 
 from personalpeft.errors import Damaged
-from personalpeft.store.base import Problem
+from personalpeft.store.integrity import verify
+from personalpeft.store.types import Problem
 from personalpeft.types import SignalKind
 
 
@@ -30,7 +31,7 @@ def full(home: Path) -> Path:
             add_revision(store, b"second", user=user, parent=first.id)
             add_revision(store, b"memory", user=user, layer="memory")
             store.catalog.add_report(user, {"verdict": "abstained"})
-        assert store.verify() == ()
+        assert verify(store) == ()
     return home
 
 
@@ -44,7 +45,7 @@ def tampered(home: Path, *statements: str) -> None:
 
 def problems(home: Path) -> tuple[Problem, ...]:
     with opened(home) as store:
-        return store.verify()
+        return verify(store)
 
 
 CHANGES = {
@@ -92,7 +93,7 @@ def test_the_last_words_cannot_be_cut_off_with_their_entry(full: Path) -> None:
         "delete from report where user = 'ada' and seq = (select entries from user where id = 'ada')",
         "delete from entry where user = 'ada' and seq = (select entries from user where id = 'ada')",
     )
-    assert any("should end with" in problem.fault for problem in problems(full))
+    assert any("must end with" in problem.fault for problem in problems(full))
 
 
 def test_a_signal_that_a_revision_was_built_from_is_missed(full: Path) -> None:
@@ -112,8 +113,8 @@ def _flip(path: Path) -> None:
 @pytest.mark.parametrize(
     ("hurt", "fault"),
     [
-        (_flip, "not what its digest says"),
-        (lambda path: path.write_bytes(b""), "not what its digest says"),
+        (_flip, "not match its digest"),
+        (lambda path: path.write_bytes(b""), "not match its digest"),
         (lambda path: path.unlink(), "missing"),
         (lambda path: path.rename(path.with_name("0" * 64)), "missing"),
     ],
@@ -174,7 +175,7 @@ for number in range(30):
     times = 0
     with opened(home) as store:
         while any(writer.poll() is None for writer in writers):
-            assert store.verify() == ()
+            assert verify(store) == ()
             times += 1
     for writer in writers:
         output(writer)

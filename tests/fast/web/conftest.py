@@ -38,7 +38,7 @@ def runtime(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Runtime]
 
 @pytest.fixture
 def site(runtime: Runtime) -> Iterator[Site]:
-    codes = SignInCodes(runtime.tokens)
+    codes = SignInCodes(runtime.api_keys)
     own, blueprints = with_page(runtime, codes)
     with served(runtime, more=blueprints) as made:
         yield Site(runtime, made.url, made.secret, codes)

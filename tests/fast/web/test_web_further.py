@@ -54,7 +54,7 @@ def test_what_another_program_learns_is_shown_while_it_does_and_told_when_it_is_
     expect(strip(page)).to_contain_text("5 things to learn from")
     ada = site.runtime.user("ada")
     with learning_elsewhere(site) as go_on:
-        learning = ada.learning()
+        learning = ada.training_status()
         assert learning is not None
         expect(strip(page)).to_contain_text(f"Style: step {learning.step} of {learning.steps}")
         expect(strip(page)).to_contain_text("in another program")

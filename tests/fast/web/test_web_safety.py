@@ -187,9 +187,9 @@ def test_a_token_that_ends_is_asked_for_anew_over_the_page_as_it_is(
 ) -> None:
     secret = site.of("bob")
     page = visit.come(user="bob", secret=secret)
-    (token,) = site.runtime.tokens.known()
+    (token,) = site.runtime.api_keys.list_keys()
     page.get_by_label("Your question").fill("Are you there?")
-    site.runtime.tokens.revoke(token.id)
+    site.runtime.api_keys.revoke(token.id)
     page.get_by_role("button", name="Ask", exact=True).click()
     dialog = page.get_by_role("dialog", name="Sign in again")
     dialog.get_by_label("Token").fill(site.of("bob"))

@@ -29,7 +29,7 @@ class Signing:
     passed: list[float] = field(default_factory=lambda: [0.0])
 
     def __post_init__(self) -> None:
-        self.codes = SignInCodes(self.runtime.tokens, Clock(timer=lambda: self.passed[0]))
+        self.codes = SignInCodes(self.runtime.api_keys, Clock(timer=lambda: self.passed[0]))
         self.app: Flask = make_app(
             self.runtime, more=[OwnApi(self.runtime).blueprint, page.blueprint(self.codes)]
         )

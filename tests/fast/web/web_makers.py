@@ -49,7 +49,7 @@ class Site:
     codes: SignInCodes
 
     def of(self, user: str) -> str:
-        return self.runtime.tokens.make(user)[1]
+        return self.runtime.api_keys.create(user)[1]
 
     def link(self, secret: str | None = None, user: str = "ada") -> str:
         return f"{self.url}/#token={secret or self.secret}&user={user}"

@@ -1,0 +1,338 @@
+"""Conversion between values and rows: the only place that knows the columns of the chained tables.
+
+Times are ISO 8601 text in UTC with microseconds, so that they sort. JSON is canonical text, so that
+equal values have equal digests.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from enum import Enum, auto
+from typing import Any, Literal, TypeAlias
+
+from personalpeft.errors import Damaged, InvalidInput
+from personalpeft.store.database import Row
+from personalpeft.store.types import UserSummary
+from personalpeft.types import (
+    HeadMove,
+    Layer,
+    Message,
+    Revision,
+    Sampling,
+    Signal,
+    SignalKind,
+    Stack,
+    StackEntry,
+    Turn,
+    Usage,
+    Verdict,
+    canonical_json,
+    default_scope,
+)
+
+EntryKind: TypeAlias = Literal[
+    "turn", "signal", "retraction", "revision", "judgement", "report", "move"
+]
+
+TOMBSTONE = "tombstone"
+"""The table of what replaces an erased entry's content: its kind, its id and the time."""
+
+_MAX_DEPTH = 64
+
+
+class Column(Enum):
+    """How a column stores its value."""
+
+    TEXT = auto()
+    OPTIONAL_TEXT = auto()
+    TIME = auto()
+    JSON = auto()
+    COUNT = auto()
+    REAL = auto()
+
+
+_T, _O, _J = Column.TEXT, Column.OPTIONAL_TEXT, Column.JSON
+
+COLUMNS: Mapping[str, Mapping[str, Column]] = {
+    "turn": {
+        "id": _T,
+        "at": Column.TIME,
+        "messages": _J,
+        "reply": _T,
+        "stack": _J,
+        "sampling": _J,
+        "prompt_tokens": Column.COUNT,
+        "completion_tokens": Column.COUNT,
+        "finish_reason": _T,
+        "used": _J,
+    },
+    "signal": {
+        "id": _T,
+        "kind": _T,
+        "at": Column.TIME,
+        "payload": _J,
+        "turn": _O,
+        "source": _T,
+        "supersedes": _O,
+    },
+    "retraction": {"signal": _T, "at": Column.TIME},
+    "revision": {
+        "id": _T,
+        "layer": _T,
+        "digest": _T,
+        "base": _T,
+        "parent": _O,
+        "below": _J,
+        "recipe": _J,
+        "inputs": _T,
+        "at": Column.TIME,
+        "seconds": Column.REAL,
+    },
+    "judgement": {
+        "revision": _T,
+        "verdict": _T,
+        "reason": _T,
+        "probation": Column.COUNT,
+        "scores": _J,
+        "signals": _J,
+        "at": Column.TIME,
+    },
+    "report": {"revision": _O, "at": Column.TIME, "body": _J},
+    "move": {"layer": _T, "before": _O, "after": _O, "cause": _T, "at": Column.TIME},
+    TOMBSTONE: {"kind": _T, "id": _O, "at": Column.TIME},
+}
+"""The columns of each chained table, without ``user`` and ``seq``. Digests cover these names: never
+rename one, and add a column only as nullable.
+"""
+
+KINDS: tuple[EntryKind, ...] = (
+    "turn",
+    "signal",
+    "retraction",
+    "revision",
+    "judgement",
+    "report",
+    "move",
+)
+"""In this order no row comes before one that it refers to."""
+
+
+def encode(table: str, values: Mapping[str, Any]) -> Row:
+    """Return the row of a chained table for these values.
+
+    Raises:
+        InvalidInput: A value is not valid JSON, not finite or not valid Unicode.
+    """
+    return {
+        name: _encode_value(values.get(name), column, f"{table}'s {name}")
+        for name, column in COLUMNS[table].items()
+    }
+
+
+def decode(table: str, row: Row) -> dict[str, Any]:
+    """Return the values of a row. Raises ``Damaged`` if a column does not hold JSON."""
+    values = {}
+    for name, column in COLUMNS[table].items():
+        value = row[name]
+        if column is Column.JSON:
+            value = from_json(value)
+        elif column is Column.TIME:
+            value = parse_time(value)
+        values[name] = value
+    return values
+
+
+def encode_turn(turn: Turn) -> Row:
+    """Return a turn's row."""
+    sampling = turn.sampling
+    return encode(
+        "turn",
+        {
+            "id": turn.id,
+            "at": turn.at,
+            "messages": [message.to_list() for message in turn.messages],
+            "reply": turn.reply,
+            "stack": {"base": turn.stack.base, "entries": encode_entries(turn.stack.entries)},
+            "sampling": {
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "max_tokens": sampling.max_tokens,
+                "seed": sampling.seed,
+                "stop": list(sampling.stop),
+            },
+            "prompt_tokens": turn.usage.prompt_tokens,
+            "completion_tokens": turn.usage.completion_tokens,
+            "finish_reason": turn.finish_reason,
+            "used": list(turn.used),
+        },
+    )
+
+
+def decode_turn(row: Row) -> Turn:
+    """Return the turn of a row."""
+    values = decode("turn", row)
+    stack, sampling = values["stack"], values["sampling"]
+    return Turn(
+        id=values["id"],
+        user=row["user"],
+        at=values["at"],
+        messages=tuple(map(Message.from_list, values["messages"])),
+        reply=values["reply"],
+        stack=Stack(stack["base"], tuple(StackEntry(*entry) for entry in stack["entries"])),
+        sampling=Sampling(**{**sampling, "stop": tuple(sampling["stop"])}),
+        usage=Usage(values["prompt_tokens"], values["completion_tokens"]),
+        finish_reason=values["finish_reason"],
+        used=tuple(values["used"]),
+    )
+
+
+def encode_signal(signal: Signal) -> Row:
+    """Return a signal's row."""
+    values = {name: getattr(signal, name) for name in COLUMNS["signal"]}
+    return encode("signal", {**values, "kind": str(signal.kind)})
+
+
+def decode_signal(row: Row) -> Signal:
+    """Return the signal of a row."""
+    values = decode("signal", row)
+    return Signal(**{**values, "user": row["user"], "kind": SignalKind(values["kind"])})
+
+
+def encode_revision(revision: Revision) -> Row:
+    """Return the row of how a revision was built."""
+    values = {name: getattr(revision, name) for name in COLUMNS["revision"]}
+    return encode("revision", {**values, "below": encode_entries(revision.below)})
+
+
+def encode_judgement(revision: Revision, at: datetime) -> Row:
+    """Return the row of what the gate decided about a revision."""
+    values = {name: getattr(revision, name, None) for name in COLUMNS["judgement"]}
+    more = {
+        "revision": revision.id,
+        "verdict": str(revision.verdict),
+        "probation": int(revision.probation),
+        "at": at,
+    }
+    return encode("judgement", {**values, **more})
+
+
+def decode_revision(row: Row) -> Revision:
+    """Return the revision of a row that joins its newest judgement, and its signals by role."""
+    values = decode("revision", row)
+    return Revision(
+        **{
+            **values,
+            "user": row["user"],
+            "below": tuple(StackEntry(*entry) for entry in values["below"]),
+            "signals": from_json(row["signals"]),
+            "scores": from_json(row["scores"]),
+            "verdict": Verdict(row["verdict"]),
+            "reason": row["reason"],
+            "probation": bool(row["probation"]),
+        }
+    )
+
+
+def decode_move(row: Row) -> HeadMove:
+    """Return the head move of a row."""
+    return HeadMove(**decode("move", row), user=row["user"])
+
+
+def decode_layer(row: Row, position: int) -> Layer:
+    """Return the layer of a row, at its position among its user's layers."""
+    # A home of an earlier version that is open for reading has no column for the scope.
+    scope = row.get("scope") or default_scope(row["name"])
+    return Layer(row["name"], position, row["head"], row["weight"], scope)
+
+
+def decode_summary(row: Row) -> UserSummary:
+    """Return the summary of a row."""
+    return UserSummary(**{**row, "since": parse_time(row["since"])})
+
+
+def encode_entries(entries: tuple[StackEntry, ...]) -> list[list[Any]]:
+    """Return stack entries as JSON."""
+    return [[e.layer, e.revision, e.digest, e.weight] for e in entries]
+
+
+def format_time(at: datetime) -> str:
+    """Return a moment as stored.
+
+    Raises ``ValueError`` if it has no time zone, which is a bug of the caller.
+    """
+    if at.tzinfo is None:
+        raise ValueError("a moment must have a time zone")
+    return at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def parse_time(text: str) -> datetime:
+    """Return the moment of stored text."""
+    return datetime.fromisoformat(text)
+
+
+def to_json(value: Any, *, what: str) -> str:
+    """Return canonical JSON.
+
+    Raises:
+        InvalidInput: JSON cannot hold it: NaN, bytes, a lone surrogate, or endless nesting.
+    """
+    if isinstance(value, Mapping):
+        value = dict(value)
+    if not _is_shallow(value, _MAX_DEPTH):
+        raise InvalidInput(
+            f"The {what} must be nested at most {_MAX_DEPTH} deep.", hint="Send a flatter value."
+        )
+    try:
+        text = canonical_json(value)
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise unicode_error() from error
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"The {what} cannot be written as JSON: {error}.",
+            hint="Use texts, finite numbers, booleans, null, lists and mappings with text keys.",
+        ) from error
+    return text
+
+
+def from_json(text: str) -> Any:
+    """Return the value of stored JSON.
+
+    Raises ``Damaged`` if the text was changed by another program.
+    """
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise Damaged(
+            f"The database holds {text[:40]!a} where JSON should be.",
+            hint="Run verify to see what was changed.",
+        ) from error
+
+
+def unicode_error() -> InvalidInput:
+    """Return the error for text with half of a surrogate pair."""
+    return InvalidInput("A text is not valid Unicode.", hint="Remove lone surrogates from it.")
+
+
+def _encode_value(value: Any, column: Column, what: str) -> Any:
+    match column:
+        case Column.TIME:
+            return format_time(value)
+        case Column.JSON:
+            return to_json(value, what=what)
+        case Column.REAL:
+            if not math.isfinite(value):
+                raise InvalidInput(f"The {what} must be finite, got {value}.")
+            return float(value)
+    return value
+
+
+def _is_shallow(value: Any, levels: int) -> bool:
+    if isinstance(value, Mapping):
+        return levels > 0 and all(_is_shallow(inner, levels - 1) for inner in value.values())
+    if isinstance(value, list | tuple):
+        return levels > 0 and all(_is_shallow(inner, levels - 1) for inner in value)
+    return True

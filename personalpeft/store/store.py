@@ -1,0 +1,97 @@
+"""An open home: its parts, and the training state of unfinished learns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from personalpeft.ids import check_layer_name, check_user_id
+from personalpeft.store.blobs import Blobs, replace_file
+from personalpeft.store.catalog import Catalog
+from personalpeft.store.database import Database
+from personalpeft.store.error_mapping import map_home_errors, read_only_error
+from personalpeft.store.ledger import Ledger
+from personalpeft.store.locks import Leases
+from personalpeft.store.maintenance import Maintenance
+
+
+class Store:
+    """An open home, made by ``open_store``. Safe to use from several threads and processes.
+
+    Use it as a context manager, or close it.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        database: Database,
+        *,
+        now: Callable[[], datetime],
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self.home = home
+        self.database = database
+        self.now = now
+        self.entropy = entropy
+        self.leases = Leases(home, now=now, read_only=database.read_only)
+        self.blobs = Blobs(home, database)
+        self.ledger = Ledger(database, now=now, entropy=entropy)
+        self.catalog = Catalog(database, self.blobs, now=now)
+        self.maintenance = Maintenance(home, database, self.blobs, self.leases, now=now)
+
+    @property
+    def read_only(self) -> bool:
+        """Whether every write raises ``HomeError``."""
+        return self.database.read_only
+
+    def save_session(self, user: str, layer: str, data: bytes) -> None:
+        """Save what a running learn needs to resume, in place of its last state.
+
+        Raises:
+            InvalidId: The user or layer is invalid.
+            HomeError: It cannot be written.
+        """
+        path = self._session_path(user, layer)
+        if self.read_only:
+            raise read_only_error(self.home)
+        with map_home_errors(self.home):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                replace_file(path, data)
+            except FileNotFoundError:  # A collection deleted the folder while it was empty.
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                replace_file(path, data)
+
+    def load_session(self, user: str, layer: str) -> bytes | None:
+        """Return the last saved state, or None."""
+        with map_home_errors(self.home), suppress(FileNotFoundError):
+            return self._session_path(user, layer).read_bytes()
+        return None
+
+    def delete_session(self, user: str, layer: str) -> None:
+        """Delete the saved state, if any."""
+        with map_home_errors(self.home):
+            self._session_path(user, layer).unlink(missing_ok=True)
+
+    def _session_path(self, user: str, layer: str) -> Path:
+        folder = self.home / "sessions" / check_user_id(user)
+        return folder / f"{check_layer_name(layer)}.session"
+
+    def close(self) -> None:
+        """Close the home. Closing twice is fine."""
+        self.database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,96 @@
+"""Values that the store takes and returns. This module loads no database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from personalpeft.types import Json, Message, Revision
+
+ANY_HEAD = "*"
+"""As ``expected_head``: move the head wherever it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserSummary:
+    """When a user was created, and how many turns, signals and revisions the user has."""
+
+    id: str
+    since: datetime
+    turns: int
+    signals: int
+    revisions: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewRevision:
+    """A revision to record: its packed file, the report of its learn, whether to promote it, and
+    the cause of that move.
+    """
+
+    revision: Revision
+    blob: bytes
+    report: Json
+    promote: bool = True
+    cause: str = "import"
+
+
+@dataclass(frozen=True, slots=True)
+class GarbageReport:
+    """What a collection deleted, or with ``dry_run`` would delete.
+
+    Counts of unnamed blobs, partial files and old training sessions, and the bytes of all of them.
+    """
+
+    blobs: int = 0
+    parts: int = 0
+    sessions: int = 0
+    bytes: int = 0
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """What to erase of one user, by full ids.
+
+    Rows that refer to an erased revision are erased too; its children must be named here.
+
+    - ``redacted``: turns that lose their reply, with the messages that each keeps.
+    - ``redact``: maps a remaining report, or the scores of a judgement, to what may be kept of it.
+    """
+
+    turns: frozenset[str] = frozenset()
+    signals: frozenset[str] = frozenset()
+    revisions: frozenset[str] = frozenset()
+    redacted: Mapping[str, tuple[Message, ...]] = field(default_factory=dict)
+    redact: Callable[[Json], Json] = lambda body: body
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureResult:
+    """What an erasure destroyed, counted.
+
+    - ``files``: adapter files that no other revision names.
+    - ``heads``: the new head of each layer whose head was erased.
+    - ``complete``: False if a reader kept the database's journal from being cleared. The next
+      opening clears it.
+    """
+
+    turns: int = 0
+    signals: int = 0
+    revisions: int = 0
+    reports: int = 0
+    files: int = 0
+    redacted: int = 0
+    heads: Mapping[str, str | None] = field(default_factory=dict)
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One fault that ``verify`` found: where it is, what is wrong, and what to do."""
+
+    where: str
+    fault: str
+    remedy: str
