@@ -15,7 +15,7 @@ from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.backends.resident_stacks import AttachedStacks
+from personalpeft.backends.attached_stacks import AttachedStacks
 
 SLOTS, KEYS, THREADS = 3, "abcde", 4
 Act: TypeAlias = tuple[Literal["put", "fail", "drop"], str]
