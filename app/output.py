@@ -11,15 +11,13 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Sequence
 from datetime import datetime
-from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import click
 
+from personalpeft.formatting import to_json
 from personalpeft_app.options import Common
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -31,24 +29,9 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\r\n", "\n"))
 
 
-def as_data(value: Any) -> Any:
-    """Frozen values as what JSON knows: fields as keys, moments in ISO 8601, paths as text."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: as_data(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): as_data(each) for key, each in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [as_data(each) for each in value]
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, Enum):
-        return value.value
-    return str(value) if isinstance(value, Path) else value
-
-
 def as_json(value: Any, *, indent: int | None = 2) -> str:
     """JSON that a terminal shows as it is."""
-    text = json.dumps(as_data(value), ensure_ascii=False, indent=indent, allow_nan=False)
+    text = json.dumps(to_json(value), ensure_ascii=False, indent=indent, allow_nan=False)
     return _CONTROL_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

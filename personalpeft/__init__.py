@@ -1,5 +1,4 @@
-"""An embeddable runtime for personal models: one shared base, a small learned stack for each user, its whole history in
-SQLite.
+"""An embeddable runtime for personal models: one shared base and a small learned stack a user.
 
     import personalpeft
 
@@ -9,7 +8,7 @@ SQLite.
         ada.feedback(reply, edit="Eight minutes in boiling water, then cold water.")
         print(ada.learn())
 
-Importing this loads nothing heavy; ``open`` loads the store, and the first reply the model.
+Importing this loads nothing heavy. ``open`` loads the store, and the first reply loads the model.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from personalpeft.deprecation import warn_renamed
 from personalpeft.errors import (
     AdapterError,
     BaseMismatch,
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from personalpeft.chat.compare import Comparison
     from personalpeft.chat.reply import Reply, Stream
     from personalpeft.clock import Clock
-    from personalpeft.learning.activity_summary import Digest
-    from personalpeft.learning.progress import Learning
+    from personalpeft.learning.activity_summary import ActivitySummary
+    from personalpeft.learning.progress import TrainingStatus
     from personalpeft.learning.report import LearnReport
-    from personalpeft.provenance import Why
+    from personalpeft.provenance import Provenance
     from personalpeft.runtime import Runtime
     from personalpeft.settings import Observing, Serving, VllmServer
     from personalpeft.types import Verdict
@@ -59,6 +59,7 @@ DEFAULT_BASE = "smollm2-135m-instruct"
 
 __all__ = [
     "DEFAULT_BASE",
+    "ActivitySummary",
     "AdapterError",
     "BaseMismatch",
     "Busy",
@@ -67,13 +68,11 @@ __all__ = [
     "Comparison",
     "Damaged",
     "DeadlineExceeded",
-    "Digest",
     "Forgotten",
     "HomeError",
     "InvalidId",
     "InvalidInput",
     "LearnReport",
-    "Learning",
     "MissingPackage",
     "NotFound",
     "NothingToLearn",
@@ -81,34 +80,37 @@ __all__ = [
     "PersonalPeftError",
     "PluginError",
     "PromptTooLong",
+    "Provenance",
     "QueueFull",
     "Reply",
     "Runtime",
     "Serving",
     "ServingFailed",
     "Stream",
+    "TrainingStatus",
     "User",
     "Verdict",
     "VllmServer",
     "WeightsError",
-    "Why",
     "open",
 ]
 
+# Loaded on first use: these modules need numpy, SQLite or torch.
 _LAZY = {
+    "ActivitySummary": "personalpeft.learning.activity_summary",
     "Comparison": "personalpeft.chat.compare",
-    "Digest": "personalpeft.learning.activity_summary",
     "LearnReport": "personalpeft.learning.report",
-    "Learning": "personalpeft.learning.progress",
+    "Provenance": "personalpeft.provenance",
     "Reply": "personalpeft.chat.reply",
     "Runtime": "personalpeft.runtime",
     "Serving": "personalpeft.settings",
     "Stream": "personalpeft.chat.reply",
+    "TrainingStatus": "personalpeft.learning.progress",
     "User": "personalpeft.user",
-    "VllmServer": "personalpeft.settings",
     "Verdict": "personalpeft.types",
-    "Why": "personalpeft.provenance",
+    "VllmServer": "personalpeft.settings",
 }
+_RENAMED = {"Digest": "ActivitySummary", "Learning": "TrainingStatus", "Why": "Provenance"}
 
 
 def open(
@@ -123,16 +125,30 @@ def open(
     observing: Observing = "off",
     vllm: VllmServer | None = None,
 ) -> Runtime:
-    """Opens a home folder, and makes it where there is none, on one base.
+    """Open a home folder on one base. A missing folder is created.
 
-    ``home`` defaults to PERSONALPEFT_HOME, else the platform's data folder. ``base`` is the name of a card, a path to a
-    card or a folder with a model in it. ``backend`` is "torch"; "llamacpp", which serves the base's GGUF file in little
-    memory and loads torch while it learns; "vllm", which does so on the server that ``vllm`` or PERSONALPEFT_VLLM_URL
-    names; or "fake" for tests without a model. ``progress`` hears a stage and how much of
-    it is done (0 to 1) while the base is prepared and loaded, which happens when it is first needed. ``serving`` says how
-    much is served at once, and how much may wait. ``observing`` says what becomes of what the app sees without asking
-    (``User.observe``): "off", "kept", or "learned" as weak ratings. Raises ``HomeError``, ``NotFound`` for an unknown base,
-    ``CardError``, ``InvalidInput``.
+    Args:
+        home: The folder. Defaults to ``PERSONALPEFT_HOME``, else the platform's data folder.
+        base: The name of a model card, a path to a card, or a folder that holds a model.
+        backend: "torch"; "llamacpp" serves the base's GGUF file in little memory and loads torch
+            to learn; "vllm" serves on an external server; "fake" needs no model, for tests.
+        clock: Source of time and randomness. Defaults to the system's.
+        progress: Called with a stage and the share of it that is done, 0 to 1, while the base is
+            prepared and loaded. That happens when the base is first needed.
+        read_only: Refuse every write to the home.
+        serving: Limits of the engine: batch rows, adapter slots, queue length.
+        observing: What happens to implicit feedback (``User.observe``): "off" drops it, "kept"
+            records it, "learned" also trains on it as weak ratings.
+        vllm: The server of the "vllm" backend. Defaults to ``PERSONALPEFT_VLLM_URL``.
+
+    Returns:
+        The open runtime. Close it, or use it as a context manager.
+
+    Raises:
+        HomeError: The home cannot be read, created or migrated.
+        NotFound: The base or backend is unknown.
+        CardError: The model card is invalid.
+        InvalidInput: An argument has a wrong value.
     """
     import os
     from dataclasses import replace
@@ -155,6 +171,9 @@ def open(
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        warn_renamed(f"personalpeft.{name}", _RENAMED[name])
+        name = _RENAMED[name]
     if name in _LAZY:
         from importlib import import_module
 

@@ -1,8 +1,34 @@
-"""Numbers as people say them."""
+"""Values as JSON data and as words."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
 
-def pluralize(number: int, one: str, many: str = "") -> str:
-    """Such as "1 turn" or "2 turns"; ``many`` where that is not ``one`` with an s. Thousands have commas."""
-    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+def to_json(value: Any) -> Any:
+    """Return ``value`` as data that JSON can hold, at every depth.
+
+    Dataclasses become objects of their fields, datetimes ISO 8601 text, enums their values, paths
+    text, tuples and sets lists.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_json(each) for each in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Enum):
+        return value.value
+    return str(value) if isinstance(value, Path) else value
+
+
+def pluralize(number: int, singular: str, plural: str = "") -> str:
+    """Return such as "1 turn" or "2,000 turns". ``plural`` is for words that take no s."""
+    return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"

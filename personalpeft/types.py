@@ -1,7 +1,6 @@
-"""The frozen values that travel between the parts of the house.
+"""The frozen values that the parts exchange. docs/architecture.md defines their names.
 
-Nothing here opens a file, holds a tensor or knows the time. The words are those of docs/architecture.md: a *turn* is
-one prompt and one reply, a *signal* one act of feedback, a *layer* one named line of *revisions* in a user's *stack*.
+Nothing here does I/O, holds a tensor or reads a clock.
 """
 
 from __future__ import annotations
@@ -18,25 +17,22 @@ Json: TypeAlias = Mapping[str, Any]
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled"]
 Progress: TypeAlias = Callable[[str, float], None]
-"""Hears a stage and how much of it is done, 0 to 1."""
+"""Called with a stage and the share of it that is done, 0 to 1."""
 
 Scope: TypeAlias = Literal["always", "near", "never"]
+"""When a live layer is attached: always, to requests similar to its lessons, or never."""
+
+APP_SOURCE = "app"
+USER_SOURCE = "person"
+"""The ``source`` of a signal from the user. Any other source names an app or a judge."""
+
+MAX_TOP_LOGPROBS = 20
+"""The most alternatives that can be reported for one token."""
 
 
-def usual_scope(layer: str) -> Scope:
-    """Of a layer of which nobody said anything: a style is for everything, what else is learned is about something."""
+def default_scope(layer: str) -> Scope:
+    """Return the scope of a layer that was never set: a style always applies."""
     return "always" if layer == "style" else "near"
-
-
-"""When a live layer is attached: to every request, to those that are near its own lessons, to none."""
-
-APP = "app"
-PERSON = "person"
-"""The ``source`` of a signal that somebody gave themselves; any other is the name of what gave it."""
-
-
-MOST_TOP_LOGPROBS = 20
-"""How many of the likeliest tokens can be told of in the place of one."""
 
 
 class SignalKind(StrEnum):
@@ -52,7 +48,7 @@ class SignalKind(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What the gate said of a candidate revision."""
+    """The gate's verdict on a candidate revision."""
 
     PROMOTED = "promoted"
     REFUSED = "refused"
@@ -61,7 +57,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """What a reply asks the app to do: a tool by its name, with the arguments for it. ``id`` is what a result names it by."""
+    """A call of a tool by a reply. A tool's result names the call by ``id``."""
 
     name: str
     arguments: Json = field(default_factory=dict, hash=False)
@@ -70,11 +66,17 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation, as the app gave it.
+    """One message of a conversation.
 
-    ``tool_calls`` are those of an assistant; a message of a tool is the result of the call ``tool_call_id``. ``tools`` are what may be
-    called in answer to it, as JSON that the chat template reads, and ``must_call`` says that one is to be: True any, a name that one.
-    Both are asked beside what is said, and no part of what makes two messages the same.
+    Attributes:
+        role: "system", "user", "assistant" or "tool".
+        content: The text.
+        tool_calls: The calls that an assistant message makes.
+        tool_call_id: For a tool's message, the call that it answers.
+        tools: Tools offered for the answer, as JSON for the chat template.
+        must_call: Whether the answer must call a tool: True for any, or the name of one.
+
+    ``tools`` and ``must_call`` do not count when messages are compared.
     """
 
     role: Role
@@ -84,8 +86,8 @@ class Message:
     tools: tuple[Json, ...] = field(default=(), compare=False)
     must_call: bool | str = field(default=False, compare=False)
 
-    def plain(self) -> list[Any]:
-        """As JSON: role and content, and what there is besides. ``of_plain`` is the reverse."""
+    def to_list(self) -> list[Any]:
+        """Return role, content and, if there is more, a mapping of the rest, as JSON."""
         more: dict[str, Any] = {}
         if self.tool_calls:
             more["tool_calls"] = [
@@ -100,34 +102,36 @@ class Message:
         return [self.role, self.content, more] if more else [self.role, self.content]
 
     @staticmethod
-    def of_plain(found: Any) -> Message:
-        """Raises ``ValueError`` or ``TypeError`` for what ``plain`` did not write."""
-        role, content, *rest = found
+    def from_list(value: Any) -> Message:
+        """Return what ``to_list`` wrote. Raises ``ValueError``, ``TypeError`` otherwise."""
+        role, content, *rest = value
         more: dict[str, Any] = dict(*rest)
         if set(more) - {"tool_calls", "tool_call_id", "tools", "must_call"}:
-            raise ValueError("a message with more to it than is known")
+            raise ValueError("unknown key in a message")
         calls = tuple(ToolCall(*call) for call in more.get("tool_calls", ()))
         call_id, tools = more.get("tool_call_id", ""), tuple(more.get("tools", ()))
+        must_call = more.get("must_call", False)
         texts = [call_id, *(text for call in calls for text in (call.name, call.id))]
-        values, must_call = (
-            [*tools, *(call.arguments for call in calls)],
-            more.get("must_call", False),
-        )
+        objects = [*tools, *(call.arguments for call in calls)]
         if not all(isinstance(text, str) for text in texts) or not all(
-            isinstance(value, dict) for value in values
+            isinstance(each, dict) for each in objects
         ):
-            raise ValueError("a message with a call or a tool that is none")
+            raise ValueError("invalid tool or tool call in a message")
         if not isinstance(must_call, bool | str):
-            raise ValueError("a message with a call to be made that is none")
+            raise ValueError("invalid must_call in a message")
         return Message(role, content, calls, call_id, tools, must_call)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is picked.
+    """How the next token is sampled.
 
-    ``temperature`` 0 is greedy. ``top_p`` in (0, 1]. ``max_tokens`` counts new tokens. A ``stop`` string ends the reply
-    and is not part of it. The same seed, prompt and stack give the same text on the same backend.
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: Nucleus size, in (0, 1].
+        max_tokens: The most new tokens.
+        seed: Equal seeds, prompts and stacks give equal text on the same backend.
+        stop: Texts that end the reply and are not part of it.
     """
 
     temperature: float = 0.0
@@ -139,7 +143,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens read and tokens written."""
+    """Tokens read and generated."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -147,7 +151,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class StackEntry:
-    """One layer of a stack: the revision that is live in it and the weight it is added with."""
+    """One layer of a stack: its revision, the digest of that, and the weight it is added with."""
 
     layer: str
     revision: str
@@ -157,19 +161,19 @@ class StackEntry:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The ordered layers that answer a turn, lowest first, on one base. No entries: the bare base."""
+    """The ordered layers that serve a turn, lowest first. Without entries: the bare base."""
 
     base: str
     entries: tuple[StackEntry, ...] = ()
 
     @property
     def digest(self) -> str:
-        """Names what served a turn: equal digests mean equal base, adapters, order and weights."""
+        """Identifies the stack: equal digests mean equal base, adapters, order and weights."""
         return canonical_digest([self.base, *[[e.layer, e.digest, e.weight] for e in self.entries]])
 
     @property
     def is_bare(self) -> bool:
-        """Whether nothing in it changes what the base says."""
+        """Whether it leaves the base unchanged."""
         return all(entry.weight == 0 for entry in self.entries)
 
 
@@ -177,7 +181,7 @@ class Stack:
 class Turn:
     """One prompt and one reply, stamped with the stack that produced it.
 
-    ``messages`` is what the app sent; ``used`` names the signals (facts, rules) that memory added to the prompt.
+    ``messages`` are as the app sent them. ``used`` names the signals that memory added to them.
     """
 
     id: str
@@ -193,17 +197,18 @@ class Turn:
 
     @property
     def ended(self) -> bool:
-        """Whether the reply came to its own end, rather than to be cut off."""
+        """Whether the reply ended by itself and was not cut off."""
         return self.finish_reason == "stop"
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One act of feedback. ``payload`` holds what the kind says:
+    """One act of feedback.
 
-    rating {"value": -1|1, "how"?}, edit {"text"}, preference {"text", "revision"?, "layer"?, "cut_off"?}, comment {"text"},
-    reward {"value"}, demonstration {"prompt", "answer", "skill"}, fact {"text", "questions", "answer"}. ``source`` is who gave
-    it; "how" is there where an app took a rating from what it saw, "cut_off" where a text ended since it had to.
+    The payload depends on the kind: rating {"value": -1|1, "how"?}, edit {"text"}, preference
+    {"text", "revision"?, "layer"?, "cut_off"?}, comment {"text"}, reward {"value"}, demonstration
+    {"prompt", "answer", "skill"}, fact {"text", "questions", "answer"}. "how" marks an implicit
+    rating; "cut_off" marks a text that was truncated.
     """
 
     id: str
@@ -212,15 +217,13 @@ class Signal:
     at: datetime
     payload: Json
     turn: str | None = None
-    source: str = PERSON
+    source: str = USER_SOURCE
     supersedes: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One named line of revisions. ``head`` is None before the first promotion and after a rollback to the base;
-    ``scope`` says when it is attached.
-    """
+    """One named line of revisions. ``head`` is None before the first promotion and at the base."""
 
     name: str
     position: int
@@ -231,11 +234,21 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """An immutable adapter and how it came to be.
+    """An immutable adapter and how it was built.
 
-    ``id`` is ``<layer>@<first 12 hex digits of digest>``; ``digest`` is the SHA-256 of the packed file. ``inputs`` is
-    the digest of all that went into the build: signals, recipe, base and the revisions below. ``signals`` maps a
-    signal's id to its role, "train" or "pinned". ``probation`` means live on thin evidence.
+    Attributes:
+        id: ``<layer>@<first 12 hex digits of digest>``.
+        digest: SHA-256 of the packed file.
+        base: Digest of the base.
+        parent: The revision that the build started from; None for a build from nothing.
+        below: The stack that it was trained on.
+        recipe: The training configuration.
+        inputs: Digest of all inputs of the build: signals, recipe, base and the revisions below.
+        signals: Role of each signal by id, "train" or "pinned".
+        scores: The evaluation.
+        verdict: The gate's verdict, with its ``reason``.
+        probation: Whether it is live on thin evidence.
+        seconds: How long the build took.
     """
 
     id: str
@@ -258,7 +271,7 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class HeadMove:
-    """One step in a layer's history: the head went from one revision to another (None: the base), and why."""
+    """One step in a layer's history: the head moved between revisions (None: the base)."""
 
     user: str
     layer: str
@@ -270,10 +283,10 @@ class HeadMove:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What an adapter must know of a base's shape: where the blocks are and which projections can be adapted.
+    """The shape of a base as far as adapters need it.
 
-    ``projections`` maps a path inside a block (``self_attn.q_proj``) to (inputs, outputs); they are the same in every
-    block.
+    ``projections`` maps a path inside a block, such as ``self_attn.q_proj``, to (inputs, outputs).
+    They are the same in every block.
     """
 
     model_type: str
@@ -283,12 +296,12 @@ class Architecture:
 
 
 def canonical_json(value: Any) -> str:
-    """JSON in one spelling: sorted keys, no spaces, no NaN. Equal values give equal text."""
+    """Return JSON with sorted keys, without spaces and NaN. Equal values give equal text."""
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
 
 
 def canonical_digest(value: Any) -> str:
-    """SHA-256 (hex) of a value's canonical JSON."""
+    """Return the SHA-256 (hex) of a value's canonical JSON."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()

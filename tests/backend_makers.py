@@ -187,7 +187,7 @@ def lessons(backend: Backend, count: int) -> list[list[Any]]:
     for number in range(count):
         wanted = after(backend, f"question {number % 3}", "Ahoy!")
         refused = after(backend, f"question {number % 3}", "Hello.")
-        steps.append([Supervised(wanted, 0.5), DPOLoss(wanted, refused, 0.1, 0.5)])
+        steps.append([SFTLoss(wanted, 0.5), DPOLoss(wanted, refused, 0.1, 0.5)])
     return steps
 
 

@@ -39,12 +39,12 @@ QUICK_CARD = like_tiny(
 [learning]
 rank = 2
 alpha = 8.0
-steps = 12
-batch = 2
+min_steps = 12
+batch_size = 2
 learning_rate = 0.01
 
 [learning.memory]
-capacity = 10.0
+tokens_per_parameter = 10.0
 """,
     name="tiny-quick",
     targets=["q_proj", "v_proj", "down_proj"],

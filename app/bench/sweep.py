@@ -178,7 +178,9 @@ def by_value(found: SweepBench) -> dict[str, dict[Value, list[Point]]]:
 
 def default_recipe(card: Card) -> TrainingConfig:
     """The recipe of a style on a base; its targets are named as the card does."""
-    return load_training_configs(card.name, card.learning, dict.fromkeys(card.targets, (1, 1))).style
+    return load_training_configs(
+        card.name, card.learning, dict.fromkeys(card.targets, (1, 1))
+    ).style
 
 
 def value_of(number: str, recipe: TrainingConfig, card: Card) -> Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from personalpeft.chat.compare import Choice
+from personalpeft.chat.compare import LabeledComparison
 from personalpeft.learning.report import excerpt
 from personalpeft_app.http.own import values as v
 
@@ -17,9 +17,9 @@ class Comparison:
     prompt: str
     answers: tuple[v.BlindAnswer, ...]
     same: bool
-    keep: Callable[[int | str], Choice] = field(repr=False, compare=False)
+    keep: Callable[[int | str], LabeledComparison] = field(repr=False, compare=False)
 
-    def choose(self, which: int | str) -> Choice:
+    def choose(self, which: int | str) -> LabeledComparison:
         """As ``personalpeft.Comparison.choose``; ``NotFound`` when the server no longer remembers it."""
         return self.keep(which)
 

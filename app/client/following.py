@@ -12,7 +12,7 @@ from typing import Self
 
 from personalpeft.chat.reply import Reply
 from personalpeft.errors import Busy, NotFound, PersonalPeftError
-from personalpeft.learning.options import Asking
+from personalpeft.learning.options import Condition
 from personalpeft.types import Progress
 from personalpeft_app.client.line import Line, Unreachable, error_of
 from personalpeft_app.http.own import operations as do
@@ -24,7 +24,9 @@ _POLL_SECONDS = 1.0
 class RemoteStream(Iterator[str]):
     """As ``personalpeft.Stream``: iterate for pieces of text, then read ``reply``."""
 
-    def __init__(self, line: Line, user: str, body: v.ChatBody, cancelled: Asking | None) -> None:
+    def __init__(
+        self, line: Line, user: str, body: v.ChatBody, cancelled: Condition | None
+    ) -> None:
         self._line, self._user = line, user
         self._cancelled = cancelled
         self._events = line.events(do.STREAM, body, user=user)
@@ -81,7 +83,7 @@ class RemoteStream(Iterator[str]):
             self._line.call(do.STOP, user=self._user, stream=self._name)
 
 
-def follow(line: Line, job: v.Job, progress: Progress, cancelled: Asking) -> v.Job:
+def follow(line: Line, job: v.Job, progress: Progress, cancelled: Condition) -> v.Job:
     """The job as it is when it is over. Raises the error that it ended in."""
     stopping = False
     where = {"job": job.id} if job.user is None else {"job": job.id, "user": job.user}

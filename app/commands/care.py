@@ -61,7 +61,7 @@ def gc(common: Common, dry_run: bool) -> None:
     """
     display = Display(common)
     with display, opening.opened(common, "read" if dry_run else "change") as runtime:
-        found = runtime.collect(dry_run=dry_run, progress=display)
+        found = runtime.collect_garbage(dry_run=dry_run, progress=display)
     rows = [
         ("adapters", str(found.blobs)),
         ("halves of files", str(found.parts)),

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from personalpeft.formatting import to_json
 from personalpeft_app import opening
 from personalpeft_app.interrupt import interruptible
 from personalpeft_app.options import Common, command
-from personalpeft_app.output import as_data, note, printable, show
+from personalpeft_app.output import note, printable, show
 from personalpeft_app.progress import Display
 from personalpeft_app.texts import given
 
 if TYPE_CHECKING:
-    from personalpeft.chat.compare import Choice, Comparison
+    from personalpeft.chat.compare import Comparison, LabeledComparison
 
 NEITHER = "neither"
 
@@ -82,13 +83,13 @@ def compare(
                 "\nWhich is better?", type=click.Choice(["1", "2", NEITHER]), err=True
             )
         choice = None if choose in (None, NEITHER) else comparison.choose(choose)
-    data = {**comparison.as_json(), "choice": as_data(choice)}
+    data = {**comparison.as_json(), "choice": to_json(choice)}
     show(common, data, str(comparison) if choose is None else _said(comparison, choice))
     if comparison.same:
         note(common, "Both say the same; there is nothing to choose.")
 
 
-def _said(comparison: Comparison, choice: Choice | None) -> str:
+def _said(comparison: Comparison, choice: LabeledComparison | None) -> str:
     whose = " and ".join(
         f"{number} is {each.revision}" for number, each in enumerate(comparison.answers, 1)
     )

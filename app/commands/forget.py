@@ -51,4 +51,4 @@ def forget(common: Common, item: str, dry_run: bool, later: bool, yes: bool) -> 
             report = user.forget(
                 item, rebuild=not later, dry_run=dry_run, progress=display, cancelled=cancelled
             )
-    show(common, report.as_json(), str(report))
+    show(common, report, str(report))

@@ -171,7 +171,7 @@ def weigh(common: Common, layer: str, weight: float) -> None:
     WEIGHT goes from -2 to 2: 1 is the layer as it was learned, 0 leaves it out. Write a negative one after '--'.
     """
     with opening.user(common, "change") as user:
-        user.weigh(layer, weight)
+        user.set_weight(layer, weight)
     show(common, {"user": user.id, "layer": layer, "weight": weight}, f"{layer} {weight:g}")
 
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from personalpeft.learning.report import said
+from personalpeft.formatting import to_json
+from personalpeft.learning.report import signal_text
 from personalpeft_app import opening
 from personalpeft_app.options import Common, Group, command, common_options
-from personalpeft_app.output import as_data, moment, note, one_line, show, table
+from personalpeft_app.output import moment, note, one_line, show, table
 from personalpeft_app.unlearning import to_unlearn, unlearned_later
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def stack(common: Common) -> None:
     data, rows = [], []
     for layer in layers:
         head = built.get(layer.head) if layer.head else None
-        data.append({**as_data(layer), "revision": as_data(head)})
+        data.append({**to_json(layer), "revision": to_json(head)})
         rows.append(
             (
                 layer.name,
@@ -84,7 +85,7 @@ def revisions(common: Common, layer: str | None) -> None:
         for each in found
     ]
     headings = ("", "REVISION", "VERDICT", "BUILT", "LESSONS", "ON", "REASON")
-    data = [{**as_data(each), "live": each.id in live} for each in found]
+    data = [{**to_json(each), "live": each.id in live} for each in found]
     show(common, {"user": user.id, "revisions": data}, table(headings, rows, flexible=(6,)))
     if not found:
         note(
@@ -109,7 +110,7 @@ def turns(common: Common, limit: int) -> None:
         said = [signal for signal in signals if signal.turn == turn.id]
         kinds = ", ".join(f"{kind}" for kind in Counter(str(signal.kind) for signal in said))
         asked = turn.messages[-1].content
-        data.append({**as_data(turn), "signals": as_data(said)})
+        data.append({**to_json(turn), "signals": to_json(said)})
         rows.append((turn.id, moment(turn.at), kinds or "-", asked, turn.reply))
     headings = ("TURN", "WHEN", "FEEDBACK", "PROMPT", "REPLY")
     show(common, {"user": user.id, "turns": data}, table(headings, rows, flexible=(3, 4)))
@@ -136,12 +137,15 @@ def lessons(common: Common, everything: bool) -> None:
             each.use,
             each.revision or "",
             each.why,
-            said(each.signal),
+            signal_text(each.signal),
         )
         for each in found
     ]
     headings = ("SIGNAL", "WHEN", "BY", "KIND", "WENT TO", "AND", "REVISION", "WHY", "SAYS")
-    data = [{**as_data(each), "pinned": each.pinned} for each in found]
+    data = [
+        {**to_json(each), "use": each.use, "why": each.why, "pinned": each.pinned}
+        for each in found
+    ]
     show(common, {"user": user.id, "lessons": data}, table(headings, rows, flexible=(7, 8)))
     if not found:
         note(common, f"{user.id} has given no feedback yet.")
@@ -278,7 +282,7 @@ def models(common: Common) -> None:
         )
         for card in cards
     ]
-    data = [{**as_data(card), "weights": _whereabouts(card)} for card in cards]
+    data = [{**to_json(card), "weights": _whereabouts(card)} for card in cards]
     show(
         common,
         {"models": data},

@@ -18,7 +18,7 @@ from personalpeft_app.progress import Display
 if TYPE_CHECKING:
     from personalpeft import User
     from personalpeft.adapter_io import MergedForm
-    from personalpeft.archive import Exported, Imported
+    from personalpeft.archive import ExportSummary, ImportSummary
     from personalpeft.types import Revision
 
 
@@ -72,7 +72,7 @@ def import_(common: Common, file: str, as_user: str | None) -> None:
         )
 
 
-def _what(of: Exported | Imported) -> str:
+def _what(of: ExportSummary | ImportSummary) -> str:
     return ", ".join(
         (
             pluralize(of.turns, "turn"),

@@ -69,11 +69,13 @@ def report(common: Common, since: timedelta | datetime, everyone: bool) -> None:
     """
     if everyone:
         with opening.opened(common, "read") as runtime:
-            digests = [runtime.user(name, create=False).digest(since) for name in _names(runtime)]
+            digests = [
+                runtime.user(name, create=False).activity_summary(since) for name in _names(runtime)
+            ]
         digests = [each for each in digests if not each.empty]
     else:
         with opening.user(common, "read") as user:
-            digests = [user.digest(since)]
+            digests = [user.activity_summary(since)]
     show(common, {"users": [each.as_json() for each in digests]}, "\n\n".join(map(str, digests)))
     if not digests:
         note(common, "Nobody said or learned anything in this while.")

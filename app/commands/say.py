@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from personalpeft.errors import InvalidInput
-from personalpeft.learning.report import excerpt, said
+from personalpeft.learning.report import excerpt, signal_text
 from personalpeft_app import opening
 from personalpeft_app.options import Common, command
 from personalpeft_app.output import note, show
@@ -15,7 +15,7 @@ from personalpeft_app.texts import edited, given
 from personalpeft_app.unlearning import to_unlearn, unlearned_later
 
 if TYPE_CHECKING:
-    from personalpeft.learning.status import Account
+    from personalpeft.learning.status import SignalStatus
 
 
 @command(
@@ -78,7 +78,7 @@ def feedback(
     note(common, f"Kept, about {about.id}. {_becomes(account) if account else ''}".rstrip())
 
 
-def _becomes(account: Account) -> str:
+def _becomes(account: SignalStatus) -> str:
     if account.place == "profile":
         return "It acts from the next question on."
     if account.pinned:
@@ -107,13 +107,13 @@ def teach(common: Common, prompt: str, answer: str, skill: str | None) -> None:
 
     Either of the two may be '-', which reads it from stdin.
     """
-    from personalpeft.chat.validation import check_written
+    from personalpeft.chat.validation import check_text
     from personalpeft.ids import check_layer_name
 
     if prompt == answer == "-":
         raise click.UsageError("Only one of PROMPT and ANSWER can come from stdin.")
-    prompt = check_written(given(prompt, what="prompt"), what="prompt")
-    answer = check_written(given(answer, what="answer"), what="answer")
+    prompt = check_text(given(prompt, what="prompt"), what="prompt")
+    answer = check_text(given(answer, what="answer"), what="answer")
     layer = "style" if skill is None else check_layer_name(f"skill.{skill}")
     with opening.user(common, "make") as user:
         signal = user.teach(prompt, answer, skill=skill)
@@ -143,13 +143,13 @@ def remember(common: Common, text: str, questions: tuple[str, ...], answer: str 
 
     TEXT may be '-', which reads it from stdin. To change or remove a fact: personalpeft memory
     """
-    from personalpeft.memory.items import check_text
+    from personalpeft.memory.items import check_item_text
 
     if answer is not None and not questions:
         raise InvalidInput("There is an answer and no question.", hint="Give --question too.")
-    text = check_text(given(text, what="fact"), what="fact")
-    questions = tuple(check_text(question, what="question") for question in questions)
-    answer = answer if answer is None else check_text(answer, what="answer")
+    text = check_item_text(given(text, what="fact"), what="fact")
+    questions = tuple(check_item_text(question, what="question") for question in questions)
+    answer = answer if answer is None else check_item_text(answer, what="answer")
     with opening.user(common, "make") as user:
         signal = user.remember(text, questions=questions, answer=answer)
     show(common, {"signal": signal, "user": user.id}, signal)
@@ -180,6 +180,8 @@ def retract(common: Common, signals: tuple[str, ...]) -> None:
         later = unlearned_later(user, before)
     show(common, {"retracted": taken, "user": user.id}, "\n".join(signal.id for signal in taken))
     for signal in taken:
-        note(common, f'Taken back: the {signal.kind} {signal.id}, "{excerpt(said(signal))}".')
+        note(
+            common, f'Taken back: the {signal.kind} {signal.id}, "{excerpt(signal_text(signal))}".'
+        )
     if later:
         note(common, later)

@@ -15,7 +15,7 @@ from flask import Blueprint, Response, jsonify
 from personalpeft import Reply, Stream
 from personalpeft.base_models.tool_calls import Said
 from personalpeft.chat.reply import LikelyToken, TokenLogprob
-from personalpeft.types import MOST_TOP_LOGPROBS, ToolCall
+from personalpeft.types import MAX_TOP_LOGPROBS, ToolCall
 from personalpeft_app.http import asking, bodies, tools
 from personalpeft_app.http.asking import Asked
 from personalpeft_app.http.bodies import Body
@@ -85,7 +85,7 @@ def blueprint(models: Models) -> Blueprint:
         said = asking.messages(body.get("messages"), "messages", ("text",), _ROLES)
         how["logprobs"] = bodies.flag(body, "logprobs")
         how["top_logprobs"] = (
-            bodies.whole(body, "top_logprobs", least=0, most=MOST_TOP_LOGPROBS) or 0
+            bodies.whole(body, "top_logprobs", least=0, most=MAX_TOP_LOGPROBS) or 0
         )
         if how["top_logprobs"] and not how["logprobs"]:
             raise Unsupported("top_logprobs goes with logprobs.", "top_logprobs")
@@ -102,7 +102,7 @@ def blueprint(models: Models) -> Blueprint:
         bodies.only(body, known=known, ignored=IGNORED, neutral=_COMPLETION_NEUTRAL)
         how = asking.sampling(body)
         how["max_tokens"] = how["max_tokens"] or _COMPLETION_TOKENS
-        likely = bodies.whole(body, "logprobs", least=0, most=MOST_TOP_LOGPROBS)
+        likely = bodies.whole(body, "logprobs", least=0, most=MAX_TOP_LOGPROBS)
         how |= {"logprobs": likely is not None, "top_logprobs": likely or 0}
         prompts = bodies.texts(body, "prompt", most=_MOST_REPLIES, longest=100_000)
         if not prompts:

@@ -14,7 +14,7 @@ from flask import Blueprint, Response, jsonify
 from personalpeft import Reply
 from personalpeft.base_models.tool_calls import Said
 from personalpeft.chat.reply import TokenLogprob
-from personalpeft.types import MOST_TOP_LOGPROBS, ToolCall
+from personalpeft.types import MAX_TOP_LOGPROBS, ToolCall
 from personalpeft_app.http import asking, bodies, tools
 from personalpeft_app.http.asking import Asked
 from personalpeft_app.http.bodies import Body
@@ -75,7 +75,7 @@ def blueprint(models: Models) -> Blueprint:
 
 def _likely(body: Body, offer: Offer) -> dict[str, Any]:
     """What is asked of log-probs. Raises ``Unsupported``."""
-    top = bodies.whole(body, "top_logprobs", least=0, most=MOST_TOP_LOGPROBS) or 0
+    top = bodies.whole(body, "top_logprobs", least=0, most=MAX_TOP_LOGPROBS) or 0
     wanted = bodies.texts(body, "include", most=1) if body.get("include") else ()
     if wanted not in ((), (_LOGPROBS,)):
         raise Unsupported(f"include can be {_LOGPROBS}.", "include")

@@ -68,7 +68,7 @@ def make_app(
     app.url_map.strict_slashes = False
     app.json.sort_keys = False
     app.extensions["personalpeft"] = runtime
-    security.guard(app, runtime.tokens, names)
+    security.guard(app, runtime.api_keys, names)
     failures.handle(app, (runtime.settings.home, runtime.settings.cache))
 
     places = places or places_for(runtime)

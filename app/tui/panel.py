@@ -27,7 +27,7 @@ from personalpeft_app.tui.weight import Weight
 from personalpeft_app.tui.work import Desk, Job, Standing
 
 if TYPE_CHECKING:
-    from personalpeft import LearnReport, Why
+    from personalpeft import LearnReport, Provenance
     from personalpeft.chat.compare import Comparison
     from personalpeft.erasure import ForgetReport
 
@@ -143,7 +143,7 @@ class Panel(Vertical):
         else:
             self.studying.explain(turn, partial(self._account, turn))
 
-    def _account(self, turn: str, account: Why) -> None:
+    def _account(self, turn: str, account: Provenance) -> None:
         # Another reply may have been selected meanwhile.
         if turn == self._explained:
             self.query_one("#why", Said).show(views.why(account))

@@ -20,7 +20,7 @@ from personalpeft_app.tui.keys import KEYS
 from personalpeft_app.tui.markdown import rendered
 
 if TYPE_CHECKING:
-    from personalpeft.chat.compare import Choice, Comparison
+    from personalpeft.chat.compare import Comparison, LabeledComparison
 
 
 class Reading(ModalScreen[None]):
@@ -162,7 +162,7 @@ class Comparing(ModalScreen[None]):
         if self._told:
             self.dismiss(None)
 
-    def tell(self, choice: Choice) -> None:
+    def tell(self, choice: LabeledComparison) -> None:
         """The choice is kept; now it may be said whose the answers are."""
         self._told = True
         if not self.is_attached:

@@ -18,8 +18,8 @@ from personalpeft_app.tui.work import Desk, Job, Standing, told
 if TYPE_CHECKING:
     from textual.content import Content
 
-    from personalpeft import Learning, LearnReport, Why
-    from personalpeft.chat.compare import Choice, Comparison
+    from personalpeft import LearnReport, Provenance, TrainingStatus
+    from personalpeft.chat.compare import Comparison, LabeledComparison
     from personalpeft.erasure import ForgetReport
     from personalpeft.types import HeadMove
 
@@ -63,7 +63,7 @@ class Studying:
         self.learning: Job | None = None
         self.comparing: Job | None = None
         self.forgetting: Job | None = None
-        self._elsewhere: Learning | None = None
+        self._elsewhere: TrainingStatus | None = None
         self._looking = False
 
     @property
@@ -96,7 +96,7 @@ class Studying:
             self._looking = True
             self._threads.do(self._user.learning, self._seen, self._not_seen)
 
-    def _seen(self, learning: Learning | None) -> None:
+    def _seen(self, learning: TrainingStatus | None) -> None:
         self._looking = False
         before, self._elsewhere = self._elsewhere, None if self._leased else learning
         if self._elsewhere != before:
@@ -157,12 +157,12 @@ class Studying:
         self,
         comparison: Comparison,
         number: int,
-        then: Callable[[Choice], None],
+        then: Callable[[LabeledComparison], None],
         failed: Callable[[], None],
     ) -> None:
         """Keeps which of two answers is better."""
 
-        def chosen(choice: Choice) -> None:
+        def chosen(choice: LabeledComparison) -> None:
             then(choice)
             self.look()
 
@@ -182,10 +182,10 @@ class Studying:
     def weigh(self, layer: str, weight: float) -> None:
         """Turns a layer's weight."""
         self._threads.do(
-            partial(self._user.weigh, layer, weight), lambda _: self.look(), self._wrong
+            partial(self._user.set_weight, layer, weight), lambda _: self.look(), self._wrong
         )
 
-    def explain(self, turn: str, then: Callable[[Why], None]) -> None:
+    def explain(self, turn: str, then: Callable[[Provenance], None]) -> None:
         """Why a reply was as it was."""
         self._threads.do(partial(self._user.why, turn), then, self._telling.wrong)
 

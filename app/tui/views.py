@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from textual.content import Content
 
 from personalpeft.formatting import pluralize
-from personalpeft.learning.report import excerpt, said
+from personalpeft.learning.report import excerpt, signal_text
 from personalpeft.types import Verdict
 from personalpeft_app.output import moment, printable
 from personalpeft_app.tui.markdown import DIM, rendered
@@ -19,7 +19,7 @@ from personalpeft_app.tui.talk import Exchange
 from personalpeft_app.tui.work import Standing
 
 if TYPE_CHECKING:
-    from personalpeft import LearnReport, Why
+    from personalpeft import LearnReport, Provenance
     from personalpeft.erasure import ForgetReport
     from personalpeft.memory.types import Item
     from personalpeft.types import Layer, Revision
@@ -188,7 +188,7 @@ def report(last: LearnReport | None) -> Content:
     return Content.assemble(*parts)
 
 
-def why(account: Why | None) -> list[Row]:
+def why(account: Provenance | None) -> list[Row]:
     """Why the selected reply was as it was: each thing that went into it, and the reply itself."""
     if account is None:
         return [Row(Content.assemble(("Select a reply that is in the ledger.", DIM)))]
@@ -197,11 +197,11 @@ def why(account: Why | None) -> list[Row]:
     for part in account.parts:
         mark, colour = _MARKS[part.revision.verdict]
         rows.append(_heading(f"{mark} {part.revision.id}", colour, f"  × {part.weight:g}"))
-        rows += [_said(str(s.kind), said(s), s.id) for s in part.signals]
+        rows += [_said(str(s.kind), signal_text(s), s.id) for s in part.signals]
     rows += [_heading(f"○ {each}", DIM, "  forgotten since") for each in account.forgotten]
     if account.items:
         rows.append(_heading("In the prompt", "", ""))
-        rows += [_said(str(s.kind), said(s), s.id) for s in account.items]
+        rows += [_said(str(s.kind), signal_text(s), s.id) for s in account.items]
     if len(rows) == 1:
         rows.append(
             Row(Content.assemble(("\nThe bare base answered, with nothing of yours.", DIM)))

@@ -13,7 +13,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from personalpeft.errors import BaseMismatch, Cancelled, NotFound, PersonalPeftError, PromptTooLong
+from personalpeft.learning.outcomes import MoveCause, SignalUse
 from personalpeft.learning.report import LearnReport, from_json
+from personalpeft.learning.triggers import TriggerKind
 from personalpeft_app.tui.conversations import conversations
 from personalpeft_app.tui.talk import Talk, shorter
 
@@ -159,9 +161,12 @@ class Desk:
             user.revisions(),
             from_json(reports[-1]) if reports else None,
             stack,
-            sum(each.use == "to be learned" for each in user.lessons())
-            + sum(each.kind in ("below", "taken back") for each in user.pending().news),
-            tuple(move for move in user.history() if move.cause == "withdrawn"),
+            sum(each.use_code is SignalUse.PENDING for each in user.lessons())
+            + sum(
+                each.kind in (TriggerKind.STACK_BELOW_CHANGED, TriggerKind.RETRACTED)
+                for each in user.pending().news
+            ),
+            tuple(move for move in user.history() if move.cause == MoveCause.WITHDRAWN),
             problem,
             user.items(),
         )

@@ -88,7 +88,7 @@ def fake_base() -> Base:
         targets=("q_proj", "v_proj"),
         context=4096,
         # So small a layer could hold no fact by a real one's measure.
-        learning={"capacity": 100.0},
+        learning={"tokens_per_parameter": 100.0},
     )
     architecture = Architecture("fake", "blocks", 2, _PROJECTIONS)
     return Base(

@@ -6,7 +6,7 @@ Invariant: the same files give the same facts, so they are looked up once and ke
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,12 +37,9 @@ class Facts:
     template: str | None
     longest: int | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Facts:
-        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for anything that ``as_json`` did not write."""
+        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for anything that ``to_json`` did not write."""
         shape = value["architecture"]
         return cls(
             architecture=Architecture(

@@ -38,6 +38,7 @@ from personalpeft.base_models.files import (
 from personalpeft.base_models.inspect import FACTS, Facts, narrow, survey
 from personalpeft.base_models.types import Base, Card
 from personalpeft.errors import CardError, InvalidInput, PersonalPeftError, WeightsError, nearest
+from personalpeft.formatting import to_json
 from personalpeft.types import Progress, canonical_digest, canonical_json
 
 _log = logging.getLogger(__name__)
@@ -183,7 +184,7 @@ def _made(
         make(fresh)
     facts = survey(look or fresh)
     files = {path.name: hash_files([path]) for path in sorted(fresh.iterdir())}
-    content = {"source": key, "origin": origin, "files": files, "facts": facts.as_json()}
+    content = {"source": key, "origin": origin, "files": files, "facts": to_json(facts)}
     sealed = {**content, "seal": canonical_digest(content)}
     (fresh / MANIFEST).write_text(canonical_json(sealed), "utf-8")
     if folder.exists():

@@ -1,36 +1,39 @@
-"""What learning did to one person's model in a while: the morning summary. Made of what the ledger holds already, so it
-can be asked for any period, again and again.
-"""
+"""What learning did to a user's model in a period, from what the ledger holds."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from personalpeft.errors import InvalidInput
+from personalpeft.formatting import to_json
+from personalpeft.learning.outcomes import MoveCause, SignalUse
 from personalpeft.learning.report import (
-    LEARNED_NOT_LIVE,
     LearnReport,
     excerpt,
+    format_report,
+    format_source,
     from_json,
-    lines,
-    recorded,
-    way_back,
+    outcome_reports,
+    undo_hint,
 )
-from personalpeft.store.base import Store
+from personalpeft.store.store import Store
 from personalpeft.types import HeadMove
 
-_SHOWN = 3
+_MAX_SOURCES = 3
+_LEARN_CAUSES = (MoveCause.LEARN, MoveCause.ACCEPTED, MoveCause.WITHDRAWN)
 
 
 @dataclass(frozen=True, slots=True)
-class Digest:
-    """A period from ``since`` to ``until``: how many turns and signals came, what each learn and each end of a probation
-    said, every move of a head, and what was live at the time of asking, by layer (None: the bare base). ``under`` are the
-    revisions that what is live came after, one learn after the other.
+class ActivitySummary:
+    """The activity of a user from ``since`` to ``until``.
+
+    ``signals`` counts them by kind. ``reports`` are those of learns and probations. ``live`` is the
+    head of each layer when the summary was made, None for the bare base; ``under`` are the
+    revisions that these replaced, one learn after the other.
     """
 
     user: str
@@ -44,72 +47,103 @@ class Digest:
     under: tuple[str, ...] = ()
 
     @property
-    def empty(self) -> bool:
-        """Whether nothing at all happened."""
+    def is_empty(self) -> bool:
+        """Whether nothing happened."""
         return not (self.turns or self.signals or self.reports or self.moves)
 
     def as_json(self) -> dict[str, Any]:
-        """The summary as plain data."""
-        return {
-            "user": self.user,
-            "since": self.since.isoformat(),
-            "until": self.until.isoformat(),
-            "turns": self.turns,
-            "signals": dict(self.signals),
-            "reports": [
-                {**report.as_json(), "undo": self._undo(report)} for report in self.reports
-            ],
-            "moves": [{**asdict(move), "at": move.at.isoformat()} for move in self.moves],
-            "live": dict(self.live),
-            "under": list(self.under),
-        }
+        """Return the summary as plain data, with how to undo each report."""
+        reports = [{**each.as_json(), "undo": self._undo(each)} for each in self.reports]
+        return {**to_json(self), "reports": reports}
 
     def __str__(self) -> str:
-        return self._text(_told, "    ")
+        return self._format(_format_short, "    ")
 
     def in_full(self) -> str:
-        """The summary with each report as it was: all the signals, every score, every example."""
-        return self._text(lines, "  ")
+        """Return the summary with each report in full."""
+        return self._format(format_report, "  ")
 
-    def _text(self, told: Callable[[LearnReport], list[str]], indent: str) -> str:
+    def _format(self, format_one: Callable[[LearnReport], list[str]], indent: str) -> str:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.signals.items()))
-        came = f"turns: {self.turns}, signals: {sum(self.signals.values())}{f' ({kinds})' if kinds else ''}"
-        text = [f"{self.user}, {_moment(self.since)} to {_moment(self.until)}", f"  {came}"]
-        for report in self.reports:
-            text += ["", *told(report)]
-            if undo := self._undo(report):
-                text.append(f"{indent}{undo}")
-        by_hand = [
-            move for move in self.moves if move.cause not in ("learn", "accepted", "withdrawn")
+        counts = f"turns: {self.turns}, signals: {sum(self.signals.values())}"
+        lines = [
+            f"{self.user}, {_format_time(self.since)} to {_format_time(self.until)}",
+            f"  {counts}{f' ({kinds})' if kinds else ''}",
         ]
-        if by_hand:
-            text.append("")
-        for move in by_hand:
-            text.append(
-                f"  {move.layer}: {move.before or 'the base'} -> {move.after or 'the base'} ({move.cause})"
-            )
-        for layer, head in self.live.items():
-            text += [] if text[-1].startswith("  live") else [""]
-            text.append(f"  live in {layer}: {head or 'the base'}")
-        return "\n".join(text)
+        for report in self.reports:
+            lines += ["", *format_one(report)]
+            if undo := self._undo(report):
+                lines.append(f"{indent}{undo}")
+        moves = [
+            f"  {move.layer}: {move.before or 'the base'} -> {move.after or 'the base'} ({move.cause})"
+            for move in self.moves
+            if move.cause not in _LEARN_CAUSES
+        ]
+        heads = [f"  live in {layer}: {head or 'the base'}" for layer, head in self.live.items()]
+        for section in (moves, heads):
+            lines += ["", *section] if section else []
+        return "\n".join(lines)
 
     def _undo(self, report: LearnReport) -> str:
-        """How to undo it now, which is another command than it was then; empty where there is nothing to undo."""
+        """Return how to undo a report now, which may differ from then; "" where nothing is."""
         if not report.live:
-            return "".join(way_back(report)).strip()
+            return "".join(undo_hint(report)).strip()
         is_live = self.live.get(report.layer) == report.revision
-        if report.event != "learn" or not (is_live or report.revision in self.under):
+        if report.outcome.is_event or not (is_live or report.revision in self.under):
             return ""
         what = "undo" if is_live else "undo, with all that came after it"
-        return f"{what}: personalpeft rollback {report.layer} --to {report.before or 'base'} --user {report.user}"
+        to = f"--to {report.before or 'base'} --user {report.user}"
+        return f"{what}: personalpeft rollback {report.layer} {to}"
 
 
-def _under(head: str | None, reports: Sequence[LearnReport]) -> Iterator[str]:
-    """What was live before a head, and before that, as far as learns went from the one to the other."""
+def summarize_activity(
+    store: Store,
+    user: str,
+    since: datetime | timedelta,
+    now: datetime,
+    until: datetime | None = None,
+) -> ActivitySummary:
+    """Return what happened in a period.
+
+    Args:
+        store: The home.
+        user: Owner.
+        since: When the period begins, or how long it is.
+        now: The time now.
+        until: When the period ends; None means now.
+
+    Raises:
+        InvalidInput: A time has no time zone, or the period ends before it begins.
+        NotFound: The user is unknown.
+    """
+    end = now if until is None else _check_aware(until)
+    start = _start_of(since, end)
+
+    def within(at: datetime) -> bool:
+        return start < at <= end
+
+    reports = [from_json(report) for report in outcome_reports(store.catalog.reports(user))]
+    live = {layer.name: layer.head for layer in store.catalog.layers(user)}
+    signals = store.ledger.signals(user, current=False)
+    return ActivitySummary(
+        user=user,
+        since=start,
+        until=end,
+        turns=sum(within(turn.at) for turn in store.ledger.turns(user)),
+        signals=Counter(str(signal.kind) for signal in signals if within(signal.at)),
+        reports=tuple(report for report in reports if within(report.at)),
+        moves=tuple(move for move in store.catalog.head_moves(user) if within(move.at)),
+        live=live,
+        under=tuple(each for head in live.values() for each in _replaced(head, reports)),
+    )
+
+
+def _replaced(head: str | None, reports: Sequence[LearnReport]) -> Iterator[str]:
+    """Yield what a head replaced, and what that replaced, as far as learns did so."""
     before = {
         report.revision: report.before
         for report in reports
-        if report.live and report.event == "learn"
+        if report.live and not report.outcome.is_event
     }
     seen = {head}
     while (head := before.get(head)) is not None and head not in seen:
@@ -117,94 +151,53 @@ def _under(head: str | None, reports: Sequence[LearnReport]) -> Iterator[str]:
         yield head
 
 
-def digest(
-    store: Store,
-    user: str,
-    since: datetime | timedelta,
-    now: datetime,
-    until: datetime | None = None,
-) -> Digest:
-    """The summary of what came after a moment, or in so long a time, until another (None: now). Raises ``InvalidInput`` for
-    a moment without a time zone and for a while that ends before it begins, ``NotFound`` for an unknown user.
-    """
-    end = now if until is None else _aware(until)
-    start = _start(since, end)
-
-    def within(at: datetime) -> bool:
-        return start < at <= end
-
-    reports = [from_json(report) for report in recorded(store.catalog.reports(user))]
-    live = {layer.name: layer.head for layer in store.catalog.layers(user)}
-    signals = store.ledger.signals(user, current=False)
-    return Digest(
-        user=user,
-        since=start,
-        until=end,
-        turns=sum(within(turn.at) for turn in store.ledger.turns(user)),
-        signals=Counter(str(signal.kind) for signal in signals if within(signal.at)),
-        reports=tuple(report for report in reports if within(report.at)),
-        moves=tuple(move for move in store.catalog.history(user) if within(move.at)),
-        live=live,
-        under=tuple(under for head in live.values() for under in _under(head, reports)),
-    )
-
-
-def _start(since: datetime | timedelta, end: datetime) -> datetime:
+def _start_of(since: datetime | timedelta, end: datetime) -> datetime:
     if not isinstance(since, datetime | timedelta):
         raise InvalidInput(
-            f"{since!a} is neither a moment nor a while.",
+            f"The start of a period must be a datetime or a timedelta, got {since!a}.",
             hint="Give an aware datetime, or a timedelta.",
         )
     try:
-        start = end - since if isinstance(since, timedelta) else _aware(since)
+        start = end - since if isinstance(since, timedelta) else _check_aware(since)
     except OverflowError as error:
-        raise InvalidInput(
-            "There is no time so long ago.", hint="Ask for a shorter while."
-        ) from error
+        raise InvalidInput("The period is too long.", hint="Give a shorter one.") from error
     if start > end:
-        raise InvalidInput(
-            "That while ends before it begins.", hint="Ask for a while that has passed."
-        )
+        raise InvalidInput("The period ends before it begins.", hint="Give a period in the past.")
     return start
 
 
-def _aware(at: datetime) -> datetime:
+def _check_aware(at: datetime) -> datetime:
     if at.tzinfo is None:
         raise InvalidInput(
-            "The moment has no time zone.", hint="Give an aware datetime, or a timedelta."
+            "The time has no time zone.", hint="Give an aware datetime, or a timedelta."
         )
     return at
 
 
-def _told(report: LearnReport) -> list[str]:
-    word = (
-        report.event
-        if report.event != "learn"
-        else f"{report.verdict}{', accepted by name' if report.accepted else ''}"
-    )
-    what = f"  {report.layer}: {word.upper()}{' (on probation)' if report.probation else ''}"
-    if report.event == "learn":
-        what += f", {report.revision or 'no revision'}, {report.seconds:.1f} s"
-    told = [what, f"    {report.reason}"]
-    learned = [source for source in report.sources if source.use in ("learned", LEARNED_NOT_LIVE)]
-    held = sum(source.use == "held back to judge by" for source in report.sources)
-    if learned:
-        word = "learned from" if learned[0].use == "learned" else "tried with"
-        told.append(f"    {word} {len(learned)}{f', held back {held}' if held else ''}:")
-        told += [
-            f"      {source.signal[-6:]}  {source.kind:<13} {excerpt(source.text)}"
-            for source in learned[:_SHOWN]
-        ]
-        if len(learned) > _SHOWN:
-            told.append(f"      … and {len(learned) - _SHOWN} more")
+def _format_short(report: LearnReport) -> list[str]:
+    state = " (on probation)" if report.probation else ", ACCEPTED" if report.accepted else ""
+    title = f"  {report.layer}: {report.outcome.replace('_', ' ').upper()}{state}"
+    if not report.outcome.is_event:
+        title += f", {report.revision or 'no revision'}, {report.seconds:.1f} s"
+    lines = [title, f"    {report.reason}"]
+    uses = (SignalUse.LEARNED, SignalUse.LEARNED_NOT_LIVE)
+    trained = [source for source in report.sources if source.use_code in uses]
+    held_out = sum(source.use_code is SignalUse.HELD_OUT for source in report.sources)
+    if trained:
+        what = "learned from" if trained[0].use_code is SignalUse.LEARNED else "tried with"
+        also = f", held back {held_out}" if held_out else ""
+        lines.append(f"    {what} {len(trained)}{also}:")
+        lines += [f"      {format_source(source)}" for source in trained[:_MAX_SOURCES]]
+        if len(trained) > _MAX_SOURCES:
+            lines.append(f"      … and {len(trained) - _MAX_SOURCES} more")
     for example in report.examples[:1]:
-        told.append(f"    > {excerpt(example.prompt, 80)}")
-        told += [
+        lines += [
+            f"    > {excerpt(example.prompt, 80)}",
             f"      before: {excerpt(example.before, 80)}",
             f"      after:  {excerpt(example.after, 80)}",
         ]
-    return told
+    return lines
 
 
-def _moment(at: datetime) -> str:
+def _format_time(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")

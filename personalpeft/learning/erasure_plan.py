@@ -22,7 +22,8 @@ from typing import Any
 
 from personalpeft.base_models.tool_calls import read_calls
 from personalpeft.errors import InvalidInput
-from personalpeft.store.base import Removal, Store
+from personalpeft.store.store import Store
+from personalpeft.store.types import Erasure
 from personalpeft.types import (
     Json,
     Message,
@@ -46,7 +47,7 @@ _LESSONS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RemainingMention:
     """Something that says the same and was not asked to be forgotten."""
 
     id: str
@@ -54,11 +55,11 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ErasurePlan:
     """What goes, and what of the person's own words stands all the same."""
 
-    removal: Removal
-    stands: tuple[Standing, ...]
+    removal: Erasure
+    remaining: tuple[RemainingMention, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class _Passage:
         return answered or tuple(messages[: at + 1]) == self.messages
 
 
-def named(store: Store, user: str, item: str) -> Turn | Signal:
+def find_item(store: Store, user: str, item: str) -> Turn | Signal:
     """The turn or signal (a fact, a rule, an edit, …) of an id or an unambiguous beginning of one. Raises ``NotFound``,
     ``Forgotten``, ``InvalidInput``.
     """
@@ -94,9 +95,9 @@ def named(store: Store, user: str, item: str) -> Turn | Signal:
     return store.ledger.turn(user, item) if item[0] == "t" else store.ledger.signal(user, item)
 
 
-def decide(store: Store, user: str, item: str) -> Decision:
+def plan_erasure(store: Store, user: str, item: str) -> ErasurePlan:
     """What goes with an item. Raises as ``named``."""
-    return _Case(store, user, named(store, user, item)).decided()
+    return _Case(store, user, find_item(store, user, item)).decided()
 
 
 class _Case:
@@ -113,7 +114,7 @@ class _Case:
         self._emptied: dict[str, tuple[Message, ...]] = {}
         self._tainted: frozenset[str] = frozenset()
 
-    def decided(self) -> Decision:
+    def decided(self) -> ErasurePlan:
         before = None
         # Each round can only add: what goes may take something else with it.
         while before != (before := (self._gone, self._tainted, tuple(self._emptied))):
@@ -128,14 +129,14 @@ class _Case:
                 s.id for s in self._signals if s.turn in self._emptied and own & _words(*_texts(s))
             }
         own = self._own_words()
-        removal = Removal(
+        removal = Erasure(
             self._gone_turns,
             self._gone,
             self._tainted,
             dict(self._emptied),
             lambda said: _rewritten(said, self._gone, own),
         )
-        return Decision(removal, tuple(self._standing()))
+        return ErasurePlan(removal, tuple(self._standing()))
 
     def _widen(self) -> None:
         gone = {s.id for s in self._signals if s.turn in self._gone_turns} | self._gone
@@ -240,7 +241,7 @@ class _Case:
         could = self._answered_by_tainted(turn) or bool(self._gone & set(turn.used))
         return could and bool(_words(turn.reply) & set(own))
 
-    def _standing(self) -> Iterable[Standing]:
+    def _standing(self) -> Iterable[RemainingMention]:
         """What else the person said in the very words."""
         item = self._item
         gone = [item.messages[-1].content] if isinstance(item, Turn) else _texts(item)
@@ -248,10 +249,10 @@ class _Case:
         for turn in self._turns:
             kept = self._emptied.get(turn.id, turn.messages)
             if turn.id not in self._gone_turns and _says(wanted, [m.content for m in kept]):
-                yield Standing(turn.id, "its messages say the same words")
+                yield RemainingMention(turn.id, "its messages say the same words")
         for signal in self._signals:
             if signal.id not in self._gone and _says(wanted, _texts(signal)):
-                yield Standing(signal.id, f"this {signal.kind} says the same words")
+                yield RemainingMention(signal.id, f"this {signal.kind} says the same words")
 
 
 def _passage(turn: Turn, answers: Sequence[str], *, whole: bool = False) -> _Passage:

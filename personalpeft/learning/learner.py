@@ -1,63 +1,66 @@
-"""Who learns what, in which order: takes the leases, goes through each user's layers from the lowest up, and has what is to
-be built built together (``build.py``). A learn of one user is a learn of many with one of them.
+"""Run learns: take each user's lease, go through the layers from the lowest up, build what is new.
 
-Invariants: one learn a user at a time, held by a lease that the system frees when the holder dies; a layer is planned
-when those below it are settled; a refusal is an outcome, not an error; what fails for one user fails for no other, also
-where the error is a bug; what the caller's own functions raise ends the learn of all.
+Invariants: one learn a user at a time, held by a lease that the system frees when its holder dies.
+A layer is planned when those below it are settled. A refusal is an outcome, and not an error. What
+fails for one user, also by a bug, fails for no other. An error that the caller's own functions
+raise ends the learn of all.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TypeAlias
 
 from personalpeft.backends.error_mapping import failure
 from personalpeft.errors import NothingToLearn, PersonalPeftError, kind_of, where_raised
-from personalpeft.formatting import pluralize
 from personalpeft.learning.data.assignment import lessons_for, load_assignments
-from personalpeft.learning.gate.gate import Margins, margins_for
-from personalpeft.learning.gate.probation import WITHDRAWN, review_probation
-from personalpeft.learning.options import Order
-from personalpeft.learning.pipeline import Builder, Job, Outcome
+from personalpeft.learning.gate.gate import Margins, load_margins
+from personalpeft.learning.gate.probation import review_probation
+from personalpeft.learning.options import LearnOptions
+from personalpeft.learning.outcomes import (
+    LearnOutcome,
+    MoveCause,
+    Reason,
+    ReasonCode,
+    reason,
+    render_reasons,
+    text_reason,
+)
+from personalpeft.learning.pipeline import BuildJob, BuildResult, TrainingPipeline
 from personalpeft.learning.plan import (
-    FEWEST,
-    HOLDS_ON,
+    MIN_LESSONS,
+    VALID_ON,
     Plan,
-    head_of,
-    make_plan,
-    rank_of,
+    layer_order,
+    live_revision,
     stack_below,
 )
-from personalpeft.learning.publish import moved_meanwhile
+from personalpeft.learning.publish import head_moved_report
 from personalpeft.learning.report import LearnReport
-from personalpeft.learning.revalidation import judge_again, layers_of, on_something_old, was_tried
+from personalpeft.learning.revalidation import known_layers, revalidate, stale_head, was_built
 from personalpeft.learning.staleness import (
-    TAKEN_BACK,
-    answer_to,
-    ground_of,
-    taken_back,
+    replacement_for,
+    retracted_signals,
+    root_revision,
     trained_on,
-    was_let_go,
+    was_cleared,
 )
-from personalpeft.learning.train.config import Recipes, Start, recipes_for
-from personalpeft.learning.train.loop import stopped
+from personalpeft.learning.train.config import TrainingConfigs, load_training_configs
+from personalpeft.learning.train.loop import cancelled_error
 from personalpeft.services import Services
-from personalpeft.types import HeadMove, Revision, Stack, Verdict
+from personalpeft.types import HeadMove, Revision, Stack
 
 _log = logging.getLogger(__name__)
 
-TOGETHER = 8
-"""So many users' layers are built at once: more in a pass make none quicker, and each holds memory of its own."""
-
-_Course: TypeAlias = Generator[Job, LearnReport | None, LearnReport]
+MAX_CONCURRENT_USERS = 8
+"""More in a group make no user's build quicker, and each holds memory of its own."""
 
 
-class _StillKnown(NothingToLearn):
-    """Nothing is to be learned, and yet there is something to be told: a layer knows what was taken back."""
+class _AlreadyAnswered(NothingToLearn):
+    """Nothing to learn, but a retraction that was answered before is worth reporting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,366 +69,394 @@ class Learner:
 
     services: Services
     margins: Margins
-    recipes: Recipes
+    recipes: TrainingConfigs
 
     @classmethod
     def from_services(cls, services: Services) -> Learner:
         """Return one that is configured by the card of the open base. Raises ``CardError``."""
-        base = services.base
-        recipes = recipes_for(base.card.name, base.card.learning, base.architecture.projections)
+        card, projections = services.base.card, services.base.architecture.projections
+        is_random = card.source.kind == "random"
         return cls(
             services,
-            margins_for(base.card.name, base.card.gate, random=base.card.source.kind == "random"),
-            recipes,
+            load_margins(card.name, card.gate, random=is_random),
+            load_training_configs(card.name, card.learning, projections),
         )
 
-    def learn(self, user: str, layer: str | None, order: Order) -> LearnReport:
+    def learn(self, user: str, layer: str | None, options: LearnOptions) -> LearnReport:
         """See ``User.learn``."""
-        outcome = self._outcomes([user], layer, order)[user]
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        result = self._learn_users([user], layer, options)[user]
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def learn_many(
-        self, users: Sequence[str], layer: str | None, order: Order
+        self, users: Sequence[str], layer: str | None, options: LearnOptions
     ) -> tuple[LearnReport, ...]:
         """See ``Runtime.learn_many``."""
-        outcomes = self._outcomes(users, layer, order)
+        results = self._learn_users(users, layer, options)
         return tuple(
-            self._failed(user, layer or "", outcome) if isinstance(outcome, Exception) else outcome
-            for user, outcome in ((user, outcomes[user]) for user in users)
+            failed_report(self.services, user, layer or "", result)
+            if isinstance(result, Exception)
+            else result
+            for user, result in ((user, results[user]) for user in users)
         )
 
-    def _outcomes(
-        self, users: Sequence[str], layer: str | None, order: Order
-    ) -> dict[str, Outcome]:
+    def _learn_users(
+        self, users: Sequence[str], layer: str | None, options: LearnOptions
+    ) -> dict[str, BuildResult]:
+        """Learn for several users: the next layers of all are built together, group after group."""
         raised: list[Exception] = []
-        order = order.noting(raised)
-        builder = Builder(self.services, self.margins, self.services.clock.timer())
-        courses: dict[str, _Course] = {}
-        outcomes: dict[str, Outcome] = {}
-        jobs: dict[str, Job] = {}
+        options = options.capturing_errors(raised)
+        started = self.services.clock.timer()
+        pipeline = TrainingPipeline(self.services, self.margins, self.recipes, started)
+        learns: dict[str, _UserLearn] = {}
+        jobs: dict[str, BuildJob] = {}
+        group: dict[str, BuildJob] = {}
+        results: dict[str, BuildResult] = {}
 
-        def go_on(user: str, built: Outcome | None) -> None:
-            course = courses[user]
+        def advance(user: str, built: BuildResult | None = None) -> None:
+            """Take a user to the next build, or to the end."""
             try:
-                jobs[user] = (
-                    course.throw(built) if isinstance(built, Exception) else course.send(built)
-                )
-            except StopIteration as end:
-                outcomes[user] = end.value
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is this user's alone
-                outcomes[user] = error
+                if built is not None:
+                    learns[user].finish_job(group[user], built)
+                job = learns[user].next_job()
+                if job is not None:
+                    jobs[user] = job
+                    return
+                results[user] = learns[user].result()
+            except Exception as error:  # noqa: BLE001 - an error of any kind is a result
+                results[user] = error
+            learns[user].close()
 
-        coming = deque(users)
-        try:
-            while coming or jobs:
-                # Somebody new begins as soon as somebody is done, so that a home of many users is gone through in full passes.
-                while coming and len(jobs) < TOGETHER:
-                    user = coming.popleft()
-                    courses[user] = self._course(builder, user, layer, order)
-                    go_on(user, None)
-                together = dict(jobs)
+        waiting = deque(users)
+        with ExitStack() as leases:
+            while waiting or jobs:
+                # A user joins as soon as another ends, so that groups stay full.
+                while waiting and len(jobs) < MAX_CONCURRENT_USERS:
+                    user = waiting.popleft()
+                    learns[user] = _UserLearn(pipeline, user, layer, options)
+                    leases.callback(learns[user].close)
+                    advance(user)
+                group = dict(jobs)
                 jobs.clear()
-                for user, built in builder.build(together, order).items():
-                    go_on(user, built)
+                for user, built in pipeline.build(group, options).items():
+                    advance(user, built)
                 if raised:
                     raise raised[0]
-        finally:
-            for course in courses.values():
-                course.close()
-        return outcomes
+        return results
 
-    def _course(self, builder: Builder, user: str, layer: str | None, order: Order) -> _Course:
-        """One user's way through their layers: gives what is to be built and hears what became of it."""
-        reports: list[LearnReport] = []
-        nothing: NothingToLearn | None = None
-        with self.services.store.lease(f"learn-{user}"):
-            if not order.dry_run:
-                review_probation(self.services.store, user, self.services.clock.now)
-            for name, is_asked in self._layers(user, layer):
-                began = self.services.clock.timer()
-                try:
-                    found = self._found(builder, user, name, began, order, is_asked=is_asked)
-                    report = (yield Job(found, began)) if isinstance(found, Plan) else found
-                    if isinstance(found, Plan) and report is not None and order.start == "auto":
-                        self._outlives(Job(found, began), report)
-                except NothingToLearn as error:
-                    if nothing is None or isinstance(error, _StillKnown):
-                        nothing = error
-                    if name == layer:
-                        break
-                    continue
-                except Exception as error:
-                    # What was done below stays, and is told.
-                    if not reports:
-                        raise
-                    report = self._failed(user, name, error)
-                if report is not None:
-                    reports.append(report)
-                    if report.error or _is_unfinished(report):
-                        break
-        if not reports:
-            raise nothing or NothingToLearn(f"There is nothing to learn for {user}.")
-        return replace(reports[0], above=tuple(reports[1:]))
 
-    def _layers(self, user: str, layer: str | None) -> Sequence[tuple[str, bool]]:
-        """The layers to go through, lowest first, and whether they were asked for. Over one that is named, only what then
-        stands on something old is of interest.
-        """
-        routings = load_assignments(self.services.store, user)
-        names = layers_of(self.services.store, user, routings)
-        if layer is None:
-            return [(name, True) for name in names]
-        return [(layer, True), *((name, False) for name in names if rank_of(name) > rank_of(layer))]
+class _UserLearn:
+    """One user's way through the layers of one learn. Holds the user's lease until closed."""
 
-    def _found(
-        self, builder: Builder, user: str, layer: str, began: float, order: Order, *, is_asked: bool
-    ) -> Plan | LearnReport | None:
-        """What is to be built for a layer, or what is to be said of it. Raises ``NothingToLearn`` where one that was asked
-        for has nothing new and stands on nothing old.
-        """
-        if not is_asked:
-            return self._again(user, layer, began, order)
+    def __init__(
+        self, pipeline: TrainingPipeline, user: str, layer: str | None, options: LearnOptions
+    ) -> None:
+        self._pipeline, self._services = pipeline, pipeline.services
+        self._store = self._services.store
+        self._user, self._layer, self._options = user, layer, options
+        self._lease = ExitStack()
+        self._layers: deque[tuple[str, bool]] | None = None
+        self._reports: list[LearnReport] = []
+        self._nothing: NothingToLearn | None = None
+
+    def close(self) -> None:
+        """Release the lease. Closing twice is allowed."""
+        self._lease.close()
+
+    def next_job(self) -> BuildJob | None:
+        """Return the next build, or None where all layers are settled."""
+        if self._layers is None:
+            self._lease.enter_context(self._store.leases.acquire(f"learn-{self._user}"))
+            if not self._options.dry_run:
+                review_probation(self._store, self._user, self._services.clock.now)
+            self._layers = deque(self._list_layers())
+        while self._layers:
+            layer, is_requested = self._layers.popleft()
+            began = self._services.clock.timer()
+            try:
+                decision = self._decide_build(layer, began, is_requested=is_requested)
+            except Exception as error:  # noqa: BLE001 - what lower layers learned stays
+                self._fail(layer, error)
+                continue
+            if isinstance(decision, Plan):
+                return BuildJob(decision, began)
+            if decision is not None:
+                self._add(decision)
+        return None
+
+    def finish_job(self, job: BuildJob, built: BuildResult) -> None:
+        """Take the result of a job."""
         try:
-            plan = self._plan(user, layer, order.start)
+            if isinstance(built, Exception):
+                raise built
+            if self._options.start == "auto":
+                self._keep_head(job, built)
+        except Exception as error:  # noqa: BLE001 - what lower layers learned stays
+            self._fail(job.plan.layer, error)
+        else:
+            self._add(built)
+
+    def result(self) -> LearnReport:
+        """Return the report of the lowest layer, with those above. Raises ``NothingToLearn``."""
+        if not self._reports:
+            raise self._nothing or NothingToLearn(f"There is nothing to learn for {self._user}.")
+        return replace(self._reports[0], above=tuple(self._reports[1:]))
+
+    def _add(self, report: LearnReport) -> None:
+        self._reports.append(report)
+        # Layers above would be built on what is about to change.
+        if self._layers and (report.is_unfinished or report.outcome is LearnOutcome.FAILED):
+            self._layers.clear()
+
+    def _fail(self, layer: str, error: Exception) -> None:
+        if isinstance(error, NothingToLearn):
+            if self._nothing is None or isinstance(error, _AlreadyAnswered):
+                self._nothing = error
+            if layer == self._layer and self._layers:
+                self._layers.clear()
+            return
+        if not self._reports:
+            raise error
+        self._add(failed_report(self._services, self._user, layer, error))
+
+    def _list_layers(self) -> Sequence[tuple[str, bool]]:
+        """Return the layers, lowest first, and whether they were requested.
+
+        Layers above a requested one are only revalidated.
+        """
+        names = known_layers(self._store, self._user, load_assignments(self._store, self._user))
+        if self._layer is None:
+            return [(name, True) for name in names]
+        order = layer_order(self._layer)
+        return [
+            (self._layer, True),
+            *((each, False) for each in names if layer_order(each) > order),
+        ]
+
+    def _live_stack(self) -> Stack:
+        base = self._services.engine.backend.base
+        return self._store.catalog.stack(self._user, base.digest)
+
+    def _plan(self, layer: str, *, force: bool = False) -> Plan:
+        start = "auto" if force else self._options.start
+        return self._pipeline.plan(self._user, layer, start, force=force)
+
+    def _decide_build(
+        self, layer: str, began: float, *, is_requested: bool
+    ) -> Plan | LearnReport | None:
+        """Return what to build for a layer, or what to report of it.
+
+        Raises:
+            NothingToLearn: A requested layer has nothing new, and its head is up to date.
+        """
+        options = self._options
+        if not is_requested:
+            return self._revalidate(layer, began)
+        try:
+            plan = self._plan(layer)
         except NothingToLearn as nothing:
-            found = self._without(builder, user, layer, began, order)
-            if found is None or isinstance(found, NothingToLearn):
-                again = self._again(user, layer, began, order)
-                if again is None:
-                    raise (found or nothing) from None
-                return again
-            return found
-        if not plan.is_incremental and not plan.retracted and order.start == "auto" and not order.dry_run:
-            # What is new is learned on top of what still holds.
-            again = self._again(user, layer, began, order)
+            decision = self._decide_retraction(layer, began)
+            if decision is not None and not isinstance(decision, NothingToLearn):
+                return decision
+            again = self._revalidate(layer, began)
+            if again is None:
+                raise (decision or nothing) from None
+            return again
+        is_rebuild = not plan.is_incremental and not plan.retracted
+        if is_rebuild and options.start == "auto" and not options.dry_run:
+            again = self._revalidate(layer, began)
             if isinstance(again, LearnReport):
-                plan = self._plan(user, layer, order.start)
+                # The head is valid, so what is new is learned on top of it.
+                plan = self._plan(layer)
             elif again is not None and not plan.has_enough:
                 plan = again
-        if order.dry_run:
-            why = f"{plan.unlearned}; " if plan.unlearned else ""
-            return builder.report(
-                Job(plan, began), Verdict.ABSTAINED, f"{why}{_would(plan)}", dry_run=True
-            )
+        if options.dry_run:
+            return self._report_dry_run(plan, began)
         if not plan.has_enough:
-            return builder.noted(
-                builder.report(Job(plan, began), Verdict.ABSTAINED, _too_few(plan))
-            )
+            job, why = BuildJob(plan, began), _too_few(plan)
+            outcome = LearnOutcome.NOTHING_TO_LEARN
+            return self._pipeline.record(self._pipeline.report(job, outcome, why))
         return plan
 
-    def _without(
-        self, builder: Builder, user: str, layer: str, began: float, order: Order
+    def _report_dry_run(self, plan: Plan, began: float) -> LearnReport:
+        parent = plan.parent.id if plan.parent else "nothing"
+        steps, rank = plan.steps, plan.recipe.rank
+        would = reason(ReasonCode.WOULD_TRAIN, steps=steps, parent=parent, rank=rank)
+        why = would if plan.has_enough else _too_few(plan)
+        job = BuildJob(plan, began)
+        return self._pipeline.report(job, LearnOutcome.DRY_RUN, *plan.build_reasons, why)
+
+    def _decide_retraction(
+        self, layer: str, began: float
     ) -> Plan | LearnReport | NothingToLearn | None:
-        """What becomes of a layer without a new lesson that knows what was taken back: it is built anew from what is left, and
-        where nothing is, the base answers again. None where it knows nothing of the kind; where that was answered before, what
-        to say of it.
+        """Decide about a layer without new lessons of which some were retracted.
+
+        Returns:
+            The build without them; where no lesson is left, the report that the root is live again;
+            what to raise where they were answered before; None where nothing was retracted.
         """
-        store = self.services.store
-        live = store.catalog.stack(user, self.services.engine.backend.base.digest)
-        head, routings = head_of(store, user, layer, live), load_assignments(store, user)
-        gone = taken_back(store, user, head, routings) if head is not None else frozenset()
-        if head is None or not gone:
+        store = self._store
+        head = live_revision(store, self._user, layer, self._live_stack())
+        if head is None:
+            return None
+        assignments = load_assignments(store, self._user)
+        retracted = retracted_signals(store, self._user, head, assignments)
+        if not retracted:
             return None
         try:
-            plan = self._plan(user, layer, "auto", anyway=True)
+            plan = self._plan(layer, force=True)
         except NothingToLearn as error:
-            pinned = store.catalog.pinned(user, layer)
-            if any(lesson.signal not in pinned for lesson in lessons_for(routings, layer)):
-                # There is something left, and no room for it.
+            held_out = store.catalog.pinned(self._user, layer)
+            lessons = lessons_for(assignments, layer)
+            if any(lesson.signal not in held_out for lesson in lessons):
+                # There are lessons left, and no capacity for them.
                 return error
-            # Whoever went back to it after that wants it.
-            return None if was_let_go(store, head) else self._emptied(head, order)
-        if built := answer_to(store, head, gone, routings):
-            return self._answered(plan, built)
-        if order.dry_run:
-            reason = f"{plan.unlearned}; {_would(plan)}"
-            return builder.report(Job(plan, began), Verdict.ABSTAINED, reason, dry_run=True)
-        return plan
+            # A user who rolled back to it since wants it.
+            return None if was_cleared(store, head) else self._clear_head(head)
+        if built := replacement_for(store, head, retracted, assignments):
+            return self._already_answered(plan, built)
+        return self._report_dry_run(plan, began) if self._options.dry_run else plan
 
-    def _emptied(self, head: Revision, order: Order) -> LearnReport:
-        store, at = self.services.store, self.services.clock.now()
-        ground = ground_of(store, head)
-        whoever = ground.id if ground else "the base"
-        why = "all that it had learned was taken back"
+    def _clear_head(self, head: Revision) -> LearnReport:
+        """Make the root of a head live, since no lesson of the head is left."""
+        root = root_revision(self._store, head)
+        before = root.id if root else None
+        is_dry_run = self._options.dry_run
+        code = ReasonCode.WOULD_RETRACT if is_dry_run else ReasonCode.ALL_RETRACTED
         report = LearnReport(
             head.user,
             head.layer,
-            Verdict.ABSTAINED,
-            f"{why}; {whoever} answers again",
-            at,
+            LearnOutcome.DRY_RUN if is_dry_run else LearnOutcome.RETRACTED,
+            (reason(code, live=before or "the base"),),
+            self._services.clock.now(),
             0.0,
             revision=head.id,
-            before=ground.id if ground else None,
-            event="taken back",
+            before=before,
         )
-        if order.dry_run:
-            return replace(report, reason=f"{why}: {whoever} would answer", dry_run=True)
-        if order.cancelled():
-            raise stopped("before anything was let go")
-        move = HeadMove(
-            head.user, head.layer, head.id, ground.id if ground else None, TAKEN_BACK, at
-        )
-        if not store.catalog.judge_again(head, report.as_json(), move=move):
-            return moved_meanwhile(store, report)
-        return report
+        if is_dry_run:
+            return report
+        if self._options.cancelled():
+            raise cancelled_error("before the head was moved")
+        move = HeadMove(head.user, head.layer, head.id, before, MoveCause.RETRACTED, report.at)
+        return self._record_move(head, report, move)
 
-    def _again(
-        self, user: str, layer: str, began: float, order: Order
-    ) -> Plan | LearnReport | None:
-        """What becomes of a layer that stands on something old: None where it does not."""
-        store = self.services.store
-        live = store.catalog.stack(user, self.services.engine.backend.base.digest)
-        head = on_something_old(store, user, live, layer)
+    def _record_move(self, head: Revision, report: LearnReport, move: HeadMove) -> LearnReport:
+        is_recorded = self._store.catalog.add_judgement(head, report.as_json(), move=move)
+        return report if is_recorded else head_moved_report(self._store, report)
+
+    def _already_answered(self, plan: Plan, built: Revision) -> _AlreadyAnswered:
+        """Return the error that says what became of the build without the retracted lessons."""
+        layer = plan.layer
+        retracted = render_reasons(plan.build_reasons)
+        rest = f"Nothing new for {layer}: {retracted}, and what was built of the others"
+        if built.id == plan.head:
+            return _AlreadyAnswered(
+                f"{rest} came out as what is live.", hint="Teach it something else."
+            )
+        moves = self._store.catalog.head_moves(self._user, layer=layer)
+        causes = [move.cause for move in moves if move.before == built.id]
+        rollback = f"personalpeft rollback {layer} --to"
+        if causes and causes[-1] != MoveCause.WITHDRAWN:
+            again = f"{rollback} {built.id} makes it live again; or teach it more."
+            return _AlreadyAnswered(f"{rest} is not live: you went back.", hint=again)
+        what = "was withdrawn" if causes else "did not go live"
+        to_base = f"Go back to the base ({rollback} base), or teach it more."
+        return _AlreadyAnswered(f"{rest} {what}.", hint=to_base)
+
+    def _revalidate(self, layer: str, began: float) -> Plan | LearnReport | None:
+        """Judge a layer again that was built on another stack below.
+
+        Returns:
+            None where it was not; its report where it stays; else the build in its place.
+        """
+        store, live = self._store, self._live_stack()
+        head = stale_head(store, self._user, live, layer)
         if head is None:
             return None
-        report = partial(self._judged_again, head, began)
-        if order.dry_run:
-            return replace(
-                report("what lies below has changed; would judge it again"), dry_run=True
-            )
+        if self._options.dry_run:
+            would = Reason(ReasonCode.WOULD_REVALIDATE)
+            return self._report_head(head, began, LearnOutcome.DRY_RUN, would)
         try:
-            plan = self._plan(user, layer, "auto", anyway=True) if trained_on(store, head) else None
+            plan = self._plan(layer, force=True) if trained_on(store, head) else None
         except NothingToLearn:
             plan = None
         if plan is None:
-            return self._holds(
-                head,
-                live,
-                report(
-                    "what lies below has changed; it stays, since no lesson is there to ask it by"
-                ),
-            )
-        standing = judge_again(self.services, self.margins, plan, head)
-        if standing.holds:
-            return self._holds(head, live, report(str(standing)))
+            return self._mark_valid(head, live, began, Reason(ReasonCode.NO_HOLDOUT))
+        result = revalidate(self._services, self._pipeline.margins, plan, head)
+        if result.is_valid:
+            return self._mark_valid(head, live, began, result.reason)
         if "practice" in head.recipe:
-            return self._holds(
-                head,
-                live,
-                report(f"{standing}; practise it again, which a build from lessons would undo"),
-            )
-        if was_tried(store, plan):
-            return self._holds(
-                head,
-                live,
-                report(f"{standing}; it stays, since what was built in its place did not go live"),
-            )
-        return replace(plan, because=str(standing))
+            practice = Reason(ReasonCode.PRACTICE_NEEDED)
+            return self._mark_valid(head, live, began, result.reason, practice)
+        if was_built(store, plan):
+            built = Reason(ReasonCode.BUILT_BEFORE)
+            return self._mark_valid(head, live, began, result.reason, built)
+        return replace(plan, rebuild_reason=result.reason)
 
-    def _outlives(self, job: Job, tried: LearnReport) -> None:
-        """A layer that stands on something old stays where what was built in its place did not go live. Then what is learned
-        next is built on it, or every later lesson would end as that build did.
+    def _keep_head(self, job: BuildJob, built: LearnReport) -> None:
+        """Keep a stale head whose replacement did not go live.
+
+        What is learned next is built on it, or every later lesson would end as that build did.
         """
         plan = job.plan
-        head = on_something_old(self.services.store, plan.user, plan.live, plan.layer)
-        if head is not None and tried.revision is not None and not tried.live and not plan.retracted:
-            reason = f"it stays: {tried.revision}, built in its place, did not go live"
-            self._holds(head, plan.live, self._judged_again(head, job.began, reason))
+        head = stale_head(self._store, plan.user, plan.live, plan.layer)
+        is_refused = built.revision is not None and not built.live
+        if head is not None and is_refused and not plan.retracted:
+            why = reason(ReasonCode.REPLACEMENT_NOT_LIVE, revision=built.revision)
+            self._mark_valid(head, plan.live, job.began, why)
 
-    def _judged_again(self, head: Revision, began: float, reason: str) -> LearnReport:
+    def _mark_valid(
+        self, head: Revision, live: Stack, began: float, *reasons: Reason
+    ) -> LearnReport:
+        """Record that a head is valid on the stack that is below it now."""
+        report = self._report_head(head, began, LearnOutcome.UNCHANGED, *reasons)
+        below = stack_below(self._store, head.user, live, head.layer)
+        # Stored in its scores, so that it is judged again only when that stack changes again.
+        valid = replace(head, scores={**head.scores, VALID_ON: below.digest})
+        move = HeadMove(head.user, head.layer, head.id, head.id, MoveCause.REVALIDATED, report.at)
+        return self._record_move(valid, report, move)
+
+    def _report_head(
+        self, head: Revision, began: float, outcome: LearnOutcome, *reasons: Reason
+    ) -> LearnReport:
         return LearnReport(
             user=head.user,
             layer=head.layer,
-            verdict=Verdict.ABSTAINED,
-            reason=reason,
-            at=self.services.clock.now(),
-            seconds=round(self.services.clock.timer() - began, 3),
+            outcome=outcome,
+            reasons=reasons,
+            at=self._services.clock.now(),
+            seconds=round(self._services.clock.timer() - began, 3),
             revision=head.id,
             before=head.id,
             probation=head.probation,
         )
 
-    def _holds(self, head: Revision, live: Stack, report: LearnReport) -> LearnReport:
-        """Notes that a head holds on what lies below it now."""
-        store, below = (
-            self.services.store,
-            stack_below(self.services.store, head.user, live, head.layer),
+
+def failed_report(services: Services, user: str, layer: str, error: Exception) -> LearnReport:
+    """Return the report of an error that one user, or one layer, has alone.
+
+    Of an unexpected error it names the kind only: its text may hold private words.
+    """
+    if not isinstance(error, PersonalPeftError):
+        kind = type(error).__name__
+        _log.error("A learn ended with an unexpected %s", where_raised(error))
+        error = failure(
+            f"An unexpected {kind} ended this learn.",
+            error,
+            hint="Run personalpeft verify. The log says where it was raised; the next learn"
+            " continues.",
         )
-        # With the revision's own judgement, so that it is not asked again until what lies below has changed again.
-        judged = replace(head, scores={**head.scores, HOLDS_ON: below.digest})
-        where = HeadMove(head.user, head.layer, head.id, head.id, "judged again", report.at)
-        return (
-            report
-            if store.catalog.judge_again(judged, report.as_json(), move=where)
-            else moved_meanwhile(store, report)
-        )
-
-    def _answered(self, plan: Plan, built: Revision) -> _StillKnown:
-        """That what was taken back was answered already, and what became of that."""
-        layer, there = (
-            plan.layer,
-            f"Nothing new for {plan.layer}: {plan.unlearned}, and what was built of the others",
-        )
-        if built.id == plan.head:
-            return _StillKnown(
-                f"{there} came out as what is live.", hint="Teach it something else."
-            )
-        let_go = f"Let go of it (personalpeft rollback {layer} --to base), or teach it more."
-        moves = self.services.store.catalog.history(plan.user, layer=layer)
-        left = [move.cause for move in moves if move.before == built.id]
-        if not left:
-            return _StillKnown(f"{there} did not go live.", hint=let_go)
-        if left[-1] == WITHDRAWN:
-            return _StillKnown(f"{there} was withdrawn.", hint=let_go)
-        again = (
-            f"personalpeft rollback {layer} --to {built.id} makes it live again; or teach it more."
-        )
-        return _StillKnown(f"{there} is not live: you went back.", hint=again)
-
-    def _plan(self, user: str, layer: str, start: Start, *, anyway: bool = False) -> Plan:
-        backend = self.services.engine.backend
-        return make_plan(
-            self.services.store,
-            user,
-            layer,
-            self.recipes.of(layer),
-            backend.base.digest,
-            start,
-            force=anyway,
-            architecture=backend.base.architecture,
-            count=lambda text: len(backend.encode(text)),
-            heard=lambda fact, messages: self.services.render_with_item(user, fact, messages),
-        )
-
-    def _failed(self, user: str, layer: str, error: Exception) -> LearnReport:
-        """The outcome of an error that is one user's, or one layer's, alone. Of an unexpected error it names the kind only, since the
-        text of the error may hold private words.
-        """
-        if not isinstance(error, PersonalPeftError):
-            kind = type(error).__name__
-            _log.error("A learn ended with an unexpected %s", where_raised(error))
-            error = failure(
-                f"An unexpected {kind} ended this learn.",
-                error,
-                hint="Run personalpeft verify. The log says where it was raised; the next learn goes on from what was done.",
-            )
-        return LearnReport(
-            user=user,
-            layer=layer,
-            verdict=Verdict.ABSTAINED,
-            reason=f"{error.message} {error.hint}".strip(),
-            at=self.services.clock.now(),
-            seconds=0.0,
-            error=kind_of(error).__name__,
-        )
-
-
-def _is_unfinished(report: LearnReport) -> bool:
-    """Whether its training goes on in a later learn. What lies above would then be built on what is about to change."""
-    return report.revision is None and report.steps > 0
-
-
-def _would(plan: Plan) -> str:
-    if not plan.has_enough:
-        return _too_few(plan)
-    onto = f"on {plan.parent.id}" if plan.parent else "from nothing"
-    return f"would train {pluralize(plan.steps, 'step')} {onto}, rank {plan.recipe.rank}"
-
-
-def _too_few(plan: Plan) -> str:
-    count = len(plan.new_examples) + len(plan.holdout)
-    return (
-        f"{count} of the {FEWEST} lessons that a first learn takes: three to learn, one to judge by"
+    return LearnReport(
+        user=user,
+        layer=layer,
+        outcome=LearnOutcome.FAILED,
+        reasons=(text_reason(f"{error.message} {error.hint}".strip()),),
+        at=services.clock.now(),
+        seconds=0.0,
+        error=kind_of(error).__name__,
     )
+
+
+def _too_few(plan: Plan) -> Reason:
+    return reason(ReasonCode.TOO_FEW_LESSONS, count=plan.lesson_count, needed=MIN_LESSONS)

@@ -1,4 +1,4 @@
-"""What a caller asks of a learn beside its layer: where to start, how much it may take, and how to talk to it."""
+"""What a caller sets of a learn beside its layer: where to start, its budgets, its callbacks."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from personalpeft.errors import InvalidInput, PersonalPeftError
 from personalpeft.learning.train.config import Start
 from personalpeft.types import Progress
 
-Asking: TypeAlias = Callable[[], bool]
+Condition: TypeAlias = Callable[[], bool]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Seconds between two looks at a caller that has paused.
-_LOOK = 0.05
+_PAUSE_POLL_SECONDS = 0.05
 
 
-def silent(stage: str, done: float) -> None:
-    """Progress that nobody hears."""
+def no_progress(stage: str, done: float) -> None:
+    """Ignore progress."""
 
 
-def never() -> bool:
-    """Of who does not stop and does not pause."""
+def not_cancelled() -> bool:
+    """Return False: the caller neither stops nor pauses."""
     return False
 
 
-def wait_while(paused: Asking, cancelled: Asking) -> None:
-    """Until nobody pauses it; a caller who wants to stop does not wait."""
+def wait_while(paused: Condition, cancelled: Condition) -> None:
+    """Wait until the caller no longer pauses, or stops."""
     idle = threading.Event()
     while paused() and not cancelled():
-        idle.wait(_LOOK)
+        idle.wait(_PAUSE_POLL_SECONDS)
 
 
 def check_budget(budget: object, unit: str, *, whole: bool = False) -> None:
-    """Raises ``InvalidInput`` for what is no number above 0; None is no budget, which is fine."""
+    """Raise ``InvalidInput`` for a budget that is neither None nor a number above 0."""
     number = isinstance(budget, int if whole else int | float) and not isinstance(budget, bool)
     if budget is not None and not (number and budget > 0):  # type: ignore[operator]  # a number
-        like = "a whole number" if whole else "a number"
+        kind = "a whole number" if whole else "a number"
         raise InvalidInput(
-            f"A budget of {budget!a} {unit} is no budget.", hint=f"Give {like} above 0."
+            f"A budget must be {kind} of {unit} above 0, got {budget!a}.",
+            hint=f"Give {kind} above 0, or None for no budget.",
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """See ``User.learn`` for what each means. Raises ``InvalidInput`` for a start or a budget that is none."""
+class LearnOptions:
+    """The options of ``User.learn``. Raises ``InvalidInput`` for a wrong start or budget."""
 
     start: Start = "auto"
     seconds: float | None = None
@@ -56,26 +56,27 @@ class Order:
     memory: float | None = None
     dry_run: bool = False
     accept: bool = False
-    progress: Progress = silent
-    cancelled: Asking = never
-    paused: Asking = never
+    progress: Progress = no_progress
+    cancelled: Condition = not_cancelled
+    paused: Condition = not_cancelled
 
     def __post_init__(self) -> None:
         if self.start not in get_args(Start):
             raise InvalidInput(
-                f"A build cannot start from {self.start!a}.", hint="Give 'auto' or 'nothing'."
+                f"The start of a build must be 'auto' or 'nothing', got {self.start!a}.",
+                hint="Give 'auto' or 'nothing'.",
             )
         check_budget(self.seconds, "seconds")
         check_budget(self.steps, "steps", whole=True)
         check_budget(self.memory, "MB")
 
-    def noting(self, raised: list[Exception]) -> Order:
-        """Return the same order, whose functions add to ``raised`` the unexpected errors that they raise."""
+    def capturing_errors(self, raised: list[Exception]) -> LearnOptions:
+        """Return the same options, whose callbacks add unexpected errors to ``raised``."""
 
-        def noted(function: Callable[P, T]) -> Callable[P, T]:
-            def call(*given: P.args, **named: P.kwargs) -> T:
+        def capture(callback: Callable[P, T]) -> Callable[P, T]:
+            def call(*args: P.args, **kwargs: P.kwargs) -> T:
                 try:
-                    return function(*given, **named)
+                    return callback(*args, **kwargs)
                 except PersonalPeftError:
                     raise
                 except Exception as error:
@@ -86,7 +87,7 @@ class Order:
 
         return replace(
             self,
-            progress=noted(self.progress),
-            cancelled=noted(self.cancelled),
-            paused=noted(self.paused),
+            progress=capture(self.progress),
+            cancelled=capture(self.cancelled),
+            paused=capture(self.paused),
         )

@@ -1,15 +1,13 @@
-"""From plans to verdicts: what lies below answers generic questions, sessions train, candidates become durable and are
-examined, judged and published. Each step is done for all users at once, and each user has a plan and an outcome alone.
+"""The training pipeline: plan, train, evaluate, gate, publish. Each stage runs for all users at once.
 
-Invariants: the head moves in the same transaction that records the revision, after its file is durable and was read back
-through the strict reader; who leaves the group (by an error of any kind, or since time is up) changes nothing for the others.
+Invariants: a user whose build fails, or runs out of time, changes nothing for the others. Nothing
+of a build is visible before ``publish_candidate``, which makes it so in one transaction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf
 from typing import Any, TypeAlias, TypeVar
 
@@ -19,36 +17,55 @@ from personalpeft.backends.base import Session
 from personalpeft.engine.completion_cache import Completions
 from personalpeft.engine.engine import Request
 from personalpeft.errors import PersonalPeftError
-from personalpeft.formatting import to_json
+from personalpeft.learning import progress
 from personalpeft.learning.data.assignment import Lesson, lessons_for
 from personalpeft.learning.data.batching import build_batches
-from personalpeft.learning.data.capacity import estimate_session_mb, check_memory_budget
+from personalpeft.learning.data.capacity import estimate_session_mb
 from personalpeft.learning.data.filters import find_leak
 from personalpeft.learning.data.style_conflict import find_style_conflict
 from personalpeft.learning.evaluate.completion_cache import BASE_SAMPLING
-from personalpeft.learning.evaluate.evaluation import EvalJob, EvalSet, evaluate, make_eval_job
+from personalpeft.learning.evaluate.evaluation import (
+    EvalJob,
+    EvalResult,
+    EvalSet,
+    evaluate,
+    make_eval_job,
+)
 from personalpeft.learning.evaluate.probes import load_general_prompts
-from personalpeft.learning.evaluate.rule_gain import MOST_LESSONS, MOST_RULES
+from personalpeft.learning.evaluate.rule_gain import MAX_RULE_LESSONS, MAX_RULES
 from personalpeft.learning.gate.eval_history import eval_history
 from personalpeft.learning.gate.gate import Evidence, Judgement, Margins, judge, override
-from personalpeft.learning.gate.probation import ACCEPTED, LEARNED, refuse_withdrawn
+from personalpeft.learning.gate.probation import refuse_withdrawn
 from personalpeft.learning.options import LearnOptions
-from personalpeft.learning.plan import Plan, holdout_of, live_revision
-from personalpeft.learning.progress import publish
-from personalpeft.learning.publish import publish_revision, session_spec
-from personalpeft.learning.report import (
-    LEARNED_NOT_LIVE,
-    NO_ROOM,
-    Example,
-    LearnReport,
-    Source,
-    signal_text,
+from personalpeft.learning.outcomes import (
+    LearnOutcome,
+    MoveCause,
+    Placement,
+    Reason,
+    ReasonCode,
+    SignalUse,
+    reason,
 )
+from personalpeft.learning.plan import Plan, build_plan, holdout_of, live_revision
+from personalpeft.learning.publish import (
+    Candidate,
+    make_entry,
+    make_session_spec,
+    publish_candidate,
+)
+from personalpeft.learning.report import LearnReport, Source, signal_text
 from personalpeft.learning.staleness import has_practice_since, trained_on
-from personalpeft.learning.train.loop import TrainJob, CheckpointStore, TrainResult, make_loop_control, cancelled_error, train
+from personalpeft.learning.train.checkpoint import CheckpointStore
+from personalpeft.learning.train.config import Start, TrainingConfigs
+from personalpeft.learning.train.loop import (
+    TrainJob,
+    TrainResult,
+    cancelled_error,
+    make_loop_control,
+    train,
+)
 from personalpeft.services import Services
-from personalpeft.store.base import Store
-from personalpeft.types import Message, Revision, Stack, StackEntry, Verdict
+from personalpeft.types import Message, Verdict
 
 BuildResult: TypeAlias = LearnReport | Exception
 
@@ -58,477 +75,487 @@ U = TypeVar("U")
 
 @dataclass(frozen=True, slots=True)
 class BuildJob:
-    """One plan on its way; ``began`` is when its learn did, on the timer."""
+    """One plan to be built. ``began``: when its learn began, on the timer."""
 
     plan: Plan
     began: float
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A layer that is trained, with its durable file."""
-
-    job: BuildJob
-    trained: TrainResult
-    blob: bytes
-    entry: StackEntry
-
-    @property
-    def plan(self) -> Plan:
-        return self.job.plan
-
-    @property
-    def stack(self) -> Stack:
-        """The live stack with it in place."""
-        return self.plan.with_candidate(self.entry)
-
-
-@dataclass(frozen=True, slots=True)
 class TrainingPipeline:
-    """Builds for one learn, which ``started`` then on the timer."""
+    """Builds layers for one learn, which began at ``started`` on the timer."""
 
     services: Services
     margins: Margins
+    recipes: TrainingConfigs
     started: float
 
-    def build(self, jobs: Mapping[str, BuildJob], order: LearnOptions) -> dict[str, BuildResult]:
-        """What becomes of each user's plan. Where memory is short, fewer are built at once, and one after another."""
-        outcomes: dict[str, BuildResult] = {}
-        for some in self._groups(jobs, order, outcomes):
-            self._build_group(some, order, outcomes)
-        return outcomes
+    # dataset -> plan
 
-    def _build_group(
-        self, jobs: Mapping[str, BuildJob], order: LearnOptions, outcomes: dict[str, BuildResult]
-    ) -> None:
-        """Build for a group. After an unexpected error, build for each of its users alone, to find whose error it is."""
-        try:
-            self._build(jobs, order, outcomes)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the outcome of those whose it is
-            left = {user: job for user, job in jobs.items() if user not in outcomes}
-            if isinstance(error, PersonalPeftError) or len(jobs) == 1:
-                # An expected one stops all who are not done yet: the caller asked for it, or the engine was closed.
-                outcomes.update(dict.fromkeys(left, error))
-                return
-            for user, job in left.items():
-                self._build_group({user: job}, order, outcomes)
-
-    def _groups(
-        self, jobs: Mapping[str, BuildJob], order: LearnOptions, outcomes: dict[str, BuildResult]
-    ) -> Sequence[Mapping[str, BuildJob]]:
-        """Those whose sessions fit into memory together; whose own does not is told so."""
-        most, groups, size = order.memory or inf, list[dict[str, BuildJob]](), inf
-        for user, job in jobs.items():
-            need = estimate_session_mb(job.plan.recipe, self.services.engine.backend.base.architecture)
-            if reason := check_memory_budget(need, order.memory):
-                refused = partial(self._refused, reason=reason)
-                outcomes |= _each({user: job}, refused, outcomes)
-                continue
-            if size + need > most or not groups:
-                groups.append({})
-                size = 0.0
-            groups[-1][user] = job
-            size += need
-        return groups
-
-    def _refused(self, user: str, job: BuildJob, reason: str) -> LearnReport:
-        return self.report(job, Verdict.ABSTAINED, reason)
-
-    def _build(
-        self, jobs: Mapping[str, BuildJob], order: LearnOptions, outcomes: dict[str, BuildResult]
-    ) -> None:
-        together = f" for {len(jobs)}" if len(jobs) > 1 else ""
-
-        def progress(stage: str) -> Callable[[float], None]:
-            return lambda done: order.progress(f"{stage}{together}", done)
-
-        for user, job in jobs.items():
-            publish(self.services.store, user, job.plan.layer, "Reading")
-        progress("Reading")(0.0)
-        generic = _good(self._generic(jobs, order), outcomes)
-        courses = _each(generic, lambda user, said: self._course(jobs[user].plan, said), outcomes)
-        manners = make_loop_control(self.services, order, self.started, progress("Learning"))
-        trained = _good(train(courses, self.services.engine.backend.advance, manners), outcomes)
-        unfinished = {
-            user: trained.pop(user) for user in list(trained) if not trained[user].is_complete
-        }
-        outcomes |= _each(
-            unfinished, lambda user, each: self._unfinished(jobs[user], each, order), outcomes
-        )
-
-        for user, each in trained.items():
-            publish(
-                self.services.store, user, jobs[user].plan.layer, "Judging", each.steps_done, each.total_steps
-            )
-        if trained:
-            progress("Judging")(0.0)
-        candidates = _each(trained, lambda user, each: self._candidate(jobs[user], each), outcomes)
-        same = [user for user, each in candidates.items() if each.entry in each.plan.live.entries]
-        unchanged = {user: candidates.pop(user) for user in same}
-        outcomes |= _each(unchanged, lambda user, each: self._as_it_was(each), outcomes)
-        sittings = _each(candidates, lambda user, each: self._sitting(each, order), outcomes)
-        examined = _good(
-            evaluate(
-                self.services.engine,
-                self.services.completions,
-                sittings,
-                cancelled=order.cancelled,
-                paused=order.paused,
+    def plan(self, user: str, layer: str, start: Start, *, force: bool = False) -> Plan:
+        """Read the ledger and decide what to build. Raises as ``build_plan``."""
+        backend = self.services.engine.backend
+        return build_plan(
+            self.services.store,
+            user,
+            layer,
+            self.recipes.for_layer(layer),
+            backend.base.digest,
+            start,
+            force=force,
+            architecture=backend.base.architecture,
+            count_tokens=lambda text: len(backend.encode(text)),
+            render_with_item=lambda fact, messages: self.services.render_with_item(
+                user, fact, messages
             ),
-            outcomes,
-        )
-        progress("Judging")(1.0)
-        outcomes |= _each(
-            examined, lambda user, each: self._published(candidates[user], *each, order), outcomes
         )
 
-    def report(self, job: BuildJob, verdict: Verdict, reason: str, **more: Any) -> LearnReport:
-        """A report of a plan, which says what became of each signal; recorded by nobody yet."""
-        plan = job.plan
-        report = LearnReport(
-            user=plan.user,
-            layer=plan.layer,
-            verdict=verdict,
-            reason=reason,
-            at=self.services.clock.now(),
-            seconds=round(self.services.clock.timer() - job.began, 3),
-            before=plan.head,
-            room={**to_json(plan.capacity), "advised": plan.capacity.recommended_tokens} if plan.capacity else {},
-            **more,
+    # plan -> train -> evaluate -> gate -> publish
+
+    def build(self, jobs: Mapping[str, BuildJob], options: LearnOptions) -> dict[str, BuildResult]:
+        """Build each user's plan. As many are trained together as fit into memory."""
+        results: dict[str, BuildResult] = {}
+        for group in self._groups(jobs, options, results):
+            self._build_group(group, options, results)
+        return results
+
+    def _build_stages(
+        self,
+        jobs: Mapping[str, BuildJob],
+        options: LearnOptions,
+        results: dict[str, BuildResult],
+    ) -> None:
+        """Run the stages for a group. An error is the result of its user, who leaves the group."""
+
+        def show(stage: str, done: float) -> None:
+            options.progress(f"{stage} for {len(jobs)}" if len(jobs) > 1 else stage, done)
+
+        self._publish_progress(jobs, "Reading")
+        show("Reading", 0.0)
+        completions = _split_errors(self._complete_below(jobs, options), results)
+        train_jobs = _map_users(
+            lambda user, texts: self._make_train_job(jobs[user].plan, texts), completions, results
         )
-        learned = "learned" if report.live or report.revision == plan.head else LEARNED_NOT_LIVE
-        if report.revision is None:
-            learned = "to be learned"
-        return replace(report, sources=tuple(_sources(self.services.store, plan, learned)))
 
-    def noted(self, report: LearnReport) -> LearnReport:
-        """The report, once it is recorded."""
-        self.services.store.catalog.add_report(report.user, report.as_json())
-        return report
+        control = make_loop_control(
+            self.services, options, self.started, lambda done: show("Learning", done)
+        )
+        advance = self.services.engine.backend.advance
+        trained = _split_errors(train(train_jobs, advance, control), results)
+        unfinished = {user: each for user, each in trained.items() if not each.is_complete}
+        results |= _map_users(
+            lambda user, each: self._report_unfinished(jobs[user], each, options),
+            unfinished,
+            results,
+        )
+        trained = {user: each for user, each in trained.items() if each.is_complete}
 
-    def _generic(
-        self, jobs: Mapping[str, BuildJob], order: LearnOptions
+        if trained:
+            self._publish_progress({user: jobs[user] for user in trained}, "Judging")
+            show("Judging", 0.0)
+        candidates = _map_users(
+            lambda user, each: self._make_candidate(jobs[user].plan, each), trained, results
+        )
+        unchanged = {
+            user: each for user, each in candidates.items() if each.entry in each.live.entries
+        }
+        results |= _map_users(
+            lambda user, each: self._report_unchanged(jobs[user], each), unchanged, results
+        )
+        changed = {user: each for user, each in candidates.items() if user not in unchanged}
+        eval_jobs = _map_users(
+            lambda user, each: self._make_eval_job(jobs[user].plan, each, options),
+            changed,
+            results,
+        )
+        evaluated = evaluate(
+            self.services.engine,
+            self.services.completions,
+            eval_jobs,
+            cancelled=options.cancelled,
+            paused=options.paused,
+        )
+        show("Judging", 1.0)
+
+        results |= _map_users(
+            lambda user, each: self._gate_and_publish(jobs[user], changed[user], each, options),
+            _split_errors(evaluated, results),
+            results,
+        )
+
+    def _publish_progress(self, jobs: Mapping[str, BuildJob], stage: str) -> None:
+        for user, job in jobs.items():
+            steps = job.plan.steps if stage == "Judging" else 0
+            progress.publish(self.services.store, user, job.plan.layer, stage, steps, steps)
+
+    # train
+
+    def _complete_below(
+        self, jobs: Mapping[str, BuildJob], options: LearnOptions
     ) -> dict[str, Completions | PersonalPeftError]:
-        """What the stack below each layer says to generic questions."""
-        questions = [
-            (Message("user", text),) for text in load_general_prompts().regularizer_prompts
-        ]
+        """Return what the stack below each layer says to the regularizer prompts."""
+        texts = load_general_prompts().regularizer_prompts
+        prompts = [(Message("user", text),) for text in texts]
         requests = {
             user: [
-                Request(user, asked, job.plan.below, BASE_SAMPLING, background=True)
-                for asked in questions
+                Request(user, messages, job.plan.below, BASE_SAMPLING, background=True)
+                for messages in prompts
             ]
             for user, job in jobs.items()
         }
         replies = self.services.completions.complete_for_users(
-            requests, cancelled=order.cancelled, paused=order.paused
+            requests, cancelled=options.cancelled, paused=options.paused
         )
-        if order.cancelled():
+        if options.cancelled():
             raise cancelled_error("before the first step")
         return {
-            user: said
-            if isinstance(said, PersonalPeftError)
-            else list(zip(questions, said, strict=True))
-            for user, said in replies.items()
+            user: each
+            if isinstance(each, PersonalPeftError)
+            else list(zip(prompts, each, strict=True))
+            for user, each in replies.items()
         }
 
-    def _course(self, plan: Plan, generic: Completions) -> TrainJob:
+    def _make_train_job(self, plan: Plan, completions: Completions) -> TrainJob:
         store, engine = self.services.store, self.services.engine
 
         def open_session() -> Session:
             start = engine.read_adapter(plan.parent.digest).pairs if plan.parent else None
-            # A session keeps what lies below for itself, so its slot is free for others while it trains.
+            # The session copies the stack below, so its slot is free while it trains.
             with engine.pin(plan.below) as below:
-                return engine.backend.session(session_spec(plan.recipe, below, start))
+                return engine.backend.session(make_session_spec(plan.recipe, below, start))
 
-        desk = CheckpointStore(
-            load=lambda: store.load_session(plan.user, plan.layer),
-            save=lambda data: store.save_session(plan.user, plan.layer, data),
-        )
-        told = partial(publish, store, plan.user, plan.layer, "Learning")
         return TrainJob(
             open_session,
-            build_batches(plan, engine.backend, generic),
+            build_batches(plan, engine.backend, completions),
             plan.recipe,
             plan.inputs,
-            desk,
-            told,
+            CheckpointStore.of_layer(store, plan.user, plan.layer),
+            lambda step, steps: progress.publish(
+                store, plan.user, plan.layer, "Learning", step, steps
+            ),
         )
 
-    def _unfinished(self, job: BuildJob, trained: TrainResult, order: LearnOptions) -> LearnReport:
-        why = (
-            "the time was up"
-            if order.steps is None or len(trained.losses) < order.steps
-            else "it was to stop"
-        )
-        reason = (
-            f"{why} after step {trained.steps_done} of {trained.total_steps}; the next learn goes on from there"
-        )
-        report = self.report(job, Verdict.ABSTAINED, reason, steps=trained.steps_done)
-        return self.noted(report) if trained.losses else report
+    def _report_unfinished(
+        self, job: BuildJob, trained: TrainResult, options: LearnOptions
+    ) -> LearnReport:
+        is_step_budget = options.steps is not None and len(trained.losses) >= options.steps
+        code = ReasonCode.STEP_BUDGET if is_step_budget else ReasonCode.TIME_BUDGET
+        why = reason(code, step=trained.steps_done, steps=trained.total_steps)
+        report = self.report(job, LearnOutcome.UNFINISHED, why, steps=trained.steps_done)
+        return self.record(report) if trained.losses else report
 
-    def _candidate(self, job: BuildJob, trained: TrainResult) -> Candidate:
-        plan = job.plan
-        blob = pack(Adapter(_manifest(plan), in_half(trained.pairs)))
-        digest = self.services.store.blobs.put(blob)
-        weights = {
-            layer.name: layer.weight for layer in self.services.store.catalog.layers(plan.user)
-        }
-        entry = StackEntry(
-            plan.layer, f"{plan.layer}@{digest[:12]}", digest, weights.get(plan.layer, 1.0)
+    def _make_candidate(self, plan: Plan, trained: TrainResult) -> Candidate:
+        """Write the adapter's file and return the candidate."""
+        recipe = {**plan.recipe.to_stored(), "steps": plan.steps}
+        manifest = Manifest(
+            base=plan.live.base,
+            layer=plan.layer,
+            rank=plan.recipe.rank,
+            scaling=plan.recipe.scaling,
+            targets=plan.recipe.target_modules,
+            recipe=recipe,
+            signals=plan.lessons_digest,
+            below=tuple(entry.digest for entry in plan.below.entries),
+            parent=plan.parent.digest if plan.parent else None,
         )
-        return Candidate(job, trained, blob, entry)
+        blob = pack(Adapter(manifest, in_half(trained.pairs)))
+        store = self.services.store
+        return Candidate(
+            plan.user,
+            make_entry(store, plan.user, plan.layer, store.blobs.put(blob)),
+            blob,
+            plan.live,
+            plan.below,
+            plan.parent,
+            recipe,
+            plan.inputs,
+            plan.signal_roles,
+        )
 
-    def _as_it_was(self, candidate: Candidate) -> LearnReport:
-        """The same lessons made what is live already. That says nothing new of it, so what the gate said of it stays."""
-        plan, entry = candidate.plan, candidate.entry
-        known = self.services.store.catalog.revision(plan.user, entry.revision)
+    def _report_unchanged(self, job: BuildJob, candidate: Candidate) -> LearnReport:
+        """Report a build that came out as the live revision, whose judgement stays."""
+        store, plan = self.services.store, job.plan
+        known = store.catalog.revision(plan.user, candidate.entry.revision)
         report = self.report(
-            candidate.job,
-            Verdict.ABSTAINED,
-            "it came out as the revision that is live already",
-            revision=entry.revision,
+            job,
+            LearnOutcome.UNCHANGED,
+            Reason(ReasonCode.SAME_AS_LIVE),
+            revision=known.id,
             probation=known.probation,
-            steps=candidate.trained.total_steps,
+            steps=plan.steps,
         )
-        # Recorded again all the same: what was held back for this build is pinned from now on.
+        # Recorded again, so that what this build holds out stays held out.
         again = replace(known, signals=plan.signal_roles)
-        self.services.store.catalog.add_revision(
-            again, candidate.blob, report.as_json(), promote=False, cause=LEARNED
+        store.catalog.add_revision(
+            again, candidate.blob, report.as_json(), promote=False, cause=MoveCause.LEARN
         )
-        self.services.store.drop_session(plan.user, plan.layer)
+        store.delete_session(plan.user, plan.layer)
         return report
 
-    def _sitting(self, candidate: Candidate, order: LearnOptions) -> EvalJob:
-        plan, catalog = candidate.plan, self.services.store.catalog
-        lineage = eval_history(
-            [catalog.revision(plan.user, entry.revision) for entry in plan.live.entries], plan.layer
-        )
-        counted = {key.partition("/")[0] for key in lineage.spent_items}
-        target = tuple(lesson for lesson in plan.holdout if lesson.signal not in counted)
-        older = tuple(lesson for lesson in plan.holdout if lesson.signal not in plan.new_holdout)
-        others = [entry.layer for entry in plan.live.entries if entry.layer != plan.layer]
-        theirs = tuple(
-            lesson
-            for layer in others
-            for lesson in holdout_of(
-                self.services.store, plan.user, plan.live, layer, plan.assignments
-            )
-        )
-        trained = () if plan.new_holdout else plan.new_examples[-8:]
-        canaries = [canary.question for canary in load_general_prompts().probes]
-        of_base = self.services.completions.complete_with_base(
-            plan.user, plan.live.base, canaries, cancelled=order.cancelled
-        )
-        if order.cancelled():
-            raise cancelled_error("before the verdict")
-        asked = plan.holdout[-MOST_LESSONS:]
-        rules = self._heard_with_rules(plan, asked)
-        paper = EvalSet(
-            target, older, theirs, trained, of_base, tuple(_since(plan)), asked, rules, lineage
-        )
-        signals = {*plan.signal_roles, *trained_on(self.services.store, plan.parent)}
-        return make_eval_job(
-            self.services.router,
-            plan.user,
-            plan.layer,
-            plan.live,
-            candidate.stack,
-            paper,
-            {plan.layer: signals},
-        )
+    # evaluate
 
-    def _heard_with_rules(
-        self, plan: Plan, asked: Sequence[Lesson]
-    ) -> dict[str, tuple[Lesson, ...]]:
-        """Questions of a style as they are heard with each of the newest rules; no other layer takes a rule over."""
-        if plan.layer != "style" or not asked:
+    def _make_eval_job(self, plan: Plan, candidate: Candidate, options: LearnOptions) -> EvalJob:
+        store, user, layer = self.services.store, plan.user, plan.layer
+        heads = [store.catalog.revision(user, entry.revision) for entry in plan.live.entries]
+        history = eval_history(heads, layer)
+        spent = {key.partition("/")[0] for key in history.spent_items}
+        others = [entry.layer for entry in plan.live.entries if entry.layer != layer]
+        base_completions = self.services.completions.complete_with_base(
+            user,
+            plan.live.base,
+            [probe.question for probe in load_general_prompts().probes],
+            cancelled=options.cancelled,
+        )
+        if options.cancelled():
+            raise cancelled_error("before the verdict")
+        rule_lessons = plan.holdout[-MAX_RULE_LESSONS:]
+        eval_set = EvalSet(
+            target=tuple(each for each in plan.holdout if each.signal not in spent),
+            retention=tuple(each for each in plan.holdout if each.signal not in plan.new_holdout),
+            other_layers=tuple(
+                lesson
+                for other in others
+                for lesson in holdout_of(store, user, plan.live, other, plan.assignments)
+            ),
+            trained_examples=() if plan.new_holdout else plan.new_examples[-8:],
+            base_completions=base_completions,
+            new_examples=tuple(_new_lessons(plan)),
+            rule_lessons=rule_lessons,
+            lessons_by_rule=self._add_rules(plan, rule_lessons),
+            history=history,
+        )
+        signals = {*plan.signal_roles, *trained_on(store, plan.parent)}
+        router, stack = self.services.router, candidate.stack
+        return make_eval_job(router, user, layer, plan.live, stack, eval_set, {layer: signals})
+
+    def _add_rules(self, plan: Plan, lessons: Sequence[Lesson]) -> dict[str, tuple[Lesson, ...]]:
+        """Return lessons of a style with each of the newest rules in the prompt."""
+        if plan.layer != "style" or not lessons:
             return {}
-        rules = [routing.signal.id for routing in plan.assignments if routing.place == "profile"][
-            -MOST_RULES:
-        ]
-        heard = self.services.render_with_item
+        rules = [each.signal.id for each in plan.assignments if each.place is Placement.PROFILE]
+        render = self.services.render_with_item
         return {
             rule: tuple(
-                replace(each, messages=heard(plan.user, rule, each.messages)) for each in asked
+                replace(each, messages=render(plan.user, rule, each.messages)) for each in lessons
             )
-            for rule in rules
+            for rule in rules[-MAX_RULES:]
         }
 
-    def _judged(self, candidate: Candidate, evidence: Evidence, order: LearnOptions) -> Judgement:
-        plan, revision = candidate.plan, candidate.entry.revision
+    # gate
+
+    def _gate(
+        self, plan: Plan, candidate: Candidate, evidence: Evidence, options: LearnOptions
+    ) -> Judgement:
+        """Return the verdict on a candidate, with all that speaks for or against it."""
+        store = self.services.store
+        head = live_revision(store, plan.user, plan.layer, plan.live)
+        learned = trained_on(store, head)
         judgement = judge(
             evidence,
             self.margins,
             removes_lessons=bool(plan.retracted),
-            has_new_lessons=self._brings_new(plan),
+            has_new_lessons=bool(plan.new_holdout)
+            or any(lesson.signal not in learned for lesson in plan.new_examples),
         )
-        judgement = refuse_withdrawn(self.services.store, plan.user, revision, judgement)
-        facts = [routing.signal for routing in plan.assignments if routing.place == "memory"]
-        if judgement.verdict is Verdict.PROMOTED and plan.layer != "memory":
-            since = _since(plan)
-            doubt = find_leak(
-                lessons_for(plan.assignments, plan.layer),
-                facts,
-                new={lesson.signal for lesson in since},
-                accepted=self._accepted(plan),
-            ) or find_style_conflict([lesson.prompt_response for lesson in since])
-            judgement = Judgement(Verdict.REFUSED, doubt) if doubt else judgement
-        # Whoever accepts does so of what they asked for, not of what follows from it.
-        if order.accept and not plan.rebuild_reason and judgement.verdict is not Verdict.PROMOTED:
+        judgement = refuse_withdrawn(store, plan.user, candidate.entry.revision, judgement)
+        is_promoted = judgement.verdict is Verdict.PROMOTED
+        problem = self._find_unsafe_lessons(plan) if is_promoted else None
+        if problem is not None:
+            judgement = Judgement(Verdict.REFUSED, (problem,))
+        # The user accepts what they asked for, and not a rebuild that follows from it.
+        may_override = options.accept and plan.rebuild_reason is None
+        if may_override and judgement.verdict is not Verdict.PROMOTED:
             judgement = override(judgement, evidence)
-        why = plan.unlearned or plan.rebuild_reason
-        reason = f"{why}: {judgement.reason}" if why else judgement.reason
-        store = self.services.store
-        head = live_revision(store, plan.user, plan.layer, plan.live)
+        reasons = (*plan.build_reasons, *judgement.reasons)
         if head is not None and has_practice_since(store, head, plan.parent):
-            reason += "; what was practised is not in it: practise it again"
-        return replace(judgement, reason=reason)
+            reasons = (*reasons, Reason(ReasonCode.PRACTICE_NOT_INCLUDED))
+        return replace(judgement, reasons=reasons)
 
-    def _brings_new(self, plan: Plan) -> bool:
-        """Whether there is anything in it that what is live was not learned from."""
-        store = self.services.store
-        learned = trained_on(store, live_revision(store, plan.user, plan.layer, plan.live))
-        return bool(plan.new_holdout) or any(
-            lesson.signal not in learned for lesson in plan.new_examples
-        )
-
-    def _accepted(self, plan: Plan) -> set[str]:
-        """The lessons of revisions that the person took although the gate refused them."""
+    def _find_unsafe_lessons(self, plan: Plan) -> Reason | None:
+        """Return why the lessons must not become the style of all replies, or None."""
+        if plan.layer == "memory":
+            return None
         catalog = self.services.store.catalog
-        taken = {move.after for move in catalog.history(plan.user) if move.cause == ACCEPTED}
-        built = [
-            revision for revision in catalog.revisions(plan.user) if revision.layer == plan.layer
-        ]
-        return {signal for revision in built if revision.id in taken for signal in revision.signals}
+        new = _new_lessons(plan)
+        moves = catalog.head_moves(plan.user)
+        accepted = {move.after for move in moves if move.cause == MoveCause.ACCEPTED}
+        leak = find_leak(
+            lessons_for(plan.assignments, plan.layer),
+            [each.signal for each in plan.assignments if each.place is Placement.MEMORY],
+            new={lesson.signal for lesson in new},
+            accepted={
+                signal
+                for each in catalog.revisions(plan.user)
+                if each.layer == plan.layer and each.id in accepted
+                for signal in each.signals
+            },
+        )
+        if leak:
+            return reason(ReasonCode.UNSAFE_LESSONS, detail=leak)
+        conflict = find_style_conflict([lesson.prompt_response for lesson in new])
+        return reason(ReasonCode.MIXED_STYLES, detail=conflict) if conflict else None
 
-    def _published(
-        self,
-        candidate: Candidate,
-        evidence: Evidence,
-        examples: tuple[Example, ...],
-        order: LearnOptions,
+    # publish
+
+    def _gate_and_publish(
+        self, job: BuildJob, candidate: Candidate, result: EvalResult, options: LearnOptions
     ) -> LearnReport:
-        plan, entry, scores = candidate.plan, candidate.entry, evidence.as_json()
-        judgement = self._judged(candidate, evidence, order)
+        evidence, examples = result
+        judgement = self._gate(job.plan, candidate, evidence, options)
         report = self.report(
-            candidate.job,
-            judgement.verdict,
-            judgement.reason,
-            revision=entry.revision,
+            job,
+            LearnOutcome(judgement.verdict),
+            *judgement.reasons,
+            revision=candidate.entry.revision,
             probation=judgement.probation,
             accepted=judgement.accepted,
-            steps=candidate.trained.total_steps,
+            steps=job.plan.steps,
             examples=examples,
-            scores=scores,
+            scores=evidence.as_json(),
         )
-        revision = Revision(
-            id=entry.revision,
-            user=plan.user,
-            layer=plan.layer,
-            digest=entry.digest,
-            base=plan.live.base,
-            parent=plan.parent.id if plan.parent else None,
-            below=plan.below.entries,
-            recipe=_built_by(plan),
-            inputs=plan.inputs,
-            signals=plan.signal_roles,
-            scores=scores,
-            verdict=judgement.verdict,
-            reason=judgement.reason,
-            probation=judgement.probation,
-            at=report.at,
-            seconds=report.seconds,
-        )
-        cause = ACCEPTED if judgement.accepted else LEARNED
-        report = publish_revision(
-            self.services.store,
-            self.services.engine,
-            revision,
-            candidate.blob,
-            report,
-            candidate.stack,
-            cause=cause,
-        )
-        self.services.store.drop_session(plan.user, plan.layer)
+        report = publish_candidate(self.services, candidate, judgement, report)
+        self.services.store.delete_session(job.plan.user, job.plan.layer)
         return report
 
+    def report(
+        self, job: BuildJob, outcome: LearnOutcome, *reasons: Reason, **more: Any
+    ) -> LearnReport:
+        """Return the report of a plan, with the use of each signal. It is not recorded yet."""
+        plan, capacity = job.plan, job.plan.capacity
+        report = LearnReport(
+            user=plan.user,
+            layer=plan.layer,
+            outcome=outcome,
+            reasons=reasons,
+            at=self.services.clock.now(),
+            seconds=round(self.services.clock.timer() - job.began, 3),
+            before=plan.head,
+            room={
+                "parameters": capacity.parameters,
+                "tokens": capacity.tokens,
+                "most": capacity.max_tokens,
+                "advised": capacity.recommended_tokens,
+            }
+            if capacity
+            else {},
+            **more,
+        )
+        use = SignalUse.PENDING
+        if report.revision is not None:
+            is_live = report.live or report.revision == plan.head
+            use = SignalUse.LEARNED if is_live else SignalUse.LEARNED_NOT_LIVE
+        return replace(report, sources=self._list_sources(plan, use))
 
-def _good(given: Mapping[str, T | Exception], outcomes: dict[str, BuildResult]) -> dict[str, T]:
-    """Those that came so far; an error is its user's outcome."""
-    good = {}
-    for user, each in given.items():
-        if isinstance(each, Exception):
-            outcomes[user] = each
-        else:
-            good[user] = each
-    return good
+    def record(self, report: LearnReport) -> LearnReport:
+        """Record a report and return it."""
+        self.services.store.catalog.add_report(report.user, report.as_json())
+        return report
 
+    def _list_sources(self, plan: Plan, use_of_new: SignalUse) -> tuple[Source, ...]:
+        """Return the use of each signal; that of those that this build trains on is given."""
+        examples = (*plan.new_examples, *plan.rejected_examples)
+        new = {each.signal for each in examples} - trained_on(self.services.store, plan.parent)
+        held_out = {lesson.signal for lesson in plan.holdout}
+        is_pending = use_of_new is SignalUse.PENDING
+        use_of_holdout = SignalUse.TO_BE_HELD_OUT if is_pending else SignalUse.HELD_OUT
+        sources = []
+        for each in plan.assignments:
+            signal = each.signal
+            if signal.id in new:
+                use = use_of_new
+            elif signal.id in plan.new_holdout:
+                use = use_of_holdout
+            elif signal.id in held_out:
+                use = SignalUse.HELD_OUT_EARLIER
+            elif signal.id in plan.excluded:
+                use = SignalUse.NO_CAPACITY
+            elif each.layer == plan.layer:
+                use = SignalUse.LEARNED_EARLIER
+            elif each.place is Placement.LAYER:
+                use = SignalUse.OTHER_LAYER
+            else:
+                is_unused = each.place is Placement.UNUSED
+                use = SignalUse.UNUSED if is_unused else SignalUse.IN_PROMPT
+            layer = each.layer if use is SignalUse.OTHER_LAYER else None
+            text = signal_text(signal)
+            sources.append(Source(signal.id, str(signal.kind), text, use, each.reason, layer))
+        return tuple(sources)
 
-def _each(
-    given: Mapping[str, T], make: Callable[[str, T], U], outcomes: dict[str, BuildResult]
-) -> dict[str, U]:
-    """What is made of each; an error is its user's outcome."""
+    # groups
 
-    def tried(user: str, each: T) -> U | Exception:
+    def _groups(
+        self,
+        jobs: Mapping[str, BuildJob],
+        options: LearnOptions,
+        results: dict[str, BuildResult],
+    ) -> Sequence[Mapping[str, BuildJob]]:
+        """Return groups whose sessions fit into the memory budget. A job that does not is reported."""
+        budget, groups, size = options.memory or inf, list[dict[str, BuildJob]](), inf
+        architecture = self.services.engine.backend.base.architecture
+        needed = {
+            user: estimate_session_mb(job.plan.recipe, architecture) for user, job in jobs.items()
+        }
+
+        def refuse(user: str, job: BuildJob) -> LearnReport:
+            why = reason(ReasonCode.MEMORY_BUDGET, needed=needed[user], allowed=budget)
+            return self.report(job, LearnOutcome.UNFINISHED, why)
+
+        too_large = {user: job for user, job in jobs.items() if needed[user] > budget}
+        results |= _map_users(refuse, too_large, results)
+        for user in [user for user in jobs if user not in too_large]:
+            if size + needed[user] > budget or not groups:
+                groups.append({})
+                size = 0.0
+            groups[-1][user] = jobs[user]
+            size += needed[user]
+        return groups
+
+    def _build_group(
+        self,
+        jobs: Mapping[str, BuildJob],
+        options: LearnOptions,
+        results: dict[str, BuildResult],
+    ) -> None:
+        """Build a group. After an unexpected error, build one by one to find whose error it is."""
         try:
-            return make(user, each)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the outcome of the user whose it is
-            return error
+            self._build_stages(jobs, options, results)
+        except Exception as error:  # noqa: BLE001 - an error of any kind is a result
+            left = {user: job for user, job in jobs.items() if user not in results}
+            if isinstance(error, PersonalPeftError) or len(jobs) == 1:
+                # An expected one ends all: the caller stopped, or the engine was closed.
+                results.update(dict.fromkeys(left, error))
+                return
+            for user, job in left.items():
+                self._build_group({user: job}, options, results)
 
-    return _good({user: tried(user, each) for user, each in given.items()}, outcomes)
 
-
-def _since(plan: Plan) -> Sequence[Lesson]:
-    """What came since the last learn, in the order in which it was said."""
+def _new_lessons(plan: Plan) -> Sequence[Lesson]:
+    """Return the lessons that arrived since the last learn, oldest first."""
     new = {*(lesson.signal for lesson in plan.new_examples), *plan.new_holdout}
-    return [lesson for lesson in lessons_for(plan.assignments, plan.layer) if lesson.signal in new]
+    return [each for each in lessons_for(plan.assignments, plan.layer) if each.signal in new]
 
 
-def _built_by(plan: Plan) -> dict[str, Any]:
-    return {**plan.recipe.to_stored(), "steps": plan.steps}
-
-
-def _manifest(plan: Plan) -> Manifest:
-    recipe = plan.recipe
-    return Manifest(
-        base=plan.live.base,
-        layer=plan.layer,
-        rank=recipe.rank,
-        scaling=recipe.scaling,
-        targets=recipe.target_modules,
-        recipe=_built_by(plan),
-        signals=plan.lessons_digest,
-        below=tuple(entry.digest for entry in plan.below.entries),
-        parent=plan.parent.digest if plan.parent else None,
-    )
-
-
-def _sources(store: Store, plan: Plan, use_of_new: str) -> Sequence[Source]:
-    learned = trained_on(store, plan.parent)
-    fresh = {lesson.signal for lesson in (*plan.new_examples, *plan.rejected_examples)} - learned
-    pins = set(plan.new_holdout)
-    questions = {lesson.signal for lesson in plan.holdout}
-    sources = []
-    for routing in plan.assignments:
-        signal = routing.signal
-        if signal.id in fresh:
-            use = use_of_new
-        elif signal.id in pins:
-            use = (
-                "held back to judge by"
-                if use_of_new != "to be learned"
-                else "to be held back, to judge by"
-            )
-        elif signal.id in questions:
-            use = "held back earlier"
-        elif signal.id in plan.excluded:
-            use = NO_ROOM
-        elif routing.layer == plan.layer:
-            use = "learned earlier"
+def _split_errors(
+    outcomes: Mapping[str, T | Exception], results: dict[str, BuildResult]
+) -> dict[str, T]:
+    """Return the values. An error is its user's result."""
+    values: dict[str, T] = {}
+    for user, each in outcomes.items():
+        if isinstance(each, Exception):
+            results[user] = each
         else:
-            use = {"layer": f"for {routing.layer}", "kept": "only kept"}.get(
-                routing.place, f"acts at once ({routing.place})"
-            )
-        sources.append(Source(signal.id, str(signal.kind), signal_text(signal), use, routing.why))
-    return sources
+            values[user] = each
+    return values
+
+
+def _map_users(
+    make: Callable[[str, T], U], values: Mapping[str, T], results: dict[str, BuildResult]
+) -> dict[str, U]:
+    """Return what ``make`` returns for each user. An error is its user's result."""
+    outcomes: dict[str, U | Exception] = {}
+    for user, value in values.items():
+        try:
+            outcomes[user] = make(user, value)
+        except Exception as error:  # noqa: BLE001 - an error of any kind is a result
+            outcomes[user] = error
+    return _split_errors(outcomes, results)

@@ -1,31 +1,36 @@
-"""What a build of a layer will be made of, decided before anything is trained.
+"""Decide what a build of a layer is made of, before anything is trained.
 
-Invariants: a pinned signal is never among the training lessons; equal ``inputs`` mean an equal build, and nothing that
-is not in ``inputs`` (ids, times, the machine's load) reaches the bytes of a revision.
+Invariants: a held-out signal is never among the training lessons. Equal ``inputs`` mean an equal
+build, and nothing that is not in ``inputs`` (ids, times, the load) reaches the revision's bytes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, replace
 
 from personalpeft.errors import NothingToLearn
-from personalpeft.formatting import pluralize
+from personalpeft.formatting import pluralize, to_json
 from personalpeft.learning.data.assignment import (
-    Lesson,
     Assignment,
-    rejected_lessons_for,
+    Lesson,
     lessons_for,
     load_assignments,
+    rejected_lessons_for,
 )
-from personalpeft.learning.data.capacity import Room, fitting
+from personalpeft.learning.data.capacity import LayerCapacity, fit_lessons
 from personalpeft.learning.data.facts import paraphrases_digest
-from personalpeft.learning.data.response_template import NO_MANNER, Manner, manner_of
+from personalpeft.learning.data.response_template import (
+    NO_TEMPLATE,
+    ResponseTemplate,
+    infer_template,
+)
 from personalpeft.learning.evaluate.probes import load_general_prompts
-from personalpeft.learning.staleness import ground_of, said_anew, taken_back, trained_on
-from personalpeft.learning.train.config import Recipe, Start
-from personalpeft.store.base import Store
+from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, reason
+from personalpeft.learning.staleness import restated, retracted_signals, root_revision, trained_on
+from personalpeft.learning.train.config import Start, TrainingConfig
+from personalpeft.store.store import Store
 from personalpeft.types import (
     Architecture,
     Message,
@@ -36,28 +41,43 @@ from personalpeft.types import (
     canonical_digest,
 )
 
-# To be raised with every change to the code that decides a revision's bytes: what an older one would have built, or has
-# half built, then passes for nothing else.
+# To be raised with every change to code that decides a revision's bytes, so that no build, finished
+# or not, of older code counts as one of newer code.
 BUILD_FORMAT = 7
-FEWEST = 4
-HOLDS_ON = "holds_on"
-"""In a revision's scores: the digest of the stack below on which it was last found to hold."""
+MIN_LESSONS = 4
+VALID_ON = "holds_on"
+"""Key in a revision's scores: digest of the stack below on which it was last found valid."""
 
-_MOST_OLDER = 64
+_MAX_REPLAY = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``fresh`` lessons are new to the parent, ``older`` ones are replayed; ``questions`` are all that is pinned for
-    this layer, of which ``pins`` are pinned by this build. ``disliked`` are replies to unlearn, ``left_out`` the signals
-    that the layer has no ``room`` for. ``live`` is the stack as it is, ``below`` the part of it under this layer, in whose
-    ``manner`` short answers are said. ``because`` says in words why it is built where no new lesson is the reason. ``gone`` is
-    what was taken back of what the head learned, of a build that is to be without it.
+    """What one build is made of.
+
+    Args:
+        user: Owner of the layer.
+        layer: Name of the layer.
+        recipe: How it is trained.
+        assignments: What the write policy says of all current signals.
+        new_examples: Lessons that the parent was not trained on.
+        replay: Lessons that the parent was trained on.
+        holdout: All held-out lessons of the layer.
+        new_holdout: Signals that this build holds out.
+        parent: The revision that it starts from, or None.
+        live: The live stack.
+        below: The part of it that the layer is built on.
+        rejected_examples: Lessons with a rejected reply only.
+        excluded: Signals that the layer has no capacity for.
+        capacity: How full the layer is, where it has a limit.
+        rebuild_reason: Why it is built where new lessons are not the reason.
+        retracted: Signals that the live revision was trained on and that this build excludes.
+        template: The response template of the stack below, which short answers are put into.
     """
 
     user: str
     layer: str
-    recipe: Recipe
+    recipe: TrainingConfig
     assignments: tuple[Assignment, ...]
     new_examples: tuple[Lesson, ...]
     replay: tuple[Lesson, ...]
@@ -68,61 +88,62 @@ class Plan:
     below: Stack
     rejected_examples: tuple[Lesson, ...] = ()
     excluded: frozenset[str] = frozenset()
-    capacity: Room | None = None
-    rebuild_reason: str = ""
+    capacity: LayerCapacity | None = None
+    rebuild_reason: Reason | None = None
     retracted: frozenset[str] = frozenset()
-    template: Manner = NO_MANNER
+    template: ResponseTemplate = NO_TEMPLATE
 
     @property
     def has_enough(self) -> bool:
-        """A first build needs lessons to learn from and one to be judged by; a fact brings both."""
-        if (
-            self.parent is not None
-            or self.rebuild_reason
-            or self.retracted
-            or any(lesson.is_probe for lesson in self.holdout)
-        ):
+        """Whether a first build has lessons to train on and one to be judged by."""
+        if self.parent is not None or self.build_reasons:
             return True
-        return len(self.new_examples) + len(self.holdout) >= FEWEST
+        has_probe = any(lesson.is_probe for lesson in self.holdout)
+        return has_probe or self.lesson_count >= MIN_LESSONS
+
+    @property
+    def lesson_count(self) -> int:
+        """How many lessons a first build would have."""
+        return len(self.new_examples) + len(self.holdout)
+
+    @property
+    def build_reasons(self) -> tuple[Reason, ...]:
+        """Why it is built beside new lessons: retracted ones, or a changed stack below."""
+        if self.retracted:
+            return (reason(ReasonCode.LESSONS_RETRACTED, count=len(self.retracted)),)
+        return (self.rebuild_reason,) if self.rebuild_reason else ()
 
     @property
     def head(self) -> str | None:
         """The layer's live revision."""
-        return next(
-            (entry.revision for entry in self.live.entries if entry.layer == self.layer), None
-        )
+        entries = (entry for entry in self.live.entries if entry.layer == self.layer)
+        return next((entry.revision for entry in entries), None)
 
     @property
     def is_incremental(self) -> bool:
-        """Whether it is built on what is live."""
+        """Whether it is built on the live revision."""
         return self.parent is not None and self.parent.id == self.head
 
     @property
-    def unlearned(self) -> str:
-        """In words what it is to be without; empty where that is nothing."""
-        count = len(self.retracted)
-        were = "were" if count > 1 else "was"
-        return f"{pluralize(count, 'lesson')} that it learned {were} taken back" if count else ""
-
-    @property
     def steps(self) -> int:
-        """More lessons take more steps, in proportion beyond the recipe's measure."""
+        """The steps of the build, which grow in proportion to new lessons."""
         recipe = self.recipe
-        share = len(self.new_examples) / (recipe.batch * 3)
-        if self.is_incremental:
-            # On a parent, a few new lessons need only a few steps; eight still let the schedule warm up and cool down.
-            return max(8, min(recipe.most_steps, round(recipe.steps * share)))
-        return max(recipe.steps, min(recipe.most_steps, round(recipe.steps * share)))
+        share = len(self.new_examples) / (recipe.batch_size * 3)
+        scaled = round(recipe.min_steps * share)
+        # On a parent a few lessons need a few steps; eight still let the rate warm up and decay.
+        least = 8 if self.is_incremental else recipe.min_steps
+        return max(least, min(recipe.max_steps, scaled))
 
     @property
     def lessons_digest(self) -> str:
-        """What is learned, by content: the same words in another home give the same digest."""
-        parts = [self.new_examples, self.replay, *([self.rejected_examples] if self.rejected_examples else [])]
+        """Digest of what is trained on, by content: equal words give it in any home."""
+        parts = [self.new_examples, self.replay]
+        parts += [self.rejected_examples] if self.rejected_examples else []
         return canonical_digest([[_content(lesson) for lesson in part] for part in parts])
 
     @property
     def inputs(self) -> str:
-        """Names everything that the build depends on."""
+        """Digest of everything that the build depends on. Its keys are stored in the digest."""
         return canonical_digest(
             {
                 "format": BUILD_FORMAT,
@@ -131,9 +152,9 @@ class Plan:
                 "base": self.live.base,
                 "layer": self.layer,
                 "lessons": self.lessons_digest,
-                "recipe": self.recipe.as_json(),
+                "recipe": self.recipe.to_stored(),
                 "steps": self.steps,
-                "manner": asdict(self.template),
+                "manner": to_json(self.template),
                 "parent": self.parent.digest if self.parent else None,
                 "below": self.below.digest,
             }
@@ -141,260 +162,272 @@ class Plan:
 
     @property
     def signal_roles(self) -> dict[str, str]:
-        """Each signal of the build by its role."""
-        # Who is judged by a probe is trained on, in this build or in one that it stands on.
-        pinned = {lesson.signal: "pinned" for lesson in self.holdout if not lesson.is_probe}
-        return pinned | {
-            lesson.signal: "train" for lesson in (*self.replay, *self.new_examples, *self.rejected_examples)
-        }
+        """The role of each signal of the build, "train" or "pinned". They are stored."""
+        # A signal with a probe is trained on, in this build or in an ancestor.
+        held_out = {lesson.signal: "pinned" for lesson in self.holdout if not lesson.is_probe}
+        trained = (*self.replay, *self.new_examples, *self.rejected_examples)
+        return held_out | {lesson.signal: "train" for lesson in trained}
 
     def with_candidate(self, entry: StackEntry) -> Stack:
-        """The live stack with this layer's entry in place."""
-        return in_its_place(self.live, entry)
+        """Return the live stack with a candidate as this layer."""
+        return replace_layer(self.live, entry)
 
 
-def make_plan(
+def build_plan(
     store: Store,
     user: str,
     layer: str,
-    recipe: Recipe,
+    recipe: TrainingConfig,
     base: str,
     start: Start,
     *,
     force: bool = False,
     architecture: Architecture,
-    count: Callable[[str], int],
-    heard: Callable[[str, Sequence[Message]], tuple[Message, ...]],
+    count_tokens: Callable[[str], int],
+    render_with_item: Callable[[str, Sequence[Message]], tuple[Message, ...]],
 ) -> Plan:
-    """Reads the ledger and decides. ``count`` says how many tokens a text has, ``heard`` how messages are heard with a
-    fact in the prompt. What cannot be built on the head starts from nothing, or from what the head was built on in the end and
-    no lesson would bring back.
+    """Read the ledger and decide what a build is made of.
 
-    Raises ``NothingToLearn`` when no signal has come since the layer's last learn, unless it is to be built ``anyway`` or from
-    nothing; ``NotFound`` for an unknown user, ``BaseMismatch`` when the live stack is of another base.
+    A build that cannot extend the head starts from nothing, or from the head's imported or
+    practised root, which no lesson would bring back.
+
+    Args:
+        store: The home.
+        user: Owner of the layer.
+        layer: Name of the layer.
+        recipe: How it is trained.
+        base: Digest of the base.
+        start: Whether a build from nothing is wanted.
+        force: Plan a build though no signal is new.
+        architecture: Shape of the base.
+        count_tokens: Returns how many tokens a text has.
+        render_with_item: Returns messages as they are with a fact in the prompt.
+
+    Raises:
+        NothingToLearn: No signal has arrived since the layer's last learn.
+        NotFound: The user is unknown.
+        BaseMismatch: The live stack is of another base.
     """
     catalog = store.catalog
     live = catalog.stack(user, base)
-    routings = load_assignments(store, user)
+    assignments = load_assignments(store, user)
     considered = catalog.considered(user, layer)
-    pinned = still_pinned(store, user, routings, set(catalog.pinned(user, layer)))
-    disliked = tuple(
-        lesson for lesson in rejected_lessons_for(routings, layer) if lesson.signal not in pinned
+    held_out = inherited_holdout(store, user, assignments, set(catalog.pinned(user, layer)))
+    rejected = tuple(
+        each for each in rejected_lessons_for(assignments, layer) if each.signal not in held_out
     )
     below = stack_below(store, user, live, layer)
-    manner = _manner_below(routings, below)
-    shown = [lesson.apply_template(manner) for lesson in lessons_for(routings, layer)]
-    fit, room = fitting(
-        [each for each in shown if each.signal not in pinned], layer, recipe, architecture, count
-    )
-    left_out = frozenset(each.signal for each in shown) - pinned - {each.signal for each in fit}
-    lessons = [each for each in shown if each.signal not in left_out]
+    template = _template_below(assignments, below)
+    known = [lesson.apply_template(template) for lesson in lessons_for(assignments, layer)]
+    trainable = [lesson for lesson in known if lesson.signal not in held_out]
+    fitting, capacity = fit_lessons(trainable, layer, recipe, architecture, count_tokens)
+    excluded = _signals(known) - held_out - _signals(fitting)
+    lessons = [lesson for lesson in known if lesson.signal not in excluded]
     new = [lesson for lesson in lessons if lesson.signal not in considered]
-    nothing_new = not new and all(lesson.signal in considered for lesson in disliked)
-    if not lessons or (nothing_new and start != "nothing" and not force):
-        raise _nothing(routings, layer, learned_before=bool(lessons), left_out=len(left_out))
+    is_nothing_new = not new and _signals(rejected) <= considered
+    if not lessons or (is_nothing_new and start != "nothing" and not force):
+        raise _nothing_to_learn(
+            assignments, layer, is_learned=bool(lessons), excluded=len(excluded)
+        )
 
-    head = head_of(store, user, layer, live)
+    head = live_revision(store, user, layer, live)
     parent = head
     if start == "nothing":
         parent = None
-    elif head is not None and not _can_be_built_on(
-        store, head, below, routings, {each.signal for each in (*lessons, *disliked)}
-    ):
-        parent = ground_of(store, head)
-    # A lesson that brings a probe is judged by that, and all else that it says is learned.
+    elif head is not None:
+        # It must be valid on the stack below, and all that it learned still be a lesson.
+        learned = trained_on(store, head)
+        current = _signals((*lessons, *rejected)) | restated(store, user, learned, assignments)
+        if not (is_valid_on(head, below) and learned <= current):
+            parent = root_revision(store, head)
+    # A fact is judged by its probe, and its other lessons are trained on.
     unprobed, new_unprobed = (
-        [each for each in some if each.kind is not SignalKind.FACT] for some in (lessons, new)
+        [lesson for lesson in some if lesson.kind is not SignalKind.FACT] for some in (lessons, new)
     )
-    pins = _new_pins(unprobed, new_unprobed, pinned, recipe.held_out)
-    held = pinned | set(pins)
-    questions = [lesson for lesson in lessons if lesson.is_probe or lesson.signal in held]
-    open_lessons = [lesson for lesson in lessons if not lesson.is_probe and lesson.signal not in held]
-    probed = tuple(lesson.signal for lesson in new if lesson.is_probe)
-    open_lessons = [_with_teacher(lesson, heard) for lesson in open_lessons]
-    if not open_lessons and not disliked:
+    new_holdout = _select_holdout(unprobed, new_unprobed, held_out, recipe.eval_fraction)
+    held_out |= set(new_holdout)
+    training = [
+        _add_teacher(lesson, render_with_item)
+        for lesson in lessons
+        if not lesson.is_probe and lesson.signal not in held_out
+    ]
+    if not training and not rejected:
         raise NothingToLearn(
-            f"Nothing to learn for {layer}: all that is left of it is held back to judge by.",
+            f"Nothing to learn for {layer}: all of its lessons are held back to judge by.",
             hint="Give it more lessons, or roll it back to the base.",
         )
     learned = trained_on(store, parent)
-    if parent is not None:
-        # A child has its parent's shape; only its numbers change.
-        shape = {key: parent.recipe[key] for key in ("rank", "alpha")}
-        recipe = replace(recipe, **shape, targets=tuple(parent.recipe["targets"]))
+    is_new_root = head is not None and parent is not head
     return Plan(
         user=user,
         layer=layer,
-        recipe=recipe,
-        assignments=routings,
-        new_examples=tuple(lesson for lesson in open_lessons if lesson.signal not in learned),
-        replay=_newest([lesson for lesson in open_lessons if lesson.signal in learned]),
-        holdout=tuple(questions),
-        new_holdout=(*pins, *probed),
+        # A child has its parent's shape; only its numbers change.
+        recipe=recipe.with_shape_of(parent.recipe) if parent is not None else recipe,
+        assignments=assignments,
+        new_examples=tuple(lesson for lesson in training if lesson.signal not in learned),
+        replay=_newest([lesson for lesson in training if lesson.signal in learned]),
+        holdout=tuple(each for each in lessons if each.is_probe or each.signal in held_out),
+        new_holdout=(*new_holdout, *(lesson.signal for lesson in new if lesson.is_probe)),
         parent=parent,
         live=live,
         below=below,
-        rejected_examples=disliked,
-        excluded=left_out,
-        capacity=room,
-        retracted=taken_back(store, user, head, routings)
-        if head is not None and parent is not head
+        rejected_examples=rejected,
+        excluded=frozenset(excluded),
+        capacity=capacity,
+        retracted=retracted_signals(store, user, head, assignments)
+        if head is not None and is_new_root
         else frozenset(),
-        template=manner,
+        template=template,
     )
 
 
 def stack_below(store: Store, user: str, live: Stack, layer: str) -> Stack:
-    """What a layer stands on: style lies under skills, skills under memory; a skill stands on the style alone. Of these only
-    what answers whatever is asked: built over a layer that is switched off, or there for its own subject alone, it would be
-    made for a stack that answers nobody.
+    """Return the part of a stack that a layer is built on.
+
+    Style lies below skills, and skills below memory. A layer that is switched off, or attached to
+    some prompts only, is left out: no user would get the stack that was trained on.
     """
     scopes = {each.name: each.scope for each in store.catalog.layers(user)}
-
-    def answers(entry: StackEntry) -> bool:
-        return (
-            rank_of(entry.layer) < rank_of(layer)
-            and scopes[entry.layer] == "always"
-            and entry.weight != 0
-        )
-
-    return replace(live, entries=tuple(filter(answers, live.entries)))
+    order = layer_order(layer)
+    entries = (
+        entry
+        for entry in live.entries
+        if layer_order(entry.layer) < order and scopes[entry.layer] == "always" and entry.weight
+    )
+    return replace(live, entries=tuple(entries))
 
 
-def in_its_place(stack: Stack, entry: StackEntry) -> Stack:
-    """A stack with an entry for its layer, above what that may stand on."""
+def replace_layer(stack: Stack, entry: StackEntry) -> Stack:
+    """Return a stack with ``entry`` as its layer, above those that it may be built on."""
     rest = [each for each in stack.entries if each.layer != entry.layer]
-    under = sum(rank_of(each.layer) < rank_of(entry.layer) for each in rest)
+    under = sum(layer_order(each.layer) < layer_order(entry.layer) for each in rest)
     return replace(stack, entries=(*rest[:under], entry, *rest[under:]))
 
 
-def questions_of(
-    store: Store, user: str, live: Stack, layer: str, routings: Sequence[Assignment]
+def holdout_of(
+    store: Store, user: str, live: Stack, layer: str, assignments: Sequence[Assignment]
 ) -> tuple[Lesson, ...]:
-    """What was held back to judge a layer: pinned lessons, and the probes of what its head learned."""
-    pinned = set(store.catalog.pinned(user, layer))
-    learned = trained_on(store, head_of(store, user, layer, live))
-    manner = _manner_below(routings, stack_below(store, user, live, layer))
+    """Return a layer's held-out lessons, and the probes of the facts that its head learned."""
+    held_out = set(store.catalog.pinned(user, layer))
+    learned = trained_on(store, live_revision(store, user, layer, live))
+    template = _template_below(assignments, stack_below(store, user, live, layer))
     return tuple(
-        lesson.apply_template(manner)
-        for lesson in lessons_for(routings, layer)
-        if lesson.signal in pinned or (lesson.is_probe and lesson.signal in learned)
+        lesson.apply_template(template)
+        for lesson in lessons_for(assignments, layer)
+        if lesson.signal in held_out or (lesson.is_probe and lesson.signal in learned)
     )
 
 
-def _nothing(
-    routings: Sequence[Assignment], layer: str, *, learned_before: bool, left_out: int
-) -> NothingToLearn:
-    if left_out and not learned_before:
-        return NothingToLearn(
-            f"Nothing to learn for {layer}: it has no room for any of the {left_out} signals that are meant for it.",
-            hint="A larger rank or capacity in the base's card makes room; facts are looked up all the same.",
-        )
-    if learned_before:
-        return NothingToLearn(
-            f"Nothing new for {layer}: no lesson has come since the last learn.",
-            hint=f"{_how_to_teach(layer).removesuffix('.')}, or build from nothing to learn the same lessons again.",
-        )
-    what = "there is no feedback"
-    if routings:
-        went = Counter(
-            r.layer or {"kept": "only kept"}.get(r.place, "acting at once") for r in routings
-        )
-        where = ", ".join(
-            f"{count} {'for ' if '.' in to or to in ('style', 'memory') else ''}{to}"
-            for to, count in went.items()
-        )
-        what = f"of {pluralize(len(routings), 'signal')} none is for it ({where})"
-    return NothingToLearn(f"Nothing to learn for {layer} yet: {what}.", hint=_how_to_teach(layer))
-
-
-def _how_to_teach(layer: str) -> str:
-    if layer == "memory":
-        return "Remember facts with the questions that they answer and the answer."
-    if layer == "style":
-        return "Edit, prefer or like some replies first."
-    return f"Show it some: teach with the skill {layer.partition('.')[2]}."
-
-
-def still_pinned(
-    store: Store, user: str, routings: Sequence[Assignment], pinned: Set[str]
+def inherited_holdout(
+    store: Store, user: str, assignments: Sequence[Assignment], held_out: Set[str]
 ) -> set[str]:
-    """The pinned signals and those that took the place of one: a question does not become a lesson by being said anew."""
-    heirs = set(pinned)
-    for routing in routings:
-        older = routing.signal.supersedes
-        while older is not None and older not in pinned:
+    """Return the held-out signals and their successors: a restated one is not trained on either."""
+    found = set(held_out)
+    for each in assignments:
+        older = each.signal.supersedes
+        while older is not None and older not in held_out:
             older = store.ledger.signal(user, older).supersedes
         if older is not None:
-            heirs.add(routing.signal.id)
-    # Whatever is the lesson now in the place of a question, on the same turn or to the same request.
-    instead = {routing.signal.id: routing.superseded_by for routing in routings}
-    for signal in tuple(heirs):
-        while (taken_by := instead.get(signal)) is not None and taken_by not in heirs:
-            heirs.add(taken_by)
-            signal = taken_by
-    return heirs
+            found.add(each.signal.id)
+    # And what is the lesson in their place, on the same turn or the same request.
+    superseded_by = {each.signal.id: each.superseded_by for each in assignments}
+    for signal in tuple(found):
+        while (newer := superseded_by.get(signal)) is not None and newer not in found:
+            found.add(newer)
+            signal = newer
+    return found
 
 
-def _newest(lessons: Sequence[Lesson]) -> tuple[Lesson, ...]:
-    """The lessons of the newest signals, as many as are replayed."""
-    kept = set(list(dict.fromkeys(lesson.signal for lesson in lessons))[-_MOST_OLDER:])
-    return tuple(lesson for lesson in lessons if lesson.signal in kept)
-
-
-def _manner_below(routings: Sequence[Assignment], below: Stack) -> Manner:
-    """How the stack below answers, as far as it can be put on other words: what was asked of the style."""
-    if not any(entry.layer == "style" for entry in below.entries):
-        return NO_MANNER
-    return manner_of([lesson.prompt_response.pattern for lesson in lessons_for(routings, "style")])
-
-
-def _with_teacher(
-    lesson: Lesson, heard: Callable[[str, Sequence[Message]], tuple[Message, ...]]
-) -> Lesson:
-    """A lesson that the model taught itself, when a fact was in its prompt, with what it heard then."""
-    if lesson.kind is not SignalKind.FACT or lesson.is_short or lesson.is_probe:
-        return lesson
-    return replace(lesson, heard=heard(lesson.signal, lesson.messages))
-
-
-def _new_pins(
-    lessons: Sequence[Lesson], new: Sequence[Lesson], pinned: set[str], held_out: float
-) -> tuple[str, ...]:
-    """The newest lessons become questions until the held-out share is reached; what was already seen never does."""
-    missing = int(held_out * len(lessons)) - len(pinned & {lesson.signal for lesson in lessons})
-    count = max(0, min(missing, len(new) - 1))
-    return tuple(lesson.signal for lesson in new[len(new) - count :])
-
-
-def head_of(store: Store, user: str, layer: str, live: Stack) -> Revision | None:
-    """What is live of a layer; None where the base answers."""
+def live_revision(store: Store, user: str, layer: str, live: Stack) -> Revision | None:
+    """Return the live revision of a layer, or None."""
     entry = next((entry for entry in live.entries if entry.layer == layer), None)
     return store.catalog.revision(user, entry.revision) if entry is not None else None
 
 
-def _can_be_built_on(
-    store: Store, head: Revision, below: Stack, routings: Sequence[Assignment], lessons: Set[str]
-) -> bool:
-    """Whether it stands on what lies below now, and all that it learned is a lesson or was said anew."""
-    known = trained_on(store, head)
-    return stands_on(head, below) and known <= lessons | said_anew(
-        store, head.user, known, routings
-    )
+def is_valid_on(revision: Revision, below: Stack) -> bool:
+    """Return whether a revision was built on a stack, or revalidated on it."""
+    built_on = Stack(below.base, revision.below).digest
+    return below.digest in (built_on, revision.scores.get(VALID_ON))
 
 
-def stands_on(revision: Revision, below: Stack) -> bool:
-    """Whether a revision was built on a stack, or was found to hold on it."""
-    return below.digest in (Stack(below.base, revision.below).digest, revision.scores.get(HOLDS_ON))
-
-
-def rank_of(layer: str) -> int:
-    """How high a layer lies: what has the same rank does not stand on one another."""
+def layer_order(layer: str) -> int:
+    """Return the height of a layer. Layers of one height are not built on one another."""
     return {"style": 0, "memory": 2}.get(layer, 1)
 
 
+def _signals(lessons: Iterable[Lesson]) -> set[str]:
+    return {lesson.signal for lesson in lessons}
+
+
+def _nothing_to_learn(
+    assignments: Sequence[Assignment], layer: str, *, is_learned: bool, excluded: int
+) -> NothingToLearn:
+    hint = {
+        "memory": "Remember facts with the questions that they answer and the answer.",
+        "style": "Edit, prefer or like some replies first.",
+    }.get(layer, f"Show it some: teach with the skill {layer.partition('.')[2]}.")
+    if excluded and not is_learned:
+        return NothingToLearn(
+            f"Nothing to learn for {layer}: it has no room for any of its {excluded} signals.",
+            hint="A larger rank or capacity in the base's card makes room; facts are looked up"
+            " all the same.",
+        )
+    if is_learned:
+        again = "or build from nothing to learn the same lessons again."
+        return NothingToLearn(
+            f"Nothing new for {layer}: no lesson has come since the last learn.",
+            hint=f"{hint.removesuffix('.')}, {again}",
+        )
+    what = "there is no feedback"
+    if assignments:
+        uses = Counter(
+            f"for {each.layer}"
+            if each.layer
+            else "only kept"
+            if each.place is Placement.UNUSED
+            else "acting at once"
+            for each in assignments
+        )
+        counts = ", ".join(f"{count} {use}" for use, count in uses.items())
+        what = f"of {pluralize(len(assignments), 'signal')} none is for it ({counts})"
+    return NothingToLearn(f"Nothing to learn for {layer} yet: {what}.", hint=hint)
+
+
+def _newest(lessons: Sequence[Lesson]) -> tuple[Lesson, ...]:
+    """Return the lessons of the newest signals, as many as are replayed."""
+    kept = set(list(dict.fromkeys(lesson.signal for lesson in lessons))[-_MAX_REPLAY:])
+    return tuple(lesson for lesson in lessons if lesson.signal in kept)
+
+
+def _template_below(assignments: Sequence[Assignment], below: Stack) -> ResponseTemplate:
+    """Return the response template of the stack below, from the lessons of the style."""
+    if not any(entry.layer == "style" for entry in below.entries):
+        return NO_TEMPLATE
+    lessons = lessons_for(assignments, "style")
+    return infer_template([lesson.prompt_response.pattern for lesson in lessons])
+
+
+def _add_teacher(
+    lesson: Lesson, render_with_item: Callable[[str, Sequence[Message]], tuple[Message, ...]]
+) -> Lesson:
+    """Return the lesson, with its fact in the teacher's prompt where the reply is the model's."""
+    if lesson.kind is not SignalKind.FACT or lesson.is_short or lesson.is_probe:
+        return lesson
+    return replace(lesson, teacher_messages=render_with_item(lesson.signal, lesson.messages))
+
+
+def _select_holdout(
+    lessons: Sequence[Lesson], new: Sequence[Lesson], held_out: Set[str], fraction: float
+) -> tuple[str, ...]:
+    """Return the newest signals that fill the held-out share. One that was trained on never is."""
+    missing = int(fraction * len(lessons)) - len(held_out & _signals(lessons))
+    count = max(0, min(missing, len(new) - 1))
+    return tuple(lesson.signal for lesson in new[len(new) - count :])
+
+
 def _content(lesson: Lesson) -> list[object]:
-    spoken = [message.plain() for message in lesson.messages]
-    taught = [message.plain() for message in lesson.teacher_messages] if lesson.teacher_messages else []
+    messages = [message.to_list() for message in lesson.messages]
+    teacher = [message.to_list() for message in lesson.teacher_messages or ()]
     cut_off = [] if lesson.ended else ["cut off"]
-    return [lesson.kind, spoken, lesson.chosen, lesson.rejected, lesson.weight, *taught, *cut_off]
+    texts = [lesson.kind, messages, lesson.chosen, lesson.rejected, lesson.weight]
+    return [*texts, *teacher, *cut_off]

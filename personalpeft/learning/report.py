@@ -1,5 +1,7 @@
-"""What a learn did, as data that also reads well: what was learned from which signals, before and after, the verdict
-and why, how to undo it.
+"""What a learn did, as data and as text.
+
+Invariant: a stored report is never rewritten, since reports are chained by hashes. `from_json`
+alone knows what earlier versions stored.
 """
 
 from __future__ import annotations
@@ -8,26 +10,30 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from personalpeft.formatting import pluralize
 from personalpeft.learning.gate.gate import CONFIRMATION_E_VALUE
+from personalpeft.learning.outcomes import (
+    USE_BY_LABEL,
+    LearnOutcome,
+    Reason,
+    ReasonCode,
+    Reasons,
+    SignalUse,
+    render_reasons,
+    text_reason,
+)
 from personalpeft.types import Json, Signal, Verdict
 
-NO_ROOM = "left out: the layer is full"
-LEARNED_NOT_LIVE = "learned, not live"
-LEARNED_USES = frozenset({"learned", LEARNED_NOT_LIVE, "learned earlier"})
-"""What a source's use says where the build was trained on it, or stands on one that was."""
-
-_ELSEWHERE = ("for ", "acts at once", "only kept")
-
 _WIDTH = 88
-_EXCERPT = 60
+_EXCERPT_WIDTH = 60
+_MAX_SOURCES = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One held-back question, answered by the stack before and by the candidate."""
+    """One held-out prompt with the replies of the live stack and of the candidate."""
 
     prompt: str
     before: str
@@ -36,36 +42,42 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One signal and what became of it: "learned", "held back to judge by", or where else it went, and why."""
+    """One signal, what the build used it for, and why. ``layer``: the one that it is for instead."""
 
     signal: str
     kind: str
     text: str
-    use: str
-    why: str
+    use_code: SignalUse
+    reason: Reason
+    layer: str | None = None
 
+    @property
+    def use(self) -> str:
+        """The use in words."""
+        is_other = self.use_code is SignalUse.OTHER_LAYER and self.layer
+        return f"for {self.layer}" if is_other else self.use_code.label
 
-def is_for_the_layer(use: str) -> bool:
-    """Whether a source's use says that the layer had it to learn from, or to be judged by."""
-    return not use.startswith(_ELSEWHERE)
+    @property
+    def why(self) -> str:
+        """The reason in words."""
+        return str(self.reason)
 
 
 @dataclass(frozen=True, slots=True)
 class LearnReport:
-    """The outcome of one ``learn``. ``revision`` is None where none was built; ``before`` is the head that it was
-    judged against; ``room`` is how full a layer is that can be full (see capacity.py). ``accepted``: live although the
-    gate said otherwise, since the user said so by name. ``event`` is "withdrawn" or "confirmed" where no learn but later
-    signals ended a probation, and "taken back" where all that ``revision`` had learned was; ``before`` is then what came
-    back. ``error`` names what kept a user or a layer from
-    learning where that fails nobody else; nothing was recorded then, and ``layer`` is empty where none was reached.
-    ``moved``: somebody else moved the head while it learned, so nothing has changed and its lessons are there for the next one.
-    ``above`` is what the same learn did in the layers over this one, lowest first; each is recorded by itself.
+    """How one learn, or one review of a probation, ended.
+
+    ``before`` is the head that the candidate was judged against, and for an event the revision
+    that is live after it. ``revision`` is None where none was built. ``accepted``: live by the
+    user's decision, whatever the gate said. ``room`` is the capacity of a layer that has one.
+    ``error`` is the kind of the error of a FAILED learn; ``layer`` is empty where it reached none.
+    ``above`` are the reports of the layers above this one, lowest first, each recorded by itself.
     """
 
     user: str
     layer: str
-    verdict: Verdict
-    reason: str
+    outcome: LearnOutcome
+    reasons: Reasons
     at: datetime
     seconds: float
     revision: str | None = None
@@ -75,199 +87,264 @@ class LearnReport:
     sources: tuple[Source, ...] = ()
     examples: tuple[Example, ...] = ()
     scores: Mapping[str, Any] = field(default_factory=dict)
-    dry_run: bool = False
     room: Mapping[str, int] = field(default_factory=dict)
     accepted: bool = False
-    event: Literal["learn", "withdrawn", "confirmed", "taken back"] = "learn"
     error: str = ""
-    moved: bool = False
     above: tuple[LearnReport, ...] = ()
 
     @property
     def live(self) -> bool:
-        """Whether it left its revision live."""
-        return self.revision is not None and (self.accepted or self.verdict is Verdict.PROMOTED)
+        """Whether this left ``revision`` live."""
+        promoted = self.outcome in (LearnOutcome.PROMOTED, LearnOutcome.CONFIRMED)
+        return self.revision is not None and (self.accepted or promoted)
+
+    @property
+    def reason(self) -> str:
+        """The reasons in words."""
+        return render_reasons(self.reasons)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The outcome as one of three verdicts. ``outcome`` says more."""
+        return self.outcome.verdict
+
+    @property
+    def dry_run(self) -> bool:
+        """Whether nothing was trained since only a dry run was asked for."""
+        return self.outcome is LearnOutcome.DRY_RUN
+
+    @property
+    def moved(self) -> bool:
+        """Whether another program moved the head meanwhile."""
+        return self.outcome is LearnOutcome.HEAD_MOVED
+
+    @property
+    def event(self) -> str:
+        """ "learn", or "withdrawn", "confirmed", "taken back" where no training ended so."""
+        if self.outcome is LearnOutcome.RETRACTED:
+            return "taken back"
+        return str(self.outcome) if self.outcome.is_event else "learn"
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a later learn continues the training of this layer."""
+        return self.outcome is LearnOutcome.UNFINISHED and self.steps > 0
 
     def as_json(self) -> dict[str, Any]:
-        """The report as plain data."""
-        own = asdict(replace(self, above=()))
-        above = [report.as_json() for report in self.above]
-        return {**own, "verdict": str(self.verdict), "at": self.at.isoformat(), "above": above}
+        """Return the report as plain data, with its texts beside its codes."""
+        data = asdict(replace(self, above=()))
+        sources = [
+            {**source, "use": each.use, "why": each.why}
+            for each, source in zip(self.sources, data["sources"], strict=True)
+        ]
+        views = {name: getattr(self, name) for name in ("reason", "dry_run", "moved", "event")}
+        return {
+            **data,
+            **views,
+            "verdict": str(self.verdict),
+            "at": self.at.isoformat(),
+            "sources": sources,
+            "above": [report.as_json() for report in self.above],
+        }
 
     def __str__(self) -> str:
         return "\n\n".join(
-            "\n".join([*lines(report), *way_back(report)]) for report in (self, *self.above)
+            "\n".join([*format_report(report), *undo_hint(report)])
+            for report in (self, *self.above)
         )
 
 
 def from_json(data: Mapping[str, Any]) -> LearnReport:
-    """A report as it was recorded, also by an earlier version: what that did not say is as if it were nothing."""
+    """Return a stored report, also one that an earlier version stored."""
     known = {key: value for key, value in data.items() if key in LearnReport.__dataclass_fields__}
-    parts = {
-        "verdict": Verdict(data["verdict"]),
-        "at": datetime.fromisoformat(data["at"]),
-        "sources": tuple(Source(**source) for source in data.get("sources", ())),
-        "examples": tuple(Example(**example) for example in data.get("examples", ())),
-        "above": tuple(from_json(report) for report in data.get("above", ())),
-    }
-    return LearnReport(**{**known, **parts})
-
-
-def recorded(reports: Iterable[Json]) -> list[Json]:
-    """The reports that say how a learn or a probation ended, as they were recorded. What an import leaves says only what came in."""
-    return [report for report in reports if "verdict" in report]
-
-
-def learns(reports: Iterable[Json]) -> list[Json]:
-    """Those of learns."""
-    return [report for report in recorded(reports) if report.get("event", "learn") == "learn"]
-
-
-def excerpt(text: str, width: int = _EXCERPT) -> str:
-    """The beginning of a text on one line."""
-    return textwrap.shorten(" ".join(text.split()), width, placeholder=" …")
-
-
-def said(signal: Signal) -> str:
-    """What a signal says, in words or as a number."""
-    payload = signal.payload
-    return str(
-        next(
-            (payload[key] for key in ("text", "answer", "value") if payload.get(key) is not None),
-            "",
-        )
+    reasons = data.get("reasons")
+    return LearnReport(
+        **{
+            **known,
+            "outcome": LearnOutcome(data["outcome"]) if "outcome" in data else _outcome(data),
+            "reasons": tuple(map(_reason, reasons))
+            if reasons is not None
+            else (text_reason(data["reason"]),),
+            "at": datetime.fromisoformat(data["at"]),
+            "sources": tuple(map(_source, data.get("sources", ()))),
+            "examples": tuple(Example(**example) for example in data.get("examples", ())),
+            "above": tuple(from_json(report) for report in data.get("above", ())),
+        }
     )
 
 
-def lines(report: LearnReport) -> list[str]:
-    """All that it says of its own layer, but for the way back, which can be another one later."""
-    if report.error:
-        where = f"{report.user} · {report.layer}" if report.layer else report.user
-        return [f"{where}: NOT LEARNED", *_wrapped(report.reason, "  ")]
+def outcome_reports(reports: Iterable[Json]) -> list[Json]:
+    """Return the stored reports of learns and probations, and not those of imports."""
+    return [report for report in reports if "verdict" in report]
+
+
+def learn_reports(reports: Iterable[Json]) -> list[LearnReport]:
+    """Return the stored reports of learns."""
+    parsed = map(from_json, outcome_reports(reports))
+    return [report for report in parsed if not report.outcome.is_event]
+
+
+def _outcome(data: Mapping[str, Any]) -> LearnOutcome:
+    """Return the outcome of a report that an earlier version stored without one."""
+    if data.get("error"):
+        return LearnOutcome.FAILED
+    if data.get("moved"):
+        return LearnOutcome.HEAD_MOVED
+    if data.get("dry_run"):
+        return LearnOutcome.DRY_RUN
+    event = data.get("event", "learn")
+    if event != "learn":
+        return LearnOutcome.RETRACTED if event == "taken back" else LearnOutcome(event)
+    if data["verdict"] != Verdict.ABSTAINED:
+        return LearnOutcome(data["verdict"])
+    if data.get("revision") is None:
+        return LearnOutcome.UNFINISHED if data.get("steps") else LearnOutcome.NOTHING_TO_LEARN
+    is_head = data["revision"] == data.get("before")
+    return LearnOutcome.UNCHANGED if is_head else LearnOutcome.ABSTAINED
+
+
+_EARLIER_USES: Mapping[str, SignalUse] = {
+    **USE_BY_LABEL,
+    "acts at once (profile)": SignalUse.IN_PROMPT,
+    "acts at once (memory)": SignalUse.IN_PROMPT,
+}
+
+
+def _source(data: Mapping[str, Any]) -> Source:
+    signal, kind, text = data["signal"], data["kind"], data["text"]
+    if "use_code" in data:
+        reason, layer = _reason(data["reason"]), data["layer"]
+        return Source(signal, kind, text, SignalUse(data["use_code"]), reason, layer)
+    use, reason = data["use"], text_reason(data["why"])
+    if use in _EARLIER_USES:
+        return Source(signal, kind, text, _EARLIER_USES[use], reason)
+    return Source(signal, kind, text, SignalUse.OTHER_LAYER, reason, use.removeprefix("for "))
+
+
+def _reason(data: Mapping[str, Any]) -> Reason:
+    return Reason(ReasonCode(data["code"]), data["data"])  # type: ignore[call-arg]
+
+
+def excerpt(text: str, width: int = _EXCERPT_WIDTH) -> str:
+    """Return the beginning of a text on one line."""
+    return textwrap.shorten(" ".join(text.split()), width, placeholder=" …")
+
+
+def signal_text(signal: Signal) -> str:
+    """Return the words or the number of a signal."""
+    values = (signal.payload.get(key) for key in ("text", "answer", "value"))
+    return str(next((value for value in values if value is not None), ""))
+
+
+def format_source(source: Source) -> str:
+    """Return one signal as a line."""
+    return f"{source.signal[-6:]}  {source.kind:<13} {excerpt(source.text)}"
+
+
+def format_report(report: LearnReport) -> list[str]:
+    """Return the lines of a report's own layer, without how to undo it."""
+    title = f"{report.user} · {report.layer}" if report.layer else report.user
+    if report.outcome is LearnOutcome.FAILED:
+        return [f"{title}: NOT LEARNED", *_wrap(report.reason, "  ")]
     if report.dry_run:
-        return [
-            f"{report.user} · {report.layer}: a dry run, nothing was trained",
-            f"  {report.reason}",
-            *_sources(report),
-            *_room(report),
-        ]
-    word = f"{report.verdict.upper()}{' (on probation)' if report.probation else ', ACCEPTED' if report.accepted else ''}"
-    if report.event != "learn":
-        word = report.event.upper()
-    told = [
-        f"{report.user} · {report.layer}: {word}",
-        *_wrapped(report.reason, "  "),
-        *_sources(report),
-        *_room(report),
-    ]
+        lines = [f"{title}: a dry run, nothing was trained", f"  {report.reason}"]
+        return [*lines, *_format_sources(report), *_format_capacity(report)]
+    word = report.outcome.replace("_", " ").upper()
+    state = " (on probation)" if report.probation else ", ACCEPTED" if report.accepted else ""
+    lines = [f"{title}: {word}{state}", *_wrap(report.reason, "  ")]
+    lines += [*_format_sources(report), *_format_capacity(report)]
     if report.scores:
-        told += ["", "  scores"] + [f"    {line}" for line in _scores(report.scores)]
+        lines += ["", "  scores"] + [f"    {line}" for line in _format_scores(report.scores)]
     for example in report.examples:
-        told += ["", f"  > {excerpt(example.prompt, _WIDTH - 4)}"]
-        told += _wrapped(f"before: {excerpt(example.before, 240)}", "    ")
-        told += _wrapped(f"after:  {excerpt(example.after, 240)}", "    ")
-    if report.event == "learn":
-        told += [
+        lines += ["", f"  > {excerpt(example.prompt, _WIDTH - 4)}"]
+        lines += _wrap(f"before: {excerpt(example.before, 240)}", "    ")
+        lines += _wrap(f"after:  {excerpt(example.after, 240)}", "    ")
+    if not report.outcome.is_event:
+        steps = pluralize(report.steps, "step")
+        return [
+            *lines,
             "",
-            f"  {report.revision or 'no revision'} · {pluralize(report.steps, 'step')} · {report.seconds:.1f} s",
+            f"  {report.revision or 'no revision'} · {steps} · {report.seconds:.1f} s",
         ]
-    else:
-        told += [
-            "",
-            f"  {report.revision}"
-            + (f" -> {report.before or 'the base'}" if report.event != "confirmed" else ""),
-        ]
-    return told
+    is_confirmed = report.outcome is LearnOutcome.CONFIRMED
+    now_live = "" if is_confirmed else f" -> {report.before or 'the base'}"
+    return [*lines, "", f"  {report.revision}{now_live}"]
 
 
-def way_back(report: LearnReport) -> list[str]:
-    """How to take back what it did: nothing where nothing was built."""
+def undo_hint(report: LearnReport) -> list[str]:
+    """Return the line that says how to undo what a report did, or none."""
+    rollback = f"personalpeft rollback {report.layer}"
     if report.live:
-        return [f"  undo: personalpeft rollback {report.layer} --user {report.user}"]
-    if report.event == "taken back" and not report.dry_run:
-        return [
-            f"  undo: personalpeft rollback {report.layer} --to {report.revision} --user {report.user}"
-        ]
+        return [f"  undo: {rollback} --user {report.user}"]
+    to_revision = f"{rollback} --to {report.revision} --user {report.user}"
+    if report.outcome is LearnOutcome.RETRACTED:
+        return [f"  undo: {to_revision}"]
     if report.revision and report.verdict is Verdict.REFUSED:
-        return [
-            f"  make it live all the same: personalpeft rollback {report.layer} --to {report.revision} --user {report.user}"
-        ]
+        return [f"  make it live all the same: {to_revision}"]
     return []
 
 
-def _sources(report: LearnReport) -> list[str]:
-    if not report.sources:
-        return []
-    lines = ["", "  signals"]
+def _format_sources(report: LearnReport) -> list[str]:
+    lines = ["", "  signals"] if report.sources else []
     for use in dict.fromkeys(source.use for source in report.sources):
-        these = [source for source in report.sources if source.use == use]
-        lines.append(f"    {use}: {len(these)}")
-        lines += [f"      {s.signal[-6:]}  {s.kind:<13} {excerpt(s.text)}" for s in these[:12]]
-        if len(these) > 12:
-            lines.append(f"      … and {len(these) - 12} more")
+        sources = [source for source in report.sources if source.use == use]
+        lines.append(f"    {use}: {len(sources)}")
+        lines += [f"      {format_source(source)}" for source in sources[:_MAX_SOURCES]]
+        if len(sources) > _MAX_SOURCES:
+            lines.append(f"      … and {len(sources) - _MAX_SOURCES} more")
     return lines
 
 
-def _room(report: LearnReport) -> list[str]:
+def _format_capacity(report: LearnReport) -> list[str]:
     if not report.room:
         return []
     room = report.room
-    line = f"  room: {room['tokens']:,} of {room['most']:,} tokens in {room['parameters']:,} parameters"
+    line = f"{room['tokens']:,} of {room['most']:,} tokens in {room['parameters']:,} parameters"
     if room["tokens"] > room["advised"]:
         line += f"; recall is best up to {room['advised']:,}"
-    return ["", line]
+    return ["", f"  room: {line}"]
 
 
-def _scores(scores: Mapping[str, Any]) -> list[str]:
-    lines = []
+def _format_scores(scores: Mapping[str, Any]) -> list[str]:
+    lines: list[tuple[str, str]] = []
     names = {"target": "held back", "retention": "older", "trained": "just learned"}
     for key, name in names.items():
         part = scores.get(key, {})
         if part.get("asked"):
-            lines.append(
-                f"{name:<13} log-prob a token {_figure(part['before'])} -> {_figure(part['after'])}, "
-                f"{part['won']} of {part['asked']} better, {part['lost']} worse"
-            )
+            change = f"{_format_figure(part['before'])} -> {_format_figure(part['after'])}"
+            counts = f"{part['won']} of {part['asked']} better, {part['lost']} worse"
+            lines.append((name, f"log-prob a token {change}, {counts}"))
     questions = scores.get("questions", {})
     if questions.get("asked"):
-        lines.append(
-            f"{'judged by':<13} {pluralize(questions['asked'], 'pinned question')}, version {questions['version']}"
-        )
-    tasks = scores.get("tasks")
-    if tasks:
-        lines.append(
-            f"{'tasks':<13} passed {tasks['passed_before']} -> {tasks['passed_after']} of {tasks['asked']} held back, "
-            f"length {tasks['length_before']:.0%} -> {tasks['length_after']:.0%} of the longest"
-        )
-    practice = scores.get("practice")
-    if practice:
-        known = practice["tasks"]
-        lines.append(
-            f"{'practice':<13} {pluralize(practice['replies'], 'reply', 'replies')} in {pluralize(practice['rounds'], 'round')}; "
-            f"tasks solved {known['solved']}, hopeless {known['hopeless']}, open {known['open']}"
-        )
-    canaries = scores.get("canaries")
-    if canaries:
-        lines.append(
-            f"{'general':<13} {canaries['still_right']} of {canaries['right_before']} right answers stayed right, "
-            f"KL from the base {_figure(canaries['kl'])} nats a token"
-        )
-        if canaries.get("base_right"):
-            kept = len(canaries["kept_of_base"])
-            lines.append(
-                f"{'':<13} {kept} of {canaries['base_right']} that the base has right are right in all"
-            )
-    if told := len(scores.get("counted", ())):
-        stake = f"a stake of {scores['bet']:.1f} from {pluralize(told, 'answer')}"
-        lines.append(f"{'evidence':<13} {stake}; {CONFIRMATION_E_VALUE:g} is enough")
-    return lines
+        asked = pluralize(questions["asked"], "pinned question")
+        lines.append(("judged by", f"{asked}, version {questions['version']}"))
+    if tasks := scores.get("tasks"):
+        passed = f"passed {tasks['passed_before']} -> {tasks['passed_after']} of {tasks['asked']}"
+        length = f"{tasks['length_before']:.0%} -> {tasks['length_after']:.0%} of the longest"
+        lines.append(("tasks", f"{passed} held back, length {length}"))
+    if practice := scores.get("practice"):
+        tasks = practice["tasks"]
+        replies = pluralize(practice["replies"], "reply", "replies")
+        counts = f"solved {tasks['solved']}, hopeless {tasks['hopeless']}, open {tasks['open']}"
+        rounds = pluralize(practice["rounds"], "round")
+        lines.append(("practice", f"{replies} in {rounds}; tasks {counts}"))
+    if probes := scores.get("canaries"):
+        kept = f"{probes['still_right']} of {probes['right_before']} right answers stayed right"
+        kl = f"KL from the base {_format_figure(probes['kl'])} nats a token"
+        lines.append(("general", f"{kept}, {kl}"))
+        if probes.get("base_right"):
+            kept = f"{len(probes['kept_of_base'])} of {probes['base_right']}"
+            lines.append(("", f"{kept} that the base has right are right in all"))
+    if spent := len(scores.get("counted", ())):
+        stake = f"a stake of {scores['bet']:.1f} from {pluralize(spent, 'answer')}"
+        lines.append(("evidence", f"{stake}; {CONFIRMATION_E_VALUE:g} is enough"))
+    return [f"{name:<13} {line}" for name, line in lines]
 
 
-def _figure(value: float | None) -> str:
+def _format_figure(value: float | None) -> str:
     return "no number" if value is None else f"{value:.2f}"
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent) or [
-        indent.rstrip()
-    ]
+def _wrap(text: str, indent: str) -> list[str]:
+    lines = textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent)
+    return lines or [indent.rstrip()]

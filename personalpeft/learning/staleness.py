@@ -1,188 +1,188 @@
-"""What a revision knows, and what of it was taken back since.
+"""What revisions were trained on, and what of it was retracted since.
 
-Invariant: what was taken back is a reason to learn until it was answered: by a build without it in the head's place, or by what lay
-under all that the layer had learned. The answer stands until the head is learned once more, and, where the gate refused it, as
-long as it would be the same build. Whoever went back to the head after it had the last word.
+Invariant: retracted signals are a reason to learn until they are answered: by a build without them
+in the head's place, or by the revision below all that the layer learned. An answer holds until the
+head is learned again, and a refused one while nothing else would be built. A user who rolls back to
+the head after the answer decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from personalpeft.errors import NotFound
-from personalpeft.learning.data.assignment import Assignment, rejected_lessons_for, lessons_for
-from personalpeft.learning.gate.probation import ACCEPTED, LEARNED
-from personalpeft.learning.report import LEARNED_USES, learns
-from personalpeft.memory.conflicts import questions_in, same_words
-from personalpeft.store.base import Store
-from personalpeft.types import Revision, Signal, SignalKind, Verdict
+from personalpeft.learning.data.assignment import (
+    Assignment,
+    lessons_for,
+    rejected_lessons_for,
+)
+from personalpeft.learning.outcomes import TRAINED_USES, MoveCause
+from personalpeft.learning.report import learn_reports
+from personalpeft.memory.conflicts import normalize, normalized_questions
+from personalpeft.store.store import Store
+from personalpeft.types import Revision, Signal, SignalKind
 
-TAKEN_BACK = "taken back"
-"""The cause of a head's move to what lay under all that it had learned, when nothing of that is left."""
+_RATINGS = (SignalKind.RATING, SignalKind.REWARD)
 
-_Said: TypeAlias = tuple[object, ...]
 
-_THUMBS = (SignalKind.RATING, SignalKind.REWARD)
+def ancestors(store: Store, revision: Revision | None) -> Iterator[Revision]:
+    """Yield a revision and those that it was built on, newest first."""
+    while revision is not None:
+        yield revision
+        parent = revision.parent
+        revision = store.catalog.revision(revision.user, parent) if parent else None
 
 
 def trained_on(store: Store, revision: Revision | None) -> set[str]:
-    """All signals that the revision and those it was built on were trained on."""
-    trained: set[str] = set()
-    while revision is not None:
-        trained |= {signal for signal, role in revision.signals.items() if role == "train"}
-        revision = (
-            store.catalog.revision(revision.user, revision.parent) if revision.parent else None
-        )
-    return trained
+    """Return all signals that a revision and its ancestors were trained on."""
+    return {
+        signal
+        for each in ancestors(store, revision)
+        for signal, role in each.signals.items()
+        if role == "train"
+    }
 
 
-def practised_since(store: Store, revision: Revision, ground: Revision | None) -> bool:
-    """Whether a revision, or what it was built on above some ``ground`` (None: the bare base), was practised. No build from
-    lessons brings that back.
+def has_practice_since(store: Store, revision: Revision, root: Revision | None) -> bool:
+    """Return whether a revision or an ancestor above ``root`` was practised.
+
+    No build from lessons brings practice back.
     """
-    at: Revision | None = revision
-    while at is not None and (ground is None or at.id != ground.id):
-        if "practice" in at.recipe:
+    for each in ancestors(store, revision):
+        if root is not None and each.id == root.id:
+            return False
+        if "practice" in each.recipe:
             return True
-        at = store.catalog.revision(at.user, at.parent) if at.parent else None
     return False
 
 
-def ground_of(store: Store, head: Revision) -> Revision | None:
-    """What a head was built on in the end, where that is of no signals: somebody gave it, or it was practised. No build from
-    lessons would bring it back.
+def root_revision(store: Store, head: Revision) -> Revision | None:
+    """Return the oldest ancestor where it has no signals: it was imported, or practised.
+
+    No build from lessons brings it back.
     """
-    while head.parent is not None:
-        head = store.catalog.revision(head.user, head.parent)
-    return head if not head.signals else None
+    *_, root = ancestors(store, head)
+    return None if root.signals else root
 
 
-def said_anew(
-    store: Store, user: str, known: Collection[str], routings: Sequence[Assignment]
+def restated(
+    store: Store, user: str, known: Collection[str], assignments: Sequence[Assignment]
 ) -> set[str]:
-    """What of the ``known`` signals no longer counts and yet need not be unlearned: facts of which every question has another
-    answer now, since to learn that is to unlearn the old one; and what was said once more, and is a lesson in these words.
+    """Return the ``known`` signals that are no longer current and need not be unlearned.
+
+    These are facts of which every question has another answer by now, since to learn that is to
+    unlearn the old one, and signals that were given once more and are lessons in the same words.
     """
-    answering = {
-        r.signal.id: set(questions_in(r.signal))
-        for r in routings
-        if r.signal.kind is SignalKind.FACT and r.extra_examples
+    answered = {
+        each.signal.id: set(normalized_questions(each.signal))
+        for each in assignments
+        if each.signal.kind is SignalKind.FACT and each.extra_examples
     }
-    lessons = {_said(r.signal) for r in routings if r.lesson is not None or r.extra_examples}
-    current = {routing.signal.id for routing in routings}
-    anew = {
-        signal.id
-        for signal in _signals(store, user, set(known) - current)
-        if _said(signal) in lessons
+    lessons = {
+        _content(each.signal)
+        for each in assignments
+        if each.lesson is not None or each.extra_examples
     }
-    for routing in routings:
-        heir = routing.superseded_by if routing.superseded_by in answering else routing.signal.id
-        older = routing.signal if heir != routing.signal.id else None
-        while heir in answering:
-            if older is not None and answering[heir].issuperset(questions_in(older)):
-                anew.add(older.id)
-            before = (older or routing.signal).supersedes
+    current = {each.signal.id for each in assignments}
+    old = _load_signals(store, user, set(known) - current)
+    found = {signal.id for signal in old if _content(signal) in lessons}
+    for each in assignments:
+        newer = each.superseded_by if each.superseded_by in answered else each.signal.id
+        older = each.signal if newer != each.signal.id else None
+        while newer in answered:
+            if older is not None and answered[newer].issuperset(normalized_questions(older)):
+                found.add(older.id)
+            before = (older or each.signal).supersedes
             if before is None:
                 break
             older = store.ledger.signal(user, before)
-    return anew
-
-
-def taken_back(
-    store: Store, user: str, head: Revision, routings: Sequence[Assignment]
-) -> frozenset[str]:
-    """What a head was trained on that was retracted or said otherwise since, and not said anew; also a like that gave way to a
-    dislike, and a fact of which it is no longer known what it answers. What else only became no lesson, since later ones say
-    otherwise, came with those and goes with them.
-    """
-    known = trained_on(store, head)
-    current = {routing.signal.id: routing for routing in routings}
-    undone = {signal for signal in known & current.keys() if _is_undone(current[signal], current)}
-    return frozenset(known - current.keys() - said_anew(store, user, known, routings) | undone)
-
-
-def answer_to(
-    store: Store, head: Revision, gone: frozenset[str], routings: Sequence[Assignment]
-) -> Revision | None:
-    """The last that was built in a head's place without what is ``gone``; None where nothing was since the head was learned, or
-    where it was refused and what would be built now is something else.
-    """
-    built = {
-        revision.id: revision for revision in store.catalog.revisions(head.user, layer=head.layer)
-    }
-    lessons = {
-        lesson.signal for of in (lessons_for, rejected_lessons_for) for lesson in of(routings, head.layer)
-    }
-    answer = None
-    # By the reports, since these say in whose place: a build may come out as a revision that is older than the head.
-    for report in learns(store.catalog.reports(head.user)):
-        made = built.get(report.get("revision") or "")
-        if made is None or not report.get("steps"):
-            continue
-        went_live = report["verdict"] == Verdict.PROMOTED or bool(report.get("accepted"))
-        if made.id == head.id and went_live:
-            answer = None
-        elif report.get("before") == head.id != made.parent:
-            learned = {
-                source["signal"]
-                for source in report.get("sources", ())
-                if source["use"] in LEARNED_USES
-            }
-            if not gone & learned and (went_live or made.id == head.id or learned <= lessons):
-                answer = made
-    return answer
-
-
-def was_let_go(store: Store, head: Revision) -> bool:
-    """Whether all that a head had learned was taken back before, and it is live since somebody went back to it."""
-    let_go = False
-    for move in store.catalog.history(head.user, layer=head.layer):
-        if move.before == head.id and move.cause == TAKEN_BACK:
-            let_go = True
-        elif move.after == head.id and move.cause in (LEARNED, ACCEPTED):
-            let_go = False
-    return let_go
-
-
-def _signals(store: Store, user: str, ids: Collection[str]) -> list[Signal]:
-    found = []
-    for each in ids:
-        try:
-            found.append(store.ledger.signal(user, each))
-        except NotFound:
-            # It was forgotten, and so nothing says that it was said anew.
-            continue
     return found
 
 
-def _said(signal: Signal) -> _Said:
-    """What a signal says as a lesson: what is the same of two is one lesson, whoever counts."""
+def retracted_signals(
+    store: Store, user: str, head: Revision, assignments: Sequence[Assignment]
+) -> frozenset[str]:
+    """Return what a head was trained on that was retracted or changed, and not restated.
+
+    That includes a like that gave way to a dislike, and a fact whose questions are no longer
+    known. Lessons that later ones contradict came with those and go with them.
+    """
+    known = trained_on(store, head)
+    current = {each.signal.id: each for each in assignments}
+    undone = {signal for signal in known & current.keys() if _is_undone(current[signal], current)}
+    return frozenset(known - current.keys() - restated(store, user, known, assignments) | undone)
+
+
+def replacement_for(
+    store: Store, head: Revision, retracted: frozenset[str], assignments: Sequence[Assignment]
+) -> Revision | None:
+    """Return the last build in a head's place without the ``retracted`` signals.
+
+    None where there was none since the head was learned, or where the gate refused it and another
+    one would be built now.
+    """
+    built = {each.id: each for each in store.catalog.revisions(head.user, layer=head.layer)}
+    lessons = {
+        lesson.signal
+        for select in (lessons_for, rejected_lessons_for)
+        for lesson in select(assignments, head.layer)
+    }
+    replacement = None
+    # By the reports, which say in whose place: a build may equal a revision older than the head.
+    for report in learn_reports(store.catalog.reports(head.user)):
+        revision = built.get(report.revision or "")
+        if revision is None or not report.steps:
+            continue
+        if revision.id == head.id and report.live:
+            replacement = None
+        elif report.before == head.id != revision.parent:
+            trained = {each.signal for each in report.sources if each.use_code in TRAINED_USES}
+            is_valid = report.live or revision.id == head.id or trained <= lessons
+            if is_valid and not retracted & trained:
+                replacement = revision
+    return replacement
+
+
+def was_cleared(store: Store, head: Revision) -> bool:
+    """Return whether a head was taken down since nothing of it was left, and rolled back to."""
+    cleared = False
+    for move in store.catalog.head_moves(head.user, layer=head.layer):
+        if move.before == head.id and move.cause == MoveCause.RETRACTED:
+            cleared = True
+        elif move.after == head.id and move.cause in (MoveCause.LEARN, MoveCause.ACCEPTED):
+            cleared = False
+    return cleared
+
+
+def _load_signals(store: Store, user: str, ids: Collection[str]) -> Iterator[Signal]:
+    for signal in ids:
+        try:
+            yield store.ledger.signal(user, signal)
+        except NotFound:
+            # Erased, so nothing says that it was restated.
+            continue
+
+
+def _content(signal: Signal) -> tuple[object, ...]:
+    """Return what a signal teaches: signals of the same content are one lesson."""
     payload = signal.payload
     match signal.kind:
         case SignalKind.RATING | SignalKind.REWARD:
-            return ("thumb", signal.turn, payload["value"] > 0)
+            return "rating", signal.turn, payload["value"] > 0
         case SignalKind.EDIT | SignalKind.PREFERENCE:
-            return ("answer", signal.turn, payload["text"])
+            return "answer", signal.turn, payload["text"]
         case SignalKind.FACT:
-            return (
-                "fact",
-                frozenset(questions_in(signal)),
-                same_words(payload.get("answer") or ""),
-                payload["text"],
-            )
-    return (str(signal.kind), *sorted((key, str(value)) for key, value in payload.items()))
+            questions = frozenset(normalized_questions(signal))
+            return "fact", questions, normalize(payload.get("answer") or ""), payload["text"]
+    return str(signal.kind), *sorted((key, str(value)) for key, value in payload.items())
 
 
-def _is_undone(routing: Assignment, current: Mapping[str, Assignment]) -> bool:
-    """Whether what is no lesson any more has no later one in its place that brings a build."""
-    if routing.superseded_by is None:
-        return routing.signal.kind is SignalKind.FACT and not routing.extra_examples
-    while routing.superseded_by is not None:
-        routing = current[routing.superseded_by]
+def _is_undone(assignment: Assignment, current: Mapping[str, Assignment]) -> bool:
+    """Return whether a former lesson has no later one in its place that causes a build."""
+    if assignment.superseded_by is None:
+        return assignment.signal.kind is SignalKind.FACT and not assignment.extra_examples
+    while assignment.superseded_by is not None:
+        assignment = current[assignment.superseded_by]
     # A dislike is no lesson where there are too few.
-    return (
-        routing.signal.kind in _THUMBS
-        and routing.lesson is None
-        and routing.signal.payload["value"] < 0
-    )
+    is_rating = assignment.signal.kind in _RATINGS and assignment.lesson is None
+    return is_rating and assignment.signal.payload["value"] < 0

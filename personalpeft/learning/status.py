@@ -1,143 +1,133 @@
-"""What became of every signal: where the write policy puts it and why, and what the builds have made of it.
+"""What became of every signal: its placement by the write policy, and its use by the builds.
 
-Invariant: one account for each signal, in the order of the ledger; nothing is decided here that ``lessons.route`` and the
-catalog do not say.
+Invariant: one status for each signal, in the order of the ledger. Nothing is decided here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
-from personalpeft.learning.data.assignment import Place, Assignment, load_assignments
-from personalpeft.learning.plan import still_pinned
-from personalpeft.learning.report import NO_ROOM
-from personalpeft.store.base import Store
-from personalpeft.types import Layer, Revision, Signal
-
-Use: TypeAlias = Literal[
-    "acts now",
-    "to be learned",
-    "learned",
-    "learned, not live",
-    "held back to judge by",
-    "left out: the layer is full",
-    "only kept",
-    "superseded",
-    "taken back",
-]
+from personalpeft.learning.data.assignment import Assignment, load_assignments
+from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, SignalUse, reason
+from personalpeft.learning.plan import inherited_holdout
+from personalpeft.learning.report import from_json, outcome_reports
+from personalpeft.learning.staleness import ancestors
+from personalpeft.store.store import Store
+from personalpeft.types import Signal
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
-    """One signal: its ``place`` (with the ``layer``, where it is one; "history" for what is no longer current) and
-    ``why``, and its ``use`` so far. ``revision`` is the one that first learned it among those that are live, else the last
-    that tried, else None; for what is held back, the one that pinned it, and None for what takes the place of such a one.
+class SignalStatus:
+    """One signal: where it is placed and why, and its use so far.
+
+    ``layer`` is set where a layer may learn from it. ``revision`` is the live one that first
+    learned it, else the last that was trained on it; for a held-out signal the one that held it
+    out, and None for a successor of one.
     """
 
     signal: Signal
-    place: Place | Literal["history"]
+    place: Placement
     layer: str | None
-    why: str
-    use: Use
+    reason: Reason
+    use_code: SignalUse
     revision: str | None = None
 
     @property
+    def use(self) -> str:
+        """The use in words."""
+        return self.use_code.label
+
+    @property
+    def why(self) -> str:
+        """The reason in words."""
+        return str(self.reason)
+
+    @property
     def pinned(self) -> bool:
-        """Whether it is a question that judges, and never trained on."""
-        return self.use == "held back to judge by"
+        """Whether it is held out to judge by, and never trained on."""
+        return self.use_code is SignalUse.HELD_OUT
 
 
-def accounts(store: Store, user: str, *, current: bool) -> tuple[Account, ...]:
-    """Oldest first; with ``current=False`` also what was superseded or taken back. Raises
-    ``NotFound`` for an unknown user.
+def list_signal_status(store: Store, user: str, *, current: bool) -> tuple[SignalStatus, ...]:
+    """Return the status of each signal, oldest first. Raises ``NotFound``.
+
+    Args:
+        store: The home.
+        user: Owner.
+        current: Leave out signals that were superseded or retracted.
     """
-    ledger = store.ledger
-    routings = load_assignments(store, user)
-    built = _Built(store, user, routings)
-    told = {routing.signal.id: _of(routing, built) for routing in routings}
+    assignments = load_assignments(store, user)
+    builds = _Builds(store, user, assignments)
+    status = {each.signal.id: _status_of(each, builds) for each in assignments}
     if current:
-        return tuple(told.values())
-    everything = ledger.signals(user, current=False)
-    heirs = {signal.supersedes: signal.id for signal in everything if signal.supersedes}
+        return tuple(status.values())
+    signals = store.ledger.signals(user, current=False)
+    newer = {signal.supersedes: signal.id for signal in signals if signal.supersedes}
     return tuple(
-        told.get(signal.id) or _former(signal, heirs.get(signal.id), built) for signal in everything
+        status.get(each.id) or _former_status(each, newer.get(each.id), builds) for each in signals
     )
 
 
-class _Built:
-    """What a user's revisions have learned and pinned, by layer and signal."""
+class _Builds:
+    """Which revisions were trained on a signal or hold it out, by layer and signal."""
 
-    def __init__(self, store: Store, user: str, routings: Sequence[Assignment]) -> None:
-        revisions = {revision.id: revision for revision in store.catalog.revisions(user)}
+    def __init__(self, store: Store, user: str, assignments: Sequence[Assignment]) -> None:
         self.live: dict[str, str] = {}
         self.tried: dict[tuple[str, str], str] = {}
-        self.pinned: dict[tuple[str, str], str | None] = {}
-        self.left_out: frozenset[str] = frozenset()
-        for revision in revisions.values():
+        self.held_out: dict[tuple[str, str], str | None] = {}
+        self.excluded: frozenset[str] = frozenset()
+        for revision in store.catalog.revisions(user):
             for signal, role in revision.signals.items():
                 if role == "pinned":
-                    self.pinned.setdefault((revision.layer, signal), revision.id)
+                    self.held_out.setdefault((revision.layer, signal), revision.id)
                 else:
                     self.tried[revision.layer, signal] = revision.id
         for layer in store.catalog.layers(user):
-            for signal in still_pinned(
-                store, user, routings, set(store.catalog.pinned(user, layer.name))
-            ):
-                self.pinned.setdefault((layer.name, signal), None)
-            for revision in _line(layer, revisions):
-                self.live |= {
-                    signal: revision.id
-                    for signal, role in revision.signals.items()
-                    if role == "train"
-                }
-        for report in store.catalog.reports(user):
-            if report.get("room"):
-                # The last word of a layer that can be full; only one of them can.
-                self.left_out = frozenset(
-                    s["signal"] for s in report["sources"] if s["use"] == NO_ROOM
-                )
+            pinned = set(store.catalog.pinned(user, layer.name))
+            for signal in inherited_holdout(store, user, assignments, pinned):
+                self.held_out.setdefault((layer.name, signal), None)
+            head = store.catalog.revision(user, layer.head) if layer.head else None
+            for revision in ancestors(store, head):
+                trained = (s for s, role in revision.signals.items() if role == "train")
+                self.live |= dict.fromkeys(trained, revision.id)
+        reports = [
+            data for data in outcome_reports(store.catalog.reports(user)) if data.get("room")
+        ]
+        # The last report of a layer with a capacity decides; only one layer has one.
+        for report in map(from_json, reports[-1:]):
+            self.excluded = frozenset(
+                each.signal for each in report.sources if each.use_code is SignalUse.NO_CAPACITY
+            )
 
 
-def _line(layer: Layer, revisions: dict[str, Revision]) -> Iterator[Revision]:
-    """The head and those that it was built on, newest first."""
-    at = layer.head
-    while at is not None:
-        yield revisions[at]
-        at = revisions[at].parent
-
-
-def _of(routing: Assignment, built: _Built) -> Account:
-    signal, layer = routing.signal, routing.layer
-    use, revision = _use(routing, built)
-    return Account(signal, routing.place, layer, routing.why, use, revision)
-
-
-def _use(routing: Assignment, built: _Built) -> tuple[Use, str | None]:
-    signal, layer = routing.signal.id, routing.layer
-    if layer is None and routing.place in ("profile", "memory"):
-        return "acts now", None
-    if layer is None:
-        return "only kept", built.live.get(signal)
-    if (layer, signal) in built.pinned:
-        return "held back to judge by", built.pinned[layer, signal]
-    if signal in built.live:
-        return "learned", built.live[signal]
-    if signal in built.left_out:
-        return "left out: the layer is full", None
-    if (layer, signal) in built.tried:
-        return "learned, not live", built.tried[layer, signal]
-    return "to be learned", None
-
-
-def _former(signal: Signal, heir: str | None, built: _Built) -> Account:
-    why = f"{heir} came in its place" if heir else "it was taken back"
-    return Account(
-        signal,
-        "history",
-        None,
-        why,
-        "superseded" if heir else "taken back",
-        built.live.get(signal.id),
+def _status_of(assignment: Assignment, builds: _Builds) -> SignalStatus:
+    use, revision = _use_of(assignment, builds)
+    return SignalStatus(
+        assignment.signal, assignment.place, assignment.layer, assignment.reason, use, revision
     )
+
+
+def _use_of(assignment: Assignment, builds: _Builds) -> tuple[SignalUse, str | None]:
+    signal, layer = assignment.signal.id, assignment.layer
+    if layer is None and assignment.place in (Placement.PROFILE, Placement.MEMORY):
+        return SignalUse.IN_PROMPT, None
+    if layer is None:
+        return SignalUse.UNUSED, builds.live.get(signal)
+    if (layer, signal) in builds.held_out:
+        return SignalUse.HELD_OUT, builds.held_out[layer, signal]
+    if signal in builds.live:
+        return SignalUse.LEARNED, builds.live[signal]
+    if signal in builds.excluded:
+        return SignalUse.NO_CAPACITY, None
+    if (layer, signal) in builds.tried:
+        return SignalUse.LEARNED_NOT_LIVE, builds.tried[layer, signal]
+    return SignalUse.PENDING, None
+
+
+def _former_status(signal: Signal, newer: str | None, builds: _Builds) -> SignalStatus:
+    revision = builds.live.get(signal.id)
+    why, use = Reason(ReasonCode.RETRACTED), SignalUse.RETRACTED
+    if newer:
+        why, use = reason(ReasonCode.REPLACED, signal=newer), SignalUse.SUPERSEDED
+    return SignalStatus(signal, Placement.HISTORY, None, why, use, revision)

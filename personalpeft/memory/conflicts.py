@@ -1,49 +1,50 @@
-"""Which of several facts counts: of two that answer the same question otherwise, the later; but whatever comes later, what a
-person told counts before what an app or a judge did. Pure.
+"""Resolve facts that contradict each other. Pure.
 
-Two facts contradict each other only where somebody said which questions each answers, and how; of bare sentences nobody
-can tell. What is outdated stays in the ledger, and is neither looked up nor learned; it still overrules what came before it.
+Two facts conflict when they answer the same question differently; bare sentences never conflict.
+The later fact wins, but a fact from the user wins over one from any other source. A superseded fact
+stays in the ledger and is neither looked up nor learned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from personalpeft.types import PERSON, Signal
+from personalpeft.types import USER_SOURCE, Signal
 
-# What is written around words and says nothing of them. Not "+" or "#": C, C++ and C# are three things.
-_AROUND = ".,;:!?…'\"`´‘’“”„«»()[]{}¿¡*_-\u2013\u2014"
+# Punctuation around words. Not "+" or "#": C, C++ and C# are three things.
+_PUNCTUATION = ".,;:!?…'\"`´‘’“”„«»()[]{}¿¡*_-\u2013\u2014"
 
 
-def same_words(text: str) -> str:
-    """What two ways of writing one question, or one answer, have in common: its words, whatever their case, the space between
-    them and the marks around them. A text of nothing but marks is itself.
+def normalize(text: str) -> str:
+    """Return a text's words without case, spacing and the punctuation around them.
+
+    A text of punctuation alone is returned without case and spacing only.
     """
-    spoken = text.casefold().split()
-    return " ".join(word for each in spoken if (word := each.strip(_AROUND))) or " ".join(spoken)
+    words = text.casefold().split()
+    return " ".join(word for each in words if (word := each.strip(_PUNCTUATION))) or " ".join(words)
 
 
-def questions_in(fact: Signal) -> list[str]:
-    """The questions that a fact answers, each as ``same_words`` has it."""
-    return [same_words(question) for question in fact.payload.get("questions") or ()]
+def normalized_questions(fact: Signal) -> list[str]:
+    """Return the questions that a fact answers, normalized."""
+    return [normalize(question) for question in fact.payload.get("questions") or ()]
 
 
-def outdated(facts: Sequence[Signal]) -> Mapping[str, Signal]:
-    """By the id of each fact that counts no more, the one that contradicts it. ``facts`` are current, oldest first."""
-    latest: dict[str, Signal] = {}
-    found: dict[str, Signal] = {}
-    newest = list(reversed(facts))
-    # A person's first: whoever finds a rival among those before gives way to it.
-    for fact in sorted(newest, key=lambda fact: fact.source != PERSON):
+def superseded_facts(facts: Sequence[Signal]) -> Mapping[str, Signal]:
+    """Return, by the id of each superseded fact, the fact that contradicts it.
+
+    ``facts`` are current, oldest first.
+    """
+    winners: dict[str, Signal] = {}
+    superseded: dict[str, Signal] = {}
+    newest_first = list(reversed(facts))
+    # The user's facts come first: a fact yields to any rival before it in this order.
+    for fact in sorted(newest_first, key=lambda fact: fact.source != USER_SOURCE):
         answer: str = fact.payload.get("answer") or ""
-        asked = questions_in(fact) if answer else []
-        rivals = [latest[question] for question in asked if question in latest]
-        rival = next(
-            (each for each in rivals if same_words(each.payload["answer"]) != same_words(answer)),
-            None,
-        )
-        if rival is not None:
-            found[fact.id] = rival
-        # What gives way itself still overrules what came before it, or a value that was said otherwise twice would come back.
-        latest |= {question: fact for question in asked if question not in latest}
-    return found
+        questions = normalized_questions(fact) if answer else []
+        for rival in (winners[question] for question in questions if question in winners):
+            if normalize(rival.payload["answer"]) != normalize(answer):
+                superseded[fact.id] = rival
+                break
+        # A superseded fact still supersedes older ones, or a value corrected twice would return.
+        winners |= {question: fact for question in questions if question not in winners}
+    return superseded

@@ -1,10 +1,4 @@
-"""What a user said that acts at once: rules (a profile) and facts (items that are looked up), both brought into the
-prompt.
-
-Invariants: an item is a view of one ledger entry (its id is the signal's id); nothing here is stored that could not be
-made again from the ledger; text reaches the prompt only between marks that call it the user's own words, and only
-within the budget.
-"""
+"""The values of memory: rules and facts of a user, and how texts become vectors."""
 
 from __future__ import annotations
 
@@ -24,7 +18,7 @@ ItemKind: TypeAlias = Literal["rule", "fact"]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One rule (from a comment) or one fact (from ``remember``)."""
+    """One rule (from a comment) or fact (from ``remember``). ``id`` is that of its signal."""
 
     id: str
     kind: ItemKind
@@ -34,15 +28,15 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """The messages as the base will see them, and the ids of the items that were added."""
+    """The messages as the base reads them, and the ids of the items that were added to them."""
 
     messages: tuple[Message, ...]
-    used: tuple[str, ...]
+    item_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """Texts as a model of meaning sees them: ``[texts, size]`` float32, each row of length 1; ``tokens`` were read for it."""
+    """Embedded texts: ``[texts, size]`` float32, each row of length 1. ``tokens`` were read."""
 
     model: str
     vectors: Vectors
@@ -50,24 +44,22 @@ class Embedding:
 
 
 class Embedder(Protocol):
-    """Turns texts into unit vectors, so that a dot product is the cosine of their meanings."""
+    """Turns texts into unit vectors, whose dot product is the cosine similarity of the texts."""
 
     @property
     def name(self) -> str:
-        """Says which model made a vector; vectors of different names are never compared."""
+        """The model that makes the vectors. Vectors of different names are never compared."""
         ...
 
     @property
-    def near(self) -> float:
-        """The cosine from which a fact belongs to a question. It is a property of the model: each spreads its cosines
-        differently.
-        """
+    def min_similarity(self) -> float:
+        """The cosine from which a fact is relevant to a question. Each model has its own."""
         ...
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """``[len(texts), size]`` float32, each row of length 1."""
+        """Return ``[len(texts), size]`` float32, each row of length 1."""
         ...
 
     def tokens(self, text: str) -> int:
-        """How many tokens of a text are read."""
+        """Return how many tokens of ``text`` the model reads."""
         ...

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from itertools import islice
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,11 @@ from personalpeft.errors import BaseMismatch, Damaged, InvalidInput
 from personalpeft.ids import check_user_id
 from personalpeft.store import hash_chain, rows
 from personalpeft.store.blobs import Blobs
-from personalpeft.store.database import Database, fetch_all, fetch_one
+from personalpeft.store.database import Database, Row, fetch_all, fetch_one
 from personalpeft.store.id_lookup import resolve_id, resolve_layer, resolve_user
 from personalpeft.store.revisions import (
-    BlobCache,
     append_judgement,
-    check_new_revision,
+    check_revisions,
     is_recorded,
     move_heads,
     read_head,
@@ -91,15 +90,9 @@ class Catalog:
             hash_chain.create_users(db, [user], self._now())
 
     def users(self, *, after: str | None = None, limit: int = 100) -> tuple[UserSummary, ...]:
-        """Return a page of users by id; one shorter than ``limit`` is the last.
+        """Return a page of users by id, beginning after an id, which need not exist.
 
-        Args:
-            after: The page begins after this id, which need not exist.
-            limit: The size of the page.
-
-        Raises:
-            InvalidInput: The limit is below 1.
-            InvalidId: ``after`` is not an id.
+        A page shorter than ``limit`` is the last. Raises ``InvalidInput``.
         """
         if limit < 1:
             raise InvalidInput(f"The limit must be 1 or more, got {limit}.")
@@ -110,28 +103,19 @@ class Catalog:
 
     def user(self, user: str) -> UserSummary:
         """Return one user's summary. Raises ``NotFound``."""
-        with self._database.read_transaction() as db:
-            resolve_user(db, user)
-            (row,) = fetch_all(db, _SUMMARY + " where u.id = ?", user)
+        (row,) = self._fetch(_SUMMARY + " where u.id = ?", user)
         return rows.decode_summary(row)
 
     def layers(self, user: str) -> tuple[Layer, ...]:
-        """Return a user's layers, lowest first: style, skills by age, memory.
-
-        Raises ``NotFound``.
-        """
-        with self._database.read_transaction() as db:
-            resolve_user(db, user)
-            found = fetch_all(db, _LAYERS, user)
+        """Return a user's layers, lowest first: style, skills by age, memory."""
+        found = self._fetch(_LAYERS, user)
         return tuple(rows.decode_layer(row, position) for position, row in enumerate(found))
 
     def stack(self, user: str, base: str) -> Stack:
         """Return the live stack on a base: one entry for each layer with a head.
 
-        Raises:
-            NotFound: The user does not exist.
-            BaseMismatch: A head was built on another base.
-            Damaged: A head does not exist.
+        Raises ``NotFound``, ``BaseMismatch`` if a head was built on another base, and ``Damaged`` if
+        a head is missing.
         """
         with self._database.read_transaction() as db:
             live = fetch_all(db, _LIVE, user) if user.isascii() else []
@@ -148,27 +132,18 @@ class Catalog:
         return Stack(base, tuple(entries))
 
     def revision(self, user: str, revision_id: str) -> Revision:
-        """Return one revision by a unique prefix of its id or digest.
-
-        Raises:
-            NotFound: No revision fits.
-            InvalidInput: Several fit.
-        """
+        """Return one revision by a unique prefix of its id or digest."""
         with self._database.read_transaction() as db:
             wanted = resolve_id(db, "revision", user, revision_id)
             (row,) = fetch_all(db, _REVISIONS + " and r.id = ?", user, wanted)
         return rows.decode_revision(row)
 
     def revisions(self, user: str, *, layer: str | None = None) -> tuple[Revision, ...]:
-        """Return revisions, also refused ones, oldest first. Raises ``NotFound``."""
-        with self._database.read_transaction() as db:
-            if layer is None:
-                resolve_user(db, user)
-                found = fetch_all(db, _REVISIONS + " order by r.seq", user)
-            else:
-                resolve_layer(db, user, layer)
-                found = fetch_all(db, _REVISIONS + " and r.layer = ? order by r.seq", user, layer)
-        return tuple(map(rows.decode_revision, found))
+        """Return the revisions of a user or a layer, also refused ones, oldest first."""
+        sql = _REVISIONS + (
+            " order by r.seq" if layer is None else " and r.layer = ? order by r.seq"
+        )
+        return tuple(map(rows.decode_revision, self._fetch(sql, user, layer=layer)))
 
     def add_revision(
         self,
@@ -200,15 +175,15 @@ class Catalog:
             NotFound: The user does not have the parent or a signal.
             InvalidInput: An id or role is invalid, or a pinned signal was trained on.
         """
-        new, cache = NewRevision(revision, blob, report, promote, cause), self._new_cache()
-        check_new_revision(new, cache.digest(blob))
+        new = NewRevision(revision, blob, report, promote, cause)
+        check_revisions([new])
         # File and rows under one lock: verify must never find the blob of a revision on its way.
         with self._database.write_transaction() as db:
             resolve_user(db, revision.user)
             head = read_head(db, revision.user, revision.layer)
             if promote and expected_head not in (ANY_HEAD, head):
                 return False
-            record_revisions(db, cache, [new], self._now())
+            record_revisions(db, self._blobs, [new], self._now())
             return True
 
     def add_revisions(
@@ -235,44 +210,29 @@ class Catalog:
             InvalidId: A user id is invalid.
             PersonalPeftError: As ``add_revision``. Earlier batches stay.
         """
-        cache = self._new_cache()
         source, done, added = iter(new), 0, 0
         while batch := list(islice(source, batch_size)):
-            for each in batch:
-                check_new_revision(each, cache.digest(each.blob))
+            check_revisions(batch)
             with self._database.write_transaction() as db:
                 at = self._now()
                 hash_chain.create_users(db, [each.revision.user for each in batch], at)
                 for some in split_rounds(batch):
                     missing = [n for n in some if not is_recorded(db, n.revision)]
-                    record_revisions(db, cache, missing, at)
+                    record_revisions(db, self._blobs, missing, at)
                     added += len(missing)
             done += len(batch)
             progress(done)
         return added
 
     def add_judgement(self, revision: Revision, report: Json, *, move: HeadMove) -> bool:
-        """Add a judgement of a recorded revision with its report, and move the head, in one
-        transaction.
+        """Record a revision's new judgement and report, and move the head, in one transaction.
 
-        Args:
-            revision: The revision with its new judgement.
-            report: The report.
-            move: The head move; ``after`` may equal ``before``.
-
-        Returns:
-            False if the head is no longer ``move.before``; then nothing is recorded.
-
-        Raises:
-            NotFound: The revision or the layer does not exist.
-            BaseMismatch: The new head was built on another base.
-            Damaged: The new head's blob is damaged.
+        Return False and record nothing if the head is no longer ``move.before``; ``move.after`` may
+        equal it. Raises as ``move_head``.
         """
         with self._database.write_lock():
             if move.after is not None and move.after != move.before:
-                target = self.revision(move.user, move.after)
-                _check_base(target.id, target.base, revision.base)
-                self._blobs.read(target.digest)
+                self._check_target(move.user, move.layer, move.after, revision.base)
             with self._database.write_transaction() as db:
                 resolve_layer(db, move.user, move.layer)
                 resolve_id(db, "revision", revision.user, revision.id, layer=revision.layer)
@@ -285,31 +245,26 @@ class Catalog:
                 return True
 
     def add_report(self, user: str, report: Json) -> None:
-        """Record the report of a learn that built no revision.
-
-        Raises ``InvalidInput``, ``NotFound``.
-        """
+        """Record the report of a learn that built no revision."""
         with self._database.write_transaction() as db:
             resolve_user(db, user)
             row = rows.encode("report", {"at": self._now(), "body": report})
             hash_chain.append_entry(db, user, "report", row)
 
     def reports(self, user: str) -> tuple[Json, ...]:
-        """Return a user's reports, oldest first. Raises ``NotFound``."""
-        with self._database.read_transaction() as db:
-            resolve_user(db, user)
-            found = fetch_all(db, "select body from report where user = ? order by seq", user)
+        """Return a user's reports, oldest first."""
+        found = self._fetch("select body from report where user = ? order by seq", user)
         return tuple(rows.from_json(row["body"]) for row in found)
 
     def move_head(
         self, user: str, layer: str, to: str | None, *, base: str, cause: str
     ) -> HeadMove:
-        """Make another revision the head, also a refused one.
+        """Make another revision the head (None: the bare base), also a refused one.
 
         Args:
             user: The user's id.
             layer: The layer's name.
-            to: The new head by a unique prefix; None for the bare base.
+            to: The new head by a unique prefix.
             base: The digest of the open base.
             cause: Why; it is recorded.
 
@@ -323,13 +278,7 @@ class Catalog:
         """
         with self._database.write_lock():
             if to is not None:
-                with self._database.read_transaction() as db:
-                    resolve_layer(db, user, layer)
-                    to = resolve_id(db, "revision", user, to, layer=layer)
-                    sql = "select digest, base from revision where user = ? and id = ?"
-                    (row,) = fetch_all(db, sql, user, to)
-                _check_base(to, row["base"], base)
-                self._blobs.read(row["digest"])
+                to = self._check_target(user, layer, to, base)
             with self._database.write_transaction() as db:
                 resolve_layer(db, user, layer)
                 writer, moves = hash_chain.ChainWriter(db), [(user, layer, to, cause)]
@@ -337,64 +286,38 @@ class Catalog:
                 return move
 
     def head_moves(self, user: str, *, layer: str | None = None) -> tuple[HeadMove, ...]:
-        """Return every move of a head, oldest first. Raises ``NotFound``."""
-        with self._database.read_transaction() as db:
-            if layer is None:
-                resolve_user(db, user)
-                found = fetch_all(db, "select * from move where user = ? order by seq", user)
-            else:
-                resolve_layer(db, user, layer)
-                sql = "select * from move where user = ? and layer = ? order by seq"
-                found = fetch_all(db, sql, user, layer)
-        return tuple(map(rows.decode_move, found))
+        """Return every move of a user's heads, or of one layer's, oldest first."""
+        condition = "" if layer is None else " and layer = ?"
+        sql = f"select * from move where user = ?{condition} order by seq"
+        return tuple(map(rows.decode_move, self._fetch(sql, user, layer=layer)))
 
     def set_weight(self, user: str, layer: str, weight: float) -> None:
-        """Set how strongly a layer is added.
-
-        Raises:
-            NotFound: The layer does not exist.
-            InvalidInput: The weight is not finite.
-        """
+        """Set how strongly a layer is added. Raises ``InvalidInput`` if it is not finite."""
         if not math.isfinite(weight):
             raise InvalidInput(f"The weight must be finite, got {weight}.")
         self._update_layer(user, layer, "weight", float(weight))
 
     def set_scope(self, user: str, layer: str, scope: Scope) -> None:
-        """Set when a layer is attached. The default is "always" for the style, else "near".
-
-        Raises:
-            NotFound: The layer does not exist.
-            InvalidInput: The scope is unknown.
-        """
+        """Set when a layer is attached. The default is "always" for the style, else "near"."""
         if scope not in get_args(Scope):
             known = ", ".join(get_args(Scope))
             raise InvalidInput(f"The scope must be one of {known}, got {scope!a}.")
         self._update_layer(user, layer, "scope", scope)
 
     def pinned(self, user: str, layer: str) -> tuple[str, ...]:
-        """Return the signals that are held out for a layer for ever, oldest first.
-
-        Raises ``NotFound``.
-        """
+        """Return the signals that are held out for a layer for ever, oldest first."""
         with self._database.read_transaction() as db:
             resolve_user(db, user)
             return read_pinned(db, user, layer)
 
     def considered(self, user: str, layer: str) -> frozenset[str]:
-        """Return the signals that any revision of a layer trained on or pinned.
-
-        Raises ``NotFound``.
-        """
+        """Return the signals that any revision of a layer trained on or pinned."""
         sql = "select distinct signal from provenance where user = ? and layer = ?"
-        with self._database.read_transaction() as db:
-            resolve_user(db, user)
-            return frozenset(row["signal"] for row in fetch_all(db, sql, user, layer))
+        return frozenset(row["signal"] for row in self._fetch(sql, user, layer))
 
     def vectors(self, user: str, embedder: str) -> Mapping[str, npt.NDArray[np.float32]]:
         """Return cached embeddings by signal, oldest first: read-only vectors ``[size]``."""
-        with self._database.read_transaction() as db:
-            resolve_user(db, user)
-            found = fetch_all(db, _VECTORS, user, embedder)
+        found = self._fetch(_VECTORS, user, embedder)
         return {row["signal"]: np.frombuffer(row["data"], dtype="<f4") for row in found}
 
     def add_vectors(
@@ -402,30 +325,38 @@ class Catalog:
     ) -> None:
         """Cache embeddings by signal, in place of earlier ones.
 
-        Raises:
-            NotFound: The user does not have a signal.
-            InvalidInput: A vector is not one row of finite numbers.
+        Raises ``NotFound`` for an unknown signal, ``InvalidInput`` for an invalid vector.
         """
         for signal, vector in vectors.items():
             if vector.ndim != 1 or vector.size == 0 or not np.isfinite(vector).all():
                 raise InvalidInput(f"The vector of {signal} must be one row of finite numbers.")
         with self._database.write_transaction() as db:
             resolve_user(db, user)
-            db.executemany(
-                "insert or replace into vector (user, embedder, signal, data) values (?, ?, ?, ?)",
-                [
-                    (
-                        user,
-                        embedder,
-                        resolve_id(db, "signal", user, signal),
-                        vector.astype("<f4").tobytes(),
-                    )
-                    for signal, vector in vectors.items()
-                ],
-            )
+            for signal, vector in vectors.items():
+                signal_id, data = resolve_id(db, "signal", user, signal), vector.astype("<f4")
+                sql = "insert or replace into vector (user, embedder, signal, data)"
+                db.execute(
+                    f"{sql} values (?, ?, ?, ?)", [user, embedder, signal_id, data.tobytes()]
+                )
 
-    def _new_cache(self) -> BlobCache:
-        return BlobCache(self._blobs)
+    def _fetch(self, sql: str, user: str, *parameters: Any, layer: str | None = None) -> list[Row]:
+        """Return the rows of a query about an existing user, and with ``layer`` about that layer."""
+        with self._database.read_transaction() as db:
+            if layer is None:
+                resolve_user(db, user)
+                return fetch_all(db, sql, user, *parameters)
+            return fetch_all(db, sql, user, resolve_layer(db, user, layer))
+
+    def _check_target(self, user: str, layer: str, prefix: str, base: str) -> str:
+        """Return the full id of a revision that may become the head."""
+        with self._database.read_transaction() as db:
+            resolve_layer(db, user, layer)
+            revision = resolve_id(db, "revision", user, prefix, layer=layer)
+            sql = "select digest, base from revision where user = ? and id = ?"
+            (row,) = fetch_all(db, sql, user, revision)
+        _check_base(revision, row["base"], base)
+        self._blobs.read(row["digest"])
+        return revision
 
     def _update_layer(self, user: str, layer: str, column: str, value: str | float) -> None:
         with self._database.write_transaction() as db:

@@ -25,64 +25,36 @@ from personalpeft.store.types import NewRevision
 from personalpeft.types import HeadMove, Json, Revision
 
 _ROLES = frozenset({"train", "pinned"})
-_MAX_CACHED_BYTES = 32 << 20
 
 
-class BlobCache:
-    """Hashes and writes a blob once that many revisions share, recognised by object identity."""
-
-    def __init__(self, blobs: Blobs) -> None:
-        self._blobs = blobs
-        # The bytes are kept, so that no other object can get their id.
-        self._digests: dict[int, tuple[bytes, str]] = {}
-        self._durable: set[str] = set()
-        self._bytes = 0
-
-    def digest(self, blob: bytes) -> str:
-        """Return the SHA-256 of a blob."""
-        known = self._digests.get(id(blob))
-        if known is not None:
-            return known[1]
-        digest = hashlib.sha256(blob).hexdigest()
-        if self._bytes + len(blob) > _MAX_CACHED_BYTES:
-            self._digests, self._durable, self._bytes = {}, set(), 0
-        self._digests[id(blob)] = blob, digest
-        self._bytes += len(blob)
-        return digest
-
-    def put(self, blobs: Iterable[bytes]) -> None:
-        """Store blobs durably, except those that this cache has stored."""
-        new = {self.digest(blob): blob for blob in blobs}
-        missing = [blob for digest, blob in new.items() if digest not in self._durable]
-        self._durable.update(self._blobs.put_many(missing))
-
-
-def check_new_revision(new: NewRevision, digest: str) -> None:
-    """Check that a revision is consistent; ``digest`` is that of its blob.
+def check_revisions(revisions: Sequence[NewRevision]) -> None:
+    """Check that each revision is consistent.
 
     Raises:
         Damaged: The blob does not match the revision's digest.
         InvalidId: The layer's name is invalid.
         InvalidInput: Its id or a signal's role is invalid.
     """
-    revision = new.revision
-    check_layer_name(revision.layer)
-    if digest != revision.digest:
-        raise Damaged(
-            f"The packed file of {revision.id} does not match its digest.",
-            hint="Build the revision again.",
-        )
-    expected = f"{revision.layer}@{revision.digest[:12]}"
-    if revision.id != expected:
-        raise InvalidInput(f"The revision's id must be {expected}, got {revision.id!a}.")
-    if invalid := set(revision.signals.values()) - _ROLES:
-        raise InvalidInput(f"A signal's role must be 'train' or 'pinned', got {sorted(invalid)}.")
+    digests = {key: hashlib.sha256(blob).hexdigest() for key, blob in _distinct(revisions).items()}
+    for new in revisions:
+        revision = new.revision
+        check_layer_name(revision.layer)
+        if digests[id(new.blob)] != revision.digest:
+            raise Damaged(
+                f"The packed file of {revision.id} does not match its digest.",
+                hint="Build the revision again.",
+            )
+        expected = f"{revision.layer}@{revision.digest[:12]}"
+        if revision.id != expected:
+            raise InvalidInput(f"The revision's id must be {expected}, got {revision.id!a}.")
+        if invalid := set(revision.signals.values()) - _ROLES:
+            raise InvalidInput(
+                f"A signal's role must be 'train' or 'pinned', got {sorted(invalid)}."
+            )
 
 
 def split_rounds(revisions: Sequence[NewRevision]) -> Iterator[list[NewRevision]]:
-    """Yield rounds with at most one revision of each user, so that each one sees its user's earlier
-    ones.
-    """
+    """Yield rounds with one revision of each user, so that each sees its user's earlier ones."""
     while revisions:
         first: dict[str, NewRevision] = {}
         later = [new for new in revisions if first.setdefault(new.revision.user, new) is not new]
@@ -91,10 +63,7 @@ def split_rounds(revisions: Sequence[NewRevision]) -> Iterator[list[NewRevision]
 
 
 def is_recorded(db: sqlite3.Connection, revision: Revision) -> bool:
-    """Return whether this revision is recorded.
-
-    Raises ``InvalidInput`` if its id is taken by another.
-    """
+    """Return whether this revision is recorded. Raises ``InvalidInput`` if another has its id."""
     sql = "select digest from revision where user = ? and id = ?"
     row = fetch_one(db, sql, revision.user, revision.id)
     if row is not None and row["digest"] != revision.digest:
@@ -105,10 +74,9 @@ def is_recorded(db: sqlite3.Connection, revision: Revision) -> bool:
 
 
 def record_revisions(
-    db: sqlite3.Connection, cache: BlobCache, revisions: Sequence[NewRevision], at: datetime
+    db: sqlite3.Connection, blobs: Blobs, revisions: Sequence[NewRevision], at: datetime
 ) -> None:
-    """Record one round of revisions of existing users. A recorded revision only gets a new
-    judgement.
+    """Record one round of revisions. One that is recorded already only gets a new judgement.
 
     Raises:
         NotFound: The user does not have a parent or signal.
@@ -129,15 +97,14 @@ def record_revisions(
         ]
         if new.promote:
             moves.append((user, layer, revision.id, new.cause))
-    cache.put(new.blob for new in revisions)
+    blobs.put_many(_distinct(revisions).values())
     db.executemany(
         "insert into layer (user, name, born)"
         " values (?1, ?2, (select count(*) from layer where user = ?1)) on conflict do nothing",
         layers,
     )
     writer.flush()
-    # A signal keeps its first role in this revision: the bytes were trained on it, or they were
-    # not.
+    # A signal keeps its first role: this file was trained on it, or it was not.
     db.executemany(
         "insert into provenance (user, revision, signal, layer, role) values (?, ?, ?, ?, ?)"
         " on conflict do nothing",
@@ -159,14 +126,7 @@ def move_heads(
     moves: Iterable[tuple[str, str, str | None, str]],
     at: datetime,
 ) -> tuple[HeadMove, ...]:
-    """Move heads of existing layers. A move to the present head is returned but not recorded.
-
-    Args:
-        db: The connection of the write transaction.
-        writer: Receives the entries, and is flushed.
-        moves: The user, layer, new head and cause of each move.
-        at: When.
-    """
+    """Move heads, given by user, layer, new head and cause. A move to the present head is not recorded."""
     done = [
         HeadMove(user, layer, read_head(db, user, layer), to, cause, at)
         for user, layer, to, cause in moves
@@ -211,6 +171,11 @@ def unnamed_blobs(db: sqlite3.Connection, names: Collection[str]) -> frozenset[s
         json.dumps(digests),
     )
     return frozenset(names) - frozenset(digests) | {row["value"] for row in unnamed}
+
+
+def _distinct(revisions: Iterable[NewRevision]) -> dict[int, bytes]:
+    """Return the blobs by object, since many revisions may share one."""
+    return {id(new.blob): new.blob for new in revisions}
 
 
 def _resolve_references(db: sqlite3.Connection, revision: Revision, *, trained: bool) -> Revision:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import Enum, auto
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from personalpeft.errors import Damaged, InvalidInput
 from personalpeft.store.database import Row
@@ -108,15 +109,7 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
 rename one, and add a column only as nullable.
 """
 
-KINDS: tuple[EntryKind, ...] = (
-    "turn",
-    "signal",
-    "retraction",
-    "revision",
-    "judgement",
-    "report",
-    "move",
-)
+KINDS: tuple[EntryKind, ...] = get_args(EntryKind)
 """In this order no row comes before one that it refers to."""
 
 
@@ -147,7 +140,6 @@ def decode(table: str, row: Row) -> dict[str, Any]:
 
 def encode_turn(turn: Turn) -> Row:
     """Return a turn's row."""
-    sampling = turn.sampling
     return encode(
         "turn",
         {
@@ -156,15 +148,8 @@ def encode_turn(turn: Turn) -> Row:
             "messages": [message.to_list() for message in turn.messages],
             "reply": turn.reply,
             "stack": {"base": turn.stack.base, "entries": encode_entries(turn.stack.entries)},
-            "sampling": {
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "max_tokens": sampling.max_tokens,
-                "seed": sampling.seed,
-                "stop": list(sampling.stop),
-            },
-            "prompt_tokens": turn.usage.prompt_tokens,
-            "completion_tokens": turn.usage.completion_tokens,
+            "sampling": asdict(turn.sampling),
+            **asdict(turn.usage),
             "finish_reason": turn.finish_reason,
             "used": list(turn.used),
         },

@@ -20,10 +20,10 @@ from flask import Blueprint, Response, request, send_file
 from werkzeug.exceptions import UnsupportedMediaType
 
 from personalpeft import Runtime
-from personalpeft.archive import Exported
+from personalpeft.archive import ExportSummary
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.errors import InvalidInput, PersonalPeftError, kind_of, where_raised
-from personalpeft.learning.options import never
+from personalpeft.learning.options import not_cancelled
 from personalpeft_app.http import bodies, failures, security
 from personalpeft_app.http.own import values as v
 from personalpeft_app.http.own.acts import ACTS
@@ -104,7 +104,7 @@ class OwnApi:
             else None
         )
         # Only a real server knows who has gone.
-        gone = request.environ.get("waitress.client_disconnected", never)
+        gone = request.environ.get("waitress.client_disconnected", not_cancelled)
         return Call(
             self._runtime, self.jobs, self._desk, self._job_streams, person, path, query, body, gone
         )
@@ -155,7 +155,7 @@ def _uploaded(operation: Operation) -> Generator[Path, None, None]:
         yield path
 
 
-def _file(made: AbstractContextManager[Exported | v.Packed]) -> Response:
+def _file(made: AbstractContextManager[ExportSummary | v.Packed]) -> Response:
     with ExitStack() as stack:
         exported = stack.enter_context(made)
         response = send_file(exported.path, mimetype=PERSONAL, as_attachment=True)

@@ -18,16 +18,24 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 
 from personalpeft.chat.reply import Reply
 from personalpeft.errors import InvalidInput, PersonalPeftError, nearest
-from personalpeft.learning.report import LearnReport
-from personalpeft.learning.status import Account
-from personalpeft.types import Stack, ToolCall
+from personalpeft.learning.report import LearnReport, Source
+from personalpeft.learning.status import SignalStatus
+from personalpeft.types import Stack, ToolCall, Verdict
 
 # What a value says of itself beside its fields. It is written and never read: whoever takes the value works it out again.
 TOLD: Mapping[type, Mapping[str, type]] = {
     Stack: {"digest": str},
     Reply: {"tool_calls": tuple[ToolCall, ...]},
-    LearnReport: {"live": bool},
-    Account: {"pinned": bool},
+    LearnReport: {
+        "live": bool,
+        "verdict": Verdict,
+        "reason": str,
+        "dry_run": bool,
+        "moved": bool,
+        "event": str,
+    },
+    Source: {"use": str, "why": str},
+    SignalStatus: {"use": str, "why": str, "pinned": bool},
 }
 
 _NOT_TEXT = re.compile("[\0\ud800-\udfff]")

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 
 from personalpeft.chat.reply import Reply
-from personalpeft.chat.validation import LONGEST_WRITTEN, MOST_TOOLS
+from personalpeft.chat.validation import MAX_TEXT_LENGTH, MAX_TOOLS
 from personalpeft.erasure import ForgetReport
 from personalpeft.errors import InvalidId, NotFound
 from personalpeft.ids import LAYER_NAME, SKILL_NAME, SOURCE, TOOL_NAME, USER_ID
 from personalpeft.learning.report import LearnReport
 from personalpeft.learning.train.config import Start
-from personalpeft.memory.items import LONGEST_TEXT
-from personalpeft.types import MOST_TOP_LOGPROBS, Json, Message, Scope
+from personalpeft.memory.items import MAX_ITEM_LENGTH
+from personalpeft.types import MAX_TOP_LOGPROBS, Json, Message, Scope
 from personalpeft_app.http.own.shapes import Many, Range, Text
 
 T = TypeVar("T")
@@ -37,8 +37,8 @@ ServedFile: TypeAlias = Annotated[
 ]
 PluginName: TypeAlias = Annotated[str, Text(64, 1, "[A-Za-z0-9._-]+", NotFound)]
 
-Written: TypeAlias = Annotated[str, Text(LONGEST_WRITTEN, 1)]
-Short: TypeAlias = Annotated[str, Text(LONGEST_TEXT, 1)]
+Written: TypeAlias = Annotated[str, Text(MAX_TEXT_LENGTH, 1)]
+Short: TypeAlias = Annotated[str, Text(MAX_ITEM_LENGTH, 1)]
 Prompt: TypeAlias = Written | Annotated[tuple[Message, ...], Many(1000, 1)]
 Seconds: TypeAlias = Annotated[float, Range(above=0, most=1e9)]
 Megabytes: TypeAlias = Annotated[float, Range(above=0, most=1e9)]
@@ -56,7 +56,7 @@ class ChatBody:
     """A question, and how to answer it; see ``User.chat``."""
 
     prompt: Prompt
-    tools: Annotated[tuple[Json, ...], Many(MOST_TOOLS)] = ()
+    tools: Annotated[tuple[Json, ...], Many(MAX_TOOLS)] = ()
     must_call: bool | ToolName = False
     temperature: Annotated[float, Range(0, 10)] | None = None
     top_p: Annotated[float, Range(above=0, most=1)] | None = None
@@ -68,7 +68,7 @@ class ChatBody:
     revision: RevisionName | None = None
     template: bool = True
     logprobs: bool = False
-    top_logprobs: Annotated[int, Range(0, MOST_TOP_LOGPROBS)] = 0
+    top_logprobs: Annotated[int, Range(0, MAX_TOP_LOGPROBS)] = 0
     timeout: Annotated[float, Range(0.1, 1e9)] | None = None
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from personalpeft.adapters.types import Composed
 from personalpeft.backends.llamacpp.binding import Lora
-from personalpeft.backends.resident_stacks import AttachedStacks
+from personalpeft.backends.attached_stacks import AttachedStacks
 
 # Linux has this folder in memory.
 _MEMORY = Path("/dev/shm")

@@ -26,7 +26,7 @@ from personalpeft.backends.base import (
     Loss,
 )
 from personalpeft.backends.batch_invariance import BatchInvariance
-from personalpeft.backends.resident_stacks import AttachedStacks
+from personalpeft.backends.attached_stacks import AttachedStacks
 from personalpeft.backends.tokenizer import Speaks
 from personalpeft.backends.training_backend import LearningSide
 from personalpeft.backends.vllm.adapter_registry import Stacks, Told, staged

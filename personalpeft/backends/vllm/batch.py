@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
 from personalpeft.backends.base import Occupancy, Piece, Row
-from personalpeft.backends.resident_stacks import AttachedStacks
+from personalpeft.backends.attached_stacks import AttachedStacks
 from personalpeft.backends.sequence_output import Writing
 from personalpeft.backends.tokenizer import Text
 from personalpeft.backends.vllm.adapter_registry import Stacks, Told

@@ -1,48 +1,63 @@
-"""The write policy: from what a person did to what is learned from it, and where that goes.
+"""The write policy: which signals become lessons, and of which layer.
 
-Each current signal has exactly one routing, with its reason; docs/ledger.md has the table. Invariants:
+Each current signal has exactly one assignment, with its reason; docs/ledger.md has the table.
+Invariants:
 
-- Only a person's own acts are trained on. What an app saw counts as a weak rating where the app had switched that on when
-  it saw it, and never against a person's word.
-- Of several acts on one turn the strongest is the lesson: what was written (an edit, then a preferred text) says more
-  than a thumb. Of one kind the latest counts.
-- A fact is looked up, and where it is known which questions it answers and a person told it, it is a lesson of the memory
-  layer beside that. Nobody else's fact takes the place of a person's.
-- A reward is a thumb of some size: one that is clear counts as much as it says, one that is not is kept.
-- Where the way of answering has changed (habits.py), what shows the old way is kept and no more.
-- Of two answers shown to the same request the later counts, and of two thumbs on the same reply; but a choice between two
-  answers of the model does not take the place of one that the person wrote. Saying the same again changes nothing, so the
-  older stays the lesson and nothing has to be built anew.
+- Only a user's own acts are trained on. What an app observed counts as a weak rating where the app
+  had switched that on, and never against a user's own act.
+- Of several acts on one turn the strongest is the lesson: a written text (an edit, then a preferred
+  text) before a thumb. Of one kind the latest counts.
+- A fact is looked up. Where it is known which questions it answers and the user stated it, it is
+  also a lesson of the memory layer. Only the user's facts replace the user's facts.
+- A reward is a weighted thumb; one below the threshold is not used.
+- Where the style has changed (style_drift.py), lessons in the old style are not used.
+- Of two answers to one request, and of two thumbs on one reply, the later counts. A choice between
+  two replies of the model does not replace an answer that the user wrote. A repeated lesson stays
+  the older one, so that nothing is built again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, TypeAlias
 
 from personalpeft.learning.data.facts import fact_questions, helpful_turns
-from personalpeft.learning.data.ratings import CLEAR, is_unclear
-from personalpeft.learning.data.response_template import NO_MANNER, Manner, Shown
-from personalpeft.learning.data.style_drift import latest_change
-from personalpeft.memory.conflicts import outdated
-from personalpeft.store.base import Ledger, Store
-from personalpeft.types import APP, PERSON, Message, Signal, SignalKind, Turn, canonical_digest
-
-Place: TypeAlias = Literal["layer", "profile", "memory", "kept"]
+from personalpeft.learning.data.ratings import MIN_CLEAR_REWARD, is_ambiguous
+from personalpeft.learning.data.response_template import (
+    NO_TEMPLATE,
+    PromptResponse,
+    ResponseTemplate,
+)
+from personalpeft.learning.data.style_drift import find_style_change
+from personalpeft.learning.outcomes import Placement, Reason, ReasonCode, reason
+from personalpeft.memory.conflicts import superseded_facts
+from personalpeft.store.ledger import Ledger
+from personalpeft.store.store import Store
+from personalpeft.types import (
+    APP_SOURCE,
+    USER_SOURCE,
+    Message,
+    Signal,
+    SignalKind,
+    Turn,
+    canonical_digest,
+)
 
 MIN_THUMBS = 20
-"""So many thumbs up and as many down, or nothing is learned from those that are down."""
+"""Thumbs down are trained on from this many thumbs up and this many down on."""
 
-IMPLICIT_RATINGS: Mapping[str, int] = {"copied": 1, "thanked": 1, "regenerated": -1, "contradicted": -1}
-"""What an app may see without asking, as the rating that it amounts to: the reply was copied, the next turn thanks for it,
-another one was asked for in its place, the next turn contradicts it.
-"""
+IMPLICIT_RATINGS: Mapping[str, int] = {
+    "copied": 1,
+    "thanked": 1,
+    "regenerated": -1,
+    "contradicted": -1,
+}
+"""By what an app may observe, the rating that it amounts to: the reply was copied, the next turn
+gives thanks for it, another reply was requested, the next turn contradicts it."""
 
 TRAINABLE_KEY = "trains"
-"""In the payload of what an app saw: true where the app had switched on that it is learned from. It is kept with the signal, so
-that every program on a home says the same of it.
-"""
+"""Key in the payload of an observed signal: whether the app had switched training on it on. It is
+stored with the signal, so that every program on a home treats it alike."""
 
 _STRENGTH = {
     SignalKind.EDIT: 3,
@@ -50,18 +65,25 @@ _STRENGTH = {
     SignalKind.RATING: 1,
     SignalKind.REWARD: 1,
 }
-_LIKED_WEIGHT = 0.5
-_DOWN = {SignalKind.RATING: "a thumb down", SignalKind.REWARD: "a reward below 0"}
-_OBSERVED_WEIGHT = 0.25
+_USER_WEIGHT, _OBSERVED_WEIGHT = 0.5, 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One thing to learn for a layer: after these messages, ``wanted`` rather than ``rejected`` (None: nothing to
-    compare with). A thumb down has only what was ``rejected``; its ``wanted`` is empty. A reward's ``kind`` is that of the
-    thumb that it amounts to. A ``short`` answer is to be said in the ``manner`` of what lies below. A ``probe`` is never
-    trained on and judges what its signal's other lessons teach. Where the model gave the wanted answer itself, ``heard``
-    is what it heard then: the messages with more before them. What is not ``ended`` is a reply that was cut off.
+    """One training example of a layer: after these messages, ``chosen`` rather than ``rejected``.
+
+    Args:
+        signal: Id of the signal that it comes from.
+        kind: Kind of the signal; a reward counts as the rating that it amounts to.
+        messages: The conversation up to the request.
+        chosen: The wanted reply; empty for a disliked reply.
+        rejected: The unwanted reply, or None.
+        weight: Weight in the loss.
+        is_short: Whether ``chosen`` is to be put into the ``template`` of the stack below.
+        template: The response template that was applied.
+        is_probe: Never trained on; judges what the other lessons of its signal teach.
+        teacher_messages: For context distillation, the messages with the fact in the prompt.
+        ended: False for a reply that was cut off.
     """
 
     signal: str
@@ -71,352 +93,342 @@ class Lesson:
     rejected: str | None = None
     weight: float = 1.0
     is_short: bool = False
-    template: Manner = NO_MANNER
+    template: ResponseTemplate = NO_TEMPLATE
     is_probe: bool = False
     teacher_messages: tuple[Message, ...] | None = None
     ended: bool = True
 
-    def apply_template(self, manner: Manner) -> Lesson:
-        """The same, said in a manner; what is not ``short`` stays as it is."""
+    def apply_template(self, template: ResponseTemplate) -> Lesson:
+        """Return the lesson in a template; one that is not short stays as it is."""
         if not self.is_short:
             return self
-        return replace(self, wanted=manner.dress(self.chosen, self.prompt_response.request), manner=manner)
+        request = self.messages[-1].content
+        return replace(self, chosen=template.apply(self.chosen, request), template=template)
 
     def with_prompt(self, messages: tuple[Message, ...]) -> Lesson:
-        """The same, asked in other words: a manner that repeats the question repeats these."""
-        around = self.template.to(self.prompt_response.request)
+        """Return the lesson for a paraphrased prompt, which its template may repeat."""
+        around = self.template.for_request(self.messages[-1].content)
         plain = self.chosen.removeprefix(around.opening).removesuffix(around.closing)
-        return replace(self, messages=messages, wanted=plain).apply_template(self.template)
+        return replace(self, messages=messages, chosen=plain).apply_template(self.template)
 
     @property
-    def prompt_response(self) -> Shown:
-        """What was asked last, and the wanted answer."""
-        return Shown(self.messages[-1].content, self.chosen)
+    def prompt_response(self) -> PromptResponse:
+        """The last request and the chosen reply."""
+        return PromptResponse(self.messages[-1].content, self.chosen)
 
     @property
     def key(self) -> str:
-        """Names what is asked, for those who compare answers to it: a signal's one lesson by the signal, a probe by its words
-        too and by the manner of what lies below, which decides how they are scored.
-        """
+        """The key of its scores: the signal, for a probe with a digest of what decides its score."""
         if not self.is_probe:
             return self.signal
-        manner = [] if self.template == NO_MANNER else [asdict(self.template)]
-        return f"{self.signal}/{canonical_digest([self.messages[-1].content, self.chosen, *manner])[:8]}"
+        template = [] if self.template == NO_TEMPLATE else [asdict(self.template)]
+        parts = [self.messages[-1].content, self.chosen, *template]
+        return f"{self.signal}/{canonical_digest(parts)[:8]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Where one signal went and why; ``lesson`` is there when the place is a layer. ``instead`` names the signal that is
-    the lesson in its place, where another one is. ``beside`` is what a ``layer`` learns of a signal that acts at once.
+    """Where one signal goes, and why.
+
+    ``lesson`` is set where the placement is a layer. ``extra_examples`` are lessons of ``layer``
+    from a signal that is used in the prompt. ``superseded_by`` is the signal that is the lesson
+    in this one's place.
     """
 
     signal: Signal
-    place: Place
-    why: str
+    place: Placement
+    reason: Reason
     layer: str | None = None
     lesson: Lesson | None = None
     superseded_by: str | None = None
     extra_examples: tuple[Lesson, ...] = ()
 
+    @property
+    def why(self) -> str:
+        """The reason in words."""
+        return str(self.reason)
+
 
 def load_assignments(store: Store, user: str) -> tuple[Assignment, ...]:
-    """What the policy says of all current signals of a user. Raises ``NotFound`` for an unknown user."""
-    ledger = store.ledger
-    signals = ledger.signals(user)
-    turns = _looked_up(
-        ledger, user, [signal for signal in signals if signal.kind is SignalKind.FACT]
-    )
-    return assign(signals, lambda turn: ledger.turn(user, turn), turns=turns)
+    """Return the assignments of all current signals of a user. Raises ``NotFound``."""
+    signals = store.ledger.signals(user)
+    facts = [signal for signal in signals if signal.kind is SignalKind.FACT]
+    turns = _load_fact_turns(store.ledger, user, facts)
+    return assign(signals, lambda turn: store.ledger.turn(user, turn), turns=turns)
 
 
 def assign(
-    signals: Sequence[Signal],
-    turn_of: Callable[[str], Turn],
-    *,
-    turns: Sequence[Turn] = (),
+    signals: Sequence[Signal], turn_of: Callable[[str], Turn], *, turns: Sequence[Turn] = ()
 ) -> tuple[Assignment, ...]:
-    """One routing for each signal, in the order of the signals, which is that of the ledger: oldest first. ``turns`` are
-    those in which facts may have helped, oldest first and to the newest of all.
+    """Return one assignment for each signal, in the same order.
+
+    Args:
+        signals: Current signals, oldest first.
+        turn_of: Returns a turn by id.
+        turns: Turns in which facts may have helped, and the newest turn, oldest first.
     """
-    strongest = _strongest(signals)
-    helped = helpful_turns(signals, turns)
-    rivals = outdated([signal for signal in signals if signal.kind is SignalKind.FACT])
-    routings = [
-        _fact(signal, helped.get(signal.id, ()), rivals.get(signal.id))
+    strongest = _strongest_by_turn(signals)
+    helpful = helpful_turns(signals, turns)
+    newer = superseded_facts([signal for signal in signals if signal.kind is SignalKind.FACT])
+    assignments = [
+        _assign_fact(signal, helpful.get(signal.id, ()), newer.get(signal.id))
         if signal.kind is SignalKind.FACT
-        else _route(signal, turn_of, strongest)
+        else _assign_one(signal, turn_of, strongest)
         for signal in signals
     ]
-    return tuple(_with_thumbs(_without_outgrown(_without_contradictions(routings))))
+    return tuple(_drop_few_dislikes(_drop_old_style(_resolve_conflicts(assignments))))
 
 
-def lessons_for(routings: Sequence[Assignment], layer: str) -> tuple[Lesson, ...]:
-    """The lessons of one layer that show an answer that is wanted, oldest first."""
-    of_layer = [routing for routing in routings if routing.layer == layer]
+def lessons_for(assignments: Sequence[Assignment], layer: str) -> tuple[Lesson, ...]:
+    """Return a layer's lessons that have a chosen reply, oldest first."""
     return tuple(
         lesson
-        for r in of_layer
-        for lesson in (r.lesson, *r.extra_examples)
+        for each in assignments
+        if each.layer == layer
+        for lesson in (each.lesson, *each.extra_examples)
         if lesson is not None and lesson.chosen
     )
 
 
-def rejected_lessons_for(routings: Sequence[Assignment], layer: str) -> tuple[Lesson, ...]:
-    """The replies that a layer should unlearn, oldest first: thumbs down, where there are enough."""
+def rejected_lessons_for(assignments: Sequence[Assignment], layer: str) -> tuple[Lesson, ...]:
+    """Return a layer's lessons that only have a rejected reply, oldest first."""
     return tuple(
-        r.lesson
-        for r in routings
-        if r.layer == layer and r.lesson is not None and not r.lesson.chosen
+        each.lesson
+        for each in assignments
+        if each.layer == layer and each.lesson is not None and not each.lesson.chosen
     )
 
 
-def _looked_up(ledger: Ledger, user: str, facts: Sequence[Signal]) -> tuple[Turn, ...]:
-    """The turns that decide whether facts are learned of which nobody said what they answer, oldest first: those in which one was
-    looked up, and the newest, since it shows that a conversation went on.
+def _load_fact_turns(ledger: Ledger, user: str, facts: Sequence[Signal]) -> tuple[Turn, ...]:
+    """Return the turns that used facts without a stated answer, and the newest, oldest first.
+
+    The newest turn shows whether a conversation went on after a fact was used.
     """
     bare = [fact.id for fact in facts if not fact.payload.get("answer")]
     if not bare:
         return ()
-    # In this order, so that what is said meanwhile can only be the newest.
+    # In this order, so that a turn that arrives between the two reads can only be the newest.
     used = ledger.turns(user, using=bare)
     newest = ledger.turns(user, limit=1)
     return tuple(reversed(used if used[:1] == newest else (*newest, *used)))
 
 
-def _trained(signal: Signal) -> bool:
-    return signal.source == PERSON or (signal.source == APP and signal.payload.get(TRAINABLE_KEY) is True)
+def _is_trainable(signal: Signal) -> bool:
+    observed = signal.source == APP_SOURCE and signal.payload.get(TRAINABLE_KEY) is True
+    return signal.source == USER_SOURCE or observed
 
 
-def _strength(signal: Signal) -> tuple[bool, int]:
-    return signal.source == PERSON, 0 if is_unclear(signal) else _STRENGTH[signal.kind]
+def _strongest_by_turn(signals: Sequence[Signal]) -> Mapping[str, Signal]:
+    def strength(signal: Signal) -> tuple[bool, int]:
+        return signal.source == USER_SOURCE, 0 if is_ambiguous(signal) else _STRENGTH[signal.kind]
 
-
-def _strongest(signals: Sequence[Signal]) -> Mapping[str, Signal]:
     best: dict[str, Signal] = {}
     for signal in signals:
-        if signal.turn is None or signal.kind not in _STRENGTH or not _trained(signal):
+        if signal.turn is None or signal.kind not in _STRENGTH or not _is_trainable(signal):
             continue
         rival = best.get(signal.turn)
-        # The order is that of time, so among equals the later one wins.
-        if rival is None or _strength(signal) >= _strength(rival):
+        # Signals are in order of time, so the later one wins a draw.
+        if rival is None or strength(signal) >= strength(rival):
             best[signal.turn] = signal
     return best
 
 
-def _route(
+def _unused(signal: Signal, code: ReasonCode, **data: object) -> Assignment:
+    return Assignment(signal, Placement.UNUSED, reason(code, **data))
+
+
+def _assign_one(
     signal: Signal, turn_of: Callable[[str], Turn], strongest: Mapping[str, Signal]
 ) -> Assignment:
     if signal.kind is SignalKind.COMMENT:
-        return Assignment(signal, "profile", "a comment is a rule that acts on the next turn")
-    if not _trained(signal):
-        return Assignment(signal, "kept", "only a person's own acts are trained on")
+        return Assignment(signal, Placement.PROFILE, Reason(ReasonCode.COMMENT_IS_RULE))
+    if not _is_trainable(signal):
+        return _unused(signal, ReasonCode.NOT_USER_ACT)
     if signal.kind is SignalKind.DEMONSTRATION:
         skill = signal.payload.get("skill")
-        layer = f"skill.{skill}" if skill else "style"
         messages = (Message("user", signal.payload["prompt"]),)
         lesson = Lesson(signal.id, signal.kind, messages, signal.payload["answer"])
-        return Assignment(
-            signal, "layer", "a demonstration shows the answer that is wanted", layer, lesson
-        )
+        layer = f"skill.{skill}" if skill else "style"
+        return Assignment(signal, Placement.LAYER, Reason(ReasonCode.DEMONSTRATION), layer, lesson)
     if signal.turn is None:
-        return Assignment(signal, "kept", "it names no turn")
+        return _unused(signal, ReasonCode.NO_TURN)
     best = strongest[signal.turn]
     if best.id != signal.id:
-        return Assignment(
-            signal, "kept", f"the {best.kind} of the same turn says more", superseded_by=best.id
-        )
-    return _from_turn(signal, turn_of(signal.turn))
+        unused = _unused(signal, ReasonCode.STRONGER_SIGNAL, kind=str(best.kind))
+        return replace(unused, superseded_by=best.id)
+    return _assign_from_turn(signal, turn_of(signal.turn))
 
 
-def _fact(signal: Signal, helped: Sequence[Turn], rival: Signal | None) -> Assignment:
-    if rival is not None:
-        whose = "a person's" if rival.source == PERSON != signal.source else "a later"
-        return Assignment(
-            signal, "kept", f"{whose} fact answers the same question otherwise", superseded_by=rival.id
-        )
-    why = "a fact is looked up when a question is near it"
-    if signal.source != PERSON:
-        return Assignment(signal, "memory", f"{why}; only a person's own are learned too")
-    asked, judged = fact_questions(signal, helped)
-    if judged is None:
-        return Assignment(signal, "memory", why)
+def _assign_fact(signal: Signal, helpful: Sequence[Turn], newer: Signal | None) -> Assignment:
+    if newer is not None:
+        is_users = newer.source == USER_SOURCE != signal.source
+        code = ReasonCode.USER_FACT if is_users else ReasonCode.NEWER_FACT
+        return replace(_unused(signal, code), superseded_by=newer.id)
+    if signal.source != USER_SOURCE:
+        return Assignment(signal, Placement.MEMORY, Reason(ReasonCode.FACT_NOT_USERS))
+    questions, probe = fact_questions(signal, helpful)
+    if probe is None:
+        return Assignment(signal, Placement.MEMORY, Reason(ReasonCode.FACT_LOOKED_UP))
     lessons = [
         Lesson(
-            signal.id, signal.kind, each.messages, each.answer, is_short=each.is_user_answer, ended=each.ended
+            signal.id,
+            signal.kind,
+            each.messages,
+            each.answer,
+            is_short=each.is_user_answer,
+            is_probe=each is probe,
+            ended=each.ended,
         )
-        for each in asked
+        for each in (*questions, probe)
     ]
-    probe = replace(
-        lessons[0], messages=judged.messages, wanted=judged.answer, ended=judged.ended, probe=True
+    # A probe has the shape of the lessons that it judges.
+    lessons[-1] = replace(lessons[-1], is_short=lessons[0].is_short)
+    why = (
+        Reason(ReasonCode.FACT_WITH_ANSWER)
+        if probe.is_user_answer
+        else reason(ReasonCode.FACT_HELPED, count=len(helpful))
     )
-    known = "what it answers is known" if judged.is_user_answer else f"that helped {len(helped)} times"
-    return Assignment(
-        signal,
-        "memory",
-        f"{why}; {known}, so it is learned too",
-        "memory",
-        extra_examples=(*lessons, probe),
-    )
+    return Assignment(signal, Placement.MEMORY, why, "memory", extra_examples=tuple(lessons))
 
 
-def _from_turn(signal: Signal, turn: Turn) -> Assignment:
+def _assign_from_turn(signal: Signal, turn: Turn) -> Assignment:
     if signal.kind in (SignalKind.RATING, SignalKind.REWARD):
-        return _thumb(signal, turn)
-    ended = not signal.payload.get("cut_off")
-    lesson = Lesson(
-        signal.id,
-        signal.kind,
-        turn.messages,
-        signal.payload["text"],
-        turn.reply or None,
-        ended=ended,
-    )
-    why = {
-        SignalKind.EDIT: "an edit shows the answer that is wanted, and the one that was not",
-        SignalKind.PREFERENCE: "of two answers the preferred one is wanted",
-    }[signal.kind]
-    # Only where revisions of a skill were compared is it known that the words are about a skill.
+        return _assign_rating(signal, turn)
+    # The layer is known only where revisions of that layer were compared.
     compared = str(signal.payload.get("layer", ""))
     if compared == "memory":
-        return Assignment(
-            signal, "kept", "of two memories one was chosen, which says nothing of how to answer"
-        )
-    return Assignment(
-        signal, "layer", why, compared if compared.startswith("skill.") else "style", lesson
-    )
+        return _unused(signal, ReasonCode.MEMORY_COMPARISON)
+    layer = compared if compared.startswith("skill.") else "style"
+    is_edit = signal.kind is SignalKind.EDIT
+    why = Reason(ReasonCode.EDIT if is_edit else ReasonCode.PREFERENCE)
+    text, rejected = signal.payload["text"], turn.reply or None
+    ended = not signal.payload.get("cut_off")
+    lesson = Lesson(signal.id, signal.kind, turn.messages, text, rejected, ended=ended)
+    return Assignment(signal, Placement.LAYER, why, layer, lesson)
 
 
-def _thumb(signal: Signal, turn: Turn) -> Assignment:
-    """Of a rating or a reward: what was liked is an answer to give again, as much as the value says."""
+def _assign_rating(signal: Signal, turn: Turn) -> Assignment:
+    """Assign a rating or reward: its value weighs the reply as one to give again, or to avoid."""
     if not turn.reply.strip():
-        return Assignment(signal, "kept", "the reply was empty")
+        return _unused(signal, ReasonCode.EMPTY_REPLY)
+    if is_ambiguous(signal):
+        return _unused(signal, ReasonCode.UNCLEAR_REWARD, limit=MIN_CLEAR_REWARD)
     value: float = signal.payload["value"]
-    if is_unclear(signal):
-        why = f"a reward between {-CLEAR} and {CLEAR} says neither that a reply is wanted nor that it is not"
-        return Assignment(signal, "kept", why)
-    own = signal.source == PERSON
-    weight = abs(value) * (_LIKED_WEIGHT if own else _OBSERVED_WEIGHT)
+    is_users = signal.source == USER_SOURCE
+    weight = abs(value) * (_USER_WEIGHT if is_users else _OBSERVED_WEIGHT)
+    kind, messages, reply = SignalKind.RATING, turn.messages, turn.reply
     if value < 0:
-        lesson = Lesson(signal.id, SignalKind.RATING, turn.messages, "", turn.reply, weight)
-        return Assignment(
-            signal, "layer", "a reply that was not liked grows less likely", "style", lesson
-        )
-    why = (
-        "a reply that was liked is an answer to give again"
-        if own
-        else "what an app saw counts as a weak rating"
-    )
-    lesson = Lesson(
-        signal.id, SignalKind.RATING, turn.messages, turn.reply, weight=weight, ended=turn.ended
-    )
-    return Assignment(signal, "layer", why, "style", lesson)
+        code = ReasonCode.DISLIKED
+        lesson = Lesson(signal.id, kind, messages, "", reply, weight)
+    else:
+        code = ReasonCode.LIKED if is_users else ReasonCode.OBSERVED
+        lesson = Lesson(signal.id, kind, messages, reply, weight=weight, ended=turn.ended)
+    return Assignment(signal, Placement.LAYER, Reason(code), "style", lesson)
 
 
-def _without_contradictions(routings: Sequence[Assignment]) -> Sequence[Assignment]:
-    """The later word on the same request, or on the same reply, is the lesson; what repeats a lesson is none."""
-    settled = list(routings)
-    standing: dict[object, list[int]] = {}
-    for number, routing in enumerate(routings):
-        lesson = routing.lesson
-        if lesson is None:
+def _resolve_conflicts(assignments: Sequence[Assignment]) -> Sequence[Assignment]:
+    """Leave one lesson of those that contradict or repeat each other on one request."""
+    settled = list(assignments)
+    active: dict[object, list[int]] = {}
+    for number, each in enumerate(assignments):
+        if each.lesson is None:
             continue
-        here = standing.setdefault((routing.layer, lesson.messages), [])
-        rivals = [each for each in here if _meet(lesson, routings[each].lesson)]
-        yields = (
-            (routings[each], why) for each in rivals if (why := _yields(routing, routings[each]))
-        )
-        if to := next(yields, None):
-            settled[number] = _kept(routing, *to)
+        same_request = active.setdefault((each.layer, each.lesson.messages), [])
+        rivals = [n for n in same_request if _conflict(each.lesson, assignments[n].lesson)]
+        yields = ((assignments[n], _yields_to(each, assignments[n])) for n in rivals)
+        if lost := next(((winner, why) for winner, why in yields if why), None):
+            settled[number] = _supersede(each, *lost)
             continue
         for rival in rivals:
-            why = f"a later {routing.signal.kind} of the same request says otherwise"
-            settled[rival] = _kept(routings[rival], routing, why)
-            here.remove(rival)
-        here.append(number)
+            why = reason(ReasonCode.CONTRADICTED, kind=str(each.signal.kind))
+            settled[rival] = _supersede(assignments[rival], each, why)
+            same_request.remove(rival)
+        same_request.append(number)
     return settled
 
 
-def _meet(lesson: Lesson, other: Lesson | None) -> bool:
-    """Whether only one of two lessons on the same request can stand: two answers that are wanted, two thumbs on one reply, or a
-    thumb on one that the other wants otherwise.
+def _conflict(lesson: Lesson, other: Lesson | None) -> bool:
+    """Return whether only one of two lessons on the same request can stand.
+
+    So do two chosen replies, two ratings of one reply, and a rating of a reply that the other
+    lesson wants otherwise.
     """
     if other is None:
         return False
-    thumbs = [each for each in (lesson, other) if each.kind is SignalKind.RATING]
-    if len(thumbs) == 1:
-        thumb, written = thumbs[0], other if thumbs[0] is lesson else lesson
-        return (
-            thumb.chosen == written.rejected if thumb.chosen else thumb.rejected == written.chosen
-        )
-    return not thumbs or (lesson.chosen or lesson.rejected) == (other.chosen or other.rejected)
+    ratings = [each for each in (lesson, other) if each.kind is SignalKind.RATING]
+    if len(ratings) == 1:
+        rating, written = ratings[0], other if ratings[0] is lesson else lesson
+        if rating.chosen:
+            return rating.chosen == written.rejected
+        return rating.rejected == written.chosen
+    return not ratings or (lesson.chosen or lesson.rejected) == (other.chosen or other.rejected)
 
 
-def _yields(routing: Assignment, earlier: Assignment) -> str:
-    """Why what was said later is not the lesson, where what it meets stands; "" where the later word wins."""
-    own, others_own = routing.signal.source == PERSON, earlier.signal.source == PERSON
-    if others_own and not own:
-        return "a person said something of the same reply"
-    same = routing.lesson and earlier.lesson and routing.lesson.chosen == earlier.lesson.chosen
-    if same and own == others_own:
-        return f"the {earlier.signal.kind} before says the same"
+def _yields_to(later: Assignment, earlier: Assignment) -> Reason | None:
+    """Return why the earlier of two assignments stays the lesson, or None where the later wins."""
+    is_users, earlier_is_users = (
+        later.signal.source == USER_SOURCE,
+        earlier.signal.source == USER_SOURCE,
+    )
+    kind = str(earlier.signal.kind)
+    if earlier_is_users and not is_users:
+        return Reason(ReasonCode.RATED_BY_USER)
+    same = later.lesson and earlier.lesson and later.lesson.chosen == earlier.lesson.chosen
+    if same and is_users == earlier_is_users:
+        return reason(ReasonCode.REPEATED, kind=kind)
     written = earlier.signal.kind in (SignalKind.EDIT, SignalKind.DEMONSTRATION)
-    if _was_chosen(routing.signal) and written and others_own:
-        return f"the {earlier.signal.kind} of the same request says more"
-    return ""
+    # In a choice between replies of two revisions neither need be the wanted one.
+    is_choice = later.signal.kind is SignalKind.PREFERENCE and "revision" in later.signal.payload
+    if is_choice and written and earlier_is_users:
+        return reason(ReasonCode.MORE_SPECIFIC, kind=kind)
+    return None
 
 
-def _without_outgrown(routings: Sequence[Assignment]) -> Sequence[Assignment]:
-    """Once the way of answering has changed, what shows the old way is no lesson of the style, nor a question to be judged
-    by. A thumb for a reply in the old way does not bring that back.
-    """
+def _supersede(assignment: Assignment, winner: Assignment, why: Reason) -> Assignment:
+    return Assignment(assignment.signal, Placement.UNUSED, why, superseded_by=winner.signal.id)
+
+
+def _drop_old_style(assignments: Sequence[Assignment]) -> Sequence[Assignment]:
+    """Drop lessons of the style that show an old style, also likes of replies in the old style."""
     style = {
-        n: r.lesson
-        for n, r in enumerate(routings)
-        if r.layer == "style" and r.lesson is not None and r.lesson.chosen
+        number: each.lesson
+        for number, each in enumerate(assignments)
+        if each.layer == "style" and each.lesson is not None and each.lesson.chosen
     }
     written = [number for number, lesson in style.items() if lesson.kind is not SignalKind.RATING]
-    change = latest_change(tuple(style[n].prompt_response for n in written))
+    change = find_style_change(tuple(style[number].prompt_response for number in written))
     if change is None:
-        return routings
-    first = written[change.at]
-    since = routings[first].signal.id
-    settled = list(routings)
+        return assignments
+    first = written[change.index]
+    since = assignments[first].signal.id
+    settled = list(assignments)
     for number, lesson in style.items():
-        # Without ``instead``: the lesson that a question's place goes to becomes a question, and these are not in its place.
-        if not change.agrees(lesson.prompt_response) and (number < first or lesson.kind is SignalKind.RATING):
-            what = "has changed since" if number < first else "had changed before"
-            why = f"the way of answering {what}: {since} and later lessons say otherwise"
-            settled[number] = Assignment(routings[number].signal, "kept", why)
+        is_older = number < first
+        if change.matches(lesson.prompt_response):
+            continue
+        if is_older or lesson.kind is SignalKind.RATING:
+            # Without ``superseded_by``: what supersedes a held-out lesson is held out too, and the
+            # new style is not to be held out for the old one.
+            code = ReasonCode.STYLE_CHANGED_SINCE if is_older else ReasonCode.STYLE_CHANGED_BEFORE
+            settled[number] = _unused(assignments[number].signal, code, since=since)
     return settled
 
 
-def _with_thumbs(routings: Sequence[Assignment]) -> Sequence[Assignment]:
-    """With too few thumbs of either kind, nothing is learned from those that are down."""
-    thumbs = [
-        r.lesson for r in routings if r.lesson is not None and r.lesson.kind is SignalKind.RATING
+def _drop_few_dislikes(assignments: Sequence[Assignment]) -> Sequence[Assignment]:
+    """Drop all dislikes while there are too few likes or dislikes."""
+    ratings = [
+        each.lesson
+        for each in assignments
+        if each.lesson is not None and each.lesson.kind is SignalKind.RATING
     ]
-    up = sum(bool(lesson.chosen) for lesson in thumbs)
-    down = len(thumbs) - up
+    up = sum(bool(lesson.chosen) for lesson in ratings)
+    down = len(ratings) - up
     if min(up, down) >= MIN_THUMBS:
-        return routings
-    why = (
-        "says what is wrong, not what is right; an edit would"
-        f" (learned from {MIN_THUMBS} thumbs up and {MIN_THUMBS} down on: {up} and {down} now)"
-    )
+        return assignments
+    code, counts = ReasonCode.TOO_FEW_THUMBS, {"needed": MIN_THUMBS, "up": up, "down": down}
     return [
-        Assignment(r.signal, "kept", f"{_DOWN[r.signal.kind]} {why}")
-        if r.lesson is not None and not r.lesson.chosen
-        else r
-        for r in routings
+        _unused(each.signal, code, kind=str(each.signal.kind), **counts)
+        if each.lesson is not None and not each.lesson.chosen
+        else each
+        for each in assignments
     ]
-
-
-def _was_chosen(signal: Signal) -> bool:
-    """Whether it is a choice between what two revisions said, so that neither answer need be the one that is wanted."""
-    return signal.kind is SignalKind.PREFERENCE and "revision" in signal.payload
-
-
-def _kept(routing: Assignment, winner: Assignment, why: str) -> Assignment:
-    return replace(
-        routing, place="kept", why=why, layer=None, lesson=None, instead=winner.signal.id
-    )

@@ -1,156 +1,173 @@
-"""From lessons to the terms of every step: what is read together and in which order. Pure, and decided by the recipe's
-seed alone.
+"""Builds the batches of a training run from the lessons of a plan. Pure.
+
+Invariant: plan, tokenizer and the configuration's seed decide every batch. The order in which the
+one random generator is used is part of that.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Generic, TypeVar
 
-from personalpeft.backends.base import Backend, Continuation, Term
+from personalpeft.backends.base import Backend, Continuation, Loss
 from personalpeft.learning.data.assignment import Lesson
 from personalpeft.learning.data.facts import PARAPHRASE_TEMPLATES, paraphrase
-from personalpeft.learning.data.response_template import NO_MANNER, manner_of
+from personalpeft.learning.data.response_template import NO_TEMPLATE, infer_template
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.plan import Plan
-from personalpeft.learning.train.config import Recipe
+from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.learning.train.losses import (
-    BEGINNING,
-    OF_LESSONS,
-    Batch,
-    Supervised,
-    Thumbs,
-    continuation,
+    MAX_CONTRAST_TOKENS,
+    KTOLoss,
+    SFTLoss,
+    build_lesson_losses,
+    encode_continuation,
 )
-from personalpeft.learning.train.regularizer import anchor
+from personalpeft.learning.train.regularizer import make_kl_regularizer
 from personalpeft.types import Message, SignalKind
 
 T = TypeVar("T")
 
 
-def schedule(
-    plan: Plan, backend: Backend, generic: Sequence[tuple[Sequence[Message], str]]
-) -> tuple[tuple[Term, ...], ...]:
-    """The terms of each step. ``generic`` are questions that belong to nobody with what the stack below says to them.
+def build_batches(
+    plan: Plan, backend: Backend, completions: Sequence[tuple[Sequence[Message], str]]
+) -> tuple[tuple[Loss, ...], ...]:
+    """Return the losses of each step.
 
-    A batch takes its share of older lessons and of anchors, and goes through each list without repeating before the
-    list is used up.
+    Args:
+        plan: the lessons and the configuration.
+        backend: renders and encodes the texts.
+        completions: general prompts with what the stack below replies to them.
     """
-    recipe = plan.recipe
-    # What a memory says is in the manner of what lies below already; there is none of its own to learn.
-    remembered = plan.layer == "memory"
-    manner = (
-        NO_MANNER
-        if remembered
-        else manner_of([lesson.prompt_response.pattern for lesson in (*plan.new_examples, *plan.replay)])
-    )
-    weight = recipe.anchor_weight / max(1, recipe.anchors)
-    held = [
-        anchor(
-            backend, messages, reply, manner, weight, below=plan.template, from_the_first=remembered
-        )
-        for messages, reply in generic
-    ]
-    anchors = [each for each in held if each is not None]
-    chance = random.Random(recipe.seed)
-    fresh = _rounds(_put_in_other_ways(plan.new_examples or plan.replay, recipe.phrasings, chance), chance)
-    older = _rounds(_put_in_other_ways(plan.replay, recipe.phrasings, chance), chance)
-    keeping = _rounds(anchors, chance)
-    not_told = _rounds(_not_told(plan, backend), chance)
-    # Drawn only where they are needed: what is drawn decides every byte of what is built.
-    good = [
-        each
-        for each in (*plan.new_examples, *plan.replay)
-        if each.kind is SignalKind.RATING and plan.rejected_examples
-    ]
-    liked = _rounds(good, chance)
-    disliked = _rounds(plan.rejected_examples, chance)
-    batch = Batch(backend, recipe, plan.template if remembered else manner)
-    replayed = round(recipe.batch * recipe.replay) if plan.new_examples and plan.replay else 0
-    steps = []
-    for _ in range(plan.steps):
-        lessons = [next(fresh) for _ in range(recipe.batch - replayed)] + [
-            next(older) for _ in range(replayed)
-        ]
-        kept = [next(keeping) for _ in range(recipe.anchors if anchors else 0)]
-        thumbs = _thumbs(
-            list(islice(liked, recipe.thumbs)),
-            list(islice(disliked, recipe.thumbs)),
-            recipe,
+    config = plan.recipe
+    # Answers of a memory are in the template of the stack below, so it has none of its own to learn.
+    is_memory = plan.layer == "memory"
+    shown = [*plan.new_examples, *plan.replay]
+    patterns = [lesson.prompt_response.pattern for lesson in shown]
+    template = NO_TEMPLATE if is_memory else infer_template(patterns)
+    lesson_template = plan.template if is_memory else template
+    regularizers = [
+        make_kl_regularizer(
             backend,
+            messages,
+            reply,
+            template,
+            config.kl_weight / max(1, config.kl_prompts),
+            below=plan.template,
+            from_the_first=is_memory,
         )
-        unknown = islice(not_told, recipe.unknown)
-        asked = [term for terms in OF_LESSONS for term in terms(lessons, batch)]
-        steps.append((*asked, *thumbs, *unknown, *kept))
-    return tuple(steps)
-
-
-def _put_in_other_ways(
-    lessons: Sequence[Lesson], phrasings: int, chance: random.Random
-) -> list[Lesson]:
-    """The lessons, those of facts by more than one phrasing of the question: what is only ever asked in the same words is
-    only known in these words (Allen-Zhu & Li 2023, "Physics of Language Models: Part 3.1").
-    """
-    put = []
-    for lesson in lessons:
-        ways: Sequence[tuple[Message, ...]] = [lesson.messages]
-        if lesson.kind is SignalKind.FACT:
-            ways = paraphrase(lesson.messages, chance.sample(PARAPHRASE_TEMPLATES, min(phrasings, len(PARAPHRASE_TEMPLATES))))
-        put += [lesson.with_prompt(messages) for messages in ways]
-    return put
-
-
-def _not_told(plan: Plan, backend: Backend) -> list[Supervised]:
-    """That nobody has told what nobody has told, so that what was told of one thing is not said of another."""
-    generic, recipe = load_general_prompts(), plan.recipe
-    told = "\n".join(
-        " ".join([routing.signal.payload["text"], *(routing.signal.payload.get("questions") or ())])
-        for routing in plan.assignments
-        if routing.signal.kind is SignalKind.FACT
-    )
-    asked = [each.question for each in generic.unanswerable_prompts if recipe.unknown and not each.is_answered_in(told)]
-
-    def untold(question: str) -> Continuation:
-        answer = plan.template.dress(generic.refusal_text, question)
-        return continuation(backend, [Message("user", question)], answer, recipe.longest)
-
-    return [Supervised(untold(question), 1 / recipe.batch) for question in asked]
-
-
-def _thumbs(
-    liked: Sequence[Lesson], disliked: Sequence[Lesson], recipe: Recipe, backend: Backend
-) -> Iterator[Term]:
-    """The term of replies that were only liked or not, where there are both."""
-    if not liked or not disliked:
-        return
-    judged = [
-        (lesson.messages, lesson.chosen or lesson.rejected or "") for lesson in (*liked, *disliked)
+        for messages, reply in completions
     ]
-    others = judged[1:] + judged[:1]
-
-    def beginning(messages: Sequence[Message], reply: str) -> Continuation:
-        return continuation(backend, messages, reply, BEGINNING)
-
-    said = [beginning(*each) for each in judged]
-    weight = sum(lesson.weight for lesson in (*liked, *disliked)) / len(judged)
-    yield Thumbs(
-        liked=tuple(said[: len(liked)]),
-        disliked=tuple(said[len(liked) :]),
-        mismatched=tuple(
-            beginning(messages, reply)
-            for (messages, _), (_, reply) in zip(judged, others, strict=True)
-        ),
-        beta=recipe.beta,
-        weight=weight,
+    liked = [lesson for lesson in shown if lesson.kind is SignalKind.RATING]
+    rng = random.Random(config.seed)
+    new_queue, replay_queue = (
+        _EpochSampler(_add_paraphrases(lessons, config.num_paraphrases, rng), rng)
+        for lessons in (plan.new_examples or plan.replay, plan.replay)
     )
+    regularizer_queue = _EpochSampler([each for each in regularizers if each is not None], rng)
+    unanswerable_queue = _EpochSampler(_build_refusals(plan, backend), rng)
+    # Without disliked replies none of the liked may be drawn: each draw changes later batches.
+    liked_queue = _EpochSampler(liked if plan.rejected_examples else [], rng)
+    disliked_queue = _EpochSampler(plan.rejected_examples, rng)
+    replayed = 0
+    if plan.new_examples and plan.replay:
+        replayed = round(config.batch_size * config.replay_ratio)
+    batches = []
+    for _ in range(plan.steps):
+        lessons = new_queue.take(config.batch_size - replayed) + replay_queue.take(replayed)
+        kl_losses = regularizer_queue.take(config.kl_prompts)
+        desirable = liked_queue.take(config.rated_replies)
+        undesirable = disliked_queue.take(config.rated_replies)
+        batches.append(
+            (
+                *build_lesson_losses(lessons, backend, config, lesson_template),
+                *_build_kto_losses(desirable, undesirable, config, backend),
+                *unanswerable_queue.take(config.unanswerable_prompts),
+                *kl_losses,
+            )
+        )
+    return tuple(batches)
 
 
-def _rounds(items: Sequence[T], chance: random.Random) -> Iterator[T]:
-    """The items for ever, in rounds: each round has every item once, in an order of its own."""
-    shuffle: Callable[[list[T]], None] = chance.shuffle
-    while items:
-        order = list(items)
-        shuffle(order)
-        yield from order
+class _EpochSampler(Generic[T]):
+    """Gives items in epochs: each has every item once, in an order of its own."""
+
+    def __init__(self, items: Sequence[T], rng: random.Random) -> None:
+        self._items = items
+        self._rng = rng
+        self._left: list[T] = []
+
+    def take(self, count: int) -> list[T]:
+        """Return the next ``count`` items, none if there are no items."""
+        taken: list[T] = []
+        while len(taken) < count and self._items:
+            if not self._left:
+                self._left = list(self._items)
+                self._rng.shuffle(self._left)
+                self._left.reverse()
+            taken.append(self._left.pop())
+        return taken
+
+
+def _add_paraphrases(lessons: Sequence[Lesson], count: int, rng: random.Random) -> list[Lesson]:
+    """Return the lessons, those of facts with more wordings of the question.
+
+    A fact that is only ever asked in the same words is only known in these words (Allen-Zhu and
+    Li 2023, "Physics of Language Models: Part 3.1", arXiv 2309.14316).
+    """
+    added = []
+    for lesson in lessons:
+        prompts: Sequence[tuple[Message, ...]] = [lesson.messages]
+        if lesson.kind is SignalKind.FACT:
+            templates = rng.sample(PARAPHRASE_TEMPLATES, min(count, len(PARAPHRASE_TEMPLATES)))
+            prompts = paraphrase(lesson.messages, templates)
+        added += [lesson.with_prompt(messages) for messages in prompts]
+    return added
+
+
+def _build_refusals(plan: Plan, backend: Backend) -> list[SFTLoss]:
+    """Return losses that teach to say "I do not know" where no fact of the user has the answer."""
+    general, config = load_general_prompts(), plan.recipe
+    if not config.unanswerable_prompts:
+        return []
+    facts = "\n".join(
+        " ".join([signal.payload["text"], *(signal.payload.get("questions") or ())])
+        for signal in (assignment.signal for assignment in plan.assignments)
+        if signal.kind is SignalKind.FACT
+    )
+    losses = []
+    for prompt in general.unanswerable_prompts:
+        if not prompt.is_answered_in(facts):
+            answer = plan.template.apply(general.refusal_text, prompt.question)
+            messages = [Message("user", prompt.question)]
+            target = encode_continuation(backend, messages, answer, config.max_length)
+            losses.append(SFTLoss(target, 1 / config.batch_size))
+    return losses
+
+
+def _build_kto_losses(
+    liked: Sequence[Lesson],
+    disliked: Sequence[Lesson],
+    config: TrainingConfig,
+    backend: Backend,
+) -> list[KTOLoss]:
+    """Return the loss of rated replies, none unless there are both liked and disliked ones."""
+    if not liked or not disliked:
+        return []
+    rated = [*liked, *disliked]
+    replies = [lesson.chosen or lesson.rejected or "" for lesson in rated]
+
+    def encode(lesson: Lesson, reply: str) -> Continuation:
+        return encode_continuation(backend, lesson.messages, reply, MAX_CONTRAST_TOKENS)
+
+    matched = tuple(map(encode, rated, replies))
+    return [
+        KTOLoss(
+            desirable=matched[: len(liked)],
+            undesirable=matched[len(liked) :],
+            mismatched=tuple(map(encode, rated, replies[1:] + replies[:1])),
+            beta=config.beta,
+            weight=sum(lesson.weight for lesson in rated) / len(rated),
+        )
+    ]

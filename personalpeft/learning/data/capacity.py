@@ -1,95 +1,84 @@
-"""How much a layer can hold: tokens of its lessons for each parameter that is trained. Pure.
+"""Limits how many tokens of facts a memory layer learns. Pure.
 
-What is to be recalled word for word fills a layer: recall is near perfect below ``ADVISED`` tokens a parameter, falls off
-up to ten times that, and collapses beyond (arXiv 2606.02437). So the ``memory`` layer never takes more than the recipe's
-``capacity``; where there is more to learn, the oldest lessons stay out. A style or a skill is a manner that its lessons
-share: another lesson says it more clearly and fills nothing, so those layers are not counted.
+Recall of text word for word is near perfect below ``RECOMMENDED_TOKENS_PER_PARAMETER``, falls off
+up to ten times that, and collapses beyond (arXiv 2606.02437). So a memory takes the newest lessons
+up to the configured ``tokens_per_parameter``. Lessons of a style or a skill share one manner and
+are not counted.
 
-Invariants: what fits is the newest part of the lessons, in their order; several lessons of one signal say one thing and
-count once, by the longest.
+Invariant: lessons of one signal fit or stay out together; they count once, by the longest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from personalpeft.learning.data.assignment import Lesson
-from personalpeft.learning.train.config import Recipe
+from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.types import Architecture
 
-ADVISED = 1e-3
+RECOMMENDED_TOKENS_PER_PARAMETER = 1e-3
 
-# Of a parameter that is trained, in float32: itself, its gradient and two moments while a step is made, and, of the last
-# three that go on, a copy that is being saved and the file that is made of it.
-_BYTES = 4 * (4 + 3 + 3)
+# Of each trained float32 parameter: itself, its gradient, two moments; and the parameter and the
+# moments again in the checkpoint that is being copied and in the file that is made of it.
+_BYTES_PER_PARAMETER = 4 * (4 + 3 + 3)
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """A layer's trainable ``parameters``, the ``tokens`` that its lessons take of them, and how many they may take."""
+class LayerCapacity:
+    """A layer's trained parameters, and the tokens that its lessons take and may take."""
 
     parameters: int
     tokens: int
-    most: int
+    max_tokens: int
 
     @property
-    def advised(self) -> int:
+    def recommended_tokens(self) -> int:
         """The tokens up to which recall is near perfect."""
-        return int(self.parameters * ADVISED)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "parameters": self.parameters,
-            "tokens": self.tokens,
-            "most": self.most,
-            "advised": self.advised,
-        }
+        return int(self.parameters * RECOMMENDED_TOKENS_PER_PARAMETER)
 
 
-def parameters(recipe: Recipe, architecture: Architecture) -> int:
-    """What a layer of this recipe trains: an A of rank x inputs and a B of outputs x rank for each projection and block."""
-    sizes = sum(sum(architecture.projections[target]) for target in recipe.targets)
-    return recipe.rank * sizes * architecture.blocks
+def count_parameters(config: TrainingConfig, architecture: Architecture) -> int:
+    """Return the size of A (rank x inputs) and B (outputs x rank) of all modules and blocks."""
+    sizes = sum(sum(architecture.projections[module]) for module in config.target_modules)
+    return config.rank * sizes * architecture.blocks
 
 
-def megabytes(recipe: Recipe, architecture: Architecture) -> float:
-    """About how much memory one training session takes, beside the base and the pass, which all sessions share."""
-    return parameters(recipe, architecture) * _BYTES / 1e6
+def estimate_session_mb(config: TrainingConfig, architecture: Architecture) -> float:
+    """Return about how many MB a training session takes beside the base and its activations."""
+    return count_parameters(config, architecture) * _BYTES_PER_PARAMETER / 1e6
 
 
-def too_much(need: float, allowed: float | None) -> str:
-    """Why a session is not begun that takes so many MB, where no more than so many are ``allowed``; empty where it is begun."""
-    if allowed is None or need <= allowed:
-        return ""
-    return f"to train it takes about {need:,.0f} MB, and {allowed:,g} are allowed"
-
-
-def fitting(
+def fit_lessons(
     lessons: Sequence[Lesson],
     layer: str,
-    recipe: Recipe,
+    config: TrainingConfig,
     architecture: Architecture,
-    count: Callable[[str], int],
-) -> tuple[tuple[Lesson, ...], Room | None]:
-    """The lessons that the layer has room for, and how much of it they take (None for a layer that is not counted).
-    ``count`` says how many tokens a text has; a lesson counts with what is asked last and what is wanted.
+    count_tokens: Callable[[str], int],
+) -> tuple[tuple[Lesson, ...], LayerCapacity | None]:
+    """Return the lessons that fit a layer, in their order, and what they take.
+
+    Args:
+        lessons: oldest first; each counts by its last message and its answer.
+        layer: the capacity is None for a layer other than "memory".
+        config: the layer's shape and limit.
+        architecture: the base's modules.
+        count_tokens: the number of tokens of a text.
     """
     if layer != "memory":
         return tuple(lessons), None
     sizes: dict[str, int] = {}
     for lesson in lessons:
-        size = count(lesson.messages[-1].content) + min(count(lesson.chosen), recipe.longest)
+        answer = min(count_tokens(lesson.chosen), config.max_length)
+        size = count_tokens(lesson.messages[-1].content) + answer
         sizes[lesson.signal] = max(size, sizes.get(lesson.signal, 0))
-    trainable = parameters(recipe, architecture)
-    most = int(trainable * recipe.capacity)
-    taken, kept = 0, set[str]()
+    parameters = count_parameters(config, architecture)
+    max_tokens = int(parameters * config.tokens_per_parameter)
+    tokens, fit = 0, set[str]()
     for signal in reversed(sizes):
-        if taken + sizes[signal] > most:
+        if tokens + sizes[signal] > max_tokens:
             break
-        taken += sizes[signal]
-        kept.add(signal)
-    return tuple(lesson for lesson in lessons if lesson.signal in kept), Room(
-        trainable, taken, most
-    )
+        tokens += sizes[signal]
+        fit.add(signal)
+    kept = tuple(lesson for lesson in lessons if lesson.signal in fit)
+    return kept, LayerCapacity(parameters, tokens, max_tokens)

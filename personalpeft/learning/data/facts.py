@@ -1,11 +1,11 @@
-"""When a fact becomes a lesson of the memory layer, and which questions it is then learned by. Pure.
+"""When a fact becomes lessons of the memory layer, and from which questions. Pure.
 
-A fact acts at once: it is looked up. It is learned as well where somebody said which questions it answers and how, or
-where looking it up helped repeatedly. In the first case the short answer is the target; in the second it is what the
-model said with the fact in its prompt, which it then learns to say without (distillation from prompt to weights; Snell et
-al. 2022, "Learning by Distilling Context").
+A fact is used at once: it is looked up. It is learned as well where the user stated which questions
+it answers, or where the lookup helped repeatedly. In the first case the target is the stated answer.
+In the second it is the reply that the model gave with the fact in its prompt, which it then learns
+to give without (context distillation; Snell et al. 2022, "Learning by Distilling Context").
 
-Invariant: each fact that is learned has one question that is never trained on and judges it.
+Invariant: each learned fact has one question that is never trained on and judges it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from personalpeft.learning.data.ratings import is_unclear, liking_of
-from personalpeft.memory.conflicts import questions_in, same_words
-from personalpeft.types import PERSON, Message, Revision, Signal, SignalKind, Turn, canonical_digest
+from personalpeft.learning.data.ratings import is_ambiguous, rating_value
+from personalpeft.memory.conflicts import normalize, normalized_questions
+from personalpeft.types import (
+    USER_SOURCE,
+    Message,
+    Revision,
+    Signal,
+    SignalKind,
+    Turn,
+    canonical_digest,
+)
 
 T = TypeVar("T")
 
 MIN_HELPFUL_TURNS = 2
-"""So many replies in which a fact was looked up have to have helped, before it is learned without anybody's saying how."""
+"""A fact without a stated answer is learned once so many lookups of it helped."""
 
 MEMORIZED_LOGPROB = math.log(0.7)
 
@@ -38,18 +46,20 @@ PARAPHRASE_TEMPLATES = (
     "Please answer this: {first}",
     "One thing: {later}",
 )
-"""Ways of putting a question. ``first`` is the question as it begins a sentence, ``later`` as it goes on with one."""
+"""``first`` is the question as a sentence begins, ``later`` as one continues."""
 
-_JUDGED_IN = "So, {later} Just asking."
-_FEWEST_TO_HOLD_ONE_BACK = 4
-_MOST_HELPED = 8
-_SHORT = 3
+_PROBE_TEMPLATE = "So, {later} Just asking."
+_MIN_QUESTIONS_TO_HOLD_OUT = 4
+_MAX_HELPFUL_TURNS = 8
+_MAX_FUNCTION_WORD = 3
 
 
 @dataclass(frozen=True, slots=True)
 class FactQuestion:
-    """One question about a fact and the answer that is wanted. ``given`` says whether the answer is the person's own short
-    one, rather than a reply of the model; that may have been cut off before it ``ended``.
+    """One question about a fact with its answer.
+
+    ``is_user_answer``: the answer is the user's, and not a reply of the model, which may have been
+    cut off before it ``ended``.
     """
 
     messages: tuple[Message, ...]
@@ -58,133 +68,145 @@ class FactQuestion:
     ended: bool = True
 
 
-def fact_questions(fact: Signal, helped: Sequence[Turn]) -> tuple[tuple[FactQuestion, ...], FactQuestion | None]:
-    """The questions that a fact is learned by and the one that judges it; nothing and None for one that is only looked up.
-    ``helped`` are the turns in which looking it up helped, oldest first.
+def fact_questions(
+    fact: Signal, helpful: Sequence[Turn]
+) -> tuple[tuple[FactQuestion, ...], FactQuestion | None]:
+    """Return the questions that a fact is learned from, and the held-out question that judges it.
+
+    Args:
+        fact: The fact.
+        helpful: Turns in which its lookup helped, oldest first.
+
+    Returns:
+        No question and None for a fact that is only looked up.
     """
     answer: str = fact.payload.get("answer") or ""
-    questions = (
-        _once(fact.payload.get("questions") or (), lambda question: question) if answer else []
-    )
-    if questions:
-        asked = [
-            FactQuestion((Message("user", question),), as_sentence(answer), True) for question in questions
-        ]
-        if len(asked) >= _FEWEST_TO_HOLD_ONE_BACK:
+    stated = fact.payload.get("questions") or () if answer else ()
+    if prompts := _unique(stated, lambda question: question):
+        sentence = as_sentence(answer)
+        asked = [FactQuestion((Message("user", prompt),), sentence, True) for prompt in prompts]
+        if len(asked) >= _MIN_QUESTIONS_TO_HOLD_OUT:
             return tuple(asked[:-1]), asked[-1]
-        return tuple(asked), _framed(asked[-1], _JUDGED_IN)
-    if len(helped) < MIN_HELPFUL_TURNS:
+        return tuple(asked), _make_probe(asked[-1])
+    if len(helpful) < MIN_HELPFUL_TURNS:
         return (), None
-    # The oldest come first and stay, so that what judges is the same from build to build and was never trained on.
-    turns = _once(helped, lambda turn: turn.messages[-1].content)[:_MOST_HELPED]
+    # The oldest stay, so that the probe is the same from build to build and never trained on.
+    turns = _unique(helpful, lambda turn: turn.messages[-1].content)[:_MAX_HELPFUL_TURNS]
     asked = [FactQuestion(turn.messages, turn.reply, False, turn.ended) for turn in turns]
-    return tuple(asked), _framed(asked[0], _JUDGED_IN)
+    return tuple(asked), _make_probe(asked[0])
 
 
 def memorized(memory: Revision) -> frozenset[str]:
-    """The facts that a memory was found to know when it was judged: their answers to a question that was never trained on
-    were likelier than ``BY_HEART`` a token. Looking one of these up as well does harm: what lies in the prompt is
-    told apart less surely than what was learned.
+    """Return the facts that a memory revision knew when it was judged.
+
+    Their answers to the held-out question were likelier than ``MEMORIZED_LOGPROB`` per token. To
+    look these up as well does harm: similar facts in the prompt are confused more easily.
     """
     pins: Mapping[str, Any] = memory.scores.get("pins", {})
-    likely = {
-        key
-        for key, said in pins.items()
-        if said.get("after") is not None and said["after"] >= MEMORIZED_LOGPROB
-    }
-    return frozenset(signal for signal, slash, _ in (key.partition("/") for key in likely) if slash)
+    likely = (
+        key.partition("/")
+        for key, scores in pins.items()
+        if scores.get("after") is not None and scores["after"] >= MEMORIZED_LOGPROB
+    )
+    return frozenset(signal for signal, slash, _ in likely if slash)
 
 
 def paraphrases_digest() -> str:
-    """Names the ways in which questions are put: they decide what is trained."""
-    return canonical_digest([*PARAPHRASE_TEMPLATES, _JUDGED_IN])
+    """Return the digest of the paraphrase templates, which decide what is trained on."""
+    return canonical_digest([*PARAPHRASE_TEMPLATES, _PROBE_TEMPLATE])
 
 
-def paraphrase(messages: Sequence[Message], frames: Iterable[str]) -> list[tuple[Message, ...]]:
-    """The last question of a conversation as it is and put in each of the frames."""
+def paraphrase(messages: Sequence[Message], templates: Iterable[str]) -> list[tuple[Message, ...]]:
+    """Return a conversation as it is, and with its last question in each of the templates."""
     *before, last = messages
-    return [
-        tuple(messages),
-        *((*before, replace(last, content=_put(frame, last.content))) for frame in frames),
-    ]
+    texts = [_fill(template, last.content) for template in templates]
+    return [tuple(messages), *((*before, replace(last, content=text)) for text in texts)]
 
 
 def as_sentence(answer: str) -> str:
-    """A short answer as a sentence: "walnuts" is "Walnuts."."""
+    """Return a short answer as a sentence: "walnuts" becomes "Walnuts."."""
     answer = answer[0].upper() + answer[1:]
     return answer if answer[-1] in ".!?…" else f"{answer}."
 
 
-def helpful_turns(signals: Sequence[Signal], turns: Sequence[Turn]) -> Mapping[str, tuple[Turn, ...]]:
-    """By fact, the turns in which looking it up helped: the reply says what only the fact can have told it, and was
-    liked, or the conversation went on without a word against it. ``turns`` are oldest first, ``signals`` the current
-    ones. For it only a person's own word counts, against it also what an app saw. A question of which the person said what
-    answers it is that fact's to teach, and no other's.
+def helpful_turns(
+    signals: Sequence[Signal], turns: Sequence[Turn]
+) -> Mapping[str, tuple[Turn, ...]]:
+    """Return by fact the turns in which its lookup helped.
+
+    The reply contains what only the fact can have told the model, and was liked, or the
+    conversation went on without a complaint. Only the user's own feedback counts as a like; what an
+    app observed counts as a complaint as well. A question whose answer the user stated belongs to
+    that fact alone.
+
+    Args:
+        signals: Current signals.
+        turns: Turns, oldest first.
     """
     facts = {signal.id: signal for signal in signals if signal.kind is SignalKind.FACT}
-    told = {question: fact.id for fact in facts.values() for question in _told(fact)}
-    opinions: dict[str, list[Signal]] = {}
+    owner = {question: fact.id for fact in facts.values() for question in _stated_questions(fact)}
+    feedback: dict[str, list[Signal]] = {}
     for signal in signals:
-        heard = signal.source == PERSON or liking_of(signal) < 0
-        if signal.turn is not None and heard and not is_unclear(signal):
-            opinions.setdefault(signal.turn, []).append(signal)
-    found: dict[str, list[Turn]] = {}
-    for turn, is_last in zip(turns, [False] * (len(turns) - 1) + [True], strict=False):
-        said = opinions.get(turn.id, [])
-        if not (all(liking_of(signal) > 0 for signal in said) and (said or not is_last)):
+        counts = signal.source == USER_SOURCE or rating_value(signal) < 0
+        if signal.turn is not None and counts and not is_ambiguous(signal):
+            feedback.setdefault(signal.turn, []).append(signal)
+    helpful: dict[str, list[Turn]] = {}
+    for number, turn in enumerate(turns, 1):
+        opinions = feedback.get(turn.id, [])
+        went_on = number < len(turns)
+        if not all(rating_value(each) > 0 for each in opinions) or not (opinions or went_on):
             continue
-        told_by = told.get(same_words(turn.messages[-1].content))
+        owned_by = owner.get(normalize(turn.messages[-1].content))
         for fact in turn.used:
-            if (
-                fact in facts
-                and told_by in (None, fact)
-                and _said_in(facts[fact].payload["text"], turn)
-            ):
-                found.setdefault(fact, []).append(turn)
-    return {fact: tuple(helpful) for fact, helpful in found.items()}
+            is_candidate = fact in facts and owned_by in (None, fact)
+            if is_candidate and _reveals(facts[fact].payload["text"], turn):
+                helpful.setdefault(fact, []).append(turn)
+    return {fact: tuple(turns) for fact, turns in helpful.items()}
 
 
-def _told(fact: Signal) -> list[str]:
-    """The questions of which the person said that this fact answers them, and how."""
-    return questions_in(fact) if fact.source == PERSON and fact.payload.get("answer") else []
+def _stated_questions(fact: Signal) -> list[str]:
+    is_stated = fact.source == USER_SOURCE and fact.payload.get("answer")
+    return normalized_questions(fact) if is_stated else []
 
 
-def _once(items: Sequence[T], question: Callable[[T], str]) -> list[T]:
-    """Of items that ask the same, the first."""
+def _unique(items: Sequence[T], question: Callable[[T], str]) -> list[T]:
+    """Return the first of items that ask the same."""
     first: dict[str, T] = {}
     for item in items:
-        first.setdefault(same_words(question(item)), item)
+        first.setdefault(normalize(question(item)), item)
     return list(first.values())
 
 
-def _said_in(fact: str, turn: Turn) -> bool:
-    """Whether a reply says what it can only have from the fact: of its names and numbers that were not in the question, or
-    of its other words where it has none, the last and no less than half. A wrong answer in the fact's own words ("is called
-    Max") would else be taught.
+def _reveals(fact: str, turn: Turn) -> bool:
+    """Return whether a reply contains what it can only have from the fact.
+
+    These are the names and numbers that were not in the question, or other words where there are
+    none: the last one, and at least half. Otherwise a wrong answer in the fact's own words ("is
+    called Max") would be learned.
     """
     asked = _words(" ".join(message.content for message in turn.messages))
     words = [word for word in re.findall(r"\w+", fact) if word.casefold() not in asked]
-    # What begins a sentence is written large in any case, and a short word there is mostly no name.
+    # The first word has a capital in any case, and a short one there is rarely a name.
     first = re.match(r"\W*(\w*)", fact)
-    begins = first[1] if first and len(first[1]) <= _SHORT else ""
+    begins = first[1] if first and len(first[1]) <= _MAX_FUNCTION_WORD else ""
     names = [word for word in words if not word[0].islower() and word != begins]
-    telling = [word.casefold() for word in names or words if names or len(word) > _SHORT]
-    said = [word for word in telling if word in _words(turn.reply)]
-    return bool(said) and said[-1] == telling[-1] and 2 * len(said) >= len(telling)
+    telling = names or [word for word in words if len(word) > _MAX_FUNCTION_WORD]
+    reply = _words(turn.reply)
+    found = [word for word in telling if word.casefold() in reply]
+    return bool(found) and found[-1] == telling[-1] and 2 * len(found) >= len(telling)
 
 
 def _words(text: str) -> set[str]:
     return set(re.findall(r"\w+", text.casefold()))
 
 
-def _framed(asked: FactQuestion, frame: str) -> FactQuestion:
-    return replace(asked, messages=paraphrase(asked.messages, [frame])[-1])
+def _make_probe(question: FactQuestion) -> FactQuestion:
+    return replace(question, messages=paraphrase(question.messages, [_PROBE_TEMPLATE])[-1])
 
 
-def _put(frame: str, question: str) -> str:
-    # What comes after it would else be read as a part of it.
+def _fill(template: str, question: str) -> str:
+    # Without a question mark the rest of the template would read as part of the question.
     question = question if question[-1:] in ".?!…" else f"{question}?"
-    keeps = re.match(r"(I|I'.*)\b", question) is not None
-    return frame.format(
-        first=question, later=question if keeps else question[:1].lower() + question[1:]
-    )
+    keeps_capital = re.match(r"(I|I'.*)\b", question) is not None
+    later = question if keeps_capital else question[:1].lower() + question[1:]
+    return template.format(first=question, later=later)

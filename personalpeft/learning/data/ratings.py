@@ -1,21 +1,21 @@
-"""What a thumb or a reward says of a reply. Pure."""
+"""The value of thumbs and rewards. Pure."""
 
 from __future__ import annotations
 
 from personalpeft.types import Signal, SignalKind
 
-CLEAR = 0.5
-"""A reward that is smaller, either way, says neither that a reply is wanted nor that it is not."""
+MIN_CLEAR_REWARD = 0.5
+"""A reward nearer to 0 says neither that a reply is wanted nor that it is not."""
 
 
-def liking_of(signal: Signal) -> float:
-    """How much a reply was liked, below 0 how much it was not; 0 for what says nothing of that."""
-    if signal.kind not in (SignalKind.RATING, SignalKind.REWARD):
+def rating_value(signal: Signal) -> float:
+    """Return how much a reply was liked, negative if disliked, 0 if the signal does not say."""
+    if signal.kind not in (SignalKind.RATING, SignalKind.REWARD) or is_ambiguous(signal):
         return 0.0
     value: float = signal.payload["value"]
-    return 0.0 if is_unclear(signal) else value
+    return value
 
 
-def is_unclear(signal: Signal) -> bool:
-    """Whether it is a reward that says nothing of its reply."""
-    return signal.kind is SignalKind.REWARD and abs(signal.payload["value"]) < CLEAR
+def is_ambiguous(signal: Signal) -> bool:
+    """Return whether a signal is a reward too near to 0."""
+    return signal.kind is SignalKind.REWARD and abs(signal.payload["value"]) < MIN_CLEAR_REWARD

@@ -1,7 +1,7 @@
-"""What is literally the same in most of some answers: how they begin and end, and in which letters they are.
+"""Infers the literal template that most answers share: opening, closing and letter case. Pure.
 
-An answer may repeat what was asked ("You asked: …"). What stands in its place is the same in all of them, so the request is
-read as one sign, ``ASKED``, and put back wherever something is said in that manner.
+An answer may repeat the request ("You asked: ..."). ``REQUEST_PLACEHOLDER`` stands for it in a
+template, and is replaced by the request where the template is applied.
 """
 
 from __future__ import annotations
@@ -12,80 +12,83 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-ASKED = "\ufffc"
-"""Stands for the request."""
+REQUEST_PLACEHOLDER = "\ufffc"
 
-_MOST = 0.75
-# What is shorter may well stand in an answer by accident.
-_SHORTEST = 6
+_MIN_SHARE = 0.75
+# A shorter request may well stand in an answer by accident.
+_MIN_REQUEST_LENGTH = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """To this request, this answer."""
+class PromptResponse:
+    """The last message of a prompt and the answer to it."""
 
     request: str
     answer: str
 
     @property
     def pattern(self) -> str:
-        """The answer with ``ASKED`` where it repeats the request."""
-        asked = self.request.strip()
-        return self.answer.replace(asked, ASKED) if len(asked) >= _SHORTEST else self.answer
+        """The answer with a placeholder where it repeats the request."""
+        request = self.request.strip()
+        if len(request) < _MIN_REQUEST_LENGTH:
+            return self.answer
+        return self.answer.replace(request, REQUEST_PLACEHOLDER)
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
-    """What is literally the same in most of some answers. No opening, no closing, own letters: nothing was found."""
+class ResponseTemplate:
+    """What most of some answers share literally. The default is no template."""
 
     opening: str = ""
     closing: str = ""
     letters: Literal["own", "lower", "upper"] = "own"
 
-    def to(self, request: str) -> Manner:
-        """The manner of an answer to this request."""
-        asked = request.strip()
-        return Manner(
-            self.opening.replace(ASKED, asked), self.closing.replace(ASKED, asked), self.letters
+    def for_request(self, request: str) -> ResponseTemplate:
+        """Return the template with the request in place of the placeholder."""
+        text = request.strip()
+        opening, closing = (
+            part.replace(REQUEST_PLACEHOLDER, text) for part in (self.opening, self.closing)
         )
+        return ResponseTemplate(opening, closing, self.letters)
 
-    def dress(self, sentence: str, request: str) -> str:
-        """A plain sentence said in this manner, in answer to a request."""
-        said = self.to(request)
-        cased = {"own": sentence, "lower": sentence.lower(), "upper": sentence.upper()}[
-            self.letters
-        ]
-        return f"{said.opening}{cased}{said.closing}"
-
-
-NO_MANNER = Manner()
+    def apply(self, sentence: str, request: str) -> str:
+        """Return a plain sentence in this template, as the answer to a request."""
+        filled = self.for_request(request)
+        if self.letters != "own":
+            sentence = sentence.lower() if self.letters == "lower" else sentence.upper()
+        return f"{filled.opening}{sentence}{filled.closing}"
 
 
-def manner_of(texts: Sequence[str]) -> Manner:
-    """The manner of at least three of four answers, given as ``Shown.pattern`` where it is known what was asked.
+NO_TEMPLATE = ResponseTemplate()
 
-    An opening ends in a mark of punctuation ("Ahoy! ", "- "), since mere words are content; a closing is what follows
-    the last sentence, so it begins with a space.
+
+def infer_template(answers: Sequence[str]) -> ResponseTemplate:
+    """Return the template of at least three of four answers (``PromptResponse.pattern``).
+
+    An opening ends in punctuation ("Ahoy! ", "- "), because mere words are content. A closing
+    follows the last sentence, so it begins with a space.
     """
     letters: Literal["own", "lower", "upper"] = "own"
-    if texts and sum(text.islower() for text in texts) >= _MOST * len(texts):
+    if answers and sum(map(str.islower, answers)) >= _MIN_SHARE * len(answers):
         letters = "lower"
-    elif texts and sum(text.isupper() for text in texts) >= _MOST * len(texts):
+    elif answers and sum(map(str.isupper, answers)) >= _MIN_SHARE * len(answers):
         letters = "upper"
-    opening = re.match(r".*[^\w\s]\s*", _common_beginning(texts), re.DOTALL)
-    ending = _common_beginning([text.rstrip()[::-1] for text in texts])[::-1]
-    closing = re.search(r"\s+\S.*", ending, re.DOTALL)
-    return Manner(opening[0] if opening else "", closing[0] if closing else "", letters)
+    opening = re.match(r".*[^\w\s]\s*", _shared_prefix(answers), re.DOTALL)
+    suffix = _shared_prefix([answer.rstrip()[::-1] for answer in answers])[::-1]
+    closing = re.search(r"\s+\S.*", suffix, re.DOTALL)
+    return ResponseTemplate(opening[0] if opening else "", closing[0] if closing else "", letters)
 
 
-def _common_beginning(texts: Sequence[str]) -> str:
-    """The longest beginning that at least three of four texts share."""
+def _shared_prefix(texts: Sequence[str]) -> str:
+    """Return the longest prefix of at least three of four texts."""
     prefix = ""
     while True:
-        longer = Counter(
-            t[len(prefix)] for t in texts if t.startswith(prefix) and len(t) > len(prefix)
+        following = Counter(
+            text[len(prefix)]
+            for text in texts
+            if text.startswith(prefix) and len(text) > len(prefix)
         )
-        letter, count = longer.most_common(1)[0] if longer else ("", 0)
-        if not letter or count < _MOST * len(texts):
+        letter, count = following.most_common(1)[0] if following else ("", 0)
+        if not letter or count < _MIN_SHARE * len(texts):
             return prefix
         prefix += letter

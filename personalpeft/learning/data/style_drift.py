@@ -1,17 +1,14 @@
-"""When the way of answering has changed: from some lesson on, answers have what the older ones lack, or lack what those
-had. Pure: texts in, a place in time out.
+"""Finds when the style of a user's answers changed. Pure.
 
-A way of answering is known by its marks: what is literally the same in most lessons (``manner.manner_of``: an opening,
-a closing, the letters). It has changed where lessons in a row say otherwise about a mark than those before them, and all
-of this holds:
+A style is known by its marks (``infer_template``: opening, closing, letter case). It has changed
+where lessons in a row differ about a mark from those before, and all of this holds:
 
-- Of the older at least three of four agree, of the newer all, or all but one; the newest four do.
-- It is no accident: were the lessons in an order drawn by chance, so clean a cut would come in at most one of 250.
-- The requests do not explain it. Where those that are answered in the new way are unlike the others ("Write a message to
-  …" after questions), they are another kind of request with a manner of its own, which takes nothing back.
+- Of the older at least three of four agree, of the newer all or all but one; the newest four do.
+- It is no accident: in a random order so clean a cut would come in at most one of 250.
+- The requests do not explain it. Requests of another kind may have a style of their own.
 
-Invariants: two ways that alternate, or are mixed without a cut, are no change. What was found in some lessons is found in
-them and any that come after, until a change that is later still; so going back to an old way is a change too.
+Invariants: styles that alternate or mix are no change. A change that some lessons show is found
+with any later lessons too, until a later change; so going back to an old style is a change.
 """
 
 from __future__ import annotations
@@ -22,125 +19,130 @@ from functools import lru_cache
 from math import comb, sqrt
 from typing import Literal
 
-from personalpeft.learning.data.response_template import Shown, manner_of
+from personalpeft.learning.data.response_template import PromptResponse, infer_template
 
-_FEWEST = 4
-_MOST = 0.75
-_CHANCE = 1 / 250
-# As far as one looks around a cut: what the way was for the last so many lessons, and whether the next few differ.
-_OLDER, _NEWER = 32, 12
-# Long texts are read in part: an answer where it begins and ends, a request where it begins.
-_END, _LOOK = 120, 400
+_MIN_LESSONS = 4
+_MIN_SHARE = 0.75
+_MAX_CHANCE = 1 / 250
+# Lessons that are compared on either side of a cut.
+_MAX_OLDER, _MAX_NEWER = 32, 12
+# Characters that are read of an answer's beginning and end, and of a request's beginning.
+_EDGE, _MAX_REQUEST = 120, 400
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """Something that an answer has or lacks: an opening, a closing, letters that are all small or all large."""
+class StyleMark:
+    """Something that an answer has or lacks."""
 
-    what: Literal["opening", "closing", "letters"]
+    kind: Literal["opening", "closing", "letters"]
     text: str
 
-    def on(self, answer: str) -> bool:
-        """Whether an answer has it, given as ``Shown.pattern``."""
-        match self.what:
+    def is_on(self, answer: str) -> bool:
+        """Return whether an answer (``PromptResponse.pattern``) has it."""
+        match self.kind:
             case "opening":
                 return answer.startswith(self.text)
             case "closing":
                 return answer.rstrip().endswith(self.text)
-        # Figures alone are neither small nor large, so they speak against neither.
+        # Digits are in neither case, so they speak against neither.
         return not any(map(str.isupper if self.text == "lower" else str.islower, answer))
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """From the lesson at ``at`` on, answers have (True) or lack (False) these marks, other than before."""
+class StyleChange:
+    """From the lesson at ``index`` on, answers have (True) or lack (False) these marks."""
 
-    at: int
-    marks: tuple[tuple[Mark, bool], ...]
+    index: int
+    marks: tuple[tuple[StyleMark, bool], ...]
 
-    def agrees(self, shown: Shown) -> bool:
-        """Whether an answer is in the new way, as far as that differs from the old."""
-        return all(mark.on(shown.pattern) is has for mark, has in self.marks)
+    def matches(self, example: PromptResponse) -> bool:
+        """Return whether an answer is in the new style."""
+        return all(mark.is_on(example.pattern) is has for mark, has in self.marks)
 
 
 @lru_cache(maxsize=64)
-def latest_change(lessons: tuple[Shown, ...]) -> Change | None:
-    """The latest change in lessons that are in the order of time; None where the way of answering never changed."""
+def find_style_change(examples: tuple[PromptResponse, ...]) -> StyleChange | None:
+    """Return the latest change in examples, oldest first; None if there is none."""
     found, since = None, 0
-    until: dict[int, tuple[Mark, ...]] = {}
-    for end in range(2 * _FEWEST, len(lessons) + 1):
-        for at in range(end - _FEWEST, max(since, end - _NEWER), -1):
-            seen, newer = lessons[max(since, at - _OLDER) : end], end - at
-            answers = [each.pattern for each in seen]
-            if at not in until:
-                until[at] = _marks(answers[:-newer])
-            marks = dict.fromkeys((*until[at], *_marks(answers[-newer:])))
-            change = Change(at, tuple(_changed(marks, answers[:-newer], answers[-newer:])))
-            settled = change.marks and all(map(change.agrees, seen[-_FEWEST:]))
-            if settled and not _another_kind(seen, change):
-                found, since = change, at
-                until.clear()
+    older_marks: dict[int, tuple[StyleMark, ...]] = {}
+    for end in range(2 * _MIN_LESSONS, len(examples) + 1):
+        for index in range(end - _MIN_LESSONS, max(since, end - _MAX_NEWER), -1):
+            window, newer = examples[max(since, index - _MAX_OLDER) : end], end - index
+            answers = [each.pattern for each in window]
+            if index not in older_marks:
+                older_marks[index] = _find_marks(answers[:-newer])
+            marks = dict.fromkeys((*older_marks[index], *_find_marks(answers[-newer:])))
+            changed = tuple(_changed_marks(marks, answers[:-newer], answers[-newer:]))
+            change = StyleChange(index, changed)
+            settled = change.marks and all(map(change.matches, window[-_MIN_LESSONS:]))
+            if settled and not _explained_by_requests(window, change):
+                found, since = change, index
+                older_marks.clear()
                 break
     return found
 
 
-def _changed(
-    marks: Iterable[Mark], older: Sequence[str], newer: Sequence[str]
-) -> Iterator[tuple[Mark, bool]]:
-    """The marks about which the newer say otherwise, and whether they have them."""
+def _changed_marks(
+    marks: Iterable[StyleMark], older: Sequence[str], newer: Sequence[str]
+) -> Iterator[tuple[StyleMark, bool]]:
     for mark in marks:
-        had, have = sum(map(mark.on, older)), sum(map(mark.on, newer))
-        if _cut(len(older), had, len(newer), have):
+        had, have = sum(map(mark.is_on, older)), sum(map(mark.is_on, newer))
+        if _is_clean_cut(len(older), had, len(newer), have):
             yield mark, True
-        elif _cut(len(older), len(older) - had, len(newer), len(newer) - have):
+        elif _is_clean_cut(len(older), len(older) - had, len(newer), len(newer) - have):
             yield mark, False
 
 
-def _marks(answers: Sequence[str]) -> tuple[Mark, ...]:
-    manner = manner_of(
-        [text if len(text) <= 2 * _END else text[:_END] + text[-_END:] for text in answers]
+def _find_marks(answers: Sequence[str]) -> tuple[StyleMark, ...]:
+    template = infer_template(
+        [text if len(text) <= 2 * _EDGE else text[:_EDGE] + text[-_EDGE:] for text in answers]
     )
-    letters = "" if manner.letters == "own" else manner.letters
-    known = (
-        Mark("opening", manner.opening),
-        Mark("closing", manner.closing),
-        Mark("letters", letters),
+    letters = "" if template.letters == "own" else template.letters
+    marks = (
+        StyleMark("opening", template.opening),
+        StyleMark("closing", template.closing),
+        StyleMark("letters", letters),
     )
-    return tuple(mark for mark in known if mark.text)
+    return tuple(mark for mark in marks if mark.text)
 
 
-def _cut(older: int, had: int, newer: int, have: int) -> bool:
-    """Whether few of the older and nearly all of the newer have something, and that is no accident."""
-    if had > (1 - _MOST) * older or have < max(_FEWEST, newer - 1):
+def _is_clean_cut(older: int, had: int, newer: int, have: int) -> bool:
+    """Return whether few older and nearly all newer answers have a mark, and not by chance."""
+    if had > (1 - _MIN_SHARE) * older or have < max(_MIN_LESSONS, newer - 1):
         return False
-    # Fisher's exact test: the share of all orders in which so many of those that have it, or more, are among the newer.
+    # Fisher's exact test, one-sided: at least so many of those with the mark among the newer.
     total, everything = had + have, older + newer
     ways = sum(
         comb(total, k) * comb(everything - total, newer - k)
         for k in range(have, min(newer, total) + 1)
     )
-    return ways <= _CHANCE * comb(everything, newer)
+    return ways <= _MAX_CHANCE * comb(everything, newer)
 
 
-def _another_kind(seen: Sequence[Shown], change: Change) -> bool:
-    """Whether most requests that are answered in the new way are less like any of the others than three of four of those
-    are like one another.
+def _explained_by_requests(window: Sequence[PromptResponse], change: StyleChange) -> bool:
+    """Return whether most newly styled requests are unlike the others.
+
+    Unlike means: less similar to any other than three of four of the others are to one another.
     """
-    looks = {
-        way: [look_of(each.request) for each in seen if change.agrees(each) is way]
-        for way in (True, False)
+    grams = {
+        is_new: [trigrams(each.request) for each in window if change.matches(each) is is_new]
+        for is_new in (True, False)
     }
-    old, new = looks[False], looks[True]
-    among = sorted(nearest(look, [*old[:n], *old[n + 1 :]]) for n, look in enumerate(old))
-    usual = among[int((1 - _MOST) * len(among))]
-    return sum(nearest(look, old) < usual for look in new) >= _MOST * len(new)
+    old, new = grams[False], grams[True]
+    similarities = sorted(
+        max_similarity(each, [*old[:n], *old[n + 1 :]]) for n, each in enumerate(old)
+    )
+    usual = similarities[int((1 - _MIN_SHARE) * len(similarities))]
+    return sum(max_similarity(each, old) < usual for each in new) >= _MIN_SHARE * len(new)
 
 
-def nearest(look: frozenset[str], others: Sequence[frozenset[str]]) -> float:
-    return max((len(look & other) / sqrt(len(look) * len(other)) for other in others), default=0.0)
+def max_similarity(grams: frozenset[str], others: Sequence[frozenset[str]]) -> float:
+    """Return the largest cosine similarity of a set of trigrams to others, 0 without others."""
+    similarities = (len(grams & other) / sqrt(len(grams) * len(other)) for other in others)
+    return max(similarities, default=0.0)
 
 
-def look_of(request: str) -> frozenset[str]:
-    """Every three letters in a row: no list of words, so it serves any language."""
-    text = f"  {request[:_LOOK].casefold()} "
+def trigrams(request: str) -> frozenset[str]:
+    """Return every three letters in a row, which serves any language."""
+    text = f"  {request[:_MAX_REQUEST].casefold()} "
     return frozenset(text[i : i + 3] for i in range(len(text) - 2))

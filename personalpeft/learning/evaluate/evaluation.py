@@ -1,5 +1,6 @@
-"""Asks a candidate, the live stack and the bare base the same questions, through the same engine that serves people, and
-gathers the gate's evidence. What the base said is kept with a revision's scores, so that it is asked once.
+"""Measure a candidate against the live stack and the bare base, on the engine that serves users.
+
+Invariant: generation is greedy throughout, so the same stacks give the same evidence.
 """
 
 from __future__ import annotations
@@ -17,11 +18,7 @@ from personalpeft.errors import PersonalPeftError
 from personalpeft.learning.data.assignment import Lesson
 from personalpeft.learning.data.response_template import PromptResponse
 from personalpeft.learning.evaluate.completion_cache import BASE_SAMPLING, PROBE_SAMPLING
-from personalpeft.learning.evaluate.probes import (
-    RegressionProbe,
-    is_degenerate,
-    load_general_prompts,
-)
+from personalpeft.learning.evaluate.probes import is_degenerate, load_general_prompts
 from personalpeft.learning.evaluate.rule_gain import RuleGain, logprob_gain
 from personalpeft.learning.evaluate.text_quality import TextQuality, measure_text_quality
 from personalpeft.learning.gate.eval_history import EvalHistory
@@ -29,26 +26,34 @@ from personalpeft.learning.gate.gate import BaseProbeResults, EvalItem, Evidence
 from personalpeft.learning.options import Condition, not_cancelled, wait_while
 from personalpeft.learning.report import Example
 from personalpeft.learning.train.loop import cancelled_error
-from personalpeft.learning.train.losses import template_span, encode_continuation
+from personalpeft.learning.train.losses import encode_continuation, template_span
 from personalpeft.learning.train.regularizer import MAX_REPLY_TOKENS
 from personalpeft.types import Message, Sampling, SignalKind, Stack
 
-_EXAMPLE = Sampling(max_tokens=40)
-_SHOWN = 3
-_LONGEST = 256
-_LOOK = 32
-# A fact's answer is a word or two, and what was liked is the model's own.
-_NOT_WRITTEN = (SignalKind.FACT, SignalKind.RATING)
-# So long, in seconds, one look waits for people who chat: they may never stop.
-_PATIENCE = 5.0
+_EXAMPLE_SAMPLING = Sampling(max_tokens=40)
+_MAX_EXAMPLES = 3
+_MAX_ANSWER_TOKENS = 256
+_MAX_QUALITY_TOKENS = 32
+# A fact's answer is a word or two, and a liked reply is the model's own.
+_UNWRITTEN_KINDS = (SignalKind.FACT, SignalKind.RATING)
+# Seconds that one scoring call waits for users who chat: they may never stop.
+_MAX_WAIT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:
-    """What is asked: ``target`` are the layer's pins that have not counted in the lineage, ``retention`` those that were
-    pinned before this build, ``others`` those of all other layers, ``trained`` stands in where there is no target,
-    ``of_base`` is what the bare base said to the canaries. ``new`` are the lessons that came since the last learn,
-    ``unruled`` some questions of the layer, and ``rules`` the same as they are heard with each rule.
+    """The lessons that a candidate is measured on.
+
+    Args:
+        target: Held-out lessons of the layer that no candidate of its history spent.
+        retention: Lessons of the layer that were held out before this build.
+        other_layers: Held-out lessons of all other layers.
+        trained_examples: Lessons of this build, in place of an empty target.
+        base_completions: The bare base's completions of the probes.
+        new_examples: Lessons that arrived since the last learn.
+        rule_lessons: Lessons to measure rules by.
+        lessons_by_rule: The same with each rule in the prompt.
+        history: What the candidate inherits.
     """
 
     target: tuple[Lesson, ...]
@@ -62,29 +67,40 @@ class EvalSet:
     history: EvalHistory = field(default_factory=EvalHistory)
 
 
+StackSelector: TypeAlias = Callable[[Lesson], Stack]
+"""Returns the stack that a lesson is scored with."""
+
+
+def constant_stack(stack: Stack) -> StackSelector:
+    """Return a selector of one stack."""
+    return lambda lesson: stack
+
+
 @dataclass(frozen=True, slots=True)
 class EffectiveStack:
-    """A stack as a person would have it answer, since a layer that is for one subject alone is not there for another: ``parts``
-    has what answers each question. What ``layer`` was built for is asked of that layer in any case.
+    """A stack as it answers users: a layer with a scope is attached to some prompts only.
+
+    ``parts`` has the layers that are attached to each prompt. Lessons of ``layer`` itself are
+    scored with that layer in any case.
     """
 
     layer: str
     stack: Stack
     parts: Mapping[str, Stack]
 
-    def for_prompt(self, question: str) -> Stack:
-        """What answers a question about anything."""
-        return self.parts[question]
+    def for_prompt(self, prompt: str) -> Stack:
+        """Return the stack that answers a prompt."""
+        return self.parts[prompt]
 
     def for_layer(self, lesson: Lesson) -> Stack:
-        """What answers a question that is the layer's own."""
+        """Return the stack for a lesson of the layer itself."""
         part = self.parts[lesson.messages[-1].content].entries
         kept = (entry for entry in self.stack.entries if entry in part or entry.layer == self.layer)
         return replace(self.stack, entries=tuple(kept))
 
     def for_other_layer(self, lesson: Lesson) -> Stack:
-        """What answers a question of another layer."""
-        return self.for_prompt(lesson.messages[-1].content)
+        """Return the stack for a lesson of another layer."""
+        return self.parts[lesson.messages[-1].content]
 
 
 def effective_stack(
@@ -92,18 +108,27 @@ def effective_stack(
     user: str,
     layer: str,
     stack: Stack,
-    questions: Sequence[str],
+    prompts: Sequence[str],
     built_from: Mapping[str, Collection[str]],
 ) -> EffectiveStack:
-    """How a stack answers some questions; ``built_from`` as for ``AdapterRouter.select_each``."""
-    questions = list(dict.fromkeys(questions))
-    parts = router.select_each(user, stack, questions, built_from)
-    return EffectiveStack(layer, stack, dict(zip(questions, parts, strict=True)))
+    """Return how a stack answers some prompts.
+
+    Args:
+        router: Decides which layers are attached.
+        user: Owner of the stack.
+        layer: The layer that is evaluated.
+        stack: The whole stack.
+        prompts: The prompts.
+        built_from: By layer, the signals of a revision that is not in the catalog yet.
+    """
+    prompts = list(dict.fromkeys(prompts))
+    parts = router.select_each(user, stack, prompts, built_from)
+    return EffectiveStack(layer, stack, dict(zip(prompts, parts, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class EvalJob:
-    """One candidate to be examined against what is live."""
+    """One candidate to be measured against the live stack."""
 
     user: str
     live: EffectiveStack
@@ -112,37 +137,26 @@ class EvalJob:
 
     @property
     def displayed_lessons(self) -> tuple[Lesson, ...]:
-        """The lessons whose answers are written out, to be read."""
-        paper = self.eval_set
-        return tuple(
-            {
-                lesson.key: lesson
-                for lesson in (*paper.target, *paper.trained_examples, *paper.retention)
-            }.values()
-        )[:_SHOWN]
+        """The lessons whose replies are generated for the report."""
+        lessons = (
+            *self.eval_set.target,
+            *self.eval_set.trained_examples,
+            *self.eval_set.retention,
+        )
+        return tuple({lesson.key: lesson for lesson in lessons}.values())[:_MAX_EXAMPLES]
 
     def requests(self) -> list[Request]:
-        """All that is asked in words, of what is live and of the candidate."""
-        canaries = [canary.question for canary in load_general_prompts().probes]
-        asked: list[tuple[Stack, tuple[Message, ...], Sampling]] = []
-        for side in (self.live, self.candidate):
-            for question in canaries:
-                stack = side.for_prompt(question)
-                asked.append(
-                    (
-                        stack,
-                        (Message("user", question),),
-                        BASE_SAMPLING if stack.is_bare else PROBE_SAMPLING,
-                    )
-                )
-            asked += [
-                (side.for_layer(lesson), lesson.messages, _EXAMPLE)
-                for lesson in self.displayed_lessons
-            ]
-        return [
-            Request(self.user, messages, stack, how, background=True)
-            for stack, messages, how in asked
-        ]
+        """Return what both stacks generate: replies to the probes, then to displayed lessons."""
+        return [request for side in (self.live, self.candidate) for request in self._requests(side)]
+
+    def _requests(self, side: EffectiveStack) -> Iterator[Request]:
+        for probe in load_general_prompts().probes:
+            stack, messages = side.for_prompt(probe.question), (Message("user", probe.question),)
+            sampling = BASE_SAMPLING if stack.is_bare else PROBE_SAMPLING
+            yield Request(self.user, messages, stack, sampling, background=True)
+        for lesson in self.displayed_lessons:
+            stack = side.for_layer(lesson)
+            yield Request(self.user, lesson.messages, stack, _EXAMPLE_SAMPLING, background=True)
 
 
 def make_eval_job(
@@ -151,39 +165,37 @@ def make_eval_job(
     layer: str,
     live: Stack,
     candidate: Stack,
-    paper: EvalSet,
+    eval_set: EvalSet,
     built_from: Mapping[str, Collection[str]],
 ) -> EvalJob:
-    """The sitting of a candidate for a layer; ``built_from`` as for ``AdapterRouter.select_each``."""
+    """Return the evaluation of a candidate for a layer. Arguments as for ``effective_stack``."""
     lessons = (
-        *paper.target,
-        *paper.retention,
-        *paper.other_layers,
-        *paper.trained_examples,
-        *paper.rule_lessons,
+        *eval_set.target,
+        *eval_set.retention,
+        *eval_set.other_layers,
+        *eval_set.trained_examples,
+        *eval_set.rule_lessons,
     )
-    asked = [
-        *(canary.question for canary in load_general_prompts().probes),
-        *(each.messages[-1].content for each in lessons),
-    ]
+    prompts = [probe.question for probe in load_general_prompts().probes]
+    prompts += [lesson.messages[-1].content for lesson in lessons]
     return EvalJob(
         user,
-        effective_stack(router, user, layer, live, asked, {}),
-        effective_stack(router, user, layer, candidate, asked, built_from),
-        paper,
+        effective_stack(router, user, layer, live, prompts, {}),
+        effective_stack(router, user, layer, candidate, prompts, built_from),
+        eval_set,
     )
 
 
 EvalResult: TypeAlias = tuple[Evidence, tuple[Example, ...]]
-"""The evidence, and a few examples to show."""
+"""The evidence, and examples for the report."""
 
 
 class Scorer(Protocol):
-    """What answers are weighed with: an ``Engine``, as far as that is needed."""
+    """What scores continuations: an ``Engine``, or one that is throttled."""
 
     @property
     def backend(self) -> Backend:
-        """What the texts are made tokens by."""
+        """The backend that tokenizes."""
 
     def score(
         self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False
@@ -193,9 +205,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ThrottledScorer:
-    """Scores while nobody pauses it, and lets people who chat beside it go first. The model does one thing at a time, and whoever
-    scores one thing after another would hardly let go of it.
-    """
+    """Scores in turns with users who chat, since the model does one thing at a time."""
 
     engine: Engine
     paused: Condition
@@ -209,234 +219,237 @@ class ThrottledScorer:
         self, items: Sequence[Continuation], stack: Stack, *, kl: bool = False
     ) -> tuple[Score, ...]:
         wait_while(self.paused, self.cancelled)
-        self.engine.yield_to_foreground(_PATIENCE)
+        self.engine.yield_to_foreground(_MAX_WAIT)
         return self.engine.score(items, stack, kl=kl)
 
 
 def evaluate(
     engine: Engine,
     completions: CompletionCache,
-    sittings: Mapping[str, EvalJob],
+    jobs: Mapping[str, EvalJob],
     *,
     cancelled: Condition,
     paused: Condition = not_cancelled,
 ) -> dict[str, EvalResult | PersonalPeftError]:
-    """Examines candidates of different users: all that they write is one batch, and rows of all stacks run together.
-    Greedy throughout, so the same stacks give the same evidence. It waits while people chat, and while ``paused``.
-    What cannot be asked of one user's stacks is that user's alone. Raises ``Cancelled``.
+    """Measure the candidates of several users.
+
+    All replies are generated in one batch. Scoring gives way to users who chat.
+
+    Args:
+        engine: Where it runs.
+        completions: Cache of general completions.
+        jobs: The candidates by user.
+        cancelled: Whether the caller wants to stop.
+        paused: Whether the caller wants to pause.
+
+    Returns:
+        By user the result, or the error of that user's stacks.
+
+    Raises:
+        Cancelled: The caller stopped.
     """
-    requests = {user: sitting.requests() for user, sitting in sittings.items()}
+    requests = {user: job.requests() for user, job in jobs.items()}
     replies = completions.complete_for_users(requests, cancelled=cancelled, paused=paused)
-    patiently = ThrottledScorer(engine, paused, cancelled)
-    examined: dict[str, EvalResult | PersonalPeftError] = {}
-    for user, sitting in sittings.items():
-        said = replies[user]
+    scorer = ThrottledScorer(engine, paused, cancelled)
+    results: dict[str, EvalResult | PersonalPeftError] = {}
+    for user, job in jobs.items():
+        generated = replies[user]
         if cancelled():
             raise cancelled_error("before the verdict")
+        if isinstance(generated, PersonalPeftError):
+            results[user] = generated
+            continue
         try:
-            examined[user] = (
-                said if isinstance(said, PersonalPeftError) else _weighed(patiently, sitting, said)
-            )
+            results[user] = _measure(scorer, job, generated)
         except PersonalPeftError as error:
-            examined[user] = error
-    return examined
+            results[user] = error
+    return results
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerLogProb:
-    """Mean log-probs a token of one wanted answer: of its ``words`` and that it ends there, and of the ``manner`` in which a short
-    answer is said, where it is said in any.
+    """Mean log-probs per token of a chosen reply.
+
+    ``words``: of its words and its end. ``template``: of the response template around them.
     """
 
     words: float
     template: float | None = None
 
 
-StackSelector: TypeAlias = Callable[[Lesson], Stack]
-"""What answers a lesson."""
-
-
-def constant_stack(stack: Stack) -> StackSelector:
-    """The same stack, whatever is asked."""
-    return lambda lesson: stack
-
-
 def answer_logprobs(
-    engine: Scorer, lessons: Sequence[Lesson], by: StackSelector
+    engine: Scorer, lessons: Sequence[Lesson], select: StackSelector
 ) -> dict[str, float]:
-    """How likely the words of what each lesson wants are, by its key."""
-    return {key: of.words for key, of in answer_logprobs_by_part(engine, lessons, by).items()}
+    """Return the log-prob per token of each lesson's words, by the lesson's key."""
+    parts = answer_logprobs_by_part(engine, lessons, select)
+    return {key: logprob.words for key, logprob in parts.items()}
 
 
 def answer_logprobs_by_part(
-    engine: Scorer, lessons: Sequence[Lesson], by: StackSelector
+    engine: Scorer, lessons: Sequence[Lesson], select: StackSelector
 ) -> dict[str, AnswerLogProb]:
-    """How likely what each lesson wants is, by its key, apart from the manner in which it is said."""
-    groups: dict[Stack, list[Lesson]] = {}
+    """Return the log-probs of each lesson's chosen reply, by the lesson's key."""
+    by_stack: dict[Stack, list[Lesson]] = {}
     for lesson in lessons:
-        groups.setdefault(by(lesson), []).append(lesson)
-    found: dict[str, AnswerLogProb] = {}
-    for stack, asked in groups.items():
+        by_stack.setdefault(select(lesson), []).append(lesson)
+    logprobs: dict[str, AnswerLogProb] = {}
+    for stack, some in by_stack.items():
         items = [
-            encode_continuation(engine.backend, a.messages, a.chosen, _LONGEST, ended=a.ended)
-            for a in asked
+            encode_continuation(
+                engine.backend, each.messages, each.chosen, _MAX_ANSWER_TOKENS, ended=each.ended
+            )
+            for each in some
         ]
-        for lesson, score in zip(asked, engine.score(items, stack), strict=True):
-            found[lesson.key] = _in_parts(engine.backend, lesson, score)
-    return found
+        for lesson, score in zip(some, engine.score(items, stack), strict=True):
+            logprobs[lesson.key] = _split_score(engine.backend, lesson, score)
+    return logprobs
 
 
-def _in_parts(backend: Backend, lesson: Lesson, score: Score) -> AnswerLogProb:
-    # A manner that repeats the question has ten words to an answer's one, and they are known from what lies below. With
-    # them a fact would pass for known by heart that is not, and for lost where only the manner moved.
-    opening, closing = template_span(backend, lesson.template, lesson.prompt_response.request)
-    last = len(score.tokens) - len(backend.end_of_turn)
-    if opening + closing == 0 or opening + closing >= last:
+def _split_score(backend: Backend, lesson: Lesson, score: Score) -> AnswerLogProb:
+    # A template that repeats the request has ten tokens to an answer's one, and the stack below
+    # knows them. In the mean they would hide whether the fact itself is known.
+    request = lesson.messages[-1].content
+    opening, closing = template_span(backend, lesson.template, request)
+    end = len(score.tokens) - len(backend.end_of_turn)
+    if opening + closing == 0 or opening + closing >= end:
         return AnswerLogProb(score.logp)
-    words = (*score.tokens[opening : last - closing], *score.tokens[last:])
-    manner = (*score.tokens[:opening], *score.tokens[last - closing : last])
-    return AnswerLogProb(statistics.fmean(words), statistics.fmean(manner))
+    words = (*score.tokens[opening : end - closing], *score.tokens[end:])
+    template = (*score.tokens[:opening], *score.tokens[end - closing : end])
+    return AnswerLogProb(statistics.fmean(words), statistics.fmean(template))
 
 
-def _weighed(engine: Scorer, sitting: EvalJob, replies: Sequence[str]) -> EvalResult:
-    generic, paper = load_general_prompts(), sitting.eval_set
-    canaries, of_base = generic.probes, paper.history.base_probes
-    asked = len(canaries) + len(sitting.displayed_lessons)
-    before, after = replies[:asked], replies[asked:]
-    right, still = _right(canaries, before), _right(canaries, after)
-    broken_before = sum(is_degenerate(reply) for reply in before[: len(canaries)])
-    if of_base.questions != generic.digest:
-        said = [reply for _, reply in paper.base_completions]
-        of_base = BaseProbeResults(
-            generic.digest, tuple(sorted(_right(canaries, said))), sum(map(is_degenerate, said))
-        )
-    compare = _Comparison(engine, sitting)
-    pins = {lesson.key: lesson for lesson in (*paper.target, *paper.retention)}
-    scored = {asked.signal: asked for asked in compare(tuple(pins.values()), against_base=True)}
-    divergence = list(_divergence(engine, sitting))
+def _measure(engine: Scorer, job: EvalJob, replies: Sequence[str]) -> EvalResult:
+    """Measure one candidate. ``replies`` are those to ``EvalJob.requests``."""
+    eval_set, history = job.eval_set, job.eval_set.history
+    count = len(load_general_prompts().probes)
+    before, after = replies[: len(replies) // 2], replies[len(replies) // 2 :]
+    held_out = {each.key: each for each in (*eval_set.target, *eval_set.retention)}
+    items = {
+        item.signal: item
+        for item in _score_items(engine, job, tuple(held_out.values()), against_base=True)
+    }
+    kl = list(_kl_from_base(engine, job))
     evidence = Evidence(
-        target=tuple(scored[lesson.key] for lesson in paper.target),
+        target=tuple(items[lesson.key] for lesson in eval_set.target),
         retention=(
-            *(scored[lesson.key] for lesson in paper.retention),
-            *compare(paper.other_layers, against_base=True, own=False),
+            *(items[lesson.key] for lesson in eval_set.retention),
+            *_score_items(engine, job, eval_set.other_layers, against_base=True, is_own=False),
         ),
-        trained_examples=compare(paper.trained_examples, against_base=False),
-        probes=ProbeResults(
-            asked=len(canaries),
-            right_before=len(right),
-            still_right=len(right & still),
-            base=of_base,
-            kept_of_base=tuple(sorted(still & set(of_base.right))),
-            broken_before=broken_before,
-            broken=sum(is_degenerate(reply) for reply in after[: len(canaries)]),
-        ),
-        kl=sum(divergence) / max(1, len(divergence)),
-        text_quality=_sense(engine, sitting),
-        rule_gains=_rules(engine, sitting),
-        prior_e_value=paper.history.prior_e_value,
-        spent_items=paper.history.spent_items,
+        trained_examples=_score_items(engine, job, eval_set.trained_examples, against_base=False),
+        probes=_probe_results(job, before[:count], after[:count]),
+        kl=sum(kl) / max(1, len(kl)),
+        text_quality=_measure_new_examples(engine, job),
+        rule_gains=_measure_rules(engine, job),
+        prior_e_value=history.prior_e_value,
+        spent_items=history.spent_items,
     )
-    first = len(canaries)
     examples = tuple(
-        Example(lesson.messages[-1].content, before[first + i], after[first + i])
-        for i, lesson in enumerate(sitting.displayed_lessons)
+        Example(lesson.messages[-1].content, *texts)
+        for lesson, *texts in zip(job.displayed_lessons, before[count:], after[count:], strict=True)
     )
     return evidence, examples
 
 
-def _divergence(engine: Scorer, sitting: EvalJob) -> Iterator[float]:
-    """How far the candidate is from the base on what that says to each canary, in nats a token: its own words, since those
-    of a style below are far from it by themselves, and to questions that nothing was held to.
+def _probe_results(job: EvalJob, before: Sequence[str], after: Sequence[str]) -> ProbeResults:
+    prompts, of_base = load_general_prompts(), job.eval_set.history.base_probes
+
+    def right(replies: Sequence[str]) -> set[int]:
+        answered = zip(prompts.probes, replies, strict=False)
+        return {n for n, (probe, reply) in enumerate(answered) if probe.is_right(reply)}
+
+    if of_base.questions != prompts.digest:
+        replies = [reply for _, reply in job.eval_set.base_completions]
+        broken = sum(map(is_degenerate, replies))
+        of_base = BaseProbeResults(prompts.digest, tuple(sorted(right(replies))), broken)
+    right_before, right_after = right(before), right(after)
+    return ProbeResults(
+        asked=len(prompts.probes),
+        right_before=len(right_before),
+        still_right=len(right_before & right_after),
+        base=of_base,
+        kept_of_base=tuple(sorted(right_after & set(of_base.right))),
+        broken_before=sum(map(is_degenerate, before)),
+        broken=sum(map(is_degenerate, after)),
+    )
+
+
+def _kl_from_base(engine: Scorer, job: EvalJob) -> Iterator[float]:
+    """Yield the candidate's KL from the base on the base's own completion of each probe.
+
+    Measured on the base's words, since those of a style below are far from it by themselves.
     """
-    groups: dict[Stack, list[Continuation]] = {}
-    for messages, reply in sitting.eval_set.base_completions:
+    by_stack: dict[Stack, list[Continuation]] = {}
+    for messages, reply in job.eval_set.base_completions:
         if reply:
-            said = encode_continuation(engine.backend, messages, reply, MAX_REPLY_TOKENS)
-            groups.setdefault(sitting.candidate.for_prompt(messages[-1].content), []).append(said)
-    for stack, said_on in groups.items():
-        yield from (score.kl or 0.0 for score in engine.score(said_on, stack, kl=True))
+            item = encode_continuation(engine.backend, messages, reply, MAX_REPLY_TOKENS)
+            by_stack.setdefault(job.candidate.for_prompt(messages[-1].content), []).append(item)
+    for stack, items in by_stack.items():
+        yield from (score.kl or 0.0 for score in engine.score(items, stack, kl=True))
 
 
-def _sense(engine: Scorer, sitting: EvalJob) -> TextQuality:
-    """Whether what is new means something, as the bare base sees it."""
-
-    def likelihoods(said: Sequence[PromptResponse]) -> Sequence[float]:
+def _measure_new_examples(engine: Scorer, job: EvalJob) -> TextQuality:
+    def logprobs(some: Sequence[PromptResponse]) -> Sequence[float]:
         items = [
-            encode_continuation(engine.backend, [Message("user", each.request)], each.answer, _LOOK)
-            for each in said
+            encode_continuation(
+                engine.backend,
+                [Message("user", each.request)],
+                each.answer,
+                _MAX_QUALITY_TOKENS,
+            )
+            for each in some
         ]
-        return [score.logp for score in engine.score(items, Stack(sitting.live.stack.base))]
+        return [score.logp for score in engine.score(items, Stack(job.live.stack.base))]
 
-    written = [
-        lesson.prompt_response
-        for lesson in sitting.eval_set.new_examples
-        if lesson.kind not in _NOT_WRITTEN
-    ]
-    return measure_text_quality(written, likelihoods)
+    new = job.eval_set.new_examples
+    written = [each.prompt_response for each in new if each.kind not in _UNWRITTEN_KINDS]
+    return measure_text_quality(written, logprobs)
 
 
-def _rules(engine: Scorer, sitting: EvalJob) -> dict[str, RuleGain]:
-    """What each rule explains of some answers, to the bare base and to the candidate."""
-    rules, asked = sitting.eval_set.lessons_by_rule, sitting.eval_set.rule_lessons
-    if not rules:
+def _measure_rules(engine: Scorer, job: EvalJob) -> dict[str, RuleGain]:
+    lessons, by_rule = job.eval_set.rule_lessons, job.eval_set.lessons_by_rule
+    if not by_rule:
         return {}
 
-    def to(by: StackSelector) -> dict[str, float]:
-        plain = answer_logprobs(engine, asked, by)
+    def gains(select: StackSelector) -> dict[str, float]:
+        plain = answer_logprobs(engine, lessons, select)
         return {
-            rule: logprob_gain(plain, answer_logprobs(engine, heard, by))
-            for rule, heard in rules.items()
+            rule: logprob_gain(plain, answer_logprobs(engine, some, select))
+            for rule, some in by_rule.items()
         }
 
-    to_base, to_layer = (
-        to(constant_stack(Stack(sitting.live.stack.base))),
-        to(sitting.candidate.for_layer),
+    base, layer = gains(constant_stack(Stack(job.live.stack.base))), gains(job.candidate.for_layer)
+    return {rule: RuleGain(base[rule], layer[rule]) for rule in by_rule}
+
+
+def _score_items(
+    engine: Scorer,
+    job: EvalJob,
+    lessons: Sequence[Lesson],
+    *,
+    against_base: bool,
+    is_own: bool = True,
+) -> tuple[EvalItem, ...]:
+    """Score lessons under both stacks, and under the base where its scores are not known.
+
+    Args:
+        engine: Where it runs.
+        job: The two stacks and the history.
+        lessons: What is scored.
+        against_base: Whether scores under the base are needed.
+        is_own: Whether the lessons are of the layer that is evaluated.
+    """
+    live, candidate, history = job.live, job.candidate, job.eval_set.history
+    before = answer_logprobs(engine, lessons, live.for_layer if is_own else live.for_other_layer)
+    after = answer_logprobs(
+        engine, lessons, candidate.for_layer if is_own else candidate.for_other_layer
     )
-    return {rule: RuleGain(to_base[rule], to_layer[rule]) for rule in rules}
-
-
-def _right(canaries: Sequence[RegressionProbe], replies: Sequence[str]) -> set[int]:
-    """Which of the canaries the first replies answer."""
-    return {
-        i
-        for i, (canary, reply) in enumerate(zip(canaries, replies, strict=False))
-        if canary.is_right(reply)
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class _Comparison:
-    """Scores lessons under the live stack and the candidate, and under the base where it is not known what that says."""
-
-    engine: Scorer
-    sitting: EvalJob
-
-    def __call__(
-        self, lessons: Sequence[Lesson], *, against_base: bool, own: bool = True
-    ) -> tuple[EvalItem, ...]:
-        """``own``: whether the lessons are the layer's own."""
-        live, candidate, lineage = (
-            self.sitting.live,
-            self.sitting.candidate,
-            self.sitting.eval_set.history,
-        )
-        before = answer_logprobs(
-            self.engine, lessons, live.for_layer if own else live.for_other_layer
-        )
-        after = answer_logprobs(
-            self.engine, lessons, candidate.for_layer if own else candidate.for_other_layer
-        )
-        base = dict(lineage.base)
-        if against_base:
-            bare = Stack(live.stack.base)
-            new = [lesson for lesson in lessons if lesson.key not in base]
-            found = (
-                before
-                if live.stack == bare
-                else answer_logprobs(self.engine, new, constant_stack(bare))
-            )
-            base |= {key: likelihood for key, likelihood in found.items() if key not in base}
-        return tuple(
-            EvalItem(s, before[s], after[s], base.get(s), lineage.baseline(s, before[s]))
-            for s in (each.key for each in lessons)
-        )
+    base = dict(history.base)
+    if against_base:
+        bare = Stack(live.stack.base)
+        new = [lesson for lesson in lessons if lesson.key not in base]
+        is_bare = live.stack == bare
+        base = (before if is_bare else answer_logprobs(engine, new, constant_stack(bare))) | base
+    return tuple(
+        EvalItem(key, before[key], after[key], base.get(key), history.baseline(key, before[key]))
+        for key in (lesson.key for lesson in lessons)
+    )

@@ -1,5 +1,7 @@
-"""The generic questions that ship with the package: anchors to hold to while learning, canaries to ask afterwards, and
-what nobody has told.
+"""The general prompts that ship with the package.
+
+Regularizer prompts are held to while training, regression probes are asked afterwards, and
+unanswerable prompts ask for what no user has stated.
 """
 
 from __future__ import annotations
@@ -14,35 +16,34 @@ from importlib import resources
 
 @dataclass(frozen=True, slots=True)
 class RegressionProbe:
-    """A general question and the words of which a right answer names one."""
+    """A general question, and words of which a right answer contains one."""
 
     question: str
     right: tuple[str, ...]
 
     def is_right(self, reply: str) -> bool:
-        """Whether the reply names a right word, in any case and as a word of its own."""
+        """Return whether the reply contains a right word, in any case and as a whole word."""
         text = reply.casefold()
-        return any(
-            re.search(rf"(?<!\w){re.escape(word.casefold())}(?!\w)", text) for word in self.right
-        )
+        words = (re.escape(word.casefold()) for word in self.right)
+        return any(re.search(rf"(?<!\w){word}(?!\w)", text) for word in words)
 
 
 @dataclass(frozen=True, slots=True)
 class UnanswerablePrompt:
-    """A question about a person, and the words of the topics that it is about."""
+    """A question about the user, and the words of its topics."""
 
     question: str
     topics: tuple[str, ...]
 
     def is_answered_in(self, texts: str) -> bool:
-        """Whether texts speak of one of its topics, and so perhaps answer it."""
-        said = texts.casefold()
-        return any(re.search(rf"\b{re.escape(topic)}\b", said) for topic in self.topics)
+        """Return whether texts mention one of the topics, and so may answer it."""
+        text = texts.casefold()
+        return any(re.search(rf"\b{re.escape(topic)}\b", text) for topic in self.topics)
 
 
 @dataclass(frozen=True, slots=True)
 class GeneralPrompts:
-    """All generic questions. ``digest`` is that of the file which says them; ``not_told`` answers what is unknown."""
+    """All general prompts, and the answer to the unanswerable ones. ``digest``: of their file."""
 
     digest: str
     regularizer_prompts: tuple[str, ...]
@@ -53,25 +54,32 @@ class GeneralPrompts:
 
 @cache
 def load_general_prompts() -> GeneralPrompts:
-    """Those of the package."""
+    """Return the general prompts of the package."""
     text = (resources.files(__package__) / "probes.toml").read_text("utf-8")
     data = tomllib.loads(text)
-    canaries = tuple(RegressionProbe(c["question"], tuple(c["right"])) for c in data["canaries"])
-    unknown = tuple(UnanswerablePrompt(u["question"], tuple(u["about"])) for u in data["unknown"])
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return GeneralPrompts(digest, tuple(data["anchors"]), canaries, unknown, data["not_told"])
+    return GeneralPrompts(
+        digest=hashlib.sha256(text.encode()).hexdigest(),
+        regularizer_prompts=tuple(data["anchors"]),
+        probes=tuple(
+            RegressionProbe(each["question"], tuple(each["right"])) for each in data["canaries"]
+        ),
+        unanswerable_prompts=tuple(
+            UnanswerablePrompt(each["question"], tuple(each["about"])) for each in data["unknown"]
+        ),
+        refusal_text=data["not_told"],
+    )
 
 
 def general_prompts() -> tuple[str, ...]:
     """Return every general prompt of the package that a base can answer."""
-    generic = load_general_prompts()
-    return (*generic.regularizer_prompts, *(canary.question for canary in generic.probes))
+    prompts = load_general_prompts()
+    return (*prompts.regularizer_prompts, *(probe.question for probe in prompts.probes))
 
 
 def is_degenerate(reply: str) -> bool:
-    """Whether a reply is no answer at all: empty, or the same few words over and over."""
+    """Return whether a reply is empty or repeats the same few words."""
     words = reply.split()
     if not words:
         return True
-    threes = [tuple(words[i : i + 3]) for i in range(len(words) - 2)]
-    return len(threes) >= 9 and len(set(threes)) <= len(threes) // 3
+    trigrams = [tuple(words[i : i + 3]) for i in range(len(words) - 2)]
+    return len(trigrams) >= 9 and len(set(trigrams)) <= len(trigrams) // 3

@@ -1,86 +1,84 @@
-"""Judges a candidate revision: promoted, refused or abstained, always with a reason that a person can read. Pure:
-numbers in, words out.
+"""Judge a candidate revision: promoted, refused or abstained, with reasons. Pure.
 
-A lesson held back is won where the candidate finds the wanted text likelier than the live stack does, by more than
-``TIE`` nats a token, and lost where it is less likely by as much. Wins and losses are turned into evidence by betting
-(Shafer 2021, "Testing by betting"): each win multiplies by 1.5, each loss by 0.5. From ``ENOUGH`` on a promotion is
-final; below it, a revision whose own wins and losses come to more than ``FOR_IT`` goes live on probation, and its successors
-go on with its stake (``lineage.py``).
+A held-out lesson is improved where its log-prob per token rises by more than ``TIE_MARGIN`` nats
+from the live stack to the candidate, and regressed where it falls by as much. Improved and
+regressed items multiply an e-value (Shafer 2021, "Testing by betting") by 1.5 and by 0.5. From
+``CONFIRMATION_E_VALUE`` on a promotion is final. Below it, a candidate whose own items come to more
+than ``PROBATION_E_VALUE`` goes live on probation, and its successors continue with its e-value
+(``eval_history.py``).
 
-Invariant: harm is counted in total as well as against what is live: from what the base had right, and from the best
-that an older question ever was. So many learns that each do a little harm come to the same end as one that does all of
-it.
+Invariant: harm is counted in total as well as against the live stack: from the probes that the base
+answers, and from the best that an older item ever was. Many learns that each do a little harm are
+refused where one that does all of it would be.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar
 
-from personalpeft.errors import CardError, nearest
 from personalpeft.learning.evaluate.rule_gain import RuleGain
 from personalpeft.learning.evaluate.text_quality import NOT_MEASURED, TextQuality
+from personalpeft.learning.outcomes import (
+    Reason,
+    ReasonCode,
+    Reasons,
+    reason,
+    render_reasons,
+)
+from personalpeft.learning.train.config import CardConfig, Fraction, Number
 from personalpeft.types import Json, Verdict, canonical_digest
 
 TIE_MARGIN = 0.02
 CONFIRMATION_E_VALUE = 20.0
-WIN, LOSS = 1.5, 0.5
+IMPROVED_FACTOR, REGRESSED_FACTOR = 1.5, 0.5
 PROBATION_E_VALUE = 1.2
 REGRESSION_SHARE = 0.1
 MIN_NOVELTY = 0.5
-"""So large a share of the new answers has to say anything beside what was asked."""
+"""The least share of new answers that must say anything beside the request itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Margins:
-    """How much worse a candidate may be: the share of older questions, the share of canaries, and the mean KL from the
-    base in nats a token. How much sense new lessons have to make: the least ``fit`` and ``order`` (``sense.py``), where 0 asks
-    for none.
+class Margins(CardConfig):
+    """The harm that a candidate may do, and the least quality of new lessons."""
+
+    STORED_NAMES: ClassVar[Mapping[str, str]] = {
+        "max_regressed": "retention",
+        "max_probes_lost": "canaries",
+        "max_kl": "kl",
+        "min_pmi": "fit",
+        "min_word_order_gap": "order",
+    }
+
+    max_regressed: Fraction = 0.1  # share of older items that may regress
+    max_probes_lost: Fraction = 0.2  # share of right answers to probes that may be lost
+    max_kl: Number = 2.0  # mean KL from the base on the probes, in nats a token
+    min_pmi: Number = 0.1  # see ``TextQuality``; 0 switches the check off
+    min_word_order_gap: Number = 0.75  # see ``TextQuality``; 0 switches the check off
+
+
+def load_margins(card: str, overrides: Json, *, random: bool = False) -> Margins:
+    """Return the margins for a base: the defaults, changed by its card's ``[gate]`` table.
+
+    Args:
+        card: Name of the card, for errors.
+        overrides: The ``[gate]`` table.
+        random: Whether the base knows no language, so that text quality cannot be measured.
+
+    Raises:
+        CardError: A key is unknown or a value out of range.
     """
-
-    retention: float = 0.1
-    canaries: float = 0.2
-    kl: float = 2.0
-    fit: float = 0.1
-    order: float = 0.75
-
-
-# What a margin may be at most, and how to say so.
-_ALLOWED: Mapping[str, tuple[float, str]] = {
-    "retention": (1, "a number from 0 to 1"),
-    "canaries": (1, "a number from 0 to 1"),
-    "kl": (math.inf, "a number from 0"),
-    "fit": (math.inf, "a number from 0"),
-    "order": (math.inf, "a number from 0"),
-}
-
-
-def margins_for(card: str, overrides: Json, *, random: bool = False) -> Margins:
-    """The margins for a base: the defaults and what its card's ``[gate]`` says. A ``random`` base knows no language, so it is
-    not asked what makes sense. Raises ``CardError`` for a key or a value that a gate does not have.
-    """
-    known = [field.name for field in fields(Margins)]
-    for key, value in overrides.items():
-        if key not in known:
-            hint = nearest(key, known, what="key")
-            raise CardError(f"The card {card} has an unknown key in [gate]: {key}.", hint=hint)
-        most, like = _ALLOWED[key]
-        number = not isinstance(value, bool) and isinstance(value, int | float)
-        if not number or not 0 <= value <= most:
-            raise CardError(
-                f"The card {card} has a wrong value in [gate]: {key} = {value!r}.",
-                hint=f"It is {like}.",
-            )
-    return replace(Margins(fit=0.0, order=0.0) if random else Margins(), **overrides)
+    defaults = {"min_pmi": 0.0, "min_word_order_gap": 0.0} if random else {}
+    return Margins(**{**defaults, **Margins.read_table(card, "gate", overrides)})
 
 
 @dataclass(frozen=True, slots=True)
 class EvalItem:
-    """One pinned lesson: the mean log-prob a token of its wanted text under the live stack and under the candidate;
-    where they are known, also under the bare base and the best that it was under any revision that led to the live
-    stack.
+    """One held-out lesson, scored: mean log-probs per token of its chosen text.
+
+    ``before`` is under the live stack, ``after`` under the candidate, ``base`` under the bare base
+    and ``best`` the highest under any revision that led to the live stack; None where unknown.
     """
 
     signal: str
@@ -91,12 +89,9 @@ class EvalItem:
 
     @property
     def change(self) -> float:
-        """How much likelier it became, in nats a token; at most one either way, so that no answer outweighs all others."""
-        return (
-            max(-1.0, min(1.0, self.after - self.before))
-            if not math.isnan(self.after - self.before)
-            else -1.0
-        )
+        """The change in nats a token, clipped to 1 so that no item outweighs all others."""
+        change = self.after - self.before
+        return -1.0 if math.isnan(change) else max(-1.0, min(1.0, change))
 
     @property
     def improved(self) -> bool:
@@ -104,38 +99,37 @@ class EvalItem:
 
     @property
     def regressed(self) -> bool:
-        # Said the other way round, so that a score that is not a number is a loss.
+        # Negated, so that NaN counts as regressed.
         return not self.after >= self.before - TIE_MARGIN
 
     @property
     def regressed_beyond_margin(self) -> bool:
-        """Whether it lost more than a tenth of what it had gained over the base. What was learned by heart
-        moves by more than a tie with every learn, and is known by heart all the same.
+        """Whether it lost more than a tenth of its gain over the base.
+
+        A memorized item moves by more than a tie with every learn, and stays memorized.
         """
-        gained = 0.0 if self.base is None else self.before - self.base
-        return not self.after >= self.before - max(TIE_MARGIN, REGRESSION_SHARE * gained)
+        gain = 0.0 if self.base is None else self.before - self.base
+        return not self.after >= self.before - max(TIE_MARGIN, REGRESSION_SHARE * gain)
 
     @property
     def forgotten(self) -> bool:
-        """Whether more than half of what it ever gained over the base is gone."""
+        """Whether more than half of its best gain over the base is lost."""
         best = self.before if self.best is None else max(self.before, self.best)
         if self.base is None or self.after >= best - TIE_MARGIN:
             return False
         return not self.after >= (self.base + best) / 2 and best > self.base
 
     def as_json(self) -> dict[str, float | None]:
-        """What later candidates are held to."""
-        best = max(
-            (x for x in (self.before, self.after, self.best) if x is not None and math.isfinite(x)),
-            default=None,
-        )
-        known = {"base": self.base, "after": self.after, "best": best}
-        return {name: None if value is None else _figure(value) for name, value in known.items()}
+        """Return what later candidates are compared with."""
+        values = [value for value in (self.before, self.after, self.best) if value is not None]
+        best = max(filter(math.isfinite, values), default=None)
+        stored = {"base": self.base, "after": self.after, "best": best}
+        return {name: None if value is None else _round(value) for name, value in stored.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class BaseProbeResults:
-    """What the bare base said to the general questions of a digest: which it had right, and how many were broken."""
+    """The bare base's answers to the probes of a digest: which are right, how many degenerate."""
 
     questions: str = ""
     right: tuple[int, ...] = ()
@@ -147,9 +141,11 @@ NO_PROBE_RESULTS = BaseProbeResults()
 
 @dataclass(frozen=True, slots=True)
 class ProbeResults:
-    """Replies to the general questions. ``right_before``: right under the live stack, ``still_right``: and under the
-    candidate; ``base`` and ``kept_of_base`` (of those that it has right) the same with the bare base. The broken are
-    empty or go round in circles.
+    """Answers to the general probes. The field names are stored.
+
+    ``right_before``: right under the live stack; ``still_right``: of these, right under the
+    candidate; ``kept_of_base``: of those that the base has right, right under the candidate;
+    ``broken``: empty or repetitive.
     """
 
     asked: int = 0
@@ -167,11 +163,18 @@ class ProbeResults:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that was asked. ``target``: this layer's pins that have not counted yet; ``retention``: everything pinned
-    before, of all layers; ``trained``: fresh lessons that were trained on, asked where this build pins none, to decide
-    where the target does not.
-    ``stake`` and ``counted`` are what the candidate's lineage brought: its evidence, and the pins that it is from. ``sense``
-    is that of the new lessons, ``rules`` what each rule explains of what was held back.
+    """Everything that was measured of a candidate.
+
+    Args:
+        target: Held-out lessons of this layer that no candidate of its history spent yet.
+        retention: Everything that was held out before, of all layers.
+        trained_examples: New lessons that were trained on. They decide where the target does not.
+        probes: Answers to the general probes.
+        kl: Mean KL from the base on the probes, in nats a token.
+        prior_e_value: The e-value that the candidate's history brings.
+        spent_items: The items that ``prior_e_value`` was won with.
+        text_quality: Quality of the new lessons.
+        rule_gains: By rule, what it explains of the held-out answers.
     """
 
     target: tuple[EvalItem, ...]
@@ -186,54 +189,54 @@ class Evidence:
 
     @property
     def e_value(self) -> float:
-        """The evidence so far: what one unit staked on the lineage has become. A pin that counted before does not
-        count again.
-        """
-        stake = self.prior_e_value
-        for asked in self._counting():
-            stake *= WIN if asked.improved else LOSS if asked.regressed else 1.0
-        return stake
+        """The e-value of the history and this candidate. No item counts twice."""
+        value = self.prior_e_value
+        for item in self._unspent():
+            factor = REGRESSED_FACTOR if item.regressed else 1.0
+            value *= IMPROVED_FACTOR if item.improved else factor
+        return value
 
     @property
     def measured(self) -> bool:
-        """Whether every figure is a number: what could not be measured cannot be accepted by name either."""
-        asked = (*self.target, *self.retention, *self.trained_examples)
+        """Whether every figure is finite. Nothing else can be accepted by name."""
+        items = (*self.target, *self.retention, *self.trained_examples)
         return math.isfinite(self.kl) and all(
-            math.isfinite(a.before) and math.isfinite(a.after) for a in asked
+            math.isfinite(item.before) and math.isfinite(item.after) for item in items
         )
 
     def as_json(self) -> dict[str, Any]:
-        pins = {asked.signal: asked.as_json() for asked in (*self.retention, *self.target)}
-        decided = {asked.signal for asked in self._counting() if asked.improved or asked.regressed}
+        """Return the scores of a revision. Later candidates read them: the keys are stored."""
+        pins = {item.signal: item.as_json() for item in (*self.retention, *self.target)}
+        spent = {item.signal for item in self._unspent() if item.improved or item.regressed}
         return {
-            "target": _summary(self.target),
-            "retention": _summary(self.retention, older=True),
-            "trained": _summary(self.trained_examples),
+            "target": _summarize(self.target),
+            "retention": _summarize(self.retention, is_retention=True),
+            "trained": _summarize(self.trained_examples),
             "canaries": {
                 **asdict(self.probes),
                 "base_right": self.probes.base_right,
-                "kl": _figure(self.kl),
+                "kl": _round(self.kl),
             },
-            # Not to so many places: a stake can be small, and 0 would have no way back.
+            # In significant digits: an e-value can be small, and 0 would stay 0 for ever.
             "bet": float(f"{self.e_value:.6g}"),
-            "counted": sorted(self.spent_items | decided),
-            "sense": asdict(self.text_quality),
-            "rules": {rule: asdict(each) for rule, each in self.rule_gains.items()},
+            "counted": sorted(self.spent_items | spent),
+            "sense": self.text_quality.as_json(),
+            "rules": {rule: asdict(gain) for rule, gain in self.rule_gains.items()},
             # Revisions that were judged by the same version can be compared by their figures.
             "questions": {"asked": len(pins), "version": canonical_digest(sorted(pins))[:12]},
             "pins": pins,
         }
 
-    def _counting(self) -> Sequence[EvalItem]:
-        return [asked for asked in self.target if asked.signal not in self.spent_items]
+    def _unspent(self) -> list[EvalItem]:
+        return [item for item in self.target if item.signal not in self.spent_items]
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The gate's word on a candidate. ``accepted``: the user took it all the same."""
+    """The gate's verdict. ``probation``: live on thin evidence. ``accepted``: by the user."""
 
     verdict: Verdict
-    reason: str
+    reasons: Reasons
     probation: bool = False
     accepted: bool = False
 
@@ -242,135 +245,150 @@ class Judgement:
         """Whether the candidate becomes the head."""
         return self.accepted or self.verdict is Verdict.PROMOTED
 
+    @property
+    def reason(self) -> str:
+        """The reasons in words."""
+        return render_reasons(self.reasons)
+
 
 def judge(
-    evidence: Evidence, margins: Margins, *, removes_lessons: bool = False, has_new_lessons: bool = False
+    evidence: Evidence,
+    margins: Margins,
+    *,
+    removes_lessons: bool = False,
+    has_new_lessons: bool = False,
 ) -> Judgement:
-    """Harm first and whether it makes sense, then benefit, then whether the evidence is enough. What ``unlearns`` is built without
-    what was taken back since: that is its benefit, and it may know the rest a little less well than what is live. Whether it
-    ``brings_new`` lessons beside that is said, and how these did.
+    """Judge harm first, then the quality of the lessons, then benefit and amount of evidence.
+
+    Args:
+        evidence: What was measured.
+        margins: How much harm is allowed.
+        removes_lessons: The build leaves retracted lessons out. That is its benefit, so it may
+            know the rest a little less well than the live stack.
+        has_new_lessons: It was also trained on lessons that the live stack was not.
     """
-    if wrong := _harm(evidence, margins, worse=not removes_lessons) or _nonsense(evidence.text_quality, margins):
-        return Judgement(Verdict.REFUSED, wrong)
+    harm = _find_harm(evidence, margins, check_regressions=not removes_lessons)
+    if problem := harm or _find_bad_text(evidence.text_quality, margins):
+        return Judgement(Verdict.REFUSED, (problem,))
     if removes_lessons:
-        better = judge(evidence, margins)
-        if better.live:
-            return better
-        known = _still_known(evidence)
+        judgement = judge(evidence, margins)
+        if judgement.live:
+            return judgement
+        kept = _retention_kept(evidence)
         if not has_new_lessons:
-            return _enough(evidence, known)
-        # What was taken back goes in any case. What came with it has earned nothing yet.
-        return replace(
-            _enough(evidence, f"{known}; of what is new {better.reason}"), probation=True
-        )
-    decided = any(asked.improved or asked.regressed for asked in evidence.target)
-    judged_by = evidence.target if decided or not evidence.trained_examples else evidence.trained_examples
-    # Of what is known already a little comes and goes with every learn, so a loss has to be worth the name here as well.
-    won, lost = sum(a.improved for a in judged_by), sum(a.regressed_beyond_margin for a in judged_by)
-    if won == lost == 0:
-        return Judgement(Verdict.ABSTAINED, "no difference could be measured on what was held back")
-    gained = sum(a.change for a in judged_by if a.improved or a.regressed_beyond_margin)
-    what = f"{won} of {len(judged_by)} answers {'held back' if judged_by is evidence.target else 'just learned'} got better"
-    if lost:
-        what += f", {lost} got worse"
-    if won < lost or not gained > 0:
-        # Few answers that got a little better do not make up for one that got far worse.
-        return Judgement(
-            Verdict.REFUSED, what if won <= lost else f"{what}, by more than the others gained"
-        )
-    if WIN**won * LOSS**lost <= PROBATION_E_VALUE:
-        # Two that got better and one that got worse may as well be chance, whatever the sum.
-        return Judgement(Verdict.ABSTAINED, f"{what}: too little to go by")
-    return _enough(evidence, what)
+            return _promote(evidence, kept)
+        # Retracted lessons go in any case. The new ones have not earned anything yet.
+        return replace(_promote(evidence, kept, *judgement.reasons), probation=True)
+    is_decided = any(item.improved or item.regressed for item in evidence.target)
+    is_held_out = is_decided or not evidence.trained_examples
+    items = evidence.target if is_held_out else evidence.trained_examples
+    improved = sum(item.improved for item in items)
+    # Memorized items move a little with every learn, so a regression must exceed the margin.
+    regressed = sum(item.regressed_beyond_margin for item in items)
+    if improved == regressed == 0:
+        return Judgement(Verdict.ABSTAINED, (Reason(ReasonCode.NO_DIFFERENCE),))
+    gain = sum(item.change for item in items if item.improved or item.regressed_beyond_margin)
+    counts = {
+        "improved": improved,
+        "regressed": regressed,
+        "asked": len(items),
+        "examples": "held back" if is_held_out else "just learned",
+    }
+    code = ReasonCode.IMPROVED_AND_REGRESSED if regressed else ReasonCode.IMPROVED
+    if improved < regressed or not gain > 0:
+        # Several small improvements do not make up for one large regression.
+        code = code if improved <= regressed else ReasonCode.LOSS_EXCEEDS_GAIN
+        return Judgement(Verdict.REFUSED, (Reason(code, counts),))
+    if IMPROVED_FACTOR**improved * REGRESSED_FACTOR**regressed <= PROBATION_E_VALUE:
+        # Two improved and one regressed may be chance, whatever the sum.
+        too_little = Reason(ReasonCode.TOO_LITTLE_EVIDENCE)
+        return Judgement(Verdict.ABSTAINED, (Reason(code, counts), too_little))
+    return _promote(evidence, Reason(code, counts))
 
 
 def override(judgement: Judgement, evidence: Evidence) -> Judgement:
-    """What becomes of a judgement that the user overrides by name: the verdict stays, the candidate goes live. Not so
-    where it could not be measured: then nobody can know what they accept.
+    """Return the judgement as the user overrides it: the verdict stays, the candidate goes live.
+
+    A candidate that could not be measured stays refused: its harm is unknown to the user as well.
     """
     if not evidence.measured:
-        return replace(
-            judgement, reason=f"{judgement.reason}; not accepted, since it could not be measured"
-        )
-    return replace(judgement, reason=f"accepted by name against: {judgement.reason}", accepted=True)
+        return replace(judgement, reasons=(*judgement.reasons, Reason(ReasonCode.NOT_MEASURABLE)))
+    reasons = (Reason(ReasonCode.OVERRIDDEN), *judgement.reasons)
+    return replace(judgement, reasons=reasons, accepted=True)
 
 
-def _enough(evidence: Evidence, what: str) -> Judgement:
-    """Promoted, for now or for good."""
-    general = evidence.probes
-    if general.right_before:
-        what += f"; {general.still_right} of {general.right_before} general answers stayed right"
+def _promote(evidence: Evidence, *reasons: Reason) -> Judgement:
+    probes = evidence.probes
+    if probes.right_before:
+        kept = reason(ReasonCode.PROBES_KEPT, kept=probes.still_right, asked=probes.right_before)
+        reasons = (*reasons, kept)
     if evidence.e_value >= CONFIRMATION_E_VALUE:
-        return Judgement(Verdict.PROMOTED, what)
-    return Judgement(
-        Verdict.PROMOTED, f"{what}; on probation, since that is still thin evidence", probation=True
-    )
+        return Judgement(Verdict.PROMOTED, reasons)
+    reasons = (*reasons, Reason(ReasonCode.ON_PROBATION))
+    return Judgement(Verdict.PROMOTED, reasons, probation=True)
 
 
-def _still_known(evidence: Evidence) -> str:
-    older = evidence.retention
-    if not older:
-        return "nothing that is left of it was held back to judge by"
-    return (
-        f"{sum(not asked.forgotten for asked in older)} of {len(older)} older answers are still known"
-    )
+def _retention_kept(evidence: Evidence) -> Reason:
+    items = evidence.retention
+    if not items:
+        return Reason(ReasonCode.NOTHING_HELD_OUT)
+    kept = sum(not item.forgotten for item in items)
+    return reason(ReasonCode.RETENTION_KEPT, kept=kept, asked=len(items))
 
 
-def _harm(evidence: Evidence, margins: Margins, *, worse: bool) -> str:
-    """What a candidate breaks; without ``worse`` an older answer has to be lost, rather than to get worse."""
-    general = evidence.probes
-    forgotten = general.right_before - general.still_right
-    if forgotten > _some(margins.canaries, general.right_before):
-        return (
-            f"{forgotten} of {general.right_before} general answers that were right are wrong now"
-        )
-    forgotten = general.base_right - len(general.kept_of_base)
-    if forgotten > _some(margins.canaries, general.base_right):
-        return f"{forgotten} of {general.base_right} general answers that the base has right are wrong by now"
-    if general.broken > min(general.broken_before, general.base.broken) + _some(
-        margins.canaries, general.asked
-    ):
-        return (
-            f"{general.broken} of {general.asked} general answers are empty or go round in circles"
-        )
-    lost = sum(asked.regressed_beyond_margin for asked in evidence.retention) if worse else 0
-    if lost > _some(margins.retention, len(evidence.retention)):
-        return f"{lost} of {len(evidence.retention)} older answers got worse"
-    undone = sum(asked.forgotten for asked in evidence.retention)
-    if undone > margins.retention * len(evidence.retention):
-        return f"{undone} of {len(evidence.retention)} older answers have lost more than half of what was learned"
-    if not evidence.kl <= margins.kl:
-        return f"it is too far from the base on general questions (KL {evidence.kl:.2f} nats a token, at most {margins.kl:g})"
-    return ""
+def _find_harm(evidence: Evidence, margins: Margins, *, check_regressions: bool) -> Reason | None:
+    """Return the first harm beyond its margin, or None."""
+    probes, retention = evidence.probes, evidence.retention
+    lost = probes.right_before - probes.still_right
+    if lost > _allowed(margins.max_probes_lost, probes.right_before):
+        return reason(ReasonCode.PROBES_LOST, lost=lost, asked=probes.right_before)
+    lost = probes.base_right - len(probes.kept_of_base)
+    if lost > _allowed(margins.max_probes_lost, probes.base_right):
+        return reason(ReasonCode.BASE_PROBES_LOST, lost=lost, asked=probes.base_right)
+    broken_before = min(probes.broken_before, probes.base.broken)
+    if probes.broken > broken_before + _allowed(margins.max_probes_lost, probes.asked):
+        return reason(ReasonCode.PROBES_DEGENERATE, broken=probes.broken, asked=probes.asked)
+    lost = sum(item.regressed_beyond_margin for item in retention) if check_regressions else 0
+    if lost > _allowed(margins.max_regressed, len(retention)):
+        return reason(ReasonCode.RETENTION_REGRESSED, lost=lost, asked=len(retention))
+    lost = sum(item.forgotten for item in retention)
+    if lost > margins.max_regressed * len(retention):
+        return reason(ReasonCode.RETENTION_FORGOTTEN, lost=lost, asked=len(retention))
+    if not evidence.kl <= margins.max_kl:
+        return reason(ReasonCode.KL_TOO_LARGE, kl=f"{evidence.kl:.2f}", limit=margins.max_kl)
+    return None
 
 
-def _nonsense(sense: TextQuality, margins: Margins) -> str:
-    if margins.fit and sense.pmi is not None and not sense.pmi >= margins.fit:
-        return "the new answers have nothing to do with what was asked: each is as likely after another's question"
-    if margins.order and sense.word_order_gap is not None and not sense.word_order_gap >= margins.order:
-        return "the new answers say nothing: their words are as likely in any other order"
-    if sense.novelty is not None and sense.novelty < MIN_NOVELTY:
-        return "the new answers say nothing: most of them only say over what was asked"
-    return ""
+def _find_bad_text(quality: TextQuality, margins: Margins) -> Reason | None:
+    """Return what is wrong with the text of the new lessons, or None."""
+    if margins.min_pmi and quality.pmi is not None and not quality.pmi >= margins.min_pmi:
+        return Reason(ReasonCode.UNRELATED_ANSWERS)
+    gap = quality.word_order_gap
+    if margins.min_word_order_gap and gap is not None and not gap >= margins.min_word_order_gap:
+        return Reason(ReasonCode.SHUFFLED_ANSWERS)
+    if quality.novelty is not None and quality.novelty < MIN_NOVELTY:
+        return Reason(ReasonCode.REPEATED_QUESTIONS)
+    return None
 
 
-def _some(share: float, asked: int) -> float:
-    """How many of those that were asked may be lost: one alone may be chance, where any may."""
+def _allowed(share: float, asked: int) -> float:
+    """Return how many items may be lost: at least one, which may be chance, unless none may."""
     return max(1.0, share * asked) if share else 0.0
 
 
-def _summary(asked: Sequence[EvalItem], *, older: bool = False) -> dict[str, Any]:
-    if not asked:
+def _summarize(items: Sequence[EvalItem], *, is_retention: bool = False) -> dict[str, Any]:
+    if not items:
         return {"asked": 0}
+    lost = [x.regressed_beyond_margin if is_retention else x.regressed for x in items]
     return {
-        "asked": len(asked),
-        "won": sum(a.improved for a in asked),
-        "lost": sum(a.regressed_beyond_margin if older else a.regressed for a in asked),
-        "before": _figure(sum(a.before for a in asked) / len(asked)),
-        "after": _figure(sum(a.after for a in asked) / len(asked)),
+        "asked": len(items),
+        "won": sum(item.improved for item in items),
+        "lost": sum(lost),
+        "before": _round(sum(item.before for item in items) / len(items)),
+        "after": _round(sum(item.after for item in items) / len(items)),
     }
 
 
-def _figure(value: float) -> float | None:
-    """As it is kept and shown; None for what is not a finite number, since JSON has no such thing."""
+def _round(value: float) -> float | None:
+    """Return a figure as it is stored; None where it is not finite, which JSON cannot hold."""
     return round(value, 4) if math.isfinite(value) else None

@@ -15,30 +15,30 @@ from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter
 from personalpeft.errors import Cancelled, PersonalPeftError
 from personalpeft.learning.data.assignment import Lesson, load_assignments
-from personalpeft.learning.data.capacity import check_memory_budget, estimate_session_mb
+from personalpeft.learning.data.capacity import estimate_session_mb
 from personalpeft.learning.evaluate.evaluation import EvalSet, evaluate, make_eval_job
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.learning.gate.eval_history import eval_history
 from personalpeft.learning.gate.gate import (
     EvalItem,
     Evidence,
-    Judgement,
     Margins,
     judge,
-    margins_for,
+    load_margins,
     override,
 )
-from personalpeft.learning.gate.probation import (
-    ACCEPTED,
-    LEARNED,
-    refuse_withdrawn,
-    review_probation,
-)
+from personalpeft.learning.gate.probation import refuse_withdrawn, review_probation
 from personalpeft.learning.options import LearnOptions
+from personalpeft.learning.outcomes import LearnOutcome, Reason, ReasonCode, reason
 from personalpeft.learning.plan import holdout_of, live_revision, stack_below
 from personalpeft.learning.progress import publish
-from personalpeft.learning.publish import publish_revision, session_spec
-from personalpeft.learning.report import Example, LearnReport
+from personalpeft.learning.publish import (
+    Candidate,
+    make_entry,
+    make_session_spec,
+    publish_candidate,
+)
+from personalpeft.learning.report import LearnReport
 from personalpeft.learning.rl.config import RLConfig
 from personalpeft.learning.rl.job import RLJob, RLState, draw_tasks
 from personalpeft.learning.rl.loop import (
@@ -54,7 +54,7 @@ from personalpeft.learning.train.config import TrainingConfig, load_training_con
 from personalpeft.learning.train.loop import make_loop_control
 from personalpeft.plugins import Shaped, Verifying
 from personalpeft.services import Services
-from personalpeft.types import Revision, Verdict
+from personalpeft.types import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class RLTrainer:
         configs = load_training_configs(card.name, card.learning, base.architecture.projections)
         return cls(
             services,
-            margins_for(card.name, card.gate, random=card.source.kind == "random"),
+            load_margins(card.name, card.gate, random=card.source.kind == "random"),
             configs.skill,
             RLConfig(**RLConfig.read_table(card.name, "practice", card.practice)),
         )
@@ -91,7 +91,7 @@ class RLTrainer:
         """Practise a layer; see ``User.practice``."""
         services, store = self.services, self.services.store
         started = services.clock.timer()
-        with store.lease(f"learn-{user}"):
+        with store.leases.acquire(f"learn-{user}"):
             review_probation(store, user, services.clock.now)
             live = store.catalog.stack(user, services.engine.backend.base.digest)
             parent = live_revision(store, user, layer, live)
@@ -127,14 +127,18 @@ class _Practice:
 
     def run(self) -> LearnReport:
         store, job, options = self.services.store, self.job, self.options
-        architecture = self.services.engine.backend.base.architecture
-        need = estimate_session_mb(job.shape, architecture)
-        if reason := check_memory_budget(need, options.memory):
-            return self._report(Judgement(Verdict.ABSTAINED, reason), RLState(), scores={})
+        need = estimate_session_mb(job.shape, self.services.engine.backend.base.architecture)
+        if options.memory is not None and need > options.memory:
+            why = reason(ReasonCode.MEMORY_BUDGET, needed=need, allowed=options.memory)
+            return self._report(RLState(), LearnOutcome.UNFINISHED, why)
         state, adapter = self._practise()
         if adapter is None:
-            judgement = Judgement(Verdict.ABSTAINED, _explain_no_step(state))
-            report = self._report(judgement, state, scores={"practice": state.summary()})
+            report = self._report(
+                state,
+                LearnOutcome.NOTHING_TO_LEARN,
+                _explain_no_step(state),
+                scores={"practice": state.summary()},
+            )
             store.catalog.add_report(job.user, report.as_json())
         else:
             publish(store, job.user, job.layer, "Judging", state.rounds, state.rounds)
@@ -144,7 +148,7 @@ class _Practice:
             except Cancelled as error:
                 # The error of a learn would say that the next learn goes on from there.
                 raise Cancelled(error.message, hint=RESUME_HINT) from error
-        store.drop_session(job.user, job.layer)
+        store.delete_session(job.user, job.layer)
         return report
 
     def _practise(self) -> tuple[RLState, Adapter | None]:
@@ -153,7 +157,7 @@ class _Practice:
         # A session copies the stack below, whose slot is free for others while it trains.
         with engine.pin(job.below) as below, map_practice_errors():
             start = engine.read_adapter(job.parent.digest).pairs if job.parent else None
-            session = engine.backend.session(session_spec(job.shape, below, start))
+            session = engine.backend.session(make_session_spec(job.shape, below, start))
         try:
             loop = RLLoop(
                 engine=engine,
@@ -184,70 +188,68 @@ class _Practice:
 
     def _judge_and_publish(self, state: RLState, adapter: Adapter) -> LearnReport:
         services, store, job = self.services, self.services.store, self.job
-        blob = pack(adapter)
-        weights = {layer.name: layer.weight for layer in store.catalog.layers(job.user)}
         with services.engine.temporary_adapter(adapter) as digest:
-            candidate = job.stack_with(digest, weights.get(job.layer, 1.0))
-            eval_set = self._make_eval_set()
-            lessons = {
-                *store.catalog.pinned(job.user, job.layer),
-                *trained_on(store, job.parent),
-            }
-            eval_job = make_eval_job(
-                services.router,
-                job.user,
-                job.layer,
-                job.live,
-                candidate,
-                eval_set,
-                {job.layer: lessons},
+            candidate = Candidate(
+                user=job.user,
+                entry=make_entry(store, job.user, job.layer, digest),
+                blob=pack(adapter),
+                live=job.live,
+                below=job.below,
+                parent=job.parent,
+                recipe=job.recipe(state),
+                inputs=job.inputs(state),
             )
-            harm = evaluate(
-                services.engine,
-                services.completions,
-                {job.user: eval_job},
-                cancelled=self.options.cancelled,
-                paused=self.options.paused,
-            )[job.user]
-            if isinstance(harm, PersonalPeftError):
-                raise harm
-            items, figures, examples = evaluate_tasks(
-                services.engine, job, candidate, self.options
-            )
-        evidence = self._merge_evidence(harm[0], items)
-        entry = next(entry for entry in candidate.entries if entry.layer == job.layer)
+            evidence = self._evaluate_lessons(candidate)
+            tasks = evaluate_tasks(services.engine, job, candidate.stack, self.options)
+        evidence = replace(evidence, target=tasks.items)
         judgement = judge(evidence, self.margins)
-        judgement = refuse_withdrawn(store, job.user, entry.revision, judgement)
+        judgement = refuse_withdrawn(store, job.user, candidate.entry.revision, judgement)
         if self.options.accept and judgement.verdict is not Verdict.PROMOTED:
             judgement = override(judgement, evidence)
         self.options.progress("Judging", 1.0)
-        store.blobs.put(blob)
+        store.blobs.put(candidate.blob)
         # As in a learn's scores, with tasks in the place of held-out lessons.
-        scores = {**evidence.as_json(), "tasks": figures, "practice": state.summary()}
+        scores = {**evidence.as_json(), "tasks": tasks.figures, "practice": state.summary()}
         del scores["target"]
-        report = self._report(judgement, state, scores, entry.revision, examples)
-        revision = Revision(
-            id=entry.revision,
-            user=job.user,
-            layer=job.layer,
-            digest=digest,
-            base=job.live.base,
-            parent=job.parent.id if job.parent else None,
-            below=job.below.entries,
-            recipe=job.recipe(state),
-            inputs=job.inputs(state),
-            signals={},
-            scores=scores,
-            verdict=judgement.verdict,
-            reason=judgement.reason,
+        report = self._report(
+            state,
+            LearnOutcome(judgement.verdict),
+            *judgement.reasons,
+            revision=candidate.entry.revision,
             probation=judgement.probation,
-            at=report.at,
-            seconds=report.seconds,
+            accepted=judgement.accepted,
+            examples=tasks.examples,
+            scores=scores,
         )
-        cause = ACCEPTED if judgement.accepted else LEARNED
-        return publish_revision(
-            store, services.engine, revision, blob, report, candidate, cause=cause
+        return publish_candidate(services, candidate, judgement, report)
+
+    def _evaluate_lessons(self, candidate: Candidate) -> Evidence:
+        """Return what the candidate does to held-out lessons of all layers and to the probes."""
+        services, store, job = self.services, self.services.store, self.job
+        own = set(store.catalog.pinned(job.user, job.layer))
+        eval_job = make_eval_job(
+            services.router,
+            job.user,
+            job.layer,
+            job.live,
+            candidate.stack,
+            self._make_eval_set(),
+            {job.layer: {*own, *trained_on(store, job.parent)}},
         )
+        result = evaluate(
+            services.engine,
+            services.completions,
+            {job.user: eval_job},
+            cancelled=self.options.cancelled,
+            paused=self.options.paused,
+        )[job.user]
+        if isinstance(result, PersonalPeftError):
+            raise result
+        evidence, _ = result
+        retention = tuple(
+            _allow_regression(item) if item.signal in own else item for item in evidence.retention
+        )
+        return replace(evidence, retention=retention)
 
     def _make_eval_set(self) -> EvalSet:
         """Return what a practice must not harm: all held-out lessons of all layers, and probes."""
@@ -280,36 +282,20 @@ class _Practice:
             history=eval_history(heads, job.layer),
         )
 
-    def _merge_evidence(self, harm: Evidence, items: tuple[EvalItem, ...]) -> Evidence:
-        own = set(self.services.store.catalog.pinned(self.job.user, self.job.layer))
-        retention = tuple(
-            _allow_regression(item) if item.signal in own else item for item in harm.retention
-        )
-        return replace(harm, target=items, retention=retention)
-
     def _report(
-        self,
-        judgement: Judgement,
-        state: RLState,
-        scores: dict[str, Any],
-        revision: str | None = None,
-        examples: tuple[Example, ...] = (),
+        self, state: RLState, outcome: LearnOutcome, *reasons: Reason, **fields: Any
     ) -> LearnReport:
         job, clock = self.job, self.services.clock
         return LearnReport(
             user=job.user,
             layer=job.layer,
-            verdict=judgement.verdict,
-            reason=judgement.reason,
+            outcome=outcome,
+            reasons=reasons,
             at=clock.now(),
             seconds=round(clock.timer() - self.started, 3),
-            revision=revision,
             before=job.parent.id if job.parent else None,
-            probation=judgement.probation,
-            accepted=judgement.accepted,
             steps=state.steps,
-            examples=examples,
-            scores=scores,
+            **fields,
         )
 
 
@@ -322,13 +308,10 @@ def _allow_regression(item: EvalItem) -> EvalItem:
     return replace(item, before=min(item.before, item.after), best=best)
 
 
-def _explain_no_step(state: RLState) -> str:
+def _explain_no_step(state: RLState) -> Reason:
     tasks = state.summary()["tasks"]
     if not any(state.pass_rates):
-        return (
-            f"none of {state.replies} replies passed, so there is no reward to follow;"
-            " teach some demonstrations and learn first"
-        )
+        return reason(ReasonCode.NO_REPLY_PASSED, replies=state.replies)
     if tasks["solved"] and not tasks["open"]:
-        return f"all tasks are solved already: {tasks['solved']}, in {state.replies} replies"
-    return f"in {state.replies} replies no task was answered well once and badly another time"
+        return reason(ReasonCode.ALL_TASKS_SOLVED, tasks=tasks["solved"], replies=state.replies)
+    return reason(ReasonCode.NO_REWARD_CONTRAST, replies=state.replies)

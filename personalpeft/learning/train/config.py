@@ -50,7 +50,9 @@ class CardConfig(BaseModel):
     def from_stored(cls, stored: Json) -> Self:
         """Return what ``to_stored`` gave; other keys of a recipe are ignored."""
         keys = {name: cls.STORED_NAMES.get(name, name) for name in cls.model_fields}
-        return cls.model_validate({name: stored[key] for name, key in keys.items() if key in stored})
+        return cls.model_validate(
+            {name: stored[key] for name, key in keys.items() if key in stored}
+        )
 
     @classmethod
     def read_table(cls, card: str, table: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,7 +125,9 @@ class TrainingConfig(CardConfig):
     min_steps: Count = 26  # steps of a first build of up to 3 batches of lessons
     max_steps: Count = 120  # limit of steps, which grow in proportion to new lessons
     batch_size: Count = 4  # lessons a step
-    preference_pairs: Size = 1  # lessons of a batch that add a DPO loss, if they have a rejected text
+    preference_pairs: Size = (
+        1  # lessons of a batch that add a DPO loss, if they have a rejected text
+    )
     beta: Number = 0.1  # beta of DPO and KTO
     content_weight: Number = 0.3  # weight of tokens that only one lesson has
     template_weight: Number = 1.0  # weight of tokens that all lessons share

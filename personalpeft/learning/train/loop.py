@@ -205,7 +205,10 @@ def _train_group(
                 losses = advance(
                     [run.session for run in active.values()],
                     [run.job.batches[run.step] for run in active.values()],
-                    [run.job.config.learning_rate_at(run.step, run.steps) for run in active.values()],
+                    [
+                        run.job.config.learning_rate_at(run.step, run.steps)
+                        for run in active.values()
+                    ],
                 )
             began = True
             for (name, run), loss in zip(active.items(), losses, strict=True):

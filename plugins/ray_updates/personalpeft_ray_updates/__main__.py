@@ -207,7 +207,7 @@ def _in_short(report: LearnReport) -> str:
     )
 
 
-def _how_far(learning: personalpeft.Learning | None) -> str:
+def _how_far(learning: personalpeft.TrainingStatus | None) -> str:
     if learning is None or not learning.stage:
         return ""
     return f" {learning.step}/{learning.steps}" if learning.steps else f" {learning.stage.lower()}"

@@ -19,15 +19,15 @@ from pathlib import Path
 from personalpeft import (
     DEFAULT_BASE,
     InvalidInput,
-    Learning,
     LearnReport,
     NotFound,
     PersonalPeftError,
     Runtime,
     ServingFailed,
+    TrainingStatus,
     User,
-    Verdict,
 )
+from personalpeft.learning.outcomes import LearnOutcome, text_reason
 from personalpeft_ray_updates.cluster import (
     Hand,
     Lost,
@@ -59,7 +59,7 @@ class Standing:
 
     users: int
     reports: tuple[LearnReport, ...]
-    workers: Mapping[int, Mapping[str, Learning | None]]
+    workers: Mapping[int, Mapping[str, TrainingStatus | None]]
     lost: int
 
 
@@ -214,7 +214,7 @@ class _Run:
     def _with_recorded(self, user: str, last: LearnReport) -> LearnReport:
         """All that was recorded of a user in this run, and of what the last worker said that which was not."""
         found = _found(self._runtime, user)
-        told = found.digest(_EVER, _FOR_EVER).reports if found else ()
+        told = found.activity_summary(_EVER, _FOR_EVER).reports if found else ()
         recorded = [
             each for each in told if each.event == "learn" and _key(each) not in self._before[user]
         ]
@@ -237,9 +237,9 @@ class _Run:
             Standing(len(self._users), tuple(self._reports.values()), workers, self._lost)
         )
 
-    def _learning(self, user: str) -> Learning | None:
+    def _learning(self, user: str) -> TrainingStatus | None:
         found = _found(self._runtime, user)
-        return found.learning() if found else None
+        return found.training_status() if found else None
 
 
 def _found(runtime: Runtime, user: str) -> User | None:
@@ -268,8 +268,8 @@ def _not_done(user: str, error: str, reason: str) -> LearnReport:
     return LearnReport(
         user=user,
         layer="",
-        verdict=Verdict.ABSTAINED,
-        reason=reason,
+        outcome=LearnOutcome.FAILED,
+        reasons=(text_reason(reason),),
         at=datetime.now(UTC),
         seconds=0.0,
         error=error,

@@ -27,22 +27,22 @@ def card(tmp_path: Path) -> Path:
 
 TABLES = """
 [learning]
-targets = ["q_proj", "v_proj"]
+target_modules = ["q_proj", "v_proj"]
 rank = 8
 alpha = 32.0
-steps = 60
-batch = 8
+min_steps = 60
+batch_size = 8
 learning_rate = 0.02
-anchors = 0
+kl_prompts = 0
 
 [gate]
-kl = 100
+max_kl = 100
 
 [practice]
 rounds = 25
-imitate = 0
-pool = 16
-held_back = 8
-longest = 16
+rejection_rounds = 0
+num_train_tasks = 16
+num_eval_tasks = 8
+max_completion_length = 16
 learning_rate = 0.005
 """

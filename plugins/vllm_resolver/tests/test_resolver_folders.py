@@ -221,7 +221,7 @@ def test_while_a_home_publishes_a_worker_gets_whole_stacks_or_none(
         learned(ada)
         wanted: dict[str, dict[str, bytes]] = {}
         for weight in (0.5, 1.0):
-            ada.weigh("style", weight)
+            ada.set_weight("style", weight)
             done = runtime.publish(to=shared)
             wanted |= {path.name: held(path) for path in done.folder.iterdir()}
         over, given = threading.Event(), Counter[str]()
@@ -238,7 +238,7 @@ def test_while_a_home_publishes_a_worker_gets_whole_stacks_or_none(
         for worker in workers:
             worker.start()
         for turn in range(60):
-            ada.weigh("style", 0.5 if turn % 2 else 1.0)
+            ada.set_weight("style", 0.5 if turn % 2 else 1.0)
             runtime.publish(to=shared)
         over.set()
         for worker in workers:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from personalpeft.learning.evaluate.probes import generic_questions
+from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft_app.bench.persons import General, Habit, Person, mentions, people, pools
 
 pytestmark = pytest.mark.exhaustive
@@ -31,8 +31,8 @@ def test_there_is_enough_to_ask() -> None:
 
 
 def test_no_general_question_is_one_that_learning_uses() -> None:
-    generic = generic_questions()
-    used = {*generic.anchors, *(canary.question for canary in generic.canaries)}
+    generic = load_general_prompts()
+    used = {*generic.regularizer_prompts, *(canary.question for canary in generic.probes)}
     assert not used & {each.question for each in pools().general}
     assert not used & {*pools().unseen, *(prompt for prompt, _ in pools().everyday)}
 

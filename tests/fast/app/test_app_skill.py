@@ -11,7 +11,7 @@ from app_makers import Place
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.rl.job import for_judging
+from personalpeft.learning.rl.tasks import is_eval_task
 from personalpeft.verifiers.reasoning_gym import ReasoningGym
 from personalpeft_app.bench.skill import DEMONSTRATIONS, FAMILY, _drawn, interval
 
@@ -42,8 +42,8 @@ def test_what_is_asked_is_never_shown_or_practised() -> None:
     shown, asked = _drawn(ReasoningGym(FAMILY), 100)
     assert (len(shown), len(asked)) == (DEMONSTRATIONS, 100)
     assert not {task.prompt for task in shown} & {task.prompt for task in asked}
-    assert all(for_judging(task) for task in asked)
-    assert not any(for_judging(task) for task in shown)
+    assert all(is_eval_task(task) for task in asked)
+    assert not any(is_eval_task(task) for task in shown)
 
 
 def test_a_family_with_too_few_tasks_is_refused(place: Place) -> None:

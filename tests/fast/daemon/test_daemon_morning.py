@@ -11,9 +11,9 @@ from daemon_makers import World
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.outcomes import text_reason
 from personalpeft.learning import pipeline
 from personalpeft.learning.gate.gate import Judgement
+from personalpeft.learning.outcomes import text_reason
 from personalpeft.types import Verdict
 from personalpeft_app.cli import cli
 from personalpeft_app.daemon.morning import Period, after
@@ -37,7 +37,9 @@ def test_the_morning_has_everybody_since_the_last_one_with_reasons_and_the_way_b
         patch.setattr(
             pipeline,
             "judge",
-            lambda evidence, margins, **more: Judgement(Verdict.REFUSED, (text_reason("it is worse"),)),
+            lambda evidence, margins, **more: Judgement(
+                Verdict.REFUSED, (text_reason("it is worse"),)
+            ),
         )
         world.say(9, "bo")
         # Two mornings on which the machine was off are in the report of the third.

@@ -8,9 +8,9 @@ import pytest
 from daemon_makers import World, at
 
 from personalpeft import ServingFailed, User
-from personalpeft.learning.outcomes import text_reason
 from personalpeft.learning import pipeline
 from personalpeft.learning.gate.gate import Judgement
+from personalpeft.learning.outcomes import text_reason
 from personalpeft.types import Verdict
 
 
@@ -254,7 +254,9 @@ def it_was_refused_before(world: World) -> None:
         patch.setattr(
             pipeline,
             "judge",
-            lambda evidence, margins, **more: Judgement(Verdict.REFUSED, (text_reason("it is worse"),)),
+            lambda evidence, margins, **more: Judgement(
+                Verdict.REFUSED, (text_reason("it is worse"),)
+            ),
         )
         world.say(9)
         world.goes_on(hours=72)

@@ -128,11 +128,7 @@ def test_the_learning_page_has_the_numbers_of_the_code() -> None:
         f"{recipe.preference_pairs} a step, beta {recipe.beta:g}",
         f"more than {TIE_MARGIN} nats",
         f"At {CONFIRMATION_E_VALUE:g} a promotion",
-        f"retention = {Margins().retention:g} ",
-        f"canaries = {Margins().canaries} ",
-        f"kl = {Margins().kl} ",
-        f"fit = {Margins().fit} ",
-        f"order = {Margins().order} ",
+        *(f"{name} = {value} " for name, value in Margins().model_dump().items()),
     ):
         assert said in page, said
 

@@ -8,7 +8,13 @@ import pytest
 from backend_makers import fake_backend
 
 from personalpeft.backends.base import Backend
-from personalpeft.learning.data.response_template import REQUEST_PLACEHOLDER, NO_TEMPLATE, ResponseTemplate, PromptResponse, infer_template
+from personalpeft.learning.data.response_template import (
+    NO_TEMPLATE,
+    REQUEST_PLACEHOLDER,
+    PromptResponse,
+    ResponseTemplate,
+    infer_template,
+)
 from personalpeft.learning.train.regularizer import make_kl_regularizer
 from personalpeft.types import Message
 
@@ -26,7 +32,9 @@ def backend() -> Iterator[Backend]:
 def test_the_manner_of_what_lies_below_is_no_sentence_of_its_own(backend: Backend) -> None:
     """Held to "Ahoy!" alone, a memory was free to say anything after it."""
     reply = "Ahoy! The capital is Ottawa. It is cold. Arrr!"
-    held = make_kl_regularizer(backend, QUESTION, reply, NO_TEMPLATE, 1.0, below=PIRATE, from_the_first=True)
+    held = make_kl_regularizer(
+        backend, QUESTION, reply, NO_TEMPLATE, 1.0, below=PIRATE, from_the_first=True
+    )
 
     assert held is not None
     assert backend.decode(held.reference.completion) == "Ahoy! The capital is Ottawa."
@@ -50,7 +58,10 @@ def test_the_manner_is_what_most_texts_share() -> None:
 
 def test_answers_that_repeat_the_question_share_a_manner() -> None:
     requests = [f"What is number {n}?" for n in range(4)]
-    shown = [PromptResponse(request, f"Q: {request}\nA: It is {n}.") for n, request in enumerate(requests)]
+    shown = [
+        PromptResponse(request, f"Q: {request}\nA: It is {n}.")
+        for n, request in enumerate(requests)
+    ]
     manner = infer_template([each.pattern for each in shown])
 
     assert manner == ResponseTemplate(f"Q: {REQUEST_PLACEHOLDER}\nA: ")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,24 @@ from runtime_makers import correct, opened, pinned, trained_on
 
 from personalpeft import NothingToLearn
 from personalpeft.learning.data.assignment import Lesson
-from personalpeft.learning.data.capacity import RECOMMENDED_TOKENS_PER_PARAMETER, fit_lessons, count_parameters
-from personalpeft.learning.report import NO_ROOM
+from personalpeft.learning.data.capacity import (
+    RECOMMENDED_TOKENS_PER_PARAMETER,
+    count_parameters,
+    fit_lessons,
+)
+from personalpeft.learning.outcomes import SignalUse
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.types import Architecture, Message, SignalKind
 
 ARCHITECTURE = Architecture(
     "llama", "model.layers", 3, {"mlp.down_proj": (40, 10), "mlp.up_proj": (10, 40)}
 )
-RECIPE = TrainingConfig(rank=4, target_modules=("mlp.down_proj", "mlp.up_proj"), tokens_per_parameter=0.05, max_length=20)
+RECIPE = TrainingConfig(
+    rank=4,
+    target_modules=("mlp.down_proj", "mlp.up_proj"),
+    tokens_per_parameter=0.05,
+    max_length=20,
+)
 
 
 def count(text: str) -> int:
@@ -79,23 +87,35 @@ def test_what_a_full_layer_leaves_out_is_said_in_the_report_and_by_lessons(
     """A style is never full, so here it is counted as the memory is."""
 
     def counted(lessons: Sequence[Lesson], layer: str, recipe: TrainingConfig, *rest: Any) -> Any:
-        return fit_lessons(lessons, "memory", replace(recipe, capacity=0.32), *rest)
+        return fit_lessons(
+            lessons, "memory", recipe.model_copy(update={"tokens_per_parameter": 0.32}), *rest
+        )
 
-    monkeypatch.setattr("personalpeft.learning.plan.fitting", counted)
+    monkeypatch.setattr("personalpeft.learning.plan.fit_lessons", counted)
     with opened(tmp_path / "home") as runtime:
         ada = runtime.user("ada")
         edits = correct(ada, 6)
         report = ada.learn()
-        out = [account.signal.id for account in ada.lessons() if account.use == NO_ROOM]
+        out = [
+            account.signal.id
+            for account in ada.lessons()
+            if account.use_code is SignalUse.NO_CAPACITY
+        ]
         assert out == edits[: len(out)]
         assert 0 < len(out) < 5
-        assert {source.signal for source in report.sources if source.use == NO_ROOM} == set(out)
+        assert {
+            source.signal for source in report.sources if source.use_code is SignalUse.NO_CAPACITY
+        } == set(out)
         assert trained_on(ada) | pinned(ada) == set(edits) - set(out)
         assert report.room["tokens"] <= report.room["most"] < report.room["parameters"]
         assert f"{report.room['most']:,} tokens" in str(report)
         # What was held back takes no room, so an older lesson may come in; then it is as full as it can be.
         ada.learn()
-        assert {account.signal.id for account in ada.lessons() if account.use == NO_ROOM} < set(out)
+        assert {
+            account.signal.id
+            for account in ada.lessons()
+            if account.use_code is SignalUse.NO_CAPACITY
+        } < set(out)
         assert not trained_on(ada) & pinned(ada)
         with pytest.raises(NothingToLearn):
             ada.learn()

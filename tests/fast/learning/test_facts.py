@@ -24,7 +24,7 @@ from personalpeft.learning.data.facts import (
     paraphrase,
 )
 from personalpeft.learning.evaluate.probes import load_general_prompts
-from personalpeft.store import open_store
+from personalpeft.store.home import open_store
 from personalpeft.types import Message, Sampling, Signal, SignalKind, Stack, Turn, Usage
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

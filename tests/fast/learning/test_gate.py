@@ -23,7 +23,7 @@ from personalpeft.learning.gate.gate import (
     Margins,
     ProbeResults,
     judge,
-    margins_for,
+    load_margins,
     override,
 )
 from personalpeft.types import Verdict
@@ -385,32 +385,38 @@ def test_what_is_accepted_by_name_says_so_and_keeps_its_verdict(seen: Evidence) 
 
 
 def test_a_base_that_knows_no_language_is_not_asked_what_makes_sense() -> None:
-    margins = margins_for("tiny", {}, random=True)
+    margins = load_margins("tiny", {}, random=True)
     assert judge(evidence(text_quality=TextQuality(pmi=0.0, word_order_gap=0.0)), margins).live
-    assert margins_for("tiny", {"fit": 0.2}, random=True).fit == 0.2
+    assert load_margins("tiny", {"min_pmi": 0.2}, random=True).min_pmi == 0.2
 
 
 def test_a_card_sets_the_margins() -> None:
-    assert margins_for("mine", {}) == MARGINS
-    assert margins_for("mine", {"retention": 0, "canaries": 0.5, "kl": 1}) == Margins(0, 0.5, 1)
+    assert load_margins("mine", {}) == MARGINS
+    table = {"max_regressed": 0, "max_probes_lost": 0.5, "max_kl": 1}
+    assert load_margins("mine", table) == Margins(max_regressed=0, max_probes_lost=0.5, max_kl=1)
+
+
+def test_a_card_of_an_earlier_version_sets_the_margins_by_their_old_keys() -> None:
+    with pytest.warns(DeprecationWarning, match="max_kl"):
+        assert load_margins("mine", {"kl": 1}).max_kl == 1
 
 
 @pytest.mark.parametrize(
     ("wrong", "words", "hint"),
     [
-        ({"canary": 1}, "canary", "'canaries'"),
-        ({"retention": 1.5}, "retention = 1.5", "from 0 to 1"),
-        ({"retention": "little"}, "retention", "from 0 to 1"),
-        ({"canaries": 2}, "canaries", "from 0 to 1"),
-        ({"canaries": True}, "canaries", "from 0 to 1"),
-        ({"kl": -0.1}, "kl", "from 0"),
+        ({"max_probe_lost": 1}, "max_probe_lost", "'max_probes_lost'"),
+        ({"max_regressed": 1.5}, "max_regressed = 1.5", "default is 0.1"),
+        ({"max_regressed": "little"}, "max_regressed", "default is 0.1"),
+        ({"max_probes_lost": 2}, "max_probes_lost", "default is 0.2"),
+        ({"max_probes_lost": True}, "max_probes_lost", "default is 0.2"),
+        ({"max_kl": -0.1}, "max_kl", "default is 2.0"),
     ],
 )
 def test_a_card_with_a_margin_that_makes_no_sense_is_told_so(
     wrong: dict[str, Any], words: str, hint: str
 ) -> None:
     with pytest.raises(CardError, match=words) as raised:
-        margins_for("mine", wrong)
+        load_margins("mine", wrong)
     assert hint in raised.value.hint
     assert "mine" in raised.value.message
 

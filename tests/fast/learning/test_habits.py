@@ -17,6 +17,7 @@ from personalpeft.learning import pipeline
 from personalpeft.learning.data.response_template import PromptResponse
 from personalpeft.learning.data.style_drift import find_style_change
 from personalpeft.learning.gate.gate import Judgement
+from personalpeft.learning.outcomes import text_reason
 from personalpeft.learning.status import SignalStatus
 from personalpeft.types import Verdict
 
@@ -63,7 +64,9 @@ def answer(number: int, way: str) -> str:
 
 
 def shown(course: Sequence[str]) -> list[PromptResponse]:
-    return [PromptResponse(request(number), answer(number, way)) for number, way in enumerate(course)]
+    return [
+        PromptResponse(request(number), answer(number, way)) for number, way in enumerate(course)
+    ]
 
 
 def found_at(course: Sequence[str]) -> int | None:
@@ -89,7 +92,8 @@ def test_one_stray_before_or_after_hides_no_change(new: str, stray: int) -> None
     change = find_style_change(tuple(shown(course[: stray + 5] if stray >= 12 else course)))
     assert change is not None
     assert all(
-        change.matches(each) is (way == new) for each, way in zip(shown(course), course, strict=True)
+        change.matches(each) is (way == new)
+        for each, way in zip(shown(course), course, strict=True)
     )
 
 
@@ -147,7 +151,7 @@ def test_what_only_comes_to_it_is_a_change_since_an_answer_without_it_says_other
     course = ["greeted"] * 12 + ["greeted and signed"] * 4
     change = find_style_change(tuple(shown(course)))
     assert change is not None
-    assert [mark.what for mark, _ in change.marks] == ["closing"]
+    assert [mark.kind for mark, _ in change.marks] == ["closing"]
 
 
 ALIKE = (
@@ -325,7 +329,7 @@ def test_the_old_way_is_not_let_go_where_the_gate_refuses_the_new_one(
     monkeypatch.setattr(
         pipeline,
         "judge",
-        lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"),
+        lambda evidence, margins, **more: Judgement(Verdict.REFUSED, (text_reason("it is worse"),)),
     )
     ada.learn()
     assert account(ada, old[0]).use == "only kept"

@@ -13,6 +13,7 @@ from runtime_makers import correct, nothing_changes, opened, style
 from personalpeft import Cancelled, LearnReport, NothingToLearn, User
 from personalpeft.learning import learner, pipeline
 from personalpeft.learning.gate.gate import Judgement
+from personalpeft.learning.outcomes import text_reason
 from personalpeft.learning.report import from_json
 from personalpeft.learning.revalidation import RevalidationResult
 from personalpeft.types import Verdict
@@ -165,7 +166,7 @@ def test_what_was_built_in_a_layers_place_and_refused_is_not_tried_with_every_la
     monkeypatch.setattr(
         pipeline,
         "judge",
-        lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"),
+        lambda evidence, margins, **more: Judgement(Verdict.REFUSED, (text_reason("it is worse"),)),
     )
     layered.rollback("style", None)
     tried = layered.learn("skill.email")

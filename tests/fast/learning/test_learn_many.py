@@ -18,7 +18,7 @@ from runtime_makers import ask, correct, greedy, nothing_changes, opened, quick_
 from personalpeft import InvalidId, InvalidInput, NothingToLearn, Runtime
 from personalpeft.errors import HomeError
 from personalpeft.learning.learner import MAX_CONCURRENT_USERS
-from personalpeft.store.sqlite_version import sqlite3
+from personalpeft.store.error_mapping import sqlite3
 from personalpeft.types import Verdict
 
 PEOPLE = ("ada", "bo", "cy")
@@ -105,7 +105,7 @@ def test_reports_come_in_the_order_in_which_users_were_named(runtime: Runtime) -
 
 def test_what_one_user_cannot_do_is_that_users_report_alone(runtime: Runtime, home: Path) -> None:
     say(runtime, ((5, 0), (5, 0), (0, 0)))
-    with runtime._services.store.lease("learn-bo"):
+    with runtime._services.store.leases.acquire("learn-bo"):
         reports = runtime.learn_many(["cy", "bo", "nobody", "ada"])
     assert [report.error for report in reports] == ["NothingToLearn", "Busy", "NotFound", ""]
     assert [report.live for report in reports] == [False, False, False, True]

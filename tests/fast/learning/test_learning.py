@@ -360,7 +360,7 @@ def test_a_refused_candidate_leaves_the_head_and_can_be_made_live_by_name(fake_a
     fake_ada.learn()
     head, said = fake_ada.stack(), greedy(fake_ada)
     learner = Learner.from_services(fake_ada._services)
-    strict = replace(learner, margins=Margins(kl=-1.0))
+    strict = replace(learner, margins=Margins.model_construct(max_kl=-1.0))
     correct(fake_ada, 3, first=10)
     report = strict.learn("ada", "style", LearnOptions())
     assert report.verdict is Verdict.REFUSED

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from personalpeft.learning.gate.eval_history import EvalHistory, eval_history
 from personalpeft.learning.gate.gate import (
     CONFIRMATION_E_VALUE,
-    LOSS,
+    REGRESSED_FACTOR,
     NO_PROBE_RESULTS,
-    WIN,
+    IMPROVED_FACTOR,
     BaseProbeResults,
     EvalItem,
     Evidence,
@@ -77,10 +77,10 @@ def test_without_a_head_there_is_nothing_to_take_over() -> None:
 
 def test_the_stake_of_a_revision_on_probation_goes_on_and_a_spent_one_does_not() -> None:
     thin = eval_history([judged(evidence(won("a", "b", "c")))], "style")
-    assert thin.prior_e_value == WIN**3
+    assert thin.prior_e_value == IMPROVED_FACTOR**3
     assert thin.spent_items == {"a", "b", "c"}
     more = evidence(won("a", "b", "d"), thin)
-    assert more.e_value == WIN**4
+    assert more.e_value == IMPROVED_FACTOR**4
     enough = judged(evidence(won(*"defgh"), thin))
     assert not enough.probation
     spent = eval_history([enough], "style")
@@ -90,7 +90,7 @@ def test_the_stake_of_a_revision_on_probation_goes_on_and_a_spent_one_does_not()
 def test_a_tie_has_not_counted_yet() -> None:
     lineage = eval_history([judged(evidence([*won("a"), *tied("b")]))], "style")
     assert lineage.spent_items == {"a"}
-    assert evidence(won("b"), lineage).e_value == WIN**2
+    assert evidence(won("b"), lineage).e_value == IMPROVED_FACTOR**2
 
 
 def test_what_an_earlier_version_kept_is_read_as_having_counted() -> None:
@@ -129,7 +129,7 @@ def test_over_any_learns_each_lesson_is_bet_on_once(learns: list[list[str]]) -> 
         new = [EvalItem(f"{number}.{i}", *outcomes[outcome]) for i, outcome in enumerate(learn)]
         seen = evidence([*signals, *new], lineage)
         for outcome in learn:
-            expected *= {"W": WIN, "L": LOSS, "T": 1.0}[outcome]
+            expected *= {"W": IMPROVED_FACTOR, "L": REGRESSED_FACTOR, "T": 1.0}[outcome]
         assert abs(seen.e_value / (expected / spent) - 1) < 1e-3
         if judge(seen, Margins()).verdict is Verdict.PROMOTED:
             head = judged(seen)
@@ -148,7 +148,7 @@ def test_a_lineage_that_teaches_nothing_is_confirmed_in_one_of_twenty_at_most() 
         after: dict[int, float] = {}
         for wins, chance in chances.items():
             for more in (0, 1):
-                if WIN ** (wins + more) * LOSS ** (step - wins - more) >= CONFIRMATION_E_VALUE:
+                if IMPROVED_FACTOR ** (wins + more) * REGRESSED_FACTOR ** (step - wins - more) >= CONFIRMATION_E_VALUE:
                     confirmed += chance / 2
                 else:
                     after[wins + more] = after.get(wins + more, 0.0) + chance / 2

@@ -10,6 +10,7 @@ from runtime_makers import ask, correct
 from personalpeft import Runtime, User
 from personalpeft.learning import pipeline
 from personalpeft.learning.gate.gate import Judgement
+from personalpeft.learning.outcomes import text_reason
 from personalpeft.types import Verdict
 
 
@@ -55,7 +56,7 @@ def test_a_refused_learn_is_not_asked_for_again(ada: User, monkeypatch: pytest.M
     monkeypatch.setattr(
         pipeline,
         "judge",
-        lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"),
+        lambda evidence, margins, **more: Judgement(Verdict.REFUSED, (text_reason("it is worse"),)),
     )
     assert ada.learn().verdict == Verdict.REFUSED
     assert ada.pending().news == ()
@@ -150,7 +151,9 @@ def test_a_refusal_before_the_head_was_built_says_nothing_of_the_head(
         patch.setattr(
             pipeline,
             "judge",
-            lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"),
+            lambda evidence, margins, **more: Judgement(
+                Verdict.REFUSED, (text_reason("it is worse"),)
+            ),
         )
         ada.learn()
     correct(ada, 4, first=20)

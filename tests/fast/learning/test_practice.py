@@ -23,6 +23,7 @@ from personalpeft.backends.torch.training.session import TorchSession
 from personalpeft.engine.engine import Engine
 from personalpeft.learning.rl.tasks import derive_seed
 from personalpeft.plugins import Attempt, Task
+from personalpeft.store.integrity import verify
 from personalpeft.types import Verdict
 
 SOON = {"rounds": 3}
@@ -95,7 +96,7 @@ def test_what_was_practised_is_judged_on_tasks_that_were_never_tried_and_goes_li
     )
     assert "undo: personalpeft rollback skill.email" in str(report)
     assert json.loads(json.dumps(report.as_json())) == json.loads(json.dumps(ada.reports()[-1]))
-    assert ada._services.store.verify() == ()
+    assert verify(ada._services.store) == ()
 
 
 def test_what_made_it_worse_is_refused_and_stays_out(ada: User) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from runtime_makers import Time, ask, correct, greedy, opened
 
 from personalpeft import Runtime, User
-from personalpeft.learning.gate.gate import CONFIRMATION_E_VALUE, WIN, Margins
+from personalpeft.learning.gate.gate import CONFIRMATION_E_VALUE, IMPROVED_FACTOR, Margins
 from personalpeft.learning.gate.probation import (
     FeedbackOutcome,
     sequential_test,
@@ -62,15 +62,15 @@ def test_likes_never_count_against_a_revision_and_dislikes_never_for_it(
     before: list[FeedbackOutcome], since: list[FeedbackOutcome]
 ) -> None:
     ends = [
-        outcome.end if outcome else None
+        outcome.outcome if outcome else None
         for outcome in (sequential_test(before, since), sequential_test(before, [*since, LIKED]))
     ]
     assert ends != [None, "withdrawn"]
     worse = sequential_test(before, [*since, DISLIKED])
-    assert not (ends[0] == "withdrawn" and (worse is None or worse.end == "confirmed"))
+    assert not (ends[0] == "withdrawn" and (worse is None or worse.outcome == "confirmed"))
     assert (
         sequential_test(before, [LIKED] * len(since)) is None
-        or sequential_test(before, [LIKED] * len(since)).end == "confirmed"
+        or sequential_test(before, [LIKED] * len(since)).outcome == "confirmed"
     )  # type: ignore[union-attr]
 
 
@@ -110,7 +110,7 @@ def test_it_takes_four_dislikes_and_who_always_corrects_says_nothing_by_going_on
     assert sequential_test([], [DISLIKED] * 3) is None
     outcome = sequential_test([LIKED] * 9, [DISLIKED] * 4)
     assert outcome is not None
-    assert (outcome.end, outcome.reason) == (
+    assert (outcome.outcome, str(outcome.reason)) == (
         "withdrawn",
         "4 of 4 replies were disliked, 0 of 9 before it",
     )
@@ -176,7 +176,7 @@ def test_a_dislike_that_is_taken_back_stands_in_the_way_no_more(ada: User) -> No
     disliked = ada.feedback(ask(ada, "sooner"), rating=-1)
     (revision,) = ada.revisions()
     # As many likes as end it alone; a dislike halves what they win.
-    for number in range(math.ceil(math.log(CONFIRMATION_E_VALUE / revision.scores["bet"], WIN))):
+    for number in range(math.ceil(math.log(CONFIRMATION_E_VALUE / revision.scores["bet"], IMPROVED_FACTOR))):
         ada.feedback(ask(ada, f"later {number}"), rating=1)
     assert ada.revisions()[0].probation
     ada.retract(disliked)
@@ -217,7 +217,7 @@ def test_a_withdrawn_revision_stays_away_until_somebody_names_it(ada: User) -> N
 
 def test_what_was_said_while_somebody_learned_is_heard_by_the_next_learn(ada: User) -> None:
     revision = ada.stack().entries[0].revision
-    with ada._services.store.lease("learn-ada"):
+    with ada._services.store.leases.acquire("learn-ada"):
         dislike(ada, 4)
         assert ada.stack().entries[0].revision == revision
     correct(ada, 2, first=20)
@@ -294,7 +294,9 @@ def test_learning_the_same_again_leaves_the_verdict_of_what_is_live(ada: User) -
 def test_accepting_by_name_makes_a_refused_candidate_live_and_says_so(
     ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strict = replace(Learner.from_services(ada._services), margins=Margins(kl=-1.0))
+    strict = replace(
+        Learner.from_services(ada._services), margins=Margins.model_construct(max_kl=-1.0)
+    )
     monkeypatch.setattr(Learner, "from_services", lambda services: strict)
     correct(ada, 3, first=10)
     report = ada.learn(accept=True)

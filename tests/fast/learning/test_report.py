@@ -12,15 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.learning.report import Example, LearnReport, Source, excerpt
-from personalpeft.types import Verdict
+from personalpeft.learning.outcomes import LearnOutcome, ReasonCode, SignalUse, reason
+from personalpeft.learning.report import Example, LearnReport, Source, excerpt, from_json
+
+WHY = reason(ReasonCode.EDIT)
 
 FIGURES = {"asked": 3, "won": 2, "lost": 1, "before": -3.25, "after": -1.5}
 REPORT = LearnReport(
     user="ada",
     layer="style",
-    verdict=Verdict.PROMOTED,
-    reason="3 of 3 answers held back got better; 5 of 5 general answers stayed right; on probation, since that is thin",
+    outcome=LearnOutcome.PROMOTED,
+    reasons=(
+        reason(ReasonCode.IMPROVED, improved=3, regressed=0, asked=3, examples="held back"),
+        reason(ReasonCode.PROBES_KEPT, kept=5, asked=5),
+        reason(ReasonCode.ON_PROBATION),
+    ),
     at=datetime(2026, 5, 1, 12, tzinfo=UTC),
     seconds=12.34,
     revision="style@0123456789ab",
@@ -29,14 +35,18 @@ REPORT = LearnReport(
     steps=30,
     sources=(
         Source(
-            "sig_00000000000000000000000abc", "edit", "Ahoy!", "learned", "an edit shows the answer"
+            "sig_00000000000000000000000abc",
+            "edit",
+            "Ahoy!",
+            SignalUse.LEARNED,
+            reason(ReasonCode.EDIT),
         ),
         Source(
             "sig_00000000000000000000000def",
             "rating",
             "1",
-            "only kept",
-            "the edit of the same turn says more",
+            SignalUse.UNUSED,
+            reason(ReasonCode.STRONGER_SIGNAL, kind="edit"),
         ),
     ),
     examples=(Example("Why do we dream?", "Nobody knows.", "Ahoy! Nobody knows."),),
@@ -62,7 +72,7 @@ def test_a_report_says_what_happened_why_from_what_and_how_to_undo_it() -> None:
     assert str(REPORT).splitlines() == [
         "ada · style: PROMOTED (on probation)",
         "  3 of 3 answers held back got better; 5 of 5 general answers stayed right; on",
-        "  probation, since that is thin",
+        "  probation, since that is still thin evidence",
         "",
         "  signals",
         "    learned: 1",
@@ -90,12 +100,9 @@ def test_the_json_has_everything_that_the_text_has() -> None:
     for number in re.findall(r"\d+\.\d+", str(REPORT)):
         assert str(float(number)) in said or number == "12.3"
     for source in REPORT.sources:
-        assert {
-            "signal": source.signal,
-            "kind": source.kind,
-            "text": source.text,
-            "use": source.use,
-        } | {"why": source.why} in data["sources"]
+        stored = next(each for each in data["sources"] if each["signal"] == source.signal)
+        for name in ("kind", "text", "use", "why"):
+            assert stored[name] == getattr(source, name)
     words = (
         "ada",
         "style",
@@ -106,14 +113,16 @@ def test_the_json_has_everything_that_the_text_has() -> None:
         "Why do we dream?",
     )
     assert all(word in said for word in words)
-    assert set(data) == set(LearnReport.__dataclass_fields__)
+    views = {"verdict", "reason", "dry_run", "moved", "event"}
+    assert set(data) == {*LearnReport.__dataclass_fields__, *views}
+    assert from_json(json.loads(said)) == REPORT
 
 
 def test_only_what_went_live_says_how_to_undo_it() -> None:
-    for verdict in (Verdict.REFUSED, Verdict.ABSTAINED):
-        assert "undo" not in str(replace(REPORT, verdict=verdict))
-    assert "no revision" in str(replace(REPORT, revision=None, verdict=Verdict.ABSTAINED))
-    assert "nothing was trained" in str(replace(REPORT, dry_run=True))
+    for outcome in (LearnOutcome.REFUSED, LearnOutcome.ABSTAINED):
+        assert "undo" not in str(replace(REPORT, outcome=outcome))
+    assert "no revision" in str(replace(REPORT, revision=None, outcome=LearnOutcome.ABSTAINED))
+    assert "nothing was trained" in str(replace(REPORT, outcome=LearnOutcome.DRY_RUN))
 
 
 def test_a_score_that_is_no_number_is_said_and_not_tripped_over() -> None:
@@ -125,7 +134,7 @@ def test_a_score_that_is_no_number_is_said_and_not_tripped_over() -> None:
 
 
 def test_many_signals_are_counted_and_the_first_are_shown() -> None:
-    many = tuple(Source(f"sig_{n:026}", "edit", "Ahoy!", "learned", "why") for n in range(40))
+    many = tuple(Source(f"sig_{n:026}", "edit", "Ahoy!", SignalUse.LEARNED, WHY) for n in range(40))
     text = str(replace(REPORT, sources=many))
     assert "learned: 40" in text
     assert "… and 28 more" in text

@@ -10,7 +10,7 @@ import pytest
 from runtime_makers import ask, opened
 
 from personalpeft import User
-from personalpeft.backends.base import Backend, Continuation, Score, Loss
+from personalpeft.backends.base import Backend, Continuation, Loss, Score
 from personalpeft.engine.engine import Engine
 from personalpeft.learning import pipeline
 from personalpeft.learning.data.batching import build_batches

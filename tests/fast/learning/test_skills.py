@@ -112,7 +112,8 @@ def test_solved_and_hopeless_tasks_are_skipped_and_solved_ones_only_where_nothin
     chosen = {task.id for task in select_tasks(TASKS, standings, 20, random.Random(1))}
     assert chosen == {task.id for task in TASKS} - {"t0", "t1"}
     assert "t0" in {
-        task.id for task in select_tasks(TASKS, standings, 20, random.Random(1), train_on_solved=True)
+        task.id
+        for task in select_tasks(TASKS, standings, 20, random.Random(1), train_on_solved=True)
     }
     assert select_tasks(TASKS[:2], standings, 20, random.Random(1)) == ()
 
@@ -129,7 +130,9 @@ def test_tasks_that_pass_half_the_time_come_first_more_often_than_those_that_nea
     None
 ):
     standings = {task.id: seen(1, 8) for task in TASKS} | {"t7": seen(8, 8)}
-    first = [select_tasks(TASKS[5:10], standings, 1, random.Random(seed))[0].id for seed in range(100)]
+    first = [
+        select_tasks(TASKS[5:10], standings, 1, random.Random(seed))[0].id for seed in range(100)
+    ]
     assert first.count("t7") > 60
 
 
@@ -170,7 +173,9 @@ def test_imitation_draws_from_all_that_has_passed_and_weighs_it_alike(
     count: int, batch: int, repeats: int
 ) -> None:
     passed = [Continuation((1,), (number,)) for number in range(count)]
-    steps = rejection_sampling(passed, RLConfig(batch_size=batch, rejection_steps=repeats), random.Random(0))
+    steps = rejection_sampling(
+        passed, RLConfig(batch_size=batch, rejection_steps=repeats), random.Random(0)
+    )
     assert len(steps) == (repeats if passed else 0)
     for step in steps:
         said = [term.continuations[0] for term in step]

@@ -12,6 +12,7 @@ from runtime_makers import Time, ask, correct, greedy, opened, pinned, style
 from personalpeft import Cancelled, NothingToLearn, Runtime, User
 from personalpeft.learning import pipeline
 from personalpeft.learning.gate.gate import Judgement
+from personalpeft.learning.outcomes import text_reason
 from personalpeft.types import Verdict
 
 
@@ -290,7 +291,9 @@ def test_a_refusal_of_another_build_is_no_answer(
         patch.setattr(
             pipeline,
             "judge",
-            lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"),
+            lambda evidence, margins, **more: Judgement(
+                Verdict.REFUSED, (text_reason("it is worse"),)
+            ),
         )
         ada.learn()
     assert ada.pending().news == ()
@@ -336,7 +339,7 @@ def test_a_learn_of_all_layers_says_what_one_still_knows(
     monkeypatch.setattr(
         pipeline,
         "judge",
-        lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"),
+        lambda evidence, margins, **more: Judgement(Verdict.REFUSED, (text_reason("it is worse"),)),
     )
     ada.learn()
     with pytest.raises(
@@ -368,7 +371,9 @@ def test_a_clock_that_is_set_back_makes_nothing_pending_for_ever(
         monkeypatch.setattr(
             pipeline,
             "judge",
-            lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"),
+            lambda evidence, margins, **more: Judgement(
+                Verdict.REFUSED, (text_reason("it is worse"),)
+            ),
         )
         ada.learn()
         assert ada.pending().news == ()
@@ -414,7 +419,7 @@ def test_where_what_is_built_without_it_is_refused_it_is_said_once_and_how_to_le
     monkeypatch.setattr(
         pipeline,
         "judge",
-        lambda evidence, margins, **more: Judgement(Verdict.REFUSED, "it is worse"),
+        lambda evidence, margins, **more: Judgement(Verdict.REFUSED, (text_reason("it is worse"),)),
     )
     assert ada.learn().reason == "1 lesson that it learned was taken back: it is worse"
     assert live(ada, "memory") == head

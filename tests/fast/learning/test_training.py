@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from personalpeft.backends.base import Backend, Session
 from personalpeft.errors import Cancelled, CardError
+from personalpeft.learning.train.checkpoint import CheckpointStore
 from personalpeft.learning.train.config import TrainingConfig, load_training_configs
-from personalpeft.learning.train.loop import TrainJob, CheckpointStore, LoopControl, TrainResult, train
+from personalpeft.learning.train.loop import LoopControl, TrainJob, TrainResult, train
 
 STEPS = 13
 RECIPE = TrainingConfig(learning_rate=1e-2)
@@ -37,7 +38,7 @@ def manners(**asked: Any) -> LoopControl:
         "cancelled": never,
         "paused": never,
         "out_of_time": never,
-        "give_way": lambda: None,
+        "yield_to_serving": lambda: None,
     }
     return LoopControl(**{**quiet, **asked})
 
@@ -268,7 +269,9 @@ def test_a_file_with_one_wrong_byte_is_not_built_on(
 def test_progress_only_rises_and_ends_at_one(backend: Backend) -> None:
     heard: list[float] = []
     desk = CheckpointStore(load=lambda: None, save=lambda data: None)
-    course = TrainJob(lambda: backend.session(spec(backend)), lessons(backend, 4), RECIPE, "x", desk)
+    course = TrainJob(
+        lambda: backend.session(spec(backend)), lessons(backend, 4), RECIPE, "x", desk
+    )
     train({"ada": course}, backend.advance, manners(progress=heard.append))
     assert heard == sorted(heard)
     assert heard[-1] == 1.0
@@ -280,7 +283,7 @@ PROJECTIONS = {"self_attn.q_proj": (8, 8), "mlp.up_proj": (8, 16), "mlp.down_pro
 
 
 def test_each_kind_of_layer_has_a_recipe_that_the_card_can_change_for_all_or_for_one() -> None:
-    recipes = load_training_configs("card", {"rank": 3, "memory": {"steps": 7}}, PROJECTIONS)
+    recipes = load_training_configs("card", {"rank": 3, "memory": {"min_steps": 7}}, PROJECTIONS)
 
     assert {recipes.for_layer(layer).rank for layer in ("style", "skill.email", "memory")} == {3}
     assert recipes.for_layer("memory").min_steps == 7 != recipes.for_layer("style").min_steps
@@ -289,12 +292,19 @@ def test_each_kind_of_layer_has_a_recipe_that_the_card_can_change_for_all_or_for
 
 
 def test_a_memory_takes_all_projections_of_a_base_that_has_no_mlp() -> None:
-    assert load_training_configs("card", {}, {"q": (8, 8)}).for_layer("memory").target_modules == ("q",)
+    assert load_training_configs("card", {}, {"q": (8, 8)}).for_layer("memory").target_modules == (
+        "q",
+    )
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"memory": {"rnk": 3}}, {"memory": {"targets": ["nose"]}}, {"memory": 3}, {"dream": {}}],
+    [
+        {"memory": {"rnk": 3}},
+        {"memory": {"target_modules": ["nose"]}},
+        {"memory": 3},
+        {"dream": {}},
+    ],
 )
 def test_a_mistake_in_the_recipe_of_one_kind_is_said_with_its_table(
     wrong: dict[str, object],

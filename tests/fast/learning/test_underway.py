@@ -81,7 +81,10 @@ def test_each_of_several_who_learn_together_is_told_of_alone(runtime: Runtime, a
 def test_a_practice_tells_its_rounds(ada: User) -> None:
     seen: list[TrainingStatus | None] = []
     ada.practice(
-        "sums", verifier="sums", rounds=2, progress=lambda stage, done: seen.append(ada.training_status())
+        "sums",
+        verifier="sums",
+        rounds=2,
+        progress=lambda stage, done: seen.append(ada.training_status()),
     )
     told = [each for each in seen if each is not None and each.stage == "Practising"]
     assert [(each.layer, each.step, each.steps) for each in told] == [
@@ -139,7 +142,7 @@ def test_since_is_by_the_clock_of_the_home(tmp_path: Path) -> None:
     time = Time()
     with opened(tmp_path / "home", clock=time.clock()) as runtime:
         begun = time.at
-        with runtime._services.store.lease("learn-ada"):
+        with runtime._services.store.leases.acquire("learn-ada"):
             learning = runtime.user("ada").training_status()
         assert learning is not None
         assert (learning.layer, learning.stage, learning.step, learning.steps) == (None, "", 0, 0)

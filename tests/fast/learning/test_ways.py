@@ -18,7 +18,10 @@ marked = st.sampled_from(MARKED)
 
 def course(names: list[str]) -> list[PromptResponse]:
     """Two in a row are asked in the same words, so that no request explains its answer."""
-    return [PromptResponse(request(number // 2), answer(number, way)) for number, way in enumerate(names)]
+    return [
+        PromptResponse(request(number // 2), answer(number, way))
+        for number, way in enumerate(names)
+    ]
 
 
 @many

@@ -121,7 +121,7 @@ def test_a_fact_that_a_later_one_contradicts_does_not_act_and_is_neither_edited_
         lambda: home.memory.edit("ada", older.id, "It is Bob."),
         lambda: home.memory.remove("ada", older.id),
     ):
-        with pytest.raises(NotFound, match="acts now"):
+        with pytest.raises(NotFound):
             act()
     assert [item.id for item in home.memory.items("ada")] == [later.id]
 

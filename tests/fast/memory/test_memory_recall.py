@@ -94,7 +94,7 @@ def test_what_is_added_keeps_the_budget_and_the_marks_for_any_texts(
             home.fact("ada", text) for text in facts
         ]
         messages = (Message("system", "S"), Message("user", said))
-        recall = home.memory.recall("ada", messages, budget_tokens=budget, count=len)
+        recall = home.memory.recall("ada", messages, budget_tokens=budget, count_tokens=len)
         added = recall.messages[0].content.removeprefix("S")
         assert recall.messages[1:] == messages[1:]
         assert set(recall.item_ids) <= {signal.id for signal in signals}
@@ -138,7 +138,7 @@ def test_thousands_of_rules_do_not_make_thousands_of_counts(home: Home) -> None:
         counted.append(text)
         return words(text)
 
-    recall = home.memory.recall("ada", [Message("user", "hi")], budget_tokens=60, count=count)
+    recall = home.memory.recall("ada", [Message("user", "hi")], budget_tokens=60, count_tokens=count)
     assert recall.item_ids
     assert len(counted) < 30
 
@@ -222,7 +222,7 @@ def test_the_fake_embedder_gives_unit_vectors_by_shared_words_and_is_the_same_in
         ["My dog is called Biscuit.", "what is MY dog called?", "Where do bees sleep?", ""]
     )
     assert (rows @ rows.T).diagonal() == pytest.approx([1, 1, 1, 1], abs=1e-5)
-    assert rows[0] @ rows[1] > HashEmbedder().near > rows[0] @ rows[2]
+    assert rows[0] @ rows[1] > HashEmbedder().min_similarity > rows[0] @ rows[2]
     code = "from personalpeft.memory.embedder import HashEmbedder as H; print(H().embed(['one two']).tobytes().hex())"
     other = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

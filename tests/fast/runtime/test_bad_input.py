@@ -505,7 +505,11 @@ def test_a_recipe_with_a_mistake_is_refused_before_anything_is_learned(
 
 @pytest.mark.parametrize(
     ("line", "hint"),
-    [("canary = 1", "'canaries'"), ("retention = 2", "0 to 1"), ("kl = true", "a number from 0")],
+    [
+        ("max_probe_lost = 1", "'max_probes_lost'"),
+        ("max_regressed = 2", "default is 0.1"),
+        ("max_kl = true", "default is 2.0"),
+    ],
 )
 def test_margins_with_a_mistake_are_refused_before_anything_is_learned(
     tmp_path: Path, line: str, hint: str, tiny_base: object

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -40,7 +40,7 @@ from personalpeft.errors import (
     PromptTooLong,
     ServingFailed,
 )
-from personalpeft.types import Stack, StackEntry
+from personalpeft.types import Message, Stack, StackEntry
 
 
 @pytest.fixture
@@ -76,6 +76,23 @@ def test_a_call_may_have_more_rows_than_the_batch_and_more_stacks_than_slots(
 ) -> None:
     requests = [request((n % 7,), f"prompt {n}") for n in range(30)]
     assert engine.complete(requests) == [text(engine, each) for each in requests]
+
+
+def test_a_prompt_is_rendered_once_from_the_request_to_its_reply(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered: list[str] = []
+    render = FakeBackend.render
+
+    def counted(self: FakeBackend, messages: Sequence[Message]) -> tuple[int, ...]:
+        rendered.append(messages[-1].content)
+        return render(self, messages)
+
+    monkeypatch.setattr(FakeBackend, "render", counted)
+    stream = engine.stream([request((1,), "one"), request((), "two")])
+    assert all("user: " in engine.backend.decode(prompt) for prompt in stream.prompts)
+    assert all(piece.text for piece in stream if not piece.finish)
+    assert rendered == ["one", "two"]
 
 
 def test_the_order_and_the_weights_of_a_stack_tell_it_apart() -> None:

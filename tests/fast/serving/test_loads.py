@@ -26,6 +26,7 @@ from serving_makers import (
 from personalpeft.backends.base import Staged
 from personalpeft.backends.fake import FakeBackend
 from personalpeft.engine.engine import Engine
+from personalpeft.engine.request import RequestStatus
 
 
 def digests(*numbers: int) -> list[str]:
@@ -92,6 +93,9 @@ def test_several_requests_for_one_missing_stack_share_one_load(shelf: Shelf) -> 
         scored = threading.Thread(target=engine.preload, args=(stack(1),), daemon=True)
         scored.start()
         waiting(engine, 5)
+        wait_until(
+            lambda: {r.status for r in engine._core._scheduler.queue} == {RequestStatus.LOADING}
+        )
         held.set()
         assert all(reader.text for reader in readers)
         scored.join(PATIENCE)

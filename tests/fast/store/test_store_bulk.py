@@ -139,10 +139,7 @@ def test_a_build_that_does_not_fit_takes_its_batch_with_it_and_no_other(store: S
     assert "zoe" not in {user.id for user in store.catalog.users()}
 
 
-def test_files_are_written_however_many_there_are(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("personalpeft.store.revisions._MAX_CACHED_BYTES", 50)
+def test_files_are_written_however_many_there_are(store: Store) -> None:
     builds = [build(f"user-{n}", content=str(n % 9).encode()) for n in range(40)]
     assert store.catalog.add_revisions(builds, batch_size=7) == 40
     assert all(store.blobs.read(each.revision.digest) == each.blob for each in builds)

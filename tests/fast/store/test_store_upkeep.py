@@ -10,7 +10,6 @@ import pytest
 from runtime_makers import Time, ask, correct, everything, opened
 
 from personalpeft import Busy, HomeError, InvalidInput
-from personalpeft.store.integrity import verify
 
 
 @pytest.fixture

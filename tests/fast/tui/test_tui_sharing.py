@@ -9,7 +9,7 @@ from runtime_makers import correct
 from tui_makers import Gate, Seat, sit_down
 
 import personalpeft
-from personalpeft import Learning, Runtime, User
+from personalpeft import Runtime, TrainingStatus, User
 from personalpeft.errors import HomeError
 from personalpeft_app.tui import app as screen
 from personalpeft_app.tui.said import Said
@@ -172,8 +172,8 @@ def test_what_cannot_be_forgotten_is_a_message_and_changes_nothing(
 def test_a_learn_of_another_program_is_in_the_footer_with_how_far_it_is(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now: list[Learning | None] = [
-        Learning("style", "Learning", 3, 12, datetime(2026, 1, 1, tzinfo=UTC))
+    now: list[TrainingStatus | None] = [
+        TrainingStatus("style", "Learning", 3, 12, datetime(2026, 1, 1, tzinfo=UTC))
     ]
     monkeypatch.setattr(User, "learning", lambda self: now[0])
 
@@ -195,7 +195,7 @@ def test_what_is_learned_here_is_not_said_to_be_learned_elsewhere(
         seen: list[str] = []
         gate = Gate(monkeypatch)
         await seat.press("ctrl+l")
-        await seat.until(lambda: ada.learning() is not None, "the learn")
+        await seat.until(lambda: ada.training_status() is not None, "the learn")
         for _ in range(10):
             await seat.pilot.pause(0.05)
             seen.append(seat.screen.splitlines()[-1])

@@ -10,10 +10,10 @@ import pytest
 
 import personalpeft
 from personalpeft import Runtime
-from personalpeft.learning.data.response_template import Shown
-from personalpeft.learning.evaluate.text_quality import Sense, sense_of
+from personalpeft.learning.data.response_template import PromptResponse
+from personalpeft.learning.evaluate.text_quality import TextQuality, measure_text_quality
 from personalpeft.learning.gate.gate import Margins
-from personalpeft.learning.train.losses import continuation
+from personalpeft.learning.train.losses import encode_continuation
 from personalpeft.types import Message, Stack
 from personalpeft_app.bench.learn_batches import batches
 from personalpeft_app.bench.persons import people
@@ -32,7 +32,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Ite
 
 
 @pytest.fixture(scope="module")
-def sense(runtime: Runtime) -> Callable[[str], Sense]:
+def sense(runtime: Runtime) -> Callable[[str], TextQuality]:
     engine, bare = runtime.engine(), Stack(runtime.base().digest)
     known = {
         batch.name: batch
@@ -40,38 +40,38 @@ def sense(runtime: Runtime) -> Callable[[str], Sense]:
     }
     known |= {batch.name: batch for batch in batches(("same", "habit", "facts", "skill"))}
 
-    def likelihoods(said: Sequence[Shown]) -> Sequence[float]:
+    def likelihoods(said: Sequence[PromptResponse]) -> Sequence[float]:
         items = [
-            continuation(engine.backend, [Message("user", each.request)], each.answer, 32)
+            encode_continuation(engine.backend, [Message("user", each.request)], each.answer, 32)
             for each in said
         ]
         return [score.logp for score in engine.score(items, bare)]
 
-    def of_batch(name: str) -> Sense:
+    def of_batch(name: str) -> TextQuality:
         said = known[name].acts(people()["hana"], random.Random(name))
-        lessons = [Shown(act.prompt, act.text) for act in said]
-        return sense_of(lessons, likelihoods)
+        lessons = [PromptResponse(act.prompt, act.text) for act in said]
+        return measure_text_quality(lessons, likelihoods)
 
     return of_batch
 
 
 @pytest.mark.parametrize("name", MEANT)
-def test_what_is_meant_makes_sense(sense: Callable[[str], Sense], name: str) -> None:
+def test_what_is_meant_makes_sense(sense: Callable[[str], TextQuality], name: str) -> None:
     found = sense(name)
-    assert (found.fit or 0.0) > 2 * Margins().fit
-    assert found.order is None or found.order > 2 * Margins().order
+    assert (found.pmi or 0.0) > 2 * Margins().min_pmi
+    assert found.word_order_gap is None or found.word_order_gap > 2 * Margins().min_word_order_gap
 
 
 @pytest.mark.parametrize("name", NOTHING_TO_DO_WITH_IT)
 def test_what_has_nothing_to_do_with_the_question_is_seen(
-    sense: Callable[[str], Sense], name: str
+    sense: Callable[[str], TextQuality], name: str
 ) -> None:
-    assert (sense(name).fit or 0.0) < Margins().fit
+    assert (sense(name).pmi or 0.0) < Margins().min_pmi
 
 
 @pytest.mark.parametrize("name", MEANINGLESS)
-def test_what_means_nothing_is_seen(sense: Callable[[str], Sense], name: str) -> None:
+def test_what_means_nothing_is_seen(sense: Callable[[str], TextQuality], name: str) -> None:
     found = sense(name)
-    assert (found.fit or 0.0) < Margins().fit or (
-        found.order is not None and found.order < Margins().order
+    assert (found.pmi or 0.0) < Margins().min_pmi or (
+        found.word_order_gap is not None and found.word_order_gap < Margins().min_word_order_gap
     )

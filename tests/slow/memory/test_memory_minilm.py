@@ -39,8 +39,8 @@ def test_a_paraphrase_finds_its_fact_and_a_foreign_question_none(minilm: MiniLM)
     facts = minilm.embed(list(FACTS))
     cosines = minilm.embed(list(FACTS.values())) @ facts.T
     assert (cosines.argmax(axis=1) == np.arange(len(FACTS))).all()
-    assert (cosines.diagonal() >= minilm.near).all()
-    assert (minilm.embed(FOREIGN) @ facts.T < minilm.near).all()
+    assert (cosines.diagonal() >= minilm.min_similarity).all()
+    assert (minilm.embed(FOREIGN) @ facts.T < minilm.min_similarity).all()
 
 
 def test_vectors_have_length_one_and_do_not_depend_on_their_neighbours(minilm: MiniLM) -> None:
