@@ -63,6 +63,20 @@ def test_a_reply_says_what_it_is_and_is_kept(ada: User) -> None:
     assert ada.turn(reply.turn_id[:-2]) == turn
 
 
+def test_a_chat_renders_its_prompt_once(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered: list[object] = []
+    render = FakeBackend.render
+
+    def counted(self: FakeBackend, messages: Any) -> Any:
+        rendered.append(messages)
+        return render(self, messages)
+
+    monkeypatch.setattr(FakeBackend, "render", counted)
+    reply = ada.chat("hello")
+    assert len(rendered) == 1
+    assert reply.usage.prompt_tokens > 0
+
+
 def test_messages_and_a_string_are_the_same_question(ada: User) -> None:
     assert (
         ask(ada, "hello").text
