@@ -37,10 +37,14 @@ _PROMPT_TOKENS_ALONE = {"cpu": 1024, "cuda": 2048}
 
 @dataclass(slots=True)
 class _RowState:
-    """What a row has on the device. ``hash_`` is that of its last full block, of ``num_hashed``."""
+    """What a row has on the device. ``hash_`` is that of its last full block, of ``num_hashed``.
+
+    ``tokens`` is the row's own list.
+    """
 
     number: int
     row: Row
+    tokens: list[int]
     writing: Writing
     slot: int
     blocks: list[int]
@@ -52,7 +56,7 @@ class _RowState:
     @property
     def pending(self) -> int:
         """How many tokens are still to be read."""
-        return len(self.row.token_ids) - self.read
+        return len(self.tokens) - self.read
 
 
 class Batch:
@@ -91,6 +95,7 @@ class Batch:
         self._live[number] = _RowState(
             number=number,
             row=row,
+            tokens=row.token_ids,
             writing=Writing.of(number, row, self._text),
             slot=slot,
             blocks=blocks,
@@ -105,7 +110,7 @@ class Batch:
         """See ``Backend.step``."""
         decoding = [live for live in self._live.values() if live.pending == 1]
         for live in decoding:
-            if len(live.row.token_ids) > len(live.blocks) * BLOCK:
+            if len(live.tokens) > len(live.blocks) * BLOCK:
                 if not self._blocks.append(live.blocks):
                     raise OutOfBlocks
                 live.table = self._table(live.blocks)
@@ -181,7 +186,7 @@ class Batch:
         chunks, reads = [], list(range(len(decoding)))
         for live, count in (*((live, 1) for live in decoding), *reading):
             begin = len(tokens)
-            tokens += live.row.token_ids[live.read : live.read + count]
+            tokens += live.tokens[live.read : live.read + count]
             positions += range(live.read, live.read + count)
             writes += (
                 live.blocks[p // BLOCK] * BLOCK + p % BLOCK
@@ -217,6 +222,6 @@ class Batch:
         live.read += count
         while (live.num_hashed + 1) * BLOCK <= live.read:
             begin = live.num_hashed * BLOCK
-            live.hash_ = block_hash(live.hash_, live.row.token_ids[begin : begin + BLOCK])
+            live.hash_ = block_hash(live.hash_, live.tokens[begin : begin + BLOCK])
             self._blocks.cache(live.blocks[live.num_hashed], live.hash_)
             live.num_hashed += 1
