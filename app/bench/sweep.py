@@ -24,7 +24,7 @@ import personalpeft
 from personalpeft import Reply, Runtime, User
 from personalpeft.base_models.registry import find_card
 from personalpeft.base_models.types import Card
-from personalpeft.errors import InvalidInput, nearest
+from personalpeft.errors import InvalidInput, suggest_nearest
 from personalpeft.learning.train.config import TrainingConfig, load_training_configs
 from personalpeft.types import canonical_digest
 from personalpeft_app.bench.cards import write_card
@@ -333,5 +333,5 @@ def _check(names: Sequence[str], known: Iterable[str], what: str) -> None:
     for name in names:
         if name not in known:
             raise InvalidInput(
-                f"There is no {what} called {name!r} here.", hint=nearest(name, known, what=what)
+                f"There is no {what} called {name!r} here.", hint=suggest_nearest(name, known, what=what)
             )

@@ -1,27 +1,27 @@
-"""What goes when a person takes something back for good, and what cannot go. Pure, but for reading the ledger.
+"""Decide what an erasure takes with it, and what it cannot. Pure, but for reading the ledger.
 
-- An item goes with what it stood in the place of: earlier wordings of a fact, an earlier opinion of the same reply. A turn
-  goes with everything that was said of it.
-- Whatever was said with it in view loses the words that it may have from there. A reply that was given with a forgotten
-  fact in the prompt, or in a conversation that carried a forgotten turn, is emptied; the question stays, and the
-  conversation that it carried is cut by what is forgotten or emptied. A reply of a revision that is destroyed, and one
-  that was given under a forgotten rule, is emptied where it says one of the item's *own words*. So does what was written
-  about an emptied reply go, where it says one.
-- Own words are those that the person says nowhere else and that the model said nowhere before. What the person said
-  elsewhere in the same words stands, and is named.
-- A revision goes that was built from any of this, or on one that was, as its parent or below it; and one of a layer that
-  read the item when it decided what to learn. So a layer that stands, and what is built on it, never saw the item.
+- An item takes its predecessors with it: earlier wordings of a fact, earlier feedback on the same
+  reply. A turn takes all feedback on it.
+- A reply is redacted that was given with an erased fact in the prompt, or in a conversation with an
+  erased turn. The question stays; the conversation before it loses what is erased or redacted.
+- A reply of an erased revision, or one that was given under an erased rule, is redacted where it
+  contains one of the item's *unique words*. Feedback on a redacted reply is erased where it does.
+- Unique words are those that the user uses nowhere else and that the model did not use before. What
+  the user said elsewhere in the same words remains, and is reported.
+- A revision is erased that was built from any of this, or on one that was, as its parent or below
+  it; and one of a layer that read the item when it was planned. So no remaining layer saw the item.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from personalpeft.base_models.tool_calls import read_calls
 from personalpeft.errors import InvalidInput
+from personalpeft.learning.publish import imported_inputs
 from personalpeft.store.store import Store
 from personalpeft.store.types import Erasure
 from personalpeft.types import (
@@ -32,23 +32,20 @@ from personalpeft.types import (
     SignalKind,
     ToolCall,
     Turn,
-    canonical_digest,
 )
 
-_LESSONS = frozenset(
-    {
-        SignalKind.EDIT,
-        SignalKind.PREFERENCE,
-        SignalKind.RATING,
-        SignalKind.REWARD,
-        SignalKind.DEMONSTRATION,
-    }
+_TRAINABLE_KINDS = (
+    SignalKind.EDIT,
+    SignalKind.PREFERENCE,
+    SignalKind.RATING,
+    SignalKind.REWARD,
+    SignalKind.DEMONSTRATION,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RemainingMention:
-    """Something that says the same and was not asked to be forgotten."""
+    """Another item that contains the same words and remains, and where it has them."""
 
     id: str
     why: str
@@ -56,52 +53,62 @@ class RemainingMention:
 
 @dataclass(frozen=True, slots=True)
 class ErasurePlan:
-    """What goes, and what of the person's own words stands all the same."""
+    """What is erased, and which mentions remain."""
 
     removal: Erasure
     remaining: tuple[RemainingMention, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Passage:
-    """A question and an answer to it, as a later turn may carry them."""
+class _Exchange:
+    """A question and its possible answers, as a later conversation may contain them.
+
+    ``messages`` is the conversation up to the question, where any answer to it counts.
+    """
 
     question: str
     answers: frozenset[str]
     messages: tuple[Message, ...] = ()
 
-    def begins(self, messages: Sequence[Message], at: int) -> bool:
-        if messages[at].role != "user" or messages[at].content != self.question:
+    def is_at(self, messages: Sequence[Message], index: int) -> bool:
+        """Return whether a conversation contains the exchange at an index."""
+        if messages[index].role != "user" or messages[index].content != self.question:
             return False
-        if at + 1 == len(messages) or messages[at + 1].role != "assistant":
+        if index + 1 == len(messages) or messages[index + 1].role != "assistant":
             return False
-        said = messages[at + 1]
+        answer = messages[index + 1]
         # An answer that calls tools comes back as its calls and the text beside them.
-        answered = said.content in self.answers or any(
-            _calls(said) == read_calls(each) for each in self.answers
+        calls = _calls_of(answer)
+        is_answer = answer.content in self.answers or any(
+            calls == read_calls(each) for each in self.answers
         )
-        return answered or tuple(messages[: at + 1]) == self.messages
+        return is_answer or tuple(messages[: index + 1]) == self.messages
 
 
 def find_item(store: Store, user: str, item: str) -> Turn | Signal:
-    """The turn or signal (a fact, a rule, an edit, …) of an id or an unambiguous beginning of one. Raises ``NotFound``,
-    ``Forgotten``, ``InvalidInput``.
+    """Return the turn or signal with an id, or an unambiguous beginning of one.
+
+    Raises:
+        NotFound: There is none.
+        Forgotten: It was erased.
+        InvalidInput: It is no such id, or ambiguous.
     """
     if not isinstance(item, str) or item[:2] not in ("t_", "s_"):
         raise InvalidInput(
-            f"{ascii(item)[:80]} is not the id of a turn or of something that was said.",
-            hint="Ids of turns begin with t_, those of feedback, facts and rules with s_; lessons and turns list them.",
+            f"An item must be the id of a turn or a signal, got {ascii(item)[:80]}.",
+            hint="Ids of turns begin with t_, those of feedback, facts and rules with s_; lessons"
+            " and turns list them.",
         )
     return store.ledger.turn(user, item) if item[0] == "t" else store.ledger.signal(user, item)
 
 
 def plan_erasure(store: Store, user: str, item: str) -> ErasurePlan:
-    """What goes with an item. Raises as ``named``."""
-    return _Case(store, user, find_item(store, user, item)).decided()
+    """Return what is erased with an item. Raises as ``find_item``."""
+    return _ErasurePlanner(store, user, find_item(store, user, item)).plan()
 
 
-class _Case:
-    """One item and all that the ledger has beside it."""
+class _ErasurePlanner:
+    """One item, all that the ledger has beside it, and what is known to be erased so far."""
 
     def __init__(self, store: Store, user: str, item: Turn | Signal) -> None:
         self._signals = store.ledger.signals(user, current=False)
@@ -109,205 +116,192 @@ class _Case:
         self._by_turn = {turn.id: turn for turn in self._turns}
         self._revisions = store.catalog.revisions(user)
         self._item = item
-        self._gone_turns = frozenset({item.id} if isinstance(item, Turn) else ())
-        self._gone = frozenset({item.id} if isinstance(item, Signal) else ())
-        self._emptied: dict[str, tuple[Message, ...]] = {}
-        self._tainted: frozenset[str] = frozenset()
+        self._erased_turns = frozenset({item.id} if isinstance(item, Turn) else ())
+        self._erased = frozenset({item.id} if isinstance(item, Signal) else ())
+        self._redacted: dict[str, tuple[Message, ...]] = {}
+        self._erased_revisions: frozenset[str] = frozenset()
 
-    def decided(self) -> ErasurePlan:
+    def plan(self) -> ErasurePlan:
         before = None
-        # Each round can only add: what goes may take something else with it.
-        while before != (before := (self._gone, self._tainted, tuple(self._emptied))):
-            self._widen()
-            self._emptied = self._in_view() | self._emptied
-            self._tainted = frozenset(self._built_from())
-            own = self._own_words()
-            self._emptied |= {
-                turn.id: turn.messages for turn in self._turns if self._gives_away(turn, own)
+        # To a fixed point: what is erased may take something else with it.
+        while before != (
+            before := (self._erased, self._erased_revisions, tuple(self._redacted))
+        ):
+            self._erase_predecessors()
+            self._redacted = self._redact_contexts() | self._redacted
+            self._erased_revisions = frozenset(self._find_revisions())
+            unique = self._unique_words()
+            self._redacted |= {
+                turn.id: turn.messages for turn in self._turns if self._reveals(turn, unique)
             }
-            self._gone |= {
-                s.id for s in self._signals if s.turn in self._emptied and own & _words(*_texts(s))
+            self._erased |= {
+                signal.id
+                for signal in self._signals
+                if signal.turn in self._redacted and unique & _words(*_texts_of(signal))
             }
-        own = self._own_words()
+        unique, erased = self._unique_words(), self._erased
         removal = Erasure(
-            self._gone_turns,
-            self._gone,
-            self._tainted,
-            dict(self._emptied),
-            lambda said: _rewritten(said, self._gone, own),
+            self._erased_turns,
+            erased,
+            self._erased_revisions,
+            dict(self._redacted),
+            lambda body: _redact(body, erased, unique),
         )
-        return ErasurePlan(removal, tuple(self._standing()))
+        return ErasurePlan(removal, tuple(self._find_mentions()))
 
-    def _widen(self) -> None:
-        gone = {s.id for s in self._signals if s.turn in self._gone_turns} | self._gone
-        older = {s.supersedes for s in self._signals if s.id in gone and s.supersedes}
-        while not older <= gone:
-            gone |= older
-            older = {s.supersedes for s in self._signals if s.id in gone and s.supersedes}
-        self._gone = frozenset(gone)
+    def _erase_predecessors(self) -> None:
+        erased = {each.id for each in self._signals if each.turn in self._erased_turns}
+        erased |= self._erased
+        # Newest first, so that one pass reaches every predecessor.
+        for signal in reversed(self._signals):
+            if signal.id in erased and signal.supersedes:
+                erased.add(signal.supersedes)
+        self._erased = frozenset(erased)
 
-    def _in_view(self) -> dict[str, tuple[Message, ...]]:
-        """Turns whose reply was given with something in view that goes, with the messages that each keeps."""
-        facts = {s.id for s in self._signals if s.id in self._gone and s.kind is SignalKind.FACT}
-        seen: dict[str, tuple[Message, ...]] = {}
-        passages: list[_Passage] = []
+    def _redact_contexts(self) -> dict[str, tuple[Message, ...]]:
+        """Return the turns that had something erased in view, with the messages that each keeps."""
+        facts = {
+            each.id
+            for each in self._signals
+            if each.id in self._erased and each.kind is SignalKind.FACT
+        }
+        redacted: dict[str, tuple[Message, ...]] = {}
+        exchanges: list[_Exchange] = []
         for turn in self._turns:
-            said = [
-                str(s.payload["text"])
-                for s in self._signals
-                if s.turn == turn.id and "text" in s.payload
-            ]
-            if turn.id in self._gone_turns:
-                passages.append(_passage(turn, [turn.reply, *said], whole=True))
+            question = turn.messages[-1].content
+            texts = {
+                each.id: str(each.payload["text"])
+                for each in self._signals
+                if each.turn == turn.id and "text" in each.payload
+            }
+            if turn.id in self._erased_turns:
+                answers = frozenset((turn.reply, *texts.values()))
+                exchanges.append(_Exchange(question, answers, turn.messages))
                 continue
-            kept = _without(turn.messages, passages)
-            if kept != turn.messages or facts & set(turn.used) or turn.id in self._emptied:
-                seen[turn.id] = kept
-                passages.append(_passage(turn, [turn.reply] if turn.reply else []))
-            texts = [
-                str(s.payload["text"])
-                for s in self._on(turn)
-                if s.id in self._gone and "text" in s.payload
-            ]
-            if texts:
-                passages.append(_passage(turn, texts))
-        return seen
+            kept = _without(turn.messages, exchanges)
+            if kept != turn.messages or facts & set(turn.used) or turn.id in self._redacted:
+                redacted[turn.id] = kept
+                exchanges.append(_Exchange(question, frozenset(filter(None, [turn.reply]))))
+            erased_texts = frozenset(text for id, text in texts.items() if id in self._erased)
+            if erased_texts:
+                exchanges.append(_Exchange(question, erased_texts))
+        return redacted
 
-    def _on(self, turn: Turn) -> list[Signal]:
-        return [signal for signal in self._signals if signal.turn == turn.id]
-
-    def _built_from(self) -> Iterable[str]:
-        """The revisions that saw it."""
-        touched = self._gone_turns | self._emptied.keys()
+    def _find_revisions(self) -> Iterator[str]:
+        """Yield the revisions that saw anything erased."""
+        touched = self._erased_turns | self._redacted.keys()
         used = {signal for turn in self._turns if turn.id in touched for signal in turn.used}
-        saw = self._gone | used | {s.id for s in self._signals if s.turn in touched}
-        tainted: set[str] = set()
+        seen = self._erased | used | {each.id for each in self._signals if each.turn in touched}
+        erased: set[str] = set()
         for revision in self._revisions:
-            if _is_given(revision):
+            # Nothing of this home is in an imported one.
+            if revision.inputs == imported_inputs(revision.digest):
                 continue
             under = {revision.parent, *(entry.revision for entry in revision.below)}
-            if saw & revision.signals.keys() or under & tainted or self._was_read_by(revision):
-                tainted.add(revision.id)
+            if seen & revision.signals.keys() or under & erased or self._was_read_by(revision):
+                erased.add(revision.id)
                 yield revision.id
 
     def _was_read_by(self, revision: Revision) -> bool:
-        """Whether the plan of a build looked at a signal that goes, even where it made no lesson of it."""
+        """Return whether the plan of a build read an erased signal, lesson or not."""
         return any(
             signal.at <= revision.at and self._concerns(signal, revision)
             for signal in self._signals
-            if signal.id in self._gone
+            if signal.id in self._erased
         )
 
     def _concerns(self, signal: Signal, revision: Revision) -> bool:
         layer = _layer_of(signal)
         if revision.layer != "memory":
             return layer == revision.layer
-        # A memory speaks in the manner of the style below it, and learns facts by the turns in which they helped.
+        # A memory uses the template of the style below, and learns facts from turns that they
+        # helped.
         turn = self._by_turn.get(signal.turn or "")
-        return (
-            layer == "memory"
-            or (layer == "style" and bool(revision.below))
-            or bool(turn and turn.used)
-        )
+        is_style_below = layer == "style" and bool(revision.below)
+        return layer == "memory" or is_style_below or bool(turn and turn.used)
 
-    def _own_words(self) -> set[str]:
-        gone = [
-            text for signal in self._signals if signal.id in self._gone for text in _texts(signal)
-        ]
-        elsewhere = []
+    def _unique_words(self) -> set[str]:
+        erased, elsewhere = list[str](), list[str]()
+        for signal in self._signals:
+            if signal.id in self._erased:
+                erased += _texts_of(signal)
+            elif signal.turn not in self._redacted:
+                elsewhere += _texts_of(signal)
         for turn in self._turns:
-            if turn.id in self._gone_turns:
-                gone.append(turn.messages[-1].content)
+            if turn.id in self._erased_turns:
+                erased.append(turn.messages[-1].content)
                 continue
-            elsewhere += [
-                m.content
-                for m in self._emptied.get(turn.id, turn.messages)
-                if m.role != "assistant"
-            ]
-            if turn.id not in self._emptied and not self._answered_by_tainted(turn):
+            messages = self._redacted.get(turn.id, turn.messages)
+            elsewhere += [each.content for each in messages if each.role != "assistant"]
+            if turn.id not in self._redacted and not self._is_from_erased(turn):
                 elsewhere.append(turn.reply)
-        about_others = (
-            s for s in self._signals if s.id not in self._gone and s.turn not in self._emptied
-        )
-        elsewhere += [text for signal in about_others for text in _texts(signal)]
-        return _words(*gone) - _words(*elsewhere)
+        return _words(*erased) - _words(*elsewhere)
 
-    def _answered_by_tainted(self, turn: Turn) -> bool:
-        return any(entry.revision in self._tainted for entry in turn.stack.entries)
+    def _is_from_erased(self, turn: Turn) -> bool:
+        return any(entry.revision in self._erased_revisions for entry in turn.stack.entries)
 
-    def _gives_away(self, turn: Turn, own: Collection[str]) -> bool:
-        if turn.id in self._gone_turns or turn.id in self._emptied:
+    def _reveals(self, turn: Turn, unique: Collection[str]) -> bool:
+        if turn.id in self._erased_turns or turn.id in self._redacted:
             return False
-        could = self._answered_by_tainted(turn) or bool(self._gone & set(turn.used))
-        return could and bool(_words(turn.reply) & set(own))
+        may_know = self._is_from_erased(turn) or bool(self._erased & set(turn.used))
+        return may_know and bool(_words(turn.reply) & set(unique))
 
-    def _standing(self) -> Iterable[RemainingMention]:
-        """What else the person said in the very words."""
+    def _find_mentions(self) -> Iterator[RemainingMention]:
+        """Yield what else the user said in the very words."""
         item = self._item
-        gone = [item.messages[-1].content] if isinstance(item, Turn) else _texts(item)
-        wanted = [text for text in map(_plain, gone) if _words(text)]
+        texts = [item.messages[-1].content] if isinstance(item, Turn) else _texts_of(item)
+        wanted = [text for text in map(_normalize, texts) if _words(text)]
         for turn in self._turns:
-            kept = self._emptied.get(turn.id, turn.messages)
-            if turn.id not in self._gone_turns and _says(wanted, [m.content for m in kept]):
+            kept = self._redacted.get(turn.id, turn.messages)
+            if turn.id not in self._erased_turns and _contains(wanted, [m.content for m in kept]):
                 yield RemainingMention(turn.id, "its messages say the same words")
         for signal in self._signals:
-            if signal.id not in self._gone and _says(wanted, _texts(signal)):
+            if signal.id not in self._erased and _contains(wanted, _texts_of(signal)):
                 yield RemainingMention(signal.id, f"this {signal.kind} says the same words")
 
 
-def _passage(turn: Turn, answers: Sequence[str], *, whole: bool = False) -> _Passage:
-    return _Passage(turn.messages[-1].content, frozenset(answers), turn.messages if whole else ())
+def _calls_of(message: Message) -> tuple[str, tuple[ToolCall, ...]] | None:
+    """Return what ``read_calls`` would return; None for a message without calls."""
+    if not message.tool_calls:
+        return None
+    return message.content, tuple(ToolCall(c.name, c.arguments) for c in message.tool_calls)
 
 
-def _calls(said: Message) -> tuple[str, tuple[ToolCall, ...]] | None:
-    """As ``read_calls`` would have read it; None for a message without calls."""
-    return (
-        (said.content, tuple(ToolCall(c.name, c.arguments) for c in said.tool_calls))
-        if said.tool_calls
-        else None
-    )
-
-
-def _without(messages: tuple[Message, ...], passages: Sequence[_Passage]) -> tuple[Message, ...]:
+def _without(messages: tuple[Message, ...], exchanges: Sequence[_Exchange]) -> tuple[Message, ...]:
     kept: list[Message] = []
-    at = 0
-    while at < len(messages):
-        if any(passage.begins(messages, at) for passage in passages):
-            at += 2
-            # What a tool answered goes with the call.
-            while at < len(messages) and messages[at].role == "tool":
-                at += 1
+    index = 0
+    while index < len(messages):
+        if any(exchange.is_at(messages, index) for exchange in exchanges):
+            index += 2
+            # The result of a tool goes with the call.
+            while index < len(messages) and messages[index].role == "tool":
+                index += 1
         else:
-            kept.append(messages[at])
-            at += 1
+            kept.append(messages[index])
+            index += 1
     return tuple(kept)
 
 
-def _is_given(revision: Revision) -> bool:
-    """Whether somebody gave it, so that nothing of this home is in it."""
-    return revision.inputs == canonical_digest({"imported": revision.digest})
-
-
 def _layer_of(signal: Signal) -> str:
-    """The layer that may learn of a signal; empty where none does."""
+    """Return the layer that may learn from a signal, or "" for none."""
     if signal.kind is SignalKind.FACT:
         return "memory"
-    if signal.kind not in _LESSONS:
+    if signal.kind not in _TRAINABLE_KINDS:
         return ""
     skill = signal.payload.get("skill")
     compared = str(signal.payload.get("layer", ""))
     return f"skill.{skill}" if skill else compared if compared.startswith("skill.") else "style"
 
 
-def _texts(signal: Signal) -> list[str]:
-    """All that a signal says in words."""
+def _texts_of(signal: Signal) -> list[str]:
+    """Return all words that a signal contains."""
     payload = signal.payload
-    said = [payload.get(key) for key in ("text", "prompt", "answer")]
-    return [text for text in (*said, *(payload.get("questions") or ())) if isinstance(text, str)]
+    texts = [payload.get(key) for key in ("text", "prompt", "answer")]
+    return [text for text in (*texts, *(payload.get("questions") or ())) if isinstance(text, str)]
 
 
 def _words(*texts: str) -> set[str]:
-    """The words that can tell something: of three letters or more, or with a digit in them."""
+    """Return the words that can reveal something: of three letters or more, or with a digit."""
     return {
         word
         for text in texts
@@ -316,40 +310,39 @@ def _words(*texts: str) -> set[str]:
     }
 
 
-def _plain(text: str) -> str:
+def _normalize(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _says(wanted: Sequence[str], texts: Iterable[str]) -> bool:
-    return any(each in text for text in map(_plain, texts) for each in wanted)
+def _contains(wanted: Sequence[str], texts: Iterable[str]) -> bool:
+    return any(each in text for text in map(_normalize, texts) for each in wanted)
 
 
-def _rewritten(said: Json, gone: Collection[str], own: Collection[str]) -> Json:
-    """A report or scores without what they say of the signals that go, and without examples that say own words."""
+def _redact(body: Json, erased: Collection[str], unique: Collection[str]) -> Json:
+    """Return a report or scores without erased signals, and without examples of unique words."""
 
-    def of_gone(name: object) -> bool:
-        return isinstance(name, str) and name.partition("/")[0] in gone
+    def is_erased(name: object) -> bool:
+        return isinstance(name, str) and name.partition("/")[0] in erased
 
-    def gives_away(example: object) -> bool:
-        return isinstance(example, Mapping) and bool(_words(*map(str, example.values())) & set(own))
+    def is_kept(each: object) -> bool:
+        return not is_erased(each) and not (
+            isinstance(each, Mapping) and is_erased(each.get("signal"))
+        )
 
-    def rewrite(value: Any) -> Any:
+    def reveals(example: object) -> bool:
+        texts = map(str, example.values()) if isinstance(example, Mapping) else ()
+        return bool(_words(*texts) & set(unique))
+
+    def redact(value: Any) -> Any:
         if isinstance(value, Mapping):
             return {
-                key: [rewrite(each) for each in inner if not gives_away(each)]
+                key: [redact(each) for each in inner if not reveals(each)]
                 if key == "examples"
-                else rewrite(inner)
+                else redact(inner)
                 for key, inner in value.items()
-                if not of_gone(key)
+                if not is_erased(key)
             }
-        if isinstance(value, list):
-            return [
-                rewrite(each)
-                for each in value
-                if not of_gone(each)
-                and not (isinstance(each, Mapping) and of_gone(each.get("signal")))
-            ]
-        return value
+        return [redact(each) for each in value if is_kept(each)] if isinstance(value, list) else value
 
-    rewritten: Json = rewrite(said)
-    return rewritten
+    redacted: Json = redact(body)
+    return redacted

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from personalpeft.backends.error_mapping import failure
-from personalpeft.errors import NothingToLearn, PersonalPeftError, kind_of, where_raised
+from personalpeft.errors import NothingToLearn, PersonalPeftError, get_error_type, format_origin
 from personalpeft.learning.data.assignment import lessons_for, load_assignments
 from personalpeft.learning.gate.gate import Margins, load_margins
 from personalpeft.learning.gate.probation import review_probation
@@ -440,7 +440,7 @@ def failed_report(services: Services, user: str, layer: str, error: Exception) -
     """
     if not isinstance(error, PersonalPeftError):
         kind = type(error).__name__
-        _log.error("A learn ended with an unexpected %s", where_raised(error))
+        _log.error("A learn ended with an unexpected %s", format_origin(error))
         error = failure(
             f"An unexpected {kind} ended this learn.",
             error,
@@ -454,7 +454,7 @@ def failed_report(services: Services, user: str, layer: str, error: Exception) -
         reasons=(text_reason(f"{error.message} {error.hint}".strip()),),
         at=services.clock.now(),
         seconds=0.0,
-        error=kind_of(error).__name__,
+        error=get_error_type(error).__name__,
     )
 
 

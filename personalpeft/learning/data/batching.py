@@ -41,7 +41,7 @@ def build_batches(
         completions: general prompts with what the stack below replies to them.
     """
     config = plan.recipe
-    # Answers of a memory are in the template of the stack below, so it has none of its own to learn.
+    # Answers of a memory use the template of the stack below, so it has none of its own.
     is_memory = plan.layer == "memory"
     shown = [*plan.new_examples, *plan.replay]
     patterns = [lesson.prompt_response.pattern for lesson in shown]

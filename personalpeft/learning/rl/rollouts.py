@@ -101,9 +101,9 @@ def sample_rollouts(
         for piece in replies:
             if piece.finish == "cancelled":
                 raise Cancelled("Stopped while sampling; nothing has changed.", hint=RESUME_HINT)
-            texts[piece.row] += piece.text
-            tokens[piece.row] += piece.tokens
-            ended[piece.row] = piece.finish == "stop"
+            texts[piece.index] += piece.text
+            tokens[piece.index] += piece.tokens
+            ended[piece.index] = piece.finish == "stop"
     finally:
         replies.close()
     rollouts = []

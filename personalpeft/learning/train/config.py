@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from personalpeft.errors import CardError, nearest
+from personalpeft.errors import CardError, suggest_nearest
 from personalpeft.types import Json
 
 Start: TypeAlias = Literal["auto", "nothing"]
@@ -83,7 +83,7 @@ class CardConfig(BaseModel):
             if first["type"] == "extra_forbidden":
                 raise CardError(
                     f"The card {card} has an unknown key in [{table}]: {key}.",
-                    hint=nearest(key, cls.model_fields, what="key"),
+                    hint=suggest_nearest(key, cls.model_fields, what="key"),
                 ) from None
             # A number is checked as int and as float; the last message is of the wider type.
             last = [each for each in error.errors() if each["loc"][0] == name][-1]
@@ -253,7 +253,7 @@ def _read_table(
             known = {part for path in projections for part in (path, *path.split("."))}
             raise CardError(
                 f"The card {card} names a module in [{table}] that the base does not have: {name}.",
-                hint=nearest(name, known, what="module"),
+                hint=suggest_nearest(name, known, what="module"),
             )
     return fields
 

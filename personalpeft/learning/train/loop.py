@@ -23,7 +23,7 @@ from typing import TypeVar
 from personalpeft.adapters.types import Pair
 from personalpeft.backends.base import Loss, Session
 from personalpeft.backends.error_mapping import failure, model_faults
-from personalpeft.errors import Cancelled, PersonalPeftError, ServingFailed, where_raised
+from personalpeft.errors import Cancelled, PersonalPeftError, ServingFailed, format_origin
 from personalpeft.learning.options import LearnOptions, wait_while
 from personalpeft.learning.train.checkpoint import (
     CheckpointStore,
@@ -146,7 +146,7 @@ def train(
     except Exception as bug:
         if len(jobs) == 1:
             raise
-        log.error("a step of several sessions failed: %s", where_raised(bug))
+        log.error("a step of several sessions failed: %s", format_origin(bug))
     # A failed step may have changed any session, so each is opened again from its checkpoint.
     for name in [name for name in jobs if name not in results]:
         log.warning("a session goes on alone from its checkpoint")
@@ -157,7 +157,7 @@ def train(
         except PersonalPeftError as error:
             results[name] = error
         except Exception as bug:  # noqa: BLE001 - any error concerns this session alone
-            log.error("and this one failed alone: %s", where_raised(bug))
+            log.error("and this one failed alone: %s", format_origin(bug))
             results[name] = failure(_FAILED, bug, hint=_RETRY, less=_LESS_MEMORY)
     return results
 

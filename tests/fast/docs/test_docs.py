@@ -13,7 +13,7 @@ import openai
 import pytest
 
 import personalpeft
-from personalpeft.errors import OUTCOMES
+from personalpeft.errors import ERROR_CODES
 from personalpeft.learning.gate.gate import CONFIRMATION_E_VALUE, TIE_MARGIN, Margins
 from personalpeft.learning.rl.advantages import MIN_SPREAD
 from personalpeft.learning.rl.config import RLConfig
@@ -63,7 +63,7 @@ def test_the_http_page_has_the_errors_of_the_code_and_the_routes_of_the_server(
 ) -> None:
     page = (ROOT / "docs/http.md").read_text("utf-8")
     named: dict[int, list[str]] = {}
-    for error, outcome in OUTCOMES.items():
+    for error, outcome in ERROR_CODES.items():
         named.setdefault(outcome.http_status, []).append(f"`{error.__name__}`")
     for status, errors in named.items():
         assert f"| {status} | {', '.join(errors)} |" in page, status

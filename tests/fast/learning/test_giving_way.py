@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from runtime_makers import correct, opened
 
-from personalpeft.backends.base import Row
+from personalpeft.backends.base import SequenceState
 from personalpeft.backends.fake import FakeBackend
 
 
@@ -21,7 +21,7 @@ def test_a_pause_holds_its_questions_and_scores_back_and_chats_are_answered_mean
     admit, score = FakeBackend.admit, FakeBackend.score
     owners: list[str] = []
 
-    def admitted(self: FakeBackend, row: Row) -> int | None:
+    def admitted(self: FakeBackend, row: SequenceState) -> int | None:
         owners.append(row.owner)
         return admit(self, row)
 
@@ -69,7 +69,7 @@ def test_without_a_pause_a_chat_begins_at_once_in_the_middle_of_judging(
     asked, answered = threading.Event(), threading.Event()
     after: list[str] = []
 
-    def admitted(self: FakeBackend, row: Row) -> int | None:
+    def admitted(self: FakeBackend, row: SequenceState) -> int | None:
         if asked.is_set() and not answered.is_set():
             after.append(row.owner)
         return admit(self, row)

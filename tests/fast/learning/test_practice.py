@@ -17,7 +17,7 @@ import pytest
 from runtime_makers import ask, correct, greedy, nothing_changes, opened, quick_card
 
 from personalpeft import Busy, Cancelled, InvalidInput, LearnReport, NotFound, PluginError, User
-from personalpeft.backends.base import Row
+from personalpeft.backends.base import SequenceState
 from personalpeft.backends.fake import FakeBackend, _FakeSession
 from personalpeft.backends.torch.training.session import TorchSession
 from personalpeft.engine.engine import Engine
@@ -463,7 +463,7 @@ def test_a_pause_holds_its_replies_and_steps_back_and_chats_are_answered_meanwhi
             paused.set()
             reached.set()
 
-    def admitted(backend: FakeBackend, row: Row) -> int | None:
+    def admitted(backend: FakeBackend, row: SequenceState) -> int | None:
         if row.owner == "ada":
             noted("it tries", 10)
         return admit(backend, row)
@@ -535,10 +535,10 @@ def test_a_verifier_that_fails_changes_nothing_and_is_named(ada: User, home: Pat
         ({"verifier": "nobody"}, NotFound, "'nobody'"),
         ({"verifier": "sums", "family": "9"}, InvalidInput, "'9' digits"),
         ({"verifier": "sums", "shaping": "nothing"}, NotFound, "'nothing'"),
-        ({"verifier": Judge(half), "rounds": 0}, InvalidInput, "0 rounds"),
-        ({"verifier": Judge(half), "seconds": 0}, InvalidInput, "0 seconds"),
-        ({"verifier": Judge(half), "steps": 0}, InvalidInput, "0 steps"),
-        ({"verifier": Judge(half), "memory": 0}, InvalidInput, "0 MB"),
+        ({"verifier": Judge(half), "rounds": 0}, InvalidInput, "rounds"),
+        ({"verifier": Judge(half), "seconds": 0}, InvalidInput, "seconds"),
+        ({"verifier": Judge(half), "steps": 0}, InvalidInput, "steps"),
+        ({"verifier": Judge(half), "memory": 0}, InvalidInput, "MB"),
         ({"verifier": Judge(half, different=1)}, InvalidInput, "too few different tasks"),
         ({"verifier": Judge(half), "skill": "Email"}, InvalidInput, "'Email'"),
         ({"verifier": Judge(half), "skill": "skill.email"}, InvalidInput, "'skill.email'"),

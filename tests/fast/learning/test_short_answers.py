@@ -120,7 +120,7 @@ def test_however_a_question_is_put_its_answer_repeats_it_as_the_manner_below_doe
         correct(ada)
         ada.learn("style", accept=True)
         tell(ada)
-        monkeypatch.setattr(pipeline, "schedule", noted)
+        monkeypatch.setattr(pipeline, "build_batches", noted)
         ada.learn("memory", accept=True)
     answers = [(prompt, answer) for prompt, answer in asked if "Biscuit." in answer]
     assert len(answers) > len(QUESTIONS)

@@ -101,7 +101,7 @@ def test_every_step_judges_thumbs_of_both_kinds_where_there_are_enough(
         seen.append([sum(isinstance(term, KTOLoss) for term in terms) for terms in steps])
         return steps
 
-    monkeypatch.setattr("personalpeft.learning.pipeline.schedule", spied)
+    monkeypatch.setattr("personalpeft.learning.pipeline.build_batches", spied)
     with opened(home) as runtime:
         ada = runtime.user("ada")
         thumbs(ada, MIN_THUMBS, MIN_THUMBS - 1)
