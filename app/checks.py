@@ -13,14 +13,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from personalpeft.errors import InvalidInput, MissingPackage, PersonalPeftError, outcome
+from personalpeft.errors import InvalidInput, MissingPackage, PersonalPeftError, get_error_codes
 from personalpeft_app import opening
 from personalpeft_app.options import Common
 from personalpeft_app.progress import Display
 
 if TYPE_CHECKING:
     from personalpeft import Runtime
-    from personalpeft.base_models.types import Card
+    from personalpeft.base_models.types import ModelCard
     from personalpeft.engine.engine import Engine
 
 _FEW_BYTES = 1 << 30
@@ -70,7 +70,7 @@ def _checked(name: str, check: Callable[[], str]) -> Finding:
     try:
         return Finding(name, check())
     except PersonalPeftError as error:
-        return Finding(name, error.message, False, error.hint, outcome(error).exit_code)
+        return Finding(name, error.message, False, error.hint, get_error_codes(error).exit_code)
 
 
 def _version(package: str) -> str:
@@ -109,10 +109,10 @@ def _device(common: Common) -> str:
 def _features(common: Common) -> str:
     """Which of the processor's features llama.cpp uses, where that was tried for the base's own file."""
     from personalpeft.backends.llamacpp.cpu_probe import kept
-    from personalpeft.base_models.gguf.file import own_file
+    from personalpeft.base_models.gguf.file import source_gguf_file
 
     _, cache = common.places()
-    file = own_file(_card(common))
+    file = source_gguf_file(_card(common))
     found = None if file is None else kept(file, cache)
     if found is None:
         return (
@@ -200,7 +200,7 @@ def _base(common: Common, display: Display) -> str:
     return f"{card.name}, {'from the hub' if source.kind == 'hub' else 'made from a seed'} when it is first needed"
 
 
-def _card(common: Common) -> Card:
+def _card(common: Common) -> ModelCard:
     from personalpeft.base_models.registry import find_card
 
     home, _ = common.places()
@@ -245,7 +245,7 @@ def _model(common: Common, display: Display) -> Iterator[Finding]:
                 display("Asking the same things in different company", 0.0)
                 yield _batch_invariance(engine)
         except PersonalPeftError as error:
-            yield Finding("model", error.message, False, error.hint, outcome(error).exit_code)
+            yield Finding("model", error.message, False, error.hint, get_error_codes(error).exit_code)
 
 
 def _batch_invariance(engine: Engine) -> Finding:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from personalpeft.errors import PersonalPeftError, kind_of, outcome, where_raised
+from personalpeft.errors import PersonalPeftError, get_error_type, get_error_codes, format_origin
 from personalpeft_app.options import Common
 from personalpeft_app.output import as_json, printable, styled
 
@@ -49,8 +49,8 @@ def reported(common: Callable[[], Common]) -> Iterator[None]:
 
 def report(error: PersonalPeftError, *, as_data: bool) -> int:
     """Says on stderr what went wrong and what to do about it; gives the exit code."""
-    code = outcome(error).exit_code
-    return tell(error.message, error.hint, kind=kind_of(error).__name__, code=code, as_data=as_data)
+    code = get_error_codes(error).exit_code
+    return tell(error.message, error.hint, kind=get_error_type(error).__name__, code=code, as_data=as_data)
 
 
 def tell(message: str, hint: str, *, kind: str, code: int, as_data: bool) -> int:
@@ -98,7 +98,7 @@ def _write_log(bug: Exception, common: Common) -> Path | None:
                 ".log", f"bug-{datetime.now(UTC):%Y%m%dT%H%M%S}-", folder
             )
             with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as log:
-                log.write(where_raised(bug))
+                log.write(format_origin(bug))
         except OSError:
             continue
         return Path(name)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import click
 
 import personalpeft
-from personalpeft.errors import nearest
+from personalpeft.errors import suggest_nearest
 
 USER = "PERSONALPEFT_USER"
 BASE = "PERSONALPEFT_BASE"
@@ -93,7 +93,7 @@ class Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
-            hint = nearest(args[0], self.commands, what="command")
+            hint = suggest_nearest(args[0], self.commands, what="command")
             raise click.UsageError(f"There is no command {args[0]!a}. {hint}", ctx)
         return super().resolve_command(ctx, args)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from personalpeft.errors import OUTCOMES
+from personalpeft.errors import ERROR_CODES
 from personalpeft_app.cli import PROGRAM, cli
 from personalpeft_app.failures import BROKEN_PIPE, BUG, STOPPED
 
@@ -39,7 +39,7 @@ def render() -> str:
 
 def _codes() -> Iterator[str]:
     yield "| 0 | | | It is done. A refused learn is a report, not an error. |"
-    for error, outcome in OUTCOMES.items():
+    for error, outcome in ERROR_CODES.items():
         when = " ".join((error.__doc__ or "").partition("\n\n")[0].split())
         yield f"| {outcome.exit_code} | {outcome.http_status} | `{error.__name__}` | {when} |"
     yield "| 2 | | `Usage` | A command or option that is not there, or a value of the wrong kind. |"

@@ -29,7 +29,7 @@ MergedForm: TypeAlias = Literal["safetensors", "gguf"]
 """What a base with a stack in it is written as: for transformers, or for llama.cpp and Ollama."""
 
 
-def write_folder(
+def export_peft_folder(
     engine: Engine, entries: Sequence[StackEntry], folder: Path, *, whole: bool
 ) -> Path:
     """Writes a whole stack as one LoRA, or the first entry as it was learned; the folder that was written."""
@@ -43,7 +43,7 @@ def write_folder(
     return target
 
 
-def write_gguf(engine: Engine, entries: Sequence[StackEntry], file: Path) -> Path:
+def export_gguf(engine: Engine, entries: Sequence[StackEntry], file: Path) -> Path:
     """Writes a stack as a GGUF LoRA; the file that was written."""
     target = file.expanduser().absolute()
     base = engine.backend.base
@@ -66,7 +66,7 @@ def write_gguf(engine: Engine, entries: Sequence[StackEntry], file: Path) -> Pat
     return target
 
 
-def write_merged(
+def export_merged(
     engine: Engine, entries: Sequence[StackEntry], folder: Path, form: MergedForm
 ) -> Path:
     """Writes the base with a stack in its weights; the folder that was written."""
@@ -84,7 +84,7 @@ def write_merged(
     return target
 
 
-def take_folder(
+def import_peft_folder(
     store: Store, base: Base, clock: Clock, user: str, live: Stack, folder: Path, layer: str
 ) -> Revision:
     """Records a PEFT folder as a revision of a layer, not judged, and makes it the head."""
@@ -92,17 +92,17 @@ def take_folder(
     adapter = import_peft(
         folder.expanduser().absolute(), base.architecture, layer=layer, base=base.digest
     )
-    return _take(store, adapter, clock, began, user, live)
+    return _import(store, adapter, clock, began, user, live)
 
 
-def take_gguf(
+def import_gguf(
     store: Store, base: Base, clock: Clock, user: str, live: Stack, file: Path, layer: str
 ) -> Revision:
     """Records a GGUF LoRA as a revision of a layer, not judged, and makes it the head."""
     began = clock.timer()
     target, names = file.expanduser().absolute(), _names(base)
     adapter = import_gguf_lora(target, base.architecture, names, layer=layer, base=base.digest)
-    return _take(store, adapter, clock, began, user, live)
+    return _import(store, adapter, clock, began, user, live)
 
 
 def _names(base: Base) -> GgufNames:
@@ -113,7 +113,7 @@ def _names(base: Base) -> GgufNames:
         raise InvalidInput(error.message, hint=error.hint) from error
 
 
-def _take(
+def _import(
     store: Store, adapter: Adapter, clock: Clock, began: float, user: str, live: Stack
 ) -> Revision:
     manifest = adapter.manifest

@@ -136,8 +136,12 @@ def import_user(
         if revisions and not why:
             _check_adapters(revisions, blobs, base())
     user = check_user_id(portable.user if as_user is None else as_user)
-    insert_user(store, 
-        portable.without_revisions() if why else portable, user, {} if why else blobs, reason_prefix=_IMPORTED
+    insert_user(
+        store,
+        portable.without_revisions() if why else portable,
+        user,
+        {} if why else blobs,
+        reason_prefix=_IMPORTED,
     )
     return ImportSummary(
         user,

@@ -1,4 +1,4 @@
-"""Time and randomness, as one value that is passed in. The only place in the library that asks the system for either."""
+"""Time and randomness as one value. Only this module of the library asks the system for either."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from datetime import UTC, datetime
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """``now`` gives aware datetimes in UTC, ``timer`` seconds that never go back, ``entropy(n)`` n random bytes."""
+    """Sources of time and randomness.
+
+    - ``now``: returns an aware datetime in UTC.
+    - ``timer``: returns seconds that never decrease.
+    - ``entropy``: returns that many random bytes.
+    """
 
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     timer: Callable[[], float] = time.monotonic

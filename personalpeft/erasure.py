@@ -24,7 +24,7 @@ from personalpeft.learning.learner import Learner
 from personalpeft.learning.options import LearnOptions
 from personalpeft.learning.plan import layer_order
 from personalpeft.learning.report import LearnReport
-from personalpeft.publishing import withdrawing
+from personalpeft.publishing import unpublishing
 from personalpeft.services import Services
 from personalpeft.store.erasure import erase
 from personalpeft.store.types import Erasure
@@ -158,7 +158,7 @@ def forget(
         return plans[0].removal
 
     # Under the lease, since a running learn would write again what is being erased.
-    with store.leases.acquire(f"learn-{user}"), withdrawing(services, user) as unpublish:
+    with store.leases.acquire(f"learn-{user}"), unpublishing(services, user) as unpublish:
         erased = erase(store, user, removal)
         services.forget(user)
     progress("Destroying", 1.0)

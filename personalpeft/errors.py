@@ -1,8 +1,8 @@
-"""Every error that a user can cause, in one place, with one table from error to exit code and HTTP status.
+"""Every error that a user can cause, and the table from error to exit code and HTTP status.
 
-Each leaf is a ``PersonalPeftError`` and also the builtin that a caller would expect, so both ``except
-PersonalPeftError`` and ``except LookupError`` work. The message says what is wrong; ``hint`` says what to do about it.
-Raising one has changed nothing.
+Each leaf is a ``PersonalPeftError`` and also the builtin that a caller would expect, so that both
+``except PersonalPeftError`` and ``except LookupError`` work. The message says what is wrong,
+``hint`` what to do. Invariant: an operation that raises one has changed nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class PersonalPeftError(Exception):
-    """The base class of all errors of this package. ``hint`` is a way out, in one sentence."""
+    """The base class of all errors of this package. ``hint`` says in one sentence what to do."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -27,50 +27,52 @@ class PersonalPeftError(Exception):
 
 
 class InvalidInput(PersonalPeftError, ValueError):
-    """A value outside what is allowed: an empty prompt, a rating of 3, a card of the wrong type."""
+    """A value is not allowed: an empty prompt, a rating of 3, a card of the wrong type."""
 
 
 class InvalidId(InvalidInput):
-    """A user or layer id that the grammar does not allow."""
+    """A user or layer id does not follow the grammar."""
 
 
 class PromptTooLong(InvalidInput):
-    """The prompt and the reply asked for do not fit into the base's context."""
+    """The prompt and the requested reply do not fit into the base's context."""
 
 
 class CardError(InvalidInput):
-    """A base's card has a mistake; the message names file, line and key."""
+    """A model card has a mistake; the message names file, line and key."""
 
 
 class AdapterError(InvalidInput):
-    """An adapter file that is damaged, hostile or not for this base; the message names the file and the fault."""
+    """An adapter file is damaged, hostile or for another base; the message names file and fault."""
 
 
 class PersonalFileError(InvalidInput):
-    """A ``.personal`` file that is damaged, hostile or too new; nothing of it was taken in."""
+    """A ``.personal`` file is damaged, hostile or too new; nothing was imported."""
 
 
 class NotFound(PersonalPeftError, LookupError):
-    """No user, turn, signal, layer, revision or base of that name; the hint names the nearest."""
+    """A user, turn, signal, layer, revision or base does not exist; the hint names the nearest."""
 
 
 class Forgotten(NotFound):
-    """What bears this id was forgotten at its user's wish; the message says when. Also a reply that was begun before its user forgot
-    something, and ended after it: it is not kept.
+    """The user has erased what had this id; the message says when.
+
+    Also raised for a reply that began before its user erased something: it is not kept.
     """
 
 
 class NothingToLearn(PersonalPeftError, LookupError):
-    """``learn`` was called and no signal has come since the last time."""
+    """No signal is new since the last ``learn``."""
 
 
 class BaseMismatch(PersonalPeftError, ValueError):
-    """A revision was built on another base than the one that is open."""
+    """A revision was built on another base than the open one."""
 
 
 class Busy(PersonalPeftError, TimeoutError):
-    """Somebody else holds what this needs (the writer's lock, a learn). The message says which; ``retry_after`` is in how
-    many seconds it is worth trying again, where that can be known.
+    """Another process or thread holds a lock that this needs; the message names it.
+
+    ``retry_after`` is after how many seconds to try again, if that is known.
     """
 
     def __init__(self, message: str, *, hint: str = "", retry_after: float | None = None) -> None:
@@ -79,114 +81,112 @@ class Busy(PersonalPeftError, TimeoutError):
 
 
 class QueueFull(Busy):
-    """More wait for a reply than may: all users' together, or one user's share."""
+    """Too many requests wait: of all users together, or of this one."""
 
 
 class DeadlineExceeded(PersonalPeftError, TimeoutError):
-    """The reply was not complete in the time that it was given. What came until then is kept as a cancelled turn."""
+    """A reply was not complete in time. Its text so far is kept as a cancelled turn."""
 
 
 class ServingFailed(PersonalPeftError, RuntimeError):
-    """The model could not go on with a reply or a learn (a bug, no memory left), or has been closed."""
+    """The model failed during a reply or a learn (a bug, no memory left), or was closed."""
 
 
 class Cancelled(PersonalPeftError, InterruptedError):
-    """The caller asked to stop. What was done until then is kept and can be resumed."""
+    """The caller cancelled. Finished work is kept and can be resumed."""
 
 
 class HomeError(PersonalPeftError, OSError):
-    """The home folder cannot be used: read-only, full, not ours, or from a newer version."""
+    """The home folder cannot be used: read-only, full, not a home, or from a newer version."""
 
 
 class Damaged(PersonalPeftError, OSError):
-    """Something in the home is not what its digest says."""
+    """Something in the home does not match its digest."""
 
 
 class WeightsError(PersonalPeftError, OSError):
-    """The base's weights are missing or are not the ones that the card names."""
+    """The base's weights are missing or do not match its card."""
 
 
 class MissingPackage(PersonalPeftError, ImportError):
-    """An optional package is needed for this and not installed."""
+    """An optional package is needed and not installed."""
 
 
 class PluginError(PersonalPeftError, RuntimeError):
-    """A plugin failed or broke its word. The message says which one, and at what."""
+    """A plugin failed or broke its contract; the message names the plugin and the call."""
 
 
-class Outcome(NamedTuple):
-    """What an error becomes outside Python."""
+class ErrorCodes(NamedTuple):
+    """The exit code and the HTTP status of an error."""
 
     exit_code: int
     http_status: int
 
 
-OUTCOMES: dict[type[PersonalPeftError], Outcome] = {
-    PersonalPeftError: Outcome(1, 500),
-    InvalidInput: Outcome(2, 400),
-    InvalidId: Outcome(2, 400),
-    PromptTooLong: Outcome(2, 400),
-    CardError: Outcome(2, 400),
-    AdapterError: Outcome(2, 422),
-    PersonalFileError: Outcome(2, 422),
-    NotFound: Outcome(3, 404),
-    Forgotten: Outcome(3, 410),
-    NothingToLearn: Outcome(4, 409),
-    BaseMismatch: Outcome(5, 409),
-    Busy: Outcome(6, 423),
-    QueueFull: Outcome(6, 429),
-    HomeError: Outcome(7, 507),
-    Damaged: Outcome(8, 500),
-    WeightsError: Outcome(9, 503),
-    MissingPackage: Outcome(10, 501),
-    DeadlineExceeded: Outcome(11, 504),
-    ServingFailed: Outcome(12, 503),
-    PluginError: Outcome(13, 502),
-    Cancelled: Outcome(130, 499),
+ERROR_CODES: dict[type[PersonalPeftError], ErrorCodes] = {
+    PersonalPeftError: ErrorCodes(1, 500),
+    InvalidInput: ErrorCodes(2, 400),
+    InvalidId: ErrorCodes(2, 400),
+    PromptTooLong: ErrorCodes(2, 400),
+    CardError: ErrorCodes(2, 400),
+    AdapterError: ErrorCodes(2, 422),
+    PersonalFileError: ErrorCodes(2, 422),
+    NotFound: ErrorCodes(3, 404),
+    Forgotten: ErrorCodes(3, 410),
+    NothingToLearn: ErrorCodes(4, 409),
+    BaseMismatch: ErrorCodes(5, 409),
+    Busy: ErrorCodes(6, 423),
+    QueueFull: ErrorCodes(6, 429),
+    HomeError: ErrorCodes(7, 507),
+    Damaged: ErrorCodes(8, 500),
+    WeightsError: ErrorCodes(9, 503),
+    MissingPackage: ErrorCodes(10, 501),
+    DeadlineExceeded: ErrorCodes(11, 504),
+    ServingFailed: ErrorCodes(12, 503),
+    PluginError: ErrorCodes(13, 502),
+    Cancelled: ErrorCodes(130, 499),
 }
 
 
-def kind_of(error: PersonalPeftError) -> type[PersonalPeftError]:
-    """The class that callers know an error by: its own, or the nearest above it that has an outcome. What a backend tells apart
-    among its own errors is its own affair.
+def get_error_type(error: PersonalPeftError) -> type[PersonalPeftError]:
+    """Return the public class of an error: its own or its nearest base class with codes."""
+    return next(each for each in type(error).__mro__ if each in ERROR_CODES)
+
+
+def get_error_codes(error: PersonalPeftError) -> ErrorCodes:
+    """Return the exit code and HTTP status of an error."""
+    return ERROR_CODES[get_error_type(error)]
+
+
+def format_origin(error: BaseException) -> str:
+    """Return what a log may hold of an error: its id, its type and its causes', and their lines.
+
+    Messages are left out, since they may hold private text. Equal lines give an equal id.
     """
-    return next(each for each in type(error).__mro__ if each in OUTCOMES)
-
-
-def outcome(error: PersonalPeftError) -> Outcome:
-    """Exit code and HTTP status of an error: those of its kind."""
-    return OUTCOMES[kind_of(error)]
-
-
-def where_raised(error: BaseException) -> str:
-    """Return what a log may say of an error: an id, its kind and its causes', and the lines that they passed.
-
-    Their texts are left out, since they may hold private words. The id is the same whenever the same lines are passed.
-    """
-    return f"[{error_id(error)}] {_lines_of(error)}"
+    return f"[{error_id(error)}] {_format_lines(error)}"
 
 
 def error_id(error: BaseException) -> str:
-    """Return the id by which ``where_raised`` names an error, so that an answer can point to the log."""
-    return hashlib.sha256(_lines_of(error).encode()).hexdigest()[:8]
+    """Return the id in ``format_origin``, so that a response can point to the log."""
+    return hashlib.sha256(_format_lines(error).encode()).hexdigest()[:8]
 
 
-def _lines_of(error: BaseException) -> str:
+def _format_lines(error: BaseException) -> str:
     parts: list[str] = []
     seen: list[BaseException] = []
-    following: BaseException | None = error
-    while following is not None and following not in seen:
-        seen.append(following)
-        passed = ((frame.f_code, line) for frame, line in walk_tb(following.__traceback__))
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        passed = ((frame.f_code, line) for frame, line in walk_tb(cause.__traceback__))
         lines = [f"\n  {code.co_filename}:{line} in {code.co_qualname}" for code, line in passed]
-        parts.append(f"{type(following).__name__}, raised at{''.join(lines)}")
-        hidden = None if following.__suppress_context__ else following.__context__
-        following = following.__cause__ or hidden
+        parts.append(f"{type(cause).__name__}, raised at{''.join(lines)}")
+        context = None if cause.__suppress_context__ else cause.__context__
+        cause = cause.__cause__ or context
     return "\ncaused by ".join(parts)
 
 
-def nearest(wanted: str, known: Iterable[str], *, what: str) -> str:
-    """A hint that names the known thing closest to what was asked for."""
+def suggest_nearest(wanted: str, known: Iterable[str], *, what: str) -> str:
+    """Return a hint with the known name that is closest to ``wanted``, or with some of them."""
     names = list(known)
     begun = sorted((name for name in names if wanted and name.startswith(wanted)), key=len)
     close = begun or difflib.get_close_matches(wanted, names, n=1)

@@ -13,7 +13,7 @@ from typing import Any
 from personalpeft.chat.reply import Reply, resolve_turn
 from personalpeft.chat.validation import check_text
 from personalpeft.errors import InvalidInput, NotFound, PersonalPeftError
-from personalpeft.ids import check_skill, check_source
+from personalpeft.ids import check_skill_name, check_source
 from personalpeft.learning.data.assignment import IMPLICIT_RATINGS, TRAINABLE_KEY
 from personalpeft.learning.gate.probation import review_probation_locked
 from personalpeft.memory.items import check_fact_questions, check_item_text
@@ -59,7 +59,7 @@ def teach(
 ) -> str:
     """Implement ``User.teach``."""
     if skill is not None:
-        check_skill(skill)
+        check_skill_name(skill)
     check_source(source)
     payload = {
         "prompt": check_text(prompt, what="prompt"),

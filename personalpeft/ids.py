@@ -1,4 +1,4 @@
-"""Names: the grammar that ids follow, and new ids for turns and signals."""
+"""The grammar of names and ids, and new ids for turns and signals."""
 
 from __future__ import annotations
 
@@ -11,61 +11,57 @@ from personalpeft.errors import InvalidId, InvalidInput
 USER_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 SKILL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 LAYER_NAME = re.compile(rf"style|memory|skill\.{SKILL_NAME.pattern}")
-
 SOURCE = re.compile(r"[a-z][a-z0-9._-]{0,31}")
-# Templates put it between quotation marks as it is.
+# Chat templates put the name between quotation marks without escaping it.
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def check_user_id(value: str) -> str:
-    """The id itself, if it is one. The grammar keeps an id usable as a file name and a URL part; look-alikes are not in
-    it.
-    """
+    """Return a valid user id, or raise ``InvalidId``. It is usable as file name and URL part."""
     if not isinstance(value, str) or USER_ID.fullmatch(value) is None or ".." in value:
-        shown = ascii(
-            value if not isinstance(value, str) or len(value) <= 64 else value[:61] + "..."
-        )
         raise InvalidId(
-            f"{shown} cannot be a user id.",
-            hint="Use 1 to 64 of a-z, 0-9, '.', '_' and '-', starting with a letter or digit, without '..'.",
+            f"A user id must be 1 to 64 of a-z, 0-9, '.', '_' and '-', got {value!a:.80}.",
+            hint="Start it with a letter or digit, and leave out '..'.",
         )
     return value
 
 
 def check_layer_name(value: str) -> str:
-    """The name itself, if it is one: ``style``, ``memory`` or ``skill.<name>``."""
+    """Return a valid layer name, or raise ``InvalidId``."""
     if not isinstance(value, str) or LAYER_NAME.fullmatch(value) is None:
         raise InvalidId(
-            f"{ascii(value)[:80]} cannot be a layer.",
-            hint="Layers are called style, memory or skill.<name>.",
+            f"A layer must be style, memory or skill.<name>, got {value!a:.80}.",
+            hint="A name is 1 to 32 of a-z, 0-9, '_' and '-'.",
         )
     return value
 
 
-def check_skill(value: str) -> str:
-    """The name of a skill itself, if it is one."""
+def check_skill_name(value: str) -> str:
+    """Return a valid skill name, or raise ``InvalidInput``."""
     if not isinstance(value, str) or SKILL_NAME.fullmatch(value) is None:
         raise InvalidInput(
-            f"{ascii(value)[:80]} cannot be the name of a skill.", hint="Use a-z, 0-9, '_' and '-'."
+            f"A skill's name must be 1 to 32 of a-z, 0-9, '_' and '-', got {value!a:.80}.",
+            hint="Start it with a letter or digit.",
         )
     return value
 
 
 def check_source(value: str) -> str:
-    """The name of who gave a signal itself, if it is one."""
+    """Return a valid name of a signal's source, or raise ``InvalidId``."""
     if not isinstance(value, str) or SOURCE.fullmatch(value) is None:
         raise InvalidId(
-            f"{ascii(value)[:80]} cannot be the source of a signal.",
-            hint="A person is 'person'; another is named with up to 32 of a-z, 0-9, '.', '_' and '-'.",
+            f"A source must be 1 to 32 of a-z, 0-9, '.', '_' and '-', got {value!a:.80}.",
+            hint="A person is 'person'; start another name with a letter.",
         )
     return value
 
 
 def new_id(prefix: str, at: datetime, entropy: Callable[[int], bytes]) -> str:
-    """``<prefix>_<26 characters>``: 48 bits of milliseconds, then 80 random bits, so that ids sort by time (the ULID
-    layout).
+    """Return ``<prefix>_<26 characters>``, which sorts by time.
+
+    The characters hold 48 bits of milliseconds and 80 random bits, in the layout of a ULID.
     """
     number = int(at.timestamp() * 1000) << 80 | int.from_bytes(entropy(10))
     return f"{prefix}_" + "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))

@@ -12,12 +12,13 @@ raises leaves as a ``PluginError`` that names it, but for this package's own err
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from personalpeft.errors import NotFound, PersonalPeftError, PluginError, nearest
+from personalpeft.errors import NotFound, PersonalPeftError, PluginError, suggest_nearest
 from personalpeft.types import Json
 
 VERIFIERS = "personalpeft.verifiers"
@@ -67,8 +68,8 @@ class Shaping(Protocol):
     """Turns how right the replies of a group were into what they are to be rewarded with."""
 
     @property
-    def mastered(self) -> bool:
-        """Whether it has something to say of tasks that are always solved, which are else no longer tried."""
+    def train_on_solved(self) -> bool:
+        """Whether solved tasks are sampled too, because the shaped rewards of their replies differ."""
         ...
 
     def shape(self, attempts: Sequence[Attempt], pass_rate: float) -> Sequence[float]:
@@ -76,6 +77,16 @@ class Shaping(Protocol):
         for all mean that there is nothing to learn from the group.
         """
         ...
+
+
+@runtime_checkable
+class _EarlierShaping(Protocol):
+    """A ``Shaping`` with the name that ``train_on_solved`` had; accepted for one release."""
+
+    @property
+    def mastered(self) -> bool: ...
+
+    def shape(self, attempts: Sequence[Attempt], pass_rate: float) -> Sequence[float]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +100,26 @@ class Plugins:
         found = {entry.name for entry in entry_points(group=group)}
         return tuple(sorted(found if self.allowed is None else found & set(self.allowed)))
 
-    def verifier(self, given: str | Verifier, family: str = "") -> Verifying:
+    def verifier(self, given: str | Verifier, family: str = "") -> CheckedVerifier:
         """A verifier by name, made for a family; or the one that is given. Raises ``NotFound``, ``PluginError``."""
         if isinstance(given, str):
             made = self._made(VERIFIERS, "verifier", given, lambda factory: factory(family))
-            return Verifying(given, family, _which(made, Verifier, "verifier", given))
-        return Verifying(
-            _name_of(given), family, _which(given, Verifier, "verifier", _name_of(given))
+            return CheckedVerifier(given, family, _resolve_name(made, Verifier, "verifier", given))
+        return CheckedVerifier(
+            _name_of(given), family, _resolve_name(given, Verifier, "verifier", _name_of(given))
         )
 
-    def shaping(self, given: str | Shaping) -> Shaped:
+    def shaping(self, given: str | Shaping) -> CheckedRewardShaper:
         """A shaping by name, or the one that is given. Raises ``NotFound``, ``PluginError``."""
         if isinstance(given, str):
             made = self._made(SHAPINGS, "shaping", given, lambda factory: factory())
-            return Shaped(given, _which(made, Shaping, "shaping", given))
-        return Shaped(_name_of(given), _which(given, Shaping, "shaping", _name_of(given)))
+            return CheckedRewardShaper(
+                given, _resolve_name(made, Shaping | _EarlierShaping, "shaping", given)
+            )
+        return CheckedRewardShaper(
+            _name_of(given),
+            _resolve_name(given, Shaping | _EarlierShaping, "shaping", _name_of(given)),
+        )
 
     def _made(self, group: str, kind: str, name: str, make: Callable[[Any], Any]) -> Any:
         if name not in self.names(group):
@@ -111,7 +127,7 @@ class Plugins:
             hint = (
                 "Name it in PERSONALPEFT_PLUGINS too, or unset that."
                 if installed
-                else nearest(name, self.names(group), what=f"{kind} installed")
+                else suggest_nearest(name, self.names(group), what=f"{kind} installed")
             )
             raise NotFound(
                 f"There is no {kind} called {name!a}{' that may be loaded' if installed else ''}.",
@@ -131,7 +147,7 @@ class Plugins:
 
 
 @dataclass(frozen=True, slots=True)
-class Verifying:
+class CheckedVerifier:
     """A verifier whose answers are checked. ``name`` and ``family`` say in a revision's recipe which it was."""
 
     name: str
@@ -149,7 +165,7 @@ class Verifying:
                 or not isinstance(task.prompt, str)
                 or not task.prompt.strip()
             ):
-                raise _wrong("verifier", self.name, f"gave {task!r:.80} for a task")
+                raise _plugin_error("verifier", self.name, f"gave {task!r:.80} for a task")
         return tuple({task.prompt: task for task in given}.values())[:count]
 
     def verify(self, task: Task, reply: str) -> Mapping[str, float]:
@@ -164,7 +180,7 @@ class Verifying:
         if RIGHT not in rewards or not all(
             _is_number(value) and 0 <= value <= 1 for value in rewards.values()
         ):
-            raise _wrong(
+            raise _plugin_error(
                 "verifier",
                 self.name,
                 f"said {said!r:.80} of a reply, which is not a number from 0 to 1",
@@ -173,15 +189,18 @@ class Verifying:
 
 
 @dataclass(frozen=True, slots=True)
-class Shaped:
+class CheckedRewardShaper:
     """A shaping whose answers are checked."""
 
     name: str
-    shaping: Shaping
+    shaping: Shaping | _EarlierShaping
 
     @property
-    def mastered(self) -> bool:
-        """See ``Shaping.mastered``."""
+    def train_on_solved(self) -> bool:
+        """See ``Shaping.train_on_solved``."""
+        if isinstance(self.shaping, Shaping):
+            return bool(self.shaping.train_on_solved)
+        warnings.warn("mastered is called train_on_solved now", DeprecationWarning, stacklevel=2)
         return bool(self.shaping.mastered)
 
     def shape(self, attempts: Sequence[Attempt], pass_rate: float) -> tuple[float, ...]:
@@ -190,7 +209,9 @@ class Shaped:
             "shaping", self.name, "shape", lambda: tuple(self.shaping.shape(attempts, pass_rate))
         )
         if len(given) != len(attempts) or not all(_is_number(value) for value in given):
-            raise _wrong("shaping", self.name, f"gave {given!r:.80} for {len(attempts)} attempts")
+            raise _plugin_error(
+                "shaping", self.name, f"gave {given!r:.80} for {len(attempts)} attempts"
+            )
         return tuple(float(value) for value in given)
 
 
@@ -208,13 +229,15 @@ def _guarded(kind: str, name: str, what: str, act: Callable[[], T]) -> T:
         ) from error
 
 
-def _which(made: Any, protocol: type, kind: str, name: str) -> Any:
+def _resolve_name(made: Any, protocol: Any, kind: str, name: str) -> Any:
     if not isinstance(made, protocol):
-        raise _wrong(kind, name, f"is a {type(made).__name__}, which has not all that a {kind} has")
+        raise _plugin_error(
+            kind, name, f"is a {type(made).__name__}, which has not all that a {kind} has"
+        )
     return made
 
 
-def _wrong(kind: str, name: str, what: str) -> PluginError:
+def _plugin_error(kind: str, name: str, what: str) -> PluginError:
     return PluginError(
         f"The {kind} {name} {what}.",
         hint="That is a fault of the plugin; nothing has changed here.",

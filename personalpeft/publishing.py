@@ -17,7 +17,7 @@ from pathlib import Path
 
 from personalpeft import stacks
 from personalpeft.adapters.compose import compose
-from personalpeft.adapters.formats.published import PublishedPart, Served, served
+from personalpeft.adapters.formats.published import PublishedSubfolder, PublishedAdapter, build_published_adapter
 from personalpeft.adapters.types import Adapter
 from personalpeft.errors import (
     AdapterError,
@@ -48,7 +48,7 @@ class PublishedStack:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishReport:
     """What lies in ``folder`` now of those who were asked for: a folder for each stack, called by its digest. ``written`` of them
     were not there before, and ``taken`` others were taken away.
     """
@@ -60,14 +60,14 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class _Noted:
+class PublicationRecord:
     """Of one user in one part: the digest of what is published, and of what may lie there besides."""
 
     now: str | None
     old: frozenset[str] = frozenset()
 
-    def holding(self, digest: str | None) -> _Noted:
-        return _Noted(digest, (self.old | {self.now or ""}) - {digest or "", ""})
+    def holding(self, digest: str | None) -> PublicationRecord:
+        return PublicationRecord(digest, (self.old | {self.now or ""}) - {digest or "", ""})
 
 
 def publish(
@@ -76,50 +76,50 @@ def publish(
     place: Path,
     users: Sequence[str] | None,
     progress: Progress,
-) -> Published:
+) -> PublishReport:
     """As ``Runtime.publish``, below a place; ``read`` brings an adapter by the digest of its packed file."""
     store = services.store
-    asked = _learned(store) if users is None else _checked(store, users)
+    asked = _users_with_layers(store) if users is None else _checked(store, users)
     base = services.base.digest
     said: list[PublishedStack] = []
     written = 0
-    with store.maintenance.exclusive("publish"), _faults(place):
+    with store.maintenance.exclusive("publish"), _folder_errors(place):
         # A worker has one base, and can do nothing with what was built on another.
-        part = PublishedPart.below(place, f"{_key(services)}_{base[:12]}")
+        part = PublishedSubfolder.below(place, f"{_key(services)}_{base[:12]}")
         part.sweep()
         for number, user in enumerate(asked):
             progress(_STAGE, number / len(asked))
-            with _turn(store, user):
+            with _publish_lock(store, user):
                 folder, reason = _made(services, read, user)
-                _note(
+                _write_record(
                     store,
                     user,
                     part,
-                    _noted(store, user, part).holding(folder.digest if folder else None),
+                    _read_record(store, user, part).holding(folder.digest if folder else None),
                 )
                 written += folder is not None and part.put(folder)
             if folder or users is not None:
                 said.append(PublishedStack(user, folder.name if folder else None, reason))
-        taken = _take_old(store, part, asked)
+        taken = _remove_old_stack(store, part, asked)
     progress(_STAGE, 1.0)
-    return Published(part.path, tuple(said), written, taken)
+    return PublishReport(part.path, tuple(said), written, taken)
 
 
 @contextmanager
-def withdrawing(services: Services, user: str) -> Iterator[Callable[[], None]]:
+def unpublishing(services: Services, user: str) -> Iterator[Callable[[], None]]:
     """Inside, nothing of a user is published by anybody; what is given takes away all that was, wherever that can be reached. What
     cannot stays written down, and goes with the next publishing there.
     """
-    with _turn(services.store, user):
+    with _publish_lock(services.store, user):
         yield partial(_withdraw, services.store, user)
 
 
 def _withdraw(store: Store, user: str) -> None:
-    for path, noted in _all_noted(store, user).items():
-        part = PublishedPart(Path(path))
-        _note(store, user, part, noted.holding(None))
+    for path, noted in _read_records(store, user).items():
+        part = PublishedSubfolder(Path(path))
+        _write_record(store, user, part, noted.holding(None))
         with suppress(OSError):
-            _take(store, user, part, _held(store, part))
+            _remove_stack(store, user, part, _held(store, part))
             # Of a publishing that was killed; one that runs needs it.
             with suppress(Busy), store.maintenance.exclusive("publish"):
                 part.sweep()
@@ -127,7 +127,7 @@ def _withdraw(store: Store, user: str) -> None:
 
 def _made(
     services: Services, read: Callable[[str], Adapter], user: str
-) -> tuple[Served | None, str]:
+) -> tuple[PublishedAdapter | None, str]:
     """What is live of a user as a folder; None, and why, where there is nothing that others could serve."""
     try:
         stack = stacks.enabled_stack(services, user)
@@ -136,34 +136,34 @@ def _made(
         layers = [
             (read(entry.digest), entry.weight) for entry in stack.entries if entry.weight != 0
         ]
-        return served(compose(layers), services.base), ""
+        return build_published_adapter(compose(layers), services.base), ""
     except (AdapterError, BaseMismatch, Damaged) as error:
         return None, error.message
 
 
-def _take_old(store: Store, part: PublishedPart, users: Sequence[str]) -> int:
+def _remove_old_stack(store: Store, part: PublishedSubfolder, users: Sequence[str]) -> int:
     """Takes away what these users have no more; how many folders that were."""
-    having = [user for user in users if _noted(store, user, part).old]
+    having = [user for user in users if _read_record(store, user, part).old]
     held = _held(store, part) if having else frozenset()
     taken = 0
     for user in having:
-        with _turn(store, user):
-            taken += _take(store, user, part, held)
+        with _publish_lock(store, user):
+            taken += _remove_stack(store, user, part, held)
     return taken
 
 
-def _take(store: Store, user: str, part: PublishedPart, held: frozenset[str]) -> int:
+def _remove_stack(store: Store, user: str, part: PublishedSubfolder, held: frozenset[str]) -> int:
     """Takes away what is noted as a user's of old, but for what is held; how many folders that were. Raises ``OSError``."""
-    noted = _noted(store, user, part)
+    noted = _read_record(store, user, part)
     for digest in (gone := sorted(noted.old - held)):
         part.take(digest)
-    _note(store, user, part, _Noted(noted.now))
+    _write_record(store, user, part, PublicationRecord(noted.now))
     return len(gone)
 
 
-def _held(store: Store, part: PublishedPart) -> frozenset[str]:
+def _held(store: Store, part: PublishedSubfolder) -> frozenset[str]:
     """What is somebody's now. Two may have the same, where one was taken in from the other's file."""
-    return frozenset(now for user in _everybody(store) if (now := _noted(store, user.id, part).now))
+    return frozenset(now for user in _all_users(store) if (now := _read_record(store, user.id, part).now))
 
 
 def _key(services: Services) -> str:
@@ -176,43 +176,43 @@ def _key(services: Services) -> str:
     return key
 
 
-def _noted(store: Store, user: str, part: PublishedPart) -> _Noted:
-    return _all_noted(store, user).get(str(part.path), _Noted(None))
+def _read_record(store: Store, user: str, part: PublishedSubfolder) -> PublicationRecord:
+    return _read_records(store, user).get(str(part.path), PublicationRecord(None))
 
 
-def _all_noted(store: Store, user: str) -> dict[str, _Noted]:
+def _read_records(store: Store, user: str) -> dict[str, PublicationRecord]:
     """What a user has published, by the path of the part; nothing where the note cannot be read."""
     try:
         said = json.loads(store.maintenance.read_note(f"published-{user}") or "{}")
-        return {path: _Noted(each["now"], frozenset(each["old"])) for path, each in said.items()}
+        return {path: PublicationRecord(each["now"], frozenset(each["old"])) for path, each in said.items()}
     except (ValueError, TypeError, KeyError, AttributeError):
         return {}
 
 
-def _note(store: Store, user: str, part: PublishedPart, noted: _Noted) -> None:
-    known = _all_noted(store, user)
-    if noted == known.get(str(part.path), _Noted(None)):
+def _write_record(store: Store, user: str, part: PublishedSubfolder, noted: PublicationRecord) -> None:
+    known = _read_records(store, user)
+    if noted == known.get(str(part.path), PublicationRecord(None)):
         return
     known[str(part.path)] = noted
     said = {
         path: {"now": each.now, "old": sorted(each.old)}
         for path, each in known.items()
-        if each != _Noted(None)
+        if each != PublicationRecord(None)
     }
     store.maintenance.write_note(f"published-{user}", json.dumps(said))
 
 
-def _everybody(store: Store) -> Iterator[UserSummary]:
+def _all_users(store: Store) -> Iterator[UserSummary]:
     last = None
     while page := store.catalog.users(after=last, limit=1000):
         yield from page
         last = page[-1].id
 
 
-def _learned(store: Store) -> tuple[str, ...]:
+def _users_with_layers(store: Store) -> tuple[str, ...]:
     """Who may have something live, or published: of the others, who may be many, nothing is to be done."""
     return tuple(
-        user.id for user in _everybody(store) if user.revisions or _all_noted(store, user.id)
+        user.id for user in _all_users(store) if user.revisions or _read_records(store, user.id)
     )
 
 
@@ -229,7 +229,7 @@ def _checked(store: Store, users: Sequence[str]) -> tuple[str, ...]:
 
 
 @contextmanager
-def _turn(store: Store, user: str) -> Iterator[None]:
+def _publish_lock(store: Store, user: str) -> Iterator[None]:
     """One at a time, of all processes, has to do with what a user has published. Raises ``Busy``."""
     ends = time.monotonic() + _PATIENCE
     with ExitStack() as held:
@@ -245,7 +245,7 @@ def _turn(store: Store, user: str) -> Iterator[None]:
 
 
 @contextmanager
-def _faults(place: Path) -> Iterator[None]:
+def _folder_errors(place: Path) -> Iterator[None]:
     try:
         yield
     except PersonalPeftError:

@@ -12,20 +12,20 @@ from types import TracebackType
 from typing import Self, get_args
 
 from personalpeft.adapters.formats.packed import unpack
-from personalpeft.adapters.formats.published import read_served
+from personalpeft.adapters.formats.published import read_published_adapter
 from personalpeft.adapters.types import Adapter
 from personalpeft.archive import ImportSummary, import_user
 from personalpeft.backends import BACKENDS, load_backend
 from personalpeft.base_models.registry import all_cards, find_card
-from personalpeft.base_models.resolve import prepare
-from personalpeft.base_models.types import Base, Card
+from personalpeft.base_models.resolve import resolve_base
+from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.chat.routing import AdapterRouter
 from personalpeft.chat.validation import check_text
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.deprecation import RenamedAttributes
 from personalpeft.engine.completion_cache import CompletionCache
 from personalpeft.engine.engine import Engine
-from personalpeft.errors import InvalidInput, NotFound, nearest
+from personalpeft.errors import InvalidInput, NotFound, suggest_nearest
 from personalpeft.ids import check_layer_name, check_user_id
 from personalpeft.learning.evaluate.completion_cache import open_completion_cache
 from personalpeft.learning.evaluate.probes import general_prompts
@@ -37,7 +37,7 @@ from personalpeft.memory.embedder import HashEmbedder, MiniLM
 from personalpeft.memory.items import Memory
 from personalpeft.memory.types import Embedder, Embedding
 from personalpeft.plugins import Plugins
-from personalpeft.publishing import Published, publish
+from personalpeft.publishing import PublishReport, publish
 from personalpeft.services import LazyModel, Services
 from personalpeft.settings import Observing, Serving, Settings
 from personalpeft.store.api_keys import ApiKeys
@@ -76,7 +76,7 @@ class Runtime(
         if backend not in BACKENDS:
             raise NotFound(
                 f"There is no backend {backend!r}.",
-                hint=nearest(backend, BACKENDS, what="backend"),
+                hint=suggest_nearest(backend, BACKENDS, what="backend"),
             )
         if observing not in get_args(Observing):
             raise InvalidInput(
@@ -216,7 +216,7 @@ class Runtime(
         )
         return Learner.from_services(self._services).learn_many(ids, layer, options)
 
-    def models(self) -> tuple[Card, ...]:
+    def models(self) -> tuple[ModelCard, ...]:
         """Return the cards of the package and of the home's ``models/``. Raises ``CardError``."""
         return all_cards([self.settings.home / "models"])
 
@@ -255,7 +255,7 @@ class Runtime(
         The file is adapter_config.json or adapter_model.safetensors. It exists while the stack is
         published or serves a request. Loads no model. Raises ``NotFound``.
         """
-        return read_served(self._published_folder(), digest, file)
+        return read_published_adapter(self._published_folder(), digest, file)
 
     def publish(
         self,
@@ -263,7 +263,7 @@ class Runtime(
         *,
         to: str | Path | None = None,
         progress: Progress = lambda stage, done: None,
-    ) -> Published:
+    ) -> PublishReport:
         """Publish the live stacks of users, for other servers to load as ``personalpeft:<digest>``.
 
         The place then holds one stack for each user ever published there: the stack that was live
@@ -307,8 +307,10 @@ class Runtime(
             HomeError: The home cannot be written.
             Busy: Another program writes.
         """
-        return collect_garbage(self._services.store, 
-            dry_run=dry_run, progress=lambda done: progress("Collecting", done)
+        return collect_garbage(
+            self._services.store,
+            dry_run=dry_run,
+            progress=lambda done: progress("Collecting", done),
         )
 
     def base(self) -> Base:
@@ -352,7 +354,7 @@ class Runtime(
             from personalpeft.backends.fake import fake_base
 
             return fake_base()
-        return prepare(self._card, cache=self.settings.cache, progress=self._progress)
+        return resolve_base(self._card, cache=self.settings.cache, progress=self._progress)
 
     def _load_engine(self, base: Base) -> Engine:
         self._progress("Loading the model", 0.0)
@@ -360,7 +362,7 @@ class Runtime(
             self._backend,
             base,
             slots=self.serving.slots,
-            rows=self.serving.rows,
+            rows=self.serving.max_batch,
             cache=self.settings.cache,
             vllm=self.settings.vllm,
             entropy=self._clock.entropy,

@@ -14,11 +14,11 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from personalpeft import archive, erasure, feedback, stacks
 from personalpeft.adapter_io import (
     MergedForm,
-    take_folder,
-    take_gguf,
-    write_folder,
-    write_gguf,
-    write_merged,
+    import_peft_folder,
+    import_gguf,
+    export_peft_folder,
+    export_gguf,
+    export_merged,
 )
 from personalpeft.archive import ExportSummary
 from personalpeft.chat import compare, request
@@ -37,7 +37,7 @@ from personalpeft.chat.validation import (
 from personalpeft.deprecation import RenamedAttributes
 from personalpeft.erasure import ForgetReport
 from personalpeft.errors import InvalidInput, NotFound
-from personalpeft.ids import check_layer_name, check_skill
+from personalpeft.ids import check_layer_name, check_skill_name
 from personalpeft.learning.activity_summary import ActivitySummary, summarize_activity
 from personalpeft.learning.gate.probation import review_probation_locked
 from personalpeft.learning.learner import Learner
@@ -519,7 +519,7 @@ class User(
             Cancelled: ``cancelled`` returned True.
             ServingFailed: The model failed.
         """
-        check_skill(skill)
+        check_skill_name(skill)
         check_budget(rounds, "rounds", whole=True)
         options = LearnOptions(
             seconds=seconds,
@@ -729,7 +729,7 @@ class User(
             InvalidInput: The folder is not empty.
             NotFound: Nothing is live.
         """
-        return write_folder(
+        return export_peft_folder(
             self._services.engine, self._live(layer), Path(folder), whole=layer is None
         )
 
@@ -745,7 +745,7 @@ class User(
         """
         check_layer_name(layer)
         services = self._services
-        return take_folder(
+        return import_peft_folder(
             services.store,
             services.base,
             services.clock,
@@ -760,13 +760,13 @@ class User(
 
         Raises as ``export_peft``, and ``InvalidInput`` for a base that has no GGUF form here.
         """
-        return write_gguf(self._services.engine, self._live(layer), Path(file))
+        return export_gguf(self._services.engine, self._live(layer), Path(file))
 
     def import_gguf(self, file: str | Path, *, layer: str = "style") -> Revision:
         """Import a GGUF LoRA as ``import_peft`` imports a folder. Also raises ``InvalidInput``."""
         check_layer_name(layer)
         services = self._services
-        return take_gguf(
+        return import_gguf(
             services.store, services.base, services.clock, self.id, self.stack(), Path(file), layer
         )
 
@@ -782,7 +782,7 @@ class User(
         Raises:
             InvalidInput, NotFound: As ``export_gguf``.
         """
-        return write_merged(self._services.engine, self._live(None), Path(folder), form)
+        return export_merged(self._services.engine, self._live(None), Path(folder), form)
 
     def _live(self, layer: str | None) -> tuple[StackEntry, ...]:
         """Return what is live of one layer, or of all enabled ones. Raises ``NotFound``."""

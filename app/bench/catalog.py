@@ -26,7 +26,7 @@ import numpy as np
 
 import personalpeft
 from personalpeft.adapters.formats.packed import pack
-from personalpeft.adapters.types import Adapter, Manifest, Pair
+from personalpeft.adapters.types import Adapter, Manifest, LoRAWeights
 from personalpeft.backends.fake import fake_base
 from personalpeft.base_models.types import Base
 from personalpeft.learning.publish import imported_revision
@@ -157,7 +157,7 @@ def _packed(base: Base, layer: str, number: int) -> tuple[bytes, str]:
     draw = np.random.default_rng([_SEED, number, *layer.encode()])
     blocks = base.architecture.blocks
     pairs = {
-        path: Pair(
+        path: LoRAWeights(
             draw.standard_normal((blocks, 1, inputs), np.float32),
             draw.standard_normal((blocks, outputs, 1), np.float32),
         )

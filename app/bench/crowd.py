@@ -19,8 +19,8 @@ import personalpeft
 from personalpeft import Runtime
 from personalpeft.adapters.compose import compose
 from personalpeft.adapters.formats.packed import in_half, pack
-from personalpeft.adapters.types import Adapter, Manifest, Pair
-from personalpeft.backends.base import Staged
+from personalpeft.adapters.types import Adapter, Manifest, LoRAWeights
+from personalpeft.backends.base import StagedStack
 from personalpeft.base_models.types import Base
 from personalpeft.engine.engine import Engine
 from personalpeft.learning.publish import imported_revision
@@ -76,7 +76,7 @@ class Crowd:
         """The live stack of a user."""
         return self.runtime.user(name(number), create=False).stack()
 
-    def stage(self, stack: Stack) -> Staged:
+    def stage(self, stack: Stack) -> StagedStack:
         """A stack as its files have it, in host memory in the form of the slots: what the engine's loader does."""
         parts = [(self.engine.read_adapter(entry.digest), entry.weight) for entry in stack.entries]
         return self.engine.backend.stage(compose(parts))
@@ -147,7 +147,7 @@ def _adapter(base: Base, seed: int) -> Adapter:
     draw = np.random.default_rng([RANK, seed])
     blocks = base.architecture.blocks
     pairs = {
-        path: Pair(
+        path: LoRAWeights(
             draw.standard_normal((blocks, RANK, inputs), np.float32) / np.float32(inputs**0.5),
             draw.standard_normal((blocks, outputs, RANK), np.float32) * np.float32(_SIZE),
         )

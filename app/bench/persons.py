@@ -17,7 +17,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from personalpeft.errors import InvalidInput, nearest
+from personalpeft.errors import InvalidInput, suggest_nearest
 from personalpeft_app.bench.people import LESSONS, UNSEEN
 
 _POOLS = "pools"
@@ -125,7 +125,7 @@ def chosen(names: Sequence[str]) -> tuple[Person, ...]:
     for name in names:
         if name not in known:
             raise InvalidInput(
-                f"There is nobody called {name!a}.", hint=nearest(name, known, what="person")
+                f"There is nobody called {name!a}.", hint=suggest_nearest(name, known, what="person")
             )
     return tuple(known[name] for name in dict.fromkeys(names)) or tuple(known.values())
 

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import personalpeft
 from personalpeft import Reply, Runtime, User
 from personalpeft.base_models.registry import find_card
-from personalpeft.base_models.types import Card
+from personalpeft.base_models.types import ModelCard
 from personalpeft.errors import InvalidInput, suggest_nearest
 from personalpeft.learning.train.config import TrainingConfig, load_training_configs
 from personalpeft.types import canonical_digest
@@ -176,14 +176,14 @@ def by_value(found: SweepBench) -> dict[str, dict[Value, list[Point]]]:
     return sorted_out
 
 
-def default_recipe(card: Card) -> TrainingConfig:
+def default_recipe(card: ModelCard) -> TrainingConfig:
     """The recipe of a style on a base; its targets are named as the card does."""
     return load_training_configs(
         card.name, card.learning, dict.fromkeys(card.targets, (1, 1))
     ).style
 
 
-def value_of(number: str, recipe: TrainingConfig, card: Card) -> Value:
+def value_of(number: str, recipe: TrainingConfig, card: ModelCard) -> Value:
     """What a recipe says of a number, as it is listed in ``SWEPT``."""
     if number != "targets":
         value: Value = recipe.to_stored()[number]
@@ -193,7 +193,7 @@ def value_of(number: str, recipe: TrainingConfig, card: Card) -> Value:
 
 
 def planned(
-    card: Card, swept: Mapping[str, tuple[Value, ...]], styles: Sequence[str], seeds: int
+    card: ModelCard, swept: Mapping[str, tuple[Value, ...]], styles: Sequence[str], seeds: int
 ) -> Iterator[Run]:
     """Every run, the most important first; one that several numbers share comes once for each of them."""
     default = default_recipe(card)
@@ -210,7 +210,7 @@ def planned(
             )
 
 
-def _changes(number: str, value: Value, card: Card) -> dict[str, Any]:
+def _changes(number: str, value: Value, card: ModelCard) -> dict[str, Any]:
     if number == "targets":
         return {"targets": {"attention": _ATTENTION, "mlp": _MLP, "all": card.targets}[str(value)]}
     if number == "anchor_weight" and value == 0:
@@ -224,7 +224,7 @@ class Place:
     made of them. What the bare base says is asked once.
     """
 
-    def __init__(self, card: Card, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, card: ModelCard, folder: Path, say: Callable[[str], None]) -> None:
         self.card = card
         self._folder = folder
         self._say = say

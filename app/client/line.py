@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote, urlencode, urlsplit
 
-from personalpeft.errors import OUTCOMES, Busy, InvalidInput, NotFound, PersonalPeftError
+from personalpeft.errors import ERROR_CODES, Busy, InvalidInput, NotFound, PersonalPeftError
 from personalpeft_app.http.own.operations import PARAMETERS, PERSONAL, PREFIX, Operation
 from personalpeft_app.http.own.shapes import give, take
 from personalpeft_app.http.own.values import Fault, Page, Refusal
@@ -34,7 +34,7 @@ _EXPORTED = "X-Personalpeft-Exported"
 _CHUNK = 2**16
 _CUT_OFF = "The server went away in the middle of the file."
 _TRY_AGAIN = "Nothing was kept of it. Try again."
-_KINDS = {kind.__name__: kind for kind in OUTCOMES}
+_KINDS = {kind.__name__: kind for kind in ERROR_CODES}
 # What the server says of a request before the library has heard of it.
 _BY_STATUS: Mapping[int, type[PersonalPeftError]] = {
     400: InvalidInput,

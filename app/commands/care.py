@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from personalpeft.errors import Damaged, outcome
+from personalpeft.errors import Damaged, get_error_codes
 from personalpeft_app import opening
 from personalpeft_app.options import Common, command
 from personalpeft_app.output import note, show, table
@@ -45,7 +45,7 @@ def verify(common: Common) -> None:
     lines = [f"{problem.where}: {problem.fault}\n  {problem.remedy}" for problem in problems]
     show(common, {"problems": problems}, "\n".join(lines))
     if problems:
-        raise click.exceptions.Exit(outcome(Damaged("")).exit_code)
+        raise click.exceptions.Exit(get_error_codes(Damaged("")).exit_code)
     note(common, "All is well.")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from personalpeft.errors import InvalidInput, NotFound, PersonalPeftError, PromptTooLong, nearest
+from personalpeft.errors import InvalidInput, NotFound, PersonalPeftError, PromptTooLong, suggest_nearest
 from personalpeft_app import opening
 from personalpeft_app.commands.learn import study
 from personalpeft_app.commands.talk import speak
@@ -92,7 +92,7 @@ class Conversation:
         if name not in actions:
             raise NotFound(
                 f"There is no command /{name}.",
-                hint=f"{nearest(name, actions, what='command')} See /help.",
+                hint=f"{suggest_nearest(name, actions, what='command')} See /help.",
             )
         actions[name](rest.strip())
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from personalpeft.errors import OUTCOMES, Cancelled
+from personalpeft.errors import ERROR_CODES, Cancelled
 from personalpeft.types import Scope
 from personalpeft_app import opening
 from personalpeft_app.interrupt import interruptible
@@ -125,7 +125,7 @@ def learn(
             "Stopped; what is reported as learned stays.", hint="The next learn goes on from there."
         )
     if told and not everybody and all(report.error for report in told):
-        kind = next(kind for kind in OUTCOMES if kind.__name__ == told[0].error)
+        kind = next(kind for kind in ERROR_CODES if kind.__name__ == told[0].error)
         raise kind("Nobody of those who were named has learned.", hint="Each report says why.")
 
 

@@ -121,7 +121,7 @@ def serve(
             "There is no token yet, so nothing is served to other machines.",
             hint="Run: personalpeft token first",
         )
-    serving = Serving(rows=rows, waiting=waiting)
+    serving = Serving(max_batch=rows, max_queue=waiting)
     display = Display(common)
     with opening.opened(common, "make", display, serving, observing) as runtime:
         made = runtime.api_keys.ensure_admin_key()

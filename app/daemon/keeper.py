@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from personalpeft import Busy, Cancelled, LearnReport, NothingToLearn, PersonalPeftError, Runtime
 from personalpeft.clock import SYSTEM, Clock
-from personalpeft.errors import where_raised
+from personalpeft.errors import format_origin
 from personalpeft_app.daemon import chores, morning
 from personalpeft_app.daemon.deciding import (
     QUIET,
@@ -211,7 +211,7 @@ class Keeper:
         except PersonalPeftError as error:
             said, left = f"failed: {error.message} {error.hint}", (*tried, *keys)
         except Exception as error:  # noqa: BLE001 - the next round goes on
-            log.error("a learn failed: %s", where_raised(error))
+            log.error("a learn failed: %s", format_origin(error))
             said, left = f"failed: {type(error).__name__}; the log has the details", (*tried, *keys)
         seconds = self._clock.timer() - began
         self._known.forget(user)
@@ -237,7 +237,7 @@ class Keeper:
         except PersonalPeftError as error:
             said, reported = f"failed: {error.message} {error.hint}", False
         except Exception as error:  # noqa: BLE001 - the next round goes on
-            log.error("a chore failed: %s", where_raised(error))
+            log.error("a chore failed: %s", format_origin(error))
             said, reported = f"failed: {type(error).__name__}; the log has the details", False
         journal = self.journal.did(chore.kind, chore.key)
         if reported:

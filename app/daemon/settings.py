@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from personalpeft.errors import HomeError, InvalidInput, nearest
+from personalpeft.errors import HomeError, InvalidInput, suggest_nearest
 
 FILE = "config.toml"
 TABLE = "daemon"
@@ -101,7 +101,7 @@ def read(home: Path) -> Settings:
         if key not in known:
             raise InvalidInput(
                 f"{FILE}: [{TABLE}] has no setting {key[:80]!a}.",
-                hint=nearest(key, known, what="setting"),
+                hint=suggest_nearest(key, known, what="setting"),
             )
     return Settings(**table)
 

@@ -17,7 +17,7 @@ from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
-from personalpeft.errors import where_raised
+from personalpeft.errors import format_origin
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Ticking:
         try:
             self._work()
         except Exception as bug:  # noqa: BLE001 - the next round comes all the same; the scheduler would log the text.
-            log.error("a round failed: %s", where_raised(bug))
+            log.error("a round failed: %s", format_origin(bug))
         finally:
             with self._guard:
                 self._working, self._last = False, self._timer()

@@ -1,6 +1,6 @@
 """From what went wrong to a status and a body, in the form that the asked route's clients read.
 
-Invariants: the status of an error of ours is the one in ``personalpeft.errors.OUTCOMES``; a body holds no prompt, no reply and
+Invariants: the status of an error of ours is the one in ``personalpeft.errors.ERROR_CODES``; a body holds no prompt, no reply and
 no path of this machine; of a bug the caller learns an id, and the log its kind and where it was, never its text.
 """
 
@@ -25,9 +25,9 @@ from personalpeft.errors import (
     PluginError,
     WeightsError,
     error_id,
-    kind_of,
-    outcome,
-    where_raised,
+    get_error_type,
+    get_error_codes,
+    format_origin,
 )
 
 log = logging.getLogger("personalpeft.http")
@@ -107,7 +107,7 @@ def teller() -> Callable[[Exception], dict[str, Any]]:
 
 
 def _told_of_bug(error: Exception, rule: str) -> tuple[int, str, str]:
-    log.error("a bug in %s: %s", rule, where_raised(error))
+    log.error("a bug in %s: %s", rule, format_origin(error))
     return 500, bug_message(error), ""
 
 
@@ -118,18 +118,18 @@ def bug_message(bug: BaseException) -> str:
 
 def told(error: PersonalPeftError, hidden: Iterable[str] = ()) -> tuple[int, str, str]:
     """Status, message and hint of an error of ours, as a caller may hear it."""
-    status = outcome(error).http_status
+    status = get_error_codes(error).http_status
     if isinstance(error, _TOLD_TO_THE_LOG):
         # What an adapter's file or a plugin says may hold private words; the others name files and packages.
         foreign = isinstance(error, AdapterError | PluginError)
         log.error(
             "%s",
-            where_raised(error)
+            format_origin(error)
             if foreign
-            else f"{kind_of(error).__name__}: {error.message} {error.hint}",
+            else f"{get_error_type(error).__name__}: {error.message} {error.hint}",
         )
         said = (
-            (kind_of(error).__doc__ or "")
+            (get_error_type(error).__doc__ or "")
             .partition("\n")[0]
             .partition(";")[0]
             .partition("The message")[0]
@@ -185,5 +185,5 @@ def body(status: int, message: str, hint: str, error: Exception, path: str) -> d
 
 def _kind(status: int, error: Exception) -> str:
     if isinstance(error, PersonalPeftError):
-        return kind_of(error).__name__
+        return get_error_type(error).__name__
     return "Bug" if status == 500 else type(error).__name__

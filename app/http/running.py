@@ -21,7 +21,7 @@ from waitress import wasyncore
 from waitress.server import BaseWSGIServer, create_server
 from waitress.task import ThreadedTaskDispatcher
 
-from personalpeft.errors import InvalidInput, where_raised
+from personalpeft.errors import InvalidInput, format_origin
 from personalpeft_app.http import bodies
 from personalpeft_app.http.admission import BodyAdmission, channel_class
 from personalpeft_app.http.places import Places
@@ -41,7 +41,7 @@ class _WithoutText(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
-            record.msg, record.args = f"an error while serving: {where_raised(error)}", ()
+            record.msg, record.args = f"an error while serving: {format_origin(error)}", ()
             record.exc_info = record.exc_text = None
         return True
 

@@ -16,7 +16,7 @@ from flask import Blueprint, Flask, Response, g, jsonify, request
 from werkzeug.exceptions import ServiceUnavailable, TooManyRequests
 
 from personalpeft import Runtime
-from personalpeft.errors import where_raised
+from personalpeft.errors import format_origin
 from personalpeft_app.http import (
     anthropic_messages,
     bodies,
@@ -46,7 +46,7 @@ class _App(Flask):
 
     def log_exception(self, exc_info: Any) -> None:
         """Log what no handler took. Flask itself would log the text and the path."""
-        self.logger.error("a bug outside of a route: %s", where_raised(exc_info[1]))
+        self.logger.error("a bug outside of a route: %s", format_origin(exc_info[1]))
 
 
 def make_app(

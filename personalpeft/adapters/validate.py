@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from personalpeft.adapters.manifest import RANK_LIMIT
-from personalpeft.adapters.safe_io import fault, shown
-from personalpeft.adapters.types import Adapter, Matrix, Pair
-from personalpeft.errors import nearest
+from personalpeft.adapters.safe_io import format_error, safe_repr
+from personalpeft.adapters.types import Adapter, Matrix, LoRAWeights
+from personalpeft.errors import suggest_nearest
 from personalpeft.types import Architecture
 
 BLOCKS_LIMIT = 1024
@@ -37,18 +37,18 @@ def check_adapter(
     """
     manifest = adapter.manifest
     if base is not None and manifest.base != base:
-        raise fault(
+        raise format_error(
             source,
-            f"was built for base {short(manifest.base)}, not for {short(base)}, the one in use.",
+            f"was built for base {shorten(manifest.base)}, not for {shorten(base)}, the one in use.",
             hint=_OTHER_BASE,
         )
     blocks, rank = _check_pairs(adapter.pairs, source, numbers=numbers)
     if manifest.rank != rank:
-        raise fault(source, f"the manifest says rank {manifest.rank}, the tensors have {rank}.")
+        raise format_error(source, f"the manifest says rank {manifest.rank}, the tensors have {rank}.")
     if set(manifest.targets) != set(adapter.pairs) or len(manifest.targets) != len(adapter.pairs):
-        raise fault(
+        raise format_error(
             source,
-            f"the manifest's targets {shown(sorted(manifest.targets))} are not those of the tensors.",
+            f"the manifest's targets {safe_repr(sorted(manifest.targets))} are not those of the tensors.",
         )
     if architecture is not None:
         _check_architecture(adapter.pairs, blocks, architecture, source)
@@ -63,35 +63,35 @@ def is_finite(matrix: Matrix) -> bool:
     return bool(np.isfinite(matrix.min()) and np.isfinite(matrix.max()))
 
 
-def short(digest: str) -> str:
+def shorten(digest: str) -> str:
     """A digest as people compare it: its first 12 characters, after the name of the hash where it has one."""
     return ascii(digest.removeprefix("sha256:")[:12])[1:-1]
 
 
-def _check_pairs(pairs: Mapping[str, Pair], source: str, *, numbers: bool) -> tuple[int, int]:
+def _check_pairs(pairs: Mapping[str, LoRAWeights], source: str, *, numbers: bool) -> tuple[int, int]:
     """Returns (blocks, rank), which all pairs share."""
     if not pairs:
-        raise fault(source, "has no projections.")
+        raise format_error(source, "has no projections.")
     first = next(iter(pairs.values())).a
     shared = first.shape[:2]
     for name, pair in pairs.items():
         if len(name) > PROJECTION_LIMIT or PROJECTION.fullmatch(name) is None:
-            raise fault(source, f"{shown(name)} cannot be the name of a projection.")
+            raise format_error(source, f"{safe_repr(name)} cannot be the name of a projection.")
         for half, matrix in (("A", pair.a), ("B", pair.b)):
             _check_matrix(matrix, f"{name}.{half}", source, numbers=numbers)
         blocks, rank, _ = pair.a.shape
         if (pair.b.shape[0], pair.b.shape[2]) != (blocks, rank):
-            raise fault(
+            raise format_error(
                 source,
                 f"the halves of {name} do not fit together: A {pair.a.shape}, B {pair.b.shape}.",
             )
         if (blocks, rank) != shared:
-            raise fault(
+            raise format_error(
                 source,
                 f"{name} has {blocks} blocks and rank {rank}, others have {shared[0]} and {shared[1]}.",
             )
         if rank > RANK_LIMIT or blocks > BLOCKS_LIMIT:
-            raise fault(
+            raise format_error(
                 source,
                 f"rank {rank} and {blocks} blocks; at most {RANK_LIMIT} and {BLOCKS_LIMIT} are taken.",
             )
@@ -101,32 +101,32 @@ def _check_pairs(pairs: Mapping[str, Pair], source: str, *, numbers: bool) -> tu
 def _check_matrix(matrix: Matrix, name: str, source: str, *, numbers: bool) -> None:
     if matrix.dtype not in (np.float16, np.float32) or matrix.ndim != 3 or matrix.size == 0:
         wanted = "float16 or float32 [blocks, rows, columns]"
-        raise fault(source, f"{name} is {matrix.dtype} of shape {matrix.shape}, not {wanted}.")
+        raise format_error(source, f"{name} is {matrix.dtype} of shape {matrix.shape}, not {wanted}.")
     if numbers and not is_finite(matrix):
         hint = "The training that made it has diverged, or the file is damaged; build it again."
-        raise fault(source, f"{name} holds NaN or infinity.", hint=hint)
+        raise format_error(source, f"{name} holds NaN or infinity.", hint=hint)
 
 
 def _check_architecture(
-    pairs: Mapping[str, Pair], blocks: int, architecture: Architecture, source: str
+    pairs: Mapping[str, LoRAWeights], blocks: int, architecture: Architecture, source: str
 ) -> None:
     for name, pair in pairs.items():
         if name not in architecture.projections:
-            hint = nearest(name, architecture.projections, what="projection that can be adapted")
-            raise fault(
+            hint = suggest_nearest(name, architecture.projections, what="projection that can be adapted")
+            raise format_error(
                 source,
                 f"adapts {name}, which the base ({architecture.model_type}) does not have.",
                 hint=hint,
             )
         inputs, outputs = architecture.projections[name]
         if (pair.a.shape[2], pair.b.shape[1]) != (inputs, outputs):
-            raise fault(
+            raise format_error(
                 source,
                 f"{name} is made for {pair.a.shape[2]} inputs and {pair.b.shape[1]} outputs, the base has {inputs} and {outputs}.",
                 hint=_OTHER_BASE,
             )
     if blocks != architecture.blocks:
-        raise fault(
+        raise format_error(
             source,
             f"is made for {blocks} blocks, the base has {architecture.blocks}.",
             hint=_OTHER_BASE,

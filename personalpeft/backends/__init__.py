@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from personalpeft.errors import InvalidInput, NotFound, nearest
+from personalpeft.errors import InvalidInput, NotFound, suggest_nearest
 
 if TYPE_CHECKING:
     from personalpeft.backends.base import Backend
@@ -55,5 +55,6 @@ def load_backend(
 
         return FakeBackend(base, slots=slots, rows=rows)
     raise NotFound(
-        f"There is no backend called {name!r}.", hint=nearest(name, BACKENDS, what="backend")
+        f"There is no backend called {name!r}.",
+        hint=suggest_nearest(name, BACKENDS, what="backend"),
     )

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from personalpeft.errors import PersonalPeftError, ServingFailed, where_raised
+from personalpeft.errors import PersonalPeftError, ServingFailed, format_origin
 
 log = logging.getLogger(__name__)
 
@@ -22,18 +22,18 @@ _LESS = "Close what else takes memory, or open the model with fewer rows or slot
 
 
 @contextmanager
-def model_faults(message: str, *, hint: str = "", less: str = _LESS) -> Iterator[None]:
+def map_model_errors(message: str, *, hint: str = "", less: str = _LESS) -> Iterator[None]:
     """Turns what the model fails at inside into ``failure(...)``, and logs it without its text. Call nothing inside that is not ours."""
     try:
         yield
     except PersonalPeftError:
         raise
     except FAULTS as error:
-        log.error("%s %s", message, where_raised(error))
-        raise failure(message, error, hint=hint, less=less) from error
+        log.error("%s %s", message, format_origin(error))
+        raise to_serving_error(message, error, hint=hint, less=less) from error
 
 
-def failure(
+def to_serving_error(
     message: str, cause: Exception, *, hint: str = "", less: str = _LESS
 ) -> PersonalPeftError:
     """The error that ``message`` says, a sentence, with its cause; a cause of ours is said itself. ``less`` is the hint where no

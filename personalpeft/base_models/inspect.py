@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from personalpeft.base_models.files import read_json, read_text
-from personalpeft.base_models.types import Card
-from personalpeft.errors import CardError, WeightsError, nearest
+from personalpeft.base_models.types import ModelCard
+from personalpeft.errors import CardError, WeightsError, suggest_nearest
 from personalpeft.types import Architecture
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ FACTS = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ModelFacts:
     """``architecture`` has every linear layer that all blocks share, whatever a card's targets are. ``eos`` and ``bos`` are what the
     template calls so; ``stops`` are the tokens that the configuration lets end a reply; ``template`` is None if the files bring none;
     ``longest`` is how many tokens the configuration has positions for, None if it does not say."""
@@ -38,7 +38,7 @@ class Facts:
     longest: int | None = None
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Facts:
+    def from_json(cls, value: Mapping[str, Any]) -> ModelFacts:
         """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for anything that ``to_json`` did not write."""
         shape = value["architecture"]
         return cls(
@@ -59,7 +59,7 @@ class Facts:
         )
 
 
-def survey(folder: Path) -> Facts:
+def inspect_model(folder: Path) -> ModelFacts:
     """Looks into config, tokenizer and template of a folder; builds the model without weights. Raises ``WeightsError`` if it cannot."""
     tokenizer = read_json(folder / "tokenizer.json")
     settings = _optional(folder / "tokenizer_config.json")
@@ -73,7 +73,7 @@ def survey(folder: Path) -> Facts:
     bos = _token_text(settings.get("bos_token")) or next(
         iter(tokens.names([config.get("bos_token_id")])), ""
     )
-    return Facts(
+    return ModelFacts(
         architecture=_architecture(folder, config),
         control=tokens.control,
         bos=bos,
@@ -86,7 +86,7 @@ def survey(folder: Path) -> Facts:
     )
 
 
-def narrow(architecture: Architecture, card: Card) -> Architecture:
+def restrict_to_targets(architecture: Architecture, card: ModelCard) -> Architecture:
     """The architecture with only the projections that the card's targets name (``q_proj``, or in full ``self_attn.q_proj``).
 
     Raises ``CardError`` for a target that names none.
@@ -101,7 +101,7 @@ def narrow(architecture: Architecture, card: Card) -> Architecture:
         if not named:
             raise CardError(
                 f"targets of {card.name} name {target!r}, and no block of {architecture.model_type} has such a linear layer.",
-                hint=nearest(
+                hint=suggest_nearest(
                     target,
                     {path.rpartition(".")[2] for path in architecture.projections},
                     what="linear layer",

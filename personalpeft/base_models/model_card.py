@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Never
 
-from personalpeft.base_models.types import Card, Source, SourceKind
-from personalpeft.errors import CardError, NotFound, nearest
+from personalpeft.base_models.types import ModelCard, Source, SourceKind
+from personalpeft.errors import CardError, NotFound, suggest_nearest
 from personalpeft.types import Json, Sampling
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -45,7 +45,7 @@ _SOURCE_KEYS: Mapping[SourceKind, tuple[str, ...]] = {
 SHAPE_KEYS = ("hidden", "intermediate", "blocks", "heads", "kv_heads")
 
 
-def read_card(path: Path) -> Card:
+def read_card(path: Path) -> ModelCard:
     """The card in a file. A relative ``source.path`` is meant from the card's own folder.
 
     Raises ``CardError`` for a mistake in it, ``NotFound`` where there is no such file.
@@ -61,7 +61,7 @@ def read_card(path: Path) -> Card:
     return parse_card(text, where=str(path), folder=path.parent)
 
 
-def parse_card(text: str, *, where: str, folder: Path) -> Card:
+def parse_card(text: str, *, where: str, folder: Path) -> ModelCard:
     """The card that a text holds; ``where`` names it in errors, relative paths are meant from ``folder``."""
     try:
         content = tomllib.loads(text)
@@ -79,7 +79,7 @@ def parse_card(text: str, *, where: str, folder: Path) -> Card:
     sampling = card.table("sampling")
     sampling.only(_SAMPLING_KEYS)
     defaults = Sampling()
-    return Card(
+    return ModelCard(
         name=card.text("name", pattern=NAME, like="1 to 64 of a-z, 0-9, '.', '_' and '-'"),
         title=card.text("title"),
         licence=card.text("licence"),
@@ -114,7 +114,7 @@ def _source(source: _Table, folder: Path) -> Source:
         source.mistake(
             "kind",
             f"must be one of {', '.join(_SOURCE_KEYS)}, not {kind!r}",
-            hint=_near(kind, _SOURCE_KEYS),
+            hint=_suggest(kind, _SOURCE_KEYS),
         )
     source.only(_SOURCE_KEYS[known])
     digest = install = None
@@ -173,7 +173,7 @@ def _plain(table: _Table) -> Json:
             and all(isinstance(each, str) and each for each in value)
         )
         if not texts and not (isinstance(value, str | int | float) and finite):
-            table.mistake(key, f"must be a number, a text or a list of texts, not {_said(value)}")
+            table.mistake(key, f"must be a number, a text or a list of texts, not {_format_value(value)}")
     return table.content
 
 
@@ -200,20 +200,20 @@ class _Table:
         """Refuses keys that are not known here."""
         for key in self.content:
             if key not in known:
-                self.mistake(key, "is not a key that belongs here", hint=_near(key, known))
+                self.mistake(key, "is not a key that belongs here", hint=_suggest(key, known))
 
     def table(self, key: str, *, required: bool = False) -> _Table:
         value = self._get(key, "a table", required)
         if value is not None and not isinstance(value, dict):
-            self.mistake(key, f"must be a table, not {_said(value)}")
+            self.mistake(key, f"must be a table, not {_format_value(value)}")
         return _Table(value or {}, self._text, self._where, (*self._path, key))
 
     def text(self, key: str, *, pattern: re.Pattern[str] | None = None, like: str = "") -> str:
         value = self._get(key, like or "a text", required=True)
         if not isinstance(value, str) or not value.strip():
-            self.mistake(key, f"must be a text that is not empty, not {_said(value)}")
+            self.mistake(key, f"must be a text that is not empty, not {_format_value(value)}")
         if pattern is not None and pattern.fullmatch(value) is None:
-            self.mistake(key, f"must be {like}, not {_said(value)}")
+            self.mistake(key, f"must be {like}, not {_format_value(value)}")
         return value
 
     def optional_text(self, key: str) -> str | None:
@@ -224,7 +224,7 @@ class _Table:
         if value is None:
             return ()
         if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-            self.mistake(key, f"must be a list of texts, not {_said(value)}")
+            self.mistake(key, f"must be a list of texts, not {_format_value(value)}")
         if required and not value:
             self.mistake(key, "must not be empty")
         if len(set(value)) < len(value):
@@ -236,7 +236,7 @@ class _Table:
         if value is None and default is not None:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**53:
-            self.mistake(key, f"must be a whole number from {least}, not {_said(value)}")
+            self.mistake(key, f"must be a whole number from {least}, not {_format_value(value)}")
         return value
 
     def number(self, key: str, default: float, like: str, right: Any) -> float:
@@ -247,7 +247,7 @@ class _Table:
             or not math.isfinite(value)
             or not right(value)
         ):
-            self.mistake(key, f"must be a number {like}, not {_said(value)}")
+            self.mistake(key, f"must be a number {like}, not {_format_value(value)}")
         return float(value)
 
     def _get(self, key: str, like: str, required: bool) -> Any:
@@ -256,11 +256,11 @@ class _Table:
         return self.content.get(key)
 
 
-def _near(key: str, known: Any) -> str:
-    return nearest(key, known, what="key")
+def _suggest(key: str, known: Any) -> str:
+    return suggest_nearest(key, known, what="key")
 
 
-def _said(value: Any) -> str:
+def _format_value(value: Any) -> str:
     shown = repr(value)
     return shown if len(shown) <= 60 else shown[:57] + "..."
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from personalpeft.base_models.files import read_json
 from personalpeft.base_models.model_card import parse_card, read_card
-from personalpeft.base_models.types import Card, Source
-from personalpeft.errors import CardError, NotFound, nearest
+from personalpeft.base_models.types import ModelCard, Source
+from personalpeft.errors import CardError, NotFound, suggest_nearest
 
 _SHIPPED = "personalpeft_models"
 # What most decoders call their linear layers. A model with other names gets an error that lists them, and needs a card.
 _USUAL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def find_card(name: str | Path, *, cards: Sequence[Path] = ()) -> Card:
+def find_card(name: str | Path, *, cards: Sequence[Path] = ()) -> ModelCard:
     """The card of that name; or the one in a .toml file; or one made for a folder with a model in it.
 
     A ``Path``, or a name with a slash in it, that ends in ``.toml`` or begins with ``.`` or ``~``, is a path; anything else is looked up
@@ -36,11 +36,11 @@ def find_card(name: str | Path, *, cards: Sequence[Path] = ()) -> Card:
         ):
             raise
     if name not in known:
-        raise NotFound(f"There is no base called {name!r}.", hint=nearest(name, known, what="base"))
+        raise NotFound(f"There is no base called {name!r}.", hint=suggest_nearest(name, known, what="base"))
     return known[name]
 
 
-def all_cards(folders: Sequence[Path] = ()) -> tuple[Card, ...]:
+def all_cards(folders: Sequence[Path] = ()) -> tuple[ModelCard, ...]:
     """Every card that ships and every ``*.toml`` of these folders, sorted by name. A folder that is not there holds none.
 
     Raises ``CardError`` for a card with a mistake, and for two cards of one name in the user's own folders.
@@ -60,7 +60,7 @@ def all_cards(folders: Sequence[Path] = ()) -> tuple[Card, ...]:
     return tuple(known[name] for name in sorted(known))
 
 
-def _shipped() -> dict[str, Card]:
+def _shipped() -> dict[str, ModelCard]:
     shipped = resources.files(_SHIPPED)
     cards = (
         parse_card(entry.read_text("utf-8"), where=str(entry), folder=Path(str(shipped)))
@@ -79,7 +79,7 @@ def _is_path(name: str) -> bool:
     )
 
 
-def _card_of_folder(folder: Path) -> Card:
+def _card_of_folder(folder: Path) -> ModelCard:
     if not (folder / "config.json").is_file():
         raise NotFound(
             f"There is no model in {folder}: it has no config.json.",
@@ -88,7 +88,7 @@ def _card_of_folder(folder: Path) -> Card:
     config = read_json(folder / "config.json")
     context = config.get("max_position_embeddings")
     name = re.sub(r"[^a-z0-9._-]+", "-", folder.name.lower()).strip("._-")[:64] or "folder"
-    return Card(
+    return ModelCard(
         name=name,
         title=folder.name or str(folder),
         licence="unknown",

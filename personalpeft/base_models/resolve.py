@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from personalpeft.base_models import cache_versions
 from personalpeft.base_models.cache_versions import MANIFEST
 from personalpeft.base_models.chat_template import end_of_turn
-from personalpeft.base_models.convert import RECIPE, from_gguf, from_seed
+from personalpeft.base_models.convert import RECIPE, convert_gguf, make_random_model
 from personalpeft.base_models.files import (
     SINGLE,
     check_digest,
@@ -35,16 +35,16 @@ from personalpeft.base_models.files import (
     hub_folder,
     package_files,
 )
-from personalpeft.base_models.inspect import FACTS, Facts, narrow, survey
-from personalpeft.base_models.types import Base, Card
-from personalpeft.errors import CardError, InvalidInput, PersonalPeftError, WeightsError, nearest
+from personalpeft.base_models.inspect import FACTS, ModelFacts, restrict_to_targets, inspect_model
+from personalpeft.base_models.types import Base, ModelCard
+from personalpeft.errors import CardError, InvalidInput, PersonalPeftError, WeightsError, suggest_nearest
 from personalpeft.formatting import to_json
 from personalpeft.types import Progress, canonical_digest, canonical_json
 
 _log = logging.getLogger(__name__)
 
 
-def prepare(card: Card, *, cache: Path, progress: Progress | None = None) -> Base:
+def resolve_base(card: ModelCard, *, cache: Path, progress: Progress | None = None) -> Base:
     """The base of a card, with every file found and hashed.
 
     The first time this takes seconds to minutes, later well under a second for a small base. ``progress`` hears a stage and how much of
@@ -56,7 +56,7 @@ def prepare(card: Card, *, cache: Path, progress: Progress | None = None) -> Bas
         parts = package_files(card)
         weights = hash_files(parts, lambda done: report(f"Checking {parts[0].name}", done))
         check_digest(card, weights, str(parts[0]))
-        entry = _entry(card, weights, cache, report, lambda into: from_gguf(parts, into, report))
+        entry = _entry(card, weights, cache, report, lambda into: convert_gguf(parts, into, report))
         return _base(card, entry.folder, entry.facts, weights, f"gguf {RECIPE}")
 
     if source.kind == "random":
@@ -66,7 +66,7 @@ def prepare(card: Card, *, cache: Path, progress: Progress | None = None) -> Bas
             key,
             cache,
             report,
-            lambda into: from_seed(source.seed, source.shape, card.context, into),
+            lambda into: make_random_model(source.seed, source.shape, card.context, into),
         )
         made = canonical_digest([entry.files[SINGLE], source.shape])
         return _base(card, entry.folder, entry.facts, made, entry.files["tokenizer.json"])
@@ -89,7 +89,7 @@ def prepare(card: Card, *, cache: Path, progress: Progress | None = None) -> Bas
     return _base(card, folder, entry.facts, weights, digests["tokenizer.json"])
 
 
-def _base(card: Card, folder: Path, facts: Facts, weights: str, tokenizer: str) -> Base:
+def _base(card: ModelCard, folder: Path, facts: ModelFacts, weights: str, tokenizer: str) -> Base:
     template = card.template or facts.template
     if template is None:
         raise CardError(
@@ -104,7 +104,7 @@ def _base(card: Card, folder: Path, facts: Facts, weights: str, tokenizer: str) 
     if unknown:
         raise CardError(
             f"stop_tokens of {card.name} name {unknown[0]!r}, which is not a control token of its tokenizer.",
-            hint=nearest(unknown[0], facts.control, what="control token"),
+            hint=suggest_nearest(unknown[0], facts.control, what="control token"),
         )
     try:
         last = end_of_turn(template, control=facts.control, bos=facts.bos, eos=facts.eos)
@@ -119,7 +119,7 @@ def _base(card: Card, folder: Path, facts: Facts, weights: str, tokenizer: str) 
         digest=canonical_digest({"weights": weights, "tokenizer": tokenizer, "template": template}),
         folder=folder,
         template=template,
-        architecture=narrow(facts.architecture, card),
+        architecture=restrict_to_targets(facts.architecture, card),
         stop_tokens=tuple(
             dict.fromkeys((*((last,) if last else ()), *card.stop_tokens, *facts.stops))
         ),
@@ -134,12 +134,12 @@ class _Entry:
     """One folder of the cache: what was made of a source, if anything had to be, and the facts about it."""
 
     folder: Path
-    facts: Facts
+    facts: ModelFacts
     files: Mapping[str, str]
 
 
 def _entry(
-    card: Card,
+    card: ModelCard,
     key: str,
     cache: Path,
     report: Progress,
@@ -152,19 +152,19 @@ def _entry(
     with _cache_errors(card, cache):
         folder.parent.mkdir(parents=True, exist_ok=True)
         # A cache that cannot be written can be read, and nothing is removed from it.
-        with suppress(OSError), _alone(folder, report):
-            cache_versions.hold(folder)
+        with suppress(OSError), _exclusively(folder, report):
+            cache_versions.hold_version(folder)
         origin = cache_versions.origin_of(card.source)
         entry = _read(folder, key)
         if entry is None:
-            with _alone(folder, report):
-                entry = _read(folder, key) or _made(card, key, folder, report, make, look, origin)
-        cache_versions.remove_old(folder, origin)
+            with _exclusively(folder, report):
+                entry = _read(folder, key) or _make_entry(card, key, folder, report, make, look, origin)
+        cache_versions.remove_unused_versions(folder, origin)
         return entry
 
 
-def _made(
-    card: Card,
+def _make_entry(
+    card: ModelCard,
     key: str,
     folder: Path,
     report: Progress,
@@ -178,17 +178,17 @@ def _made(
         _log.warning(
             "The cached copy of %s in %s was changed; it is made again.", card.name, folder
         )
-    fresh = cache_versions.unfinished(folder)
+    fresh = cache_versions.temporary_folder(folder)
     report(f"Preparing {card.name}", 0.0)
     if make is not None:
         make(fresh)
-    facts = survey(look or fresh)
+    facts = inspect_model(look or fresh)
     files = {path.name: hash_files([path]) for path in sorted(fresh.iterdir())}
     content = {"source": key, "origin": origin, "files": files, "facts": to_json(facts)}
     sealed = {**content, "seal": canonical_digest(content)}
     (fresh / MANIFEST).write_text(canonical_json(sealed), "utf-8")
     if folder.exists():
-        folder.rename(cache_versions.unfinished(folder) / "changed")
+        folder.rename(cache_versions.temporary_folder(folder) / "changed")
     fresh.rename(folder)
     cache_versions.remove_leftovers(folder)
     report(f"Preparing {card.name}", 1.0)
@@ -207,13 +207,13 @@ def _read(folder: Path, key: str) -> _Entry | None:
             return None
         if any(hash_files([folder / name]) != digest for name, digest in files.items()):
             return None
-        return _Entry(folder, Facts.from_json(content["facts"]), files)
+        return _Entry(folder, ModelFacts.from_json(content["facts"]), files)
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 @contextmanager
-def _alone(folder: Path, report: Progress) -> Iterator[None]:
+def _exclusively(folder: Path, report: Progress) -> Iterator[None]:
     """Held by one process at a time for each entry; freed by the system if that process dies."""
     lock = cache_versions.lock_of(folder)
     try:
@@ -228,7 +228,7 @@ def _alone(folder: Path, report: Progress) -> Iterator[None]:
 
 
 @contextmanager
-def _cache_errors(card: Card, cache: Path) -> Iterator[None]:
+def _cache_errors(card: ModelCard, cache: Path) -> Iterator[None]:
     try:
         yield
     except PersonalPeftError:

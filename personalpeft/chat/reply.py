@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Self
 
-from personalpeft.backends.base import Piece
+from personalpeft.backends.base import OutputChunk
 from personalpeft.base_models.tool_calls import read_calls
 from personalpeft.engine.request import OutputStream
 from personalpeft.errors import Forgotten, InvalidInput, NotFound
@@ -181,7 +181,7 @@ class Stream(Iterator[str]):
                 text.append(chunk.text)
                 generated += len(chunk.tokens)
                 finish = chunk.finish or finish
-                stop = chunk.stop
+                stop = chunk.stop_string
                 if self._decode is not None:
                     self._add_logprobs(chunk, self._decode)
                 if chunk.text:
@@ -198,12 +198,12 @@ class Stream(Iterator[str]):
                     self._forgotten = error
                     raise
 
-    def _add_logprobs(self, chunk: Piece, decode: Callable[[Sequence[int]], str]) -> None:
+    def _add_logprobs(self, chunk: OutputChunk, decode: Callable[[Sequence[int]], str]) -> None:
         for number, (token, logprob) in enumerate(zip(chunk.tokens, chunk.logprobs, strict=False)):
             before = self._tokens[-_CONTEXT_TOKENS:]
             top = tuple(
                 LikelyToken(_text_after(before, each, decode), likelihood)
-                for each, likelihood in (chunk.top[number] if chunk.top else ())
+                for each, likelihood in (chunk.top_logprobs[number] if chunk.top_logprobs else ())
             )
             self._logprobs.append(TokenLogprob(_text_after(before, token, decode), logprob, top))
             self._tokens.append(token)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Never, TypeAlias, cast, get_args
 
-from personalpeft.errors import InvalidInput, nearest
+from personalpeft.errors import InvalidInput, suggest_nearest
 from personalpeft.ids import TOOL_NAME
 from personalpeft.types import MAX_TOP_LOGPROBS, Message, Role, Sampling, ToolCall, canonical_json
 
@@ -92,7 +92,7 @@ def check_must_call(tools: Sequence[Tool], must_call: bool | str) -> bool | str:
         return must_call
     raise InvalidInput(
         "must_call must be a bool or the name of one of the tools.",
-        hint=nearest(must_call, names, what="tool")
+        hint=suggest_nearest(must_call, names, what="tool")
         if isinstance(must_call, str) and names
         else "Add the tool to tools.",
     )

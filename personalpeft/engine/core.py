@@ -28,8 +28,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from personalpeft.adapters.types import Adapter
-from personalpeft.backends.base import Backend, OutOfBlocks, Piece
-from personalpeft.backends.error_mapping import failure
+from personalpeft.backends.base import Backend, OutOfBlocks, OutputChunk
+from personalpeft.backends.error_mapping import to_serving_error
 from personalpeft.clock import Clock
 from personalpeft.engine.fair_queue import FairQueue, QueueLimit
 from personalpeft.engine.loader import AdapterLoader
@@ -42,7 +42,7 @@ from personalpeft.errors import (
     PersonalPeftError,
     QueueFull,
     ServingFailed,
-    where_raised,
+    format_origin,
 )
 from personalpeft.settings import Serving
 from personalpeft.types import Stack
@@ -77,9 +77,9 @@ class EngineCore:
         self._thread = threading.Thread(target=self._run, name="personalpeft-serving", daemon=True)
         self._changed = threading.Condition(threading.Lock())
         queue = FairQueue[RequestState](
-            max_waiting=serving.waiting,
-            max_waiting_per_user=serving.waiting_per_user,
-            max_running_per_user=serving.running_per_user,
+            max_waiting=serving.max_queue,
+            max_waiting_per_user=serving.max_queue_per_user,
+            max_running_per_user=serving.max_running_per_user,
         )
         self._scheduler = Scheduler(queue, backend.slots, backend.rows)
         # Loads that failed since the last iteration, by key.
@@ -116,8 +116,8 @@ class EngineCore:
                 self._metrics.count("refusals_total")
                 raise self._queue_full(limit, len(group.requests))
             for request in group.requests:
-                if request.stack is not None:
-                    is_hit = self._scheduler.adapters.is_ready(request.stack)
+                if request.adapter_key is not None:
+                    is_hit = self._scheduler.adapters.is_ready(request.adapter_key)
                     self._metrics.count("stack_hits_total" if is_hit else "stack_misses_total")
             self._scheduler.submit(group.requests)
             self._notify()
@@ -182,9 +182,9 @@ class EngineCore:
                 "slots_used": len(self._scheduler.adapters.keys),
                 "slots": self._backend.slots,
                 "host_bytes": self._loader.host_bytes,
-                "kv_cache_usage_perc": occupancy.tokens_used / max(1, occupancy.tokens),
+                "kv_cache_usage_perc": occupancy.used_tokens / max(1, occupancy.total_tokens),
             }
-        return self._metrics.snapshot(gauges, {"prefix_cache_hits_total": occupancy.reused})
+        return self._metrics.snapshot(gauges, {"prefix_cache_hits_total": occupancy.reused_tokens})
 
     def check_integrity(self) -> None:
         """See ``Engine.check_integrity``."""
@@ -254,8 +254,8 @@ class EngineCore:
                 elif self._check and not self._scheduler.queue:
                     self._check.run_one(self._scheduler.adapters.is_ready)
         except Exception as bug:  # noqa: BLE001 - each waiting reply ends with it
-            log.error("serving has ended: %s", where_raised(bug))
-            error = failure("Serving has stopped after an error.", bug, hint=_REOPEN)
+            log.error("serving has ended: %s", format_origin(bug))
+            error = to_serving_error("Serving has stopped after an error.", bug, hint=_REOPEN)
         finally:
             self._end(error)
 
@@ -287,8 +287,8 @@ class EngineCore:
                 self._end_early(request)
             elif request.deadline is not None and request.deadline <= now:
                 self._end_early(request, _deadline_error(request))
-            elif request.stack in failed and request.status is not RequestStatus.RUNNING:
-                self._end_early(request, failed[request.stack])
+            elif request.adapter_key in failed and request.status is not RequestStatus.RUNNING:
+                self._end_early(request, failed[request.adapter_key])
 
     def _evict(self) -> None:
         """Evict the adapters that ``clear_caches`` asked for and that are no longer in use."""
@@ -300,7 +300,7 @@ class EngineCore:
             elif not self._evicting:
                 return
             # A preempted request is to finish on the revision that it began with.
-            preempted = {request.stack for request in self._scheduler.queue.preempted}
+            preempted = {request.adapter_key for request in self._scheduler.queue.preempted}
             evicted = [k for k in adapters.unpinned() if k in self._evicting - preempted]
             for key in evicted:
                 adapters.remove(key)
@@ -309,7 +309,7 @@ class EngineCore:
             self._backend.detach(key)
         if clearing or evicted:
             self._check.clear()
-            self._backend.forget()
+            self._backend.clear_cache()
         if clearing:
             self._loader.clear()
             with self._changed:
@@ -341,7 +341,9 @@ class EngineCore:
                 if number is None and not self._scheduler.running:
                     raise MemoryError("an empty batch has no room for this request")
             except Exception as error:  # noqa: BLE001 - the caller of this request gets it
-                self._end_early(request, failure("The model could not take this request.", error))
+                self._end_early(
+                    request, to_serving_error("The model could not take this request.", error)
+                )
                 continue
             if number is None:
                 return
@@ -350,7 +352,7 @@ class EngineCore:
                 self._scheduler.start(request, number)
             if not is_resumed:
                 request.started = self._timer()
-                self._metrics.count("prompt_tokens_total", len(request.tokens))
+                self._metrics.count("prompt_tokens_total", len(request.prompt_tokens))
                 self._metrics.observe(
                     "request_queue_time_seconds", request.started - request.arrived
                 )
@@ -359,18 +361,19 @@ class EngineCore:
         try:
             chunks = self._step_backend()
         except Exception as error:  # noqa: BLE001 - each running request ends with it
-            log.error("a step failed; the running requests end: %s", where_raised(error))
+            log.error("a step failed; the running requests end: %s", format_origin(error))
             for request in tuple(self._scheduler.running.values()):
                 self._end_early(
-                    request, failure("The model failed while it wrote this reply.", error)
+                    request, to_serving_error("The model failed while it wrote this reply.", error)
                 )
             return
         now = self._timer()
         for chunk in chunks:
-            request = self._scheduler.running[chunk.row]
-            if chunk.failed is not None:
+            request = self._scheduler.running[chunk.index]
+            if chunk.error is not None:
                 self._end_early(
-                    request, failure("The model failed while it wrote this reply.", chunk.failed)
+                    request,
+                    to_serving_error("The model failed while it wrote this reply.", chunk.error),
                 )
                 continue
             self._record(request, chunk, now)
@@ -378,9 +381,9 @@ class EngineCore:
                 with self._changed:
                     self._scheduler.finish(request)
                     self._notify()
-            request.group.outputs.put(replace(chunk, row=request.index))
+            request.group.outputs.put(replace(chunk, index=request.index))
 
-    def _step_backend(self) -> Sequence[Piece]:
+    def _step_backend(self) -> Sequence[OutputChunk]:
         """Make a step, and preempt requests until there is memory for it."""
         while True:
             try:
@@ -394,7 +397,7 @@ class EngineCore:
                 with self._changed:
                     self._scheduler.preempt(request)
 
-    def _record(self, request: RequestState, chunk: Piece, now: float) -> None:
+    def _record(self, request: RequestState, chunk: OutputChunk, now: float) -> None:
         """Record a chunk in the metrics and for the self-check."""
         count = len(chunk.tokens)
         if count:
@@ -428,7 +431,7 @@ class EngineCore:
 
     def _put_last(self, request: RequestState, error: Exception | None) -> None:
         """Hand out the text that was still held back, and how the request ended."""
-        last = replace(request.finish("cancelled"), row=request.index)
+        last = replace(request.finish("cancelled"), index=request.index)
         if error is None:
             self._metrics.count("cancellations_total")
             request.group.outputs.put(last)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from personalpeft.backends.base import Backend, Continuation
 from personalpeft.engine.metrics import Metrics
 from personalpeft.engine.request import RequestState
-from personalpeft.errors import where_raised
+from personalpeft.errors import format_origin
 
 log = logging.getLogger(__name__)
 
@@ -59,29 +59,29 @@ class SelfCheck:
     def run_one(self, is_ready: Callable[[str], bool]) -> None:
         """Check the reply that waited longest, if its adapter still has a slot."""
         reply = self._waiting.popleft()
-        if reply.stack is not None and not is_ready(reply.stack):
+        if reply.adapter_key is not None and not is_ready(reply.adapter_key):
             self._metrics.count("self_checks_skipped_total")
             return
         written = reply.output_logprobs
         try:
-            item = Continuation(reply.tokens, reply.output_tokens)
-            (score,) = self._backend.score([item], reply.stack)
-            difference = sum(abs(a - b) for a, b in zip(score.tokens, written, strict=True)) / len(
-                written
-            )
+            item = Continuation(reply.prompt_tokens, reply.output_tokens)
+            (score,) = self._backend.score([item], reply.adapter_key)
+            difference = sum(
+                abs(a - b) for a, b in zip(score.token_logprobs, written, strict=True)
+            ) / len(written)
         except Exception as error:  # noqa: BLE001 - a failed check must not end serving
-            log.error("self-check: a reply could not be scored: %s", where_raised(error))
+            log.error("self-check: a reply could not be scored: %s", format_origin(error))
             self._metrics.count("self_checks_skipped_total")
             return
         self._metrics.count("self_checks_total")
         # A NaN compares false with everything, so the test is for agreement.
-        if not (math.isfinite(difference) and difference <= self._backend.tolerance):
+        if not (math.isfinite(difference) and difference <= self._backend.logprob_tolerance):
             log.warning(
                 "self-check: the log-probs of a reply of %d tokens differ by %.4f nats a token "
                 "from those of its stack %s; at most %g was expected.",
                 len(written),
                 difference,
-                (reply.stack or "none")[:12],
-                self._backend.tolerance,
+                (reply.adapter_key or "none")[:12],
+                self._backend.logprob_tolerance,
             )
             self._metrics.count("self_check_mismatches_total")

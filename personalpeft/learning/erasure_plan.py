@@ -124,9 +124,7 @@ class _ErasurePlanner:
     def plan(self) -> ErasurePlan:
         before = None
         # To a fixed point: what is erased may take something else with it.
-        while before != (
-            before := (self._erased, self._erased_revisions, tuple(self._redacted))
-        ):
+        while before != (before := (self._erased, self._erased_revisions, tuple(self._redacted))):
             self._erase_predecessors()
             self._redacted = self._redact_contexts() | self._redacted
             self._erased_revisions = frozenset(self._find_revisions())
@@ -342,7 +340,9 @@ def _redact(body: Json, erased: Collection[str], unique: Collection[str]) -> Jso
                 for key, inner in value.items()
                 if not is_erased(key)
             }
-        return [redact(each) for each in value if is_kept(each)] if isinstance(value, list) else value
+        return (
+            [redact(each) for each in value if is_kept(each)] if isinstance(value, list) else value
+        )
 
     redacted: Json = redact(body)
     return redacted

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from personalpeft.backends.error_mapping import failure
-from personalpeft.errors import NothingToLearn, PersonalPeftError, get_error_type, format_origin
+from personalpeft.backends.error_mapping import to_serving_error
+from personalpeft.errors import NothingToLearn, PersonalPeftError, format_origin, get_error_type
 from personalpeft.learning.data.assignment import lessons_for, load_assignments
 from personalpeft.learning.gate.gate import Margins, load_margins
 from personalpeft.learning.gate.probation import review_probation
@@ -441,7 +441,7 @@ def failed_report(services: Services, user: str, layer: str, error: Exception) -
     if not isinstance(error, PersonalPeftError):
         kind = type(error).__name__
         _log.error("A learn ended with an unexpected %s", format_origin(error))
-        error = failure(
+        error = to_serving_error(
             f"An unexpected {kind} ended this learn.",
             error,
             hint="Run personalpeft verify. The log says where it was raised; the next learn"

@@ -369,8 +369,8 @@ def _nothing_to_learn(
     if excluded and not is_learned:
         return NothingToLearn(
             f"Nothing to learn for {layer}: it has no room for any of its {excluded} signals.",
-            hint="A larger rank or capacity in the base's card makes room; facts are looked up"
-            " all the same.",
+            hint="A larger rank or tokens_per_parameter in the base's card makes room; facts are"
+            " looked up all the same.",
         )
     if is_learned:
         again = "or build from nothing to learn the same lessons again."

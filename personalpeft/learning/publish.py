@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from personalpeft.adapters.types import Pair
+from personalpeft.adapters.types import LoRAWeights
 from personalpeft.backends.base import SessionSpec
 from personalpeft.learning.gate.gate import Judgement
 from personalpeft.learning.outcomes import (
@@ -51,7 +51,7 @@ class Candidate:
 
 
 def make_session_spec(
-    config: TrainingConfig, below: str | None, start: Mapping[str, Pair] | None
+    config: TrainingConfig, below: str | None, start: Mapping[str, LoRAWeights] | None
 ) -> SessionSpec:
     """Return what a training session needs.
 
@@ -63,12 +63,12 @@ def make_session_spec(
     return SessionSpec(
         rank=config.rank,
         scaling=config.scaling,
-        targets=config.target_modules,
+        target_modules=config.target_modules,
         seed=config.seed,
-        below=below,
-        start=start,
+        base_key=below,
+        initial_weights=start,
         weight_decay=config.weight_decay,
-        clip=config.max_grad_norm,
+        max_grad_norm=config.max_grad_norm,
     )
 
 

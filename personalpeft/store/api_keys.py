@@ -20,8 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from personalpeft.deprecation import RenamedAttributes
-from personalpeft.errors import HomeError, InvalidInput, NotFound, nearest
+from personalpeft.errors import HomeError, InvalidInput, NotFound, suggest_nearest
 from personalpeft.ids import check_user_id
 from personalpeft.store.blobs import replace_file, sync_folder
 from personalpeft.store.error_mapping import map_home_errors
@@ -51,18 +50,11 @@ class ApiKey:
     worker: bool = False
 
 
-class ApiKeys(
-    RenamedAttributes,
-    renamed={
-        "first": "admin_key_file",
-        "ensure_first": "ensure_admin_key",
-        "make": "create",
-        "make_session": "create_session_key",
-        "known": "list_keys",
-        "holder": "authenticate",
-    },
-):
-    """The API keys of one home. Safe to use from several threads and processes."""
+class ApiKeys:
+    """The API keys of one home. Safe to use from several threads and processes.
+
+    Each method may raise ``HomeError``, and a change ``Busy`` during another process's change.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -78,10 +70,7 @@ class ApiKeys(
         return self._home / ADMIN_KEY_FILE
 
     def ensure_admin_key(self) -> bool:
-        """Create the file ``token`` unless it exists; return whether it was created.
-
-        Raises ``HomeError``.
-        """
+        """Create the file ``token`` unless it exists; return whether it was created."""
         with map_home_errors(self._home):
             if self.admin_key_file.exists():
                 return False
@@ -101,18 +90,7 @@ class ApiKeys(
     def create(self, user: str | None, *, worker: bool = False) -> tuple[ApiKey, str]:
         """Create a key of a user; without one, of an administrator or a ``worker``.
 
-        Args:
-            user: The owner, or None.
-            worker: Whether it is a worker's key.
-
-        Returns:
-            The key and its secret, which is stored nowhere.
-
-        Raises:
-            InvalidId: The user id is invalid.
-            InvalidInput: A worker's key names a user.
-            HomeError: The home cannot be written.
-            Busy: Another process is changing the keys.
+        Return the key and its secret, which is stored nowhere. Raises ``InvalidInput``.
         """
         if worker and user is not None:
             raise InvalidInput("A worker's key cannot have a user.", hint="Name no user.")
@@ -138,14 +116,7 @@ class ApiKeys(
         return secret
 
     def revoke(self, key_id: str) -> ApiKey:
-        """Delete a key that ``create`` made, by a unique prefix of its id.
-
-        Raises:
-            NotFound: No key has this id.
-            InvalidInput: Several keys fit.
-            HomeError: The home cannot be written.
-            Busy: Another process is changing the keys.
-        """
+        """Delete a key by a unique prefix of its id. Raises ``NotFound``, ``InvalidInput``."""
         with self._change() as keys:
             fitting = [d for d, key in keys.items() if key_id and key.id.startswith(key_id)]
             if len(fitting) > 1:
@@ -155,15 +126,13 @@ class ApiKeys(
             if not fitting:
                 ids = [key.id for key in keys.values()]
                 raise NotFound(
-                    f"There is no token {key_id[:64]!a}.", hint=nearest(key_id, ids, what="token")
+                    f"There is no token {key_id[:64]!a}.",
+                    hint=suggest_nearest(key_id, ids, what="token"),
                 )
             return keys.pop(fitting[0])
 
     def list_keys(self) -> tuple[ApiKey, ...]:
-        """Return the keys that ``create`` made and that are not revoked, oldest first.
-
-        Raises ``HomeError``.
-        """
+        """Return the keys that ``create`` made and that are not revoked, oldest first."""
         return tuple(self._read_keys().values())
 
     def authenticate(self, secret: str) -> ApiKey | None:

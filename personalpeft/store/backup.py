@@ -64,7 +64,7 @@ def back_up(database: Database, blobs: Blobs, folder: Path, *, now: datetime, ke
         Damaged: The database cannot be read whole.
     """
     if keep < 1:
-        raise InvalidInput(f"keep must be 1 or more, got {keep}.")
+        raise InvalidInput(f"keep must be 1 or more, got {keep}.", hint="Older copies are deleted.")
     home = database.path.parent
     with map_home_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -95,7 +95,9 @@ class Catalog:
         A page shorter than ``limit`` is the last. Raises ``InvalidInput``.
         """
         if limit < 1:
-            raise InvalidInput(f"The limit must be 1 or more, got {limit}.")
+            raise InvalidInput(
+                f"The limit must be 1 or more, got {limit}.", hint="Leave it out for 100."
+            )
         start = "" if after is None else check_user_id(after)
         sql = _SUMMARY + " where u.id > ? order by u.id limit ?"
         with self._database.read_transaction() as db:
@@ -114,8 +116,7 @@ class Catalog:
     def stack(self, user: str, base: str) -> Stack:
         """Return the live stack on a base: one entry for each layer with a head.
 
-        Raises ``NotFound``, ``BaseMismatch`` if a head was built on another base, and ``Damaged`` if
-        a head is missing.
+        Raises ``BaseMismatch`` if a head was built on another base, ``Damaged`` if it is missing.
         """
         with self._database.read_transaction() as db:
             live = fetch_all(db, _LIVE, user) if user.isascii() else []
@@ -294,14 +295,19 @@ class Catalog:
     def set_weight(self, user: str, layer: str, weight: float) -> None:
         """Set how strongly a layer is added. Raises ``InvalidInput`` if it is not finite."""
         if not math.isfinite(weight):
-            raise InvalidInput(f"The weight must be finite, got {weight}.")
+            raise InvalidInput(
+                f"The weight must be finite, got {weight}.",
+                hint="1 adds the layer as it was trained.",
+            )
         self._update_layer(user, layer, "weight", float(weight))
 
     def set_scope(self, user: str, layer: str, scope: Scope) -> None:
         """Set when a layer is attached. The default is "always" for the style, else "near"."""
         if scope not in get_args(Scope):
             known = ", ".join(get_args(Scope))
-            raise InvalidInput(f"The scope must be one of {known}, got {scope!a}.")
+            raise InvalidInput(
+                f"The scope must be one of {known}, got {scope!a}.", hint="Give one of these."
+            )
         self._update_layer(user, layer, "scope", scope)
 
     def pinned(self, user: str, layer: str) -> tuple[str, ...]:
@@ -329,7 +335,10 @@ class Catalog:
         """
         for signal, vector in vectors.items():
             if vector.ndim != 1 or vector.size == 0 or not np.isfinite(vector).all():
-                raise InvalidInput(f"The vector of {signal} must be one row of finite numbers.")
+                raise InvalidInput(
+                    f"The vector of {signal} must be one row of finite numbers.",
+                    hint="Embed the text again.",
+                )
         with self._database.write_transaction() as db:
             resolve_user(db, user)
             for signal, vector in vectors.items():
@@ -340,7 +349,7 @@ class Catalog:
                 )
 
     def _fetch(self, sql: str, user: str, *parameters: Any, layer: str | None = None) -> list[Row]:
-        """Return the rows of a query about an existing user, and with ``layer`` about that layer."""
+        """Return the rows of a query about an existing user or layer."""
         with self._database.read_transaction() as db:
             if layer is None:
                 resolve_user(db, user)

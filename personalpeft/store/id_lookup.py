@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from personalpeft.errors import Forgotten, InvalidInput, NotFound, nearest
+from personalpeft.errors import Forgotten, InvalidInput, NotFound, suggest_nearest
 from personalpeft.store.database import fetch_all, fetch_one
 from personalpeft.store.error_mapping import sqlite3
 
@@ -30,7 +30,7 @@ def resolve_user(db: sqlite3.Connection, user: str) -> str:
         _to_ascii(user),
         _MAX_NEIGHBOURS,
     )
-    raise NotFound(f"There is no user {user!a}.", hint=nearest(user, near, what="user"))
+    raise NotFound(f"There is no user {user!a}.", hint=suggest_nearest(user, near, what="user"))
 
 
 def resolve_layer(db: sqlite3.Connection, user: str, layer: str) -> str:
@@ -40,7 +40,9 @@ def resolve_layer(db: sqlite3.Connection, user: str, layer: str) -> str:
     names = _ids(db, "select name as id from layer where user = ?", user)
     if layer in names:
         return layer
-    raise NotFound(f"{user} has no layer {layer!a}.", hint=nearest(layer, names, what="layer"))
+    raise NotFound(
+        f"{user} has no layer {layer!a}.", hint=suggest_nearest(layer, names, what="layer")
+    )
 
 
 def resolve_id(
@@ -76,7 +78,7 @@ def resolve_id(
     owner = f"{user}'s layer {layer}" if layer else user
     raise NotFound(
         f"{owner} has no {table} {prefix[:80]!a}.",
-        hint=nearest(prefix, _neighbours(db, table, user, prefix, layer), what=table),
+        hint=suggest_nearest(prefix, _neighbours(db, table, user, prefix, layer), what=table),
     )
 
 
@@ -144,4 +146,6 @@ def _to_ascii(text: str) -> str:
 
 def _check_text(value: object, what: str) -> None:
     if not isinstance(value, str):
-        raise InvalidInput(f"The {what} must be a string, got {value!a:.80}.")
+        raise InvalidInput(
+            f"The {what} must be a string, got {value!a:.80}.", hint="Give a string."
+        )

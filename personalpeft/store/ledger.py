@@ -89,10 +89,10 @@ class Ledger:
             user: The user's id.
             messages: The conversation, as the app sent it.
             reply: The text of the reply.
-            stack: What produced the reply.
+            stack: What produced it.
             sampling: How its tokens were sampled.
-            usage: Tokens read and written.
-            finish_reason: Why the reply ended.
+            usage: The tokens read and written.
+            finish_reason: Why it ended.
             used: The signals (rules, facts) in its prompt.
             tombstones: What ``count_tombstones`` returned when the reply began.
 
@@ -145,17 +145,10 @@ class Ledger:
         using: Collection[str] | None = None,
         before: str | None = None,
     ) -> tuple[Turn, ...]:
-        """Return turns, newest first.
+        """Return turns, newest first: all, or at most ``limit``.
 
-        Args:
-            user: The user's id.
-            limit: At most this many; None for all.
-            using: Only turns with one of these signals in their prompt.
-            before: Only turns older than this one.
-
-        Raises:
-            NotFound: The user or the turn ``before`` does not exist.
-            InvalidInput: The limit is negative.
+        With ``using`` only those with one of these signals in their prompt, with ``before`` only
+        those older than this turn. Raises ``NotFound``, and ``InvalidInput`` for a negative limit.
         """
         if limit is not None and limit < 0:
             raise InvalidInput(
@@ -232,16 +225,9 @@ class Ledger:
         turn: str | None = None,
         current: bool = True,
     ) -> tuple[Signal, ...]:
-        """Return signals, oldest first.
+        """Return signals, oldest first, of some kinds or about one turn.
 
-        Args:
-            user: The user's id.
-            kinds: Only these kinds.
-            turn: Only those about this turn.
-            current: Leave out superseded and retracted signals.
-
-        Raises:
-            NotFound: The user does not exist.
+        ``current`` leaves out superseded and retracted ones.
         """
         wanted = [str(kind) for kind in (SignalKind if kinds is None else kinds)]
         marks = ", ".join("?" * len(wanted))

@@ -46,7 +46,10 @@ def check_revisions(revisions: Sequence[NewRevision]) -> None:
             )
         expected = f"{revision.layer}@{revision.digest[:12]}"
         if revision.id != expected:
-            raise InvalidInput(f"The revision's id must be {expected}, got {revision.id!a}.")
+            raise InvalidInput(
+                f"The revision's id must be {expected}, got {revision.id!a}.",
+                hint="It is <layer>@<first 12 digits of the digest>.",
+            )
         if invalid := set(revision.signals.values()) - _ROLES:
             raise InvalidInput(
                 f"A signal's role must be 'train' or 'pinned', got {sorted(invalid)}."
@@ -126,7 +129,10 @@ def move_heads(
     moves: Iterable[tuple[str, str, str | None, str]],
     at: datetime,
 ) -> tuple[HeadMove, ...]:
-    """Move heads, given by user, layer, new head and cause. A move to the present head is not recorded."""
+    """Move heads, each given by user, layer, new head and cause.
+
+    A move to the present head is returned, but not recorded.
+    """
     done = [
         HeadMove(user, layer, read_head(db, user, layer), to, cause, at)
         for user, layer, to, cause in moves

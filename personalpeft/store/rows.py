@@ -310,7 +310,9 @@ def _encode_value(value: Any, column: Column, what: str) -> Any:
             return to_json(value, what=what)
         case Column.REAL:
             if not math.isfinite(value):
-                raise InvalidInput(f"The {what} must be finite, got {value}.")
+                raise InvalidInput(
+                    f"The {what} must be finite, got {value}.", hint="Give a finite number."
+                )
             return float(value)
     return value
 

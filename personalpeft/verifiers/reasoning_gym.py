@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from personalpeft.errors import InvalidInput, MissingPackage, NotFound, nearest
+from personalpeft.errors import InvalidInput, MissingPackage, NotFound, suggest_nearest
 from personalpeft.plugins import Task
 
 
@@ -28,7 +28,7 @@ class ReasoningGym:
         if self._name not in DATASETS:
             raise NotFound(
                 f"reasoning-gym has no family {self._name!a}.",
-                hint=nearest(self._name, DATASETS, what="family"),
+                hint=suggest_nearest(self._name, DATASETS, what="family"),
             )
         self._settings = dict(_setting(text) for text in settings)
         self._create = reasoning_gym.create_dataset

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from personalpeft.clock import Clock
 from personalpeft.erasure import ForgetReport
-from personalpeft.errors import Busy, Cancelled, NotFound, PersonalPeftError, where_raised
+from personalpeft.errors import Busy, Cancelled, NotFound, PersonalPeftError, format_origin
 from personalpeft.ids import new_id
 from personalpeft.learning.report import LearnReport
 from personalpeft_app.http.failures import bug_message
@@ -162,7 +162,7 @@ class Jobs:
             error = self._told(reason)
             state = "cancelled" if isinstance(reason, Cancelled) else "failed"
         except Exception as bug:  # noqa: BLE001 - a thread has nobody above it: whatever it was, the reader has to hear of it.
-            _log.error("a job failed: %s", where_raised(bug))
+            _log.error("a job failed: %s", format_origin(bug))
             error, state = bug_fault(bug), "failed"
         with self._changed:
             over = replace(

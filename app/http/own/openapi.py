@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from personalpeft.errors import OUTCOMES, PersonalPeftError
+from personalpeft.errors import ERROR_CODES, PersonalPeftError
 from personalpeft_app.http.own.operations import OPERATIONS, PARAMETERS, PERSONAL, PREFIX, Operation
 from personalpeft_app.http.own.shapes import fields_of, give, schema_of, schemas
 from personalpeft_app.http.own.values import Refusal
@@ -55,7 +55,7 @@ def statuses(operation: Operation) -> dict[int, str]:
     """Every status that is an error, and what it means there."""
     said: dict[int, list[str]] = {}
     for error in operation.errors:
-        said.setdefault(OUTCOMES[error].http_status, []).append(_first_sentence(error))
+        said.setdefault(ERROR_CODES[error].http_status, []).append(_first_sentence(error))
     guarded = {
         code: text
         for code, text in GUARDED.items()

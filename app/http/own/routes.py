@@ -22,7 +22,7 @@ from werkzeug.exceptions import UnsupportedMediaType
 from personalpeft import Runtime
 from personalpeft.archive import ExportSummary
 from personalpeft.clock import SYSTEM, Clock
-from personalpeft.errors import InvalidInput, PersonalPeftError, kind_of, where_raised
+from personalpeft.errors import InvalidInput, PersonalPeftError, get_error_type, format_origin
 from personalpeft.learning.options import not_cancelled
 from personalpeft_app.http import bodies, failures, security
 from personalpeft_app.http.own import values as v
@@ -121,7 +121,7 @@ class OwnApi:
             except PersonalPeftError as error:
                 yield _event("error", v.Refusal(self._told(error)))
             except Exception as bug:  # noqa: BLE001 - the status has gone out already; who reads has to hear that this is no end.
-                failures.log.error("a bug in a stream: %s", where_raised(bug))
+                failures.log.error("a bug in a stream: %s", format_origin(bug))
                 yield _event("error", v.Refusal(bug_fault(bug)))
 
         response = Response(
@@ -133,7 +133,7 @@ class OwnApi:
 
     def _told(self, error: PersonalPeftError) -> v.Fault:
         _, message, hint = failures.told(error, self._hidden)
-        return v.Fault(kind_of(error).__name__, message, hint)
+        return v.Fault(get_error_type(error).__name__, message, hint)
 
 
 def _openapi() -> Response:

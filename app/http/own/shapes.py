@@ -17,7 +17,7 @@ from functools import cache
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from personalpeft.chat.reply import Reply
-from personalpeft.errors import InvalidInput, PersonalPeftError, nearest
+from personalpeft.errors import InvalidInput, PersonalPeftError, suggest_nearest
 from personalpeft.learning.report import LearnReport, Source
 from personalpeft.learning.status import SignalStatus
 from personalpeft.types import Stack, ToolCall, Verdict
@@ -201,7 +201,7 @@ def _take_fields(kind: type, value: Mapping[str, Any], where: str, strict: bool)
     if strict and (unknown := sorted(value.keys() - hints.keys())):
         raise InvalidInput(
             f"{where} has {ascii(unknown[0])[:80]}, which is not known.",
-            hint=nearest(unknown[0], hints, what="key"),
+            hint=suggest_nearest(unknown[0], hints, what="key"),
         )
     missing = [each.name for each in fields(kind) if _needed(each) and each.name not in value]
     if missing:

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from personalpeft.adapters.compose import compose, merged
-from personalpeft.adapters.formats.atomic_folder import new_folder
-from personalpeft.adapters.formats.peft_config import PeftConfig, plain_config, read_config
+from personalpeft.adapters.compose import compose, add_stacks
+from personalpeft.adapters.formats.atomic_folder import write_folder_atomically
+from personalpeft.adapters.formats.peft_config import PeftConfig, build_config, read_config
 from personalpeft.adapters.formats.safetensors_reader import read_tensors
 from personalpeft.adapters.manifest import (
     FORMAT,
@@ -29,10 +29,10 @@ from personalpeft.adapters.manifest import (
     check_format,
     manifest_from_json,
 )
-from personalpeft.adapters.safe_io import fault, parse_json, read_file, shown
-from personalpeft.adapters.types import Adapter, Manifest, Matrix, Pair
-from personalpeft.adapters.validate import check_adapter, short
-from personalpeft.errors import InvalidInput, nearest
+from personalpeft.adapters.safe_io import format_error, parse_json, read_file, safe_repr
+from personalpeft.adapters.types import Adapter, Manifest, Matrix, LoRAWeights
+from personalpeft.adapters.validate import check_adapter, shorten
+from personalpeft.errors import InvalidInput, suggest_nearest
 from personalpeft.ids import check_layer_name
 from personalpeft.types import Architecture, canonical_digest, canonical_json
 
@@ -57,7 +57,7 @@ def export_peft(
     source = f"layer {adapter.manifest.layer}"
     check_adapter(adapter, source=source, architecture=architecture)
     manifest = adapter.manifest
-    config = plain_config(
+    config = build_config(
         rank=manifest.rank,
         scaling=manifest.scaling,
         targets=list(adapter.pairs),
@@ -92,8 +92,8 @@ def export_stack_peft(
             "There is nothing to export: the stack is the bare base.",
             hint="Teach it something first.",
         )
-    pairs = merged(whole)
-    config = plain_config(rank=whole.rank, scaling=1.0, targets=list(pairs), base_name=base_name)
+    pairs = add_stacks(whole)
+    config = build_config(rank=whole.rank, scaling=1.0, targets=list(pairs), base_name=base_name)
     _write_folder(folder, config, peft_tensors(pairs, whole.rank, architecture), {"stack": about})
 
 
@@ -108,7 +108,7 @@ def import_peft(folder: Path, architecture: Architecture, *, layer: str, base: s
     source = str(path)
     if not path.exists() and (folder / PICKLE_FILE).exists():
         hint = "Pickles can run code and are never read. Load it with PEFT where you trust it, and save it as safetensors."
-        raise fault(str(folder / PICKLE_FILE), "is a pickle.", hint=hint)
+        raise format_error(str(folder / PICKLE_FILE), "is a pickle.", hint=hint)
     config = read_config(
         read_file(folder / CONFIG_FILE, limit=_CONFIG_LIMIT), source=str(folder / CONFIG_FILE)
     )
@@ -124,7 +124,7 @@ def import_peft(folder: Path, architecture: Architecture, *, layer: str, base: s
 
 
 def peft_tensors(
-    pairs: Mapping[str, Pair], rank: int, architecture: Architecture
+    pairs: Mapping[str, LoRAWeights], rank: int, architecture: Architecture
 ) -> dict[str, Matrix]:
     """PEFT's tensors: one for each block, projection and half. Ranks below ``rank`` are filled with zeros, which add nothing."""
     tensors: dict[str, Matrix] = {}
@@ -141,7 +141,7 @@ def peft_tensors(
 
 def _join(
     arrays: Mapping[str, Matrix], rank: int, architecture: Architecture, source: str
-) -> dict[str, Pair]:
+) -> dict[str, LoRAWeights]:
     """Our pairs from PEFT's tensors: every tensor is used, and every block has every projection that any block has."""
     pattern = re.compile(
         rf"{re.escape(f'{_PREFIX}.{architecture.block_path}')}\.(0|[1-9][0-9]{{0,5}})\.(.+)\.lora_([AB])\.weight"
@@ -150,19 +150,19 @@ def _join(
     for name, array in arrays.items():
         match = pattern.fullmatch(name)
         if match is None:
-            raise _not_a_half(name, architecture, source)
+            raise _describe_unpaired_tensor(name, architecture, source)
         block, projection, half = int(match[1]), match[2], match[3]
         if projection not in architecture.projections:
-            hint = nearest(
+            hint = suggest_nearest(
                 projection, architecture.projections, what="projection that can be adapted"
             )
-            raise fault(
+            raise format_error(
                 source,
                 f"adapts {projection}, which the base does not have or does not adapt.",
                 hint=hint,
             )
         if block >= architecture.blocks:
-            raise fault(
+            raise format_error(
                 source,
                 f"adapts block {block}; the base has {architecture.blocks}.",
                 hint=_ANOTHER_BASE,
@@ -170,7 +170,7 @@ def _join(
         inputs, outputs = architecture.projections[projection]
         shape = (rank, inputs) if half == "A" else (outputs, rank)
         if array.shape != shape:
-            raise fault(
+            raise format_error(
                 source,
                 f"{name} has the shape {array.shape}; it would have to be {shape}.",
                 hint=_ANOTHER_BASE,
@@ -182,7 +182,7 @@ def _join(
             _stacked(found.get((projection, half), {}), projection, half, architecture, source)
             for half in "AB"
         )
-        pairs[projection] = Pair(a, b)
+        pairs[projection] = LoRAWeights(a, b)
     return pairs
 
 
@@ -199,7 +199,7 @@ def _stacked(
     missing = [block for block in range(architecture.blocks) if block not in blocks]
     if missing:
         hint = "Only adapters that touch the same projections in every block are taken (no layers_to_transform)."
-        raise fault(
+        raise format_error(
             source, f"lora_{half} of {projection} is missing in block {missing[0]}.", hint=hint
         )
     stacked = np.stack([blocks[block] for block in range(architecture.blocks)])
@@ -207,20 +207,20 @@ def _stacked(
     return stacked
 
 
-def _not_a_half(name: str, architecture: Architecture, source: str) -> Exception:
+def _describe_unpaired_tensor(name: str, architecture: Architecture, source: str) -> Exception:
     hint = (
         "Only LoRA on the projections of the base's blocks is taken; train it again on those alone."
     )
     if "embed" in name or "lm_head" in name:
-        return fault(
-            source, f"adapts the embeddings or the output head ({shown(name)}).", hint=hint
+        return format_error(
+            source, f"adapts the embeddings or the output head ({safe_repr(name)}).", hint=hint
         )
     if "lora_magnitude_vector" in name:
-        return fault(source, f"is DoRA ({shown(name)}).", hint=hint)
+        return format_error(source, f"is DoRA ({safe_repr(name)}).", hint=hint)
     if name.endswith("bias"):
-        return fault(source, f"holds a bias ({shown(name)}).", hint=hint)
-    return fault(
-        source, f"{shown(name)} is no half of a projection in {architecture.block_path}.", hint=hint
+        return format_error(source, f"holds a bias ({safe_repr(name)}).", hint=hint)
+    return format_error(
+        source, f"{safe_repr(name)} is no half of a projection in {architecture.block_path}.", hint=hint
     )
 
 
@@ -237,15 +237,15 @@ def _provenance(
         read_file(path, limit=_PROVENANCE_LIMIT), source=source, what="the provenance"
     )
     if not isinstance(about, dict):
-        raise fault(source, "the provenance is not a JSON object.")
+        raise format_error(source, "the provenance is not a JSON object.")
     check_format(about.get("format"), source=source, what="the provenance")
     if about.get("tensors") != digest:
         hint = f"Delete {PROVENANCE_FILE} to import the folder as one of unknown origin."
-        raise fault(source, f"tells of other tensors than those in {TENSOR_FILE}.", hint=hint)
+        raise format_error(source, f"tells of other tensors than those in {TENSOR_FILE}.", hint=hint)
     if about.keys() == {"format", "tensors", "manifest"}:
         kept = manifest_from_json(about["manifest"], source=source)
         if not math.isclose(kept.scaling, config.scaling, rel_tol=1e-6):
-            raise fault(
+            raise format_error(
                 source, f"says scaling {kept.scaling}, {CONFIG_FILE} says {config.scaling}."
             )
         return replace(kept, layer=layer)
@@ -253,7 +253,7 @@ def _provenance(
         kept_layers = [_stack_layer(part, base, source) for part in about["stack"]]
         signals = canonical_digest([part.signals for part in kept_layers])
         return replace(new, recipe={**origin, "stack": about["stack"]}, signals=signals)
-    raise fault(source, f"the provenance has the keys {shown(sorted(about))}.")
+    raise format_error(source, f"the provenance has the keys {safe_repr(sorted(about))}.")
 
 
 def _stack_layer(part: Any, base: str, source: str) -> Manifest:
@@ -262,11 +262,11 @@ def _stack_layer(part: Any, base: str, source: str) -> Manifest:
         or part.keys() != {"manifest", "weight"}
         or type(part["weight"]) not in (int, float)
     ):
-        raise fault(source, f"a layer of the stack is {shown(part)}.")
+        raise format_error(source, f"a layer of the stack is {safe_repr(part)}.")
     manifest = manifest_from_json(part["manifest"], source=source)
     if manifest.base != base:
-        what = f"layer {manifest.layer} was built for base {short(manifest.base)}, not for {short(base)}."
-        raise fault(source, what, hint="Open the base it was built for.")
+        what = f"layer {manifest.layer} was built for base {shorten(manifest.base)}, not for {shorten(base)}."
+        raise format_error(source, what, hint="Open the base it was built for.")
     return manifest
 
 
@@ -275,7 +275,7 @@ def _write_folder(
 ) -> None:
     data = save(tensors, metadata={"format": "pt"})
     provenance = {"format": FORMAT, "tensors": hashlib.sha256(data).hexdigest(), **about}
-    with new_folder(folder) as new:
+    with write_folder_atomically(folder) as new:
         (new / TENSOR_FILE).write_bytes(data)
         (new / PROVENANCE_FILE).write_text(canonical_json(provenance) + "\n", encoding="utf-8")
         (new / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -22,13 +22,17 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from personalpeft.adapters.formats.published import Served, ServedFolders, served
-from personalpeft.adapters.types import Composed, Pair, Share
+from personalpeft.adapters.formats.published import (
+    PublishedAdapter,
+    PublishedAdapterFolder,
+    build_published_adapter,
+)
+from personalpeft.adapters.types import AdapterStack, LoRAWeights, ScaledLoRA
 from personalpeft.backends.vllm.client import Server, UnknownName
 from personalpeft.backends.vllm.model_check import Check
 from personalpeft.backends.vllm.transport import Lost, Unreachable
 from personalpeft.base_models.types import Base
-from personalpeft.errors import PersonalPeftError, ServingFailed, where_raised
+from personalpeft.errors import PersonalPeftError, ServingFailed, format_origin
 from personalpeft.settings import VllmServer
 
 log = logging.getLogger(__name__)
@@ -47,16 +51,16 @@ class Told:
     """A stack that the server was told of, under this name; ``composed`` is what it is made of."""
 
     name: str
-    folder: Served
-    composed: Composed
+    folder: PublishedAdapter
+    composed: AdapterStack
 
 
-def staged(composed: Composed, base: Base) -> Served:
+def staged(composed: AdapterStack, base: Base) -> PublishedAdapter:
     """A stack's folder. Raises ``AdapterError``."""
-    return served(composed, base)
+    return build_published_adapter(composed, base)
 
 
-def nothing(base: Base) -> Composed:
+def nothing(base: Base) -> AdapterStack:
     """A stack that changes nothing, for rows on the bare base.
 
     Where a batch has rows with stacks, vLLM on a processor (0.32) computes rows without one as if they had that in its last slot,
@@ -65,17 +69,22 @@ def nothing(base: Base) -> Composed:
     """
     projection, (inputs, outputs) = min(base.architecture.projections.items())
     blocks = base.architecture.blocks
-    pair = Pair(
+    pair = LoRAWeights(
         np.zeros((blocks, 1, inputs), np.float16), np.zeros((blocks, outputs, 1), np.float16)
     )
-    return Composed(1, {projection: (Share(pair, 1.0),)})
+    return AdapterStack(1, {projection: (ScaledLoRA(pair, 1.0),)})
 
 
 class Stacks:
     """What one program has a server serve. Nothing is before ``right``."""
 
     def __init__(
-        self, server: Server, check: Check, folders: ServedFolders, settings: VllmServer, base: Base
+        self,
+        server: Server,
+        check: Check,
+        folders: PublishedAdapterFolder,
+        settings: VllmServer,
+        base: Base,
     ) -> None:
         self._server, self._check, self._folders, self._settings = server, check, folders, settings
         changes_nothing = nothing(base)
@@ -105,7 +114,7 @@ class Stacks:
         # Whoever asked may go away meanwhile, and others wait for the same.
         await asyncio.shield(self._look)
 
-    async def tell(self, folder: Served, composed: Composed) -> Told:
+    async def tell(self, folder: PublishedAdapter, composed: AdapterStack) -> Told:
         """Has the server know a stack. Raises as ``right`` does; then there is nothing of it."""
         told = self._named(folder, composed)
         async with self._turn(told.name):
@@ -162,7 +171,7 @@ class Stacks:
 
     async def clear_up(self) -> None:
         """Takes away what programs that are gone have left behind: their names on the server, and then their folders."""
-        for own in await asyncio.to_thread(self._folders.left_behind):
+        for own in await asyncio.to_thread(self._folders.incomplete):
             with suppress(PersonalPeftError, OSError):
                 for each in await self._server.listed():
                     if not each.is_base and each.name.endswith(f":{own}"):
@@ -248,25 +257,27 @@ class Stacks:
                     self._again.pop(told.name, None)
                     await self._gone(self._told.pop(told.name))
         except Exception as bug:  # noqa: BLE001 - no caller is left to raise it to
-            log.error("a stack could not be taken back from the vLLM server: %s", where_raised(bug))
+            log.error(
+                "a stack could not be taken back from the vLLM server: %s", format_origin(bug)
+            )
 
     async def _gone(self, told: Told) -> None:
         if self._settings.resolves or await self._forgotten(told.name, told.folder):
-            await asyncio.to_thread(self._folders.take, told.folder.digest)
+            await asyncio.to_thread(self._folders.remove, told.folder.digest)
 
-    async def _forgotten(self, name: str, folder: Served) -> bool:
+    async def _forgotten(self, name: str, folder: PublishedAdapter) -> bool:
         """Has the server forget a name; False where it may know it yet. Then the folder stays, which it may look for."""
         try:
             await self._server.forget(name)
         except Unreachable:
             log.info("the vLLM server is gone, and all that it knew with it")
         except PersonalPeftError as error:
-            log.warning("the name of a stack stays on the vLLM server: %s", where_raised(error))
+            log.warning("the name of a stack stays on the vLLM server: %s", format_origin(error))
             self._folders.keep(folder.digest)
             return False
         return True
 
-    def _named(self, folder: Served, composed: Composed) -> Told:
+    def _named(self, folder: PublishedAdapter, composed: AdapterStack) -> Told:
         # Servers that resolve names have to know them by the digest alone, whoever asks.
         name = folder.name if self._settings.resolves else f"{folder.name}:{self._folders.own}"
         return Told(name, folder, composed)
@@ -277,7 +288,7 @@ class Stacks:
     async def _knows(self, name: str) -> bool:
         return any(each.name == name for each in await self._server.listed())
 
-    async def _put(self, folder: Served) -> str:
+    async def _put(self, folder: PublishedAdapter) -> str:
         """Has a folder there, and says where, as the server sees it."""
         try:
             path = await asyncio.to_thread(self._folders.put, folder)

@@ -16,12 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from personalpeft.backends.base import Continuation, Row, Tokens
-from personalpeft.backends.tokenizer import Text
+from personalpeft.backends.base import Continuation, SequenceState, Tokens
+from personalpeft.backends.tokenizer import Tokenizer
 from personalpeft.backends.vllm.client import Listed, Server
 from personalpeft.backends.vllm.transport import Answer, Wire
 from personalpeft.base_models.types import Base
-from personalpeft.errors import BaseMismatch, InvalidInput, nearest
+from personalpeft.errors import BaseMismatch, InvalidInput, suggest_nearest
 from personalpeft.types import Sampling
 
 # In it lie what tokenizers part on: two scripts, digits, spaces, line ends.
@@ -50,7 +50,7 @@ class Check:
         wire: Wire,
         server: Server,
         base: Base,
-        text: Text,
+        text: Tokenizer,
         *,
         salt: Callable[[], str],
         reference: Callable[[Continuation], Said],
@@ -90,7 +90,9 @@ class Check:
 
     async def said(self, bare: str) -> Said:
         """What is written greedily after the text, and how likely that is found. Raises ``UnknownName``, ``ServingFailed``."""
-        row = Row(self._asked, None, Sampling(temperature=0, max_tokens=_SAID), logprobs=True)
+        row = SequenceState(
+            self._asked, None, Sampling(temperature=0, max_tokens=_SAID), logprobs=True
+        )
         written = [each async for each in self._server.write(row, bare, self._salt(), ())]
         return tuple(
             (token, known.logprob)
@@ -121,7 +123,7 @@ class Check:
         )
 
 
-def written_on(text: Text) -> Tokens:
+def written_on(text: Tokenizer) -> Tokens:
     """What a server writes on, to be compared, as tokens."""
     return text.beginning + text.encode(_TEXT)
 
@@ -140,7 +142,7 @@ def _the_base(models: Sequence[Listed], wanted: str | None, url: str) -> Listed:
         if wanted not in bases:
             raise InvalidInput(
                 f"The vLLM server at {url} has no base called {wanted!a}.",
-                hint=nearest(wanted, bases, what="base"),
+                hint=suggest_nearest(wanted, bases, what="base"),
             )
         return bases[wanted]
     if len(bases) != 1:

@@ -20,9 +20,9 @@ from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from typing import TypeVar
 
-from personalpeft.adapters.types import Pair
+from personalpeft.adapters.types import LoRAWeights
 from personalpeft.backends.base import Loss, Session
-from personalpeft.backends.error_mapping import failure, model_faults
+from personalpeft.backends.error_mapping import to_serving_error, map_model_errors
 from personalpeft.errors import Cancelled, PersonalPeftError, ServingFailed, format_origin
 from personalpeft.learning.options import LearnOptions, wait_while
 from personalpeft.learning.train.checkpoint import (
@@ -112,7 +112,7 @@ class TrainResult:
     total_steps: int
     losses: tuple[float, ...]
     resumed_at: int
-    pairs: Mapping[str, Pair]
+    pairs: Mapping[str, LoRAWeights]
 
     @property
     def is_complete(self) -> bool:
@@ -158,7 +158,7 @@ def train(
             results[name] = error
         except Exception as bug:  # noqa: BLE001 - any error concerns this session alone
             log.error("and this one failed alone: %s", format_origin(bug))
-            results[name] = failure(_FAILED, bug, hint=_RETRY, less=_LESS_MEMORY)
+            results[name] = to_serving_error(_FAILED, bug, hint=_RETRY, less=_LESS_MEMORY)
     return results
 
 
@@ -251,7 +251,7 @@ class _Run:
     def finish(self) -> TrainResult:
         self.wait_for_checkpoint()
         losses = tuple(self.losses)
-        return TrainResult(self.step, self.steps, losses, self.resumed_at, self.session.pairs())
+        return TrainResult(self.step, self.steps, losses, self.resumed_at, self.session.weights())
 
 
 def _write_checkpoint(job: TrainJob, step: int, state: SessionState) -> None:
@@ -259,7 +259,7 @@ def _write_checkpoint(job: TrainJob, step: int, state: SessionState) -> None:
 
 
 def _map_model_errors() -> AbstractContextManager[None]:
-    return model_faults(_FAILED, hint=_RETRY, less=_LESS_MEMORY)
+    return map_model_errors(_FAILED, hint=_RETRY, less=_LESS_MEMORY)
 
 
 def _catch(act: Callable[[], T]) -> T | PersonalPeftError:

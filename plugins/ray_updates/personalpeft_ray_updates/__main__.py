@@ -23,7 +23,7 @@ from rich.text import Text
 
 import personalpeft
 from personalpeft import Cancelled, LearnReport, PersonalPeftError
-from personalpeft.errors import outcome
+from personalpeft.errors import get_error_codes
 
 if TYPE_CHECKING:
     from personalpeft_ray_updates import Standing
@@ -220,7 +220,7 @@ def _printable(text: str) -> str:
 
 def _tell(error: PersonalPeftError, as_data: bool) -> int:
     """An error on stderr; gives its exit code."""
-    code = outcome(error).exit_code
+    code = get_error_codes(error).exit_code
     if as_data:
         said = {
             "kind": type(error).__name__,

@@ -18,7 +18,7 @@ from http_makers import Caller, of_user
 import personalpeft
 from personalpeft import Runtime
 from personalpeft.adapters.formats import published
-from personalpeft.errors import OUTCOMES
+from personalpeft.errors import ERROR_CODES
 from personalpeft_app.http.own import reference
 from personalpeft_app.http.own.acts import ACTS
 from personalpeft_app.http.own.desk import MOST_OF_ONE
@@ -89,7 +89,7 @@ def test_the_document_names_every_operation_and_every_error_by_its_status(ada: C
         told = document["paths"][PREFIX + operation.path][operation.method.lower()]
         assert told["operationId"] == operation.name
         assert set(told["responses"]) >= {
-            str(OUTCOMES[error].http_status) for error in operation.errors
+            str(ERROR_CODES[error].http_status) for error in operation.errors
         }
         assert "401" in told["responses"]
 
@@ -313,8 +313,8 @@ def test_a_file_of_a_stack_may_be_kept_by_who_asked_and_by_nobody_between(
     admin: Caller, runtime: Runtime
 ) -> None:
     files = {"adapter_config.json": b"{}\n", "adapter_model.safetensors": b"tensors"}
-    stack = published.Served(published.digest_of(files), 8, files)
-    with closing(published.ServedFolders(runtime.settings.cache / "served", "kept")) as folders:
+    stack = published.PublishedAdapter(published.compute_digest(files), 8, files)
+    with closing(published.PublishedAdapterFolder(runtime.settings.cache / "served", "kept")) as folders:
         folders.put(stack)
         answer = admin.get(f"{PREFIX}/served/{stack.digest}/adapter_model.safetensors")
     assert (answer.status_code, answer.data, answer.mimetype) == (
@@ -331,8 +331,8 @@ def test_a_file_of_a_stack_may_be_kept_by_who_asked_and_by_nobody_between(
 def test_a_worker_may_fetch_stacks_and_nothing_else(admin: Caller, runtime: Runtime) -> None:
     worker = replace(admin, secret=runtime.api_keys.create(None, worker=True)[1])
     files = {"adapter_config.json": b"{}\n", "adapter_model.safetensors": b"tensors"}
-    stack = published.Served(published.digest_of(files), 8, files)
-    with closing(published.ServedFolders(runtime.settings.cache / "served", "kept")) as folders:
+    stack = published.PublishedAdapter(published.compute_digest(files), 8, files)
+    with closing(published.PublishedAdapterFolder(runtime.settings.cache / "served", "kept")) as folders:
         folders.put(stack)
         assert worker.get(f"{PREFIX}/served/{stack.digest}/adapter_config.json").data == b"{}\n"
     for rule in admin.app.url_map.iter_rules():

@@ -206,7 +206,7 @@ def test_where_nothing_can_be_learned_nothing_is_built_and_the_reason_said(
 class Short:
     """Rewards short replies alone."""
 
-    mastered: bool = True
+    train_on_solved: bool = True
     groups: list[tuple[int, float]] = field(default_factory=list)
 
     def shape(self, attempts: Sequence[Attempt], pass_rate: float) -> list[float]:
@@ -218,12 +218,12 @@ def test_a_shaping_sees_whole_groups_and_only_one_that_asks_for_them_gets_solved
     ada: User,
 ) -> None:
     rounds = {}
-    for mastered in (True, False):
-        shaping = Short(mastered)
+    for train_on_solved in (True, False):
+        shaping = Short(train_on_solved)
         report = ada.practice(
             "email", verifier=Judge(lambda reply: True), shaping=shaping, rounds=40
         )
-        rounds[mastered] = report.scores["practice"]["rounds"]
+        rounds[train_on_solved] = report.scores["practice"]["rounds"]
     assert rounds[True] == 40 > rounds[False]
     assert {group for group in shaping.groups if group[0] == 5} <= {(5, 1.0)}
 
@@ -324,7 +324,7 @@ def test_a_kill_before_any_step_or_the_verdict_costs_no_reply_and_no_step_that_w
     ended = []
     card = quick_card(tmp_path)
     card.write_text(
-        f"{card.read_text()}\n[practice]\nimitate = {imitate}\nper_round = 4\nheld_back = 8\n"
+        f"{card.read_text()}\n[practice]\nrejection_rounds = {imitate}\nprompts_per_round = 4\nnum_eval_tasks = 8\n"
     )
     for name, before in (("one", set[int]()), ("two", set(kills))):
         with (

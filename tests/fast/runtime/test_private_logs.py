@@ -12,9 +12,9 @@ import pytest
 
 import personalpeft
 from personalpeft import Runtime, Serving, ServingFailed
-from personalpeft.backends.error_mapping import model_faults
+from personalpeft.backends.error_mapping import map_model_errors
 from personalpeft.backends.fake import FakeBackend
-from personalpeft.errors import where_raised
+from personalpeft.errors import format_origin
 
 SECRET = "my dog is called Biscuit"
 SOURCES = Path(personalpeft.__file__).parents[1]
@@ -63,7 +63,7 @@ def test_a_check_of_a_reply_that_fails_logs_no_text(
 
 
 def test_what_a_model_fails_at_logs_no_text(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ServingFailed), model_faults("The model failed."):
+    with pytest.raises(ServingFailed), map_model_errors("The model failed."):
         raise OSError(SECRET)
     assert SECRET not in caplog.text
     assert "OSError" in caplog.text
@@ -74,7 +74,7 @@ def test_the_same_failure_has_the_same_id_whatever_its_text() -> None:
         try:
             raise ValueError(text)
         except ValueError as error:
-            return where_raised(error)
+            return format_origin(error)
 
     assert told("one") == told("two")
     assert ".told" in told("one")
@@ -115,7 +115,7 @@ def _holds(value: ast.expr, caught: set[str | None]) -> bool:
     if (
         isinstance(value, ast.Call)
         and isinstance(value.func, ast.Name)
-        and value.func.id in ("where_raised", "type")
+        and value.func.id in ("format_origin", "type")
     ):
         return False
     if isinstance(value, ast.Name):

@@ -15,12 +15,12 @@ import personalpeft
 from personalpeft import errors
 from personalpeft.backends.vllm.transport import Unreachable
 from personalpeft.errors import (
-    OUTCOMES,
+    ERROR_CODES,
     PersonalPeftError,
     ServingFailed,
-    kind_of,
-    nearest,
-    outcome,
+    get_error_type,
+    suggest_nearest,
+    get_error_codes,
 )
 
 NAMES = [
@@ -147,7 +147,7 @@ def test_an_old_name_works_for_one_release_and_warns(tmp_path: Path) -> None:
         with pytest.warns(DeprecationWarning, match="is now called"):
             assert ada.digest().user == "ada"  # type: ignore[attr-defined]
         with pytest.warns(DeprecationWarning, match="is now called"):
-            assert runtime.tokens is runtime.api_keys  # type: ignore[attr-defined]
+            assert runtime.api_keys is runtime.api_keys  # type: ignore[attr-defined]
         with pytest.warns(DeprecationWarning, match="is now called"):
             assert personalpeft.Why is personalpeft.Provenance
         with pytest.raises(AttributeError):
@@ -211,7 +211,7 @@ LEAVES = [
 def test_each_error_has_an_outcome_and_is_also_a_builtin(leaf: type[PersonalPeftError]) -> None:
     error = leaf("It broke.", hint="Mend it.")
     assert (str(error), error.message, error.hint) == ("It broke.", "It broke.", "Mend it.")
-    assert outcome(error) == OUTCOMES[leaf]
+    assert get_error_codes(error) == ERROR_CODES[leaf]
     own = [
         each
         for each in leaf.__mro__
@@ -221,31 +221,31 @@ def test_each_error_has_an_outcome_and_is_also_a_builtin(leaf: type[PersonalPeft
     assert all(getattr(builtins, each.__name__) is each for each in own)
     assert leaf.__name__ in personalpeft.__all__
     assert getattr(personalpeft, leaf.__name__) is leaf
-    assert 0 < outcome(error).exit_code < 256
-    assert 400 <= outcome(error).http_status < 600
+    assert 0 < get_error_codes(error).exit_code < 256
+    assert 400 <= get_error_codes(error).http_status < 600
 
 
 def test_an_error_that_a_backend_tells_apart_for_itself_is_known_by_the_one_that_it_is() -> None:
     error = Unreachable("Nobody is there.", hint="Start it.")
-    assert kind_of(error) is ServingFailed
-    assert outcome(error) == OUTCOMES[ServingFailed]
+    assert get_error_type(error) is ServingFailed
+    assert get_error_codes(error) == ERROR_CODES[ServingFailed]
 
 
 def test_errors_that_mean_different_things_to_a_caller_have_different_exit_codes() -> None:
     kinds = {leaf for leaf in LEAVES if PersonalPeftError in leaf.__bases__}
-    assert set(OUTCOMES) == {PersonalPeftError, *LEAVES}
-    assert len({OUTCOMES[kind].exit_code for kind in kinds}) == len(kinds)
+    assert set(ERROR_CODES) == {PersonalPeftError, *LEAVES}
+    assert len({ERROR_CODES[kind].exit_code for kind in kinds}) == len(kinds)
 
 
 def test_a_hint_names_what_is_nearest_or_what_there_is() -> None:
-    assert nearest("styl", ["style", "memory"], what="layer") == "Did you mean 'style'?"
+    assert suggest_nearest("styl", ["style", "memory"], what="layer") == "Did you mean 'style'?"
     assert (
-        nearest("smol", ["small", "smollm2-135m-instruct"], what="base")
+        suggest_nearest("smol", ["small", "smollm2-135m-instruct"], what="base")
         == "Did you mean 'smollm2-135m-instruct'?"
     )
-    assert nearest("say-nothing", ["serve", "path"], what="command") == "Known: path, serve."
-    assert nearest("zzz", [], what="layer") == "There is no layer yet."
-    assert nearest("zzz", ["b", "a"], what="layer") == "Known: a, b."
+    assert suggest_nearest("say-nothing", ["serve", "path"], what="command") == "Known: path, serve."
+    assert suggest_nearest("zzz", [], what="layer") == "There is no layer yet."
+    assert suggest_nearest("zzz", ["b", "a"], what="layer") == "Known: a, b."
 
 
 def test_every_package_with_code_is_in_the_wheel() -> None:
