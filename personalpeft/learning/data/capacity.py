@@ -2,8 +2,8 @@
 
 Recall of text word for word is near perfect below ``RECOMMENDED_TOKENS_PER_PARAMETER``, falls off
 up to ten times that, and collapses beyond (arXiv 2606.02437). So a memory takes the newest lessons
-up to the configured ``tokens_per_parameter``. Lessons of a style or a skill share one manner and
-are not counted.
+up to the configured ``tokens_per_parameter``. Lessons of a style or a skill share a template
+and are not counted.
 
 Invariant: lessons of one signal fit or stay out together; they count once, by the longest.
 """

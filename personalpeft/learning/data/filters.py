@@ -46,8 +46,10 @@ def find_leak(
     if count := _count_latest(addresses, lessons, new, accepted):
         example = next(texts[0] for texts in reversed(addresses) if texts)
         return f"{count} lessons put a link or an address into the answer ({example})"
-    told = [_added([text for text in secrets if text in each.chosen], each) for each in lessons]
-    if count := _count_latest(told, lessons, new, accepted):
+    secret_texts = [
+        _added([text for text in secrets if text in each.chosen], each) for each in lessons
+    ]
+    if count := _count_latest(secret_texts, lessons, new, accepted):
         return f"{count} lessons give away what was remembered, without being asked for it"
     return ""
 

@@ -310,11 +310,11 @@ def _split_score(backend: Backend, lesson: Lesson, score: Score) -> AnswerLogPro
     # knows them. In the mean they would hide whether the fact itself is known.
     request = lesson.messages[-1].content
     opening, closing = template_span(backend, lesson.template, request)
-    end = len(score.tokens) - len(backend.end_of_turn)
+    end = len(score.token_logprobs) - len(backend.end_of_turn)
     if opening + closing == 0 or opening + closing >= end:
         return AnswerLogProb(score.logp)
-    words = (*score.tokens[opening : end - closing], *score.tokens[end:])
-    template = (*score.tokens[:opening], *score.tokens[end - closing : end])
+    words = (*score.token_logprobs[opening : end - closing], *score.token_logprobs[end:])
+    template = (*score.token_logprobs[:opening], *score.token_logprobs[end - closing : end])
     return AnswerLogProb(statistics.fmean(words), statistics.fmean(template))
 
 

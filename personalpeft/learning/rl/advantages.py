@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from personalpeft.backends.base import Continuation, Outputs
+from personalpeft.backends.base import Continuation, ModelOutputs
 from personalpeft.learning.rl.config import RLConfig
 from personalpeft.learning.rl.rollouts import RolloutGroup
-from personalpeft.plugins import RIGHT, Shaped
+from personalpeft.learning.train.losses import BaseLoss
+from personalpeft.plugins import RIGHT, CheckedRewardShaper
 
 MIN_SPREAD = 0.05
 """A smaller spread of rewards is taken as this, so that tiny differences push little."""
@@ -25,7 +26,7 @@ _MAX_LOG_RATIO = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyGradientLoss:
+class PolicyGradientLoss(BaseLoss):
     """Policy gradient of one reply (Williams 1992) with a KL penalty from the stack below.
 
     ``(beta * sum(KL) - advantage * sum(log p)) / max_length``. The reply was sampled from this very
@@ -39,18 +40,12 @@ class PolicyGradientLoss:
     max_length: int
     beta: float
     weight: float = 1.0
-    whole: bool = False
-    generic: bool = False
 
     @property
     def continuations(self) -> Sequence[Continuation]:
         return (self.reply,)
 
-    @property
-    def references(self) -> Sequence[Continuation]:
-        return (self.reply,)
-
-    def loss(self, outputs: Sequence[Outputs], references: Sequence[Outputs]) -> Any:
+    def loss(self, outputs: Sequence[ModelOutputs], references: Sequence[ModelOutputs]) -> Any:
         log_probs = outputs[0].token_logp
         log_ratio = (references[0].token_logp - log_probs).clamp(max=_MAX_LOG_RATIO)
         kl = (log_ratio.exp() - log_ratio - 1).sum()
@@ -77,7 +72,7 @@ def _normalise(values: Sequence[float]) -> tuple[float, ...]:
 
 
 def policy_gradient_step(
-    groups: Sequence[RolloutGroup], shaping: Shaped | None, config: RLConfig
+    groups: Sequence[RolloutGroup], shaping: CheckedRewardShaper | None, config: RLConfig
 ) -> tuple[PolicyGradientLoss, ...]:
     """Return the losses of a round: one for each reply whose advantage is not 0."""
     used: list[tuple[Continuation, float]] = []

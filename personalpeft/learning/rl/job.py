@@ -6,9 +6,11 @@ resumes from them gives the same bytes as what was never stopped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
+
+from pydantic import TypeAdapter
 
 from personalpeft.backends.base import Continuation
 from personalpeft.errors import InvalidInput
@@ -19,7 +21,7 @@ from personalpeft.learning.rl.rollouts import RolloutGroup
 from personalpeft.learning.rl.tasks import UNSEEN, TaskPosterior, derive_seed, is_eval_task
 from personalpeft.learning.train.config import TrainingConfig
 from personalpeft.learning.train.losses import SFTLoss
-from personalpeft.plugins import Shaped, Task, Verifying
+from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier, Task
 from personalpeft.types import Revision, Stack, StackEntry, canonical_digest
 
 Batch: TypeAlias = tuple[SFTLoss | PolicyGradientLoss, ...]
@@ -39,8 +41,8 @@ class RLJob:
     layer: str
     config: RLConfig
     shape: TrainingConfig
-    verifier: Verifying
-    shaping: Shaped | None
+    verifier: CheckedVerifier
+    shaping: CheckedRewardShaper | None
     live: Stack
     below: Stack
     parent: Revision | None
@@ -101,7 +103,7 @@ class RLJob:
 
 
 def draw_tasks(
-    layer: str, config: RLConfig, verifier: Verifying, head: Revision | None
+    layer: str, config: RLConfig, verifier: CheckedVerifier, head: Revision | None
 ) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
     """Return tasks to practise and others for the gate; other ones once the head has changed.
 
@@ -136,7 +138,7 @@ class RLState:
     replies: int = 0
     pass_rates: list[float] = field(default_factory=list)
     lengths: list[float] = field(default_factory=list)
-    passed: dict[Continuation, None] = field(default_factory=dict)
+    passed: list[Continuation] = field(default_factory=list)
     pending: tuple[Batch, ...] = ()
 
     def record_round(self, groups: Sequence[RolloutGroup]) -> None:
@@ -151,7 +153,7 @@ class RLState:
         self.replies += len(replies)
         self.pass_rates.append(round(len(passed) / len(replies), 4))
         self.lengths.append(round(sum(each.length for each in replies) / len(replies), 4))
-        self.passed |= dict.fromkeys(passed)
+        self.passed = list(dict.fromkeys((*self.passed, *passed)))
 
     def record_step(self) -> None:
         """Remove the step that was made; what is known of the tasks ages with the model."""
@@ -171,47 +173,14 @@ class RLState:
             "length": self.lengths,
         }
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Any:
         """Return the state as a checkpoint holds it."""
-        return {
-            "posteriors": {task: (p.passed, p.failed) for task, p in self.posteriors.items()},
-            "rounds": self.rounds,
-            "steps": self.steps,
-            "replies": self.replies,
-            "pass_rates": self.pass_rates,
-            "lengths": self.lengths,
-            "passed": [(reply.prompt, reply.completion) for reply in self.passed],
-            "pending": [[_loss_to_json(loss) for loss in batch] for batch in self.pending],
-        }
+        return _STATE.dump_python(self, mode="json")
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
+    @staticmethod
+    def from_json(data: Any) -> RLState:
         """Return the state that ``to_json`` gave."""
-        return cls(
-            **{
-                **data,
-                "posteriors": {task: TaskPosterior(*p) for task, p in data["posteriors"].items()},
-                "passed": dict.fromkeys(_continuation(reply) for reply in data["passed"]),
-                "pending": tuple(tuple(map(_loss_from_json, b)) for b in data["pending"]),
-            }
-        )
+        return _STATE.validate_python(data)
 
 
-def _loss_to_json(loss: SFTLoss | PolicyGradientLoss) -> dict[str, Any]:
-    (reply,) = loss.continuations
-    data = {"reply": (reply.prompt, reply.completion), "weight": loss.weight}
-    if isinstance(loss, PolicyGradientLoss):
-        data |= {"advantage": loss.advantage, "max_length": loss.max_length, "beta": loss.beta}
-    return data
-
-
-def _loss_from_json(data: Mapping[str, Any]) -> SFTLoss | PolicyGradientLoss:
-    reply = _continuation(data["reply"])
-    if "advantage" in data:
-        return PolicyGradientLoss(**{**data, "reply": reply})
-    return SFTLoss(reply, data["weight"])
-
-
-def _continuation(reply: Sequence[Sequence[int]]) -> Continuation:
-    prompt, completion = map(tuple, reply)
-    return Continuation(prompt, completion)
+_STATE = TypeAdapter(RLState)

@@ -20,7 +20,7 @@ from typing import Any
 from personalpeft.adapters.formats.packed import in_half
 from personalpeft.adapters.types import Adapter, Manifest
 from personalpeft.backends.base import Continuation, Session
-from personalpeft.backends.error_mapping import model_faults
+from personalpeft.backends.error_mapping import map_model_errors
 from personalpeft.engine.engine import Engine
 from personalpeft.errors import Cancelled
 from personalpeft.learning.gate.gate import EvalItem
@@ -105,13 +105,12 @@ class RLLoop:
 
     def _select_tasks(self, rng: random.Random) -> tuple[Task, ...]:
         job = self.job
-        solved_too = job.shaping is not None and job.shaping.mastered
         return select_tasks(
             job.train_tasks,
             self.state.posteriors,
             job.config.prompts_per_round,
             rng,
-            train_on_solved=solved_too,
+            train_on_solved=job.shaping is not None and job.shaping.train_on_solved,
         )
 
     def _sample(self, tasks: Sequence[Task]) -> tuple[RolloutGroup, ...]:
@@ -139,7 +138,7 @@ class RLLoop:
     def _plan_steps(self, groups: Sequence[RolloutGroup], rng: random.Random) -> tuple[Batch, ...]:
         """Return the steps of the round that was just sampled."""
         if self.job.samples_rejections(self.state.rounds):
-            return rejection_sampling(tuple(self.state.passed), self.job.config, rng)
+            return rejection_sampling(self.state.passed, self.job.config, rng)
         batch = policy_gradient_step(groups, self.job.shaping, self.job.config)
         return (batch,) if batch else ()
 
@@ -238,12 +237,12 @@ def build_adapter(job: RLJob, session: Session, recipe: Mapping[str, Any]) -> Ad
         below=tuple(entry.digest for entry in job.below.entries),
         parent=job.parent.digest if job.parent else None,
     )
-    return Adapter(manifest, in_half(session.pairs()))
+    return Adapter(manifest, in_half(session.weights()))
 
 
 def map_practice_errors() -> AbstractContextManager[None]:
     """Return a context in which an error of the model becomes ``ServingFailed``."""
-    return model_faults(
+    return map_model_errors(
         "The model failed during practice.",
         hint=f"See the log. {RESUME_HINT}",
         less="Free memory and practise again, which goes on from what was done. A smaller"

@@ -10,7 +10,7 @@ from personalpeft.engine.engine import Engine, Request
 from personalpeft.errors import Cancelled
 from personalpeft.learning.options import Condition
 from personalpeft.learning.rl.tasks import derive_seed
-from personalpeft.plugins import RIGHT, Attempt, Task, Verifying
+from personalpeft.plugins import RIGHT, Attempt, CheckedVerifier, Task
 from personalpeft.types import Message, Sampling, Stack
 
 PASS_THRESHOLD = 0.99
@@ -56,7 +56,7 @@ def sample_rollouts(
     user: str,
     stack: Stack,
     tasks: Sequence[Task],
-    verifier: Verifying,
+    verifier: CheckedVerifier,
     sampling: Sampling,
     *,
     num_generations: int = 1,
@@ -67,7 +67,7 @@ def sample_rollouts(
 
     Args:
         engine: the serving engine; chats go first.
-        user: whose replies they are.
+        user: owner of the replies.
         stack: what replies.
         tasks: the prompts.
         verifier: gives the rewards.

@@ -52,7 +52,7 @@ from personalpeft.learning.staleness import trained_on
 from personalpeft.learning.train.checkpoint import CheckpointStore
 from personalpeft.learning.train.config import TrainingConfig, load_training_configs
 from personalpeft.learning.train.loop import make_loop_control
-from personalpeft.plugins import Shaped, Verifying
+from personalpeft.plugins import CheckedRewardShaper, CheckedVerifier
 from personalpeft.services import Services
 from personalpeft.types import Verdict
 
@@ -83,8 +83,8 @@ class RLTrainer:
         self,
         user: str,
         layer: str,
-        verifier: Verifying,
-        shaping: Shaped | None,
+        verifier: CheckedVerifier,
+        shaping: CheckedRewardShaper | None,
         rounds: int | None,
         options: LearnOptions,
     ) -> LearnReport:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from personalpeft.backends.base import Backend, Continuation, Loss, Outputs
+from personalpeft.backends.base import Backend, Continuation, Loss, ModelOutputs
 from personalpeft.learning.data.assignment import Lesson
 from personalpeft.learning.data.response_template import NO_TEMPLATE, ResponseTemplate
 from personalpeft.learning.train.config import TrainingConfig
@@ -21,8 +21,23 @@ MAX_CONTRAST_TOKENS = 16
 """A reply that only serves as a contrast is read up to here: its end may well hold true things."""
 
 
+class BaseLoss:
+    """What most losses share: each continuation is also scored under the stack below."""
+
+    needs_full_logp: ClassVar[bool] = False
+    is_general: ClassVar[bool] = False
+
+    @property
+    def continuations(self) -> Sequence[Continuation]:
+        raise NotImplementedError
+
+    @property
+    def references(self) -> Sequence[Continuation]:
+        return self.continuations
+
+
 @dataclass(frozen=True, slots=True)
-class SFTLoss:
+class SFTLoss(BaseLoss):
     """Negative log-likelihood of a wanted answer, averaged over tokens.
 
     ``token_weights``, one for each token, replace the average by a weighted sum.
@@ -31,15 +46,16 @@ class SFTLoss:
     target: Continuation
     weight: float = 1.0
     token_weights: tuple[float, ...] = ()
-    references: tuple[Continuation, ...] = ()
-    whole: bool = False
-    generic: bool = False
 
     @property
     def continuations(self) -> Sequence[Continuation]:
         return (self.target,)
 
-    def loss(self, outputs: Sequence[Outputs], references: Sequence[Outputs]) -> Any:
+    @property
+    def references(self) -> Sequence[Continuation]:
+        return ()
+
+    def loss(self, outputs: Sequence[ModelOutputs], references: Sequence[ModelOutputs]) -> Any:
         log_probs = outputs[0].token_logp
         if self.token_weights:
             log_probs = log_probs * log_probs.new_tensor(self.token_weights)
@@ -48,7 +64,7 @@ class SFTLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class DPOLoss:
+class DPOLoss(BaseLoss):
     """Direct preference optimization (Rafailov et al. 2023, arXiv 2305.18290, eq. 7).
 
     ``-log sigmoid(beta * (r(chosen) - r(rejected)))``, where ``r`` is the log-ratio of the trained
@@ -60,18 +76,12 @@ class DPOLoss:
     rejected: Continuation
     beta: float
     weight: float = 1.0
-    whole: bool = False
-    generic: bool = False
 
     @property
     def continuations(self) -> Sequence[Continuation]:
         return (self.chosen, self.rejected)
 
-    @property
-    def references(self) -> Sequence[Continuation]:
-        return self.continuations
-
-    def loss(self, outputs: Sequence[Outputs], references: Sequence[Outputs]) -> Any:
+    def loss(self, outputs: Sequence[ModelOutputs], references: Sequence[ModelOutputs]) -> Any:
         from torch.nn.functional import logsigmoid
 
         chosen, rejected = _log_ratios(outputs, references)
@@ -79,7 +89,7 @@ class DPOLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class KTOLoss:
+class KTOLoss(BaseLoss):
     """Kahneman-Tversky optimization (Ethayarajh et al. 2024, arXiv 2402.01306, eq. 8), lambda 1.
 
     ``1 - sigmoid(+-beta * (r - z))`` averaged over the replies, plus for desirable ones. ``z``
@@ -92,18 +102,12 @@ class KTOLoss:
     mismatched: tuple[Continuation, ...]
     beta: float
     weight: float = 1.0
-    whole: bool = False
-    generic: bool = False
 
     @property
     def continuations(self) -> Sequence[Continuation]:
         return (*self.desirable, *self.undesirable, *self.mismatched)
 
-    @property
-    def references(self) -> Sequence[Continuation]:
-        return self.continuations
-
-    def loss(self, outputs: Sequence[Outputs], references: Sequence[Outputs]) -> Any:
+    def loss(self, outputs: Sequence[ModelOutputs], references: Sequence[ModelOutputs]) -> Any:
         import torch
 
         ratios = torch.stack(_log_ratios(outputs, references))
@@ -116,7 +120,7 @@ class KTOLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class ContextDistillationLoss:
+class ContextDistillationLoss(BaseLoss):
     """Context distillation (Askell et al. 2021, arXiv 2112.00861).
 
     ``KL(p_below(. | prompt with context) || p(. | prompt))`` over the whole vocabulary, averaged
@@ -126,8 +130,7 @@ class ContextDistillationLoss:
     student: Continuation
     teacher: Continuation
     weight: float = 1.0
-    whole: bool = True
-    generic: bool = False
+    needs_full_logp: ClassVar[bool] = True
 
     @property
     def continuations(self) -> Sequence[Continuation]:
@@ -137,14 +140,14 @@ class ContextDistillationLoss:
     def references(self) -> Sequence[Continuation]:
         return (self.teacher,)
 
-    def loss(self, outputs: Sequence[Outputs], references: Sequence[Outputs]) -> Any:
+    def loss(self, outputs: Sequence[ModelOutputs], references: Sequence[ModelOutputs]) -> Any:
         teacher = references[0].logp
         divergence = (teacher.exp() * (teacher - outputs[0].logp)).sum()
         return self.weight * divergence / len(self.student.completion)
 
 
 @dataclass(frozen=True, slots=True)
-class KLRegularizer:
+class KLRegularizer(BaseLoss):
     """KL from the stack below on an answer to a general prompt.
 
     ``student`` may hold the answer of ``reference`` inside the lessons' template. The ``length``
@@ -160,8 +163,8 @@ class KLRegularizer:
     length: int
     learn_rest: bool
     weight: float = 1.0
-    whole: bool = True
-    generic: bool = True
+    needs_full_logp: ClassVar[bool] = True
+    is_general: ClassVar[bool] = True
 
     @property
     def continuations(self) -> Sequence[Continuation]:
@@ -171,10 +174,10 @@ class KLRegularizer:
     def references(self) -> Sequence[Continuation]:
         return (self.reference,)
 
-    def loss(self, outputs: Sequence[Outputs], references: Sequence[Outputs]) -> Any:
+    def loss(self, outputs: Sequence[ModelOutputs], references: Sequence[ModelOutputs]) -> Any:
         run = slice(self.student_start, self.student_start + self.length)
         reference_run = slice(self.reference_start, self.reference_start + self.length)
-        total = outputs[0].divergence(run, references[0], reference_run).sum()
+        total = outputs[0].kl_div(run, references[0], reference_run).sum()
         count = self.length
         if self.learn_rest:
             log_probs = outputs[0].token_logp
@@ -183,7 +186,7 @@ class KLRegularizer:
         return self.weight * total / max(1, count)
 
 
-def _log_ratios(outputs: Sequence[Outputs], references: Sequence[Outputs]) -> list[Any]:
+def _log_ratios(outputs: Sequence[ModelOutputs], references: Sequence[ModelOutputs]) -> list[Any]:
     """Return ``log p(completion) - log p_below(completion)`` of each."""
     pairs = zip(outputs, references, strict=True)
     return [own.token_logp.sum() - below.token_logp.sum() for own, below in pairs]

@@ -26,8 +26,8 @@ class ThickeningToThinning:
             raise ValueError(f"a strength of {self.strength} is not from 0 to below 0.5")
 
     @property
-    def mastered(self) -> bool:
-        """Tasks that are always solved are tried on, since there the replies are to become shorter."""
+    def train_on_solved(self) -> bool:
+        """Solved tasks are sampled too, because their replies are to become shorter."""
         return True
 
     def shape(self, attempts: Sequence[Attempt], pass_rate: float) -> tuple[float, ...]:

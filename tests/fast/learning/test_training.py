@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
+import safetensors.numpy
 from backend_makers import lessons, spec
 from example_counts import examples
 from hypothesis import HealthCheck, given
@@ -15,7 +18,12 @@ from hypothesis import strategies as st
 
 from personalpeft.backends.base import Backend, Session
 from personalpeft.errors import Cancelled, CardError
-from personalpeft.learning.train.checkpoint import CheckpointStore
+from personalpeft.learning.rl.config import RLConfig
+from personalpeft.learning.train.checkpoint import (
+    CheckpointStore,
+    encode_checkpoint,
+    restore_checkpoint,
+)
 from personalpeft.learning.train.config import TrainingConfig, load_training_configs
 from personalpeft.learning.train.loop import LoopControl, TrainJob, TrainResult, train
 
@@ -311,3 +319,36 @@ def test_a_mistake_in_the_recipe_of_one_kind_is_said_with_its_table(
 ) -> None:
     with pytest.raises(CardError, match="learning"):
         load_training_configs("card", wrong, PROJECTIONS)
+
+
+def test_what_is_stored_of_a_configuration_keeps_its_keys_whatever_its_fields_are_called() -> None:
+    """Digests of inputs and adapter files hold these keys."""
+    stored = TrainingConfig(target_modules=("mlp",), alpha=8).to_stored()
+    assert json.dumps(stored) == (
+        '{"rank": 8, "alpha": 8, "targets": ["mlp"], "learning_rate": 0.0005, "steps": 26,'
+        ' "most_steps": 120, "batch": 4, "pairs": 1, "beta": 0.1, "content": 0.3, "shared": 1.0,'
+        ' "thumbs": 2, "phrasings": 5, "unknown": 0, "anchors": 4, "anchor_weight": 2.0,'
+        ' "replay": 0.5, "warmup": 0.05, "clip": 1.0, "weight_decay": 0.0, "held_out": 0.25,'
+        ' "longest": 96, "capacity": 0.01, "seed": 0}'
+    )
+    assert TrainingConfig.from_stored({**stored, "practice": {}}).to_stored() == stored
+    assert " ".join(RLConfig().to_stored()) == (
+        "rounds imitate repeats batch per_round group pool held_back temperature longest kl"
+        " imitation_rate learning_rate seed"
+    )
+
+
+def test_a_card_may_use_the_old_keys_for_one_release_more() -> None:
+    with pytest.warns(DeprecationWarning, match="most_steps"):
+        configs = load_training_configs("card", {"memory": {"most_steps": 9}}, PROJECTIONS)
+    assert (configs.memory.max_steps, configs.style.max_steps) == (9, 120)
+
+
+def test_a_checkpoint_of_the_version_before_is_as_if_it_were_not_there(fake: Backend) -> None:
+    session = fake.session(spec(fake))
+    arrays = {name: np.atleast_1d(array) for name, array in session.state().items()}
+    old = safetensors.numpy.save(arrays, {"inputs": "x", "step": "3", "digest": "0"})
+    assert restore_checkpoint(old, session, "x") is None
+    new = encode_checkpoint(session.state(), "x", {"step": 3})
+    assert restore_checkpoint(new, session, "x") == {"step": 3}
+    assert restore_checkpoint(new, session, "y") is None
