@@ -51,17 +51,7 @@ def back_up(database: Database, blobs: Blobs, folder: Path, *, now: datetime, ke
     """Copy a home into a folder, beside readers and writers, and delete all but the newest copies
     there.
 
-    Args:
-        database: The home's database.
-        blobs: The home's files.
-        folder: Where the copies lie; it is created if needed.
-        now: The time, for the copy's name.
-        keep: How many copies to keep, at least 1.
-
-    Raises:
-        InvalidInput: ``keep`` is below 1.
-        HomeError: The folder cannot be written.
-        Damaged: The database cannot be read whole.
+    See ``Maintenance.back_up``. ``now`` is in the copy's name.
     """
     if keep < 1:
         raise InvalidInput(f"keep must be 1 or more, got {keep}.", hint="Older copies are deleted.")

@@ -249,7 +249,7 @@ class Catalog:
         """Record the report of a learn that built no revision."""
         with self._database.write_transaction() as db:
             resolve_user(db, user)
-            row = rows.encode("report", {"at": self._now(), "body": report})
+            row = rows.encode("report", at=self._now(), body=report)
             hash_chain.append_entry(db, user, "report", row)
 
     def reports(self, user: str) -> tuple[Json, ...]:

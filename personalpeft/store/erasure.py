@@ -5,7 +5,7 @@ Invariants:
 - The decision is one transaction: rows are deleted, a tombstone replaces each, and the user's chain
   is derived again from the first of them. No digest of an erased row is kept, since it would
   confirm a guess of its words: the entry of a tombstone covers the tombstone.
-- The history is as if erased revisions had never been live: a move that named one is deleted, or
+- The history shows no erased revision: a move that named one is deleted, or
   starts where the move before it ended. The head is the target of the last remaining move.
 - Files and the journal cannot be part of the transaction. It lists them as pending deletions, and
   the next opening of the home completes those that are left.
@@ -41,12 +41,7 @@ def erase(store: Store, user: str, decide: Callable[[], Erasure]) -> ErasureResu
     """Erase what ``decide`` returns. It is called under the write lock, so that nothing changes
     meanwhile.
 
-    After a kill, the next opening of the home deletes the files.
-
-    Raises:
-        NotFound: The user does not exist.
-        Busy: Another writer does not finish in time.
-        HomeError: The home cannot be written.
+    After a kill, the next opening deletes the files. Raises ``NotFound``, ``Busy``, ``HomeError``.
     """
     with store.database.write_lock():
         erasure = decide()

@@ -38,11 +38,7 @@ class ChainWriter:
         self._rows: dict[EntryKind, list[list[Any]]] = {}
 
     def append(self, user: str, kind: EntryKind, content: Row) -> None:
-        """Append a row as the next entry of an existing user.
-
-        Raises:
-            InvalidInput: A text in it is not valid Unicode.
-        """
+        """Append a row as a user's next entry. Raises ``InvalidInput`` for invalid Unicode."""
         before, chain = self._tail(user)
         seq = before + 1
         row = {"user": user, "seq": seq, **content}

@@ -33,10 +33,7 @@ def verify(store: Store) -> tuple[Problem, ...]:
     Writers go on meanwhile: each user is read at one moment, and a file that no revision names is
     checked again under the write lock. A read-only home is checked without the lock, so a file that
     a writer is just adding may be reported. Memory grows with the longest history of one user.
-
-    Raises:
-        Busy: A writer does not finish in time.
-        HomeError: The home cannot be read.
+    Raises ``Busy``, ``HomeError``.
     """
     problems: list[Problem] = []
     for check in (_check_database, _check_users, _check_missing_blobs, _check_files):

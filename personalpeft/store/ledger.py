@@ -208,7 +208,7 @@ class Ledger:
                 supersedes = _current_on_turn(db, user, kind, turn, source)
             signal_id = new_id("s", at, self._entropy)
             signal = Signal(signal_id, user, kind, at, payload, turn, source, supersedes)
-            row = rows.encode_signal(signal)
+            row = rows.encode("signal", signal)
             hash_chain.append_entry(db, user, "signal", row)
             return rows.decode_signal({**row, "user": user})
 
@@ -253,7 +253,7 @@ class Ledger:
                 signal = resolve_id(db, "signal", user, each)
                 sql = "select seq from retraction where user = ? and signal = ?"
                 if fetch_one(db, sql, user, signal) is None:
-                    row = rows.encode("retraction", {"signal": signal, "at": self._now()})
+                    row = rows.encode("retraction", signal=signal, at=self._now())
                     hash_chain.append_entry(db, user, "retraction", row)
 
 

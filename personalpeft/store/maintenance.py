@@ -54,10 +54,7 @@ class Maintenance(
     def exclusive(self, task: str) -> AbstractContextManager[None]:
         """Hold a task of this home against all other processes and threads, without waiting.
 
-        Raises:
-            Busy: It is held; the message names the holder.
-            HomeError: The home is read-only.
-            InvalidInput: The name is invalid.
+        Raises as ``Leases.acquire``.
         """
         return self._leases.acquire(f"upkeep-{task}")
 

@@ -28,13 +28,7 @@ _ROLES = frozenset({"train", "pinned"})
 
 
 def check_revisions(revisions: Sequence[NewRevision]) -> None:
-    """Check that each revision is consistent.
-
-    Raises:
-        Damaged: The blob does not match the revision's digest.
-        InvalidId: The layer's name is invalid.
-        InvalidInput: Its id or a signal's role is invalid.
-    """
+    """Check each revision: ``Damaged`` for a wrong blob, ``InvalidInput`` for an invalid name."""
     digests = {key: hashlib.sha256(blob).hexdigest() for key, blob in _distinct(revisions).items()}
     for new in revisions:
         revision = new.revision
@@ -81,9 +75,8 @@ def record_revisions(
 ) -> None:
     """Record one round of revisions. One that is recorded already only gets a new judgement.
 
-    Raises:
-        NotFound: The user does not have a parent or signal.
-        InvalidInput: A value is not valid JSON, or a pinned signal of the layer was trained on.
+    Raises ``NotFound`` for a parent or signal that the user does not have, ``InvalidInput`` for
+    invalid JSON or if a pinned signal was trained on.
     """
     writer = ChainWriter(db)
     layers, provenance, moves = [], [], []
@@ -93,7 +86,8 @@ def record_revisions(
         user, layer = revision.user, revision.layer
         layers.append((user, layer))
         if not known:
-            writer.append(user, "revision", rows.encode_revision(revision))
+            below = rows.encode_entries(revision.below)
+            writer.append(user, "revision", rows.encode("revision", revision, below=below))
         append_judgement(writer, revision, new.report, at)
         provenance += [
             (user, revision.id, signal, layer, role) for signal, role in revision.signals.items()
@@ -118,9 +112,10 @@ def record_revisions(
 
 def append_judgement(writer: ChainWriter, revision: Revision, report: Json, at: datetime) -> None:
     """Append a judgement of a revision and its report. Raises ``InvalidInput`` for invalid JSON."""
-    writer.append(revision.user, "judgement", rows.encode_judgement(revision, at))
-    body = {"revision": revision.id, "at": at, "body": report}
-    writer.append(revision.user, "report", rows.encode("report", body))
+    judgement = rows.encode("judgement", revision, revision=revision.id, at=at)
+    writer.append(revision.user, "judgement", judgement)
+    row = rows.encode("report", revision=revision.id, at=at, body=report)
+    writer.append(revision.user, "report", row)
 
 
 def move_heads(
@@ -139,8 +134,7 @@ def move_heads(
     ]
     new = [move for move in done if move.before != move.after]
     for move in new:
-        values = {name: getattr(move, name) for name in rows.COLUMNS["move"]}
-        writer.append(move.user, "move", rows.encode("move", values))
+        writer.append(move.user, "move", rows.encode("move", move))
     writer.flush()
     db.executemany(
         "update layer set head = ? where user = ? and name = ?",

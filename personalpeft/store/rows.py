@@ -113,16 +113,16 @@ KINDS: tuple[EntryKind, ...] = get_args(EntryKind)
 """In this order no row comes before one that it refers to."""
 
 
-def encode(table: str, values: Mapping[str, Any]) -> Row:
-    """Return the row of a chained table for these values.
+def encode(table: str, source: object = None, **values: Any) -> Row:
+    """Return a row of a chained table, from these values and else from attributes of ``source``.
 
-    Raises:
-        InvalidInput: A value is not valid JSON, not finite or not valid Unicode.
+    Raises ``InvalidInput`` for a value that cannot be stored.
     """
-    return {
-        name: _encode_value(values.get(name), column, f"{table}'s {name}")
-        for name, column in COLUMNS[table].items()
-    }
+    row = {}
+    for name, column in COLUMNS[table].items():
+        value = values.get(name) if name in values or source is None else getattr(source, name)
+        row[name] = _encode_value(value, column, f"{table}'s {name}")
+    return row
 
 
 def decode(table: str, row: Row) -> dict[str, Any]:
@@ -142,17 +142,11 @@ def encode_turn(turn: Turn) -> Row:
     """Return a turn's row."""
     return encode(
         "turn",
-        {
-            "id": turn.id,
-            "at": turn.at,
-            "messages": [message.to_list() for message in turn.messages],
-            "reply": turn.reply,
-            "stack": {"base": turn.stack.base, "entries": encode_entries(turn.stack.entries)},
-            "sampling": asdict(turn.sampling),
-            **asdict(turn.usage),
-            "finish_reason": turn.finish_reason,
-            "used": list(turn.used),
-        },
+        turn,
+        messages=[message.to_list() for message in turn.messages],
+        stack={"base": turn.stack.base, "entries": encode_entries(turn.stack.entries)},
+        sampling=asdict(turn.sampling),
+        **asdict(turn.usage),
     )
 
 
@@ -174,34 +168,10 @@ def decode_turn(row: Row) -> Turn:
     )
 
 
-def encode_signal(signal: Signal) -> Row:
-    """Return a signal's row."""
-    values = {name: getattr(signal, name) for name in COLUMNS["signal"]}
-    return encode("signal", {**values, "kind": str(signal.kind)})
-
-
 def decode_signal(row: Row) -> Signal:
     """Return the signal of a row."""
     values = decode("signal", row)
     return Signal(**{**values, "user": row["user"], "kind": SignalKind(values["kind"])})
-
-
-def encode_revision(revision: Revision) -> Row:
-    """Return the row of how a revision was built."""
-    values = {name: getattr(revision, name) for name in COLUMNS["revision"]}
-    return encode("revision", {**values, "below": encode_entries(revision.below)})
-
-
-def encode_judgement(revision: Revision, at: datetime) -> Row:
-    """Return the row of what the gate decided about a revision."""
-    values = {name: getattr(revision, name, None) for name in COLUMNS["judgement"]}
-    more = {
-        "revision": revision.id,
-        "verdict": str(revision.verdict),
-        "probation": int(revision.probation),
-        "at": at,
-    }
-    return encode("judgement", {**values, **more})
 
 
 def decode_revision(row: Row) -> Revision:
@@ -261,8 +231,7 @@ def parse_time(text: str) -> datetime:
 def to_json(value: Any, *, what: str) -> str:
     """Return canonical JSON.
 
-    Raises:
-        InvalidInput: JSON cannot hold it: NaN, bytes, a lone surrogate, or endless nesting.
+    Raises ``InvalidInput`` for what JSON cannot hold: NaN, bytes, lone surrogates, deep nesting.
     """
     if isinstance(value, Mapping):
         value = dict(value)
@@ -314,6 +283,8 @@ def _encode_value(value: Any, column: Column, what: str) -> Any:
                     f"The {what} must be finite, got {value}.", hint="Give a finite number."
                 )
             return float(value)
+        case Column.COUNT:
+            return int(value)
     return value
 
 

@@ -42,10 +42,7 @@ for _name in _NAMES:
 def is_current(connection: sqlite3.Connection, home: Path, *, to_read: bool = False) -> bool:
     """Return whether the database can be used, or with ``to_read`` be read, without a migration.
 
-    It is False for an empty database and one of an earlier version.
-
-    Raises:
-        HomeError: The database belongs to another program, or a newer version has migrated it.
+    Raises ``HomeError`` if it belongs to another program or a newer version.
     """
     (application,) = connection.execute("pragma application_id").fetchone()
     (version,) = connection.execute("pragma user_version").fetchone()

@@ -1,5 +1,4 @@
-"""One user as rows that leave the home and come back: the chain of entries with their content, and
-the layers.
+"""Exports one user as rows, and imports them: the chain of entries with their content, the layers.
 
 Invariants: an export is one moment of the home. An import is chained again under the user's new
 name, in the same order, in one transaction with its files, or not at all. Nothing here trusts a
@@ -31,10 +30,7 @@ _HINT = "The file is damaged, or was not written by personalpeft; export it agai
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry:
-
-    ``content`` is its row without user and number, or if ``forgotten`` its tombstone.
-    """
+    """One entry, with its row without user and number; if ``forgotten``, with its tombstone."""
 
     seq: int
     kind: str
@@ -91,10 +87,9 @@ def read_user(store: Store, user: str) -> UserExport:
 
 
 def check_export(export: UserExport) -> tuple[Revision, ...]:
-    """Check column types, digests, the chain and that every row can be read; return the revisions.
+    """Check columns, digests, chain and values, and return the revisions.
 
-    Raises:
-        PersonalFileError: Something in it is invalid.
+    Raises ``PersonalFileError``.
     """
     if not _is_time(export.since):
         raise PersonalFileError("It does not say when its user was created.", hint=_HINT)
