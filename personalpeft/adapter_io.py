@@ -14,7 +14,7 @@ from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.formats.peft import export_peft, export_stack_peft, import_peft
 from personalpeft.adapters.merge import write_merged_folder, write_merged_gguf
 from personalpeft.adapters.types import Adapter
-from personalpeft.backends.llamacpp.tokenizer_check import check_splitting
+from personalpeft.backends.llamacpp.tokenizer_check import check_tokenizer
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
 from personalpeft.base_models.types import Base
 from personalpeft.clock import Clock
@@ -78,7 +78,7 @@ def export_merged(
     base = engine.backend.base
     stack = compose([(engine.read_adapter(entry.digest), entry.weight) for entry in entries])
     if form == "gguf":
-        write_merged_gguf(base, stack, target, partial(check_splitting, base))
+        write_merged_gguf(base, stack, target, partial(check_tokenizer, base))
     else:
         write_merged_folder(base, stack, target)
     return target

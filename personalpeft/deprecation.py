@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+_T = TypeVar("_T")
 
 
 def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
@@ -33,3 +36,26 @@ class RenamedAttributes:
                 raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
             warn_renamed(f"{type(self).__name__}.{name}", new)
             return getattr(self, new)
+
+
+def accept_renamed_arguments(**renamed: str) -> Callable[[type[_T]], type[_T]]:
+    """Return a class decorator with which a constructor takes old keyword names, with a warning.
+
+    Args:
+        renamed: The new name of each old one.
+    """
+
+    def decorate(cls: type[_T]) -> type[_T]:
+        construct = cls.__init__
+
+        @functools.wraps(construct)
+        def init(self: _T, *args: Any, **kwargs: Any) -> None:
+            for old in renamed.keys() & kwargs.keys():
+                warn_renamed(f"{cls.__name__}({old}=)", renamed[old])
+                kwargs.setdefault(renamed[old], kwargs.pop(old))
+            construct(self, *args, **kwargs)
+
+        cls.__init__ = init  # type: ignore[assignment, misc]
+        return cls
+
+    return decorate

@@ -120,36 +120,23 @@ class Runtime(
         return User(user_id, self._services)
 
     def users(self, *, after: str | None = None, limit: int = 100) -> tuple[UserSummary, ...]:
-        """Return a page of the users, sorted by id. A page shorter than ``limit`` is the last.
+        """Return a page of the users by id: at most ``limit``, after the id ``after``.
 
-        Args:
-            after: The last id of the page before.
-            limit: The most users.
-
-        Raises:
-            InvalidInput: An argument has a wrong value.
+        A page shorter than ``limit`` is the last. Raises ``InvalidInput``.
         """
         return self._services.store.catalog.users(after=after, limit=limit)
 
     def import_user(self, file: str | Path, *, as_user: str | None = None) -> ImportSummary:
-        """Import the user of a ``.personal`` file that ``User.export`` wrote.
+        """Import the user of a ``.personal`` file that ``User.export`` wrote, perhaps under another
+        id.
 
         The ledger is always imported. Revisions are imported if all of them were built on the open
         base and the file holds the adapters; then the same revisions are live at once. Otherwise
         the next learn builds new ones. Every digest is recomputed and every adapter validated
-        before anything is stored.
+        first.
 
-        Args:
-            file: The file.
-            as_user: Another id for the user.
-
-        Returns:
-            What was imported.
-
-        Raises:
-            PersonalFileError: The file is damaged, hostile or too new.
-            InvalidInput: The user exists.
-            InvalidId: The id is invalid.
+        Raises ``PersonalFileError`` for a file that is damaged, hostile or too new,
+        ``InvalidInput`` if the user exists, ``InvalidId``.
         """
         return import_user(self._services.store, self._services.model.base, Path(file), as_user)
 
@@ -299,13 +286,7 @@ class Runtime(
         """Delete adapter files that no revision has named for a day, partial files, and training
         state that was not resumed for a week. Safe while other programs use the home.
 
-        Args:
-            dry_run: Only report what would be deleted.
-            progress: Called with a stage and the share of it that is done, 0 to 1.
-
-        Raises:
-            HomeError: The home cannot be written.
-            Busy: Another program writes.
+        ``dry_run`` only reports. Raises ``HomeError``, ``Busy``.
         """
         return collect_garbage(
             self._services.store,

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import platformdirs
 
+from personalpeft.deprecation import accept_renamed_arguments
 from personalpeft.errors import InvalidInput
 
 HOME = "PERSONALPEFT_HOME"
@@ -85,32 +86,45 @@ class Settings:
     vllm: VllmServer | None = None
 
 
+@accept_renamed_arguments(
+    rows="max_batch",
+    waiting="max_queue",
+    waiting_per_user="max_queue_per_user",
+    running_per_user="max_running_per_user",
+)
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How much is served at once, and how much may wait.
+    """Limits of the engine.
 
-    ``slots`` stacks are on the device at once and ``rows`` replies are written at once. ``host_bytes`` of stacks that had
-    to leave their slot stay in host memory. ``waiting`` requests may wait, ``waiting_per_user`` of them one user's, and
-    while others wait one user has at most ``running_per_user`` rows. ``self_check`` is the share of replies (0 to 1)
-    that are compared with a cold run afterwards. Raises ``InvalidInput``.
+    Args:
+        slots: Adapter stacks on the device at once.
+        max_batch: Replies that are generated at once.
+        host_bytes: Bytes of adapter stacks that are kept in host memory.
+        max_queue: Requests that may wait, of all users together.
+        max_queue_per_user: Requests of one user that may wait.
+        max_running_per_user: Replies of one user that are generated at once while others wait.
+        self_check: Share of replies (0 to 1) that are compared with an undisturbed run.
+
+    Raises:
+        InvalidInput: A limit is below its least value.
     """
 
     slots: int = 32
-    rows: int = 16
+    max_batch: int = 16
     host_bytes: int = 256 * 2**20
-    waiting: int = 256
-    waiting_per_user: int = 64
-    running_per_user: int = 8
+    max_queue: int = 256
+    max_queue_per_user: int = 64
+    max_running_per_user: int = 8
     self_check: float = 0.0
 
     def __post_init__(self) -> None:
         least = {
             "slots": 1,
-            "rows": 1,
+            "max_batch": 1,
             "host_bytes": 0,
-            "waiting": 1,
-            "waiting_per_user": 1,
-            "running_per_user": 1,
+            "max_queue": 1,
+            "max_queue_per_user": 1,
+            "max_running_per_user": 1,
         }
         for name, smallest in least.items():
             value = getattr(self, name)

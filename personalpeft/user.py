@@ -14,11 +14,11 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from personalpeft import archive, erasure, feedback, stacks
 from personalpeft.adapter_io import (
     MergedForm,
-    import_peft_folder,
-    import_gguf,
-    export_peft_folder,
     export_gguf,
     export_merged,
+    export_peft_folder,
+    import_gguf,
+    import_peft_folder,
 )
 from personalpeft.archive import ExportSummary
 from personalpeft.chat import compare, request
@@ -254,18 +254,8 @@ class User(
         """Record implicit feedback: "copied", "regenerated", "contradicted" or "thanked".
 
         It becomes a rating of the source "app" if the runtime was opened with ``observing="kept"``,
-        or ``observing="learned"`` to train on it as a weak rating. Otherwise nothing is recorded.
-
-        Args:
-            reply: A reply, a turn, or a turn's id.
-            seen: What the app saw.
-
-        Returns:
-            The id of the signal, or None if nothing was recorded.
-
-        Raises:
-            NotFound: The turn is unknown.
-            InvalidInput: ``seen`` has another value.
+        or ``observing="learned"`` to train on it as a weak rating. Returns the id of the signal, or
+        None if nothing was recorded. Raises ``NotFound`` for an unknown turn, ``InvalidInput``.
         """
         return feedback.observe(self._services, self.id, reply, seen)
 
@@ -635,29 +625,20 @@ class User(
     def activity_summary(
         self, since: datetime | timedelta = timedelta(days=1), until: datetime | None = None
     ) -> ActivitySummary:
-        """Summarize a period: signals, learns with their reasons, refusals, and how to undo each.
+        """Summarize what learning did since a time, or in a duration, until another time (None:
+        now).
 
-        Args:
-            since: When the period begins, or how long it is.
-            until: When it ends; None is now.
-
-        Raises:
-            InvalidInput: A time has no time zone, or the period ends before it begins.
+        Raises ``InvalidInput`` for a time without a time zone and a period that ends before it
+        begins.
         """
         return summarize_activity(
             self._services.store, self.id, since, self._services.clock.now(), until
         )
 
     def turns(self, limit: int | None = None, *, before: str | None = None) -> tuple[Turn, ...]:
-        """Return the turns, newest first.
+        """Return the turns, newest first: at most ``limit``, older than the turn ``before``.
 
-        Args:
-            limit: The most turns.
-            before: The id of a turn; only older turns are returned.
-
-        Raises:
-            NotFound: The turn is unknown.
-            InvalidInput: The limit is negative.
+        Raises ``NotFound`` for an unknown turn, ``InvalidInput`` for a negative limit.
         """
         return self._services.store.ledger.turns(self.id, limit=limit, before=before)
 
@@ -706,28 +687,16 @@ class User(
     def export(self, file: str | Path, *, adapters: bool = True) -> ExportSummary:
         """Write all of this user into one new file, by custom ``<name>.personal``.
 
-        ``Runtime.import_user`` reads it, on this machine or another. The file is not encrypted and
-        holds everything that the user wrote.
-
-        Args:
-            file: The file. It must not exist.
-            adapters: Include the adapter files.
-
-        Raises:
-            InvalidInput: The file exists or cannot be written.
+        ``Runtime.import_user`` reads it, on this machine or another. It is not encrypted and holds
+        all that the user wrote. ``adapters=False`` leaves the adapter files out. Raises
+        ``InvalidInput`` if the file exists or cannot be written.
         """
         return archive.export_user(self._services.store, self.id, Path(file), adapters=adapters)
 
     def export_peft(self, folder: str | Path, *, layer: str | None = None) -> Path:
-        """Write the live stack, or one layer of it, as a folder that PEFT loads as one LoRA.
+        """Write the live stack, or one layer of it, as a new folder that PEFT loads as one LoRA.
 
-        Args:
-            folder: An empty or new folder.
-            layer: The layer; None writes the stack.
-
-        Raises:
-            InvalidInput: The folder is not empty.
-            NotFound: Nothing is live.
+        Raises ``InvalidInput`` if the folder is not empty, ``NotFound`` if nothing is live.
         """
         return export_peft_folder(
             self._services.engine, self._live(layer), Path(folder), whole=layer is None
@@ -736,12 +705,8 @@ class User(
     def import_peft(self, folder: str | Path, *, layer: str = "style") -> Revision:
         """Import a PEFT folder as a revision of a layer and make it live, without a gate.
 
-        Args:
-            folder: The folder.
-            layer: The layer.
-
-        Raises:
-            AdapterError: The adapter is damaged, hostile, unsupported or not for this base.
+        Raises ``AdapterError`` for an adapter that is damaged, hostile, unsupported or not for this
+        base.
         """
         check_layer_name(layer)
         services = self._services
@@ -771,16 +736,11 @@ class User(
         )
 
     def export_merged(self, folder: str | Path, *, form: MergedForm = "safetensors") -> Path:
-        """Write the base with the live stack merged into its weights.
+        """Write the base with the live stack merged into its weights, into a new folder.
 
-        The copy is as large as the base, and later learns do not change it.
-
-        Args:
-            folder: An empty or new folder.
-            form: "safetensors" for transformers, "gguf" for a model.gguf with an Ollama Modelfile.
-
-        Raises:
-            InvalidInput, NotFound: As ``export_gguf``.
+        ``form`` is "safetensors" for transformers, or "gguf" for a model.gguf with an Ollama
+        Modelfile. The copy is as large as the base, and later learns do not change it. Raises as
+        ``export_gguf``.
         """
         return export_merged(self._services.engine, self._live(None), Path(folder), form)
 

@@ -197,10 +197,10 @@ def _answer(
     outputs = engine.stream(requests, cancelled=cancelled)
     try:
         for chunk in outputs:
-            texts[chunk.row] += chunk.text
-            generated[chunk.row] += len(chunk.tokens)
+            texts[chunk.index] += chunk.text
+            generated[chunk.index] += len(chunk.tokens)
             if chunk.finish is not None:
-                finish[chunk.row] = chunk.finish
+                finish[chunk.index] = chunk.finish
     finally:
         outputs.close()
     if "cancelled" in finish.values():

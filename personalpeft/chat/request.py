@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from personalpeft.base_models.chat_template import takes_tools
+from personalpeft.base_models.chat_template import supports_tools
 from personalpeft.chat.reply import Reply, Stream
 from personalpeft.chat.validation import uses_tools
 from personalpeft.engine.engine import Request
@@ -93,7 +93,7 @@ def start_stream(
 
 def check_tool_support(services: Services, messages: Sequence[Message]) -> None:
     """Raise ``InvalidInput`` if the base's chat template would drop the tools in the messages."""
-    if uses_tools(messages) and not takes_tools(services.base):
+    if uses_tools(messages) and not supports_tools(services.base):
         raise InvalidInput(
             "The chat template of this base does not support tools.",
             hint="Leave tools out, or open a base that supports them.",

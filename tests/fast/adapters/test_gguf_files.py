@@ -28,15 +28,15 @@ from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 from personalpeft.adapters.compose import compose
 from personalpeft.adapters.formats.gguf import import_gguf_lora, write_gguf_lora
 from personalpeft.adapters.formats.gguf_reader import read_gguf
-from personalpeft.adapters.formats.ollama import modelfile
+from personalpeft.adapters.formats.ollama import build_modelfile
 from personalpeft.adapters.merge import write_merged_folder, write_merged_gguf
 from personalpeft.adapters.types import Adapter
 from personalpeft.backends.base import Backend
-from personalpeft.backends.llamacpp.tokenizer_check import check_splitting
+from personalpeft.backends.llamacpp.tokenizer_check import check_tokenizer
 from personalpeft.base_models.gguf import tokenizer as base_tokenizer
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
-from personalpeft.base_models.resolve import prepare
-from personalpeft.base_models.types import Base, Card, Source
+from personalpeft.base_models.resolve import resolve_base
+from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.errors import AdapterError, InvalidInput, WeightsError
 
 
@@ -203,7 +203,7 @@ def test_a_merged_model_says_without_a_stack_what_the_base_says_with_it(
     asked = [row(torch_tiny, prompt, "own", max_tokens=10) for prompt in ("hello", "why?")]
     wanted = [reply.tokens for reply in written(torch_tiny, asked)]
     torch_tiny.detach("own")
-    card = Card(
+    card = ModelCard(
         name="merged",
         title="A merged one",
         licence="Apache-2.0",
@@ -213,7 +213,7 @@ def test_a_merged_model_says_without_a_stack_what_the_base_says_with_it(
         template=tiny_base.template,
         stop_tokens=tiny_base.card.stop_tokens,
     )
-    merged = prepare(card, cache=tmp_path / "cache")
+    merged = resolve_base(card, cache=tmp_path / "cache")
     for backend in (
         torch_backend(merged, slots=1, rows=2),
         llamacpp_backend(merged, shared_cache, slots=1, rows=2),
@@ -224,21 +224,21 @@ def test_a_merged_model_says_without_a_stack_what_the_base_says_with_it(
 
 
 def test_llamacpp_loads_a_merged_gguf_and_says_the_same(tmp_path: Path, shared_cache: Path) -> None:
-    from personalpeft.backends.llamacpp.binding import Model, Place, Shape
+    from personalpeft.backends.llamacpp.binding import Model, BatchToken, ContextParams
 
     base = base_with_merges(tmp_path)
     backend = llamacpp_backend(base, shared_cache, slots=1, rows=1)
     stack = compose([(adapter(backend, 3, rank=4), 1.0)])
-    write_merged_gguf(base, stack, tmp_path / "merged", partial(check_splitting, base))
+    write_merged_gguf(base, stack, tmp_path / "merged", partial(check_tokenizer, base))
     attach(backend, "own", stack)
     asked = row(backend, "the cat", "own", max_tokens=1)
     (reply,) = written(backend, [asked])
     backend.close()
     model = Model(tmp_path / "merged" / "model.gguf", extra=False)
-    context = model.context(Shape(512, 256, 1, 1, full=True), None)
-    last = len(asked.tokens) - 1
-    logits = context.compute(
-        [Place(token, n, asked=n == last) for n, token in enumerate(asked.tokens)]
+    context = model.context(ContextParams(512, 256, 1, 1, full=True), None)
+    last = len(asked.prompt_tokens) - 1
+    logits = context.decode(
+        [BatchToken(token, n, logits=n == last) for n, token in enumerate(asked.prompt_tokens)]
     )
     assert int(logits[0].argmax()) == reply.tokens[0]
     context.close()
@@ -258,7 +258,7 @@ def test_a_model_whose_tokenizer_has_no_form_in_gguf_is_not_given_to_others(
             tiny_base,
             compose([(own, 1.0)]),
             tmp_path / "merged",
-            partial(check_splitting, tiny_base),
+            partial(check_tokenizer, tiny_base),
         )
     assert not (tmp_path / "merged").exists()
 
@@ -294,7 +294,7 @@ def test_a_model_whose_texts_llamacpp_would_split_otherwise_is_not_given_to_othe
     base = base_with_merges(tmp_path, change)
     stack = compose([(make_adapter(architecture=base.architecture), 1.0)])
     with pytest.raises(WeightsError, match="tokenizer of with-merges") as caught:
-        write_merged_gguf(base, stack, tmp_path / "merged", partial(check_splitting, base))
+        write_merged_gguf(base, stack, tmp_path / "merged", partial(check_tokenizer, base))
     assert "safetensors" in caught.value.hint
     assert not (tmp_path / "merged").exists()
 
@@ -339,7 +339,7 @@ def test_a_model_whose_texts_llamacpp_splits_alike_is_given_to_others(
 ) -> None:
     base = base_with_merges(tmp_path, change)
     stack = compose([(make_adapter(architecture=base.architecture), 1.0)])
-    write_merged_gguf(base, stack, tmp_path / "merged", partial(check_splitting, base))
+    write_merged_gguf(base, stack, tmp_path / "merged", partial(check_tokenizer, base))
     assert (tmp_path / "merged" / "model.gguf").is_file()
 
 
@@ -356,7 +356,7 @@ def test_what_fails_leaves_no_folder_behind(tiny_base: Base, own: Adapter, tmp_p
     (tmp_path / "other" / "config.json").write_text(config, "utf-8")
     with pytest.raises(WeightsError, match="stretches its positions"):
         write_merged_gguf(
-            stretched, compose([(own, 1.0)]), tmp_path / "new", partial(check_splitting, stretched)
+            stretched, compose([(own, 1.0)]), tmp_path / "new", partial(check_tokenizer, stretched)
         )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "there"]
 
@@ -375,24 +375,24 @@ def go(template: str, messages: list[tuple[str, str]]) -> str:
 
 
 def test_the_template_for_ollama_gives_what_the_bases_own_gives(tiny_base: Base) -> None:
-    from personalpeft.base_models.chat_template import chat_text
+    from personalpeft.base_models.chat_template import render_chat
     from personalpeft.types import Message
 
-    template = modelfile(tiny_base, "model.gguf").split('"""')[1]
+    template = build_modelfile(tiny_base, "model.gguf").split('"""')[1]
     said: list[tuple[Any, str]] = [
         ("system", "Be kind."),
         ("user", "Hi"),
         ("assistant", "Hello."),
         ("user", "Bye"),
     ]
-    assert go(template, said) == chat_text(tiny_base, [Message(role, text) for role, text in said])
+    assert go(template, said) == render_chat(tiny_base, [Message(role, text) for role, text in said])
 
 
 def test_a_template_that_depends_on_more_than_roles_is_left_to_ollama(tiny_base: Base) -> None:
     from dataclasses import replace
 
     odd = "{% for m in messages %}{{ loop.index }}{{ m.content }}<|im_end|>{% endfor %}"
-    assert "TEMPLATE" not in modelfile(replace(tiny_base, template=odd), "model.gguf")
+    assert "TEMPLATE" not in build_modelfile(replace(tiny_base, template=odd), "model.gguf")
 
 
 def test_make_adapter_is_for_another_base_than_the_tiny_one(

@@ -88,7 +88,7 @@ def test_streams_that_were_begun_are_written_side_by_side(tmp_path: Path) -> Non
 
 def test_what_finds_no_room_is_refused_before_it_begins(tmp_path: Path) -> None:
     held = threading.Event()
-    with opened(tmp_path, serving=Serving(rows=1, waiting=1)) as runtime:
+    with opened(tmp_path, serving=Serving(max_batch=1, max_queue=1)) as runtime:
         ada = runtime.user("ada")
         # The engine asks this before it gives a row, and goes on only when it has heard.
         first, second = (ada.stream("hello", cancelled=lambda: not held.wait(20)) for _ in range(2))

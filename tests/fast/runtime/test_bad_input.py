@@ -296,11 +296,11 @@ def test_feedback_on_another_users_turn(lived: Lived) -> None:
         (lambda ada: ada.remember("I am 40.", questions="Age?", answer="40"), "list"),
         (lambda ada: ada.remember("I am 40.", questions=None), "list"),
         (lambda ada: ada.remember("I am 40.", questions=[5]), "question"),
-        (lambda ada: ada.learn(steps=1.5), "1.5 steps"),
-        (lambda ada: ada.learn(seconds="5"), "'5' seconds"),
-        (lambda ada: ada.learn(memory=True), "True MB"),
-        (lambda ada: ada.practice("sums", verifier="sums", rounds=1.5), "1.5 rounds"),
-        (lambda ada: ada.practice("sums", verifier="sums", seconds="x"), "'x' seconds"),
+        (lambda ada: ada.learn(steps=1.5), "steps"),
+        (lambda ada: ada.learn(seconds="5"), "seconds"),
+        (lambda ada: ada.learn(memory=True), "MB"),
+        (lambda ada: ada.practice("sums", verifier="sums", rounds=1.5), "rounds"),
+        (lambda ada: ada.practice("sums", verifier="sums", seconds="x"), "seconds"),
         (lambda ada: ada.activity_summary("24h"), "'24h'"),
         (lambda ada: ada.rollback("style", 5), "must be a string, got 5"),
         (lambda ada: ada.compare("x", None), "must be a string, got None"),
@@ -498,7 +498,8 @@ def test_a_recipe_with_a_mistake_is_refused_before_anything_is_learned(
         ada = runtime.user("ada")
         for n in range(5):
             ada.teach(f"question {n}", "Ahoy!")
-        with nothing_changes(tmp_path / "home"), pytest.raises(CardError, match=key) as raised:
+        named = "never_proj" if key == "targets" else key
+        with nothing_changes(tmp_path / "home"), pytest.raises(CardError, match=named) as raised:
             ada.learn()
         assert raised.value.hint
 

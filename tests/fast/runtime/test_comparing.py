@@ -131,11 +131,11 @@ def test_choosing_what_is_on_probation_again_and_again_confirms_it(ada: User) ->
 def test_what_makes_no_sense_is_refused_and_changes_nothing(ada: User, home: Path) -> None:
     comparison = ada.compare(PROMPT)
     with nothing_changes(home):
-        with pytest.raises(InvalidInput, match="no answer 3"):
+        with pytest.raises(InvalidInput, match="3"):
             comparison.choose(3)
-        with pytest.raises(InvalidInput, match="no answer 'third'"):
+        with pytest.raises(InvalidInput, match="third"):
             comparison.choose("third")
-        with pytest.raises(InvalidInput, match="Both are"):
+        with pytest.raises(InvalidInput, match="Both"):
             ada.compare(PROMPT, "live", "live")
         with pytest.raises(NotFound) as missing:
             ada.compare(PROMPT, "style@000000000000")

@@ -173,6 +173,16 @@ def test_nothing_is_damaged(runtime: Runtime) -> None:
     assert runtime.verify() == ()
 
 
+def test_it_can_be_read_without_a_migration(tmp_path: Path, expected: dict[str, Any]) -> None:
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    before = (tmp_path / "home" / "personalpeft.db").read_bytes()
+    with opened(tmp_path / "home", read_only=True) as runtime:
+        ids = [signal.id for signal in runtime.user("ada", create=False).signals(current=False)]
+        assert ids == [signal["id"] for signal in expected["users"]["ada"]["signals"]]
+    assert (tmp_path / "home" / "personalpeft.db").read_bytes() == before
+
+
 def test_each_user_is_as_before(user: User, expected: dict[str, Any]) -> None:
     until = datetime.fromisoformat(expected["until"])
     found = json.loads(json.dumps(describe(user, datetime(2026, 1, 1, tzinfo=UTC), until)))

@@ -380,7 +380,11 @@ def test_while_somebody_learns_it_is_refused(
     home: Path, runtime: Runtime, learned: tuple[User, str]
 ) -> None:
     ada, item = learned
-    with nothing_changes(home), runtime._services.store.leases.acquire("learn-ada"), pytest.raises(Busy):
+    with (
+        nothing_changes(home),
+        runtime._services.store.leases.acquire("learn-ada"),
+        pytest.raises(Busy),
+    ):
         ada.forget(item)
 
 

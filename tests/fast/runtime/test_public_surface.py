@@ -18,9 +18,9 @@ from personalpeft.errors import (
     ERROR_CODES,
     PersonalPeftError,
     ServingFailed,
+    get_error_codes,
     get_error_type,
     suggest_nearest,
-    get_error_codes,
 )
 
 NAMES = [
@@ -243,7 +243,9 @@ def test_a_hint_names_what_is_nearest_or_what_there_is() -> None:
         suggest_nearest("smol", ["small", "smollm2-135m-instruct"], what="base")
         == "Did you mean 'smollm2-135m-instruct'?"
     )
-    assert suggest_nearest("say-nothing", ["serve", "path"], what="command") == "Known: path, serve."
+    assert (
+        suggest_nearest("say-nothing", ["serve", "path"], what="command") == "Known: path, serve."
+    )
     assert suggest_nearest("zzz", [], what="layer") == "There is no layer yet."
     assert suggest_nearest("zzz", ["b", "a"], what="layer") == "Known: a, b."
 

@@ -20,7 +20,7 @@ from runtime_makers import correct, opened, python_environment, quick_card
 
 import personalpeft
 from personalpeft import Busy, InvalidId, InvalidInput, NotFound, Runtime, User
-from personalpeft.adapters.formats.published import FILES, ServedFolders
+from personalpeft.adapters.formats.published import FILES, PublishedAdapterFolder
 
 PEOPLE = ("ada", "bo", "cy")
 
@@ -280,10 +280,10 @@ def test_neither_another_program_nor_another_home_takes_away_what_is_published(
 ) -> None:
     done = crowd.publish()
     # One that was killed on this machine, and one that clears up after it.
-    dead = ServedFolders(done.folder.parent, "here.dead")
+    dead = PublishedAdapterFolder(done.folder.parent, "here.dead")
     dead._lock.release()
-    with closing(ServedFolders(done.folder.parent, "here.living")) as folders:
-        assert folders.left_behind() == ("here.dead",)
+    with closing(PublishedAdapterFolder(done.folder.parent, "here.living")) as folders:
+        assert folders.incomplete() == ("here.dead",)
         folders.sweep("here.dead")
     with opened(tmp_path / "other-home") as other:
         learned(other.user("ada"))

@@ -164,7 +164,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, str]], tuple[Any, ...]], type[Excepti
     "forgotten": (lambda s: (s["forgotten"],), Forgotten, "was forgotten on", "backup"),
     "a turn": (lambda s: (s["turn"],), NotFound, "ada has no signal 't_", "s_"),
     "nothing": (lambda s: (), InvalidInput, "signal", "id"),
-    "no text": (lambda s: (5,), InvalidInput, "5 is no id of a signal", "string"),
+    "no text": (lambda s: (5,), InvalidInput, "5", "string"),
     "the second of two": (
         lambda s: (s["newest"], s["superseded"]),
         NotFound,

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from runtime_makers import ask, correct, nothing_changes, opened
 
 from personalpeft import InvalidInput, NotFound, Runtime, User
+from personalpeft.chat.routing import calibrate_region
 from personalpeft.learning.evaluate.probes import load_general_prompts
 from personalpeft.memory.embedder import HashEmbedder
-from personalpeft.chat.routing import calibrate_region
 from personalpeft.types import Verdict
 
 LETTERS = [
@@ -148,7 +148,7 @@ def test_a_scope_that_is_none_and_a_layer_that_is_not_there_change_nothing(
             ada.scope("style", "sometimes")  # type: ignore[arg-type]
         with pytest.raises(NotFound):
             ada.scope("skill.none", "never")
-    assert "always, near, never" in no_scope.value.hint
+    assert "always, near, never" in no_scope.value.message
 
 
 WORDS = st.sampled_from(

@@ -142,7 +142,7 @@ def test_a_stream_that_is_open_when_the_runtime_closes_is_kept_as_cancelled(home
 
 
 def test_more_people_than_slots_take_turns_and_each_hears_their_own(home: Path) -> None:
-    with opened(home, serving=Serving(slots=2, rows=3)) as runtime:
+    with opened(home, serving=Serving(slots=2, max_batch=3)) as runtime:
         people = [runtime.user(f"user-{n}") for n in range(5)]
         for n, user in enumerate(people):
             for m in range(4):
@@ -176,7 +176,7 @@ def test_a_reply_that_cannot_begin_leaves_no_turn(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
-    with opened(home, serving=Serving(rows=1, waiting=1)) as runtime:
+    with opened(home, serving=Serving(max_batch=1, max_queue=1)) as runtime:
         ada, bo, cy = (runtime.user(name) for name in ("ada", "bo", "cy"))
         said: list[str] = []
         threads = []
@@ -293,7 +293,7 @@ def test_what_was_learned_or_rolled_back_to_is_in_its_slot_before_it_is_live(
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_learn_waits_for_room_and_is_never_refused_it(home: Path, slots: int) -> None:
     with opened(
-        home, serving=Serving(slots=slots, rows=1, waiting=1, waiting_per_user=1)
+        home, serving=Serving(slots=slots, max_batch=1, max_queue=1, max_queue_per_user=1)
     ) as runtime:
         ada = runtime.user("ada")
         correct(ada, 5)
