@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from personalpeft.errors import InvalidInput, PersonalFileError
+from personalpeft.errors import Damaged, InvalidInput, PersonalFileError
 from personalpeft.ids import check_user_id
 from personalpeft.store import rows
 from personalpeft.store.database import Row, fetch_all, fetch_one, insert_rows
@@ -66,7 +66,7 @@ class UserExport:
 
 
 def read_user(store: Store, user: str) -> UserExport:
-    """Return a user at this moment. Raises ``NotFound``."""
+    """Return a user at this moment. Raises ``NotFound``, ``Damaged``."""
     with store.database.read_transaction() as db:
         resolve_user(db, user)
         (about,) = fetch_all(db, "select since, chain from user where id = ?", user)
@@ -78,6 +78,11 @@ def read_user(store: Store, user: str) -> UserExport:
         sql = "select seq, kind, digest, chain from entry where user = ? order by seq"
         entries = []
         for row in fetch_all(db, sql, user):
+            if row["seq"] not in contents:
+                raise Damaged(
+                    f"Entry {row['seq']} of {user} has lost its content.",
+                    hint="Run verify for details; restore the home from a backup.",
+                )
             table, content = contents[row["seq"]]
             entries.append(Entry(**row, forgotten=table == TOMBSTONE, content=content))
         layers = fetch_all(db, "select * from layer where user = ? order by born", user)

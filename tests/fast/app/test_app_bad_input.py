@@ -195,7 +195,7 @@ def test_a_folder_that_is_not_ours_is_left_alone(place: Place) -> None:
     for args in (["turns"], ["ask", "hello"]):
         result = place.run(*args)
         assert result.exit_code == 7
-        assert "not ours" in result.stderr
+        assert "not a home" in result.stderr
     assert [path.name for path in place.home.iterdir()] == ["thesis.txt"]
 
 

@@ -211,7 +211,7 @@ def test_one_whose_stack_cannot_be_served_keeps_nobody_from_being_published(
     done = crowd.publish()
     assert [each.user for each in done.stacks if each.name] == ["ada", "cy"]
     done = crowd.publish(["bo"])
-    assert "not what its digest says" in done.stacks[0].reason
+    assert "does not match its digest" in done.stacks[0].reason
 
 
 def test_two_who_have_the_same_stack_keep_it_until_neither_has_it(

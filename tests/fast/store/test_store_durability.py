@@ -28,7 +28,10 @@ def killed_after(process: subprocess.Popen[str], lines: int, delay: float) -> li
     said = [process.stdout.readline() for _ in range(lines)]
     time.sleep(delay)
     process.kill()
-    rest, errors = process.communicate(timeout=60)
+    # Not ``communicate``, which loses lines that ``readline`` has read ahead.
+    assert process.stderr is not None
+    rest, errors = process.stdout.read(), process.stderr.read()
+    process.wait(timeout=60)
     assert errors == ""
     return [
         line.rstrip("\n") for line in said + rest.splitlines(keepends=True) if line.endswith("\n")
