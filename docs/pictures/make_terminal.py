@@ -97,7 +97,7 @@ def _http(home: Path) -> str:
 
     runtime = personalpeft.open(home, backend="fake")
     _teach(runtime, "ada", 7)
-    runtime.api_keys.ensure_first()
+    runtime.api_keys.ensure_admin_key()
     own, places = OwnApi(runtime), places_for(runtime)
     server = Server(
         make_app(runtime, places=places, more=[own.blueprint]), places, host="127.0.0.1", port=0
@@ -110,7 +110,7 @@ def _http(home: Path) -> str:
     thread = threading.Thread(target=lambda: server.run(grace=5, close=close))
     thread.start()
     try:
-        token = runtime.api_keys.first.read_text().strip()
+        token = runtime.api_keys.admin_key_file.read_text().strip()
         address = f"http://127.0.0.1:{server.port}"
         return _session({"openai": openai, "connect": connect, "token": token, "address": address})
     finally:

@@ -182,14 +182,14 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         personalpeft.open(folder, backend="fake", clock=steady()) as runtime,
     ):
-        runtime.api_keys.ensure_first()
+        runtime.api_keys.ensure_admin_key()
         _live(runtime, as_taught)
         own, places = OwnApi(runtime), places_for(runtime)
         app = make_app(runtime, places=places, more=[own.blueprint, web.blueprint()])
         server = Server(app, places, host="127.0.0.1", port=0)
         thread = threading.Thread(target=lambda: server.run(grace=1, close=own.close))
         thread.start()
-        link = f"http://127.0.0.1:{server.port}/#token={runtime.api_keys.make('ada')[1]}"
+        link = f"http://127.0.0.1:{server.port}/#token={runtime.api_keys.create('ada')[1]}"
         try:
             with sync_playwright() as playwright:
                 browser = browser_of(playwright)

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from personalpeft.deprecation import RenamedAttributes
 from personalpeft.errors import HomeError, InvalidInput, NotFound, suggest_nearest
 from personalpeft.ids import check_user_id
 from personalpeft.store.blobs import replace_file, sync_folder
@@ -50,7 +51,16 @@ class ApiKey:
     worker: bool = False
 
 
-class ApiKeys:
+class ApiKeys(
+    RenamedAttributes,
+    renamed={
+        "first": "admin_key_file",
+        "ensure_first": "ensure_admin_key",
+        "make": "create",
+        "known": "list_keys",
+        "holder": "authenticate",
+    },
+):
     """The API keys of one home. Safe to use from several threads and processes.
 
     Each method may raise ``HomeError``, and a change ``Busy`` during another process's change.
