@@ -108,17 +108,17 @@ def _device(common: Common) -> str:
 
 def _features(common: Common) -> str:
     """Which of the processor's features llama.cpp uses, where that was tried for the base's own file."""
-    from personalpeft.backends.llamacpp.cpu_probe import kept
+    from personalpeft.backends.llamacpp.cpu_probe import read_cached_result
     from personalpeft.base_models.gguf.file import source_gguf_file
 
     _, cache = common.places()
     file = source_gguf_file(_card(common))
-    found = None if file is None else kept(file, cache)
+    found = None if file is None else read_cached_result(file, cache)
     if found is None:
         return (
             "which of its features llama.cpp uses is tried when the model is first loaded (--load)"
         )
-    return f"llama.cpp has {found.why}"
+    return f"llama.cpp has {found.reason}"
 
 
 def _vllm() -> str:

@@ -55,7 +55,7 @@ def accept_renamed_arguments(**renamed: str) -> Callable[[type[_T]], type[_T]]:
                 kwargs.setdefault(renamed[old], kwargs.pop(old))
             construct(self, *args, **kwargs)
 
-        cls.__init__ = init  # type: ignore[assignment, misc]
+        cls.__init__ = init  # type: ignore[assignment]
         return cls
 
     return decorate

@@ -10,8 +10,15 @@ from typing import Any
 import numpy as np
 
 from personalpeft.adapters.compose import compose
-from personalpeft.adapters.types import Adapter, Composed, Manifest, Pair
-from personalpeft.backends.base import Backend, Continuation, Piece, Row, Session, SessionSpec
+from personalpeft.adapters.types import Adapter, AdapterStack, LoRAWeights, Manifest
+from personalpeft.backends.base import (
+    Backend,
+    Continuation,
+    OutputChunk,
+    SequenceState,
+    Session,
+    SessionSpec,
+)
 from personalpeft.base_models.types import Base
 from personalpeft.learning.train.losses import DPOLoss, SFTLoss
 from personalpeft.types import FinishReason, Message, Sampling
@@ -22,9 +29,11 @@ def torch_backend(base: Base, **more: Any) -> Backend:
     import torch
 
     from personalpeft.backends.torch.backend import TorchBackend
-    from personalpeft.backends.torch.model_runner import Device
+    from personalpeft.backends.torch.model_runner import DeviceChoice
 
-    return TorchBackend(base, where=Device(torch.device("cpu"), torch.float32, "for tests"), **more)
+    return TorchBackend(
+        base, where=DeviceChoice(torch.device("cpu"), torch.float32, "for tests"), **more
+    )
 
 
 def llamacpp_backend(base: Base, cache: Path, **more: Any) -> Backend:
@@ -47,7 +56,7 @@ def adapter(
     random = np.random.default_rng(seed)
     architecture = backend.base.architecture
     pairs = {
-        name: Pair(
+        name: LoRAWeights(
             random.standard_normal((architecture.blocks, rank, inputs), dtype=np.float32) * size,
             random.standard_normal((architecture.blocks, outputs, rank), dtype=np.float32) * size,
         )
@@ -58,7 +67,7 @@ def adapter(
     return Adapter(manifest, pairs)
 
 
-def composed(backend: Backend, seed: int, *, rank: int = 2, size: float = 0.5) -> Composed:
+def composed(backend: Backend, seed: int, *, rank: int = 2, size: float = 0.5) -> AdapterStack:
     return compose([(adapter(backend, seed, rank=rank, size=size), 1.0)])
 
 
@@ -70,12 +79,12 @@ def row(
     owner: str = "ada",
     logprobs: bool = False,
     **sampling: Any,
-) -> Row:
+) -> SequenceState:
     tokens = backend.render([Message("user", prompt)])
-    return Row(tokens, stack, Sampling(**{"max_tokens": 12, **sampling}), owner, logprobs)
+    return SequenceState(tokens, stack, Sampling(**{"max_tokens": 12, **sampling}), owner, logprobs)
 
 
-def attach(backend: Backend, key: str, stack: Composed) -> None:
+def attach(backend: Backend, key: str, stack: AdapterStack) -> None:
     """Both halves of making a stack resident."""
     backend.attach(key, backend.stage(stack))
 
@@ -94,12 +103,12 @@ class Written:
     def text(self) -> str:
         return "".join(self.pieces)
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: OutputChunk) -> None:
         assert self.finish is None, "a row went on after its end"
         self.pieces.append(piece.text)
         self.tokens += piece.tokens
         self.logprobs += piece.logprobs[: len(piece.tokens)]
-        self.top += piece.top
+        self.top += piece.top_logprobs
         self.finish = piece.finish
 
 
@@ -109,9 +118,9 @@ class Writing:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._replies: dict[int, Written] = {}
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, SequenceState] = {}
 
-    def join(self, row: Row) -> Written:
+    def join(self, row: SequenceState) -> Written:
         # A copy, since tests ask the same again.
         row = replace(row)
         number = self._backend.admit(row)
@@ -150,19 +159,19 @@ class Writing:
     def step(self, count: int = 1) -> None:
         for _ in range(count):
             for piece in self._backend.step():
-                if piece.failed is not None:
-                    self._backend.remove(piece.row)
-                    raise piece.failed
-                self._replies[piece.row].add(piece)
+                if piece.error is not None:
+                    self._backend.remove(piece.index)
+                    raise piece.error
+                self._replies[piece.index].add(piece)
 
     def finish(self) -> None:
-        while self._backend.occupancy().rows:
+        while self._backend.occupancy().num_sequences:
             self.step()
         assert all(reply.finish for reply in self._replies.values())
         self._backend.check_integrity()
 
 
-def written(backend: Backend, rows: Sequence[Row]) -> tuple[Written, ...]:
+def written(backend: Backend, rows: Sequence[SequenceState]) -> tuple[Written, ...]:
     """The replies; each row must be finished exactly once, by its last piece."""
     writing = Writing(backend)
     replies = tuple(writing.join(row) for row in rows)
@@ -178,7 +187,9 @@ def after(backend: Backend, prompt: str, completion: str) -> Continuation:
 
 def spec(backend: Backend, **changes: Any) -> SessionSpec:
     targets = tuple(sorted(backend.base.architecture.projections))
-    return SessionSpec(**{"rank": 2, "scaling": 4.0, "targets": targets, "seed": 5, **changes})
+    return SessionSpec(
+        **{"rank": 2, "scaling": 4.0, "target_modules": targets, "seed": 5, **changes}
+    )
 
 
 def lessons(backend: Backend, count: int) -> list[list[Any]]:
@@ -204,7 +215,7 @@ def bytes_of(session: Session) -> bytes:
     """Everything that a session would make an adapter of."""
     return b"".join(
         name.encode() + pair.a.tobytes() + pair.b.tobytes()
-        for name, pair in sorted(session.pairs().items())
+        for name, pair in sorted(session.weights().items())
     )
 
 
@@ -215,8 +226,8 @@ def base_with_merges(folder: Path, change: Callable[[Any], None] = lambda tokeni
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from personalpeft.base_models.resolve import prepare
-    from personalpeft.base_models.types import Card, Source
+    from personalpeft.base_models.resolve import resolve_base
+    from personalpeft.base_models.types import ModelCard, Source
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -241,7 +252,7 @@ def base_with_merges(folder: Path, change: Callable[[Any], None] = lambda tokeni
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder / "weights")
     tokenizer.save(str(folder / "weights" / "tokenizer.json"))
-    card = Card(
+    card = ModelCard(
         name="with-merges",
         title="One with merges",
         licence="Apache-2.0",
@@ -252,16 +263,18 @@ def base_with_merges(folder: Path, change: Callable[[Any], None] = lambda tokeni
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
         stop_tokens=("<|im_end|>",),
     )
-    return prepare(card, cache=folder / "cache")
+    return resolve_base(card, cache=folder / "cache")
 
 
-def cold(backend: Backend, row: Row) -> Written:
+def cold(backend: Backend, row: SequenceState) -> Written:
     """A row's reply alone, with nothing cached."""
-    backend.forget()
+    backend.clear_cache()
     return written(backend, [row])[0]
 
 
-def staggered(backend: Backend, rows: Sequence[Row], steps: Sequence[int]) -> list[Written]:
+def staggered(
+    backend: Backend, rows: Sequence[SequenceState], steps: Sequence[int]
+) -> list[Written]:
     """The replies of rows of which each joins so many steps after the one before, and so cuts the others' prompts."""
     writing = Writing(backend)
     replies = []

@@ -45,10 +45,10 @@ def tiny_base(shared_cache: Path) -> Base:
     import torch
 
     from personalpeft.base_models.registry import find_card
-    from personalpeft.base_models.resolve import prepare
+    from personalpeft.base_models.resolve import resolve_base
 
     torch.set_num_threads(1)
-    return prepare(find_card("tiny-random"), cache=shared_cache)
+    return resolve_base(find_card("tiny-random"), cache=shared_cache)
 
 
 @pytest.fixture(scope="session")

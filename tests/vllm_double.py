@@ -21,12 +21,12 @@ from typing import Any
 
 from backend_makers import row, written
 
-from personalpeft.adapters.formats.published import FILES
+from personalpeft.adapters.formats.published import FILES, build_published_adapter
 from personalpeft.backends.base import Backend
-from personalpeft.backends.tokenizer import Text
-from personalpeft.backends.vllm.adapter_registry import nothing, staged
+from personalpeft.backends.tokenizer import ChatTokenizer
+from personalpeft.backends.vllm.adapter_registry import neutral_stack
 from personalpeft.backends.vllm.backend import VllmBackend
-from personalpeft.backends.vllm.model_check import written_on
+from personalpeft.backends.vllm.model_check import check_prompt
 from personalpeft.base_models.types import Base
 
 NO_LOAD = {
@@ -45,7 +45,7 @@ class Double:
 
     def __init__(self, base: Base, *, token: str = "", slots: int = 6) -> None:
         self.base, self.token, self.slots = base, token, slots
-        self.text = Text(base)
+        self.text = ChatTokenizer(base)
         self._letters = self.text.encode("abcdefghijklmnopqrstuvwxyz")
         self.asked: list[tuple[str, Any]] = []
         self.known: dict[str, str] = {}
@@ -171,13 +171,13 @@ class Double:
 
 def know(double: Double, cache: Path) -> None:
     """Keeps in a cache that torch finds the tokens that the double writes as likely as the double does."""
-    folder = staged(nothing(double.base), double.base)
+    folder = build_published_adapter(neutral_stack(double.base), double.base)
     place = cache / "known"
     place.mkdir(parents=True, exist_ok=True)
     (place / FILES[1]).write_bytes(folder.files[FILES[1]])
     double.known["known"] = str(place)
     said = double.tokens(
-        {"model": "known", "prompt": list(written_on(double.text)), "max_tokens": 24}
+        {"model": "known", "prompt": list(check_prompt(double.text)), "max_tokens": 24}
     )
     del double.known["known"]
     assert said is not None
@@ -303,8 +303,8 @@ def failed(backend: Backend) -> Exception:
     """What the next row to fail fails at."""
     while True:
         for piece in backend.step():
-            if piece.failed is not None:
-                return piece.failed
+            if piece.error is not None:
+                return piece.error
 
 
 def settled(check: Callable[[], bool]) -> bool:

@@ -15,7 +15,7 @@ import pytest
 
 from personalpeft.backends.base import Backend
 from personalpeft.base_models.registry import find_card
-from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.types import Base
 from personalpeft.errors import MissingPackage
 from personalpeft.settings import VllmServer
@@ -28,7 +28,7 @@ def tiny_base_for_vllm(cache: Path, *, seed: int = 9) -> Base:
     """As the tiny base, with heads of 32; with this seed no reply that the tests ask for ends at once."""
     card = find_card("tiny-random")
     shape = {**card.source.shape, "hidden": 128, "intermediate": 256}
-    return prepare(replace(card, source=replace(card.source, shape=shape, seed=seed)), cache=cache)
+    return resolve_base(replace(card, source=replace(card.source, shape=shape, seed=seed)), cache=cache)
 
 
 @contextmanager

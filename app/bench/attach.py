@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from personalpeft.backends.base import Staged
+from personalpeft.backends.base import StagedStack
 from personalpeft.types import Stack
 from personalpeft_app.bench import peers
 from personalpeft_app.bench.crowd import crowd
@@ -56,7 +56,7 @@ def bench_attach(base_name: str, *, repetitions: int, say: Callable[[str], None]
 
         staged = {stack.digest: people.stage(stack) for stack in stacks}
 
-        def own(bring: Callable[[Stack], Staged]) -> Callable[[int], float]:
+        def own(bring: Callable[[Stack], StagedStack]) -> Callable[[int], float]:
             def load(repetition: int) -> float:
                 taken = 0.0
                 for number in range(_LOADS):

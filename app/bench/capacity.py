@@ -16,7 +16,7 @@ from typing import Any
 import personalpeft
 from personalpeft import User
 from personalpeft.base_models.registry import find_card
-from personalpeft.base_models.types import Card
+from personalpeft.base_models.types import ModelCard
 from personalpeft.learning.train.config import TrainingConfig, load_training_configs
 from personalpeft.types import canonical_digest
 from personalpeft_app.bench.cards import write_card
@@ -118,7 +118,7 @@ def bench_capacity(
     return CapacityBench("capacity", base, rank, loads)
 
 
-def _measured(run: _Run, card: Card, known: Sequence[bool], *, base: str) -> Load:
+def _measured(run: _Run, card: ModelCard, known: Sequence[bool], *, base: str) -> Load:
     told = facts(run.facts, run.recipe.seed)
     learning = {**card.learning, _LAYER: run.recipe.model_dump(mode="json")}
     with tempfile.TemporaryDirectory() as folder:

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from personalpeft.base_models.types import Card
+from personalpeft.base_models.types import ModelCard
 from personalpeft.types import Json
 
 
-def write_card(card: Card, path: Path, *, learning: Json) -> Path:
+def write_card(card: ModelCard, path: Path, *, learning: Json) -> Path:
     """Writes the card with another ``[learning]`` table; the base that it names, and its digest, are the same."""
     # A kind of source takes only its own keys, and what is not said is what an empty value says.
     source = {key: value for key, value in asdict(card.source).items() if value}

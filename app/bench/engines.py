@@ -185,7 +185,7 @@ def _fixed(engine: Engine, stack: Stack) -> list[float]:
     """The log-probs of the fixed continuation after each of the prompts."""
     fixed = engine.backend.encode(FIXED)
     items = [Continuation(engine.tokenize(request), fixed) for request in prompts(stack)]
-    return [logp for score in engine.score(items, stack) for logp in score.tokens]
+    return [logp for score in engine.score(items, stack) for logp in score.token_logprobs]
 
 
 def _memory(people: Crowd, base_name: str) -> tuple[int | None, int, bool]:

@@ -66,8 +66,8 @@ def said(engine: Engine, stack: Stack, *, logprobs: bool = False) -> Said:
     tokens: list[Tokens] = [() for _ in asked]
     known: list[tuple[float, ...]] = [() for _ in asked]
     for piece in engine.stream(asked):
-        tokens[piece.row] += piece.tokens
-        known[piece.row] += piece.logprobs
+        tokens[piece.index] += piece.tokens
+        known[piece.index] += piece.logprobs
     return Said(tuple(tokens), tuple(known))
 
 

@@ -181,6 +181,6 @@ def _agreement(torch: Engine, stack: Stack, told: Said) -> Agreement:
         Continuation(torch.tokenize(request), tokens)
         for request, tokens in zip(prompts(stack), told.tokens, strict=True)
     ]
-    ours = [logp for score in torch.score(items, stack) for logp in score.tokens]
+    ours = [logp for score in torch.score(items, stack) for logp in score.token_logprobs]
     theirs = [logp for row in told.logprobs for logp in row]
     return agreement(told, said(torch, stack), theirs, ours)

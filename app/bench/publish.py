@@ -132,9 +132,9 @@ def _gaps(people: Crowd, repetition: int, tokens: int) -> Iterator[tuple[float, 
     for piece in people.engine.stream(requests):
         now = time.perf_counter()
         if piece.tokens and len(last) == _OTHERS:
-            yield last[piece.row], now
+            yield last[piece.index], now
         if piece.tokens:
-            last[piece.row] = now
+            last[piece.index] = now
 
 
 class _Publisher:

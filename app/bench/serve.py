@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from personalpeft.backends.base import Backend, Row, Tokens
+from personalpeft.backends.base import Backend, SequenceState, Tokens
 from personalpeft.types import Sampling
 from personalpeft_app.bench import peers, vllm
 from personalpeft_app.bench.crowd import RANK, Crowd, crowd, name, question
@@ -174,7 +174,7 @@ class _Own:
         sampling = Sampling(max_tokens=count)
         batch = [
             # Another owner each time: what is kept of a prompt is found by its owner alone.
-            Row(
+            SequenceState(
                 prompt,
                 self._keys[number] if adapted else None,
                 sampling,
@@ -187,7 +187,7 @@ class _Own:
         return done.rate
 
 
-def written(backend: Backend, batch: Sequence[Row]) -> Written:
+def written(backend: Backend, batch: Sequence[SequenceState]) -> Written:
     """Admits all rows at once and steps until the last has ended."""
     tokens, complete = 0, True
     steps: list[float] = []
@@ -208,9 +208,9 @@ def written(backend: Backend, batch: Sequence[Row]) -> Written:
         last = now
         for piece in pieces:
             tokens += len(piece.tokens)
-            begun.add(piece.row)
+            begun.add(piece.index)
             if piece.finish is not None:
-                open_rows.remove(piece.row)
+                open_rows.remove(piece.index)
                 complete = complete and piece.finish == "length"
     return Written(tokens / (last - began), statistics.median(decoding or steps), complete)
 

@@ -63,7 +63,7 @@ def bench_wave(
     say: Callable[[str], None],
 ) -> WaveBench:
     """Builds the users and runs both loads in turns. Raises ``InvalidInput`` for fewer users than fit beside each other."""
-    serving = replace(serving, waiting=users)
+    serving = replace(serving, max_queue=users)
     with crowd(base_name, users, serving=serving, say=say) as people:
         engine = people.engine
         stacks = [people.stack(number) for number in range(users)]
@@ -107,7 +107,7 @@ def bench_wave(
         repetitions=repetitions,
         users=users,
         slots=serving.slots,
-        rows=serving.rows,
+        rows=serving.max_batch,
         host_fits=fits,
         p50_first_token_seconds=spread([percentile(each.first, 50) for each in waves]).median,
         p95_first_token_seconds=late.median,
@@ -131,6 +131,6 @@ def answered(engine: Engine, stacks: Sequence[Stack], repetition: int, tokens: i
     count = 0
     began = time.perf_counter()
     for piece in engine.stream(requests):
-        first.setdefault(piece.row, time.perf_counter() - began)
+        first.setdefault(piece.index, time.perf_counter() - began)
         count += len(piece.tokens)
     return Answered(count / (time.perf_counter() - began), tuple(first.values()))

@@ -15,7 +15,7 @@ from personalpeft_app.output import moment, note, one_line, show, table
 from personalpeft_app.unlearning import to_unlearn, unlearned_later
 
 if TYPE_CHECKING:
-    from personalpeft.base_models.types import Card
+    from personalpeft.base_models.types import ModelCard
     from personalpeft.types import Revision, Signal
 
 _BASE = "(the base)"
@@ -312,7 +312,7 @@ def _verdict(revision: Revision) -> str:
     return f"{revision.verdict}{', on probation' if revision.probation else ''}"
 
 
-def _whereabouts(card: Card) -> str:
+def _whereabouts(card: ModelCard) -> str:
     from personalpeft.base_models.files import folder_files, package_files
     from personalpeft.errors import WeightsError
 

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from personalpeft import Runtime, User
-from personalpeft.base_models.chat_template import takes_tools
+from personalpeft.base_models.chat_template import supports_tools
 from personalpeft.errors import InvalidId, NotFound
 from personalpeft.ids import USER_ID, check_user_id
 from personalpeft_app.http.failures import UnknownModel, Unsupported
@@ -84,7 +84,7 @@ class Models:
     @property
     def take_tools(self) -> bool:
         """Whether the base's chat template tells its model of tools."""
-        return takes_tools(self._runtime.base())
+        return supports_tools(self._runtime.base())
 
     @property
     def usual_stops(self) -> tuple[str, ...]:

@@ -80,4 +80,4 @@ def places_for(runtime: Runtime) -> Places:
 
 
 def _count(runtime: Runtime) -> int:
-    return runtime.serving.rows + runtime.serving.waiting
+    return runtime.serving.max_batch + runtime.serving.max_queue

@@ -1,11 +1,15 @@
-"""A manifest as JSON and back. What is read has exactly the fields of ``Manifest``, each of its type and within its bounds."""
+"""Read and write an adapter's manifest as JSON."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Annotated, Any
 
-from personalpeft.adapters.safe_io import DAMAGED, fault, parse_json, shown
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from personalpeft.adapters.safe_io import DAMAGED, format_error, parse_json, safe_repr
 from personalpeft.adapters.types import Manifest
 from personalpeft.ids import LAYER_NAME
 from personalpeft.types import canonical_json
@@ -16,95 +20,105 @@ TEXT_LIMIT = 256
 # Well below what readers take, since a manifest is written inside other JSON.
 _DEPTH_LIMIT = 16
 _FLOAT32_MAX = math.ldexp(2 - 2**-23, 127)
+_HINTS = {
+    "layer": "Layers are called style, memory or skill.<name>.",
+    "rank": f"Ranks go from 1 to {RANK_LIMIT}.",
+    "scaling": "A scaling is a number above 0.",
+}
 
-_FIELDS = frozenset(
-    {"base", "layer", "rank", "scaling", "targets", "recipe", "signals", "below", "parent"}
-)
+
+def _require(holds: Callable[[Any], object]) -> AfterValidator:
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError("out of bounds")
+        return value
+
+    return AfterValidator(check)
+
+
+_Text = Annotated[str, Field(min_length=1, max_length=TEXT_LIMIT), _require(str.isprintable)]
+
+
+class _ManifestFields(BaseModel):
+    """The fields of ``Manifest`` as strictly parsed JSON has them."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    base: _Text
+    layer: Annotated[str, _require(LAYER_NAME.fullmatch)]
+    rank: Annotated[int, Field(ge=1, le=RANK_LIMIT)]
+    scaling: Annotated[float, Field(gt=0, le=_FLOAT32_MAX)]
+    targets: Annotated[list[_Text], _require(lambda names: len(set(names)) == len(names))]
+    recipe: dict[str, Any]
+    signals: _Text
+    below: list[_Text]
+    parent: _Text | None
 
 
 def manifest_to_json(manifest: Manifest) -> dict[str, Any]:
-    """The manifest as plain values."""
+    """Return the manifest as plain values."""
     return {
-        "base": manifest.base,
-        "layer": manifest.layer,
-        "rank": manifest.rank,
+        **asdict(manifest),
         "scaling": float(manifest.scaling),
         "targets": list(manifest.targets),
-        "recipe": dict(manifest.recipe),
-        "signals": manifest.signals,
         "below": list(manifest.below),
-        "parent": manifest.parent,
     }
 
 
 def manifest_from_json(value: Any, *, source: str) -> Manifest:
-    """The manifest that strictly parsed JSON describes. Raises ``AdapterError`` naming ``source`` and the field."""
+    """Return the manifest that strictly parsed JSON describes.
+
+    Raises:
+        AdapterError: A field is missing, unknown or out of bounds.
+    """
     if not isinstance(value, dict):
-        raise fault(source, "the manifest is not a JSON object.")
-    if value.keys() != _FIELDS:
-        wrong = sorted(value.keys() ^ _FIELDS)
-        raise fault(source, f"the manifest lacks or does not know {shown(wrong)}.")
-
-    def refuse(field: str, hint: str = DAMAGED) -> Exception:
-        return fault(source, f"the manifest's {field} is {shown(value[field])}.", hint=hint)
-
-    for field in ("base", "signals"):
-        if not _is_text(value[field]):
-            raise refuse(field)
-    if value["parent"] is not None and not _is_text(value["parent"]):
-        raise refuse("parent")
-    for field in ("targets", "below"):
-        if not isinstance(value[field], list) or not all(_is_text(item) for item in value[field]):
-            raise refuse(field)
-    if len(set(value["targets"])) != len(value["targets"]):
-        raise refuse("targets")
-    if not isinstance(value["layer"], str) or LAYER_NAME.fullmatch(value["layer"]) is None:
-        raise refuse("layer", "Layers are called style, memory or skill.<name>.")
-    if type(value["rank"]) is not int or not 1 <= value["rank"] <= RANK_LIMIT:
-        raise refuse("rank", f"Ranks go from 1 to {RANK_LIMIT}.")
-    if type(value["scaling"]) not in (int, float) or not 0 < value["scaling"] <= _FLOAT32_MAX:
-        raise refuse("scaling", "A scaling is a number above 0.")
-    if not isinstance(value["recipe"], dict):
-        raise refuse("recipe")
+        raise format_error(source, "the manifest is not a JSON object.")
+    if wrong := sorted(value.keys() ^ _ManifestFields.model_fields.keys()):
+        raise format_error(source, f"the manifest lacks or does not know {safe_repr(wrong)}.")
+    try:
+        fields = _ManifestFields.model_validate(value)
+    except ValidationError as error:
+        name = str(error.errors()[0]["loc"][0])
+        raise format_error(
+            source,
+            f"the manifest's {name} is {safe_repr(value[name])}.",
+            hint=_HINTS.get(name, DAMAGED),
+        ) from None
     return Manifest(
-        base=value["base"],
-        layer=value["layer"],
-        rank=value["rank"],
-        scaling=float(value["scaling"]),
-        targets=tuple(value["targets"]),
-        recipe=value["recipe"],
-        signals=value["signals"],
-        below=tuple(value["below"]),
-        parent=value["parent"],
+        **{**dict(fields), "targets": tuple(fields.targets), "below": tuple(fields.below)}
     )
 
 
 def check_format(value: Any, *, source: str, what: str) -> None:
-    """Raises ``AdapterError`` unless ``value`` is the format version that this code reads; a newer one is called newer."""
+    """Check that a format version is the one that this code reads.
+
+    Raises:
+        AdapterError: The version is newer, or is none.
+    """
     if type(value) is int and value > FORMAT:
-        hint = "Update personalpeft to read it."
-        raise fault(
+        raise format_error(
             source,
-            f"{what} has format {shown(value)}, newer than {FORMAT}, the newest known here.",
-            hint=hint,
+            f"{what} has format {safe_repr(value)}; this version reads up to {FORMAT}.",
+            hint="Update personalpeft to read it.",
         )
     if type(value) is not int or value != FORMAT:
-        raise fault(source, f"{what} has the format {shown(value)}; known is {FORMAT}.")
+        raise format_error(source, f"{what} must have format {FORMAT}, got {safe_repr(value)}.")
 
 
 def canonical_manifest(manifest: Manifest, *, source: str) -> dict[str, Any]:
-    """The manifest as plain values that can be read back; raises ``AdapterError`` where they could not."""
+    """Return the manifest as plain values that can be read back.
+
+    Raises:
+        AdapterError: The manifest cannot be written as JSON, or breaks a bound.
+    """
     try:
         text = canonical_json(manifest_to_json(manifest))
     except (TypeError, ValueError, RecursionError) as error:
-        hint = "A recipe holds JSON values only: text, finite numbers, true, false, null, lists, objects."
-        raise fault(
-            source, f"the manifest cannot be written as JSON ({error}).", hint=hint
+        raise format_error(
+            source,
+            f"the manifest cannot be written as JSON ({error}).",
+            hint="A recipe holds JSON values only: text, finite numbers, booleans, lists, objects.",
         ) from error
     value = parse_json(text, source=source, what="the manifest", depth=_DEPTH_LIMIT)
     manifest_from_json(value, source=source)
     return dict(value)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and 1 <= len(value) <= TEXT_LIMIT and value.isprintable()

@@ -1,7 +1,7 @@
-"""A base with a stack baked in, for programs that know nothing of layers.
+"""Write a base with a stack merged into its weights, for programs without LoRA support.
 
-Invariants: each weight is the base's own plus what the stack adds to it, summed in float32 and rounded once; a folder
-appears complete or not at all. What is baked in cannot be taken out again: it is a copy, and the ledger stays where it is.
+Invariants: each weight is the base's own plus the stack's change, summed in float32 and rounded
+once. A folder appears complete or not at all.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from personalpeft.adapters.compose import merged
-from personalpeft.adapters.formats.atomic_folder import new_folder
-from personalpeft.adapters.formats.ollama import modelfile
-from personalpeft.adapters.types import Composed
+from personalpeft.adapters.compose import concatenate
+from personalpeft.adapters.formats.atomic_folder import write_folder_atomically
+from personalpeft.adapters.formats.ollama import build_modelfile
+from personalpeft.adapters.types import AdapterStack
 from personalpeft.base_models.gguf.tensor_names import gguf_names
 from personalpeft.base_models.gguf.writer import weights_of, write_gguf
 from personalpeft.base_models.types import Base
@@ -27,16 +27,17 @@ _GGUF = "model.gguf"
 _LEFT_OUT = (".safetensors", ".safetensors.index.json")
 
 
-def write_merged_folder(base: Base, stack: Composed, folder: Path) -> None:
-    """A folder that transformers loads: the base's config and tokenizer, and its weights with the stack in them.
+def write_merged_folder(base: Base, stack: AdapterStack, folder: Path) -> None:
+    """Write a folder that transformers loads: config, tokenizer and merged weights.
 
-    Raises ``InvalidInput`` for a folder that holds something or cannot be written, ``AdapterError`` where a weight makes
-    the stack's numbers too large.
+    Raises:
+        InvalidInput: The folder is not empty or cannot be written.
+        AdapterError: A layer's weight makes its numbers too large.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    with new_folder(folder) as new:
+    with write_folder_atomically(folder) as new:
         for file in sorted(base.folder.iterdir()):
             if (
                 file.suffix in (".json", ".jinja")
@@ -44,35 +45,44 @@ def write_merged_folder(base: Base, stack: Composed, folder: Path) -> None:
                 and file.name != "base.json"
             ):
                 shutil.copyfile(file, new / file.name)
-        # What the card says of the template and of where a reply ends holds for whoever loads it.
+        # The card may replace the template that lies in the base's folder.
         (new / "chat_template.jinja").write_text(base.template, "utf-8")
         try:
             save_file(
                 dict(_weights(base, stack)), new / "model.safetensors", metadata={"format": "pt"}
             )
         except SafetensorError as error:
-            # A full disk, for one, which it does not say as an OSError.
+            # The library does not raise an OSError for a full disk.
             raise OSError(str(error)) from error
 
 
 def write_merged_gguf(
-    base: Base, stack: Composed, folder: Path, check: Callable[[Path], None]
+    base: Base, stack: AdapterStack, folder: Path, check: Callable[[Path], None]
 ) -> None:
-    """A folder with model.gguf and a Modelfile, from which Ollama makes a model. ``check`` is shown the file before there is a
-    folder, and raises for one that nobody is to have. Raises as ``write_merged_folder``, and ``WeightsError`` for a base that
-    has no form in GGUF here.
+    """Write a folder with ``model.gguf`` and a Modelfile for Ollama.
+
+    Args:
+        base: The base.
+        stack: The stack to merge.
+        folder: A folder that does not exist yet or is empty.
+        check: Called with the GGUF file; raises if the file must not be published.
+
+    Raises:
+        InvalidInput: The folder is not empty or cannot be written.
+        AdapterError: A layer's weight makes its numbers too large.
+        WeightsError: The base's architecture cannot be written as GGUF.
     """
     names = gguf_names(base)
-    with new_folder(folder) as new:
+    with write_folder_atomically(folder) as new:
         write_gguf(base, names, new / _GGUF, partial(_weights, base, stack), for_others=True)
         check(new / _GGUF)
-        (new / "Modelfile").write_text(modelfile(base, _GGUF), "utf-8")
+        (new / "Modelfile").write_text(build_modelfile(base, _GGUF), "utf-8")
 
 
-def _weights(base: Base, stack: Composed) -> Iterator[tuple[str, Tensor]]:
+def _weights(base: Base, stack: AdapterStack) -> Iterator[tuple[str, Tensor]]:
     import torch
 
-    pairs = merged(stack)
+    pairs = concatenate(stack)
     architecture = base.architecture
     adapted = {
         f"{architecture.block_path}.{block}.{projection}.weight": (pair, block)

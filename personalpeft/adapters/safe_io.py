@@ -18,12 +18,12 @@ DEPTH_LIMIT = 32
 DAMAGED = "The file is damaged or was not written by a program that keeps to the format; get it again from where it came."
 
 
-def fault(source: str, what: str, *, hint: str = DAMAGED) -> AdapterError:
+def format_error(source: str, what: str, *, hint: str = DAMAGED) -> AdapterError:
     """The error for something wrong in ``source``, to be raised."""
     return AdapterError(f"{source}: {what}", hint=hint)
 
 
-def shown(value: object) -> str:
+def safe_repr(value: object) -> str:
     """A stranger's value, short and in ASCII, for a message."""
     text = ascii(value)
     return text if len(text) <= 80 else text[:77] + "..."
@@ -36,16 +36,16 @@ def read_file(path: Path, *, limit: int = FILE_LIMIT) -> bytes:
         # Looked at before it is opened: opening a named pipe that nobody writes to would wait for ever.
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise fault(source, "is not a plain file.", hint="Give the path of a file.")
+            raise format_error(source, "is not a plain file.", hint="Give the path of a file.")
         if status.st_size > limit:
-            raise fault(source, f"has {status.st_size} bytes; at most {limit} are read.")
+            raise format_error(source, f"has {status.st_size} bytes; at most {limit} are read.")
         with path.open("rb") as file:
             return file.read(status.st_size)
     except AdapterError:
         raise
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise fault(
+        raise format_error(
             source, f"cannot be read: {reason}.", hint="Check the path and who may read it."
         ) from error
 
@@ -62,11 +62,11 @@ def parse_json(data: bytes | str, *, source: str, what: str, depth: int = DEPTH_
         )
         _check_plain(value, depth)
     except UnicodeError as error:
-        raise fault(source, f"{what} is not UTF-8.") from error
+        raise format_error(source, f"{what} is not UTF-8.") from error
     except RecursionError as error:
-        raise fault(source, f"{what} is nested too deeply.") from error
+        raise format_error(source, f"{what} is nested too deeply.") from error
     except ValueError as error:
-        raise fault(source, f"{what} is not valid JSON ({error}).") from error
+        raise format_error(source, f"{what} is not valid JSON ({error}).") from error
     return value
 
 
@@ -74,7 +74,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {shown(key)} occurs twice")
+            raise ValueError(f"the key {safe_repr(key)} occurs twice")
         found[key] = value
     return found
 
@@ -86,7 +86,7 @@ def _no_constant(name: str) -> float:
 def _finite_float(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{shown(text)} is too large")
+        raise ValueError(f"{safe_repr(text)} is too large")
     return number
 
 

@@ -1,9 +1,12 @@
-"""What an adapter is, away from any device: named pairs of matrices and a manifest that says what they were built from.
+"""LoRA adapters independent of any device: weights by projection, and a manifest.
 
-Invariants, held by every ``Adapter`` that this package makes or reads: each projection has both halves; A is ``[blocks,
-rank, inputs]``, B is ``[blocks, outputs, rank]``, float16 or float32, finite; all projections share blocks and rank; every
-projection is one that the base's ``Architecture`` has, with its sizes. The change an adapter makes to a projection is
-``scaling * B @ A``.
+An adapter adds ``scaling * B @ A`` to the weight of a projection (LoRA, arXiv 2106.09685, eq. 3).
+
+Invariants of every ``Adapter`` that this package makes or reads:
+
+- Each projection has both matrices: A ``[blocks, rank, inputs]`` and B ``[blocks, outputs, rank]``.
+- Numbers are float16 or float32, and finite.
+- All projections have the same number of blocks and the same rank.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ Matrix: TypeAlias = npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a packed file says of itself. ``signals`` is the digest of the ledger entries it was built from."""
+    """What an adapter was built from. ``signals`` is the digest of its ledger entries."""
 
     base: str
     layer: str
@@ -36,8 +39,8 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """The two halves of one projection, stacked over the model's blocks."""
+class LoRAWeights:
+    """A and B of one projection, stacked over the blocks of the model."""
 
     a: Matrix
     b: Matrix
@@ -45,28 +48,36 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRA: its manifest and, for each projection, its pair."""
+    """A LoRA: its manifest and the weights of each projection."""
 
     manifest: Manifest
-    pairs: Mapping[str, Pair]
+    pairs: Mapping[str, LoRAWeights]
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """What one layer of a stack adds to a projection: ``factor * B @ A``, with the layer's weight and scaling as
-    factor.
+class ScaledLoRA:
+    """What one layer of a stack adds to a projection: ``factor * B @ A``.
+
+    ``factor`` is the layer's weight in the stack times its scaling.
     """
 
-    pair: Pair
+    pair: LoRAWeights
     factor: float
 
 
 @dataclass(frozen=True, slots=True)
-class Composed:
-    """A whole stack as one LoRA, without copying it: for each projection the shares whose ranks add up.
+class AdapterStack:
+    """A stack of layers as one LoRA, without copies: the layers' parts of each projection.
 
-    Projections may have fewer ranks than ``rank``, the largest among them: each has those of the layers that adapt it.
+    ``rank`` is the largest total rank of a projection. A layer that does not adapt a projection
+    adds no rank to it.
     """
 
     rank: int
-    shares: Mapping[str, tuple[Share, ...]]
+    shares: Mapping[str, tuple[ScaledLoRA, ...]]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all its weights."""
+        scaled = (each for parts in self.shares.values() for each in parts)
+        return sum(each.pair.a.nbytes + each.pair.b.nbytes for each in scaled)

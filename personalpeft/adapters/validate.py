@@ -1,8 +1,4 @@
-"""The invariants of an ``Adapter``, checked in one place for every way in and every way out.
-
-They are those of ``base.py``: both halves, one rank, one number of blocks, finite numbers, and a manifest that says the same as the
-tensors. Against an architecture and a base they are checked where the caller has one.
-"""
+"""Check the invariants of an ``Adapter`` (see ``types.py``) before it is used or written."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ import numpy as np
 
 from personalpeft.adapters.manifest import RANK_LIMIT
 from personalpeft.adapters.safe_io import format_error, safe_repr
-from personalpeft.adapters.types import Adapter, Matrix, LoRAWeights
+from personalpeft.adapters.types import Adapter, LoRAWeights, Matrix
 from personalpeft.errors import suggest_nearest
 from personalpeft.types import Architecture
 
@@ -21,7 +17,10 @@ BLOCKS_LIMIT = 1024
 PROJECTION_LIMIT = 200
 PROJECTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 
-_OTHER_BASE = "An adapter works only on the base it was built for; open that base, or build the layer again on this one."
+_OTHER_BASE = (
+    "An adapter works only on the base it was built for. "
+    "Open that base, or rebuild the layer on this one."
+)
 
 
 def check_adapter(
@@ -32,8 +31,17 @@ def check_adapter(
     base: str | None = None,
     numbers: bool = True,
 ) -> None:
-    """Raises ``AdapterError`` naming ``source`` unless every invariant holds. ``base`` is the digest of the base in use;
-    without ``numbers``, whether each is finite is not looked at.
+    """Check every invariant of an adapter.
+
+    Args:
+        adapter: The adapter.
+        source: A path or revision to name in errors.
+        architecture: The architecture to fit, if there is one.
+        base: The digest of the base in use, if there is one.
+        numbers: Whether to check that all numbers are finite.
+
+    Raises:
+        AdapterError: An invariant does not hold.
     """
     manifest = adapter.manifest
     if base is not None and manifest.base != base:
@@ -44,7 +52,9 @@ def check_adapter(
         )
     blocks, rank = _check_pairs(adapter.pairs, source, numbers=numbers)
     if manifest.rank != rank:
-        raise format_error(source, f"the manifest says rank {manifest.rank}, the tensors have {rank}.")
+        raise format_error(
+            source, f"the manifest says rank {manifest.rank}, the tensors have {rank}."
+        )
     if set(manifest.targets) != set(adapter.pairs) or len(manifest.targets) != len(adapter.pairs):
         raise format_error(
             source,
@@ -55,21 +65,23 @@ def check_adapter(
 
 
 def is_finite(matrix: Matrix) -> bool:
-    """Whether no number of it is NaN or infinite."""
+    """Return whether the matrix holds neither NaN nor infinity."""
     if matrix.dtype == np.float16:
-        # By its bits: numpy has no quick arithmetic for half precision.
+        # Compare bits: NumPy has no fast arithmetic for float16.
         return bool((matrix.view(np.uint16) & 0x7C00).max() < 0x7C00)
-    # The extremes carry NaN and both infinities, and unlike isfinite() they need no second array of the same size.
+    # The extremes propagate NaN and infinity, and need no second array as isfinite() does.
     return bool(np.isfinite(matrix.min()) and np.isfinite(matrix.max()))
 
 
 def shorten(digest: str) -> str:
-    """A digest as people compare it: its first 12 characters, after the name of the hash where it has one."""
+    """Return the first 12 characters of a digest, without the name of its hash."""
     return ascii(digest.removeprefix("sha256:")[:12])[1:-1]
 
 
-def _check_pairs(pairs: Mapping[str, LoRAWeights], source: str, *, numbers: bool) -> tuple[int, int]:
-    """Returns (blocks, rank), which all pairs share."""
+def _check_pairs(
+    pairs: Mapping[str, LoRAWeights], source: str, *, numbers: bool
+) -> tuple[int, int]:
+    """Return (blocks, rank)."""
     if not pairs:
         raise format_error(source, "has no projections.")
     first = next(iter(pairs.values())).a
@@ -83,7 +95,7 @@ def _check_pairs(pairs: Mapping[str, LoRAWeights], source: str, *, numbers: bool
         if (pair.b.shape[0], pair.b.shape[2]) != (blocks, rank):
             raise format_error(
                 source,
-                f"the halves of {name} do not fit together: A {pair.a.shape}, B {pair.b.shape}.",
+                f"A and B of {name} do not match: {pair.a.shape} and {pair.b.shape}.",
             )
         if (blocks, rank) != shared:
             raise format_error(
@@ -101,7 +113,9 @@ def _check_pairs(pairs: Mapping[str, LoRAWeights], source: str, *, numbers: bool
 def _check_matrix(matrix: Matrix, name: str, source: str, *, numbers: bool) -> None:
     if matrix.dtype not in (np.float16, np.float32) or matrix.ndim != 3 or matrix.size == 0:
         wanted = "float16 or float32 [blocks, rows, columns]"
-        raise format_error(source, f"{name} is {matrix.dtype} of shape {matrix.shape}, not {wanted}.")
+        raise format_error(
+            source, f"{name} is {matrix.dtype} of shape {matrix.shape}, not {wanted}."
+        )
     if numbers and not is_finite(matrix):
         hint = "The training that made it has diverged, or the file is damaged; build it again."
         raise format_error(source, f"{name} holds NaN or infinity.", hint=hint)
@@ -112,7 +126,9 @@ def _check_architecture(
 ) -> None:
     for name, pair in pairs.items():
         if name not in architecture.projections:
-            hint = suggest_nearest(name, architecture.projections, what="projection that can be adapted")
+            hint = suggest_nearest(
+                name, architecture.projections, what="projection that can be adapted"
+            )
             raise format_error(
                 source,
                 f"adapts {name}, which the base ({architecture.model_type}) does not have.",
@@ -122,7 +138,8 @@ def _check_architecture(
         if (pair.a.shape[2], pair.b.shape[1]) != (inputs, outputs):
             raise format_error(
                 source,
-                f"{name} is made for {pair.a.shape[2]} inputs and {pair.b.shape[1]} outputs, the base has {inputs} and {outputs}.",
+                f"{name} has {pair.a.shape[2]} inputs and {pair.b.shape[1]} outputs, "
+                f"the base has {inputs} and {outputs}.",
                 hint=_OTHER_BASE,
             )
     if blocks != architecture.blocks:

@@ -1,4 +1,4 @@
-"""The only part that touches tensors on a device and model code."""
+"""Backends: the only code that touches tensors on a device and model code."""
 
 from __future__ import annotations
 
@@ -28,10 +28,23 @@ def load_backend(
     vllm: VllmServer | None,
     entropy: Callable[[int], bytes],
 ) -> Backend:
-    """Loads a base into the backend of that name, with room for so many stacks and rows; its libraries are imported now,
-    and what it makes for this machine is kept in the cache folder. ``vllm`` is the server that the backend of that name speaks to.
+    """Load a base into a backend, and import the backend's libraries.
 
-    Raises ``NotFound`` for an unknown name, ``InvalidInput`` for vllm without a server.
+    Args:
+        name: One of ``BACKENDS``.
+        base: The base.
+        slots: How many stacks can be attached at once.
+        rows: How many sequences the batch can hold.
+        cache: The folder for what is built for this machine.
+        vllm: The server of the backend ``vllm``.
+        entropy: Returns that many random bytes.
+
+    Returns:
+        The backend. Close it when it is not needed any more.
+
+    Raises:
+        NotFound: There is no backend of this name.
+        InvalidInput: The backend is ``vllm``, and no server is set.
     """
     if name == "torch":
         from personalpeft.backends.torch.backend import TorchBackend
@@ -46,8 +59,8 @@ def load_backend(
 
         if vllm is None:
             raise InvalidInput(
-                "The backend vllm speaks to a server, and none is named.",
-                hint="Set PERSONALPEFT_VLLM_URL to its address; docs/engines.md says how to start one.",
+                "The backend vllm must have a server, and none is set.",
+                hint="Set PERSONALPEFT_VLLM_URL to its address; see docs/engines.md.",
             )
         return VllmBackend(base, slots=slots, rows=rows, cache=cache, server=vllm, entropy=entropy)
     if name == "fake":

@@ -1,14 +1,13 @@
-"""What a backend does for the house: text to tokens and back, slots for stacks, a batch that rows join and leave between
-steps, scores, and training sessions.
+"""The interface of a backend: tokens, slots for stacks, a batch, scores and training sessions.
 
 Invariants:
 
-- The base's weights are never written: ``fingerprint()`` is the same after any number of calls.
-- Rows of one batch may name different stacks; what a row says depends on its own tokens, stack and sampling alone,
-  whoever joins or leaves beside it.
-- Only what was attached can be named. A key is a stack's digest, so a key never changes its meaning.
-- What is kept of one row for another (the keys and values of a prompt's beginning) is found only by rows of the same
-  owner, on the same base, with the same stack and the same tokens.
+- The base's weights are never written: ``fingerprint()`` does not change.
+- Sequences of one batch may use different stacks. The output of a sequence depends on its own tokens,
+  stack and sampling alone, not on the other sequences.
+- Only attached stacks can be used. A key is a stack's digest, so its meaning never changes.
+- Cached keys and values of a prompt are found only by sequences of the same owner, with the same
+  base, stack and tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from personalpeft.adapters.types import Composed, Pair
+from personalpeft.adapters.types import AdapterStack, LoRAWeights
 from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.base_models.types import Base
 from personalpeft.types import FinishReason, Message, Sampling
@@ -29,93 +28,104 @@ Tokens: TypeAlias = tuple[int, ...]
 
 
 class OutOfBlocks(Exception):
-    """A step needs a key-value block and none is free. Remove a row and step again."""
+    """A step needs a key-value block and none is free. Remove a sequence and step again."""
 
 
-# eq=False: two rows with the same prompt are two rows.
+# eq=False: two sequences with the same prompt are two sequences.
 @dataclass(eq=False, slots=True)
-class Row:
-    """One request as a backend sees it, with its output so far. It may be in one batch at a time.
+class SequenceState:
+    """One request as a backend sees it, with its output so far: a row of one batch at a time.
 
-    A row that was removed before its end may be admitted again, and continues where it was.
+    After ``OutOfBlocks`` a sequence may be removed and admitted again, and continues where it was.
 
     Attributes:
-        tokens: The prompt.
-        stack: The key of an attached stack, None for the bare base.
+        prompt_tokens: The prompt.
+        adapter_key: The key of an attached stack, None for the bare base.
         sampling: How tokens are picked.
-        owner: The user whose prompt caches the row may use.
+        owner: The user whose prompt caches may be used.
         logprobs: Whether chunks carry the log-prob of each token.
-        top: How many of the likeliest tokens to report, at most ``MOST_TOP_LOGPROBS``.
+        top_logprobs: How many of the likeliest tokens to report, at most ``MAX_TOP_LOGPROBS``.
         token_ids: The prompt and the tokens picked so far.
         output: The text side of the reply, from the first admission on.
         sampler: The backend's random state, from the first admission on.
     """
 
-    tokens: Tokens
-    stack: str | None
+    prompt_tokens: Tokens
+    adapter_key: str | None
     sampling: Sampling
     owner: str = ""
     logprobs: bool = False
-    top: int = 0
+    top_logprobs: int = 0
     token_ids: list[int] = field(init=False)
-    output: RowOutput | None = field(init=False, default=None)
+    output: TextOutput | None = field(init=False, default=None)
     sampler: Any = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.token_ids = list(self.tokens)
+        self.token_ids = list(self.prompt_tokens)
 
     @property
     def output_tokens(self) -> Tokens:
         """The tokens picked so far, without one that ended the reply."""
-        return tuple(self.token_ids[len(self.tokens) :])
+        return tuple(self.token_ids[len(self.prompt_tokens) :])
 
-    def finish(self, reason: FinishReason) -> Piece:
-        """Return the last chunk of a row that is no longer in a batch: the text still held back."""
-        return Piece(-1, "", (), reason) if self.output is None else self.output.end(reason)
+    def finish(self, reason: FinishReason) -> OutputChunk:
+        """Return the last chunk of a sequence that left its batch: the text still held back."""
+        return OutputChunk(-1, "", (), reason) if self.output is None else self.output.end(reason)
 
 
-class RowOutput(Protocol):
+class TextOutput(Protocol):
     """The text side of a reply."""
 
-    def end(self, finish: FinishReason) -> Piece:
+    def end(self, finish: FinishReason) -> OutputChunk:
         """Return the last chunk of a reply that something else ends."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What one step added to one row: the tokens picked, and the text that became certain with them.
+class OutputChunk:
+    """What one step added to one sequence: the tokens, and the text that became certain with them.
 
-    ``finish`` is set on a row's last piece, whose text may be empty. ``logprobs`` (nats, at temperature 1) has one
-    number for each token where the row asked for them, and ``top`` the likeliest tokens in its place with theirs, likeliest first.
-    ``stop`` is the stop string that ended the row, where one did. ``failed`` says that this row alone cannot go on; it is
-    still to ``remove``.
+    Attributes:
+        index: The sequence's number in its batch; in a stream, the index of the request.
+        text: New text, cut before a stop string; may be empty.
+        tokens: New tokens.
+        finish: Why the reply ended, in its last chunk.
+        logprobs: The log-prob of each token (nats, at temperature 1), if asked for.
+        top_logprobs: The likeliest tokens in the place of each, likeliest first, if asked for.
+        stop_string: The stop string that ended the reply, if one did.
+        error: Why this sequence alone cannot go on. It is still to be removed.
     """
 
-    row: int
+    index: int
     text: str
     tokens: Tokens
     finish: FinishReason | None = None
     logprobs: tuple[float, ...] = ()
-    top: tuple[tuple[tuple[int, float], ...], ...] = ()
-    stop: str = ""
-    failed: Exception | None = None
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    stop_string: str = ""
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """How full the batch is. Tokens are places for keys and values: in use by rows, or kept for a later prompt that
-    begins alike; ``reused`` counts prompt tokens that were found there since the start.
+    """How full the batch is.
+
+    Attributes:
+        num_sequences: Sequences in the batch.
+        used_tokens: Tokens whose keys and values the sequences hold.
+        cached_tokens: Tokens that are cached for later prompts.
+        total_tokens: Tokens that there is room for.
+        reused_tokens: Prompt tokens that were found in the cache since the start.
     """
 
-    rows: int
-    tokens_used: int
-    tokens_kept: int
-    tokens: int
-    reused: int
+    num_sequences: int
+    used_tokens: int
+    cached_tokens: int
+    total_tokens: int
+    reused_tokens: int
 
 
-class Staged(Protocol):
+class StagedStack(Protocol):
     """A stack in host memory, in the form that slots hold."""
 
     @property
@@ -124,7 +134,7 @@ class Staged(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A completion after a prompt, to be scored or learned; log-probs are those of the completion's tokens."""
+    """A completion after a prompt, to be scored or learned. Log-probs are of the completion."""
 
     prompt: Tokens
     completion: Tokens
@@ -132,17 +142,21 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Of one continuation: mean log-prob a token (nats), where asked for the mean KL from the bare base a token (nats),
-    and the log-prob of each token.
+    """The log-probs of one continuation.
+
+    Attributes:
+        logp: The mean log-prob per token (nats).
+        kl: The mean KL divergence from the bare base per token (nats), if asked for.
+        token_logprobs: The log-prob of each token (nats).
     """
 
     logp: float
     kl: float | None = None
-    tokens: tuple[float, ...] = ()
+    token_logprobs: tuple[float, ...] = ()
 
 
-class Outputs(Protocol):
-    """What the model gave for one continuation of n tokens over a vocabulary of v: tensors of the backend's kind."""
+class ModelOutputs(Protocol):
+    """The model's output for a continuation of n tokens and a vocabulary of v, as tensors."""
 
     @property
     def token_logp(self) -> Any:
@@ -151,99 +165,105 @@ class Outputs(Protocol):
 
     @property
     def logp(self) -> Any:
-        """``[n, v]``: the whole log-distribution at each of them."""
+        """``[n, v]``: the log-distribution at each token of the completion."""
         ...
 
-    def divergence(self, run: slice, reference: Outputs, reference_run: slice) -> Any:
-        """``[length of the runs]``: Kullback-Leibler (1951) of the distribution at each token of ``run`` from the
-        reference's at its token; that of the two ``logp``, in less time and memory. No gradient flows to the reference.
+    def kl_div(self, run: slice, reference: ModelOutputs, reference_run: slice) -> Any:
+        """Return ``[length of the runs]``: the KL divergence from the reference at each token.
+
+        It equals the divergence of the two ``logp`` (Kullback & Leibler 1951), with less time and
+        memory. No gradient flows to the reference.
         """
         ...
 
 
 class Loss(Protocol):
-    """One summand of a training loss: what it reads of the candidate and of the stack below, and what it makes of the two."""
+    """One summand of a training loss."""
 
     @property
     def continuations(self) -> Sequence[Continuation]:
-        """What the candidate is asked about."""
+        """What the trained layer is evaluated on."""
         ...
 
     @property
     def references(self) -> Sequence[Continuation]:
-        """What the stack below is asked about, before the first step with this term; often nothing."""
+        """What the frozen stack is evaluated on, before the first step with this loss."""
         ...
 
     @property
-    def whole(self) -> bool:
-        """Whether the references' whole distributions are needed, or their tokens' log-probs only."""
+    def needs_full_logp(self) -> bool:
+        """Whether it reads the references' whole distributions, and not only their tokens."""
         ...
 
     @property
-    def generic(self) -> bool:
-        """Whether the references are nobody's own words, so that what the bare base says of them may be kept for other learns."""
+    def is_general(self) -> bool:
+        """Whether the references hold no words of a user, so that other learns may share them."""
         ...
 
-    def loss(self, outputs: Sequence[Outputs], references: Sequence[Outputs]) -> Any:
-        """A scalar tensor. ``references`` carry no gradient and hold no more than was asked for."""
+    def loss(self, outputs: Sequence[ModelOutputs], references: Sequence[ModelOutputs]) -> Any:
+        """Return a scalar tensor. The references carry no gradient."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
-    """What a training session needs to know: the layer's shape, what lies below it, where it starts, and the
-    optimizer's numbers.
+    """The layer to train, and the optimizer's options.
 
-    ``below`` is the key of the attached stack that stays frozen; ``start`` the parent's pairs or None to begin from
-    nothing (A random from ``seed``, B zero). ``scaling`` multiplies ``B @ A``.
+    Attributes:
+        rank: The rank of the layer.
+        scaling: The factor of ``B @ A``.
+        target_modules: The projections that the layer adapts.
+        seed: The seed of A, where the layer begins from nothing.
+        base_key: The key of the attached stack below, which stays frozen; None for the bare base.
+        initial_weights: The parent's weights; None for a random A and a zero B.
+        weight_decay: The optimizer's weight decay.
+        max_grad_norm: The norm that gradients are clipped to.
     """
 
     rank: int
     scaling: float
-    targets: tuple[str, ...]
+    target_modules: tuple[str, ...]
     seed: int
-    below: str | None = None
-    start: Mapping[str, Pair] | None = None
+    base_key: str | None = None
+    initial_weights: Mapping[str, LoRAWeights] | None = None
     weight_decay: float = 0.0
-    clip: float = 1.0
+    max_grad_norm: float = 1.0
 
 
 class Session(Protocol):
-    """The temporary state of one update. The same spec and the same steps give the same bytes on one kind of machine."""
+    """The state of one update. The same spec and steps give the same bytes on one machine."""
 
     def precompute_ref_log_probs(self, terms: Sequence[Loss]) -> None:
-        """Reads what the stack below says of all that these terms will need: once, before the first step; or, where later
-        terms are only known later, before the step that they are part of.
-        """
+        """Evaluate the frozen stack on the references of losses, before a step that needs them."""
         ...
 
     def step(self, terms: Sequence[Loss], learning_rate: float) -> float:
-        """One optimizer step on the sum of the terms' losses; returns that loss."""
+        """Make one optimizer step on the sum of the losses, and return that sum."""
         ...
 
-    def pairs(self) -> Mapping[str, Pair]:
-        """The layer as it is now, copied out."""
+    def weights(self) -> Mapping[str, LoRAWeights]:
+        """Return a copy of the layer."""
         ...
 
     def state(self) -> Mapping[str, npt.NDArray[np.float32]]:
-        """All that a later session of the same spec needs to go on from here."""
+        """Return what a later session of the same spec needs to continue."""
         ...
 
     def restore(self, state: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        """Goes on from ``state()`` of a session of the same spec; raises ``ValueError`` if it is not of that spec."""
+        """Continue from the ``state()`` of a session of the same spec; else raise ``ValueError``."""
         ...
 
     def close(self) -> None:
-        """Frees the session's memory. Closing twice is fine."""
+        """Free the session's memory. Closing twice is allowed."""
         ...
 
 
 class Backend(Protocol):
     """One base, loaded, and one batch.
 
-    ``admit``, ``step``, ``remove``, ``forget`` and ``detach`` belong to one thread, the one that runs the batch. Everything else may
-    be called from any thread beside it: ``stage`` and ``attach`` never wait for a step; ``score`` and sessions take
-    turns with steps.
+    ``admit``, ``step``, ``remove``, ``clear_cache`` and ``detach`` are called by one thread, which runs
+    the batch. Everything else may be called from any thread. ``stage`` and ``attach`` never wait for a
+    step; ``score`` and sessions take turns with steps.
     """
 
     @property
@@ -259,18 +279,19 @@ class Backend(Protocol):
 
     @property
     def rows(self) -> int:
-        """How many rows the batch can hold."""
+        """How many sequences the batch can hold."""
         ...
 
     @property
-    def longest(self) -> int:
-        """How many tokens, prompt and reply together, one row can have."""
+    def max_length(self) -> int:
+        """How many tokens, prompt and reply together, one sequence can have."""
         ...
 
     @property
-    def tolerance(self) -> float:
-        """How far a reply's log-probs may be from what ``score`` says of the same tokens: the mean difference a token, in
-        nats, that its number format explains.
+    def logprob_tolerance(self) -> float:
+        """How far a reply's log-probs may be from ``score`` of the same tokens.
+
+        The mean difference per token (nats) that the number format explains.
         """
         ...
 
@@ -281,61 +302,65 @@ class Backend(Protocol):
 
     @property
     def description(self) -> str:
-        """Device, number format and kernels, and why they were chosen: a line for ``doctor``."""
+        """Device, number format and kernels, and why they were chosen, in one line."""
         ...
 
     def render(self, messages: Sequence[Message]) -> Tokens:
-        """Messages through the chat template, ready for a reply. No text of a message can become a control token."""
+        """Return messages in the chat template, ready for a reply.
+
+        No text of a message becomes a control token.
+        """
         ...
 
     def encode(self, text: str) -> Tokens:
-        """Plain text as tokens; control tokens in it are read as plain text."""
+        """Return the tokens of plain text. The names of control tokens are plain text, too."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str: ...
 
     @property
-    def beginning(self) -> Tokens:
-        """What a text of this base begins with where no chat template says so; often nothing."""
+    def bos_tokens(self) -> Tokens:
+        """What a text without the chat template begins with; often nothing."""
         ...
 
     @property
     def end_of_turn(self) -> Tokens:
-        """What ends a reply of this base, appended to a completion that is to be learned."""
+        """What ends a reply; appended to a completion that is learned."""
         ...
 
-    def stage(self, adapter: Composed) -> Staged:
-        """Brings a stack into the form that slots hold, in host memory."""
+    def stage(self, adapter: AdapterStack) -> StagedStack:
+        """Bring a stack into the form that slots hold, in host memory."""
         ...
 
-    def attach(self, key: str, staged: Staged) -> None:
-        """Attach a stack. Attaching a key twice is fine; one more than ``slots`` raises ``RuntimeError``.
+    def attach(self, key: str, staged: StagedStack) -> None:
+        """Attach a stack. Attaching a key twice is allowed.
 
         The caller counts uses, and detaches a key only when it has none.
+        Raises ``RuntimeError`` if all slots are taken.
         """
         ...
 
     def detach(self, key: str) -> None:
-        """Detach a stack that no row, score or session uses, and free its slot.
+        """Detach a stack that no sequence, score or session uses, and free its slot.
 
-        A key that is not attached is fine. One that another machine is still attaching may be given up;
-        then ``attach`` raises. Raises ``RuntimeError`` if a row of the batch uses it.
+        A key that is not attached is ignored. One that another thread is attaching may be given up;
+        then ``attach`` raises. Raises ``RuntimeError`` if a sequence of the batch uses it.
         """
         ...
 
-    def admit(self, row: Row) -> int | None:
-        """Take a row into the batch and return its number, which is never reused; None without room.
+    def admit(self, sequence: SequenceState) -> int | None:
+        """Add a sequence to the batch. Return its number, which is never reused; None without room.
 
-        A row that was removed before its end is read again with its output so far, and continues.
+        A sequence that was removed before its end is read again with its output, and continues.
 
         Raises:
             KeyError: The stack is not attached.
-            ValueError: Prompt and longest reply exceed ``longest``.
+            ValueError: Prompt and longest reply exceed ``max_length``.
         """
         ...
 
-    def step(self) -> Sequence[Piece]:
-        """Advance the batch: one token of each row whose prompt is read, a part of the others' prompts.
+    def step(self) -> Sequence[OutputChunk]:
+        """Advance the batch: pick one token of each sequence, or read a part of its prompt.
 
         Raises:
             OutOfBlocks: There is no memory for the next tokens. Nothing was computed.
@@ -343,15 +368,15 @@ class Backend(Protocol):
         ...
 
     def remove(self, number: int) -> None:
-        """Take a row out before its end and free what it held. A number that has ended is fine."""
+        """Remove a sequence before its end and free its memory. An ended one is ignored."""
         ...
 
-    def forget(self) -> None:
-        """Overwrites what is kept of rows that have left."""
+    def clear_cache(self) -> None:
+        """Overwrite what is cached of sequences that have left."""
         ...
 
     def occupancy(self) -> Occupancy:
-        """How full the batch is now."""
+        """Return how full the batch is."""
         ...
 
     def check_integrity(self) -> None:
@@ -361,24 +386,38 @@ class Backend(Protocol):
     def score(
         self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
     ) -> tuple[Score, ...]:
-        """How likely the stack finds each continuation."""
+        """Return how likely continuations are under an attached stack, None for the bare base."""
         ...
 
     def session(self, spec: SessionSpec) -> Session:
-        """Opens a training session beside serving; raises ``ValueError`` for a spec that does not fit the base."""
+        """Open a training session beside serving.
+
+        Raises ``ValueError`` for a spec that does not fit the base.
+        """
         ...
 
     def advance(
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
     ) -> tuple[float, ...]:
-        """One optimizer step of each of these different sessions of this backend, in as few passes over the base as
-        memory allows; returns each one's loss. What a session becomes is what ``Session.step`` alone would make of it, up
-        to rounding: nothing is shared between them but the base. Raises ``ValueError`` where the three do not match.
+        """Make one optimizer step of several sessions, in as few passes over the base as fit memory.
+
+        A session ends up where ``Session.step`` alone would bring it, up to rounding.
+
+        Args:
+            sessions: Different sessions of this backend.
+            terms: The losses of each.
+            rates: The learning rate of each.
+
+        Returns:
+            The loss of each session.
+
+        Raises:
+            ValueError: The three differ in length, or a session is not of this backend.
         """
         ...
 
     def fingerprint(self) -> str:
-        """SHA-256 over the loaded base's weights as they are in memory now."""
+        """Return the SHA-256 of the loaded base's weights as they are in memory."""
         ...
 
     def close(self) -> None: ...

@@ -1,7 +1,7 @@
-"""What a backend fails at (no memory left, a kernel, a device that is gone), said in an error of ours.
+"""Map what a model fails at (memory, a kernel, a lost device) to one error of this library.
 
-Invariant: an error of ours passes through unchanged (some of them are also ``RuntimeError`` or ``OSError``), and what no
-memory, kernel or device can bring about stays the exception it was, so that it is seen as the bug it is.
+Invariant: errors of this library pass unchanged, although some are ``RuntimeError`` or ``OSError``.
+What no memory, kernel or device can cause keeps its type, so that it is seen as a bug.
 """
 
 from __future__ import annotations
@@ -16,40 +16,45 @@ log = logging.getLogger(__name__)
 
 FAULTS = (MemoryError, OSError, RuntimeError)
 
-# Of the host and of each kind of device; torch says both in a ``RuntimeError`` like any other.
+# Torch reports missing memory, of the host or a device, as a plain ``RuntimeError``.
 _NO_MEMORY = ("out of memory", "allocate memory")
-_LESS = "Close what else takes memory, or open the model with fewer rows or slots."
+_MEMORY_HINT = "Close other programs, or open the model with fewer rows or slots."
 
 
 @contextmanager
-def map_model_errors(message: str, *, hint: str = "", less: str = _LESS) -> Iterator[None]:
-    """Turns what the model fails at inside into ``failure(...)``, and logs it without its text. Call nothing inside that is not ours."""
+def map_model_errors(
+    message: str, *, hint: str = "", memory_hint: str = _MEMORY_HINT
+) -> Iterator[None]:
+    """Log what the model raises, without its text, and raise ``to_serving_error`` of it.
+
+    Only model code may run inside.
+    """
     try:
         yield
     except PersonalPeftError:
         raise
     except FAULTS as error:
         log.error("%s %s", message, format_origin(error))
-        raise to_serving_error(message, error, hint=hint, less=less) from error
+        raise to_serving_error(message, error, hint=hint, memory_hint=memory_hint) from error
 
 
 def to_serving_error(
-    message: str, cause: Exception, *, hint: str = "", less: str = _LESS
+    message: str, cause: Exception, *, hint: str = "", memory_hint: str = _MEMORY_HINT
 ) -> PersonalPeftError:
-    """The error that ``message`` says, a sentence, with its cause; a cause of ours is said itself. ``less`` is the hint where no
-    memory was left.
+    """Return the error for a failure of the model.
+
+    Args:
+        message: What failed, a sentence.
+        cause: The exception. An error of this library is returned as it is.
+        hint: What to do.
+        memory_hint: What to do if there was not enough memory.
     """
     if isinstance(cause, PersonalPeftError):
         return cause
-    if no_memory := _is_no_memory(cause):
-        message = f"{message.removesuffix('.')}: no memory was left."
-    error = ServingFailed(
-        message, hint=less if no_memory else hint or "Try again; the log has the details."
-    )
+    hint = hint or "Try again; the log has the details."
+    text = str(cause).casefold()
+    if isinstance(cause, MemoryError) or any(words in text for words in _NO_MEMORY):
+        message, hint = f"{message.removesuffix('.')}: no memory was left.", memory_hint
+    error = ServingFailed(message, hint=hint)
     error.__cause__ = cause
     return error
-
-
-def _is_no_memory(cause: Exception) -> bool:
-    said = str(cause).casefold()
-    return isinstance(cause, MemoryError) or any(words in said for words in _NO_MEMORY)

@@ -1,8 +1,8 @@
-"""A backend without a model, for the tests of apps: quick, deterministic, and true to the interface.
+"""A backend without a model, for tests of apps: quick, deterministic, and true to the interface.
 
-Its replies are a few plain words chosen by the prompt, or the call of a tool that the user's last message names, or that the reply
-was begun with; a stack changes them visibly, by words that depend on the adapters' numbers. Everything is likelier afterwards the more
-was learned, so a learn of something new is promoted; undoing it brings back the former replies to the letter.
+A reply is a few words chosen by the prompt, or the call of a tool that the user's last message names.
+A stack changes replies by words that depend on its weights. All completions become likelier with the
+number of trained continuations, so that the gate promotes. Undoing brings back the former replies.
 """
 
 from __future__ import annotations
@@ -19,50 +19,38 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from personalpeft.adapters.compose import merged
-from personalpeft.adapters.types import Composed, Pair
+from personalpeft.adapters.compose import concatenate
+from personalpeft.adapters.types import AdapterStack, LoRAWeights
 from personalpeft.backends.base import (
     Continuation,
+    Loss,
     Occupancy,
-    Piece,
-    Row,
+    OutputChunk,
     Score,
+    SequenceState,
     Session,
     SessionSpec,
-    Staged,
-    Loss,
+    StagedStack,
     Tokens,
 )
 from personalpeft.backends.batch_invariance import BatchInvariance
-from personalpeft.backends.stop_strings import StopStrings
-from personalpeft.base_models.chat_template import chat_text
-from personalpeft.base_models.types import Base, Card, Source
+from personalpeft.backends.detokenizer import StopStrings
+from personalpeft.base_models.chat_template import render_chat
+from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.types import Architecture, FinishReason, Message, canonical_digest
 
 _WORDS = (
-    *(
-        "amber",
-        "birch",
-        "cloud",
-        "dune",
-        "ember",
-        "fern",
-        "grove",
-        "harbour",
-        "island",
-        "jade",
-        "kelp",
-        "lark",
-    ),
+    *("amber", "birch", "cloud", "dune", "ember", "fern"),
+    *("grove", "harbour", "island", "jade", "kelp", "lark"),
     *("as", "in"),
 )
 _CHOICES, _AS, _IN = 12, 12, 13
 # Tokens: the 256 bytes, each word with a space before it, each word without.
 _END, _BYTES = 0, 256
-_SAID = (*(f" {word}" for word in _WORDS), *_WORDS)
-# How many tokens of a prompt one step reads.
+_WORD_TEXTS = (*(f" {word}" for word in _WORDS), *_WORDS)
+# Prompt tokens that one step reads.
 _CHUNK = 256
-# A line for each message, and one that no message can write for the tools.
+# Control characters, so that no message can forge the list of tools.
 _TOOLS, _TOOLS_END = "\x01tools: ", "\x01\n"
 _TEMPLATE = f"""
 {{%- if tools %}}{{{{ '{_TOOLS}' + tools|tojson + '{_TOOLS_END}' }}}}{{% endif -%}}
@@ -79,15 +67,15 @@ _PROJECTIONS = {"self_attn.q_proj": (8, 8), "self_attn.v_proj": (8, 4)}
 
 
 def fake_base() -> Base:
-    """A base that has no files: bytes are its tokens, a template of plain lines its chat format, which takes tools."""
-    card = Card(
+    """Return a base without files: its tokens are bytes, its chat template plain lines and tools."""
+    card = ModelCard(
         name="fake",
         title="No model at all",
         licence="Apache-2.0",
         source=Source("random"),
         targets=("q_proj", "v_proj"),
         context=4096,
-        # So small a layer could hold no fact by a real one's measure.
+        # With a real base's value, a layer of this size could hold no fact.
         learning={"tokens_per_parameter": 100.0},
     )
     architecture = Architecture("fake", "blocks", 2, _PROJECTIONS)
@@ -103,78 +91,78 @@ def fake_base() -> Base:
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
-    """What a slot holds: its numbers' digest, and how much was learned, which is the size of its B."""
+    """The digest of a stack's weights, and the norm of its B: how much was learned."""
 
     digest: str
-    strength: float
+    norm: float
     nbytes: int
 
 
 class _Output(StopStrings):
-    """See ``RowOutput``."""
+    """See ``TextOutput``."""
 
-    def end(self, finish: FinishReason) -> Piece:
-        return Piece(-1, self.finish(), (), finish)
+    def end(self, finish: FinishReason) -> OutputChunk:
+        return OutputChunk(-1, self.finish(), (), finish)
 
 
-# eq=False: two rows that ask for the same are two rows.
+# eq=False: two sequences with the same fields are two sequences.
 @dataclass(eq=False, slots=True)
-class _Live:
-    """A row in the batch: how many of its tokens are still to be read, and its whole reply."""
+class _Sequence:
+    """A sequence in the batch, how many of its tokens are unread, and its whole reply."""
 
-    row: Row
-    prompt: Tokens
+    state: SequenceState
     stack: _Stack | None
-    unread: int
+    num_unread: int
     reply: tuple[int, ...]
     output: _Output
 
 
 class FakeBackend:
-    """See ``personalpeft.backends.base.Backend``; one byte of UTF-8 is one token, so is each word that it says, and byte
-    0 ends a turn.
-    """
+    """See ``Backend``. A byte of UTF-8 is one token, so is each word; byte 0 ends a turn."""
 
     name = "fake"
     description = "no model: replies are made up from the prompt"
-    tolerance = 1e-6
+    logprob_tolerance = 1e-6
     batch_invariance = BatchInvariance.HOLDS
     end_of_turn: Tokens = (_END,)
-    beginning: Tokens = ()
+    bos_tokens: Tokens = ()
 
     def __init__(self, base: Base, *, slots: int = 8, rows: int = 16) -> None:
         self.base = base
         self.slots = slots
         self.rows = rows
-        self.longest = base.card.context
-        self._turn = threading.Lock()
+        self.max_length = base.card.context
+        self._lock = threading.Lock()
         self._attached: dict[str, _Stack] = {}
-        self._live: dict[int, _Live] = {}
+        self._sequences: dict[int, _Sequence] = {}
         self._numbers = itertools.count()
 
     def render(self, messages: Sequence[Message]) -> Tokens:
-        return self.encode(chat_text(self.base, messages))
+        return self.encode(render_chat(self.base, messages))
 
     def encode(self, text: str) -> Tokens:
         return tuple(text.replace("\0", "").encode())
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return b"".join(
-            _SAID[t - _BYTES].encode() if t >= _BYTES else bytes([t]) for t in tokens if t != _END
-        ).decode(errors="replace")
+        parts = (
+            _WORD_TEXTS[token - _BYTES].encode() if token >= _BYTES else bytes([token])
+            for token in tokens
+            if token != _END
+        )
+        return b"".join(parts).decode(errors="replace")
 
-    def stage(self, adapter: Composed) -> _Stack:
-        pairs = merged(adapter)
+    def stage(self, adapter: AdapterStack) -> _Stack:
+        weights = concatenate(adapter)
         digest = hashlib.sha256()
-        for name, pair in sorted(pairs.items()):
+        for name, pair in sorted(weights.items()):
             digest.update(name.encode() + pair.a.tobytes() + pair.b.tobytes())
-        nbytes = sum(pair.a.nbytes + pair.b.nbytes for pair in pairs.values())
-        return _Stack(digest.hexdigest(), _strength(pairs), nbytes)
+        nbytes = sum(pair.a.nbytes + pair.b.nbytes for pair in weights.values())
+        return _Stack(digest.hexdigest(), _norm(weights), nbytes)
 
-    def attach(self, key: str, staged: Staged) -> None:
+    def attach(self, key: str, staged: StagedStack) -> None:
         if not isinstance(staged, _Stack):
-            raise TypeError("this was staged by another backend")
-        with self._turn:
+            raise TypeError("the stack was staged for another backend")
+        with self._lock:
             if key in self._attached:
                 return
             if len(self._attached) >= self.slots:
@@ -182,58 +170,50 @@ class FakeBackend:
             self._attached[key] = replace(staged)
 
     def detach(self, key: str) -> None:
-        with self._turn:
-            if any(live.row.stack == key for live in self._live.values()):
-                raise RuntimeError("a row of the batch uses this stack")
+        with self._lock:
+            if any(each.state.adapter_key == key for each in self._sequences.values()):
+                raise RuntimeError("a sequence of the batch uses this stack")
             self._attached.pop(key, None)
 
-    def admit(self, row: Row) -> int | None:
-        if len(row.tokens) + row.sampling.max_tokens > self.longest:
-            raise ValueError(f"a row longer than {self.longest} tokens")
-        with self._turn:
-            stack = None if row.stack is None else self._attached[row.stack]
-            if len(self._live) >= self.rows:
+    def admit(self, sequence: SequenceState) -> int | None:
+        if len(sequence.prompt_tokens) + sequence.sampling.max_tokens > self.max_length:
+            raise ValueError(f"a sequence must have at most {self.max_length} tokens")
+        with self._lock:
+            key = sequence.adapter_key
+            stack = None if key is None else self._attached[key]
+            if len(self._sequences) >= self.rows:
                 return None
             number = next(self._numbers)
-            if not isinstance(row.output, _Output):
-                row.output = _Output(row.sampling.stop)
-            self._live[number] = _Live(
-                row,
-                row.tokens,
-                stack,
-                len(row.token_ids),
-                self._reply(row, stack),
-                row.output,
-            )
+            if not isinstance(sequence.output, _Output):
+                sequence.output = _Output(sequence.sampling.stop)
+            num_unread, reply = len(sequence.token_ids), self._reply(sequence, stack)
+            self._sequences[number] = _Sequence(sequence, stack, num_unread, reply, sequence.output)
             return number
 
-    def step(self) -> Sequence[Piece]:
-        with self._turn:
-            pieces = [
-                piece
-                for number, live in self._live.items()
-                if (piece := self._advance(number, live))
-            ]
-            for piece in pieces:
-                if piece.finish:
-                    del self._live[piece.row]
-            return pieces
+    def step(self) -> Sequence[OutputChunk]:
+        with self._lock:
+            advanced = (self._advance(number, each) for number, each in self._sequences.items())
+            chunks = [chunk for chunk in advanced if chunk]
+            for chunk in chunks:
+                if chunk.finish:
+                    del self._sequences[chunk.index]
+            return chunks
 
     def remove(self, number: int) -> None:
-        with self._turn:
-            self._live.pop(number, None)
+        with self._lock:
+            self._sequences.pop(number, None)
 
-    def forget(self) -> None:
-        """Keeps nothing of rows that have left."""
+    def clear_cache(self) -> None:
+        """Nothing is cached."""
 
     def occupancy(self) -> Occupancy:
-        with self._turn:
-            used = sum(len(live.row.token_ids) - live.unread for live in self._live.values())
-            return Occupancy(len(self._live), used, 0, self.rows * self.longest, 0)
+        with self._lock:
+            used = sum(len(s.state.token_ids) - s.num_unread for s in self._sequences.values())
+            return Occupancy(len(self._sequences), used, 0, self.rows * self.max_length, 0)
 
     def check_integrity(self) -> None:
-        if len(self._attached) > self.slots or len(self._live) > self.rows:
-            raise RuntimeError("more stacks than slots, or more rows than fit")
+        if len(self._attached) > self.slots or len(self._sequences) > self.rows:
+            raise RuntimeError("more stacks than slots, or more sequences than rows")
 
     def score(
         self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
@@ -241,14 +221,14 @@ class FakeBackend:
         attached = None if stack is None else self._attached[stack]
         scores = []
         for item in items:
-            said = _logprobs(item.prompt, item.completion, attached)
-            apart = 0.1 if attached else 0.0
-            scores.append(Score(sum(said) / max(1, len(said)), apart if kl else None, said))
+            logprobs = _logprobs(item.prompt, item.completion, attached)
+            divergence = (0.1 if attached else 0.0) if kl else None
+            scores.append(Score(sum(logprobs) / max(1, len(logprobs)), divergence, logprobs))
         return tuple(scores)
 
     def session(self, spec: SessionSpec) -> Session:
-        if spec.below is not None and spec.below not in self._attached:
-            raise KeyError(spec.below)
+        if spec.base_key is not None and spec.base_key not in self._attached:
+            raise KeyError(spec.base_key)
         return _FakeSession(spec)
 
     def advance(
@@ -260,85 +240,82 @@ class FakeBackend:
         return self.base.digest
 
     def close(self) -> None:
-        with self._turn:
+        with self._lock:
             self._attached.clear()
 
-    def _advance(self, number: int, live: _Live) -> Piece | None:
-        """One step of one row: a part of its prompt, with the last part of it the first token."""
-        live.unread = max(0, live.unread - _CHUNK)
-        if live.unread:
+    def _advance(self, number: int, sequence: _Sequence) -> OutputChunk | None:
+        sequence.num_unread = max(0, sequence.num_unread - _CHUNK)
+        if sequence.num_unread:
             return None
-        row, output = live.row, live.output
-        said = len(row.token_ids) - len(row.tokens)
-        if said == len(live.reply):
-            return replace(output.end("stop"), row=number)
-        token = live.reply[said]
-        row.token_ids.append(token)
+        state, output, reply = sequence.state, sequence.output, sequence.reply
+        done = len(state.token_ids) - len(state.prompt_tokens)
+        if done == len(reply):
+            return replace(output.end("stop"), index=number)
+        token = reply[done]
+        state.token_ids.append(token)
         text = output.push(self.decode([token]))
-        finish: FinishReason | None = "stop" if output.met else None
-        if not finish and said + 1 >= row.sampling.max_tokens:
+        finish: FinishReason | None = "stop" if output.matched else None
+        if not finish and done + 1 >= state.sampling.max_tokens:
             finish, text = "length", text + output.finish()
-        known = (
-            _logprobs(live.prompt, live.reply[: said + 1], live.stack)[-1:] if row.logprobs else ()
-        )
-        top = (_likeliest(token, known[0])[: row.top],) if known and row.top else ()
-        return Piece(number, text, (token,), finish, known, top, output.met)
+        logprobs: tuple[float, ...] = ()
+        top: tuple[tuple[tuple[int, float], ...], ...] = ()
+        if state.logprobs:
+            logprobs = _logprobs(state.prompt_tokens, reply[: done + 1], sequence.stack)[-1:]
+            if state.top_logprobs:
+                top = (_top_logprobs(token, logprobs[0])[: state.top_logprobs],)
+        return OutputChunk(number, text, (token,), finish, logprobs, top, output.matched)
 
-    def _reply(self, row: Row, stack: _Stack | None) -> tuple[int, ...]:
-        """Four words by the prompt and the seed; two more by the stack. A tool that the last question names is called instead."""
-        if call := _called(self.decode(row.tokens)):
+    def _reply(self, sequence: SequenceState, stack: _Stack | None) -> tuple[int, ...]:
+        """Return a tool call, or four words by prompt and seed and two more by the stack."""
+        if call := _find_tool_call(self.decode(sequence.prompt_tokens)):
             return self.encode(call)
-        seed = row.sampling.seed if row.sampling.temperature else 0
-        words = _words(canonical_digest([list(row.tokens), seed]), 4)
+        seed = sequence.sampling.seed if sequence.sampling.temperature else 0
+        words = _pick_words(canonical_digest([list(sequence.prompt_tokens), seed]), 4)
         if stack is not None:
-            words += [_AS, _IN, *_words(stack.digest, 2)]
+            words += [_AS, _IN, *_pick_words(stack.digest, 2)]
         # The first word has no space before it.
         return (_BYTES + len(_WORDS) + words[0], *(_BYTES + word for word in words[1:]))
 
 
 class _FakeSession:
-    """Numbers that depend on the spec and on everything that was learned, in order."""
+    """Weights that depend on the spec and on all that was trained, in order."""
 
     def __init__(self, spec: SessionSpec) -> None:
-        unknown = set(spec.targets) - set(_PROJECTIONS)
+        unknown = set(spec.target_modules) - set(_PROJECTIONS)
         if unknown:
             raise ValueError(f"the base has no projection {sorted(unknown)}")
         self._spec = spec
-        start = {p: pair.b.tobytes().hex() for p, pair in (spec.start or {}).items()}
-        self._seen = np.frombuffer(
-            hashlib.sha256(
-                canonical_digest([spec.seed, spec.rank, spec.below, start]).encode()
-            ).digest(),
-            np.uint8,
-        ).astype(np.float32)
-        self._strength = 1.0 + (_strength(spec.start) * spec.scaling if spec.start else 0.0)
+        initial = {p: pair.b.tobytes().hex() for p, pair in (spec.initial_weights or {}).items()}
+        self._digest = _digest(canonical_digest([spec.seed, spec.rank, spec.base_key, initial]))
+        self._norm = 1.0
+        if spec.initial_weights:
+            self._norm += _norm(spec.initial_weights) * spec.scaling
 
     def precompute_ref_log_probs(self, terms: Sequence[Loss]) -> None:
-        """There is no model to read; but a build from nothing is as strong as it has different things to learn."""
-        if self._spec.start is None:
-            self._strength = 1.0 + len({said for term in terms for said in term.continuations})
+        """Set the norm of a layer built from nothing: the number of different continuations."""
+        if self._spec.initial_weights is None:
+            self._norm = 1.0 + len({item for term in terms for item in term.continuations})
 
     def step(self, terms: Sequence[Loss], learning_rate: float) -> float:
-        said = [[list(c.prompt), list(c.completion)] for term in terms for c in term.continuations]
-        digest = hashlib.sha256(self._seen.tobytes() + canonical_digest(said).encode()).digest()
-        self._seen = np.frombuffer(digest, np.uint8).astype(np.float32)
+        items = [[list(c.prompt), list(c.completion)] for term in terms for c in term.continuations]
+        self._digest = _digest(canonical_digest(items), self._digest.tobytes())
         return 1.0
 
-    def pairs(self) -> Mapping[str, Pair]:
-        chance = np.random.default_rng([int(value) for value in self._seen])
-        pairs = {
-            projection: Pair(
-                chance.standard_normal((2, self._spec.rank, inputs), dtype=np.float32),
-                chance.standard_normal((2, outputs, self._spec.rank), dtype=np.float32),
+    def weights(self) -> Mapping[str, LoRAWeights]:
+        random = np.random.default_rng([int(value) for value in self._digest])
+        weights = {
+            projection: LoRAWeights(
+                random.standard_normal((2, self._spec.rank, inputs), dtype=np.float32),
+                random.standard_normal((2, outputs, self._spec.rank), dtype=np.float32),
             )
             for projection, (inputs, outputs) in _PROJECTIONS.items()
-            if projection in self._spec.targets
+            if projection in self._spec.target_modules
         }
-        wanted = np.float32(self._strength / self._spec.scaling / _strength(pairs))
-        return {projection: Pair(pair.a, pair.b * wanted) for projection, pair in pairs.items()}
+        factor = np.float32(self._norm / self._spec.scaling / _norm(weights))
+        return {p: LoRAWeights(pair.a, pair.b * factor) for p, pair in weights.items()}
 
     def state(self) -> Mapping[str, npt.NDArray[np.float32]]:
-        return {"seen": self._seen.copy(), "strength": np.array([self._strength], np.float32)}
+        return {"seen": self._digest.copy(), "strength": np.array([self._norm], np.float32)}
 
     def restore(self, state: Mapping[str, npt.NDArray[np.float32]]) -> None:
         if (
@@ -347,53 +324,63 @@ class _FakeSession:
             or not np.isin(state["seen"], range(256)).all()
         ):
             raise ValueError("the saved session does not fit")
-        self._seen = state["seen"].copy()
-        if self._spec.start is None:
+        self._digest = state["seen"].copy()
+        if self._spec.initial_weights is None:
             # A whole number, which no rounding changes.
-            self._strength = float(state["strength"][0])
+            self._norm = float(state["strength"][0])
 
     def close(self) -> None:
-        """Holds nothing."""
+        """A session holds no memory."""
 
 
-def _called(prompt: str) -> str | None:
-    """A call of the first tool that the last message names, if that is the user's, or the rest of one that was begun; every
-    argument is a word.
+def _digest(text: str, prefix: bytes = b"") -> npt.NDArray[np.float32]:
+    digest = hashlib.sha256(prefix + text.encode()).digest()
+    return np.frombuffer(digest, np.uint8).astype(np.float32)
+
+
+def _find_tool_call(prompt: str) -> str | None:
+    """Return a call of the first tool that the user's last message names, or None.
+
+    Return the rest of a call that the prompt begins. Every argument is a word.
     """
-    offered, found, rest = prompt.partition(_TOOLS_END)
-    said, _, begun = rest.rpartition("assistant: ")
-    last = said.rpartition("\nuser: ")[2] if "\nuser: " in said else said.removeprefix("user: ")
-    if not found or not offered.startswith(_TOOLS) or ("\ntool: " in last and not begun):
+    tools_json, found, rest = prompt.partition(_TOOLS_END)
+    history, _, begun = rest.rpartition("assistant: ")
+    last = history.rpartition("\nuser: ")[2]
+    if "\nuser: " not in history:
+        last = history.removeprefix("user: ")
+    if not found or not tools_json.startswith(_TOOLS) or ("\ntool: " in last and not begun):
         return None
-    tools = [each["function"] for each in json.loads(offered[len(_TOOLS) :])]
+    tools = [each["function"] for each in json.loads(tools_json[len(_TOOLS) :])]
     for tool in sorted(tools, key=lambda each: each["name"] not in last):
         arguments = dict.fromkeys((tool.get("parameters") or {}).get("properties", {}), _WORDS[0])
-        call = f"<tool_call>\n{json.dumps({'name': tool['name'], 'arguments': arguments})}\n</tool_call>"
+        content = json.dumps({"name": tool["name"], "arguments": arguments})
+        call = f"<tool_call>\n{content}\n</tool_call>"
         if call.startswith(begun) and (begun or tool["name"] in last):
             return call[len(begun) :]
     return None
 
 
-def _strength(pairs: Mapping[str, Pair]) -> float:
-    return float(np.sqrt(sum(np.square(pair.b, dtype=np.float64).sum() for pair in pairs.values())))
+def _norm(weights: Mapping[str, LoRAWeights]) -> float:
+    squares = (np.square(pair.b, dtype=np.float64).sum() for pair in weights.values())
+    return float(np.sqrt(sum(squares)))
 
 
 def _logprobs(prompt: Tokens, completion: Tokens, stack: _Stack | None) -> tuple[float, ...]:
-    """Of each token: the likelier the more was learned, and a little up or down by all the tokens before it."""
-    level = min((stack.strength / 20 if stack else 0.0) - 8.0, -0.5)
-    seen = zlib.crc32(repr(prompt).encode())
-    said = []
+    """Return log-probs that rise with the stack's norm, and vary with all tokens before."""
+    mean = min((stack.norm / 20 if stack else 0.0) - 8.0, -0.5)
+    checksum = zlib.crc32(repr(prompt).encode())
+    logprobs = []
     for token in completion:
-        seen = zlib.crc32(b"%d" % token, seen)
-        said.append(level + (seen % 1024 - 512) / 2048)
-    return tuple(said)
+        checksum = zlib.crc32(b"%d" % token, checksum)
+        logprobs.append(mean + (checksum % 1024 - 512) / 2048)
+    return tuple(logprobs)
 
 
-def _likeliest(token: int, logprob: float) -> tuple[tuple[int, float], ...]:
-    """The token itself, and words that might have been: less and less likely, and all together never more than certain."""
-    others = (_BYTES + word for word in range(len(_SAID)) if _BYTES + word != token)
+def _top_logprobs(token: int, logprob: float) -> tuple[tuple[int, float], ...]:
+    """Return the token and less likely words. Their probabilities sum to at most one."""
+    others = (_BYTES + word for word in range(len(_WORD_TEXTS)) if _BYTES + word != token)
     return ((token, logprob), *((other, logprob - 2 - n) for n, other in enumerate(others)))
 
 
-def _words(digest: str, count: int) -> list[int]:
+def _pick_words(digest: str, count: int) -> list[int]:
     return [int(digest[2 * i : 2 * i + 2], 16) % _CHOICES for i in range(count)]

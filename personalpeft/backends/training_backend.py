@@ -1,8 +1,8 @@
-"""Where layers are learned for a base that another backend serves: the torch backend, there only while something learns.
+"""Train and score for a base that another backend serves, on a torch backend that exists on demand.
 
-Invariants: torch is loaded with the first session, or the first scores, and its weights are let go with the last session or a
-while after the last scores, since who asked for some soon asks for more; the layer below a session is the stack that the session
-was opened with, whatever is attached or detached meanwhile.
+Invariants: torch is loaded for the first session or scores. It is freed with the last session, or
+some seconds after the last scores, since a gate scores many times. The layer below a session is the
+stack that the session was opened with, whatever is attached or detached meanwhile.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,147 +19,140 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from personalpeft.adapters.types import Composed, Pair
-from personalpeft.backends.base import Continuation, Score, Session, SessionSpec, Loss
+from personalpeft.adapters.types import AdapterStack, LoRAWeights
+from personalpeft.backends.base import Continuation, Loss, Score, Session, SessionSpec
 from personalpeft.base_models.types import Base
 
 if TYPE_CHECKING:
     from personalpeft.backends.torch.backend import TorchBackend
 
-# For all that learn at once and what is scored beside them; one that nobody uses takes no memory.
+# For all sessions and scores at once. An unused slot takes no memory.
 _SLOTS = 32
 # A gate scores some twenty times in a minute or two, and torch takes seconds to load.
-_WHILE = 30.0
+_LINGER_SECONDS = 30.0
 
 
-class LearningSide:
-    """Safe from any thread. ``linger`` is for how long, in seconds, torch stays after the last scores."""
+class TrainingBackend:
+    """Safe to use from any thread. Torch stays for ``linger`` seconds after the last scores."""
 
-    def __init__(self, base: Base, *, cache: Path | None, linger: float = _WHILE) -> None:
+    def __init__(self, base: Base, *, cache: Path | None, linger: float = _LINGER_SECONDS) -> None:
         self._base, self._cache, self._linger = base, cache, linger
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._backend: TorchBackend | None = None
-        # What each open session stands on.
-        self._open: list[str | None] = []
-        # How many are scoring now, and the end of the while after the last of them.
-        self._scoring = 0
-        self._names = itertools.count()
-        self._leaving: threading.Timer | None = None
+        # Open sessions by the key of the stack below.
+        self._sessions: Counter[str | None] = Counter()
+        self._num_scoring = 0
+        self._key_numbers = itertools.count()
+        self._unload_timer: threading.Timer | None = None
         self._closed = False
 
-    def session(self, spec: SessionSpec, below: Composed | None) -> Session:
-        """See ``Backend.session``; ``below`` is the stack that ``spec.below`` names."""
-        key = None if below is None else f"below {spec.below}"
-        with self._turn:
-            if self._closed:
-                raise RuntimeError("the backend is closed")
+    def session(self, spec: SessionSpec, frozen: AdapterStack | None) -> Session:
+        """See ``Backend.session``; ``frozen`` is the stack of ``spec.base_key``."""
+        key = None if frozen is None else f"below {spec.base_key}"
+        with self._lock:
+            backend = self._load()
             try:
-                backend = self._loaded()
-                if key is not None and below is not None:
-                    backend.attach(key, backend.stage(below))
-                inner = backend.session(replace(spec, below=key))
+                if key is not None and frozen is not None:
+                    backend.attach(key, backend.stage(frozen))
+                session = backend.session(replace(spec, base_key=key))
             except BaseException:
-                self._detached(key)
-                self._leave()
+                self._detach_unused(key)
+                self._unload_if_idle()
                 raise
-            self._open.append(key)
-        return _Lent(inner, self, key)
+            self._sessions[key] += 1
+        return _TrainingSession(session, self, key)
 
     def score(
-        self, items: Sequence[Continuation], stack: Composed | None, *, kl: bool = False
+        self, items: Sequence[Continuation], stack: AdapterStack | None, *, kl: bool = False
     ) -> tuple[Score, ...]:
-        """As ``Backend.score``, in torch's numbers."""
-        key = None if stack is None else f"scored {next(self._names)}"
-        with self._turn:
-            if self._closed:
-                raise RuntimeError("the backend is closed")
-            backend = self._loaded()
-            self._scoring += 1
+        """See ``Backend.score``; the numbers are torch's."""
+        key = None if stack is None else f"scored {next(self._key_numbers)}"
+        with self._lock:
+            backend = self._load()
+            self._num_scoring += 1
         try:
             if key is not None and stack is not None:
                 backend.attach(key, backend.stage(stack))
             return backend.score(items, key, kl=kl)
         finally:
-            with self._turn:
-                self._scoring -= 1
-                self._detached(key)
-                self._leave(self._linger)
+            with self._lock:
+                self._num_scoring -= 1
+                self._detach_unused(key)
+                self._unload_if_idle(self._linger)
 
     def advance(
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
     ) -> tuple[float, ...]:
         """See ``Backend.advance``."""
-        own = [
+        inner = [
             session.inner
             for session in sessions
-            if isinstance(session, _Lent) and session.owner is self
+            if isinstance(session, _TrainingSession) and session.owner is self
         ]
-        if len(own) < len(sessions) or self._backend is None:
-            raise ValueError("these are not sessions of this backend")
-        return self._backend.advance(own, terms, rates)
+        if len(inner) < len(sessions) or self._backend is None:
+            raise ValueError("every session must be an open session of this backend")
+        return self._backend.advance(inner, terms, rates)
 
-    def given_back(self, key: str | None) -> None:
-        """A session above this stack was closed."""
-        with self._turn:
-            self._open.remove(key)
-            self._detached(key)
-            # What was scored meanwhile has its while yet.
-            if self._leaving is None:
-                self._leave()
+    def release_session(self, key: str | None) -> None:
+        """Note that a session on the stack of this key was closed."""
+        with self._lock:
+            self._sessions[key] -= 1
+            self._detach_unused(key)
+            # A running timer belongs to scores that came meanwhile.
+            if self._unload_timer is None:
+                self._unload_if_idle()
 
     def close(self) -> None:
-        """Lets go of the weights. Closing twice is fine."""
-        with self._turn:
+        """Free the weights when the last session and scores end. Closing twice is allowed."""
+        with self._lock:
             self._closed = True
-            self._leave()
+            self._unload_if_idle()
 
-    def _detached(self, key: str | None) -> None:
-        """Frees the slot of a stack that nobody needs any more."""
-        if key is not None and key not in self._open and self._backend is not None:
-            self._backend.detach(key)
-
-    def _leave(self, after: float = 0.0) -> None:
-        """Lets go of the weights, now or after so many seconds, where nobody needs them then."""
-        if self._leaving is not None:
-            self._leaving.cancel()
-            self._leaving = None
-        if self._open or self._scoring:
-            return
-        if after and not self._closed:
-            self._leaving = threading.Timer(after, self._left)
-            self._leaving.name = "personalpeft-torch-leaves"
-            self._leaving.daemon = True
-            self._leaving.start()
-        else:
-            self._let_go()
-
-    def _left(self) -> None:
-        """The while after some scores is over, unless others came meanwhile."""
-        with self._turn:
-            if threading.current_thread() is self._leaving:
-                self._leave()
-
-    def _loaded(self) -> TorchBackend:
+    def _load(self) -> TorchBackend:
+        if self._closed:
+            raise RuntimeError("the backend is closed")
         if self._backend is None:
             from personalpeft.backends.torch.backend import TorchBackend
 
             self._backend = TorchBackend(self._base, slots=_SLOTS, rows=1, cache=self._cache)
         return self._backend
 
-    def _let_go(self) -> None:
+    def _detach_unused(self, key: str | None) -> None:
+        if key is not None and not self._sessions[key] and self._backend is not None:
+            self._backend.detach(key)
+
+    def _unload_if_idle(self, delay: float = 0.0) -> None:
+        """Free the weights unless they are in use, now or after some seconds."""
+        if self._unload_timer is not None:
+            self._unload_timer.cancel()
+            self._unload_timer = None
+        if self._sessions.total() or self._num_scoring:
+            return
+        if delay and not self._closed:
+            self._unload_timer = threading.Timer(delay, self._on_timer)
+            self._unload_timer.name = "personalpeft-torch-unload"
+            self._unload_timer.daemon = True
+            self._unload_timer.start()
+            return
         backend, self._backend = self._backend, None
         if backend is not None:
             backend.close()
-            # The model's modules point to each other in circles.
+            # The model's modules reference each other in cycles.
             gc.collect()
 
+    def _on_timer(self) -> None:
+        with self._lock:
+            # A later use may have replaced this timer.
+            if threading.current_thread() is self._unload_timer:
+                self._unload_if_idle()
 
-class _Lent:
-    """A session of the torch backend, which goes when all of them are closed."""
 
-    def __init__(self, inner: Session, owner: LearningSide, key: str | None) -> None:
+class _TrainingSession:
+    """A session of the torch backend, which is freed when all of them are closed."""
+
+    def __init__(self, inner: Session, owner: TrainingBackend, key: str | None) -> None:
         self.inner = inner
-        self.owner: LearningSide | None = owner
+        self.owner: TrainingBackend | None = owner
         self._key = key
 
     def precompute_ref_log_probs(self, terms: Sequence[Loss]) -> None:
@@ -167,8 +161,8 @@ class _Lent:
     def step(self, terms: Sequence[Loss], learning_rate: float) -> float:
         return self.inner.step(terms, learning_rate)
 
-    def pairs(self) -> Mapping[str, Pair]:
-        return self.inner.pairs()
+    def weights(self) -> Mapping[str, LoRAWeights]:
+        return self.inner.weights()
 
     def state(self) -> Mapping[str, npt.NDArray[np.float32]]:
         return self.inner.state()
@@ -180,4 +174,4 @@ class _Lent:
         owner, self.owner = self.owner, None
         if owner is not None:
             self.inner.close()
-            owner.given_back(self._key)
+            owner.release_session(self._key)

@@ -41,7 +41,7 @@ def lock_of(entry: Path) -> FileLock:
     return FileLock(f"{entry}.lock")
 
 
-def unfinished(entry: Path) -> Path:
+def temporary_folder(entry: Path) -> Path:
     """Return a new folder beside an entry, which is removed where its maker dies."""
     return Path(tempfile.mkdtemp(prefix=f"{entry.name}{_LEFTOVER}", dir=entry.parent))
 
@@ -63,7 +63,7 @@ def origin_of(source: Source) -> str | None:
     return canonical_digest([source.kind, place]) if place else None
 
 
-def hold(entry: Path) -> None:
+def hold_version(entry: Path) -> None:
     """Hold an entry until this process ends. Only the holder of the entry's lock may call it. Raise ``OSError``."""
     # A child that was forked takes a hold of its own.
     key = (os.getpid(), entry)
@@ -75,10 +75,10 @@ def hold(entry: Path) -> None:
         lock = FileLock(path)
         lock.acquire(timeout=0)
         _held[key] = lock
-        atexit.register(_let_go, lock, os.getpid())
+        atexit.register(_release, lock, os.getpid())
 
 
-def remove_old(entry: Path, origin: str | None) -> None:
+def remove_unused_versions(entry: Path, origin: str | None) -> None:
     """Note that an entry is used, and remove older ones of its base, and what dead processes left of any base.
 
     What cannot be removed stays for the next time.
@@ -126,11 +126,11 @@ def _remove_unheld(entry: Path) -> None:
             return
         file.unlink()
     # In one step, so that no process reads half of it.
-    entry.rename(unfinished(entry) / entry.name)
+    entry.rename(temporary_folder(entry) / entry.name)
     remove_leftovers(entry)
 
 
-def _let_go(lock: FileLock, pid: int) -> None:
+def _release(lock: FileLock, pid: int) -> None:
     # A child that was forked has its parent's locks, and must leave them alone.
     if pid == os.getpid():
         with suppress(OSError):

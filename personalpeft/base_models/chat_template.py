@@ -36,7 +36,7 @@ class _Refusal(TemplateError):
     """The template itself called ``raise_exception``."""
 
 
-def chat_text(
+def render_chat(
     base: Base, messages: Sequence[Message], *, add_generation_prompt: bool = True
 ) -> str:
     """What ``base`` reads of these messages; its tokenizer must add no special tokens of its own. Errors as of ``render``."""
@@ -72,10 +72,10 @@ def render(
         message.tools or message.tool_calls or message.role == "tool" for message in messages
     )
     control = (*control, *_MARKS) if about_tools else tuple(control)
-    spoken = [_spoken(message, control) for message in messages]
+    spoken = [_messages_for_template(message, control) for message in messages]
     # What may be called is what was offered last.
     offered = next((message.tools for message in reversed(messages) if message.tools), ())
-    tools = [_defused(tool, control) for tool in offered] or None
+    tools = [_escaped(tool, control) for tool in offered] or None
     try:
         return _compile(template).render(
             messages=spoken,
@@ -100,7 +100,7 @@ def render(
         ) from error
 
 
-def defuse(text: str, control: Sequence[str]) -> str:
+def escape_control_tokens(text: str, control: Sequence[str]) -> str:
     """The text, with every spelling of a control token broken up. Text that spells none is returned as it is."""
     single, longer = _spellings(tuple(control))
     for token in single:
@@ -108,37 +108,37 @@ def defuse(text: str, control: Sequence[str]) -> str:
     return longer.sub(lambda match: match[0] + _ZERO_WIDTH_SPACE, text) if longer else text
 
 
-def _spoken(message: Message, control: Sequence[str]) -> dict[str, Any]:
+def _messages_for_template(message: Message, control: Sequence[str]) -> dict[str, Any]:
     """A message as templates read it."""
     said: dict[str, Any] = {
-        "role": defuse(message.role, control),
-        "content": defuse(message.content, control),
+        "role": escape_control_tokens(message.role, control),
+        "content": escape_control_tokens(message.content, control),
     }
     if message.tool_calls:
         said["tool_calls"] = [
             {
-                "id": defuse(call.id, control),
+                "id": escape_control_tokens(call.id, control),
                 "type": "function",
                 "function": {
-                    "name": defuse(call.name, control),
-                    "arguments": _defused(call.arguments, control),
+                    "name": escape_control_tokens(call.name, control),
+                    "arguments": _escaped(call.arguments, control),
                 },
             }
             for call in message.tool_calls
         ]
     if message.tool_call_id:
-        said["tool_call_id"] = defuse(message.tool_call_id, control)
+        said["tool_call_id"] = escape_control_tokens(message.tool_call_id, control)
     return said
 
 
-def _defused(value: Any, control: Sequence[str]) -> Any:
+def _escaped(value: Any, control: Sequence[str]) -> Any:
     """JSON with every text in it defused, keys too."""
     if isinstance(value, str):
-        return defuse(value, control)
+        return escape_control_tokens(value, control)
     if isinstance(value, Mapping):
-        return {defuse(key, control): _defused(each, control) for key, each in value.items()}
+        return {escape_control_tokens(key, control): _escaped(each, control) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_defused(each, control) for each in value]
+        return [_escaped(each, control) for each in value]
     return value
 
 
@@ -192,13 +192,13 @@ def end_of_turn(
     return max((token for token in control if after.startswith(token)), key=len, default=None)
 
 
-def takes_tools(base: Base) -> bool:
+def supports_tools(base: Base) -> bool:
     """Whether the base's chat template tells of tools and of what they answer, and writes calls in the form that ``tools`` reads."""
-    return _takes_tools(base.template, base.control, base.bos, base.eos)
+    return _template_supports_tools(base.template, base.control, base.bos, base.eos)
 
 
 @lru_cache(maxsize=16)
-def _takes_tools(template: str, control: tuple[str, ...], bos: str, eos: str) -> bool:
+def _template_supports_tools(template: str, control: tuple[str, ...], bos: str, eos: str) -> bool:
     call = ToolCall("personalpeft_tool", {"said": "personalpeft calls"}, "call_1")
     about = {
         "name": call.name,

@@ -19,7 +19,7 @@ CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _JOINED = "joined.gguf"
 
 
-def from_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float], None]) -> None:
+def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float], None]) -> None:
     """Dequantises the GGUF file whose ``parts`` these are: bf16 model.safetensors, config.json, tokenizer.json and template in ``into``."""
     import torch
     from gguf import GGUFReader
@@ -34,7 +34,7 @@ def from_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float], 
         report("Reading the tokenizer", 0.0)
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, local_files_only=True)
         splitting = GGUFReader(file).fields.get("tokenizer.ggml.pre")
-        _split_as_gguf_says(
+        _set_pre_tokenizer(
             tokenizer.backend_tokenizer, splitting.contents() if splitting else None
         )
         tokenizer.save_pretrained(str(into))
@@ -51,7 +51,7 @@ def from_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float], 
     (into / _JOINED).unlink(missing_ok=True)
 
 
-def _split_as_gguf_says(tokenizer: Any, splitting: str | None) -> None:
+def _set_pre_tokenizer(tokenizer: Any, splitting: str | None) -> None:
     # transformers ignores this field. For the SmolLM family it then splits numbers and spaces other than the model was trained with,
     # and other than llama.cpp does: nothing fails, the answers just get worse.
     from tokenizers import pre_tokenizers
@@ -104,7 +104,7 @@ def _bars_to(report: Callable[[str, float], None]) -> Iterator[None]:
         reader.tqdm = theirs
 
 
-def from_seed(seed: int, shape: Json, context: int, into: Path) -> None:
+def make_random_model(seed: int, shape: Json, context: int, into: Path) -> None:
     """A tiny Llama with random fp32 weights and a tokenizer whose tokens are single bytes and ``CONTROL_TOKENS``.
 
     Weights depend on ``seed`` and ``shape`` alone: each is drawn in the order of the names, from a generator of its own.

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from personalpeft.base_models.types import Card, Source
+from personalpeft.base_models.types import ModelCard, Source
 from personalpeft.errors import WeightsError
 from personalpeft.types import canonical_digest
 
@@ -25,7 +25,7 @@ SINGLE = "model.safetensors"
 _BLOCK = 1 << 20
 
 
-def package_files(card: Card) -> tuple[Path, ...]:
+def package_files(card: ModelCard) -> tuple[Path, ...]:
     """The resources of a package source, in the card's order. Does not import the packages.
 
     Raises ``WeightsError`` for one that is not installed; the hint is the card's way to install it.
@@ -49,7 +49,7 @@ def package_files(card: Card) -> tuple[Path, ...]:
 
 
 @contextmanager
-def own_gguf(card: Card) -> Iterator[Path]:
+def find_source_gguf(card: ModelCard) -> Iterator[Path]:
     """The one GGUF file of a package source; where it is in parts, joined for the while. Raises ``WeightsError``."""
     parts = package_files(card)
     if len(parts) == 1:
@@ -69,7 +69,7 @@ def join(parts: Sequence[Path], whole: Path) -> None:
                 shutil.copyfileobj(source, out, _BLOCK)
 
 
-def folder_files(card: Card, folder: Path) -> Mapping[str, Path]:
+def folder_files(card: ModelCard, folder: Path) -> Mapping[str, Path]:
     """Weights, config.json and tokenizer.json of a folder by their names. Raises ``WeightsError`` for what is missing in it."""
     if not folder.is_dir():
         raise WeightsError(
@@ -86,7 +86,7 @@ def folder_files(card: Card, folder: Path) -> Mapping[str, Path]:
     return {name: folder / name for name in names}
 
 
-def _weight_names(card: Card, folder: Path) -> list[str]:
+def _weight_names(card: ModelCard, folder: Path) -> list[str]:
     if (folder / SINGLE).is_file():
         return [SINGLE]
     if (folder / INDEX).is_file():
@@ -111,7 +111,7 @@ def _weight_names(card: Card, folder: Path) -> list[str]:
     )
 
 
-def hub_folder(card: Card, report: Callable[[str, float], None]) -> Path:
+def hub_folder(card: ModelCard, report: Callable[[str, float], None]) -> Path:
     """The folder of a hub source, downloaded if need be (never with ``HF_HUB_OFFLINE``). Raises ``WeightsError`` if it cannot be had."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -169,7 +169,7 @@ def folder_digest(digests: Mapping[str, str]) -> str:
     return canonical_digest(sorted(digests.items()))
 
 
-def check_digest(card: Card, found: str, where: str) -> None:
+def check_digest(card: ModelCard, found: str, where: str) -> None:
     """Raises ``WeightsError`` where weights are not the ones that the card names."""
     expected = card.source.digest
     if expected is not None and expected != f"sha256:{found}":
@@ -216,7 +216,7 @@ def _unreadable(error: OSError) -> WeightsError:
     )
 
 
-def _install_hint(card: Card) -> str:
+def _install_hint(card: ModelCard) -> str:
     source: Source = card.source
     return (
         f"Install them: {source.install}."

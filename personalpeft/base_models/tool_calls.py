@@ -33,7 +33,7 @@ def read_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
     )
 
 
-def begun_call(asked: Message) -> str:
+def find_unfinished_call(asked: Message) -> str:
     """How a reply begins that must call a tool: up to the arguments where there is only one to call, else up to the name; empty where it
     need not.
     """

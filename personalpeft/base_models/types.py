@@ -36,7 +36,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class ModelCard:
     """A base as its ``models/*.toml`` describes it.
 
     ``template`` None means: the one that the tokenizer carries. ``system`` is said first where a chat brings no system
@@ -71,7 +71,7 @@ class Base:
     see ``template.chat_text``.
     """
 
-    card: Card
+    card: ModelCard
     digest: str
     folder: Path
     template: str

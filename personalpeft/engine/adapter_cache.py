@@ -32,7 +32,7 @@ class SlotAssignment:
 
 
 class AdapterCache:
-    """Slots by key, evicted in least recently used order. Not thread-safe: its owner holds a lock."""
+    """Slots by key; the least recently used leave. Not thread-safe: its owner holds a lock."""
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots

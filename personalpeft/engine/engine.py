@@ -18,7 +18,7 @@ from personalpeft.adapters.formats.packed import pack
 from personalpeft.adapters.types import Adapter
 from personalpeft.backends.base import Backend, Continuation, Score, Tokens
 from personalpeft.backends.batch_invariance import BatchInvariance, describe
-from personalpeft.backends.error_mapping import model_faults
+from personalpeft.backends.error_mapping import map_model_errors
 from personalpeft.clock import SYSTEM, Clock
 from personalpeft.engine.core import EngineCore
 from personalpeft.engine.metrics import Snapshot
@@ -91,9 +91,9 @@ class Engine:
             tokens = backend.render(request.messages) + backend.encode(request.reply_prefix)
         else:
             text = "".join(message.content for message in request.messages)
-            tokens = backend.beginning + backend.encode(text)
+            tokens = backend.bos_tokens + backend.encode(text)
         max_tokens = request.sampling.max_tokens
-        context = min(backend.base.card.context, backend.longest)
+        context = min(backend.base.card.context, backend.max_length)
         excess = len(tokens) + max_tokens - context
         if excess > 0:
             room = context - max_tokens
@@ -163,7 +163,7 @@ class Engine:
         stream = self.stream(requests, cancelled=cancelled, paused=paused)
         try:
             for chunk in stream:
-                texts[chunk.row] += chunk.text
+                texts[chunk.index] += chunk.text
                 # A learn must not judge half a reply as a whole one.
                 if chunk.finish == "cancelled" and not (cancelled and cancelled()):
                     raise Cancelled(
@@ -179,7 +179,10 @@ class Engine:
         """Return log-probs of continuations under a stack, in nats a token. Raises as ``pin``."""
         if not items:
             return ()
-        with self.pin(stack) as key, model_faults("The model failed while it compared answers."):
+        with (
+            self.pin(stack) as key,
+            map_model_errors("The model failed while it compared answers."),
+        ):
             return self.backend.score(items, key, kl=kl)
 
     @contextmanager

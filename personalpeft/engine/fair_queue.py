@@ -99,7 +99,7 @@ class FairQueue(Generic[R]):
             self._turns(each).setdefault(each.owner, deque()).append(each)
 
     def in_order(self) -> Iterator[R]:
-        """Iterate over the requests that may be next, in the order they start if nothing changes."""
+        """Iterate over requests that may be next, in the order they start if nothing changes."""
         for group in self._groups():
             for rank in itertools.zip_longest(*group):
                 yield from (each for each in rank if each is not None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 
-from personalpeft.backends.base import Piece
+from personalpeft.backends.base import OutputChunk
 from personalpeft.engine.engine import Engine
 from personalpeft.engine.request import OutputStream, Request
 from personalpeft.types import Message, Sampling, Stack
@@ -50,7 +50,7 @@ def check_batch_invariance(
         alone.append(_read(engine.stream([request])))
     repeated = [(number, _read(engine.stream([r]))) for number, r in enumerate(requests)]
     for _ in range(rounds):
-        started: list[tuple[int, OutputStream, list[Piece]]] = []
+        started: list[tuple[int, OutputStream, list[OutputChunk]]] = []
         for number in random.sample(range(prompts), prompts):
             stream = engine.stream([requests[number]])
             stream.begin()
@@ -78,7 +78,7 @@ def _request(engine: Engine, random: Random, number: int) -> Request:
     )
 
 
-def _read(stream: OutputStream, started: Sequence[Piece] = ()) -> _Reply:
+def _read(stream: OutputStream, started: Sequence[OutputChunk] = ()) -> _Reply:
     chunks = [*started, *stream]
     tokens = tuple(token for chunk in chunks for token in chunk.tokens)
     return tokens, tuple(logprob for chunk in chunks for logprob in chunk.logprobs)

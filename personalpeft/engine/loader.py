@@ -15,8 +15,8 @@ from queue import SimpleQueue
 
 from personalpeft.adapters.compose import compose
 from personalpeft.adapters.types import Adapter
-from personalpeft.backends.base import Backend, Staged
-from personalpeft.backends.error_mapping import model_faults
+from personalpeft.backends.base import Backend, StagedStack
+from personalpeft.backends.error_mapping import map_model_errors
 from personalpeft.engine.adapter_cache import HostCache
 from personalpeft.engine.metrics import Metrics
 from personalpeft.types import Stack
@@ -51,14 +51,14 @@ class AdapterLoader:
         self._backend = backend
         self._read_adapter = read_adapter
         # The staging thread alone uses it.
-        self._host = HostCache[Staged](host_bytes)
+        self._host = HostCache[StagedStack](host_bytes)
         self._metrics = metrics
         self._timer = timer
         self._on_loaded = on_loaded
         # A stack of None asks to clear the host memory, None instead of a pair ends the thread.
         self._loads: SimpleQueue[tuple[str, Stack | None] | None] = SimpleQueue()
         # Key, staged stack, and when its load began.
-        self._staged: SimpleQueue[tuple[str, Staged, float] | None] = SimpleQueue()
+        self._staged: SimpleQueue[tuple[str, StagedStack, float] | None] = SimpleQueue()
         self._attaching: set[str] = set()
         self._closing = False
         self._threads = [
@@ -125,9 +125,9 @@ class AdapterLoader:
             self._on_loaded(key, error)
 
     def _try(self, work: Callable[[], None]) -> Exception | None:
-        """Return what some work raised: any error must reach the requests that wait for the stack."""
+        """Return what some work raised. It must reach the requests that wait for the stack."""
         try:
-            with model_faults("The model could not take these layers."):
+            with map_model_errors("The model could not take these layers."):
                 work()
         except Exception as error:  # noqa: BLE001 - see above
             self._metrics.count("stack_load_failures_total")

@@ -28,7 +28,7 @@ COUNTERS: Mapping[str, str] = {
     "stack_evictions_total": "stacks that lost their slot to another",
     "host_evictions_total": "stacks that lost their place in host memory",
     "self_checks_total": "replies compared with a cold run",
-    "self_checks_skipped_total": "sampled replies not compared, for too many waiting, or a stack or run that failed",
+    "self_checks_skipped_total": "sampled replies not compared: too many, or no stack, or an error",
     "self_check_mismatches_total": "comparisons that did not agree; each one is a fault",
 }
 GAUGES: Mapping[str, str] = {
@@ -53,7 +53,7 @@ _BUCKETS = tuple(ms / 1e3 for ms in _MILLISECONDS)
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many values were at most each of ``bounds``; the last of ``counts`` is for larger ones."""
+    """How many values were at most each of ``bounds``, and last how many were larger."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]

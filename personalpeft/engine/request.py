@@ -13,8 +13,8 @@ from enum import Enum
 from queue import SimpleQueue
 from typing import Self, TypeAlias
 
-from personalpeft.backends.base import Piece, Row, Tokens
-from personalpeft.base_models.tool_calls import begun_call
+from personalpeft.backends.base import OutputChunk, SequenceState, Tokens
+from personalpeft.base_models.tool_calls import find_unfinished_call
 from personalpeft.types import Message, Sampling, Stack
 
 Predicate: TypeAlias = Callable[[], bool]
@@ -48,8 +48,8 @@ class Request:
 
     @property
     def reply_prefix(self) -> str:
-        """The text that the reply starts with, which is read after the prompt instead of generated."""
-        return begun_call(self.messages[-1]) if self.template else ""
+        """The text that the reply starts with, read after the prompt instead of generated."""
+        return find_unfinished_call(self.messages[-1]) if self.template else ""
 
 
 class RequestStatus(Enum):
@@ -74,7 +74,7 @@ class RequestGroup:
     cancelled: Predicate | None = None
     paused: Predicate | None = None
     requests: list[RequestState] = field(default_factory=list)
-    outputs: SimpleQueue[Piece | Exception] = field(default_factory=SimpleQueue)
+    outputs: SimpleQueue[OutputChunk | Exception] = field(default_factory=SimpleQueue)
     closed: bool = False
     is_paused: bool = False
 
@@ -88,7 +88,7 @@ class RequestGroup:
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class RequestState(Row):
+class RequestState(SequenceState):
     """One request: what was asked, its status, and its output so far.
 
     Times are in seconds on the engine's clock. ``number`` is that of its sequence in the backend
@@ -113,13 +113,13 @@ class RequestState(Row):
         return self.request.background
 
     @property
-    def target(self) -> Stack:
-        """The stack whose adapter must be attached under the key ``stack``."""
+    def stack(self) -> Stack:
+        """The stack that ``adapter_key`` names."""
         return self.request.stack
 
 
-class OutputStream(Iterator[Piece]):
-    """The chunks of one group as they come; ``row`` is the index of the request in the call.
+class OutputStream(Iterator[OutputChunk]):
+    """The chunks of one group as they come; ``index`` is that of the request in the call.
 
     The requests are submitted with the first chunk that is read, or by ``begin``. ``close`` may be
     called from any thread and frees the group's sequences within a step.
@@ -135,12 +135,12 @@ class OutputStream(Iterator[Piece]):
     @property
     def prompts(self) -> tuple[Tokens, ...]:
         """The prompt of each request as the model reads it, in tokens."""
-        return tuple(request.tokens for request in self._group.requests)
+        return tuple(request.prompt_tokens for request in self._group.requests)
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Piece:
+    def __next__(self) -> OutputChunk:
         if self._group.closed or not self._unfinished:
             raise StopIteration
         self.begin()
@@ -151,7 +151,7 @@ class OutputStream(Iterator[Piece]):
         if output.finish is not None:
             self._unfinished -= 1
         # A request that was cancelled before it started has no output, so it gets no prefix.
-        if output.finish != "cancelled" and (prefix := self._prefixes.pop(output.row, "")):
+        if output.finish != "cancelled" and (prefix := self._prefixes.pop(output.index, "")):
             return replace(output, text=prefix + output.text)
         return output
 

@@ -22,8 +22,8 @@ from personalpeft.types import Stack
 class PinRequest:
     """A thread outside of the batch that waits for an adapter to be attached."""
 
-    stack: str
-    target: Stack
+    adapter_key: str
+    stack: Stack
     error: Exception | None = None
 
 
@@ -43,7 +43,9 @@ class Scheduler:
     def submit(self, requests: Sequence[RequestState]) -> None:
         """Queue requests that do not exceed the queue's limits."""
         for request in requests:
-            loading = request.stack is not None and self.adapters.is_loading(request.stack)
+            loading = request.adapter_key is not None and self.adapters.is_loading(
+                request.adapter_key
+            )
             request.status = RequestStatus.LOADING if loading else RequestStatus.WAITING
         self.queue.add(requests)
 
@@ -64,9 +66,9 @@ class Scheduler:
             waiting: Iterator[PinRequest | RequestState]
             waiting = chain(self.pin_requests, self.queue.in_order())
             for each in waiting:
-                if each.stack is not None and not skipped(each.stack):
-                    stacks[each.stack] = each.target
-                    yield each.stack
+                if each.adapter_key is not None and not skipped(each.adapter_key):
+                    stacks[each.adapter_key] = each.stack
+                    yield each.adapter_key
 
         reserved = self.adapters.reserve(wanted())
         assigned = self.adapters.assign(reserved)
@@ -82,7 +84,7 @@ class Scheduler:
             return
         self.adapters.remove(key)
         for each in self.pin_requests:
-            if each.stack == key:
+            if each.adapter_key == key:
                 each.error = error
         # They wake later than the scheduler runs, which must not load the same again for them.
         self.pin_requests = [each for each in self.pin_requests if each.error is None]
@@ -96,7 +98,7 @@ class Scheduler:
             # Background work leaves one row free for a foreground request that arrives meanwhile.
             if request.background and 0 < len(self.running) >= self._max_rows - 1:
                 return False
-            key = request.stack
+            key = request.adapter_key
             return key is None or (key in reserved and self.adapters.is_ready(key))
 
         return self.queue.next_ready(is_ready)
@@ -109,8 +111,8 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
         self.running[number] = request
         self.queue.start(request)
-        if request.stack is not None:
-            self.adapters.pin(request.stack)
+        if request.adapter_key is not None:
+            self.adapters.pin(request.adapter_key)
 
     def choose_victim(self) -> RequestState | None:
         """Return the request to preempt: the youngest background one, else the youngest.
@@ -154,15 +156,17 @@ class Scheduler:
         waiting = (RequestStatus.WAITING, RequestStatus.LOADING, RequestStatus.PREEMPTED)
         if any(request.status not in waiting for request in self.queue):
             raise RuntimeError("a request that does not wait is in the queue")
-        uses = self._outside_pins + Counter(r.stack for r in self.running.values() if r.stack)
+        uses = self._outside_pins + Counter(
+            r.adapter_key for r in self.running.values() if r.adapter_key
+        )
         self.adapters.check_integrity(uses)
 
     def _stop(self, request: RequestState) -> None:
         del self.running[request.number]
-        if request.stack is not None:
-            self.adapters.unpin(request.stack)
+        if request.adapter_key is not None:
+            self.adapters.unpin(request.adapter_key)
 
     def _set_status(self, key: str, before: RequestStatus, after: RequestStatus) -> None:
         for request in self.queue:
-            if request.stack == key and request.status is before:
+            if request.adapter_key == key and request.status is before:
                 request.status = after

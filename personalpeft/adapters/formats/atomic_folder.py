@@ -1,4 +1,4 @@
-"""Folders that are written as a whole."""
+"""Write a folder completely or not at all."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from personalpeft.errors import InvalidInput, PersonalPeftError
 
 
 @contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """A temporary sibling, which takes the folder's name when all that is done inside went well, and else leaves nothing.
+def write_folder_atomically(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that is renamed to ``folder`` on success and removed on an error.
 
-    Raises ``InvalidInput`` if ``folder`` holds something already or cannot be written.
+    Raises:
+        InvalidInput: ``folder`` is not empty or cannot be written.
     """
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from personalpeft.adapters.compose import as_one, narrow
+from personalpeft.adapters.compose import as_single_lora, to_half
 from personalpeft.adapters.formats.gguf_reader import read_gguf
-from personalpeft.adapters.safe_io import fault, read_file, shown
-from personalpeft.adapters.types import Adapter, Composed, Manifest, Matrix, Pair
+from personalpeft.adapters.safe_io import format_error, read_file, safe_repr
+from personalpeft.adapters.types import Adapter, AdapterStack, LoRAWeights, Manifest, Matrix
 from personalpeft.adapters.validate import check_adapter
 from personalpeft.base_models.gguf.tensor_names import GgufNames
 from personalpeft.ids import check_layer_name
@@ -31,19 +31,19 @@ _ACTIVATED = "adapter.alora.invocation_tokens"
 _LORA = re.compile(r"(.+)\.(lora_[ab])")
 
 
-def write_gguf_lora(names: GgufNames, stack: Composed, path: Path, *, title: str = "") -> None:
+def write_gguf_lora(names: GgufNames, stack: AdapterStack, path: Path, *, title: str = "") -> None:
     """Writes a stack as one LoRA, in float16 where its numbers allow and the base is not in float32 itself.
 
     Raises ``OSError``; ``AdapterError`` where a weight makes its numbers too large.
     """
     from gguf import GGUFWriter
 
-    pairs, scaling = as_one(stack)
+    pairs, scaling = as_single_lora(stack)
     ranks = {pair.a.shape[1] for pair in pairs.values()}
     halves = (
         pairs
         if names.full
-        else {n: Pair(narrow(pair.a), narrow(pair.b)) for n, pair in pairs.items()}
+        else {n: LoRAWeights(to_half(pair.a), to_half(pair.b)) for n, pair in pairs.items()}
     )
     writer = GGUFWriter(path, names.architecture)
     try:
@@ -98,23 +98,25 @@ def import_gguf_lora(
 def _alpha(about: Mapping[str, object], names: GgufNames, source: str) -> float:
     """The file's alpha, after all that it says of itself was looked at; 0 means that the scaling is 1."""
     if (about.get("general.type"), about.get("adapter.type")) != ("adapter", "lora"):
-        raise fault(source, "is no LoRA.", hint="Give a GGUF file that holds a LoRA adapter.")
+        raise format_error(
+            source, "is no LoRA.", hint="Give a GGUF file that holds a LoRA adapter."
+        )
     if _ACTIVATED in about:
-        raise fault(
+        raise format_error(
             source,
             "answers only after certain words (an activated LoRA).",
             hint="Such adapters are not taken in.",
         )
     architecture = about.get("general.architecture")
     if architecture != names.architecture:
-        raise fault(
+        raise format_error(
             source,
-            f"is for the architecture {shown(architecture)}, the base is {names.architecture}.",
+            f"is for the architecture {safe_repr(architecture)}, the base is {names.architecture}.",
             hint="An adapter works only on the base it was built for.",
         )
     alpha = about.get(_ALPHA, 0.0)
     if not isinstance(alpha, float) or not math.isfinite(alpha) or alpha < 0:
-        raise fault(source, f"has an alpha of {shown(alpha)}.")
+        raise format_error(source, f"has an alpha of {safe_repr(alpha)}.")
     return alpha
 
 
@@ -123,7 +125,7 @@ def _paired(
     architecture: Architecture,
     names: GgufNames,
     source: str,
-) -> dict[str, Pair]:
+) -> dict[str, LoRAWeights]:
     """Our pairs from the file's tensors: every tensor is used, and every block has what any block has."""
     places = {
         names.projection(projection, block): (projection, block)
@@ -134,23 +136,26 @@ def _paired(
     for name, tensor in tensors.items():
         found = _LORA.fullmatch(name)
         if found is None or found[1] not in places:
-            raise fault(
-                source, f"adapts {shown(name)}, which is no projection that the base's card names."
+            raise format_error(
+                source,
+                f"adapts {safe_repr(name)}, which is no projection that the base's card names.",
             )
         projection, block = places[found[1]]
         rows = tensor if found[2] == "lora_a" else _in_our_order(tensor, projection, names, source)
         empty: list[npt.NDArray[Any] | None] = [None] * architecture.blocks
         halves.setdefault(projection, {}).setdefault(found[2], empty)[block] = rows
-    pairs: dict[str, Pair] = {}
+    pairs: dict[str, LoRAWeights] = {}
     for projection, both in halves.items():
         a, b = (_stacked(both.get(half, ()), projection, source) for half in ("lora_a", "lora_b"))
-        pairs[projection] = Pair(a, b)
+        pairs[projection] = LoRAWeights(a, b)
     if not pairs:
-        raise fault(source, "holds no tensors.")
+        raise format_error(source, "holds no tensors.")
     return pairs
 
 
-def _of_one_rank(pairs: Mapping[str, Pair], alpha: float) -> tuple[Mapping[str, Pair], float]:
+def _of_one_rank(
+    pairs: Mapping[str, LoRAWeights], alpha: float
+) -> tuple[Mapping[str, LoRAWeights], float]:
     """The pairs with one rank for all, and their scaling. A whole stack has more ranks where more layers adapt: smaller
     ones are filled with zeros, which add nothing.
     """
@@ -162,7 +167,7 @@ def _of_one_rank(pairs: Mapping[str, Pair], alpha: float) -> tuple[Mapping[str, 
         rank = pair.a.shape[1]
         missing = max(ranks) - rank
         scale = np.float32(alpha / rank if alpha else 1.0)
-        filled[name] = Pair(
+        filled[name] = LoRAWeights(
             np.pad(pair.a, ((0, 0), (0, missing), (0, 0))),
             np.pad(pair.b.astype(np.float32) * scale, ((0, 0), (0, 0), (0, missing))),
         )
@@ -175,14 +180,14 @@ def _in_our_order(
     try:
         return names.from_gguf(projection, tensor)
     except ValueError as error:
-        raise fault(
+        raise format_error(
             source, f"{projection} has {tensor.shape[0]} outputs, which its heads do not share."
         ) from error
 
 
 def _stacked(blocks: Any, projection: str, source: str) -> Matrix:
     if not blocks or any(block is None for block in blocks):
-        raise fault(source, f"{projection} is not there in every block.")
+        raise format_error(source, f"{projection} is not there in every block.")
     if len({(block.shape, block.dtype) for block in blocks}) != 1 or blocks[0].ndim != 2:
-        raise fault(source, f"{projection} is no matrix of the same size in every block.")
+        raise format_error(source, f"{projection} is no matrix of the same size in every block.")
     return np.stack(list(blocks))

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from personalpeft.adapters.safe_io import fault, shown
+from personalpeft.adapters.safe_io import format_error, safe_repr
 from personalpeft.adapters.types import Matrix
 
 _MAGIC = b"GGUF"
@@ -54,15 +54,17 @@ def read_gguf(data: bytes, *, source: str) -> GgufTensors:
     """All of a file's bytes. Raises ``AdapterError`` naming ``source`` and the first fault."""
     cursor = _Cursor(data, source)
     if cursor.take(4) != _MAGIC:
-        raise fault(source, "is no GGUF file.", hint="Give a GGUF file that holds a LoRA adapter.")
+        raise format_error(
+            source, "is no GGUF file.", hint="Give a GGUF file that holds a LoRA adapter."
+        )
     version = cursor.number("<I")
     if version not in _VERSIONS:
-        raise fault(
+        raise format_error(
             source, f"is GGUF version {version}; {' and '.join(map(str, _VERSIONS))} are read."
         )
     tensors, items = cursor.number("<Q"), cursor.number("<Q")
     if max(tensors, items) > _ITEMS_LIMIT:
-        raise fault(
+        raise format_error(
             source,
             f"says that it holds {tensors} tensors and {items} keys; at most {_ITEMS_LIMIT} are read.",
         )
@@ -70,12 +72,12 @@ def read_gguf(data: bytes, *, source: str) -> GgufTensors:
     for _ in range(items):
         key = cursor.text()
         if key in about:
-            raise fault(source, f"the key {shown(key)} occurs twice.")
+            raise format_error(source, f"the key {safe_repr(key)} occurs twice.")
         about[key] = cursor.value()
     entries = [cursor.entry() for _ in range(tensors)]
     alignment = about.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= 2**16:
-        raise fault(source, f"has an alignment of {shown(alignment)}.")
+        raise format_error(source, f"has an alignment of {safe_repr(alignment)}.")
     begin = -(-cursor.at // alignment) * alignment
     _check_layout(entries, len(data) - begin, source)
     return GgufTensors(about, {entry.name: _array(data, begin, entry) for entry in entries})
@@ -99,7 +101,7 @@ class _Cursor:
 
     def take(self, count: int) -> bytes:
         if count > len(self._data) - self.at:
-            raise fault(
+            raise format_error(
                 self._source, f"ends after {len(self._data)} bytes, in the middle of its header."
             )
         self.at += count
@@ -112,13 +114,13 @@ class _Cursor:
     def text(self) -> str:
         length = self.number("<Q")
         if length > _TEXT_LIMIT:
-            raise fault(
+            raise format_error(
                 self._source, f"holds a text of {length} bytes; at most {_TEXT_LIMIT} are read."
             )
         try:
             return self.take(length).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise fault(self._source, "holds a text that is not UTF-8.") from error
+            raise format_error(self._source, "holds a text that is not UTF-8.") from error
 
     def value(self) -> str | int | float | bool | None:
         """The next value; None for an array, which is passed over."""
@@ -129,7 +131,7 @@ class _Cursor:
         if kind == _TEXT:
             return self.text()
         if kind != _ARRAY:
-            raise fault(self._source, f"holds a value of the unknown kind {kind}.")
+            raise format_error(self._source, f"holds a value of the unknown kind {kind}.")
         inner, length = self.number("<I"), self.number("<Q")
         if inner in _NUMBERS:
             self.take(length * struct.calcsize(_NUMBERS[inner]))
@@ -138,41 +140,45 @@ class _Cursor:
             for _ in range(length):
                 self.text()
         else:
-            raise fault(self._source, f"holds an array of the unknown kind {inner}.")
+            raise format_error(self._source, f"holds an array of the unknown kind {inner}.")
         return None
 
     def entry(self) -> _Entry:
         name = self.text()
         dimensions = self.number("<I")
         if not 1 <= dimensions <= _DIMENSIONS_LIMIT:
-            raise fault(self._source, f"tensor {shown(name)} has {dimensions} dimensions.")
+            raise format_error(
+                self._source, f"tensor {safe_repr(name)} has {dimensions} dimensions."
+            )
         # A file has the innermost first.
         shape = tuple(reversed([self.number("<Q") for _ in range(dimensions)]))
         kind, begin = self.number("<I"), self.number("<Q")
         if kind not in _FLOATS:
             hint = "Adapters are read as F32, F16 or BF16; convert the file to one of them."
-            raise fault(
+            raise format_error(
                 self._source,
-                f"tensor {shown(name)} is of the kind {kind}, which may be quantised.",
+                f"tensor {safe_repr(name)} is of the kind {kind}, which may be quantised.",
                 hint=hint,
             )
         title, width = _FLOATS[kind]
         size = math.prod(shape) * width
         if size == 0:
-            raise fault(self._source, f"tensor {shown(name)} is empty.")
+            raise format_error(self._source, f"tensor {safe_repr(name)} is empty.")
         return _Entry(name, title, shape, begin, size)
 
 
 def _check_layout(entries: list[_Entry], available: int, source: str) -> None:
     if len({entry.name for entry in entries}) < len(entries):
-        raise fault(source, "holds two tensors of one name.")
+        raise format_error(source, "holds two tensors of one name.")
     end = 0
     for entry in sorted(entries, key=lambda each: each.begin):
         if entry.begin < end:
-            raise fault(source, f"tensor {shown(entry.name)} lies over another.")
+            raise format_error(source, f"tensor {safe_repr(entry.name)} lies over another.")
         end = entry.begin + entry.size
         if end > available:
-            raise fault(source, f"tensor {shown(entry.name)} ends behind the end of the file.")
+            raise format_error(
+                source, f"tensor {safe_repr(entry.name)} ends behind the end of the file."
+            )
 
 
 def _array(data: bytes, start: int, entry: _Entry) -> Matrix:

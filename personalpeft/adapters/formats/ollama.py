@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from personalpeft.base_models.chat_template import chat_text
+from personalpeft.base_models.chat_template import render_chat
 from personalpeft.base_models.types import Base
 from personalpeft.errors import CardError, InvalidInput
 from personalpeft.types import Message, Role
@@ -38,14 +38,14 @@ class _Frame:
         return "".join(said) + self.before["assistant"]
 
 
-def modelfile(base: Base, weights: str) -> str:
+def build_modelfile(base: Base, weights: str) -> str:
     """A Modelfile beside the weights file of that name."""
     lines = [f"FROM ./{weights}"]
     frame = _frame(base)
     if frame is None:
         lines.append("# The chat template is in the model file; Ollama finds one that fits.")
     else:
-        lines.append(f'TEMPLATE """{_in_go(frame)}"""')
+        lines.append(f'TEMPLATE """{_escape_go_template(frame)}"""')
     if base.card.system and '"""' not in base.card.system:
         lines.append(f'SYSTEM """{base.card.system}"""')
     lines += [f'PARAMETER stop "{token}"' for token in base.stop_tokens if '"' not in token]
@@ -59,13 +59,13 @@ def _frame(base: Base) -> _Frame | None:
     """What the base's template puts around messages; None where that depends on more than their roles."""
     said = {role: f"<<{role}>>" for role in _ROLES}
     try:
-        text = chat_text(base, [Message(role, said[role]) for role in _SHAPES[1]])
+        text = render_chat(base, [Message(role, said[role]) for role in _SHAPES[1]])
         begin, rest = text.split(said["system"])
         middle, between, last = rest.split(said["user"])
         to_reply, after_reply = between.split(said["assistant"])
         if any(mark in text for mark in _QUOTES):
             return None
-        frame = _parted(base, begin, middle, to_reply, after_reply)
+        frame = _split_template(base, begin, middle, to_reply, after_reply)
         if (
             last == to_reply
             and frame is not None
@@ -78,7 +78,9 @@ def _frame(base: Base) -> _Frame | None:
     return None
 
 
-def _parted(base: Base, begin: str, middle: str, to_reply: str, after_reply: str) -> _Frame | None:
+def _split_template(
+    base: Base, begin: str, middle: str, to_reply: str, after_reply: str
+) -> _Frame | None:
     """Each piece between two messages, parted into what ends the one and what begins the next."""
     for end in base.stop_tokens:
         if all(end in piece for piece in (middle, to_reply, after_reply)):
@@ -99,10 +101,10 @@ def _part(piece: str, end: str) -> tuple[str, str]:
 
 def _holds(base: Base, frame: _Frame, roles: Sequence[Role]) -> bool:
     messages = [Message(role, f"message {number}") for number, role in enumerate(roles)]
-    return frame.render(messages) == chat_text(base, messages)
+    return frame.render(messages) == render_chat(base, messages)
 
 
-def _in_go(frame: _Frame) -> str:
+def _escape_go_template(frame: _Frame) -> str:
     """The frame in the language of Go's templates, in which Ollama has its own. No dash inside the braces: it would take
     the line breaks beside them away.
     """

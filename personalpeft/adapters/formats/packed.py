@@ -1,8 +1,10 @@
-"""The packed format: an adapter as one safetensors file with one tensor per projection and half.
+"""The packed format: an adapter as one safetensors file with two tensors per projection.
 
-Each tensor is stacked over the model's blocks, because the number of tensors and not of bytes is what makes loading slow. Names
-are ``<projection>.A`` and ``<projection>.B``; ``__metadata__`` holds one key, whose text is canonical JSON of
-``{"format": 1, "manifest": {...}}``. Invariants: the same adapter gives the same bytes; whatever ``pack`` writes, ``unpack`` reads.
+Tensors are ``<projection>.A`` and ``<projection>.B``, each stacked over the blocks of the model:
+the number of tensors decides how long loading takes. ``__metadata__`` has one key, whose value is
+canonical JSON of ``{"format": 1, "manifest": {...}}``.
+
+Invariants: the same adapter gives the same bytes, and ``unpack`` reads whatever ``pack`` writes.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from personalpeft.adapters.manifest import (
     check_format,
     manifest_from_json,
 )
-from personalpeft.adapters.safe_io import fault, parse_json, read_file, shown
-from personalpeft.adapters.types import Adapter, Manifest, Matrix, Pair
+from personalpeft.adapters.safe_io import format_error, parse_json, read_file, safe_repr
+from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest, Matrix
 from personalpeft.adapters.validate import check_adapter, is_finite
 from personalpeft.types import Architecture, canonical_json
 
@@ -32,7 +34,11 @@ _LITTLE = {2: "<f2", 4: "<f4"}
 
 
 def pack(adapter: Adapter) -> bytes:
-    """The file's bytes. Raises ``AdapterError`` for an adapter that breaks an invariant, so that none is written that cannot be read."""
+    """Return the bytes of an adapter's file.
+
+    Raises:
+        AdapterError: The adapter breaks an invariant, so ``unpack`` would refuse the file.
+    """
     source = f"adapter for {adapter.manifest.layer}"
     about = {"format": FORMAT, "manifest": canonical_manifest(adapter.manifest, source=source)}
     check_adapter(adapter, source=source)
@@ -51,11 +57,11 @@ def pack(adapter: Adapter) -> bytes:
             "data_offsets": [position, end],
         }
         position = end
-    # Sorted keys put the tensors in the order of their offsets, which the reader insists on.
+    # Sorted keys put the tensors in the order of their offsets, which the reader requires.
     text = canonical_json(header).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     if len(text) > HEADER_LIMIT:
-        raise fault(
+        raise format_error(
             source,
             f"its manifest is too long ({len(text)} bytes with the header).",
             hint="Shorten the recipe.",
@@ -75,11 +81,18 @@ def unpack(
     base: str | None = None,
     known: bool = False,
 ) -> Adapter:
-    """The adapter in a packed file's bytes; its arrays are read-only views of ``data`` where that is float16 or float32.
+    """Read an adapter from the bytes of a packed file.
 
-    Raises ``AdapterError`` naming ``source`` (a path or a revision) and the fault, whatever the bytes are. With ``architecture`` and
-    ``base`` (a digest) the adapter must also be one for them. ``known`` says that a digest has shown the bytes to be what ``pack``
-    wrote, so that the numbers need not be looked at again: that would take as long as all the rest.
+    Args:
+        data: The bytes. The arrays are read-only views of them.
+        source: A path or revision to name in errors.
+        architecture: The architecture to fit, if there is one.
+        base: The digest of the base in use, if there is one.
+        known: Whether a digest has shown the bytes to be what ``pack`` wrote. Then the numbers
+            are not checked again, which would take as long as everything else.
+
+    Raises:
+        AdapterError: The bytes are not a valid adapter for this base.
     """
     tensors = read_tensors(data, source=source)
     adapter = Adapter(_manifest(tensors, source), _pairs(tensors, source))
@@ -87,17 +100,18 @@ def unpack(
     return adapter
 
 
-def in_half(pairs: Mapping[str, Pair]) -> dict[str, Pair]:
-    """The pairs as float16, which is how what was trained is kept: half the bytes to hash, read and hold, and finer than
-    the bfloat16 that it is served in. A half with a number that float16 cannot hold stays as it is.
+def in_half(pairs: Mapping[str, LoRAWeights]) -> dict[str, LoRAWeights]:
+    """Convert trained weights to float16, which is finer than the bfloat16 of serving.
+
+    A matrix with a number beyond float16 stays as it is.
     """
-    return {name: Pair(_narrowed(pair.a), _narrowed(pair.b)) for name, pair in pairs.items()}
+    return {name: LoRAWeights(_narrowed(pair.a), _narrowed(pair.b)) for name, pair in pairs.items()}
 
 
 def read_packed(
     path: Path, *, architecture: Architecture | None = None, base: str | None = None
 ) -> Adapter:
-    """The adapter in a file, read at once; as ``unpack``, with the path as its source."""
+    """Read an adapter from a packed file; see ``unpack``."""
     return unpack(read_file(path), source=str(path), architecture=architecture, base=base)
 
 
@@ -112,30 +126,37 @@ def _manifest(tensors: Tensors, source: str) -> Manifest:
         hint = (
             "Only files that personalpeft packed can be read here; a PEFT folder can be imported."
         )
-        raise fault(
+        raise format_error(
             source,
-            f"has no manifest, or more than one (found {shown(sorted(tensors.metadata))}).",
+            f"has no manifest, or more than one (found {safe_repr(sorted(tensors.metadata))}).",
             hint=hint,
         )
     about = parse_json(tensors.metadata[METADATA_KEY], source=source, what="the manifest")
     if not isinstance(about, dict):
-        raise fault(source, "the manifest is not a JSON object.")
-    # The version first: a newer format may well have other keys, and should be called newer and not damaged.
+        raise format_error(source, "the manifest is not a JSON object.")
+    # Check the version first: a newer format may have other keys, and is not damaged.
     check_format(about.get("format"), source=source, what="the file")
     if about.keys() != {"format", "manifest"}:
-        raise fault(source, f"the manifest's envelope has the keys {shown(sorted(about))}.")
+        raise format_error(
+            source, f"the manifest's envelope has the keys {safe_repr(sorted(about))}."
+        )
     return manifest_from_json(about["manifest"], source=source)
 
 
-def _pairs(tensors: Tensors, source: str) -> dict[str, Pair]:
+def _pairs(tensors: Tensors, source: str) -> dict[str, LoRAWeights]:
     for name in tensors.arrays:
         projection, _, half = name.rpartition(".")
         if half not in ("A", "B") or not projection:
-            raise fault(source, f"tensor {name} is not called <projection>.A or <projection>.B.")
+            raise format_error(
+                source, f"tensor {name} is not called <projection>.A or <projection>.B."
+            )
         other = f"{projection}.{'B' if half == 'A' else 'A'}"
         if other not in tensors.arrays:
-            raise fault(source, f"tensor {name} is there, its other half {other} is missing.")
+            raise format_error(
+                source, f"tensor {name} is there, its other half {other} is missing."
+            )
     projections = sorted({name.rpartition(".")[0] for name in tensors.arrays})
     return {
-        name: Pair(tensors.arrays[f"{name}.A"], tensors.arrays[f"{name}.B"]) for name in projections
+        name: LoRAWeights(tensors.arrays[f"{name}.A"], tensors.arrays[f"{name}.B"])
+        for name in projections
     }

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from personalpeft.adapters.compose import compose, add_stacks
+from personalpeft.adapters.compose import compose, concatenate
 from personalpeft.adapters.formats.atomic_folder import write_folder_atomically
 from personalpeft.adapters.formats.peft_config import PeftConfig, build_config, read_config
 from personalpeft.adapters.formats.safetensors_reader import read_tensors
@@ -30,7 +30,7 @@ from personalpeft.adapters.manifest import (
     manifest_from_json,
 )
 from personalpeft.adapters.safe_io import format_error, parse_json, read_file, safe_repr
-from personalpeft.adapters.types import Adapter, Manifest, Matrix, LoRAWeights
+from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest, Matrix
 from personalpeft.adapters.validate import check_adapter, shorten
 from personalpeft.errors import InvalidInput, suggest_nearest
 from personalpeft.ids import check_layer_name
@@ -92,7 +92,7 @@ def export_stack_peft(
             "There is nothing to export: the stack is the bare base.",
             hint="Teach it something first.",
         )
-    pairs = add_stacks(whole)
+    pairs = concatenate(whole)
     config = build_config(rank=whole.rank, scaling=1.0, targets=list(pairs), base_name=base_name)
     _write_folder(folder, config, peft_tensors(pairs, whole.rank, architecture), {"stack": about})
 
@@ -220,7 +220,9 @@ def _describe_unpaired_tensor(name: str, architecture: Architecture, source: str
     if name.endswith("bias"):
         return format_error(source, f"holds a bias ({safe_repr(name)}).", hint=hint)
     return format_error(
-        source, f"{safe_repr(name)} is no half of a projection in {architecture.block_path}.", hint=hint
+        source,
+        f"{safe_repr(name)} is no half of a projection in {architecture.block_path}.",
+        hint=hint,
     )
 
 
@@ -241,7 +243,9 @@ def _provenance(
     check_format(about.get("format"), source=source, what="the provenance")
     if about.get("tensors") != digest:
         hint = f"Delete {PROVENANCE_FILE} to import the folder as one of unknown origin."
-        raise format_error(source, f"tells of other tensors than those in {TENSOR_FILE}.", hint=hint)
+        raise format_error(
+            source, f"tells of other tensors than those in {TENSOR_FILE}.", hint=hint
+        )
     if about.keys() == {"format", "tensors", "manifest"}:
         kept = manifest_from_json(about["manifest"], source=source)
         if not math.isclose(kept.scaling, config.scaling, rel_tol=1e-6):

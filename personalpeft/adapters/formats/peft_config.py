@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from personalpeft.adapters.manifest import RANK_LIMIT
-from personalpeft.adapters.safe_io import fault, parse_json, shown
+from personalpeft.adapters.safe_io import format_error, parse_json, safe_repr
 
 _PLAIN_ONLY = "Only plain LoRA and rsLoRA of one rank on the projections of every block are taken; train it again as such."
 
@@ -77,20 +77,24 @@ def read_config(data: bytes, *, source: str) -> PeftConfig:
     """The config in a file's bytes. Raises ``AdapterError`` naming ``source`` and the option that cannot be taken."""
     config = parse_json(data, source=source, what="the config")
     if not isinstance(config, dict):
-        raise fault(source, "the config is not a JSON object.")
+        raise format_error(source, "the config is not a JSON object.")
     _check_kind(config, source)
     for key, value in config.items():
         if key not in _HARMLESS and value not in (None, False, [], {}, ""):
-            raise fault(source, f"uses {_CALLED.get(key, shown(key))}.", hint=_PLAIN_ONLY)
+            raise format_error(
+                source, f"uses {_CALLED.get(key, safe_repr(key))}.", hint=_PLAIN_ONLY
+            )
     rank, alpha, rooted = config.get("r"), config.get("lora_alpha"), config.get("use_rslora", False)
     if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= RANK_LIMIT:
-        raise fault(source, f"r is {shown(rank)}.", hint=f"Ranks go from 1 to {RANK_LIMIT}.")
+        raise format_error(
+            source, f"r is {safe_repr(rank)}.", hint=f"Ranks go from 1 to {RANK_LIMIT}."
+        )
     if not isinstance(alpha, (int, float)) or isinstance(alpha, bool) or not 0 < alpha < 1e30:
-        raise fault(
-            source, f"lora_alpha is {shown(alpha)}.", hint="lora_alpha is a number above 0."
+        raise format_error(
+            source, f"lora_alpha is {safe_repr(alpha)}.", hint="lora_alpha is a number above 0."
         )
     if not isinstance(rooted, bool):
-        raise fault(source, f"use_rslora is {shown(rooted)}, neither true nor false.")
+        raise format_error(source, f"use_rslora is {safe_repr(rooted)}, neither true nor false.")
     return PeftConfig(
         rank,
         alpha / (math.sqrt(rank) if rooted else rank),
@@ -98,7 +102,7 @@ def read_config(data: bytes, *, source: str) -> PeftConfig:
     )
 
 
-def plain_config(
+def build_config(
     *, rank: int, scaling: float, targets: Sequence[str], base_name: str
 ) -> dict[str, Any]:
     """The config of a LoRA, as PEFT reads it."""
@@ -122,19 +126,25 @@ def plain_config(
 
 def _check_kind(config: dict[str, Any], source: str) -> None:
     if config.get("peft_type") != "LORA":
-        raise fault(
-            source, f"is of the type {shown(config.get('peft_type'))}, not LORA.", hint=_PLAIN_ONLY
+        raise format_error(
+            source,
+            f"is of the type {safe_repr(config.get('peft_type'))}, not LORA.",
+            hint=_PLAIN_ONLY,
         )
     if config.get("task_type") not in (None, "CAUSAL_LM"):
         hint = "Only adapters of models that write text (CAUSAL_LM) are taken."
-        raise fault(source, f"is made for the task {shown(config['task_type'])}.", hint=hint)
+        raise format_error(
+            source, f"is made for the task {safe_repr(config['task_type'])}.", hint=hint
+        )
     if config.get("bias", "none") != "none":
-        raise fault(
-            source, f"trained biases as well (bias is {shown(config['bias'])}).", hint=_PLAIN_ONLY
+        raise format_error(
+            source,
+            f"trained biases as well (bias is {safe_repr(config['bias'])}).",
+            hint=_PLAIN_ONLY,
         )
     init = config.get("init_lora_weights")
     if not any(init is known or init == known for known in _INITS_THAT_KEEP_THE_BASE):
         hint = "Save it with PEFT's path_initial_model_for_weight_conversion, which turns it into plain LoRA."
-        raise fault(
-            source, f"began as {shown(init)}, which changes the base's own weights.", hint=hint
+        raise format_error(
+            source, f"began as {safe_repr(init)}, which changes the base's own weights.", hint=hint
         )

@@ -24,11 +24,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from safetensors.numpy import save
 
-from personalpeft.adapters.compose import as_one, narrow
+from personalpeft.adapters.compose import as_single_lora, to_half
 from personalpeft.adapters.formats.peft import CONFIG_FILE, TENSOR_FILE, peft_tensors
-from personalpeft.adapters.formats.peft_config import plain_config
-from personalpeft.adapters.safe_io import fault, shown
-from personalpeft.adapters.types import Composed, Pair
+from personalpeft.adapters.formats.peft_config import build_config
+from personalpeft.adapters.safe_io import format_error, safe_repr
+from personalpeft.adapters.types import AdapterStack, LoRAWeights
 from personalpeft.base_models.types import Base
 from personalpeft.errors import NotFound
 
@@ -43,7 +43,7 @@ _LOCK = ".lock"
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class PublishedAdapter:
     """A folder's files, not yet written. ``rank`` is that of all its tensors."""
 
     digest: str
@@ -61,36 +61,36 @@ class Served:
         return sum(map(len, self.files.values()))
 
 
-def served(stack: Composed, base: Base) -> Served:
+def build_published_adapter(stack: AdapterStack, base: Base) -> PublishedAdapter:
     """A stack of rank 1 or more on a base as such a folder, in half precision where its numbers allow; a rank that other servers
     have no room for is filled up with zeros, which add nothing. Raises ``AdapterError`` where none is large enough, or where a
     weight makes its numbers too large.
     """
     rank = next((rank for rank in _RANKS if rank >= stack.rank), None)
     if rank is None:
-        raise fault(
+        raise format_error(
             "the stack",
             f"has the rank {stack.rank}; other servers take up to {_RANKS[-1]}.",
             hint="Roll a layer back, or learn layers of a lower rank.",
         )
-    pairs, scaling = as_one(stack)
-    halves = {name: Pair(narrow(pair.a), narrow(pair.b)) for name, pair in pairs.items()}
+    pairs, scaling = as_single_lora(stack)
+    halves = {name: LoRAWeights(to_half(pair.a), to_half(pair.b)) for name, pair in pairs.items()}
     base_name = f"{base.card.name}@{base.digest}"
-    config = plain_config(rank=rank, scaling=scaling, targets=list(pairs), base_name=base_name)
+    config = build_config(rank=rank, scaling=scaling, targets=list(pairs), base_name=base_name)
     files = {
         CONFIG_FILE: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode(),
         TENSOR_FILE: save(peft_tensors(halves, rank, base.architecture), metadata={"format": "pt"}),
     }
-    return Served(digest_of(files), rank, files)
+    return PublishedAdapter(compute_digest(files), rank, files)
 
 
-def digest_of(files: Mapping[str, bytes]) -> str:
+def compute_digest(files: Mapping[str, bytes]) -> str:
     """The digest that a folder with these files is called by."""
     listed = "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in FILES)
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
-class ServedFolders:
+class PublishedAdapterFolder:
     """One program's folders below a place that any number of programs share, each with a part ``own`` of its own, which begins
     with the name of its machine and a dot. Programs that are gone leave theirs behind, for another on that machine to sweep: on
     another one their lock may not be seen. Raises ``OSError``.
@@ -108,7 +108,7 @@ class ServedFolders:
         self._part(own).mkdir()
         self._part(own).chmod(self._mode)
 
-    def put(self, folder: Served) -> Path:
+    def put(self, folder: PublishedAdapter) -> Path:
         """Has a folder there, and says where; one that is there already stays. Raises ``OSError``."""
         path = self._part(self.own) / folder.digest
         if not path.is_dir():
@@ -123,11 +123,11 @@ class ServedFolders:
                     raise
         return path
 
-    def take(self, digest: str) -> None:
+    def remove(self, digest: str) -> None:
         """Takes a folder away, which need not be there."""
         shutil.rmtree(self._part(self.own) / digest, ignore_errors=True)
 
-    def left_behind(self) -> tuple[str, ...]:
+    def incomplete(self) -> tuple[str, ...]:
         """Whose folders are there although their program, on this machine, is gone."""
         here = self.own.partition(".")[0]
         others = (lock.name.removesuffix(_LOCK) for lock in self.place.glob(f"{here}.*{_LOCK}"))
@@ -150,7 +150,7 @@ class ServedFolders:
         with suppress(FileNotFoundError):
             for path in self._part(self.own).iterdir():
                 if path.name not in self._kept:
-                    self.take(path.name)
+                    self.remove(path.name)
         if not self._kept:
             self.sweep(self.own)
         self._lock.release()
@@ -169,7 +169,7 @@ class ServedFolders:
         return self.place / f"{own}{_LOCK}"
 
 
-class PublishedPart:
+class PublishedSubfolder:
     """A part of a shared place that outlives the programs that write to it: no lock names it, and no machine's name begins as
     its does, so nobody sweeps it. One program at a time may put. Raises ``OSError``.
     """
@@ -180,7 +180,7 @@ class PublishedPart:
         self._halves = path.with_name(f".{path.name}")
 
     @classmethod
-    def below(cls, place: Path, key: str) -> PublishedPart:
+    def below(cls, place: Path, key: str) -> PublishedSubfolder:
         """The part of whoever has this key, made where it is not there."""
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         part = cls(place / f"published_{key}")
@@ -188,7 +188,7 @@ class PublishedPart:
         part.path.chmod(place.stat().st_mode & 0o777)
         return part
 
-    def put(self, folder: Served) -> bool:
+    def put(self, folder: PublishedAdapter) -> bool:
         """Has a folder there with exactly these bytes; whether it had to be written."""
         path = self.path / folder.digest
         if _holds(path, folder):
@@ -216,7 +216,7 @@ class PublishedPart:
             shutil.rmtree(self._halves)
 
 
-def _write(folder: Served, new: Path, mode: int) -> None:
+def _write(folder: PublishedAdapter, new: Path, mode: int) -> None:
     new.mkdir(exist_ok=True)
     for name, data in folder.files.items():
         (new / name).write_bytes(data)
@@ -224,14 +224,14 @@ def _write(folder: Served, new: Path, mode: int) -> None:
     new.chmod(mode)
 
 
-def _holds(path: Path, folder: Served) -> bool:
+def _holds(path: Path, folder: PublishedAdapter) -> bool:
     try:
         return all((path / name).read_bytes() == data for name, data in folder.files.items())
     except OSError:
         return False
 
 
-def read_served(place: Path, digest: str, name: str) -> bytes:
+def read_published_adapter(place: Path, digest: str, name: str) -> bytes:
     """One file of the folder of that digest, whichever program put it there. Raises ``NotFound`` for a digest or a name that is
     not there.
     """
@@ -241,6 +241,6 @@ def read_served(place: Path, digest: str, name: str) -> bytes:
             with suppress(FileNotFoundError):
                 return path.read_bytes()
     raise NotFound(
-        f"There is no stack {shown(digest)} here.",
+        f"There is no stack {safe_repr(digest)} here.",
         hint="A stack is there while somebody may be answered with it, and as long as it is published: personalpeft publish.",
     )

@@ -1,1 +1,1 @@
-"""llama.cpp: serves a base's own GGUF on the device, and learns on torch."""
+"""The llama.cpp backend: llama.cpp serves a GGUF file of the base, torch learns."""

@@ -1,4 +1,4 @@
-"""Stacks as llama.cpp has them: each written as one GGUF LoRA and loaded."""
+"""Attached stacks as llama.cpp has them: each written as one GGUF LoRA and loaded."""
 
 from __future__ import annotations
 
@@ -9,46 +9,47 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from personalpeft.adapters.types import Composed
-from personalpeft.backends.llamacpp.binding import Lora
+from personalpeft.adapters.types import AdapterStack
 from personalpeft.backends.attached_stacks import AttachedStacks
+from personalpeft.backends.llamacpp.binding import LoraAdapter
 
-# Linux has this folder in memory.
-_MEMORY = Path("/dev/shm")
+# A folder in memory on Linux.
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """A stack that is loaded, and what it is made of."""
+class LoadedAdapter:
+    """A loaded adapter, and the stack that it is made of."""
 
-    lora: Lora
-    stack: Composed
+    lora: LoraAdapter
+    stack: AdapterStack
 
 
-class Loras(AttachedStacks[Loaded]):
-    """``write`` makes a stack's file, ``load`` loads it; neither is waited for by rows."""
+class LoadedAdapters(AttachedStacks[LoadedAdapter]):
+    """``write`` writes a stack's GGUF file, ``load`` loads it. The batch waits for neither."""
 
     def __init__(
-        self, slots: int, write: Callable[[Composed, Path], None], load: Callable[[Path], Lora]
+        self,
+        slots: int,
+        write: Callable[[AdapterStack, Path], None],
+        load: Callable[[Path], LoraAdapter],
     ) -> None:
         super().__init__(slots)
-        self._write, self._load = write, load
+        self._write, self._load_file = write, load
 
-    def attach(self, key: str, stack: Composed) -> None:
+    def attach(self, key: str, stack: AdapterStack) -> None:
         """See ``Backend.attach``."""
-        self.put(key, lambda: Loaded(self._loaded(stack), stack))
+        self.put(key, lambda: LoadedAdapter(self._load(stack), stack))
 
-    def _loaded(self, stack: Composed) -> Lora:
-        """The library reads from a path alone. What is loaded lies in memory, so the file goes at once; it need not even come
-        to a disk where the system has a folder that is memory, and room in it.
-        """
-        if os.access(_MEMORY, os.W_OK):
+    def _load(self, stack: AdapterStack) -> LoraAdapter:
+        # The library reads from a path only. In shared memory the file need not go to a disk.
+        if os.access(_SHARED_MEMORY, os.W_OK):
             with suppress(OSError):
-                return self._loaded_by(stack, _MEMORY)
-        return self._loaded_by(stack, None)
+                return self._load_through(stack, _SHARED_MEMORY)
+        return self._load_through(stack, None)
 
-    def _loaded_by(self, stack: Composed, place: Path | None) -> Lora:
-        with tempfile.TemporaryDirectory(prefix="personalpeft-", dir=place) as folder:
+    def _load_through(self, stack: AdapterStack, parent: Path | None) -> LoraAdapter:
+        with tempfile.TemporaryDirectory(prefix="personalpeft-", dir=parent) as folder:
             file = Path(folder, "stack.gguf")
             self._write(stack, file)
-            return self._load(file)
+            return self._load_file(file)

@@ -1,4 +1,4 @@
-"""The llama.cpp backend: the base's own GGUF serves, torch learns. For one user on a small machine, and some more."""
+"""The llama.cpp backend: llama.cpp serves the base's own GGUF file, torch learns."""
 
 from __future__ import annotations
 
@@ -11,61 +11,56 @@ from functools import partial
 from pathlib import Path
 
 from personalpeft.adapters.formats.gguf import write_gguf_lora
-from personalpeft.adapters.types import Composed
+from personalpeft.adapters.types import AdapterStack
 from personalpeft.backends.base import (
     Continuation,
+    Loss,
     Occupancy,
-    Piece,
-    Row,
+    OutputChunk,
     Score,
+    SequenceState,
     Session,
     SessionSpec,
-    Staged,
-    Loss,
+    StagedStack,
 )
 from personalpeft.backends.batch_invariance import BatchInvariance
-from personalpeft.backends.llamacpp.adapters import Loras
+from personalpeft.backends.llamacpp.adapters import LoadedAdapters
 from personalpeft.backends.llamacpp.batch import Batch
-from personalpeft.backends.llamacpp.binding import Model, Shape
-from personalpeft.backends.llamacpp.context_pool import PART, Lanes, Room
-from personalpeft.backends.llamacpp.cpu_probe import Choice, choose
+from personalpeft.backends.llamacpp.binding import ContextParams, Model
+from personalpeft.backends.llamacpp.context_pool import CHUNK, ContextPool, MemoryBudget
+from personalpeft.backends.llamacpp.cpu_probe import probe_cpu
 from personalpeft.backends.llamacpp.scoring import Scorer
-from personalpeft.backends.tokenizer import Speaks
-from personalpeft.backends.training_backend import LearningSide
-from personalpeft.base_models.gguf.file import gguf_file
+from personalpeft.backends.tokenizer import TextMixin
+from personalpeft.backends.training_backend import TrainingBackend
+from personalpeft.base_models.gguf.file import resolve_gguf_file
 from personalpeft.base_models.gguf.tensor_names import GgufNames, gguf_names
 from personalpeft.base_models.types import Base
 
-# How far a reply's log-probs may be from its scores: activations are rounded to 8 bits a block, so a number may change with
-# how many tokens are computed in one call, and a score reads as a prompt what the reply wrote token by token.
-_TOLERANCE = 0.1
-# Of the memory, which is shared with everything else, an eighth for all lanes.
+# Activations are rounded to 8 bits in blocks, so numbers may change with how many tokens one call
+# computes. A score reads as a prompt what the reply computed token by token.
+_LOGPROB_TOLERANCE = 0.1
+# The part of the machine's memory that all contexts may take.
 _MEMORY_SHARE = 1 / 8
-# Tokens that a row of a usual length has, and that a lane has room for where memory is short.
-_USUAL, _FEWEST = 512, 256
-# Tokens and distributions in one call of scoring: so many rows of the vocabulary lie in memory at once.
-_READ_AT_ONCE, _SCORED_AT_ONCE = 256, 32
-# What holds of promise 4, for ``doctor``.
+# Tokens of a usual sequence, and the size of the only context where memory is short.
+_USUAL_LENGTH, _MIN_CTX = 512, 256
+# Tokens and distributions in one call of scoring; each distribution has the size of the vocabulary.
+_SCORE_BATCH, _SCORE_OUTPUTS = 256, 32
 
 
 @dataclass(frozen=True, slots=True)
-class _Staged:
-    stack: Composed
+class _StagedStack:
+    stack: AdapterStack
 
     @property
     def nbytes(self) -> int:
-        return sum(
-            s.pair.a.nbytes + s.pair.b.nbytes
-            for shares in self.stack.shares.values()
-            for s in shares
-        )
+        return self.stack.nbytes
 
 
-class LlamaCppBackend(Speaks):
-    """See ``personalpeft.backends.base.Backend``. Works for the architectures that ``gguf_names`` knows."""
+class LlamaCppBackend(TextMixin):
+    """See ``personalpeft.backends.base.Backend``. Supports the architectures of ``gguf_names``."""
 
     name = "llamacpp"
-    tolerance = _TOLERANCE
+    logprob_tolerance = _LOGPROB_TOLERANCE
     batch_invariance = BatchInvariance.HOLDS
 
     def __init__(
@@ -75,122 +70,121 @@ class LlamaCppBackend(Speaks):
         self.base = base
         self.slots, self.rows = slots, rows
         names = gguf_names(base)
-        self._file = gguf_file(base, names, cache)
-        choice = choose(self._file, cache)
-        self._model = Model(self._file, extra=choice.extra)
-        threads = threads or _processors()
-        shape = Shape(_FEWEST, PART, 1, threads, names.full)
-        room = _room(names, self._model.vocabulary, shape, wanted=base.card.context + rows * _USUAL)
-        self.longest = min(room.places, base.card.context)
-        self.description = _described(choice, threads)
-        self._turn = threading.Lock()
-        self._loras = Loras(slots, partial(write_gguf_lora, names), self._model.lora)
-        lanes = Lanes(room, shape, self._model.context, idle=slots)
-        self._batch = Batch(lanes, self._loras, self._text, rows=rows, longest=self.longest)
-        one = Shape(self.longest, _READ_AT_ONCE, _SCORED_AT_ONCE, threads, names.full)
-        self._scorer = Scorer(one, self._model.context, self._turn)
-        self._learning = LearningSide(base, cache=cache)
+        self._file = resolve_gguf_file(base, names, cache)
+        probe = probe_cpu(self._file, cache)
+        self._model = Model(self._file, repack=probe.repack)
+        threads = threads or _available_cpus()
+        params = ContextParams(_MIN_CTX, CHUNK, 1, threads, names.full)
+        wanted = base.card.context + rows * _USUAL_LENGTH
+        budget = memory_budget(names, self._model.vocab_size, params, wanted=wanted)
+        self.max_length = min(budget.n_ctx, base.card.context)
+        self.description = f"llama.cpp on the processor, threads: {threads}; {probe.reason}"
+        self._lock = threading.Lock()
+        write = partial(write_gguf_lora, names)
+        self._adapters = LoadedAdapters(slots, write, self._model.load_adapter)
+        pool = ContextPool(budget, params, self._model.new_context, max_free=slots)
+        self._batch = Batch(
+            pool, self._adapters, self._tokenizer, rows=rows, max_length=self.max_length
+        )
+        params = ContextParams(self.max_length, _SCORE_BATCH, _SCORE_OUTPUTS, threads, names.full)
+        self._scorer = Scorer(params, self._model.new_context, self._lock)
+        self._training = TrainingBackend(base, cache=cache)
 
-    def stage(self, adapter: Composed) -> Staged:
-        return _Staged(adapter)
+    def stage(self, adapter: AdapterStack) -> StagedStack:
+        return _StagedStack(adapter)
 
-    def attach(self, key: str, staged: Staged) -> None:
-        if not isinstance(staged, _Staged):
-            raise TypeError("this was staged for another backend")
-        self._loras.attach(key, staged.stack)
+    def attach(self, key: str, staged: StagedStack) -> None:
+        if not isinstance(staged, _StagedStack):
+            raise TypeError("the stack was staged for another backend")
+        self._adapters.attach(key, staged.stack)
 
     def detach(self, key: str) -> None:
-        with self._turn:
+        with self._lock:
             self._batch.detach(key)
 
-    def admit(self, row: Row) -> int | None:
-        with self._turn:
-            return self._batch.admit(row)
+    def admit(self, sequence: SequenceState) -> int | None:
+        with self._lock:
+            return self._batch.admit(sequence)
 
-    def step(self) -> Sequence[Piece]:
-        with self._turn:
+    def step(self) -> Sequence[OutputChunk]:
+        with self._lock:
             return self._batch.step()
 
     def remove(self, number: int) -> None:
-        with self._turn:
+        with self._lock:
             self._batch.remove(number)
 
-    def forget(self) -> None:
-        with self._turn:
-            self._batch.forget()
-        self._scorer.forget()
+    def clear_cache(self) -> None:
+        with self._lock:
+            self._batch.clear_cache()
+        self._scorer.clear()
 
     def occupancy(self) -> Occupancy:
-        with self._turn:
+        with self._lock:
             return self._batch.occupancy()
 
     def check_integrity(self) -> None:
-        with self._turn:
+        with self._lock:
             self._batch.check_integrity()
 
     def score(
         self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
     ) -> tuple[Score, ...]:
-        lora = None if stack is None else self._loras.get(stack).lora
-        return self._scorer.score(items, lora, kl=kl)
+        adapter = None if stack is None else self._adapters.get(stack).lora
+        return self._scorer.score(items, adapter, kl=kl)
 
     def session(self, spec: SessionSpec) -> Session:
-        return self._learning.session(
-            spec, None if spec.below is None else self._loras.get(spec.below).stack
-        )
+        key = spec.base_key
+        return self._training.session(spec, None if key is None else self._adapters.get(key).stack)
 
     def advance(
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
     ) -> tuple[float, ...]:
-        return self._learning.advance(sessions, terms, rates)
+        return self._training.advance(sessions, terms, rates)
 
     def fingerprint(self) -> str:
-        """Of the file, which the library maps to be read alone; what it copies into an order of its own it gives nobody to see."""
-        digest = hashlib.sha256()
+        """Return the SHA-256 of the GGUF file. The library's repacked weights cannot be read."""
         with self._file.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-        return digest.hexdigest()
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def close(self) -> None:
-        """Lets go of the model and of all contexts."""
-        self._learning.close()
+        """Free the model and all contexts."""
+        self._training.close()
         self._scorer.close()
-        with self._turn:
+        with self._lock:
             self._batch.close()
-            for loaded in self._loras.clear():
+            for loaded in self._adapters.clear():
                 loaded.lora.close()
             self._model.close()
 
 
-def _room(names: GgufNames, vocabulary: int, shape: Shape, *, wanted: int) -> Room:
-    """What all lanes have room for: so many tokens as are wanted, if there is memory, and one short lane where there is not."""
-    memory = (
-        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if hasattr(os, "sysconf")
-        else 2**33
-    )
-    place, lane = memory_of(names, vocabulary, shape)
-    memory = max(int(memory * _MEMORY_SHARE), lane + _FEWEST * place)
-    most = Room(wanted, memory, place, lane).left([])
-    return Room(most, memory, place, lane)
+def memory_budget(
+    names: GgufNames, vocab_size: int, params: ContextParams, *, wanted: int
+) -> MemoryBudget:
+    """Return a budget of ``wanted`` tokens, or of fewer: one short context at least."""
+    memory = 2**33
+    if hasattr(os, "sysconf"):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    per_token, per_context = context_bytes(names, vocab_size, params)
+    memory = max(int(memory * _MEMORY_SHARE), per_context + _MIN_CTX * per_token)
+    n_ctx = MemoryBudget(wanted, memory, per_token, per_context).remaining([])
+    return MemoryBudget(n_ctx, memory, per_token, per_context)
 
 
-def memory_of(names: GgufNames, vocabulary: int, shape: Shape) -> tuple[int, int]:
-    """Bytes that a context takes for each of its places, and besides. The library tells nobody but its log; what it says there
-    is a little less.
+def context_bytes(names: GgufNames, vocab_size: int, params: ContextParams) -> tuple[int, int]:
+    """Return upper bounds of the bytes of a context for each of its tokens, and besides.
+
+    The library has no function for it; what it logs is a little less.
     """
-    # Distributions lie there twice, where they are computed and where they are read; beside them what goes through a block.
-    distributions = 2 * shape.asked * vocabulary
-    widths = 3 * int(names.config["hidden_size"]) + 4 * int(names.config["intermediate_size"])
-    # What each token of a call finds at each place: whether it may look there, and step by step (in float32) what it sees there.
-    seen = shape.batch * (3 + int(names.config["num_attention_heads"]) if shape.full else 1)
-    return names.bytes_per_token + 4 * seen, 4 * (distributions + shape.batch * widths)
+    # Distributions are in memory twice, where they are computed and where they are read.
+    distributions = 2 * params.n_outputs * vocab_size
+    hidden, feed_forward = int(names.config["hidden_size"]), int(names.config["intermediate_size"])
+    activations = params.n_batch * (3 * hidden + 4 * feed_forward)
+    # For each token of a call and each position: a mask and, in float32, the attention scores.
+    heads = int(names.config["num_attention_heads"])
+    attention = params.n_batch * (3 + heads if params.float32 else 1)
+    return names.bytes_per_token + 4 * attention, 4 * (distributions + activations)
 
 
-def _processors() -> int:
+def _available_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _described(choice: Choice, threads: int) -> str:
-    return f"llama.cpp on the processor, threads: {threads}; {choice.why}"

@@ -1,9 +1,11 @@
-"""The batch: rows join and leave between steps, and each step gives every row that is ready its next token.
+"""The batch: sequences join and leave between steps, and a step advances each of them.
 
-A step is one call of llama.cpp for each row that is being decoded, then one for each part of the waiting prompts that fits
-the step. A call computes tokens of one row alone: one token that was picked, or a part of its prompt between two multiples of ``PART``.
+A step makes one call of llama.cpp for each sequence that is decoding, then one for each chunk of the
+waiting prompts that fits the step. A call computes one sequence: one picked token, or tokens of its
+prompt between two multiples of ``CHUNK``.
 
-Invariants: a row's numbers depend on its own tokens and stack alone, to the bit; what a row held is free as soon as it has left.
+Invariants: the numbers of a sequence depend on its own tokens and stack alone, to the bit; its memory
+is free as soon as it has left.
 """
 
 from __future__ import annotations
@@ -12,153 +14,152 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from personalpeft.backends.base import Occupancy, Piece, Row, Tokens
-from personalpeft.backends.llamacpp.adapters import Loras
-from personalpeft.backends.llamacpp.binding import Logits, Place
-from personalpeft.backends.llamacpp.context_pool import PART, Lane, Lanes
-from personalpeft.backends.llamacpp.sampling import Picker, known_of
-from personalpeft.backends.sequence_output import Writing
-from personalpeft.backends.tokenizer import Text
+from personalpeft.backends.base import Occupancy, OutputChunk, SequenceState
+from personalpeft.backends.detokenizer import SequenceOutput
+from personalpeft.backends.llamacpp.adapters import LoadedAdapters
+from personalpeft.backends.llamacpp.binding import BatchToken, Logits
+from personalpeft.backends.llamacpp.context_pool import CHUNK, ContextPool, SequenceSlot
+from personalpeft.backends.sampler import NumpySampler, token_logprobs
+from personalpeft.backends.tokenizer import ChatTokenizer
 
-# Prompt tokens in one step beside rows that are being decoded, and when there are none.
-_BESIDE_OTHERS, _ALONE = PART, 4 * PART
+# Prompt tokens in one step, beside sequences that are decoding and without any.
+_PREFILL_BESIDE_DECODE, _PREFILL_ALONE = CHUNK, 4 * CHUNK
 
 
-# eq=False: two rows that ask for the same are two rows.
+# eq=False: two sequences with the same fields are two sequences.
 @dataclass(eq=False, slots=True)
-class _Live:
-    """A row in the batch. Of its tokens ``read`` lie in its lane."""
+class _Sequence:
+    """A sequence in the batch. Its first ``num_read`` tokens are in its slot."""
 
     number: int
-    row: Row
-    lane: Lane
-    writing: Writing
-    read: int
+    state: SequenceState
+    slot: SequenceSlot
+    output: SequenceOutput
+    num_read: int
 
     @property
-    def pending(self) -> int:
-        return len(self.row.token_ids) - self.read
+    def num_pending(self) -> int:
+        return len(self.state.token_ids) - self.num_read
 
     @property
-    def part(self) -> int:
+    def next_size(self) -> int:
         """How many tokens its next call computes."""
-        return min(PART - self.read % PART, self.pending)
+        return min(CHUNK - self.num_read % CHUNK, self.num_pending)
 
-    @property
-    def prompt(self) -> Tokens:
-        """What was read of its prompt."""
-        return self.row.tokens[: self.read]
-
-    def compute(self) -> Logits:
-        """Computes its next part; gives the logits after its last token, where that is in it."""
-        places = [
-            Place(self.row.token_ids[n], n, n == len(self.row.token_ids) - 1)
-            for n in range(self.read, self.read + self.part)
-        ]
-        logits = self.lane.compute(places)
-        self.read += len(places)
+    def decode(self) -> Logits:
+        """Compute the next tokens. Return the logits after the last token, if that is included."""
+        ids, end = self.state.token_ids, self.num_read + self.next_size
+        tokens = [BatchToken(ids[n], n, n == len(ids) - 1) for n in range(self.num_read, end)]
+        logits = self.slot.decode(tokens)
+        self.num_read = end
         return logits
 
-    def take(self, logits: Logits) -> Piece:
-        """The next token, and what it adds to the reply."""
-        token = self.row.sampler.pick(logits)
-        return self.writing.take(
-            token, known_of(logits, token, self.row.top) if self.row.logprobs else None
-        )
+    def sample(self, logits: Logits) -> OutputChunk:
+        """Pick the next token, and return what it adds to the reply."""
+        state = self.state
+        token = state.sampler.sample(logits)
+        logprobs = token_logprobs(logits, token, state.top_logprobs) if state.logprobs else None
+        return self.output.append(token, logprobs)
+
+    def release(self) -> None:
+        """Free its slot, and cache what was read of its prompt."""
+        self.slot.release(self.state.owner, self.state.prompt_tokens[: self.num_read])
 
 
 class Batch:
-    """Up to ``rows`` rows at once. Not thread-safe: one thread runs it."""
+    """Up to ``rows`` sequences at once. Not thread-safe: one thread runs it."""
 
-    def __init__(self, lanes: Lanes, loras: Loras, text: Text, *, rows: int, longest: int) -> None:
-        self._lanes, self._loras, self._text = lanes, loras, text
-        self._rows, self._longest = rows, longest
-        self._live: dict[int, _Live] = {}
+    def __init__(
+        self,
+        pool: ContextPool,
+        adapters: LoadedAdapters,
+        tokenizer: ChatTokenizer,
+        *,
+        rows: int,
+        max_length: int,
+    ) -> None:
+        self._pool, self._adapters, self._tokenizer = pool, adapters, tokenizer
+        self._rows, self._max_length = rows, max_length
+        self._sequences: dict[int, _Sequence] = {}
         self._numbers = itertools.count()
-        self._reused = 0
+        self._reused_tokens = 0
 
-    def admit(self, row: Row) -> int | None:
+    def admit(self, state: SequenceState) -> int | None:
         """See ``Backend.admit``."""
-        room = len(row.tokens) + row.sampling.max_tokens
-        if room > self._longest:
-            raise ValueError(
-                f"a row of {room} tokens is longer than the {self._longest} that there is memory for"
-            )
-        if len(self._live) >= self._rows:
+        length = len(state.prompt_tokens) + state.sampling.max_tokens
+        if length > self._max_length:
+            raise ValueError(f"{length} tokens do not fit in memory: {self._max_length} do")
+        if len(self._sequences) >= self._rows:
             return None
-        live = self._seated(row, room)
-        if live is None:
+        key, owner, prompt = state.adapter_key, state.owner, state.prompt_tokens
+        adapter = None if key is None else self._adapters.get(key).lora
+        slot = self._pool.find_slot(adapter, owner, prompt, length)
+        if slot is None:
             return None
-        self._reused += live.read
-        self._live[live.number] = live
-        return live.number
+        number = next(self._numbers)
+        if state.sampler is None:
+            state.sampler = NumpySampler(state.sampling)
+        # The slot is acquired last, after all that can fail.
+        output = SequenceOutput.of(number, state, self._tokenizer)
+        num_cached = slot.acquire(owner, prompt)
+        self._reused_tokens += num_cached
+        self._sequences[number] = _Sequence(number, state, slot, output, num_cached)
+        return number
 
-    def step(self) -> Sequence[Piece]:
+    def step(self) -> Sequence[OutputChunk]:
         """See ``Backend.step``."""
-        rows = tuple(self._live.values())
-        pieces = [self._advance(live) for live in rows if live.pending == 1]
-        budget = _BESIDE_OTHERS if pieces else _ALONE
-        for live in rows:
-            while live.pending > 1 and live.part <= budget:
-                budget -= live.part
-                pieces.append(self._advance(live))
-        return [piece for piece in pieces if piece is not None]
+        sequences = tuple(self._sequences.values())
+        chunks = [self._advance(each) for each in sequences if each.num_pending == 1]
+        budget = _PREFILL_BESIDE_DECODE if chunks else _PREFILL_ALONE
+        for each in sequences:
+            while each.num_pending > 1 and each.next_size <= budget:
+                budget -= each.next_size
+                chunks.append(self._advance(each))
+        return [chunk for chunk in chunks if chunk is not None]
 
     def remove(self, number: int) -> None:
         """See ``Backend.remove``."""
-        live = self._live.pop(number, None)
-        if live is not None:
-            live.lane.leave(live.row.owner, live.prompt)
+        sequence = self._sequences.pop(number, None)
+        if sequence is not None:
+            sequence.release()
 
     def detach(self, key: str) -> None:
         """See ``Backend.detach``."""
-        if any(live.row.stack == key for live in self._live.values()):
-            raise RuntimeError("a row of the batch uses this stack")
-        if loaded := self._loras.drop(key):
-            # First in the lanes that compute with it.
-            self._lanes.detach(loaded.lora)
+        if any(each.state.adapter_key == key for each in self._sequences.values()):
+            raise RuntimeError("a sequence of the batch uses this stack")
+        if loaded := self._adapters.drop(key):
+            # Contexts let go of the adapter before it is freed.
+            self._pool.remove_adapter(loaded.lora)
             loaded.lora.close()
 
-    def forget(self) -> None:
-        """See ``Backend.forget``."""
-        for lane in self._lanes:
-            lane.forget()
+    def clear_cache(self) -> None:
+        """See ``Backend.clear_cache``."""
+        for slot in self._pool:
+            slot.clear_cache()
 
     def occupancy(self) -> Occupancy:
         """See ``Backend.occupancy``."""
-        used = sum(live.read for live in self._live.values())
-        kept = sum(lane.kept for lane in self._lanes)
-        return Occupancy(len(self._live), used, kept, self._lanes.room.places, self._reused)
+        used = sum(each.num_read for each in self._sequences.values())
+        cached = sum(slot.num_cached for slot in self._pool)
+        total = self._pool.budget.n_ctx
+        return Occupancy(len(self._sequences), used, cached, total, self._reused_tokens)
 
     def close(self) -> None:
-        """Frees all contexts; rows that were still there are gone."""
-        self._live.clear()
-        self._lanes.close_all()
+        """Drop all sequences and free all contexts."""
+        self._sequences.clear()
+        self._pool.close()
 
     def check_integrity(self) -> None:
         """See ``Backend.check_integrity``."""
-        taken = {id(lane) for lane in self._lanes if lane.taken}
-        if taken != {id(live.lane) for live in self._live.values()}:
-            raise RuntimeError("the lanes that are taken are not those of the rows")
+        in_use = {id(slot) for slot in self._pool if slot.in_use}
+        if in_use != {id(each.slot) for each in self._sequences.values()}:
+            raise RuntimeError("the slots in use are not those of the sequences")
 
-    def _seated(self, row: Row, room: int) -> _Live | None:
-        lora = None if row.stack is None else self._loras.get(row.stack).lora
-        lane = self._lanes.with_room(lora, row.owner, row.tokens, room)
-        if lane is None:
+    def _advance(self, sequence: _Sequence) -> OutputChunk | None:
+        logits = sequence.decode()
+        if sequence.num_pending:
             return None
-        # What can fail comes before the lane is taken.
-        number = next(self._numbers)
-        if row.sampler is None:
-            row.sampler = Picker.of(row.sampling)
-        writing = Writing.of(number, row, self._text)
-        return _Live(number, row, lane, writing, lane.take(row.owner, row.tokens))
-
-    def _advance(self, live: _Live) -> Piece | None:
-        """One call for a row; its next token, where all of its prompt is read."""
-        logits = live.compute()
-        if live.pending:
-            return None
-        piece = live.take(logits[0])
-        if piece.finish is not None:
-            self.remove(live.number)
-        return piece
+        chunk = sequence.sample(logits[0])
+        if chunk.finish is not None:
+            self.remove(sequence.number)
+        return chunk

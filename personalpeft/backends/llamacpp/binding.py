@@ -1,12 +1,13 @@
-"""The little of llama.cpp that is used here, with its pointers and return codes kept inside.
+"""The part of llama.cpp that is used, with its pointers and return codes kept inside.
 
-Invariants: nothing above this file sees ctypes; what failed is a ``RuntimeError`` that names the call; a model outlives its
-contexts and adapters, each of which is closed once, by its owner; an adapter is closed when no context answers with it (the
-library compares addresses, and takes a new adapter at an old one's address for the same).
+Invariants: no other module sees ctypes. A failed call raises ``RuntimeError`` with the call's name. A
+model outlives its contexts and adapters; their owners close each of them once. An adapter is closed
+when no context uses it: the library compares addresses, and would take a new adapter at an old
+address for the old one.
 
-A context has one set of adapters for all that it computes, and its keys and values know nothing of that set (llama.cpp's
-own prompt cache compares tokens alone). So whoever changes the set drops what the context holds: here a set is given when
-a context is made, or replaced in one that holds nothing.
+A context has one set of adapters for all that it computes, and llama.cpp does not record which set
+its keys and values were computed with. So the set is given when a context is made, or replaced in an
+empty context.
 """
 
 from __future__ import annotations
@@ -30,228 +31,233 @@ log = logging.getLogger(__name__)
 
 Logits = npt.NDArray[np.float32]
 
-# Of what GGML calls its levels, those worth a line; it warns of what is meant here, such as a context for many rows.
-_LEVELS = {2: logging.DEBUG, 3: logging.DEBUG, 4: logging.ERROR}
+# GGML's levels that are logged. Its warnings are about intended settings, such as short contexts.
+_LOG_LEVELS = {2: logging.DEBUG, 3: logging.DEBUG, 4: logging.ERROR}
 
-# GGML's number for the type, and the library's for attention step by step, whose sums are in float32.
-_FLOAT32, _NO_FLASH = 0, 0
+# GGML_TYPE_F32, and LLAMA_FLASH_ATTN_TYPE_DISABLED: attention with sums in float32.
+_TYPE_F32, _FLASH_ATTN_DISABLED = 0, 0
 
 # The only sequence in a context.
 _SEQUENCE = 0
 
 # A model keeps a list of its adapters, which the library does not lock.
-_ADAPTERS = threading.Lock()
+_adapters_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One token to compute: where it stands in the text, and whether what comes after it is asked for."""
+class BatchToken:
+    """One token to decode, its position, and whether the logits after it are needed."""
 
     token: int
     position: int
-    asked: bool = False
+    needs_logits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """How large a context is: ``places`` for keys and values; at most ``batch`` tokens and ``asked`` distributions in one
-    call. ``full`` keeps and computes attention in float32, else in float16.
+class ContextParams:
+    """The size of a context.
+
+    Attributes:
+        n_ctx: Tokens that it has room for.
+        n_batch: Most tokens in one call.
+        n_outputs: Most distributions in one call.
+        n_threads: Threads that compute.
+        float32: Whether attention is kept and computed in float32, else in float16.
     """
 
-    places: int
-    batch: int
-    asked: int
-    threads: int
-    full: bool = False
+    n_ctx: int
+    n_batch: int
+    n_outputs: int
+    n_threads: int
+    float32: bool = False
 
 
-class Lora:
-    """An adapter that is loaded. Close it when no context uses it."""
+class LoraAdapter:
+    """A loaded adapter. Close it when no context uses it."""
 
     def __init__(self, pointer: Any) -> None:
         self.pointer = pointer
 
     def close(self) -> None:
-        """Frees its memory. Closing twice is fine."""
+        """Free its memory. Closing twice is allowed."""
         pointer, self.pointer = self.pointer, None
         if pointer is not None:
-            with _ADAPTERS:
-                _lib().llama_adapter_lora_free(pointer)
+            with _adapters_lock:
+                _library().llama_adapter_lora_free(pointer)
 
 
-class Model:
-    """A GGUF file, mapped into memory. ``extra`` lets llama.cpp keep weights in the processor's own order (``probe.py``).
-    Raises ``WeightsError`` for a file that the library cannot load.
+class _ModelHandle:
+    """A GGUF file that the library has loaded. Raises ``WeightsError`` if it cannot load it."""
+
+    def __init__(self, path: Path, **params: bool) -> None:
+        lib = _library()
+        options = lib.llama_model_default_params()
+        for name, value in params.items():
+            setattr(options, name, value)
+        self._model = lib.llama_model_load_from_file(os.fsencode(path), options)
+        if not self._model:
+            raise WeightsError(
+                f"llama.cpp cannot load {path}.",
+                hint="The log has its reason. Its version may not know this architecture; use torch.",
+            )
+        self._vocab = lib.llama_model_get_vocab(self._model)
+
+    def close(self) -> None:
+        """Free its memory. Closing twice is allowed."""
+        model, self._model = self._model, None
+        if model is not None:
+            _library().llama_model_free(model)
+
+
+class Model(_ModelHandle):
+    """A GGUF model, mapped into memory.
+
+    ``repack`` lets llama.cpp keep weights in the processor's own order (see ``cpu_probe``).
     """
 
-    def __init__(self, path: Path, *, extra: bool) -> None:
-        lib = _lib()
-        params = lib.llama_model_default_params()
-        params.use_extra_bufts = extra
-        self._model = _loaded(path, params)
-        self.vocabulary = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model)))
+    def __init__(self, path: Path, *, repack: bool) -> None:
+        super().__init__(path, use_extra_bufts=repack)
+        self.vocab_size = int(_library().llama_vocab_n_tokens(self._vocab))
 
-    def lora(self, path: Path) -> Lora:
-        """Loads a GGUF LoRA; the file is not needed any more then. Raises ``RuntimeError`` for one that does not fit the model."""
-        with _ADAPTERS:
-            pointer = _lib().llama_adapter_lora_init(self._model, os.fsencode(path))
+    def load_adapter(self, path: Path) -> LoraAdapter:
+        """Load a GGUF LoRA; the file may be deleted afterwards. Raises ``RuntimeError``."""
+        with _adapters_lock:
+            pointer = _library().llama_adapter_lora_init(self._model, os.fsencode(path))
         if not pointer:
             raise RuntimeError("llama.cpp cannot load the adapter")
-        return Lora(pointer)
+        return LoraAdapter(pointer)
 
-    def context(self, shape: Shape, lora: Lora | None) -> Context:
-        """A context of that shape that answers with the adapter. Raises ``RuntimeError`` where there is no memory for it."""
-        return Context(self._model, self.vocabulary, shape, lora)
-
-    def close(self) -> None:
-        """Frees the model. Closing twice is fine."""
-        model, self._model = self._model, None
-        if model is not None:
-            _lib().llama_model_free(model)
+    def new_context(self, params: ContextParams, adapter: LoraAdapter | None) -> Context:
+        """Return a context with an adapter. Raises ``RuntimeError`` without memory for it."""
+        return Context(self._model, self.vocab_size, params, adapter)
 
 
-class Vocabulary:
-    """The tokenizer in a GGUF file, which need hold no weights. Raises ``WeightsError`` for a file that the library cannot load."""
+class GgufTokenizer(_ModelHandle):
+    """The tokenizer in a GGUF file, which may have no weights."""
 
     def __init__(self, path: Path) -> None:
-        params = _lib().llama_model_default_params()
-        params.vocab_only = True
-        self._model = _loaded(path, params)
+        super().__init__(path, vocab_only=True)
 
-    def tokens(self, text: str, *, control: bool) -> tuple[int, ...]:
-        """A text as llama.cpp splits it, with nothing before it; ``control`` says whether it may spell control tokens."""
-        lib, data = _lib(), text.encode()
+    def tokenize(self, text: str, *, control: bool) -> tuple[int, ...]:
+        """Return the tokens of a text without BOS; ``control`` allows control tokens in it."""
+        lib, data = _library(), text.encode()
         # No token is shorter than a byte.
-        found = (lib.llama_token * max(1, len(data)))()
-        vocabulary = lib.llama_model_get_vocab(self._model)
-        count = lib.llama_tokenize(vocabulary, data, len(data), found, len(found), False, control)
+        tokens = (lib.llama_token * max(1, len(data)))()
+        count = lib.llama_tokenize(
+            self._vocab, data, len(data), tokens, len(tokens), False, control
+        )
         if count < 0:
-            raise RuntimeError("llama.cpp cannot split a text")
-        return tuple(found[:count])
-
-    def close(self) -> None:
-        """Frees its memory. Closing twice is fine."""
-        model, self._model = self._model, None
-        if model is not None:
-            _lib().llama_model_free(model)
+            raise RuntimeError("llama_tokenize failed")
+        return tuple(tokens[:count])
 
 
 class Context:
     """The keys and values of one text, computed with one set of adapters. Not thread-safe."""
 
-    def __init__(self, model: Any, vocabulary: int, shape: Shape, lora: Lora | None) -> None:
-        lib = _lib()
-        self.shape = shape
-        self._vocabulary = vocabulary
-        params = lib.llama_context_default_params()
-        params.n_ctx, params.n_seq_max = shape.places, 1
-        params.n_batch = params.n_ubatch = min(shape.batch, shape.places)
-        params.n_outputs_max = params.n_outputs_max_per_seq = shape.asked
-        params.n_threads = params.n_threads_batch = shape.threads
-        params.no_perf = True
-        if shape.full:
-            params.type_k = params.type_v = _FLOAT32
-            params.flash_attn_type = _NO_FLASH
-        self._context = lib.llama_init_from_model(model, params)
+    def __init__(
+        self, model: Any, vocab_size: int, params: ContextParams, adapter: LoraAdapter | None
+    ) -> None:
+        lib = _library()
+        self.params = params
+        self._vocab_size = vocab_size
+        options = lib.llama_context_default_params()
+        options.n_ctx, options.n_seq_max = params.n_ctx, 1
+        options.n_batch = options.n_ubatch = min(params.n_batch, params.n_ctx)
+        options.n_outputs_max = options.n_outputs_max_per_seq = params.n_outputs
+        options.n_threads = options.n_threads_batch = params.n_threads
+        options.no_perf = True
+        if params.float32:
+            options.type_k = options.type_v = _TYPE_F32
+            options.flash_attn_type = _FLASH_ATTN_DISABLED
+        self._context = lib.llama_init_from_model(model, options)
         if not self._context:
-            raise RuntimeError(f"llama.cpp is out of memory for {shape.places} tokens")
+            raise RuntimeError(f"llama.cpp is out of memory for {params.n_ctx} tokens")
         self._memory = lib.llama_get_memory(self._context)
-        self._batch = lib.llama_batch_init(shape.batch, 0, 1)
+        self._batch = lib.llama_batch_init(params.n_batch, 0, 1)
         try:
-            self._set(lora)
+            self._use(adapter)
         except RuntimeError:
             self.close()
             raise
 
-    def answer_with(self, lora: Lora | None) -> None:
-        """Answers with another adapter from now on; what was computed with the one before is dropped."""
+    def set_adapter(self, adapter: LoraAdapter | None) -> None:
+        """Replace the adapter and drop what was computed with the previous one."""
         self.clear()
-        self._set(lora)
+        self._use(adapter)
 
-    def compute(self, places: Sequence[Place]) -> Logits:
-        """Reads the tokens; gives the logits ``[asked for, vocabulary]`` after those that ask, in their order. Raises
-        ``RuntimeError``; ``ValueError`` for more than the context's shape allows.
+    def decode(self, tokens: Sequence[BatchToken]) -> Logits:
+        """Return the logits ``[needed, vocabulary]`` after the tokens that need them, in order.
+
+        Raises:
+            RuntimeError: The context is closed, or the library failed.
+            ValueError: There are more tokens than the context's config allows.
         """
         if self._context is None:
             raise RuntimeError("the context is closed")
-        asked = [index for index, place in enumerate(places) if place.asked]
-        if len(places) > self.shape.batch or len(asked) > self.shape.asked:
-            raise ValueError(
-                f"{len(places)} tokens, {len(asked)} of them asked for, are too many for one call"
-            )
+        outputs = [index for index, token in enumerate(tokens) if token.needs_logits]
+        if len(tokens) > self.params.n_batch or len(outputs) > self.params.n_outputs:
+            raise ValueError(f"{len(tokens)} tokens, {len(outputs)} outputs: too many for one call")
         batch = self._batch
-        batch.n_tokens = len(places)
-        for index, place in enumerate(places):
-            batch.token[index] = place.token
-            batch.pos[index] = place.position
+        batch.n_tokens = len(tokens)
+        for index, token in enumerate(tokens):
+            batch.token[index] = token.token
+            batch.pos[index] = token.position
             batch.n_seq_id[index] = 1
             batch.seq_id[index][0] = _SEQUENCE
-            batch.logits[index] = place.asked
-        code = _lib().llama_decode(self._context, batch)
-        if code:
+            batch.logits[index] = token.needs_logits
+        if code := _library().llama_decode(self._context, batch):
             raise RuntimeError(f"llama_decode failed ({code})")
-        logits = np.empty((len(asked), self._vocabulary), np.float32)
-        for row, index in enumerate(asked):
-            found = _lib().llama_get_logits_ith(self._context, index)
-            logits[row] = np.ctypeslib.as_array(found, (self._vocabulary,))
+        logits = np.empty((len(outputs), self._vocab_size), np.float32)
+        for row, index in enumerate(outputs):
+            values = _library().llama_get_logits_ith(self._context, index)
+            logits[row] = np.ctypeslib.as_array(values, (self._vocab_size,))
         return logits
 
-    def cut(self, length: int) -> bool:
-        """Drops all but the first tokens; False where this model cannot, and then all of them are dropped."""
-        if _lib().llama_memory_seq_rm(self._memory, _SEQUENCE, length, -1):
+    def truncate(self, length: int) -> bool:
+        """Keep the first tokens only. Return False if this model cannot, and drop all then."""
+        if _library().llama_memory_seq_rm(self._memory, _SEQUENCE, length, -1):
             return True
-        _lib().llama_memory_seq_rm(self._memory, _SEQUENCE, -1, -1)
+        _library().llama_memory_seq_rm(self._memory, _SEQUENCE, -1, -1)
         return False
 
-    def state(self) -> bytes:
-        """Its keys and values, for ``restore`` in a context of the same model and adapter."""
-        lib = _lib()
+    def get_state(self) -> bytes:
+        """Return the keys and values, for a context of the same model and adapter."""
+        lib = _library()
         size = lib.llama_state_seq_get_size(self._context, _SEQUENCE)
         buffer = (ctypes.c_uint8 * size)()
         if lib.llama_state_seq_get_data(self._context, buffer, size, _SEQUENCE) != size:
-            raise RuntimeError("llama.cpp cannot copy keys and values out")
+            raise RuntimeError("llama_state_seq_get_data failed")
         return bytes(buffer)
 
-    def restore(self, state: bytes) -> None:
-        """Takes over what ``state`` gave. Raises ``RuntimeError`` where it does not fit."""
+    def set_state(self, state: bytes) -> None:
+        """Load what ``get_state`` returned. Raises ``RuntimeError`` if it does not fit."""
         buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        if not _lib().llama_state_seq_set_data(self._context, buffer, len(state), _SEQUENCE):
-            raise RuntimeError("llama.cpp cannot take keys and values over")
+        if not _library().llama_state_seq_set_data(self._context, buffer, len(state), _SEQUENCE):
+            raise RuntimeError("llama_state_seq_set_data failed")
 
     def clear(self) -> None:
-        """Drops all keys and values and overwrites them."""
-        _lib().llama_memory_clear(self._memory, True)
+        """Drop all keys and values and overwrite them."""
+        _library().llama_memory_clear(self._memory, True)
 
     def close(self) -> None:
-        """Frees its memory. Closing twice is fine."""
+        """Free its memory. Closing twice is allowed."""
         context, self._context = self._context, None
         if context is not None:
-            _lib().llama_batch_free(self._batch)
-            _lib().llama_free(context)
+            _library().llama_batch_free(self._batch)
+            _library().llama_free(context)
 
-    def _set(self, lora: Lora | None) -> None:
-        lib = _lib()
-        loras = [] if lora is None else [lora.pointer]
-        pointers = (lib.llama_adapter_lora_p_ctypes * 1)(*loras)
+    def _use(self, adapter: LoraAdapter | None) -> None:
+        lib = _library()
+        adapters = [] if adapter is None else [adapter.pointer]
+        pointers = (lib.llama_adapter_lora_p_ctypes * 1)(*adapters)
         scales = (ctypes.c_float * 1)(1.0)
-        if lib.llama_set_adapters_lora(self._context, pointers, len(loras), scales):
-            raise RuntimeError("llama.cpp cannot answer with the adapter")
-
-
-def _loaded(path: Path, params: Any) -> Any:
-    """The library's pointer to a file that it has read. Raises ``WeightsError``."""
-    model = _lib().llama_model_load_from_file(os.fsencode(path), params)
-    if not model:
-        raise WeightsError(
-            f"llama.cpp cannot load {path}.",
-            hint="The log has its reason. Its version may not know this kind of model; torch may.",
-        )
-    return model
+        if lib.llama_set_adapters_lora(self._context, pointers, len(adapters), scales):
+            raise RuntimeError("llama_set_adapters_lora failed")
 
 
 @cache
-def _lib() -> Any:
-    """The library, its log led into ours. Imported here, so that whoever does not serve with it need not load it."""
+def _library() -> Any:
+    """Import the library, with its log sent to ours."""
     from llama_cpp import llama_cpp
 
     llama_cpp.llama_log_set(_log_callback(llama_cpp), ctypes.c_void_p(0))
@@ -259,12 +265,11 @@ def _lib() -> Any:
     return llama_cpp
 
 
+# Cached, so that it is never freed: the library calls it until the process ends.
 @cache
 def _log_callback(lib: Any) -> Any:
-    """Kept for good: the library calls it as long as the process lives."""
+    def write(level: int, text: bytes, _: object) -> None:
+        if level in _LOG_LEVELS:
+            log.log(_LOG_LEVELS[level], "%s", text.decode(errors="replace").rstrip())
 
-    def said(level: int, text: bytes, _: object) -> None:
-        if level in _LEVELS:
-            log.log(_LEVELS[level], "%s", text.decode(errors="replace").rstrip())
-
-    return lib.llama_log_callback(said)
+    return lib.llama_log_callback(write)

@@ -1,13 +1,16 @@
-"""Contexts of llama.cpp: each computes one row at a time, with one stack.
+"""Contexts of llama.cpp. Each computes one sequence at a time, with one stack.
 
-What a row computes depends on where its keys and values lie in a context, and on how many tokens are computed in one call
-(docs/engines.md has the figures). So a row shares neither a context nor a call with another row: its keys and values
-lie in its context from the beginning and without a gap, as if nothing else were served.
+The numbers of a sequence depend on where its keys and values lie in a context, and on how many tokens
+one call computes (docs/engines.md has figures). So sequences share neither contexts nor calls, and
+keys and values lie in a context from its beginning and without gaps.
 
-Invariants: all contexts together keep within a bound of places and of memory (while one grows, its old places besides). A
-row gets, when it joins, all that its prompt and its longest reply can need. What is kept of a row that has left is found
-only with the same stack, by rows of its owner whose prompts begin alike, and only in whole parts of ``PART`` tokens that were read as a
-prompt. Keys and values are never read under another stack than they were written under.
+Invariants:
+
+- All contexts together stay within a bound of tokens and memory, except while one grows.
+- A sequence gets room for its prompt and its longest reply when it is admitted.
+- A cached prompt is found only with the same stack and owner, and only in whole chunks of ``CHUNK``
+  tokens that were read as a prompt.
+- Keys and values are never read under another stack than they were written under.
 """
 
 from __future__ import annotations
@@ -17,99 +20,104 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from personalpeft.backends.base import Tokens
-from personalpeft.backends.llamacpp.binding import Context, Logits, Lora, Place, Shape
+from personalpeft.backends.llamacpp.binding import (
+    BatchToken,
+    Context,
+    ContextParams,
+    Logits,
+    LoraAdapter,
+)
 
-PART = 64
-"""Tokens of a prompt that are computed in one call. A prompt is cut at multiples of it, whatever is found of it."""
+CHUNK = 64
+"""Tokens of a prompt in one call. A prompt is cut at multiples of it, whatever is cached."""
 
-# A lane begins with at least this many places. llama.cpp rounds up to multiples of the step.
-_FEWEST, _STEP = 512, 256
-OpenContext = Callable[[Shape, Lora | None], Context]
+# The size that a context begins with. llama.cpp rounds sizes up to multiples of the step.
+_MIN_CTX, _CTX_STEP = 512, 256
+NewContext = Callable[[ContextParams, LoraAdapter | None], Context]
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What all lanes may take together: ``places`` for tokens, and ``memory`` bytes, of which a place takes ``place`` and every
-    lane ``lane`` besides, however short it is.
+class MemoryBudget:
+    """What all contexts may take together.
+
+    Attributes:
+        n_ctx: Tokens of all contexts.
+        memory: Bytes of all contexts.
+        bytes_per_token: Bytes for each token of a context.
+        bytes_per_context: Bytes for each context besides its tokens.
     """
 
-    places: int
+    n_ctx: int
     memory: int
-    place: int
-    lane: int
+    bytes_per_token: int
+    bytes_per_context: int
 
-    def left(self, taken: Sequence[int]) -> int:
-        """How many places one more lane may have beside lanes of so many."""
-        fits = (self.memory - (len(taken) + 1) * self.lane) // self.place
-        return (min(self.places, fits) - sum(taken)) // _STEP * _STEP
+    def remaining(self, sizes: Sequence[int]) -> int:
+        """Return how large one more context may be, beside contexts of these sizes."""
+        memory = self.memory - (len(sizes) + 1) * self.bytes_per_context
+        n_ctx = min(self.n_ctx, memory // self.bytes_per_token)
+        return (n_ctx - sum(sizes)) // _CTX_STEP * _CTX_STEP
 
 
-class Lane:
-    """A context for one row at a time, and the parts of the prompt that it keeps of the last one. Not thread-safe."""
+class SequenceSlot:
+    """A context for one sequence at a time, and a cached prompt. Not thread-safe."""
 
-    def __init__(self, lora: Lora | None, context: Context, open_context: OpenContext) -> None:
-        self._lora, self._open = lora, open_context
+    def __init__(
+        self, adapter: LoraAdapter | None, context: Context, new_context: NewContext
+    ) -> None:
+        self.adapter, self._new_context = adapter, new_context
         self._context = context
         self._owner = ""
-        self._kept: Tokens = ()
-        self.taken = False
+        self._cached: Tokens = ()
+        self.in_use = False
 
     @property
-    def lora(self) -> Lora | None:
-        """The adapter that it computes with."""
-        return self._lora
+    def n_ctx(self) -> int:
+        """How many tokens it has room for."""
+        return self._context.params.n_ctx
 
     @property
-    def places(self) -> int:
-        """How many tokens it has places for."""
-        return self._context.shape.places
+    def num_cached(self) -> int:
+        """How many tokens are cached of a sequence that has left."""
+        return len(self._cached)
 
-    @property
-    def kept(self) -> int:
-        """How many tokens it keeps of a row that has left."""
-        return len(self._kept)
+    def num_shared(self, owner: str, prompt: Tokens) -> int:
+        """Return how many tokens of a prompt are cached, in whole chunks.
 
-    def shared(self, owner: str, tokens: Tokens) -> int:
-        """How many tokens of a prompt it keeps in whole parts. The last token is never one of them: the first token of the
-        reply is computed from it.
+        The last token is never one of them: the first token of the reply is computed from it.
         """
         if owner != self._owner:
             return 0
-        return _alike(self._kept, tokens[: len(tokens) - 1]) // PART * PART
+        return _common_prefix(self._cached, prompt[: len(prompt) - 1]) // CHUNK * CHUNK
 
-    def take(self, owner: str, tokens: Tokens) -> int:
-        """Gives the lane to a row; returns how many tokens of its prompt are there already."""
-        found = self._cut(self.shared(owner, tokens))
-        self._kept, self.taken = (), True
-        return found
+    def acquire(self, owner: str, prompt: Tokens) -> int:
+        """Take the slot for a sequence. Return how many tokens of its prompt are cached."""
+        num_cached = self._truncate(self.num_shared(owner, prompt))
+        self._cached, self.in_use = (), True
+        return num_cached
 
-    def leave(self, owner: str, read: Tokens) -> None:
-        """Frees the lane, and keeps the whole parts of what was read of the row's prompt."""
-        self._owner, self._kept, self.taken = (
-            owner,
-            read[: self._cut(len(read) // PART * PART)],
-            False,
-        )
+    def release(self, owner: str, tokens: Tokens) -> None:
+        """Free the slot, and cache the whole chunks of the prompt tokens that were read."""
+        num_cached = self._truncate(len(tokens) // CHUNK * CHUNK)
+        self._owner, self._cached, self.in_use = owner, tokens[:num_cached], False
 
-    def compute(self, places: Sequence[Place]) -> Logits:
-        """See ``Context.compute``."""
-        return self._context.compute(places)
+    def decode(self, tokens: Sequence[BatchToken]) -> Logits:
+        """See ``Context.decode``."""
+        return self._context.decode(tokens)
 
-    def answer_with(self, lora: Lora | None) -> None:
-        """Computes with another adapter from now on, and keeps nothing."""
-        self._kept = ()
-        if lora is not self._lora:
-            self._context.answer_with(lora)
-            self._lora = lora
+    def set_adapter(self, adapter: LoraAdapter | None) -> None:
+        """Compute with another adapter from now on. The cached prompt is dropped."""
+        self._cached = ()
+        if adapter is not self.adapter:
+            self._context.set_adapter(adapter)
+            self.adapter = adapter
 
-    def grow(self, places: int) -> None:
-        """Moves into a context of so many places, with all that it holds."""
-        old, new = (
-            self._context,
-            self._open(replace(self._context.shape, places=places), self._lora),
-        )
+    def grow(self, n_ctx: int) -> None:
+        """Move into a context of another size, with all that it holds."""
+        old = self._context
+        new = self._new_context(replace(old.params, n_ctx=n_ctx), self.adapter)
         try:
-            new.restore(old.state())
+            new.set_state(old.get_state())
         except BaseException:
             new.close()
             raise
@@ -117,122 +125,130 @@ class Lane:
         old.clear()
         old.close()
 
-    def forget(self) -> None:
-        """Overwrites what is kept of rows that have left."""
-        if self.taken:
-            # Only what the row in it has read is copied.
-            self.grow(self.places)
+    def clear_cache(self) -> None:
+        """Overwrite what is cached of sequences that have left."""
+        if self.in_use:
+            # Only what its sequence has read is copied.
+            self.grow(self.n_ctx)
         else:
-            self._kept = ()
+            self._cached = ()
             self._context.clear()
 
     def close(self) -> None:
-        """Frees its memory."""
+        """Free its memory."""
         self._context.close()
 
-    def _cut(self, length: int) -> int:
-        """Drops all but the first tokens; returns how many are left, none where this model cannot be cut there."""
-        return length if self._context.cut(length) else 0
+    def _truncate(self, length: int) -> int:
+        return length if self._context.truncate(length) else 0
 
 
-class Lanes:
-    """The lanes of all rows, within ``room`` together. Not thread-safe.
+class ContextPool:
+    """The slots of all sequences, within ``budget`` together. Not thread-safe.
 
-    A lane that no row has is kept for the next turn of its conversation, or recycled: to make a context takes longer than to
-    load an adapter. ``idle`` is how many of them there may be before another one is made.
+    A free slot is kept for the next turn of its conversation, or recycled: making a context takes
+    longer than loading an adapter. No slot is made while ``max_free`` slots are free.
     """
 
-    def __init__(self, room: Room, shape: Shape, open_context: OpenContext, *, idle: int) -> None:
-        self.room = room
-        self._shape, self._open, self._idle = shape, open_context, idle
+    def __init__(
+        self, budget: MemoryBudget, params: ContextParams, new_context: NewContext, *, max_free: int
+    ) -> None:
+        self.budget = budget
+        self._params, self._new_context, self._max_free = params, new_context, max_free
         # Least recently used first.
-        self._lanes: OrderedDict[Lane, None] = OrderedDict()
+        self._slots: OrderedDict[SequenceSlot, None] = OrderedDict()
 
-    def __iter__(self) -> Iterator[Lane]:
-        return iter(self._lanes)
+    def __iter__(self) -> Iterator[SequenceSlot]:
+        return iter(self._slots)
 
-    def with_room(self, lora: Lora | None, owner: str, tokens: Tokens, room: int) -> Lane | None:
-        """A lane for a row of that length, which is still to ``take``: the one that keeps most of its prompt. None while other rows
-        have the places for it. Lanes without a row give way.
+    def find_slot(
+        self, adapter: LoraAdapter | None, owner: str, prompt: Tokens, length: int
+    ) -> SequenceSlot | None:
+        """Return a slot for a sequence, still to be acquired; None while others use the memory.
+
+        The slot that has most of the prompt cached is preferred. Free slots are closed for room.
+
+        Args:
+            adapter: The adapter that the sequence uses.
+            owner: The user whose cached prompts may be used.
+            prompt: The prompt.
+            length: Tokens of prompt and longest reply.
         """
-        least = -(-room // _STEP) * _STEP
-        lane = self._alike(lora, owner, tokens)
-        if lane is not None and lane.places < least:
-            size = self._size(lane, least=least, wanted=2 * lane.places)
-            if size is None:
+        size = -(-length // _CTX_STEP) * _CTX_STEP
+        slot = self._best_match(adapter, owner, prompt)
+        if slot is not None and slot.n_ctx < size:
+            grown = self._make_room(slot, minimum=size, wanted=2 * slot.n_ctx)
+            if grown is None:
                 return None
-            lane.grow(size)
-        if lane is None:
-            lane = self._recycled(lora, least) or self._made(lora, least)
-        if lane is not None:
-            self._lanes.move_to_end(lane)
-        return lane
+            slot.grow(grown)
+        if slot is None:
+            slot = self._recycle(adapter, size) or self._create(adapter, size)
+        if slot is not None:
+            self._slots.move_to_end(slot)
+        return slot
 
-    def detach(self, lora: Lora) -> None:
-        """Lets go of an adapter, which no row uses: it may be freed from here on, and what was computed with it is dropped."""
-        for lane in self._lanes:
-            if lane.lora is lora:
-                lane.answer_with(None)
+    def remove_adapter(self, adapter: LoraAdapter) -> None:
+        """Drop all that was computed with an adapter that no sequence uses. It may be freed then."""
+        for slot in self._slots:
+            if slot.adapter is adapter:
+                slot.set_adapter(None)
 
-    def close_all(self) -> None:
-        """Ends every lane and frees all memory."""
-        for lane in tuple(self._lanes):
-            self._close(lane)
+    def close(self) -> None:
+        """Close every slot."""
+        for slot in tuple(self._slots):
+            self._close(slot)
 
-    def _alike(self, lora: Lora | None, owner: str, tokens: Tokens) -> Lane | None:
-        """The lane that keeps most of a prompt, if one keeps any of it."""
-        lanes = [lane for lane in self._free() if lane.lora is lora and lane.shared(owner, tokens)]
-        return max(lanes, key=lambda lane: lane.shared(owner, tokens), default=None)
+    def _best_match(
+        self, adapter: LoraAdapter | None, owner: str, prompt: Tokens
+    ) -> SequenceSlot | None:
+        shared = {
+            slot: slot.num_shared(owner, prompt) for slot in self._free() if slot.adapter is adapter
+        }
+        best = max(shared, key=shared.__getitem__, default=None)
+        return best if best is not None and shared[best] else None
 
-    def _recycled(self, lora: Lora | None, least: int) -> Lane | None:
-        """A lane that keeps nothing, or the one that was kept longest where there are enough, or no memory for more."""
+    def _recycle(self, adapter: LoraAdapter | None, size: int) -> SequenceSlot | None:
+        """Return a slot with nothing cached, or the oldest one if no other may be made."""
         free = self._free()
-        full = len(free) >= self._idle or self._left() < least
-        lane = next(
-            (lane for lane in free if lane.places >= least and (full or not lane.kept)), None
-        )
-        if lane is not None:
-            lane.answer_with(lora)
-        elif len(free) >= self._idle:
+        full = len(free) >= self._max_free or self._remaining() < size
+        slot = next((s for s in free if s.n_ctx >= size and (full or not s.num_cached)), None)
+        if slot is not None:
+            slot.set_adapter(adapter)
+        elif len(free) >= self._max_free:
             self._close(free[0])
-        return lane
+        return slot
 
-    def _made(self, lora: Lora | None, least: int) -> Lane | None:
-        size = self._size(None, least=least, wanted=_FEWEST)
+    def _create(self, adapter: LoraAdapter | None, minimum: int) -> SequenceSlot | None:
+        size = self._make_room(None, minimum=minimum, wanted=_MIN_CTX)
         if size is None:
             return None
-        lane = Lane(lora, self._open(replace(self._shape, places=size), lora), self._open)
-        self._lanes[lane] = None
-        return lane
+        context = self._new_context(replace(self._params, n_ctx=size), adapter)
+        slot = SequenceSlot(adapter, context, self._new_context)
+        self._slots[slot] = None
+        return slot
 
-    def _size(self, own: Lane | None, *, least: int, wanted: int) -> int | None:
-        """How large a lane may become; None where it cannot be so large as it has to be."""
-        if self.room.left([lane.places for lane in self if lane.taken]) < least:
+    def _make_room(self, slot: SequenceSlot | None, *, minimum: int, wanted: int) -> int | None:
+        """Close free slots as needed, and return the size for one slot; None without room."""
+        if self.budget.remaining([each.n_ctx for each in self if each.in_use]) < minimum:
             return None
-        for lane in self._free():
-            if self._left(own) >= least:
+        for free in self._free():
+            if self._remaining(slot) >= minimum:
                 break
-            if lane is not own:
-                self._close(lane)
-        return min(max(least, wanted), self._left(own))
+            if free is not slot:
+                self._close(free)
+        return min(max(minimum, wanted), self._remaining(slot))
 
-    def _left(self, own: Lane | None = None) -> int:
-        """How many places there are for one more lane, or for one that there is."""
-        return self.room.left([lane.places for lane in self if lane is not own])
+    def _remaining(self, excluded: SequenceSlot | None = None) -> int:
+        return self.budget.remaining([each.n_ctx for each in self if each is not excluded])
 
-    def _free(self) -> list[Lane]:
-        return [lane for lane in self._lanes if not lane.taken]
+    def _free(self) -> list[SequenceSlot]:
+        return [slot for slot in self._slots if not slot.in_use]
 
-    def _close(self, lane: Lane) -> None:
-        del self._lanes[lane]
-        lane.close()
+    def _close(self, slot: SequenceSlot) -> None:
+        del self._slots[slot]
+        slot.close()
 
 
-def _alike(kept: Tokens, wanted: Tokens) -> int:
-    """How many tokens two texts begin with alike."""
-    if kept[: len(wanted)] == wanted:
-        return len(wanted)
-    return next(
-        (n for n, (a, b) in enumerate(zip(kept, wanted, strict=False)) if a != b),
-        min(len(kept), len(wanted)),
-    )
+def _common_prefix(a: Tokens, b: Tokens) -> int:
+    if a[: len(b)] == b:
+        return len(b)
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))

@@ -1,8 +1,10 @@
-"""Which of the processor's features llama.cpp may use: tried in a process of its own, since what goes wrong there ends the
-process (on processors with AMX, ``llama_decode`` of some quantised files ends in a general protection fault).
+"""Find out whether llama.cpp may use all features of this processor.
 
-Invariant: the processor's own order of weights is never used here where a trial did not get through with it, on this
-machine, with this version of the library and this file.
+The probe runs in a child process, because a failure kills the process: on processors with AMX,
+``llama_decode`` of some quantised files ends in a general protection fault.
+
+Invariant: weights are repacked into the processor's own order only after a probe succeeded with this
+machine, library version and file.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,123 +26,100 @@ from personalpeft.types import canonical_digest
 
 log = logging.getLogger(__name__)
 
-# A small model is loaded and asked in a second; a large one is first read from the disk.
-_SECONDS = 300
+# A small model takes a second. A large one is first read from the disk.
+_TIMEOUT = 300
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGABRT)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Whether weights may be kept in the processor's own order, and why; not ``certain`` where another trial may end otherwise."""
+class ProbeResult:
+    """Whether weights may be repacked, and why. Another probe may differ unless ``conclusive``."""
 
-    extra: bool
-    why: str
-    certain: bool = True
-
-
-def choose(file: Path, cache: Path) -> Choice:
-    """What a child process found, or what one found before and left in the cache."""
-    found = kept(file, cache)
-    if found is not None:
-        return found
-    choice = _tried(file)
-    if choice.certain:
-        _keep(choice, _note(file, cache))
-    return choice
+    repack: bool
+    reason: str
+    conclusive: bool = True
 
 
-def kept(file: Path, cache: Path) -> Choice | None:
-    """What was found before for this file, here; None where nothing is known."""
+def probe_cpu(file: Path, cache: Path) -> ProbeResult:
+    """Return the cached result for a GGUF file, or run a probe and cache a conclusive result."""
+    result = read_cached_result(file, cache)
+    if result is None:
+        result = _run_probe(file)
+        if result.conclusive:
+            _cache_result(result, _cache_path(file, cache))
+    return result
+
+
+def read_cached_result(file: Path, cache: Path) -> ProbeResult | None:
+    """Return the result of an earlier probe of this file on this machine, None if there is none."""
     try:
-        found = json.loads(_note(file, cache).read_text("utf-8"))
-        return Choice(bool(found["extra"]), str(found["why"]))
+        data = json.loads(_cache_path(file, cache).read_text("utf-8"))
+        return ProbeResult(bool(data["extra"]), str(data["why"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def main(path: str) -> None:
-    """In the child: loads the model with all features and computes both ways, many tokens at once and one."""
-    from personalpeft.backends.llamacpp.binding import Model, Place, Shape
+def run_in_child(path: str) -> None:
+    """Load the model with all features, and decode many tokens at once and then one."""
+    from personalpeft.backends.llamacpp.binding import BatchToken, ContextParams, Model
 
-    model = Model(Path(path), extra=True)
-    context = model.context(Shape(256, 64, 1, max(1, (os.cpu_count() or 1))), None)
-    tokens = [number % model.vocabulary for number in range(32)]
-    context.compute([Place(token, position) for position, token in enumerate(tokens)])
-    context.compute([Place(1, len(tokens), asked=True)])
+    model = Model(Path(path), repack=True)
+    context = model.new_context(ContextParams(256, 64, 1, max(1, (os.cpu_count() or 1))), None)
+    tokens = [number % model.vocab_size for number in range(32)]
+    context.decode([BatchToken(token, position) for position, token in enumerate(tokens)])
+    context.decode([BatchToken(1, len(tokens), needs_logits=True)])
     context.close()
     model.close()
 
 
-def _tried(file: Path) -> Choice:
-    command = [sys.executable, "-c", f"from {__name__} import main; main({str(file)!r})"]
+def _run_probe(file: Path) -> ProbeResult:
+    plain = "plain weights: the probe of repacked weights "
+    code = f"from {__name__} import run_in_child; run_in_child({str(file)!r})"
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
+        child = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, timeout=_TIMEOUT, check=False
+        )
     except subprocess.TimeoutExpired:
-        return Choice(
-            False,
-            f"plain weights, since a trial with the processor's own order took over {_SECONDS} s",
-            certain=False,
-        )
+        return ProbeResult(False, f"{plain}took over {_TIMEOUT} s", conclusive=False)
     except (OSError, TypeError) as error:
-        # Programs that Python is built into may name no Python, or one that is none.
-        return Choice(
-            False,
-            f"plain weights, since no trial of the processor's own order began: {error}",
-            certain=False,
-        )
-    if done.returncode == 0:
-        return Choice(
-            True, "weights in the processor's own order where it has one, which a trial got through"
-        )
-    # Only that very crash says something of the processor: what ran out of memory is killed, and an error may be of the moment.
-    crashed = -done.returncode in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGABRT)
+        # Where Python is embedded, ``sys.executable`` may be None or another program.
+        return ProbeResult(False, f"{plain}could not start: {error}", conclusive=False)
+    if child.returncode == 0:
+        return ProbeResult(True, "repacked weights where the processor has its own order")
+    # Only a crash is about the processor. A kill may be for memory, an error may be temporary.
+    crashed = -child.returncode in _CRASHES
     if not crashed:
-        log.warning(
-            "the trial ended with %s: %s",
-            done.returncode,
-            done.stderr.decode(errors="replace")[-2000:],
-        )
-    how = (
-        f"ended by signal {-done.returncode}"
-        if done.returncode < 0
-        else f"ended with {done.returncode}"
-    )
-    return Choice(
-        False, f"plain weights, since a trial with the processor's own order {how}", certain=crashed
-    )
+        error_text = child.stderr.decode(errors="replace")[-2000:]
+        log.warning("the processor probe ended with %s: %s", child.returncode, error_text)
+    return ProbeResult(False, f"{plain}ended with status {child.returncode}", conclusive=crashed)
 
 
-def _note(file: Path, cache: Path) -> Path:
-    """Where it is written what this processor, file and version of the library can do together. Raises ``OSError``."""
+def _cache_path(file: Path, cache: Path) -> Path:
+    """Return the cache file for this processor, GGUF file and library version."""
     status = file.stat()
-    asked = [
+    key = [
         version("llama-cpp-python"),
-        _processor(),
+        _cpu_features(),
         str(file),
         status.st_size,
         status.st_mtime_ns,
     ]
-    return cache / "llamacpp" / f"{canonical_digest(asked)[:16]}.json"
+    return cache / "llamacpp" / f"{canonical_digest(key)[:16]}.json"
 
 
-def _keep(choice: Choice, note: Path) -> None:
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=note.parent, delete=False, encoding="utf-8"
-        ) as file:
-            json.dump(asdict(choice), file)
-        Path(file.name).replace(note)
-    except OSError:
-        # It is tried again the next time, which takes a second.
-        return
+def _cache_result(result: ProbeResult, path: Path) -> None:
+    # Without a cache the probe runs again at the next start, which takes a second.
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as f:
+            json.dump({"extra": result.repack, "why": result.reason, "certain": True}, f)
+        Path(f.name).replace(path)
 
 
-def _processor() -> str:
-    """What tells one kind of processor from another."""
+def _cpu_features() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    return next(
-        (line for line in lines if line.startswith(("flags", "Features"))), platform.machine()
-    )
+    flags = (line for line in lines if line.startswith(("flags", "Features")))
+    return next(flags, platform.machine())

@@ -1,4 +1,4 @@
-"""How likely a stack finds given continuations: read in a context of its own, one after another."""
+"""Score continuations under a stack, one after another in a context of their own."""
 
 from __future__ import annotations
 
@@ -9,103 +9,113 @@ from dataclasses import replace
 import numpy as np
 
 from personalpeft.backends.base import Continuation, Score
-from personalpeft.backends.llamacpp.binding import Context, Logits, Lora, Place, Shape
-from personalpeft.backends.llamacpp.sampling import log_softmax
+from personalpeft.backends.llamacpp.binding import (
+    BatchToken,
+    Context,
+    ContextParams,
+    Logits,
+    LoraAdapter,
+)
+from personalpeft.backends.sampler import log_softmax
 
-_FEWEST = 512
+_MIN_CTX = 512
 
 
 class Scorer:
-    """Safe from several threads: they take turns by the item, and each call of the library is one ``turn``, so that nobody
-    waits for more than that. Between two items its context holds no adapter, so that one may be freed at any time then.
+    """Score from several threads, which take turns by the item.
 
-    ``shape.places`` is the longest item that there is memory for. The context is made for what is asked, and kept until
-    something longer comes.
+    Each library call holds ``lock`` alone, so the batch waits for one call at most. Between items
+    the context has no adapter, so that any adapter may be freed then. The context is made as large
+    as an item needs, up to ``params.n_ctx``, and kept until a longer item comes.
     """
 
     def __init__(
         self,
-        shape: Shape,
-        open_context: Callable[[Shape, Lora | None], Context],
-        turn: threading.Lock,
+        params: ContextParams,
+        new_context: Callable[[ContextParams, LoraAdapter | None], Context],
+        lock: threading.Lock,
     ) -> None:
-        self._shape, self._open, self._turn = shape, open_context, turn
-        self._items = threading.Lock()
+        self._params, self._new_context, self._lock = params, new_context, lock
+        self._item_lock = threading.Lock()
         self._context: Context | None = None
         self._closed = False
 
     def score(
-        self, items: Sequence[Continuation], lora: Lora | None, *, kl: bool
+        self, items: Sequence[Continuation], adapter: LoraAdapter | None, *, kl: bool
     ) -> tuple[Score, ...]:
-        """See ``Backend.score``. The adapter must not be freed meanwhile. Raises ``RuntimeError`` once it is closed, also between
-        two items: what the model and its adapters were is then freed memory.
-        """
-        return tuple(self._score(item, lora, kl=kl) for item in items)
+        """See ``Backend.score``. The caller keeps the adapter loaded meanwhile.
 
-    def forget(self) -> None:
-        """Frees its memory, once the item that is being read is done, until the next is asked for."""
-        with self._items:
-            self._let_go()
+        Raises ``RuntimeError`` when closed, also between two items: the model is freed then.
+        """
+        return tuple(self._score(item, adapter, kl=kl) for item in items)
+
+    def clear(self) -> None:
+        """Free the memory after the current item, until the next item."""
+        with self._item_lock:
+            self._close_context()
 
     def close(self) -> None:
-        """Frees its memory, once the item that is being read is done. Closing twice is fine."""
-        with self._items:
+        """Free the memory after the current item. Closing twice is allowed."""
+        with self._item_lock:
             self._closed = True
-            self._let_go()
+            self._close_context()
 
-    def _score(self, item: Continuation, lora: Lora | None, *, kl: bool) -> Score:
+    def _score(self, item: Continuation, adapter: LoraAdapter | None, *, kl: bool) -> Score:
         if not item.prompt or not item.completion:
-            raise ValueError("a continuation needs a prompt and a completion")
-        with self._items:
+            raise ValueError("a continuation must have a prompt and a completion")
+        with self._item_lock:
             if self._closed:
                 raise RuntimeError("the backend is closed")
-            said = self._read(item, lora)
-            bare = self._read(item, None) if kl else None
-        apart = None if bare is None else float((np.exp(bare) * (bare - said)).sum(-1).mean())
-        tokens = said[np.arange(len(item.completion)), list(item.completion)]
-        return Score(float(tokens.mean()), apart, tuple(float(token) for token in tokens))
+            logp = self._read(item, adapter)
+            base_logp = self._read(item, None) if kl else None
+        tokens = logp[np.arange(len(item.completion)), list(item.completion)]
+        divergence = None
+        if base_logp is not None:
+            divergence = float((np.exp(base_logp) * (base_logp - logp)).sum(-1).mean())
+        return Score(float(tokens.mean()), divergence, tuple(float(token) for token in tokens))
 
-    def _read(self, item: Continuation, lora: Lora | None) -> Logits:
-        """``[completion, vocabulary]`` log-probs at each token of the completion."""
+    def _read(self, item: Continuation, adapter: LoraAdapter | None) -> Logits:
+        """Return ``[completion, vocabulary]`` log-probs at each token of the completion."""
         tokens = (*item.prompt, *item.completion[:-1])
-        context = self._for(len(tokens))
-        said = []
-        with self._turn:
-            context.answer_with(lora)
+        context = self._context_for(len(tokens))
+        with self._lock:
+            context.set_adapter(adapter)
+        logp = []
         try:
-            for part in _parts(tokens, first=len(item.prompt) - 1, most=self._shape):
-                with self._turn:
-                    said.append(log_softmax(context.compute(part)))
+            for batch in _split(tokens, first=len(item.prompt) - 1, params=self._params):
+                with self._lock:
+                    logp.append(log_softmax(context.decode(batch)))
         finally:
-            # The library keeps the adapter's address, and would take another one at the same address for the same.
-            with self._turn:
-                context.answer_with(None)
-        return np.concatenate(said)
+            # The library compares addresses, and would take a new adapter there for this one.
+            with self._lock:
+                context.set_adapter(None)
+        return np.concatenate(logp)
 
-    def _for(self, length: int) -> Context:
-        if length > self._shape.places:
-            raise ValueError(
-                f"{length} tokens are more than the {self._shape.places} that there is memory for"
-            )
-        if self._context is None or self._context.shape.places < length:
-            self._let_go()
-            places = min(self._shape.places, max(_FEWEST, 1 << (length - 1).bit_length()))
-            self._context = self._open(replace(self._shape, places=places), None)
+    def _context_for(self, length: int) -> Context:
+        if length > self._params.n_ctx:
+            raise ValueError(f"{length} tokens do not fit in memory: {self._params.n_ctx} do")
+        if self._context is None or self._context.params.n_ctx < length:
+            self._close_context()
+            n_ctx = min(self._params.n_ctx, max(_MIN_CTX, 1 << (length - 1).bit_length()))
+            self._context = self._new_context(replace(self._params, n_ctx=n_ctx), None)
         return self._context
 
-    def _let_go(self) -> None:
+    def _close_context(self) -> None:
         context, self._context = self._context, None
         if context is not None:
             context.close()
 
 
-def _parts(tokens: Sequence[int], *, first: int, most: Shape) -> Iterator[list[Place]]:
-    """The tokens in calls: so many at once, of which so many are answered, from ``first`` on."""
-    part: list[Place] = []
+def _split(
+    tokens: Sequence[int], *, first: int, params: ContextParams
+) -> Iterator[list[BatchToken]]:
+    """Yield the tokens of each call. Tokens from ``first`` on need logits."""
+    batch: list[BatchToken] = []
     for position, token in enumerate(tokens):
-        part.append(Place(token, position, asked=position >= first))
-        if len(part) == most.batch or sum(place.asked for place in part) == most.asked:
-            yield part
-            part = []
-    if part:
-        yield part
+        batch.append(BatchToken(token, position, needs_logits=position >= first))
+        outputs = sum(each.needs_logits for each in batch)
+        if len(batch) == params.n_batch or outputs == params.n_outputs:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

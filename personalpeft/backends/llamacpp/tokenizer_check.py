@@ -1,21 +1,20 @@
-"""Whether llama.cpp, by the GGUF file that is written of a base, splits texts as the base's own tokenizer does.
+"""Check that llama.cpp tokenizes texts, from a GGUF file, as the base's own tokenizer does.
 
-What is written names a way of splitting that llama.cpp has, and says nothing of how it goes about it. So texts of the kinds that
-tokenizers part over are split by both before such a file is given to anybody.
+A GGUF file names one of llama.cpp's pre-tokenizers and has no rules of its own. So both tokenize
+texts of the kinds that tokenizers disagree on, before such a file is used.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from personalpeft.backends.llamacpp.binding import Vocabulary
+from personalpeft.backends.llamacpp.binding import GgufTokenizer
 from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
 
-# All characters composed: some tokenizers compose them first (NFC), which llama.cpp leaves to whoever writes.
+# All characters are composed: some tokenizers normalise to NFC, llama.cpp does not.
 _TEXTS = (
     "Hello, world! How are you?",
     "In 1984 there were 1,234,567.89 of them, 0x1F of 007, 50% and 3rd; 12345678901234567890",
@@ -38,27 +37,25 @@ _TEXTS = (
 )
 
 
-def check_splitting(base: Base, file: Path) -> None:
-    """That llama.cpp splits texts by a GGUF file of this base as the base does. Raises ``WeightsError``."""
+def check_tokenizer(base: Base, file: Path) -> None:
+    """Raise ``WeightsError`` if llama.cpp tokenizes otherwise with a GGUF file of this base."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(base.folder / "tokenizer.json"))
-    texts = (*_TEXTS, *_around_added(base))
-    with closing(Vocabulary(file)) as theirs:
+    path = base.folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    # Added tokens are found before a text is split.
+    added = [
+        each["content"] for each in json.loads(path.read_text("utf-8")).get("added_tokens", ())
+    ]
+    texts = (*_TEXTS, *(f"so {token} it{token}{token}\n{token} is" for token in added))
+    with closing(GgufTokenizer(file)) as gguf:
         for control in (False, True):
             tokenizer.encode_special_tokens = not control
             for text in texts:
-                wanted = tuple(tokenizer.encode(text, add_special_tokens=False).ids)
-                if theirs.tokens(text, control=control) != wanted:
+                expected = tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+                if gguf.tokenize(text, control=control) != expected:
                     raise WeightsError(
-                        f"llama.cpp would not split texts as the tokenizer of {base.card.name} does: {text!a}, for one.",
-                        hint="Write it as safetensors, and convert that with the model's own tools.",
+                        f"llama.cpp and the tokenizer of {base.card.name} must agree; they differ "
+                        f"on {text!a}.",
+                        hint="Export as safetensors, and convert that with the model's own tools.",
                     )
-
-
-def _around_added(base: Base) -> Iterator[str]:
-    """The tokens that are found in a text before it is split, among others."""
-    told = json.loads((base.folder / "tokenizer.json").read_text("utf-8"))
-    for each in told.get("added_tokens", ()):
-        token = each["content"]
-        yield f"so {token} it{token}{token}\n{token} is"

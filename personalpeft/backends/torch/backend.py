@@ -8,30 +8,30 @@ from pathlib import Path
 
 import torch
 
-from personalpeft.adapters.types import Composed
+from personalpeft.adapters.types import AdapterStack
 from personalpeft.backends.base import (
     Continuation,
+    Loss,
     Occupancy,
-    Piece,
-    Row,
+    OutputChunk,
     Score,
+    SequenceState,
     Session,
     SessionSpec,
-    Staged,
-    Loss,
+    StagedStack,
 )
 from personalpeft.backends.batch_invariance import BatchInvariance
-from personalpeft.backends.tokenizer import Speaks
+from personalpeft.backends.tokenizer import TextMixin
 from personalpeft.backends.torch.batch import Batch
-from personalpeft.backends.torch.kv_cache import Pool, bytes_per_token
-from personalpeft.backends.torch.lora_bank import SlotBank, StagedStack
-from personalpeft.backends.torch.model_runner import Device, Model, choose_device
+from personalpeft.backends.torch.kv_cache import PagedKVCache, bytes_per_token
+from personalpeft.backends.torch.lora_bank import LoRABank, StagedWeights
+from personalpeft.backends.torch.model_runner import DeviceChoice, ModelRunner, choose_device
 from personalpeft.backends.torch.openmp import release_threads
 from personalpeft.backends.torch.ops import choose_kernels
 from personalpeft.backends.torch.ops.base import BLOCK
-from personalpeft.backends.torch.training.logprobs import References, chunks, read
-from personalpeft.backends.torch.training.reference_cache import Generic
-from personalpeft.backends.torch.training.session import Below, TorchSession, advance
+from personalpeft.backends.torch.training.logprobs import ReferenceReader, chunks, read_hidden
+from personalpeft.backends.torch.training.reference_cache import ReferenceCache
+from personalpeft.backends.torch.training.session import FrozenBelow, TorchSession, advance
 from personalpeft.base_models.types import Base
 
 _SCORED_AT_ONCE = 1024
@@ -43,7 +43,7 @@ _TOKENS_A_ROW = 512
 _MEMORY_SHARE = {"cpu": 1 / 8, "cuda": 1 / 2}
 
 
-class TorchBackend(Speaks):
+class TorchBackend(TextMixin):
     """See ``personalpeft.backends.base.Backend``. Works for any transformers model whose projections the card's targets
     name.
 
@@ -58,7 +58,7 @@ class TorchBackend(Speaks):
         *,
         slots: int = 8,
         rows: int = 16,
-        where: Device | None = None,
+        where: DeviceChoice | None = None,
         cache: Path | None = None,
     ) -> None:
         where = where or choose_device()
@@ -66,16 +66,16 @@ class TorchBackend(Speaks):
         self.base = base
         self.slots, self.rows = slots, rows
         kernels, why = choose_kernels(where.device, where.dtype, cache)
-        self.tolerance = _TOLERANCE.get(where.dtype, _TOLERANCE[torch.float32])
-        self._model = Model(base, where, kernels, cache)
+        self.logprob_tolerance = _TOLERANCE.get(where.dtype, _TOLERANCE[torch.float32])
+        self._model = ModelRunner(base, where, kernels, cache)
         # Our kernels work on each row apart; what the framework's own operations do depends on the batch.
         holds = kernels.batch_invariant and self._model.batch_invariant
         self.batch_invariance = BatchInvariance.HOLDS if holds else BatchInvariance.NONE
         self.description = f"{where.reason}, {why}"
-        self._references = References(
-            self._model, Generic(base.digest, f"{where.dtype}, {self.description}", cache)
+        self._references = ReferenceReader(
+            self._model, ReferenceCache(base.digest, f"{where.dtype}, {self.description}", cache)
         )
-        self._bank = SlotBank(
+        self._bank = LoRABank(
             base.architecture,
             slots=self.slots,
             dtype=where.dtype,
@@ -83,22 +83,22 @@ class TorchBackend(Speaks):
             kernels=kernels,
         )
         blocks = _blocks(self._model, self.rows)
-        pool = Pool(
+        pool = PagedKVCache(
             self._model.module.config,
             blocks,
             dtype=where.dtype,
             device=where.device,
             kernels=kernels,
         )
-        self.longest = min(blocks * BLOCK, base.card.context)
-        self._batch = Batch(self._model, self._text, self._bank, pool, blocks, rows=self.rows)
+        self.max_length = min(blocks * BLOCK, base.card.context)
+        self._batch = Batch(self._model, self._tokenizer, self._bank, pool, blocks, rows=self.rows)
         release_threads()  # Those who helped to load.
 
-    def stage(self, adapter: Composed) -> Staged:
+    def stage(self, adapter: AdapterStack) -> StagedStack:
         return self._bank.stage(adapter)
 
-    def attach(self, key: str, staged: Staged) -> None:
-        if not isinstance(staged, StagedStack):
+    def attach(self, key: str, staged: StagedStack) -> None:
+        if not isinstance(staged, StagedWeights):
             raise TypeError("this was staged for another backend")
         self._bank.put(key, staged)
 
@@ -107,16 +107,16 @@ class TorchBackend(Speaks):
             raise RuntimeError("a row of the batch uses this stack")
         self._bank.drop(key)
 
-    def admit(self, row: Row) -> int | None:
-        return self._batch.admit(row)
+    def admit(self, sequence: SequenceState) -> int | None:
+        return self._batch.admit(sequence)
 
-    def step(self) -> Sequence[Piece]:
+    def step(self) -> Sequence[OutputChunk]:
         return self._batch.step()
 
     def remove(self, number: int) -> None:
         self._batch.remove(number)
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         self._batch.forget()
 
     def occupancy(self) -> Occupancy:
@@ -132,11 +132,11 @@ class TorchBackend(Speaks):
         scores = []
         for chunk in chunks(items, _SCORED_AT_ONCE):
             with torch.inference_mode():
-                with self._model.turn(self._bank.one_for_all(stack)):
-                    said = read(self._model, chunk)
+                with self._model.exclusive(self._bank.uniform(stack)):
+                    said = read_hidden(self._model, chunk)
                 if kl:
-                    with self._model.turn():
-                        bare = read(self._model, chunk)
+                    with self._model.exclusive():
+                        bare = read_hidden(self._model, chunk)
                     apart = [
                         float((b.logp.exp() * (b.logp - s.logp)).sum(-1).mean())
                         for b, s in zip(bare, said, strict=True)
@@ -152,10 +152,10 @@ class TorchBackend(Speaks):
         return tuple(scores)
 
     def session(self, spec: SessionSpec) -> Session:
-        key = spec.below
-        below = Below(
+        key = spec.base_key
+        below = FrozenBelow(
             self._bank.number(key),
-            self._bank.one_for_all(key),
+            self._bank.uniform(key),
             self._bank.below(key),
             self._references,
         )
@@ -177,7 +177,7 @@ class TorchBackend(Speaks):
         del self._batch, self._bank, self._references, self._model
 
 
-def _blocks(model: Model, rows: int) -> int:
+def _blocks(model: ModelRunner, rows: int) -> int:
     """How many blocks the pool has: enough for the longest row and something for each of the others, if there is memory."""
     config, where = model.module.config, model.where
     if where.device.type == "cuda":

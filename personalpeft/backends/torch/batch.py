@@ -1,6 +1,6 @@
 """The batch of the torch backend: each step gives every row whose prompt is read its next token.
 
-A step is one pass over the tokens of many rows laid end to end: one token of each row that is being
+A step is one pass over the tokens of all rows laid end to end: one token of each row that is being
 decoded, then as much of the waiting prompts as fits the step.
 
 Invariants: a row has blocks for its tokens so far, and takes one more when they are full. A row's
@@ -17,16 +17,16 @@ from dataclasses import dataclass
 
 import torch
 
-from personalpeft.backends.base import Occupancy, OutOfBlocks, Piece, Row
-from personalpeft.backends.sequence_output import Writing, read_on
-from personalpeft.backends.tokenizer import Text
+from personalpeft.backends.base import Occupancy, OutOfBlocks, OutputChunk, SequenceState
+from personalpeft.backends.detokenizer import SequenceOutput
+from personalpeft.backends.tokenizer import ChatTokenizer
 from personalpeft.backends.torch.block_manager import BlockManager, block_hash, prefix_hashes
-from personalpeft.backends.torch.kv_cache import Pass, Pool
-from personalpeft.backends.torch.lora_bank import SlotBank
-from personalpeft.backends.torch.model_runner import Model
+from personalpeft.backends.torch.kv_cache import ForwardContext, PagedKVCache
+from personalpeft.backends.torch.lora_bank import LoRABank
+from personalpeft.backends.torch.model_runner import ModelRunner
 from personalpeft.backends.torch.openmp import release_threads
-from personalpeft.backends.torch.ops.base import BLOCK, Chunk, Places
-from personalpeft.backends.torch.sampling import Picker, logprobs, pick
+from personalpeft.backends.torch.ops.base import BLOCK, AttentionMetadata, PrefillChunk
+from personalpeft.backends.torch.sampling import TorchSampler, compute_logprobs, sample_tokens
 
 # Prompt tokens in one step beside rows that are being decoded, and when there are none: the first
 # keeps the other rows' next tokens from waiting, the second is where more no longer makes a token
@@ -36,118 +36,129 @@ _PROMPT_TOKENS_ALONE = {"cpu": 1024, "cuda": 2048}
 
 
 @dataclass(slots=True)
-class _RowState:
-    """What a row has on the device. ``hash_`` is that of its last full block, of ``num_hashed``.
+class _Row:
+    """A running sequence, with what it has on the device.
 
-    ``tokens`` is the row's own list.
+    Attributes:
+        tokens: The sequence's own list, of which the model has read the first ``num_read``.
+        table: ``blocks`` as a tensor.
+        hash_: The hash of the last of the first ``num_hashed`` blocks, which are full.
     """
 
     number: int
-    row: Row
+    sequence: SequenceState
     tokens: list[int]
-    writing: Writing
+    output: SequenceOutput
     slot: int
     blocks: list[int]
     table: torch.Tensor
-    read: int
+    num_read: int
     num_hashed: int
     hash_: bytes
 
     @property
     def pending(self) -> int:
-        """How many tokens are still to be read."""
-        return len(self.tokens) - self.read
+        """How many tokens are still to be read; 1 while the row is being decoded."""
+        return len(self.tokens) - self.num_read
 
 
 class Batch:
-    """Up to ``rows`` rows at once. Not thread-safe: one thread runs it."""
+    """Up to ``rows`` sequences at once. Not thread-safe: one thread runs it."""
 
     def __init__(
-        self, model: Model, text: Text, bank: SlotBank, pool: Pool, blocks: int, *, rows: int
+        self,
+        model: ModelRunner,
+        text: ChatTokenizer,
+        bank: LoRABank,
+        pool: PagedKVCache,
+        blocks: int,
+        *,
+        rows: int,
     ) -> None:
         self._model, self._text, self._bank, self._pool = model, text, bank, pool
-        self._rows = rows
+        self._max_rows = rows
         self._blocks = BlockManager(blocks)
-        self._live: dict[int, _RowState] = {}
+        self._running: dict[int, _Row] = {}
         self._numbers = itertools.count()
         self._reused = 0
 
-    def admit(self, row: Row) -> int | None:
+    def admit(self, sequence: SequenceState) -> int | None:
         """See ``Backend.admit``."""
-        longest = len(row.tokens) + row.sampling.max_tokens
+        longest = len(sequence.prompt_tokens) + sequence.sampling.max_tokens
         if longest > self._blocks.num_blocks * BLOCK:
             raise ValueError(f"a row of {longest} tokens is longer than the cache")
-        if len(self._live) >= self._rows:
+        if len(self._running) >= self._max_rows:
             return None
-        slot = self._bank.slot_of(row.stack)
+        slot = self._bank.slot_of(sequence.adapter_key)
         # At least the last token is read anew, since the next token comes from it.
-        hashes = list(prefix_hashes(self._model.base.digest, row, row.token_ids[:-1]))
-        count = -(-len(row.token_ids) // BLOCK)
+        hashes = list(prefix_hashes(self._model.base.digest, sequence, sequence.token_ids[:-1]))
+        count = -(-len(sequence.token_ids) // BLOCK)
         # With a spare block for each other row, a new row is not removed again at once.
-        allocated = self._blocks.allocate(count, hashes[1:], spare=len(self._live))
+        allocated = self._blocks.allocate(count, hashes[1:], spare=len(self._running))
         if allocated is None:
             return None
         blocks, found = allocated
         number = next(self._numbers)
-        if row.sampler is None:
-            row.sampler = Picker.of(row.sampling)
+        if sequence.sampler is None:
+            sequence.sampler = TorchSampler(sequence.sampling)
             self._reused += found * BLOCK
-        self._live[number] = _RowState(
+        self._running[number] = _Row(
             number=number,
-            row=row,
-            tokens=row.token_ids,
-            writing=Writing.of(number, row, self._text),
+            sequence=sequence,
+            tokens=sequence.token_ids,
+            output=SequenceOutput.of(number, sequence, self._text),
             slot=slot,
             blocks=blocks,
             table=self._table(blocks),
-            read=found * BLOCK,
+            num_read=found * BLOCK,
             num_hashed=found,
             hash_=hashes[found],
         )
         return number
 
-    def step(self) -> Sequence[Piece]:
+    def step(self) -> Sequence[OutputChunk]:
         """See ``Backend.step``."""
-        decoding = [live for live in self._live.values() if live.pending == 1]
-        for live in decoding:
-            if len(live.tokens) > len(live.blocks) * BLOCK:
-                if not self._blocks.append(live.blocks):
+        decoding = [row for row in self._running.values() if row.pending == 1]
+        for row in decoding:
+            if len(row.tokens) > len(row.blocks) * BLOCK:
+                if not self._blocks.append(row.blocks):
                     raise OutOfBlocks
-                live.table = self._table(live.blocks)
-        budget = _PROMPT_TOKENS_BESIDE_DECODING if decoding else _PROMPT_TOKENS_ALONE
-        reading = list(
-            read_on(budget.get(self._model.where.device.type, budget["cpu"]), self._live.values())
-        )
+                row.table = self._table(row.blocks)
+        reading = self._choose_prompts(beside_decoding=bool(decoding))
         if not decoding and not reading:
             return ()
-        answering = decoding + [live for live, count in reading if count == live.pending]
-        logits = self._pass(decoding, reading)
-        picked = pick(logits, [live.row.sampler for live in answering], self._pool.kernels)
-        wanted = {index: live.row.top for index, live in enumerate(answering) if live.row.logprobs}
-        known = logprobs(logits, picked, wanted)
-        for live in decoding:
-            self._has_read(live, 1)
-        for live, count in reading:
-            self._has_read(live, count)
-        pieces = []
-        for index, (live, token) in enumerate(zip(answering, picked, strict=True)):
-            piece = live.writing.take(token, known.get(index))
-            if piece.finish is not None:
-                self.remove(live.number)
-            pieces.append(piece)
-        if not self._live:
+        sampled = decoding + [row for row, count in reading if count == row.pending]
+        logits = self._forward(decoding, reading)
+        picks = sample_tokens(logits, [row.sequence.sampler for row in sampled], self._pool.kernels)
+        wanted = {
+            index: row.sequence.top_logprobs
+            for index, row in enumerate(sampled)
+            if row.sequence.logprobs
+        }
+        known = compute_logprobs(logits, picks, wanted)
+        for row in decoding:
+            self._advance(row, 1)
+        for row, count in reading:
+            self._advance(row, count)
+        chunks = []
+        for index, (row, token) in enumerate(zip(sampled, picks, strict=True)):
+            chunk = row.output.append(token, known.get(index))
+            if chunk.finish is not None:
+                self.remove(row.number)
+            chunks.append(chunk)
+        if not self._running:
             release_threads()
-        return pieces
+        return chunks
 
     def remove(self, number: int) -> None:
         """See ``Backend.remove``."""
-        live = self._live.pop(number, None)
-        if live is not None:
-            self._blocks.free(live.blocks)
+        row = self._running.pop(number, None)
+        if row is not None:
+            self._blocks.free(row.blocks)
 
     def uses(self, stack: str) -> bool:
         """Return whether a row of the batch uses a stack."""
-        return any(live.row.stack == stack for live in self._live.values())
+        return any(row.sequence.adapter_key == stack for row in self._running.values())
 
     def forget(self) -> None:
         """See ``Backend.forget``."""
@@ -161,7 +172,7 @@ class Batch:
         """See ``Backend.occupancy``."""
         blocks = self._blocks
         return Occupancy(
-            len(self._live),
+            len(self._running),
             blocks.num_used * BLOCK,
             blocks.num_cached * BLOCK,
             blocks.num_blocks * BLOCK,
@@ -170,40 +181,52 @@ class Batch:
 
     def check_integrity(self) -> None:
         """See ``Backend.check_integrity``."""
-        self._blocks.check_integrity([live.blocks for live in self._live.values()])
+        self._blocks.check_integrity([row.blocks for row in self._running.values()])
+
+    def _choose_prompts(self, *, beside_decoding: bool) -> list[tuple[_Row, int]]:
+        """Return the prompts to read in this step, oldest first, and how many tokens of each."""
+        budgets = _PROMPT_TOKENS_BESIDE_DECODING if beside_decoding else _PROMPT_TOKENS_ALONE
+        budget = budgets.get(self._model.where.device.type, budgets["cpu"])
+        chosen = []
+        for row in self._running.values():
+            if row.pending > 1 and budget:
+                count = min(budget, row.pending)
+                budget -= count
+                chosen.append((row, count))
+        return chosen
 
     def _table(self, blocks: Sequence[int]) -> torch.Tensor:
         return torch.tensor(blocks, dtype=torch.int32, device=self._model.where.device)
 
-    def _pass(
-        self, decoding: Sequence[_RowState], reading: Sequence[tuple[_RowState, int]]
+    def _forward(
+        self, decoding: Sequence[_Row], reading: Sequence[tuple[_Row, int]]
     ) -> torch.Tensor:
-        """The logits of each decoded row's token and of each prompt's last token, in that order."""
+        """Return the logits after each decoded token, then after the last token of each prompt."""
         tokens: list[int] = []
         positions: list[int] = []
         writes: list[int] = []
         slots: list[int] = []
         chunks, reads = [], list(range(len(decoding)))
-        for live, count in (*((live, 1) for live in decoding), *reading):
+        for row, count in (*((row, 1) for row in decoding), *reading):
             begin = len(tokens)
-            tokens += live.tokens[live.read : live.read + count]
-            positions += range(live.read, live.read + count)
+            tokens += row.tokens[row.num_read : row.num_read + count]
+            positions += range(row.num_read, row.num_read + count)
             writes += (
-                live.blocks[p // BLOCK] * BLOCK + p % BLOCK
-                for p in range(live.read, live.read + count)
+                row.blocks[p // BLOCK] * BLOCK + p % BLOCK
+                for p in range(row.num_read, row.num_read + count)
             )
-            slots += [live.slot] * count
+            slots += [row.slot] * count
             if begin >= len(decoding):
-                chunks.append(Chunk(begin, len(tokens), live.read + count, live.table))
-                if count == live.pending:
+                chunks.append(PrefillChunk(begin, len(tokens), row.num_read + count, row.table))
+                if count == row.pending:
                     reads.append(len(tokens) - 1)
         device = self._model.where.device
-        longest = max((len(live.table) for live in decoding), default=0)
+        longest = max((len(row.table) for row in decoding), default=0)
         table = torch.zeros((len(decoding), longest), dtype=torch.int32, device=device)
-        for index, live in enumerate(decoding):
-            table[index, : len(live.table)] = live.table
-        lengths = [live.read + 1 for live in decoding]
-        places = Places(
+        for index, row in enumerate(decoding):
+            table[index, : len(row.table)] = row.table
+        lengths = [row.num_read + 1 for row in decoding]
+        metadata = AttentionMetadata(
             torch.tensor(writes).to(device),
             table,
             torch.tensor(lengths, dtype=torch.int32).to(device),
@@ -212,16 +235,16 @@ class Batch:
             tokens,
             positions,
             reads,
-            Pass(self._pool, places, chunks),
-            self._bank.each_its_own(torch.tensor(slots, dtype=torch.int32).to(device))
+            ForwardContext(self._pool, metadata, chunks),
+            self._bank.batched(torch.tensor(slots, dtype=torch.int32).to(device))
             if any(slots)
             else None,
         )
 
-    def _has_read(self, live: _RowState, count: int) -> None:
-        live.read += count
-        while (live.num_hashed + 1) * BLOCK <= live.read:
-            begin = live.num_hashed * BLOCK
-            live.hash_ = block_hash(live.hash_, live.tokens[begin : begin + BLOCK])
-            self._blocks.cache(live.blocks[live.num_hashed], live.hash_)
-            live.num_hashed += 1
+    def _advance(self, row: _Row, count: int) -> None:
+        row.num_read += count
+        while (row.num_hashed + 1) * BLOCK <= row.num_read:
+            begin = row.num_hashed * BLOCK
+            row.hash_ = block_hash(row.hash_, row.tokens[begin : begin + BLOCK])
+            self._blocks.cache(row.blocks[row.num_hashed], row.hash_)
+            row.num_hashed += 1

@@ -16,7 +16,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from personalpeft.backends.base import Row
+from personalpeft.backends.base import SequenceState
 from personalpeft.backends.torch.ops.base import BLOCK
 from personalpeft.types import canonical_digest
 
@@ -26,12 +26,12 @@ def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
     return hashlib.sha256(parent + np.asarray(tokens, dtype="<i8").tobytes()).digest()
 
 
-def prefix_hashes(base: str, row: Row, tokens: Sequence[int]) -> Iterator[bytes]:
-    """Yield the root hash of a row, then the hash of each full block of ``tokens``.
+def prefix_hashes(base: str, sequence: SequenceState, tokens: Sequence[int]) -> Iterator[bytes]:
+    """Yield the root hash of a sequence, then the hash of each full block of ``tokens``.
 
     The base's digest covers weights, tokenizer and chat template.
     """
-    root = bytes.fromhex(canonical_digest([row.owner, base, row.stack]))
+    root = bytes.fromhex(canonical_digest([sequence.owner, base, sequence.adapter_key]))
     full = range(0, len(tokens) - BLOCK + 1, BLOCK)
     return accumulate((tokens[at : at + BLOCK] for at in full), block_hash, initial=root)
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from personalpeft.backends.torch.lora_bank import untouched
-from personalpeft.backends.torch.ops.base import BLOCK, Chunk, Kernels, Places
+from personalpeft.backends.torch.lora_bank import lazy_zeros
+from personalpeft.backends.torch.ops.base import BLOCK, AttentionMetadata, Ops, PrefillChunk
 
 
-class Pool:
+class PagedKVCache:
     """Keys and values of ``blocks`` blocks for every layer of a model."""
 
     def __init__(
@@ -27,15 +27,15 @@ class Pool:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        kernels: Kernels,
+        kernels: Ops,
     ) -> None:
         text = config.get_text_config()
         heads, dim = _heads(text)
         self.kernels = kernels
         self.layers = text.num_hidden_layers
         shape = (self.layers, blocks, heads)
-        self.keys = untouched((*shape, dim, BLOCK), dtype, device)
-        self.values = untouched((*shape, BLOCK, dim), dtype, device)
+        self.keys = lazy_zeros((*shape, dim, BLOCK), dtype, device)
+        self.values = lazy_zeros((*shape, BLOCK, dim), dtype, device)
 
 
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
@@ -53,12 +53,12 @@ def _heads(text: Any) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class ForwardContext:
     """One pass over tokens of many rows: those that are decoded first, then ``chunks``."""
 
-    pool: Pool
-    places: Places
-    chunks: Sequence[Chunk]
+    pool: PagedKVCache
+    places: AttentionMetadata
+    chunks: Sequence[PrefillChunk]
 
     def attend(
         self,
@@ -73,12 +73,12 @@ class Pass:
     ) -> Tensor:
         """Attention of all tokens, ``[T, heads, dim]``, after their keys and values were put into the pool."""
         keys, values = self.pool.keys[layer], self.pool.values[layer]
-        self.pool.kernels.remember(k, v, keys, values, self.places)
+        self.pool.kernels.write_kv(k, v, keys, values, self.places)
         decoded = len(self.places.lengths)
         said = []
         if decoded:
             said.append(
-                self.pool.kernels.attend(
+                self.pool.kernels.paged_attention(
                     q[:decoded],
                     keys,
                     values,
@@ -91,14 +91,14 @@ class Pass:
         for chunk in self.chunks:
             own = q[chunk.begin : chunk.end]
             said.append(
-                self.pool.kernels.prefill(
+                self.pool.kernels.prefill_attention(
                     own, keys, values, chunk, scaling=scaling, softcap=softcap, window=window
                 )
             )
         return said[0] if len(said) == 1 else torch.cat(said)
 
 
-def attend(
+def paged_attention_forward(
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -107,7 +107,7 @@ def attend(
     scaling: float | None = None,
     dropout: float = 0.0,
     *,
-    batch: Pass | None = None,
+    batch: ForwardContext | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **more: Any,

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from personalpeft.adapters.compose import too_large
-from personalpeft.adapters.types import Composed
-from personalpeft.backends.torch.lora_layers import Bound, Group, groups_of
-from personalpeft.backends.torch.ops.base import Kernels, Pointers, Shelf
-from personalpeft.backends.torch.training.lora_autograd import Wide
+from personalpeft.adapters.compose import overflow_error
+from personalpeft.adapters.types import AdapterStack
+from personalpeft.backends.torch.lora_layers import ActiveLoRA, ProjectionGroup, group_projections
+from personalpeft.backends.torch.ops.base import LoRAMapping, Ops, StackedLoRAWeights
+from personalpeft.backends.torch.training.lora_autograd import FusedLoRAWeights
 from personalpeft.types import Architecture
 
 # Slots are made for ranks of whole eights, so that a catalogue of mixed ranks does not make them anew each time.
@@ -29,7 +29,7 @@ _STEP = 8
 
 
 @dataclass(frozen=True, slots=True)
-class StagedStack:
+class StagedWeights:
     """A stack as slots hold it: for each group ``a`` ``[blocks, sections, rank, inputs]`` and ``b`` ``[blocks, rank,
     outputs]``.
     """
@@ -43,7 +43,7 @@ class StagedStack:
         return sum(t.nbytes for t in (*self.a, *self.b))
 
 
-class OneForAll:
+class UniformLoRA:
     """The same adapter for every row, through which a gradient can pass: for each group and block ``a`` ``[sections *
     rank, inputs]`` and, for each section, ``b`` ``[rank, outputs of it]``. None stands for a group that nothing adapts.
     """
@@ -52,7 +52,7 @@ class OneForAll:
         self,
         a: Sequence[Sequence[Tensor] | None],
         b: Sequence[Sequence[Sequence[Tensor | None]]],
-        groups: Sequence[Group],
+        groups: Sequence[ProjectionGroup],
     ) -> None:
         self._a, self._b, self._groups = a, b, groups
 
@@ -70,21 +70,23 @@ class OneForAll:
         return y + (changes[0] if len(changes) == 1 else torch.cat(changes, dim=-1))
 
 
-class EachItsOwn:
+class BatchedLoRA:
     """Each token the slot that it points to. Adds in place: for passes without a gradient."""
 
-    def __init__(self, kernels: Kernels, pointers: Pointers, shelves: Sequence[Shelf]) -> None:
+    def __init__(
+        self, kernels: Ops, pointers: LoRAMapping, shelves: Sequence[StackedLoRAWeights]
+    ) -> None:
         self._kernels, self._pointers, self._shelves = kernels, pointers, shelves
 
     def add(self, group: int, block: int, x: Tensor, y: Tensor) -> Tensor:
         shelf = self._shelves[group]
-        self._kernels.lora(
+        self._kernels.apply_lora(
             x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1]), self._pointers, shelf, block
         )
         return y
 
 
-class SlotBank:
+class LoRABank:
     """A fixed number of slots; the rank that they hold grows with the largest seen. Safe to use from several threads.
 
     Memory is taken when a slot is first filled.
@@ -97,10 +99,10 @@ class SlotBank:
         slots: int,
         dtype: torch.dtype,
         device: torch.device,
-        kernels: Kernels,
+        kernels: Ops,
     ) -> None:
         self._architecture = architecture
-        self._groups = groups_of(architecture)
+        self._groups = group_projections(architecture)
         self._dtype, self._device, self._kernels = dtype, device, kernels
         self._slots = slots
         self._turn = threading.Lock()
@@ -112,11 +114,11 @@ class SlotBank:
         # The same numbers twice: reading them back from a device would wait for the step that runs there.
         self._ranks = torch.zeros(slots + 1, dtype=torch.int32, device=device)
         self._rank_of = [0] * (slots + 1)
-        self._shelves: tuple[Shelf, ...] = tuple(
-            self._shelf(group, _STEP) for group in self._groups
+        self._shelves: tuple[StackedLoRAWeights, ...] = tuple(
+            self._weights_of(group, _STEP) for group in self._groups
         )
 
-    def stage(self, stack: Composed) -> StagedStack:
+    def stage(self, stack: AdapterStack) -> StagedWeights:
         """Brings a stack into the form of the slots, in host memory. Raises ``AdapterError`` where a factor makes it too
         large.
         """
@@ -137,18 +139,18 @@ class SlotBank:
                 row = 0
                 for share in stack.shares.get(name, ()):
                     rows = slice(row, row + share.pair.a.shape[1])
-                    fits = self._kernels.lay(share.pair.a, wide_a[:, section, rows], 1.0)
-                    fits &= self._kernels.lay(
+                    fits = self._kernels.pack_weights(share.pair.a, wide_a[:, section, rows], 1.0)
+                    fits &= self._kernels.pack_weights(
                         share.pair.b, wide_b[:, rows, begin:end].transpose(1, 2), share.factor
                     )
                     if not fits:
-                        raise too_large(name)
+                        raise overflow_error(name)
                     row = rows.stop
             a.append(wide_a)
             b.append(wide_b)
-        return StagedStack(rank, tuple(a), tuple(b))
+        return StagedWeights(rank, tuple(a), tuple(b))
 
-    def put(self, key: str, stack: StagedStack) -> None:
+    def put(self, key: str, stack: StagedWeights) -> None:
         """Fills a free slot. Raises ``RuntimeError`` when none is free: whoever decides about residency has to free one
         first.
         """
@@ -164,7 +166,7 @@ class SlotBank:
             before = self._rank_of[slot]
             for shelf, a, b in zip(self._shelves, stack.a, stack.b, strict=True):
                 blocks, sections, rank, inputs = a.shape
-                place = shelf.a[slot].view(blocks, sections, shelf.capacity, inputs)
+                place = shelf.a[slot].view(blocks, sections, shelf.max_rank, inputs)
                 _copy(place[:, :, :rank], a)
                 _copy(shelf.b[slot, :, :rank], b)
                 if before > rank:
@@ -196,12 +198,12 @@ class SlotBank:
             if self._slot_of.keys() != self._number_of.keys():
                 raise RuntimeError("a stack in a slot has no number, or a detached one has")
 
-    def each_its_own(self, slots: Tensor) -> EachItsOwn:
+    def batched(self, slots: Tensor) -> BatchedLoRA:
         """What a pass needs whose tokens point to these slots (int32 ``[tokens]``)."""
         with self._turn:
-            return EachItsOwn(self._kernels, Pointers(slots, self._ranks), self._shelves)
+            return BatchedLoRA(self._kernels, LoRAMapping(slots, self._ranks), self._shelves)
 
-    def one_for_all(self, key: str | None) -> Bound | None:
+    def uniform(self, key: str | None) -> ActiveLoRA | None:
         """A copy of one stack, for a pass in which every row has it; None for the bare base. Raises ``KeyError``."""
         if key is None:
             return None
@@ -212,7 +214,7 @@ class SlotBank:
             b: list[list[Sequence[Tensor]]] = []
             for group, shelf in zip(self._groups, self._shelves, strict=True):
                 blocks, inputs = self._architecture.blocks, group.inputs
-                whole = shelf.a[slot].view(blocks, len(group.names), shelf.capacity, inputs)[
+                whole = shelf.a[slot].view(blocks, len(group.names), shelf.max_rank, inputs)[
                     :, :, :rank
                 ]
                 a.append(whole.reshape(blocks, -1, inputs).clone().unbind(0))
@@ -222,7 +224,7 @@ class SlotBank:
                         for begin, end in group.sections
                     ]
                 )
-        return OneForAll(a, b, self._groups)
+        return UniformLoRA(a, b, self._groups)
 
     def number(self, key: str | None) -> int:
         """What tells this stack from every other that was ever put here, even under the same key; 0 for the bare base.
@@ -231,7 +233,7 @@ class SlotBank:
         with self._turn:
             return 0 if key is None else self._number_of[key]
 
-    def below(self, key: str | None) -> tuple[Wide | None, ...]:
+    def below(self, key: str | None) -> tuple[FusedLoRAWeights | None, ...]:
         """A copy of one stack for each group, as what is trained above it needs it. Raises ``KeyError``."""
         if key is None:
             return (None,) * len(self._groups)
@@ -241,7 +243,7 @@ class SlotBank:
             found = []
             for group, shelf in zip(self._groups, self._shelves, strict=True):
                 blocks, sections = self._architecture.blocks, len(group.names)
-                whole = shelf.a[slot].view(blocks, sections, shelf.capacity, group.inputs)[
+                whole = shelf.a[slot].view(blocks, sections, shelf.max_rank, group.inputs)[
                     :, :, :rank
                 ]
                 b = torch.zeros(
@@ -251,36 +253,36 @@ class SlotBank:
                     b[:, section * rank : (section + 1) * rank, begin:end] = shelf.b[
                         slot, :, :rank, begin:end
                     ]
-                found.append(Wide(whole.reshape(blocks, -1, group.inputs).clone(), b))
+                found.append(FusedLoRAWeights(whole.reshape(blocks, -1, group.inputs).clone(), b))
         return tuple(found)
 
     def _make_room(self, rank: int) -> None:
         """Makes the slots wide enough. A pass that runs goes on with the former ones, whose numbers are the same."""
         old = self._shelves
-        if rank <= old[0].capacity:
+        if rank <= old[0].max_rank:
             return
         capacity = -(-rank // _STEP) * _STEP
         with self._turn:
             filled = tuple(self._slot_of.values())
-        shelves = tuple(self._shelf(group, capacity) for group in self._groups)
+        shelves = tuple(self._weights_of(group, capacity) for group in self._groups)
         for new, was in zip(shelves, old, strict=True):
             blocks, sections = new.a.shape[1], len(new.ends)
             for slot in filled:
                 wide = new.a[slot].view(blocks, sections, capacity, -1)
                 _copy(
-                    wide[:, :, : was.capacity], was.a[slot].view(blocks, sections, was.capacity, -1)
+                    wide[:, :, : was.max_rank], was.a[slot].view(blocks, sections, was.max_rank, -1)
                 )
-                _copy(new.b[slot, :, : was.capacity], was.b[slot])
+                _copy(new.b[slot, :, : was.max_rank], was.b[slot])
         with self._turn:
             self._shelves = shelves
 
-    def _shelf(self, group: Group, capacity: int) -> Shelf:
+    def _weights_of(self, group: ProjectionGroup, capacity: int) -> StackedLoRAWeights:
         slots, blocks = self._slots + 1, self._architecture.blocks
-        a = untouched(
+        a = lazy_zeros(
             (slots, blocks, len(group.names) * capacity, group.inputs), self._dtype, self._device
         )
-        b = untouched((slots, blocks, capacity, group.outputs), self._dtype, self._device)
-        return Shelf(a, b, group.ends)
+        b = lazy_zeros((slots, blocks, capacity, group.outputs), self._dtype, self._device)
+        return StackedLoRAWeights(a, b, group.ends)
 
 
 def _copy(place: Tensor, tensor: Tensor) -> None:
@@ -288,14 +290,14 @@ def _copy(place: Tensor, tensor: Tensor) -> None:
         place.copy_(tensor)
     else:
         # Not the framework's copy: it would call up a second team of threads, to spin beside the one that decodes.
-        np.copyto(_bits(place), _bits(tensor))
+        np.copyto(_view_as_bits(place), _view_as_bits(tensor))
 
 
-def _bits(tensor: Tensor) -> npt.NDArray[np.uint8]:
+def _view_as_bits(tensor: Tensor) -> npt.NDArray[np.uint8]:
     return tensor.view(torch.uint8).numpy()
 
 
-def untouched(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros; on a processor of memory that is only taken, page by page, when something is written to it."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -29,7 +29,7 @@ _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ProjectionGroup:
     """Projections of every block that read the same input, in order; ``ends`` is where each one's outputs end."""
 
     names: tuple[str, ...]
@@ -46,9 +46,9 @@ class Group:
         return tuple(zip((0, *self.ends), self.ends, strict=False))
 
 
-def groups_of(architecture: Architecture) -> tuple[Group, ...]:
+def group_projections(architecture: Architecture) -> tuple[ProjectionGroup, ...]:
     """The base's adapted projections, each in one group, in the architecture's order."""
-    groups: list[Group] = []
+    groups: list[ProjectionGroup] = []
     taken: set[str] = set()
     for name, (inputs, _) in architecture.projections.items():
         if name in taken:
@@ -68,11 +68,11 @@ def groups_of(architecture: Architecture) -> tuple[Group, ...]:
         for member in names:
             end += architecture.projections[member][1]
             ends.append(end)
-        groups.append(Group(names, inputs, tuple(ends)))
+        groups.append(ProjectionGroup(names, inputs, tuple(ends)))
     return tuple(groups)
 
 
-class Bound(Protocol):
+class ActiveLoRA(Protocol):
     """Adapters as one pass sees them."""
 
     def add(self, group: int, block: int, x: Tensor, y: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class Bound(Protocol):
         ...
 
 
-class Training(Protocol):
+class TrainedLoRA(Protocol):
     """Adapters in training as one pass sees them: they take the base's product over, to give its gradient by hand."""
 
     def product(self, frozen: FrozenLinear, group: int, block: int, x: Tensor) -> Tensor:
@@ -88,15 +88,17 @@ class Training(Protocol):
         ...
 
 
-class Attachment:
+class LoRAContext:
     """What is bound to the model at this moment; all its projections look here."""
 
     def __init__(self) -> None:
-        self.bound: Bound | None = None
-        self.training: Training | None = None
+        self.bound: ActiveLoRA | None = None
+        self.training: TrainedLoRA | None = None
 
     @contextmanager
-    def holding(self, bound: Bound | None, training: Training | None = None) -> Iterator[None]:
+    def holding(
+        self, bound: ActiveLoRA | None, training: TrainedLoRA | None = None
+    ) -> Iterator[None]:
         """Binds for one forward (and backward) pass."""
         self.bound, self.training = bound, training
         try:
@@ -130,12 +132,12 @@ class FrozenLinear(nn.Module):
     def bias(self) -> Tensor | None:
         return self._product.bias
 
-    def open_back(self) -> None:
+    def enable_backward(self) -> None:
         """Get ready for many gradients."""
         if self._product.packed and self._back is None:
             self._back = _BatchInvariantProduct(self.weight.t().contiguous(), None, self._chooser)
 
-    def close_back(self) -> None:
+    def disable_backward(self) -> None:
         """Free what ``open_back`` took."""
         self._back = None
 
@@ -149,7 +151,7 @@ class FrozenLinear(nn.Module):
         """Return the outputs, without a gradient."""
         return self._product(x)
 
-    def back(self, grad: Tensor) -> Tensor:
+    def multiply_transposed(self, grad: Tensor) -> Tensor:
         """Return the gradient to the inputs."""
         if self._back is not None:
             return self._back(grad)
@@ -205,7 +207,7 @@ class GroupedLinear:
         members: Sequence[nn.Linear],
         group: int,
         block: int,
-        attachment: Attachment,
+        attachment: LoRAContext,
         chooser: ProductChooser | None,
     ) -> None:
         weights = [member.weight.detach() for member in members]
@@ -236,7 +238,7 @@ class GroupedLinear:
         return y if bound is None else bound.add(self._group, self._block, x, y)
 
 
-class Projection(nn.Module):
+class LoRALinear(nn.Module):
     """Stands where one of the model's linear projections stood."""
 
     def __init__(self, whole: GroupedLinear, begin: int, end: int, *, last: bool) -> None:
@@ -246,7 +248,7 @@ class Projection(nn.Module):
 
     def shares_with(self, other: object) -> bool:
         """Whether the two are computed together."""
-        return isinstance(other, Projection) and other._whole is self._whole
+        return isinstance(other, LoRALinear) and other._whole is self._whole
 
     def together(self, x: Tensor) -> Tensor:
         """The outputs of all that are computed together, side by side."""
@@ -256,18 +258,18 @@ class Projection(nn.Module):
         return self._whole.outputs(x, self._begin, self._end, last=self._last)
 
 
-def install(
+def install_lora_layers(
     model: nn.Module, architecture: Architecture, chooser: ProductChooser | None
-) -> tuple[Attachment, dict[str, FrozenLinear]]:
+) -> tuple[LoRAContext, dict[str, FrozenLinear]]:
     """Replaces every projection that the architecture names; without anything bound the model computes as before.
 
     Also returns the products by the path of their group's first projection.
     """
-    attachment = Attachment()
+    attachment = LoRAContext()
     products: dict[str, FrozenLinear] = {}
     for block in range(architecture.blocks):
         root = f"{architecture.block_path}.{block}."
-        for number, group in enumerate(groups_of(architecture)):
+        for number, group in enumerate(group_projections(architecture)):
             members = [model.get_submodule(root + name) for name in group.names]
             whole = GroupedLinear(
                 [_as_linear(m) for m in members], number, block, attachment, chooser
@@ -275,7 +277,7 @@ def install(
             products[root + group.names[0]] = whole.product
             for name, (begin, end) in zip(group.names, group.sections, strict=True):
                 path, _, last = (root + name).rpartition(".")
-                stands_in = Projection(whole, begin, end, last=name == group.names[-1])
+                stands_in = LoRALinear(whole, begin, end, last=name == group.names[-1])
                 setattr(model.get_submodule(path), last, stands_in)
     return attachment, products
 

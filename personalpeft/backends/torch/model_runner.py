@@ -19,20 +19,30 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from personalpeft.backends.torch.kv_cache import Pass, attend
-from personalpeft.backends.torch.lora_layers import Bound, FrozenLinear, Training, install
-from personalpeft.backends.torch.openmp import release_threads, team_of
-from personalpeft.backends.torch.ops import Kernels
+from personalpeft.backends.torch.kv_cache import ForwardContext, paged_attention_forward
+from personalpeft.backends.torch.lora_layers import (
+    ActiveLoRA,
+    FrozenLinear,
+    TrainedLoRA,
+    install_lora_layers,
+)
+from personalpeft.backends.torch.openmp import limit_threads, release_threads
+from personalpeft.backends.torch.ops import Ops
 from personalpeft.backends.torch.processor import usable_cores
-from personalpeft.backends.torch.row_counts import ProductChooser, ProductKind, ProductShape, works
+from personalpeft.backends.torch.row_counts import (
+    ProductChooser,
+    ProductKind,
+    ProductShape,
+    is_usable,
+)
 from personalpeft.backends.torch.thread_governor import ThreadGovernor, thread_counts
-from personalpeft.backends.torch.training.fused_modules import stand_in, stretches_of
-from personalpeft.backends.torch.training.packing import Packed
+from personalpeft.backends.torch.training.fused_modules import install_fused_modules, to_segments
+from personalpeft.backends.torch.training.packing import PackedSequence
 from personalpeft.base_models.types import Base
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceChoice:
     """Where the base runs, in which numbers, and why: the reason is a line for ``doctor``."""
 
     device: torch.device
@@ -40,37 +50,41 @@ class Device:
     reason: str
 
 
-def choose_device() -> Device:
+def choose_device() -> DeviceChoice:
     """A GPU where there is one, else the processor; bfloat16 wherever the hardware multiplies it."""
     if torch.cuda.is_available():
         # Older ones only emulate bfloat16; float16 they multiply well, but activations can leave its range.
         fit = torch.cuda.get_device_capability() >= (8, 0)
         dtype, named = (torch.bfloat16, "bfloat16") if fit else (torch.float32, "float32")
-        return Device(torch.device("cuda"), dtype, f"{named} on {torch.cuda.get_device_name()}")
+        return DeviceChoice(
+            torch.device("cuda"), dtype, f"{named} on {torch.cuda.get_device_name()}"
+        )
     threads = torch.get_num_threads()
     if _multiplies_bfloat16():
-        return Device(
+        return DeviceChoice(
             torch.device("cpu"), torch.bfloat16, f"bfloat16 on the processor, {threads} threads"
         )
     reason = f"float32 on the processor, {threads} threads (it does not multiply bfloat16)"
-    return Device(torch.device("cpu"), torch.float32, reason)
+    return DeviceChoice(torch.device("cpu"), torch.float32, reason)
 
 
 def _multiplies_bfloat16() -> bool:
     """Return whether the processor does so itself, and the libraries do it right."""
     able: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return able and works(ProductKind.PACKED, ProductShape(512, 512, torch.bfloat16, bias=False))
+    return able and is_usable(
+        ProductKind.PACKED, ProductShape(512, 512, torch.bfloat16, bias=False)
+    )
 
 
-class Model:
+class ModelRunner:
     """The loaded base and its attachment points."""
 
-    def __init__(self, base: Base, where: Device, kernels: Kernels, cache: Path | None) -> None:
+    def __init__(self, base: Base, where: DeviceChoice, kernels: Ops, cache: Path | None) -> None:
         from transformers import AttentionInterface, AutoModelForCausalLM
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        AttentionInterface.register("personalpeft", attend)
+        AttentionInterface.register("personalpeft", paged_attention_forward)
         self.base = base
         self.where = where
         # Any: what transformers returns depends on the base, and its stubs know few of its methods.
@@ -88,14 +102,16 @@ class Model:
             if where.device.type == "cpu"
             else None
         )
-        self.attachment, self._products = install(self.module, base.architecture, self._chooser)
+        self.attachment, self._products = install_lora_layers(
+            self.module, base.architecture, self._chooser
+        )
         if self._chooser is not None:
             head = self.module.get_output_embeddings()
             self.module.set_output_embeddings(
                 FrozenLinear(head.weight.detach(), head.bias, self._chooser)
             )
         self.kernels = kernels
-        self._in_chains = stand_in(self.module, kernels)
+        self._in_chains = install_fused_modules(self.module, kernels)
         self._governor = (
             None if self._chooser is None else ThreadGovernor(self._chooser.threads, usable_cores())
         )
@@ -104,11 +120,11 @@ class Model:
         self._sliding = _sliding_window(self.module.config)
 
     @contextmanager
-    def turn(
+    def exclusive(
         self,
-        bound: Bound | None = None,
+        bound: ActiveLoRA | None = None,
         *,
-        training: Training | None = None,
+        training: TrainedLoRA | None = None,
         more_to_come: bool = False,
     ) -> Iterator[None]:
         """Wait for the device and bind adapters for one pass, with as many threads as there are free cores.
@@ -128,21 +144,21 @@ class Model:
         threads = self._governor.threads()
         if self._governor.is_crowded():
             release_threads()
-        return team_of(threads)
+        return limit_threads(threads)
 
     @property
     def batch_invariant(self) -> bool:
         """Whether each product gives a row the same bits in any batch."""
         return self._chooser is not None and self._chooser.invariant
 
-    def hidden(self, packed: Packed) -> Tensor:
+    def hidden(self, packed: PackedSequence) -> Tensor:
         """``[reads, size]``: what the head makes the logits of, for each of the pack's reads in order. Needs the turn;
         follows the gradient mode.
         """
         device = self.where.device
         seen: dict[str, Any]
         if self._in_chains:
-            seen = {"stretches": stretches_of(packed)}
+            seen = {"stretches": to_segments(packed)}
         else:
             seen = {
                 "attention_mask": self._mask(
@@ -171,7 +187,7 @@ class Model:
         with self._turn:
             self._sessions += 1
             for product in self._all_products():
-                product.open_back()
+                product.enable_backward()
 
     def close_session(self) -> None:
         """Ends what one ``open_session`` began."""
@@ -179,7 +195,7 @@ class Model:
             self._sessions -= 1
             if not self._sessions:
                 for product in self._all_products():
-                    product.close_back()
+                    product.disable_backward()
 
     def _all_products(self) -> list[FrozenLinear]:
         head = self.module.get_output_embeddings()
@@ -190,8 +206,8 @@ class Model:
         tokens: Sequence[int],
         positions: Sequence[int],
         reads: Sequence[int],
-        batch: Pass,
-        bound: Bound | None,
+        batch: ForwardContext,
+        bound: ActiveLoRA | None,
     ) -> Tensor:
         """One pass over tokens of many rows, which ``batch`` tells apart: the logits after those that ``reads`` names,
         ``[reads, vocabulary]``, which may be none.
@@ -203,7 +219,7 @@ class Model:
             "use_cache": False,
             "batch": batch,
         }
-        with torch.inference_mode(), self.turn(bound, more_to_come=True):
+        with torch.inference_mode(), self.exclusive(bound, more_to_come=True):
             if not reads:
                 self.module.base_model(**given)
                 return torch.empty((0, 0), device=device)

@@ -25,7 +25,7 @@ def release_threads() -> None:
 
 
 @contextmanager
-def team_of(count: int) -> Iterator[None]:
+def limit_threads(count: int) -> Iterator[None]:
     """Compute with so many threads inside; the calling thread's former number comes back afterwards.
 
     Other threads keep theirs. The framework's own ``set_num_threads`` would change them for the whole process, and would

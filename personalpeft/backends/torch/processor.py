@@ -54,8 +54,8 @@ class CpuUsage:
     """Processor seconds until a moment: ``busy`` of all programs on the cores of this process, ``own`` of this process."""
 
     at: float
-    busy: float
-    own: float
+    busy_seconds: float
+    process_seconds: float
 
 
 def read_cpu_usage() -> CpuUsage:

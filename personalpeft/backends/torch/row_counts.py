@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from personalpeft.backends.torch.openmp import team_of
+from personalpeft.backends.torch.openmp import limit_threads
 from personalpeft.backends.torch.processor import instruction_sets
 
 Product: TypeAlias = Callable[[Tensor], Tensor]
@@ -188,7 +188,7 @@ def make_product(kind: ProductKind, weight: Tensor, bias: Tensor | None) -> tupl
 def _choose(shape: ProductShape, threads: Sequence[int]) -> ProductChoice:
     working = []
     for kind in ProductKind:
-        if not works(kind, shape):
+        if not is_usable(kind, shape):
             continue
         rows = _find_class(kind, shape, threads) or _find_class(kind, shape, threads[-1:])
         if rows is not None:
@@ -197,7 +197,7 @@ def _choose(shape: ProductShape, threads: Sequence[int]) -> ProductChoice:
     return ProductChoice(working[0], None) if working else PLAIN
 
 
-def works(kind: ProductKind, shape: ProductShape) -> bool:
+def is_usable(kind: ProductKind, shape: ProductShape) -> bool:
     """Try a product: whether the libraries can make it here, and compute what float32 gives, up to rounding."""
     try:
         return _is_right(kind, shape)
@@ -223,7 +223,7 @@ def _is_right(kind: ProductKind, shape: ProductShape) -> bool:
 
 
 def _find_class(kind: ProductKind, shape: ProductShape, threads: Sequence[int]) -> RowCounts | None:
-    weight, x = _cancelling(shape)
+    weight, x = _cancelling_inputs(shape)
     product, _ = make_product(
         kind, weight, torch.zeros(shape.outputs, dtype=shape.dtype) if shape.bias else None
     )
@@ -243,7 +243,7 @@ def find_row_counts(product: Product, x: Tensor, threads: Sequence[int]) -> RowC
     outputs: list[Tensor] = []
     members: list[set[tuple[int, int]]] = []
     for number in threads:
-        with team_of(number):
+        with limit_threads(number):
             for count in tried:
                 try:
                     y, rolled = product(x[:count]), product(x[:count].roll(1, 0))
@@ -276,7 +276,7 @@ def _agree(some: Tensor, other: Tensor) -> bool:
     return torch.equal(some[:shared], other[:shared])
 
 
-def _cancelling(shape: ProductShape) -> tuple[Tensor, Tensor]:
+def _cancelling_inputs(shape: ProductShape) -> tuple[Tensor, Tensor]:
     """Return weights and rows whose products are zero but for rounding, so that any other order of adding shows."""
     random = torch.Generator().manual_seed(0)
     half = shape.inputs // 2

@@ -1,86 +1,86 @@
-"""Which token comes next, for each row by its own numbers and its own random sequence."""
+"""Pick the next token of each row of a batch on tensors; see ``backends/sampler.py``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from personalpeft.backends.sequence_output import Known
-from personalpeft.backends.torch.ops import Kernels
+from personalpeft.backends.sampler import Sampler, TokenLogprobs
+from personalpeft.backends.torch.ops import Ops
 from personalpeft.types import MAX_TOP_LOGPROBS, Sampling
 
-# Colder than this, float32 overflows; the draw is as good as greedy long before.
-_COLDEST = 1e-4
+# Numbers of one row that are added up together.
+_CHUNK = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Picker:
-    """How one row picks. The generator's state is its own, so what else is in the batch changes nothing."""
+class TorchSampler(Sampler):
+    """Draw from float32 probabilities with torch's generator."""
 
-    sampling: Sampling
-    generator: torch.Generator
+    def __init__(self, sampling: Sampling) -> None:
+        super().__init__(sampling)
+        self._generator = torch.Generator().manual_seed(sampling.seed)
 
-    @staticmethod
-    def of(sampling: Sampling) -> Picker:
-        return Picker(sampling, torch.Generator().manual_seed(sampling.seed))
-
-
-def pick(logits: Tensor, pickers: Sequence[Picker], kernels: Kernels) -> list[int]:
-    """The next token of each row, from ``[rows, vocabulary]`` logits."""
-    picked: list[int] = kernels.largest(logits).tolist() if pickers else []
-    for row, picker in enumerate(pickers):
-        if picker.sampling.temperature > 0:
-            picked[row] = _draw(logits[row], picker)
-    return picked
+    def draw(self, logits: Tensor) -> int:
+        """Return a draw from ``[vocabulary]`` logits, as ``NumpySampler.sample`` does."""
+        probs = torch.softmax(logits.float().cpu() / self.temperature, dim=-1)
+        if self.top_p < 1:
+            ordered, order = probs.sort(descending=True)
+            excluded = ordered.cumsum(-1) - ordered >= self.top_p
+            # In float32 an allowed top_p can round to 0, and the likeliest token must stay.
+            excluded[0] = False
+            probs = torch.zeros_like(probs).scatter_(0, order, ordered.masked_fill(excluded, 0.0))
+        return int(torch.multinomial(probs, 1, generator=self._generator))
 
 
-def _draw(logits: Tensor, picker: Picker) -> int:
-    """A draw from the smallest set of tokens that holds ``top_p`` (Holtzman et al. 2019, section 3.1)."""
-    sampling = picker.sampling
-    chances = torch.softmax(logits.float().cpu() / max(sampling.temperature, _COLDEST), dim=-1)
-    if sampling.top_p < 1:
-        ordered, order = chances.sort(descending=True)
-        beyond = ordered.cumsum(-1) - ordered >= sampling.top_p
-        # The likeliest token is always in: in float32 even an allowed top_p can be as good as 0.
-        beyond[0] = False
-        chances = torch.zeros_like(chances).scatter_(0, order, ordered.masked_fill(beyond, 0.0))
-    return int(torch.multinomial(chances, 1, generator=picker.generator))
+def sample_tokens(logits: Tensor, samplers: Sequence[TorchSampler], ops: Ops) -> list[int]:
+    """Return the next token of each row, from ``[rows, vocabulary]`` logits."""
+    tokens: list[int] = ops.argmax(logits).tolist() if samplers else []
+    for row, sampler in enumerate(samplers):
+        if not sampler.is_greedy:
+            tokens[row] = sampler.draw(logits[row])
+    return tokens
 
 
-def logprobs(logits: Tensor, picked: Sequence[int], rows: Mapping[int, int]) -> dict[int, Known]:
-    """Of what the named rows picked, each with as many of the likeliest as it asks for."""
-    if not rows:
+def compute_logprobs(
+    logits: Tensor, tokens: Sequence[int], top_counts: Mapping[int, int]
+) -> dict[int, TokenLogprobs]:
+    """Return the log-probs of the tokens that some rows picked.
+
+    Args:
+        logits: ``[rows, vocabulary]``.
+        tokens: The token that each row picked.
+        top_counts: How many of the likeliest tokens to report, by row.
+    """
+    if not top_counts:
         return {}
-    wide = logits[list(rows)].float()
-    all_of_it = _logsumexp(wide)
-    own = wide[torch.arange(len(rows)), torch.tensor([picked[row] for row in rows])] - all_of_it
-    known = {row: Known(each) for row, each in zip(rows, own.tolist(), strict=True)}
-    asking = [place for place, row in enumerate(rows) if rows[row]]
-    if asking:
-        # Always as many: of equals the choice may depend on how many are taken, and one row must not decide that for another.
-        values, tokens = wide[asking].topk(min(MAX_TOP_LOGPROBS, wide.shape[-1]), sorted=True)
-        said = zip(tokens.tolist(), (values - all_of_it[asking, None]).tolist(), strict=True)
-        numbers = list(rows)
-        for place, (row_tokens, row_values) in zip(asking, said, strict=True):
-            row = numbers[place]
-            top = tuple(zip(row_tokens, row_values, strict=True))[: rows[row]]
-            known[row] = Known(known[row].logprob, top)
-    return known
-
-
-# Numbers that are added up first, for each row apart.
-_RUN = 512
+    rows = list(top_counts)
+    selected = logits[rows].float()
+    totals = _logsumexp(selected)
+    picked = torch.tensor([tokens[row] for row in rows])
+    logprobs = (selected[torch.arange(len(rows)), picked] - totals).tolist()
+    # The same number for every row: which of equal tokens topk returns depends on k, and one row
+    # must not change the result of another.
+    top_values, top_tokens = selected.topk(min(MAX_TOP_LOGPROBS, selected.shape[-1]), sorted=True)
+    tops = [
+        tuple(zip(*pair, strict=True))[: top_counts[row]]
+        for row, *pair in zip(
+            rows, top_tokens.tolist(), (top_values - totals[:, None]).tolist(), strict=True
+        )
+    ]
+    return {
+        row: TokenLogprobs(logprob, top)
+        for row, logprob, top in zip(rows, logprobs, tops, strict=True)
+    }
 
 
 def _logsumexp(x: Tensor) -> Tensor:
-    """Return ``log(sum(exp(row)))`` of each row of ``[rows, n]``, with the same bits for any number of rows.
+    """Return ``log(sum(exp(row)))`` of each row of ``[rows, n]``.
 
-    The framework shares one long row out to its threads and several rows whole, and so adds up in other orders. Runs of fixed
-    length are added up whole in both cases.
+    The bits are the same for any number of rows. Torch divides one long row between threads, but
+    several rows as wholes, which changes the order of its sums. Chunks of a fixed length do not.
     """
-    rest = -x.shape[-1] % _RUN
-    runs = torch.nn.functional.pad(x, (0, rest), value=-torch.inf).view(len(x), -1, _RUN)
-    return runs.logsumexp(-1).logsumexp(-1)
+    padding = -x.shape[-1] % _CHUNK
+    chunks = torch.nn.functional.pad(x, (0, padding), value=-torch.inf).view(len(x), -1, _CHUNK)
+    return chunks.logsumexp(-1).logsumexp(-1)

@@ -65,9 +65,17 @@ class ThreadGovernor:
         elapsed = now.at - before.at
         if elapsed <= 0:
             return
-        others = max(0.0, now.busy - before.busy - (now.own - before.own)) / elapsed
+        others = (
+            max(
+                0.0,
+                now.busy_seconds
+                - before.busy_seconds
+                - (now.process_seconds - before.process_seconds),
+            )
+            / elapsed
+        )
         free = self._cores - others
-        own = (now.own - before.own) / elapsed
+        own = (now.process_seconds - before.process_seconds) / elapsed
         # A process that rests uses little too; a new team costs it less than a millisecond.
         self._crowded = own < self._threads - 0.5 and free - own > 0.5
         fewer, more = math.floor(free + 1 - _GIVE_WAY), math.floor(free + 1 - _COME_BACK)

@@ -1,1 +1,1 @@
-"""The vLLM backend: an OpenAI-compatible server elsewhere serves, torch learns here."""
+"""The vLLM backend: a remote OpenAI-compatible server serves, torch learns."""

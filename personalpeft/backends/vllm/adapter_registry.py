@@ -1,11 +1,15 @@
-"""Which stacks the server has been told of, where their folders lie, and when they are taken away again.
+"""Stacks that are registered on the server: their names, folders and removal.
 
-Invariants: a server is told of nothing before it was found to have the base, and the bare stack's name is the sign of that: it is
-told that name only then, and one that is started anew has lost it. A name always means the same numbers, and its folder is there as
-long as the server may read it: it is taken away only after the server was told to forget the name, that only after the last row on
-it has ended, and a moment after any row was cancelled (a server that looks for the folder of a row in its queue and finds none ends
-itself). What one program registers is called after it too, so that no other program's end takes it away. All but ``row_cancelled``
-runs on the wire's thread.
+Invariants:
+
+- Nothing is registered on a server before its base was checked. The neutral stack's name marks a
+  checked server: it is registered only after the check, and a restarted server has lost it.
+- A name always means the same weights. Its folder exists as long as the server may read it: it is
+  deleted after the name was unloaded, that after the last sequence has ended, and a moment after any
+  request was cancelled. A server exits if the folder of a queued request is missing.
+- Names carry the id of this process, so that the end of another process does not remove them.
+
+All methods but ``note_cancelled_request`` run on the transport's thread.
 """
 
 from __future__ import annotations
@@ -28,9 +32,9 @@ from personalpeft.adapters.formats.published import (
     build_published_adapter,
 )
 from personalpeft.adapters.types import AdapterStack, LoRAWeights, ScaledLoRA
-from personalpeft.backends.vllm.client import Server, UnknownName
-from personalpeft.backends.vllm.model_check import Check
-from personalpeft.backends.vllm.transport import Lost, Unreachable
+from personalpeft.backends.vllm.client import UnknownModel, VllmClient
+from personalpeft.backends.vllm.model_check import ModelCheck
+from personalpeft.backends.vllm.transport import ConnectionLost, Unreachable
 from personalpeft.base_models.types import Base
 from personalpeft.errors import PersonalPeftError, ServingFailed, format_origin
 from personalpeft.settings import VllmServer
@@ -39,297 +43,306 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Seconds after which a server has certainly heard that a row was cancelled.
-_GRACE = 2.0
-_AT_ONCE = 4
-# How often a server may be started anew while it is told of one stack.
-_TRIES = 3
+# Seconds after which a server has seen that a request was cancelled.
+_CANCEL_GRACE = 2.0
+_MAX_PARALLEL_REMOVALS = 4
+# Restarts of the server that one registration survives.
+_MAX_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A stack that the server was told of, under this name; ``composed`` is what it is made of."""
+class Registration:
+    """A stack under a name on the server, its folder, and what it is made of."""
 
     name: str
     folder: PublishedAdapter
-    composed: AdapterStack
+    stack: AdapterStack
 
 
-def staged(composed: AdapterStack, base: Base) -> PublishedAdapter:
-    """A stack's folder. Raises ``AdapterError``."""
-    return build_published_adapter(composed, base)
+def neutral_stack(base: Base) -> AdapterStack:
+    """Return a stack that changes nothing, for sequences on the bare base.
 
-
-def nothing(base: Base) -> AdapterStack:
-    """A stack that changes nothing, for rows on the bare base.
-
-    Where a batch has rows with stacks, vLLM on a processor (0.32) computes rows without one as if they had that in its last slot,
-    since it looks stacks up by number and their number is -1. So a row without a stack would be answered with somebody else's,
-    and nothing would tell. No row is ever sent without one.
+    No request is sent without a stack. In a batch with LoRA, vLLM 0.32 on a processor computes
+    sequences without a stack with the one in its last slot (their index is -1), silently.
     """
     projection, (inputs, outputs) = min(base.architecture.projections.items())
     blocks = base.architecture.blocks
-    pair = LoRAWeights(
+    weights = LoRAWeights(
         np.zeros((blocks, 1, inputs), np.float16), np.zeros((blocks, outputs, 1), np.float16)
     )
-    return AdapterStack(1, {projection: (ScaledLoRA(pair, 1.0),)})
+    return AdapterStack(1, {projection: (ScaledLoRA(weights, 1.0),)})
 
 
-class Stacks:
-    """What one program has a server serve. Nothing is before ``right``."""
+class AdapterRegistry:
+    """The stacks that this process has registered on a server. Call ``ensure_checked`` first."""
 
     def __init__(
         self,
-        server: Server,
-        check: Check,
+        client: VllmClient,
+        check: ModelCheck,
         folders: PublishedAdapterFolder,
         settings: VllmServer,
         base: Base,
     ) -> None:
-        self._server, self._check, self._folders, self._settings = server, check, folders, settings
-        changes_nothing = nothing(base)
-        self.bare = self._named(staged(changes_nothing, base), changes_nothing)
-        # What the server was told of by name, and how often it was.
-        self._told: dict[str, Told] = {}
-        self._times: Counter[str] = Counter()
-        # How often the server was told again of a name that it had lost.
-        self._again: Counter[str] = Counter()
-        # One for each name, as long as somebody is at it.
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        # What goes on beside, whoever asked for it: what is given up at the end, and what is waited for.
-        self._coming: set[asyncio.Task[Any]] = set()
-        self._leaving: set[asyncio.Task[Any]] = set()
-        self._look: asyncio.Task[None] | None = None
-        self._cancelled = -_GRACE
-        # Whether another server may answer by now, of those that resolve names and so never lose one.
-        self._lost = False
+        self._client, self._check, self._folders, self._settings = client, check, folders, settings
+        stack = neutral_stack(base)
+        self.bare_base = self._make_registration(build_published_adapter(stack, base), stack)
+        # By name: what is registered, how often, and how often again after the server lost it.
+        self._registered: dict[str, Registration] = {}
+        self._num_uses: Counter[str] = Counter()
+        self._num_restored: Counter[str] = Counter()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        # Background tasks: those cancelled on close, and those awaited.
+        self._loading: set[asyncio.Task[Any]] = set()
+        self._removing: set[asyncio.Task[Any]] = set()
+        self._check_task: asyncio.Task[None] | None = None
+        self._last_cancel = -_CANCEL_GRACE
+        # Whether the server may be another one now, for servers that resolve names themselves.
+        self._connection_lost = False
 
-    async def right(self) -> None:
-        """Sees to it that the server which is there now has the base, and knows the bare stack; one look for all who ask meanwhile.
-        Raises ``BaseMismatch``, ``InvalidInput`` where the base is called otherwise, ``ServingFailed``; then there is nothing of ours.
+    async def ensure_checked(self) -> None:
+        """Check the server unless it was checked, and register the neutral stack.
+
+        Raises:
+            BaseMismatch: The server has another base.
+            InvalidInput: The server has no base of the configured name.
+            ServingFailed: The server failed.
         """
-        if self._look is None:
-            self._look = _beside(self._looked(), self._coming)
-            self._look.add_done_callback(self._look_ended)
-        # Whoever asked may go away meanwhile, and others wait for the same.
-        await asyncio.shield(self._look)
+        if self._check_task is None:
+            self._check_task = _start_task(self._check_server(), self._loading)
+            self._check_task.add_done_callback(self._on_check_done)
+        # Shielded: one caller may be cancelled while others wait for the same task.
+        await asyncio.shield(self._check_task)
 
-    async def tell(self, folder: PublishedAdapter, composed: AdapterStack) -> Told:
-        """Has the server know a stack. Raises as ``right`` does; then there is nothing of it."""
-        told = self._named(folder, composed)
-        async with self._turn(told.name):
+    async def register(self, folder: PublishedAdapter, stack: AdapterStack) -> Registration:
+        """Register a stack. On an error, which is one of ``ensure_checked``, nothing stays."""
+        registration = self._make_registration(folder, stack)
+        async with self._lock(registration.name):
             try:
-                await self._registered(told)
+                await self._load(registration)
             except BaseException:
-                # Of one whose answer was lost the server may know.
-                if not self._times[told.name]:
-                    await asyncio.shield(_beside(self._gone(told), self._leaving))
+                # The server may have loaded it although the response was lost.
+                if not self._num_uses[registration.name]:
+                    await asyncio.shield(_start_task(self._delete(registration), self._removing))
                 raise
-            self._told[told.name] = told
-            self._times[told.name] += 1
-        return told
+            self._registered[registration.name] = registration
+            self._num_uses[registration.name] += 1
+        return registration
 
-    async def with_name(self, told: Told, ask: Callable[[str], Awaitable[T]]) -> T:
-        """Asks something by a stack's name, and once more where the server has lost it. Raises what ``ask`` and ``right`` raise, and
-        ``ServingFailed`` where it does not find the stack.
+    async def call_with_name(
+        self, registration: Registration, request: Callable[[str], Awaitable[T]]
+    ) -> T:
+        """Send a request with a stack's name, and once more if the server has lost the stack.
+
+        Raises what ``request`` and ``ensure_checked`` raise, and ``ServingFailed`` if the server does
+        not find the stack.
         """
-        seen = self._again[told.name]
-        if self._lost:
-            await self.right()
-        with suppress(UnknownName):
-            return await self._asked(told, ask)
-        # Whoever asked may go away meanwhile, and others may wait for the same.
-        await asyncio.shield(_beside(self._tell_again(told, seen), self._coming))
+        num_restored = self._num_restored[registration.name]
+        if self._connection_lost:
+            await self.ensure_checked()
+        with suppress(UnknownModel):
+            return await self._call(registration, request)
+        # Shielded: one caller may be cancelled while others wait for the same task.
+        restore = self._restore(registration, num_restored)
+        await asyncio.shield(_start_task(restore, self._loading))
         try:
-            return await self._asked(told, ask)
-        except UnknownName as error:
+            return await self._call(registration, request)
+        except UnknownModel as error:
             raise _unresolved(self._settings, error) from error
 
-    async def take_back(self, told: Told) -> None:
-        """Has the server forget a stack that no row is on, unless it was told of it anew."""
-        await asyncio.shield(_beside(self._taken_back(told), self._leaving))
+    async def unregister(self, registration: Registration) -> None:
+        """Remove a stack that no sequence uses, unless it was registered again."""
+        await asyncio.shield(_start_task(self._unregister(registration), self._removing))
 
-    async def take_back_all(self) -> None:
-        """Has the server forget everything; no row may be on any of it."""
-        for task in self._coming:
+    async def unregister_all(self) -> None:
+        """Remove all stacks. No sequence may use one."""
+        for task in self._loading:
             task.cancel()
-        await asyncio.gather(*self._coming, *self._leaving, return_exceptions=True)
-        await asyncio.sleep(self._cancelled + _GRACE - time.monotonic())
-        at_once = asyncio.Semaphore(_AT_ONCE)
+        await asyncio.gather(*self._loading, *self._removing, return_exceptions=True)
+        await self._wait_for_cancelled()
+        limit = asyncio.Semaphore(_MAX_PARALLEL_REMOVALS)
 
-        async def gone(told: Told) -> None:
-            async with at_once:
-                await self._gone(told)
+        async def delete(registration: Registration) -> None:
+            async with limit:
+                await self._delete(registration)
 
-        told, self._told = tuple(self._told.values()), {}
-        self._times.clear()
-        await asyncio.gather(*map(gone, told))
+        registered, self._registered = tuple(self._registered.values()), {}
+        self._num_uses.clear()
+        await asyncio.gather(*map(delete, registered))
 
-    def row_cancelled(self) -> None:
-        """Notes that a row was ended while the server was still writing it. From any thread."""
-        self._cancelled = time.monotonic()
+    def note_cancelled_request(self) -> None:
+        """Note that a request was cancelled during its reply. Called from any thread."""
+        self._last_cancel = time.monotonic()
 
-    async def clear_up(self) -> None:
-        """Takes away what programs that are gone have left behind: their names on the server, and then their folders."""
-        for own in await asyncio.to_thread(self._folders.incomplete):
+    async def remove_leftovers(self) -> None:
+        """Remove the names of processes that have ended, and then their folders."""
+        for process in await asyncio.to_thread(self._folders.incomplete):
             with suppress(PersonalPeftError, OSError):
-                for each in await self._server.listed():
-                    if not each.is_base and each.name.endswith(f":{own}"):
-                        await self._server.forget(each.name)
-                await asyncio.to_thread(self._folders.sweep, own)
+                for model in await self._client.list_models():
+                    if not model.is_base and model.name.endswith(f":{process}"):
+                        await self._client.unload_adapter(model.name)
+                await asyncio.to_thread(self._folders.sweep, process)
 
-    async def _asked(self, told: Told, ask: Callable[[str], Awaitable[T]]) -> T:
+    async def _call(self, registration: Registration, request: Callable[[str], Awaitable[T]]) -> T:
         try:
-            return await ask(told.name)
-        except Lost:
-            self._lost = self._settings.resolves
+            return await request(registration.name)
+        except ConnectionLost:
+            self._connection_lost = self._settings.resolves
             raise
 
-    async def _tell_again(self, told: Told, seen: int) -> None:
-        """Once for all who found it lost: ``seen`` is how often that was done before they asked."""
-        # Before its turn, so that all of them wait for the same look.
-        await self.right()
-        async with self._turn(told.name):
-            # What was taken back meanwhile nobody may be answered with any more.
-            if self._times[told.name] and self._again[told.name] == seen:
-                log.info("the vLLM server has lost a stack; it is told again")
-                await self._registered(told)
-                self._again[told.name] += 1
+    async def _restore(self, registration: Registration, num_restored: int) -> None:
+        """Register again once for all callers. ``num_restored`` is the count before their request."""
+        # Before the lock, so that all of them share one check.
+        await self.ensure_checked()
+        name = registration.name
+        async with self._lock(name):
+            # A stack that was unregistered meanwhile must not be served.
+            if self._num_uses[name] and self._num_restored[name] == num_restored:
+                log.info("the vLLM server has lost a stack; it is registered again")
+                await self._load(registration)
+                self._num_restored[name] += 1
 
-    async def _registered(self, told: Told) -> None:
-        path = await self._put(told.folder)
-        for _ in range(_TRIES):
-            await self.right()
-            if self._settings.resolves or told.name == self.bare.name:
+    async def _load(self, registration: Registration) -> None:
+        path = await self._write_folder(registration.folder)
+        for _ in range(_MAX_ATTEMPTS):
+            await self.ensure_checked()
+            if self._settings.resolves or registration.name == self.bare_base.name:
                 return
-            await self._server.load(told.name, path)
-            if await self._knows(self.bare.name):
+            await self._client.load_adapter(registration.name, path)
+            if await self._is_listed(self.bare_base.name):
                 return
-            # It was started anew meanwhile, and nobody has looked at what it has now.
-            await self._forgotten(told.name, told.folder)
-        raise _restless()
+            # The server was restarted meanwhile, and its base is unchecked.
+            await self._unload(registration.name, registration.folder)
+        raise _restarting()
 
-    async def _looked(self) -> None:
-        if self.bare.name in self._told:
-            if await self._is_the_same():
+    async def _check_server(self) -> None:
+        bare = self.bare_base
+        if bare.name in self._registered:
+            if await self._is_same_server():
                 return
-            log.info("the vLLM server may have been started anew; its base is looked at again")
-        called = (await self._check.found()).name
-        path = await self._put(self.bare.folder)
+            log.info("the vLLM server may have been restarted; its base is checked again")
+        base_name = (await self._check.find_base()).name
+        path = await self._write_folder(bare.folder)
         try:
             if self._settings.resolves:
-                await self._check.numbers(called, self.bare.name)
+                await self._check.compare_logprobs(base_name, bare.name)
             else:
-                await self._tried(called, path)
-        except UnknownName as error:
+                await self._check_with_trial_name(base_name, path)
+        except UnknownModel as error:
             raise _unresolved(self._settings, error) from error
-        self._lost = False
-        self._told[self.bare.name] = self.bare
-        self._times[self.bare.name] = max(1, self._times[self.bare.name])
+        self._connection_lost = False
+        self._registered[bare.name] = bare
+        self._num_uses[bare.name] = max(1, self._num_uses[bare.name])
 
-    async def _is_the_same(self) -> bool:
-        """Whether the server is the one that was looked at, as far as can be known: one that resolves names never loses any."""
-        return not self._lost if self._settings.resolves else await self._knows(self.bare.name)
+    async def _is_same_server(self) -> bool:
+        # A server that resolves names never loses one.
+        if self._settings.resolves:
+            return not self._connection_lost
+        return await self._is_listed(self.bare_base.name)
 
-    async def _tried(self, called: str, path: str) -> None:
-        """Looks at the base by a name that no row has, and gives the bare stack its own only then."""
-        trial = f"{self.bare.folder.name}:trial:{self._folders.own}"
+    async def _check_with_trial_name(self, base_name: str, path: str) -> None:
+        """Check the base under a name that no sequence uses, then register the neutral stack."""
+        bare = self.bare_base
+        trial = f"{bare.folder.name}:trial:{self._folders.own}"
         try:
-            await self._server.load(trial, path)
-            await self._check.numbers(called, trial)
-            await self._server.load(self.bare.name, path)
-            if not await self._knows(trial):
-                await self._forgotten(self.bare.name, self.bare.folder)
-                raise _restless()
+            await self._client.load_adapter(trial, path)
+            await self._check.compare_logprobs(base_name, trial)
+            await self._client.load_adapter(bare.name, path)
+            if not await self._is_listed(trial):
+                await self._unload(bare.name, bare.folder)
+                raise _restarting()
         finally:
-            await self._forgotten(trial, self.bare.folder)
+            await self._unload(trial, bare.folder)
 
-    def _look_ended(self, _: asyncio.Task[None]) -> None:
-        self._look = None
+    def _on_check_done(self, _: asyncio.Task[None]) -> None:
+        self._check_task = None
 
-    async def _taken_back(self, told: Told) -> None:
+    async def _unregister(self, registration: Registration) -> None:
+        name = registration.name
         try:
-            # Before its turn: who comes with the same stack meanwhile need not wait.
-            await asyncio.sleep(self._cancelled + _GRACE - time.monotonic())
-            async with self._turn(told.name):
-                self._times[told.name] -= 1
-                if not self._times[told.name]:
-                    self._again.pop(told.name, None)
-                    await self._gone(self._told.pop(told.name))
-        except Exception as bug:  # noqa: BLE001 - no caller is left to raise it to
-            log.error(
-                "a stack could not be taken back from the vLLM server: %s", format_origin(bug)
-            )
+            # Before the lock: a new registration of the stack need not wait.
+            await self._wait_for_cancelled()
+            async with self._lock(name):
+                self._num_uses[name] -= 1
+                if not self._num_uses[name]:
+                    self._num_restored.pop(name, None)
+                    await self._delete(self._registered.pop(name))
+        except Exception as bug:  # noqa: BLE001 - there is no caller to raise it to
+            log.error("a stack could not be unregistered from vLLM: %s", format_origin(bug))
 
-    async def _gone(self, told: Told) -> None:
-        if self._settings.resolves or await self._forgotten(told.name, told.folder):
-            await asyncio.to_thread(self._folders.remove, told.folder.digest)
+    async def _wait_for_cancelled(self) -> None:
+        await asyncio.sleep(self._last_cancel + _CANCEL_GRACE - time.monotonic())
 
-    async def _forgotten(self, name: str, folder: PublishedAdapter) -> bool:
-        """Has the server forget a name; False where it may know it yet. Then the folder stays, which it may look for."""
+    async def _delete(self, registration: Registration) -> None:
+        folder = registration.folder
+        if self._settings.resolves or await self._unload(registration.name, folder):
+            await asyncio.to_thread(self._folders.remove, folder.digest)
+
+    async def _unload(self, name: str, folder: PublishedAdapter) -> bool:
+        """Unload a name. Return False, and keep the folder, if the server may still have it."""
         try:
-            await self._server.forget(name)
+            await self._client.unload_adapter(name)
         except Unreachable:
-            log.info("the vLLM server is gone, and all that it knew with it")
+            log.info("the vLLM server is gone, with all that it had loaded")
         except PersonalPeftError as error:
-            log.warning("the name of a stack stays on the vLLM server: %s", format_origin(error))
+            log.warning("a stack stays loaded on the vLLM server: %s", format_origin(error))
             self._folders.keep(folder.digest)
             return False
         return True
 
-    def _named(self, folder: PublishedAdapter, composed: AdapterStack) -> Told:
-        # Servers that resolve names have to know them by the digest alone, whoever asks.
+    def _make_registration(self, folder: PublishedAdapter, stack: AdapterStack) -> Registration:
+        # A server that resolves names knows a stack by its digest alone.
         name = folder.name if self._settings.resolves else f"{folder.name}:{self._folders.own}"
-        return Told(name, folder, composed)
+        return Registration(name, folder, stack)
 
-    def _turn(self, name: str) -> asyncio.Lock:
-        return self._turns.setdefault(name, asyncio.Lock())
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
 
-    async def _knows(self, name: str) -> bool:
-        return any(each.name == name for each in await self._server.listed())
+    async def _is_listed(self, name: str) -> bool:
+        return any(model.name == name for model in await self._client.list_models())
 
-    async def _put(self, folder: PublishedAdapter) -> str:
-        """Has a folder there, and says where, as the server sees it."""
+    async def _write_folder(self, folder: PublishedAdapter) -> str:
+        """Write a stack's folder, and return its path as the server sees it."""
+        place = self._folders.place
         try:
             path = await asyncio.to_thread(self._folders.put, folder)
         except OSError as error:
             raise ServingFailed(
-                f"A stack cannot be written to {self._folders.place}: {error.strerror or error}.",
-                hint="Make room there, or open the home again where the folder is gone; PERSONALPEFT_VLLM_FOLDER names another.",
+                f"A stack cannot be written to {place}: {error.strerror or error}.",
+                hint="Free space there, or open the home again if the folder is gone. "
+                "PERSONALPEFT_VLLM_FOLDER sets another folder.",
             ) from error
         if self._settings.folder_there is None:
             return str(path)
-        return f"{self._settings.folder_there.rstrip('/')}/{path.relative_to(self._folders.place).as_posix()}"
+        return f"{self._settings.folder_there.rstrip('/')}/{path.relative_to(place).as_posix()}"
 
 
-def _beside(work: Coroutine[Any, Any, T], among: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
-    """Begins something that goes on whoever waits for it goes away, and notes it as long as it does."""
+def _start_task(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
+    """Start a task that outlives its callers, and keep it in ``tasks`` while it runs."""
 
-    def ended(task: asyncio.Task[T]) -> None:
-        among.discard(task)
-        # Then nobody may want to hear of it.
+    def on_done(task: asyncio.Task[T]) -> None:
+        tasks.discard(task)
+        # Marks the exception as seen: all callers may have been cancelled.
         if not task.cancelled():
             task.exception()
 
     task = asyncio.create_task(work)
-    among.add(task)
-    task.add_done_callback(ended)
+    tasks.add(task)
+    task.add_done_callback(on_done)
     return task
 
 
-def _unresolved(settings: VllmServer, error: UnknownName) -> ServingFailed:
+def _unresolved(settings: VllmServer, error: UnknownModel) -> ServingFailed:
     if settings.resolves:
         return ServingFailed(
             f"No vLLM server finds the stack by its name: {error}",
-            hint="Install plugins/vllm_resolver where they run, and let them see this folder or this home's HTTP address. Where they do, "
-            "their log says why: a token, a cache that is full.",
+            hint="Install plugins/vllm_resolver on the servers, and give them access to this folder "
+            "or this home's HTTP address. Their log has the reason: a token, or a full cache.",
         )
     return ServingFailed(
-        f"The vLLM server forgets the stack at once: {error}", hint="Its log may say why."
+        f"The vLLM server lost the stack at once: {error}", hint="Its log may have the reason."
     )
 
 
-def _restless() -> ServingFailed:
-    return ServingFailed(
-        "The vLLM server was started anew again and again.", hint="Its log may say why."
-    )
+def _restarting() -> ServingFailed:
+    return ServingFailed("The vLLM server keeps restarting.", hint="Its log may have the reason.")

@@ -1,4 +1,4 @@
-"""The vLLM backend: an OpenAI-compatible server elsewhere serves the base and everybody's stacks, torch learns here."""
+"""The vLLM backend: a remote OpenAI-compatible server serves the base and the stacks, torch learns."""
 
 from __future__ import annotations
 
@@ -12,57 +12,65 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from personalpeft.adapters.formats.published import Served, ServedFolders
-from personalpeft.adapters.types import Composed
+from personalpeft.adapters.formats.published import (
+    PublishedAdapter,
+    PublishedAdapterFolder,
+    build_published_adapter,
+)
+from personalpeft.adapters.types import AdapterStack
+from personalpeft.backends.attached_stacks import AttachedStacks
 from personalpeft.backends.base import (
     Continuation,
+    Loss,
     Occupancy,
-    Piece,
-    Row,
+    OutputChunk,
     Score,
+    SequenceState,
     Session,
     SessionSpec,
-    Staged,
-    Loss,
+    StagedStack,
 )
 from personalpeft.backends.batch_invariance import BatchInvariance
-from personalpeft.backends.attached_stacks import AttachedStacks
-from personalpeft.backends.tokenizer import Speaks
-from personalpeft.backends.training_backend import LearningSide
-from personalpeft.backends.vllm.adapter_registry import Stacks, Told, staged
+from personalpeft.backends.tokenizer import TextMixin
+from personalpeft.backends.training_backend import TrainingBackend
+from personalpeft.backends.vllm.adapter_registry import AdapterRegistry, Registration
 from personalpeft.backends.vllm.batch import Batch
-from personalpeft.backends.vllm.client import Listed, Server
-from personalpeft.backends.vllm.model_check import Check, Said, slots_there
-from personalpeft.backends.vllm.transport import Wire
+from personalpeft.backends.vllm.client import ServedModel, VllmClient
+from personalpeft.backends.vllm.model_check import LogprobTrace, ModelCheck, read_max_loras
+from personalpeft.backends.vllm.transport import Transport
 from personalpeft.base_models.types import Base
 from personalpeft.errors import InvalidInput, ServingFailed
 from personalpeft.settings import VllmServer
 
-# How far a reply may be from a cold run of itself, in nats a token: what else is in the server's batch moves its rounding.
-_TOLERANCE = 0.1
+# Mean nats per token: other sequences in the server's batch change its rounding.
+_LOGPROB_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class _Staged:
-    folder: Served
-    composed: Composed
+class _StagedStack:
+    folder: PublishedAdapter
+    stack: AdapterStack
 
     @property
     def nbytes(self) -> int:
-        arrays = (share.pair for shares in self.composed.shares.values() for share in shares)
-        return self.folder.nbytes + sum(pair.a.nbytes + pair.b.nbytes for pair in arrays)
+        return self.folder.nbytes + self.stack.nbytes
 
 
-class VllmBackend(Speaks):
-    """See ``personalpeft.backends.base.Backend``. ``cache`` keeps what can be made again: the stacks' folders, unless the server's
-    settings name a place, and what is known of the base.
+class VllmBackend(TextMixin):
+    """See ``personalpeft.backends.base.Backend``.
 
-    Raises ``ServingFailed`` for a server that cannot be asked, ``BaseMismatch`` for one with another base, ``InvalidInput``.
+    ``cache`` keeps what is known of the base, and the stacks' folders unless the server's settings
+    name another folder.
+
+    Raises:
+        ServingFailed: The server failed.
+        BaseMismatch: The server has another base.
+        InvalidInput: A setting is wrong.
     """
 
     name = "vllm"
     batch_invariance = BatchInvariance.NONE
-    tolerance = _TOLERANCE
+    logprob_tolerance = _LOGPROB_TOLERANCE
 
     def __init__(
         self,
@@ -78,161 +86,159 @@ class VllmBackend(Speaks):
         self.base, self.rows = base, rows
         self._entropy = entropy
         self._process = os.getpid()
-        self._salt = entropy(16)
-        with ExitStack() as ends:
-            self._wire = Wire(server)
-            ends.callback(self._wire.close)
-            self._learning = LearningSide(base, cache=cache)
-            ends.callback(self._learning.close)
-            folders = _folders(server.folder or cache / "served", entropy(8).hex())
-            ends.callback(folders.close)
-            called = Server(self._wire)
-            self._check = Check(
-                self._wire,
-                called,
+        self._salt_key = entropy(16)
+        with ExitStack() as cleanup:
+            self._transport = Transport(server)
+            cleanup.callback(self._transport.close)
+            self._training = TrainingBackend(base, cache=cache)
+            cleanup.callback(self._training.close)
+            folders = _open_folders(server.folder or cache / "served", entropy(8).hex())
+            cleanup.callback(folders.close)
+            client = VllmClient(self._transport)
+            self._check = ModelCheck(
+                self._transport,
+                client,
                 base,
-                self._text,
-                salt=lambda: self._salted(""),
-                reference=self._torchs,
-                kept=cache / "vllm" / f"{base.digest}.json",
+                self._tokenizer,
+                salt=lambda: self._salt(""),
+                reference=self._reference_logprobs,
+                cache_file=cache / "vllm" / f"{base.digest}.json",
             )
-            self._stacks = Stacks(called, self._check, folders, server, base)
-            ends.callback(lambda: self._wire.wait(self._stacks.take_back_all()))
-            there, room = self._open()
-            self.slots = slots if room is None else min(slots, room - 1)
-            self.longest = min(there.longest or base.card.context, base.card.context)
-            held = (
-                f"holds up to {room} stacks at once"
-                if room
-                else "does not say how many stacks it holds"
-            )
-            self.description = f"vLLM at {server.url}, which calls the base {there.name} and {held}"
-            self._attached = AttachedStacks[Told](self.slots)
-            # What is being loaded, by key.
-            self._loading: dict[str, Future[Told]] = {}
+            self._registry = AdapterRegistry(client, self._check, folders, server, base)
+            cleanup.callback(lambda: self._transport.wait(self._registry.unregister_all()))
+            model, max_loras = self._connect()
+            self.slots = slots if max_loras is None else min(slots, max_loras - 1)
+            self.max_length = min(model.max_model_len or base.card.context, base.card.context)
+            room = f"up to {max_loras}" if max_loras else "an unknown number of"
+            self.description = f"vLLM at {server.url}, base {model.name}, {room} stacks at once"
+            self._attached = AttachedStacks[Registration](self.slots)
+            self._loading: dict[str, Future[Registration]] = {}
             self._batch = Batch(
-                self._wire,
-                called,
-                self._stacks,
+                self._transport,
+                client,
+                self._registry,
                 self._attached,
-                self._text,
-                self._salted,
+                self._tokenizer,
+                self._salt,
                 rows=rows,
-                longest=self.longest,
+                max_length=self.max_length,
             )
-            ends.callback(self._batch.close)
-            self._ends = ends.pop_all()
+            cleanup.callback(self._batch.close)
+            self._cleanup = cleanup.pop_all()
 
-    def _open(self) -> tuple[Listed, int | None]:
-        """Finds the base there and that all of the server works which is needed."""
-        there = self._wire.wait(self._check.found())
-        self._wire.wait(self._stacks.clear_up())
-        self._wire.wait(self._stacks.right())
-        # Only now: it says so after the first reply.
-        room = self._wire.wait(slots_there(self._wire))
-        if room == 1:
+    def _connect(self) -> tuple[ServedModel, int | None]:
+        """Find the base, and check that the server has all that is needed."""
+        model = self._transport.wait(self._check.find_base())
+        self._transport.wait(self._registry.remove_leftovers())
+        self._transport.wait(self._registry.ensure_checked())
+        # Last: the server reports it after its first reply.
+        max_loras = self._transport.wait(read_max_loras(self._transport))
+        if max_loras == 1:
             raise ServingFailed(
-                f"The vLLM server at {self._wire.server.url} has room for one stack at once, and the bare base takes that.",
+                f"The vLLM server at {self._transport.server.url} must have room for two stacks: "
+                "the bare base takes one.",
                 hint="Start it with --max-loras 2 or more.",
             )
-        return there, room
+        return model, max_loras
 
-    def stage(self, adapter: Composed) -> Staged:
-        return _Staged(staged(adapter, self.base), adapter)
+    def stage(self, adapter: AdapterStack) -> StagedStack:
+        return _StagedStack(build_published_adapter(adapter, self.base), adapter)
 
-    def attach(self, key: str, staged: Staged) -> None:
-        if not isinstance(staged, _Staged):
-            raise TypeError("this was staged for another backend")
-        self._attached.put(key, lambda: self._told(key, staged))
+    def attach(self, key: str, staged: StagedStack) -> None:
+        if not isinstance(staged, _StagedStack):
+            raise TypeError("the stack was staged for another backend")
+        self._attached.put(key, lambda: self._register(key, staged))
 
     def detach(self, key: str) -> None:
-        """See ``Backend.detach``. A load of the key ends at once: the server may be slow with it, or say nothing."""
+        """See ``Backend.detach``. A load of the key is cancelled: the server may be slow."""
         if self._batch.uses(key):
-            raise RuntimeError("a row of the batch uses this stack")
+            raise RuntimeError("a sequence of the batch uses this stack")
         if loading := self._loading.get(key):
             loading.cancel()
-        if gone := self._attached.drop(key):
-            self._wire.start(self._stacks.take_back(gone))
+        if registration := self._attached.drop(key):
+            self._transport.start(self._registry.unregister(registration))
 
-    def admit(self, row: Row) -> int | None:
-        return self._batch.admit(row)
+    def admit(self, sequence: SequenceState) -> int | None:
+        return self._batch.admit(sequence)
 
-    def step(self) -> Sequence[Piece]:
+    def step(self) -> Sequence[OutputChunk]:
         return self._batch.step()
 
     def remove(self, number: int) -> None:
         self._batch.remove(number)
 
-    def forget(self) -> None:
-        """What the server keeps cannot be overwritten from here; under another salt nobody finds it any more."""
-        self._salt = self._entropy(16)
+    def clear_cache(self) -> None:
+        """Change the salt, so that the server's cached prompts are never found again."""
+        self._salt_key = self._entropy(16)
 
     def occupancy(self) -> Occupancy:
         return self._batch.occupancy()
 
     def check_integrity(self) -> None:
-        """What lies on the server cannot be seen from here."""
+        """The server's memory cannot be checked from here."""
 
     def score(
         self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
     ) -> tuple[Score, ...]:
-        """In torch's numbers: a server tells of a few tokens in each place, and is not to be asked for those of a prompt."""
-        return self._learning.score(
-            items, None if stack is None else self._attached.get(stack).composed, kl=kl
-        )
+        """See ``Backend.score``. Scored by torch, since the server's prompt log-probs crash it."""
+        return self._training.score(items, self._stack(stack), kl=kl)
 
     def session(self, spec: SessionSpec) -> Session:
-        return self._learning.session(
-            spec, None if spec.below is None else self._attached.get(spec.below).composed
-        )
+        return self._training.session(spec, self._stack(spec.base_key))
 
     def advance(
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
     ) -> tuple[float, ...]:
-        return self._learning.advance(sessions, terms, rates)
+        return self._training.advance(sessions, terms, rates)
 
     def fingerprint(self) -> str:
-        """Of what the server's base writes after a fixed text: the weights themselves it shows nobody."""
-        said = self._wire.wait(self._stacks.with_name(self._stacks.bare, self._check.said))
-        return hashlib.sha256(repr([token for token, _ in said]).encode()).hexdigest()
+        """Return the SHA-256 of a greedy reply of the bare base. The weights cannot be read."""
+        registry = self._registry
+        trace = self._transport.wait(
+            registry.call_with_name(registry.bare_base, self._check.generate)
+        )
+        return hashlib.sha256(repr([token for token, _ in trace]).encode()).hexdigest()
 
     def close(self) -> None:
-        """Has the server forget all stacks that it was told of, and takes their folders away. Closing twice is fine; a process that
-        was forked from the one that opened it has nothing to close.
+        """Unregister all stacks and delete their folders. Closing twice is allowed.
+
+        Does nothing in a process that was forked from the one that opened it.
         """
         if os.getpid() == self._process:
-            self._ends.close()
+            self._cleanup.close()
 
-    def _told(self, key: str, staged: _Staged) -> Told:
-        loading = self._loading[key] = self._wire.start(
-            self._stacks.tell(staged.folder, staged.composed)
+    def _stack(self, key: str | None) -> AdapterStack | None:
+        return None if key is None else self._attached.get(key).stack
+
+    def _register(self, key: str, staged: _StagedStack) -> Registration:
+        loading = self._loading[key] = self._transport.start(
+            self._registry.register(staged.folder, staged.stack)
         )
         try:
             return loading.result()
         except CancelledError as error:
-            raise ServingFailed("The load of a stack was given up.", hint="Ask again.") from error
+            raise ServingFailed("The load of a stack was cancelled.", hint="Try again.") from error
         finally:
-            # Does nothing but where whoever waits was interrupted.
+            # Has an effect only if this thread was interrupted.
             loading.cancel()
             del self._loading[key]
 
-    def _torchs(self, asked: Continuation) -> Said:
-        return tuple(
-            zip(asked.completion, self._learning.score([asked], None)[0].tokens, strict=True)
-        )
+    def _reference_logprobs(self, item: Continuation) -> LogprobTrace:
+        (score,) = self._training.score([item], None)
+        return tuple(zip(item.completion, score.token_logprobs, strict=True))
 
-    def _salted(self, owner: str) -> str:
-        """What an owner's prompts are kept under on the server: of no use to anybody else, not even to guess the owner."""
-        return hashlib.blake2b(owner.encode(), key=self._salt, digest_size=16).hexdigest()
+    def _salt(self, owner: str) -> str:
+        """Return the key of an owner's prefix cache. It does not reveal the owner."""
+        return hashlib.blake2b(owner.encode(), key=self._salt_key, digest_size=16).hexdigest()
 
 
-def _folders(place: Path, program: str) -> ServedFolders:
-    # The machine's name may stand in a path and in a stack's name.
+def _open_folders(place: Path, process: str) -> PublishedAdapterFolder:
+    # The machine's name becomes part of a path and of stacks' names.
     machine = re.sub("[^a-z0-9-]", "-", platform.node().casefold())[:63] or "here"
     try:
-        return ServedFolders(place, f"{machine}.{program}")
+        return PublishedAdapterFolder(place, f"{machine}.{process}")
     except OSError as error:
         raise InvalidInput(
-            f"{place} cannot be a folder for stacks: {error.strerror or error}.",
-            hint="PERSONALPEFT_VLLM_FOLDER is a folder that can be written to.",
+            f"{place} must be a folder that can be written: {error.strerror or error}.",
+            hint="Set PERSONALPEFT_VLLM_FOLDER to such a folder.",
         ) from error

@@ -1,8 +1,8 @@
-"""The batch of a server elsewhere: each row is a reply that it writes, and a step brings what has come meanwhile.
+"""The batch of a remote server: each sequence is a streamed completion, and a step collects chunks.
 
-Invariants: a row's stack is not taken away before the row has ended here; what fails for one row ends that row alone; a row that
-leaves drops its connection, by which the server stops writing it. Not thread-safe but for what the wire's thread brings: one
-thread runs it.
+Invariants: a stack stays registered until its sequences have ended here. What fails for one sequence
+ends that sequence alone. Removing a sequence drops its connection, which stops the server. One thread
+runs the batch; only the queue of events is shared with the transport's thread.
 """
 
 from __future__ import annotations
@@ -15,145 +15,151 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
-from personalpeft.backends.base import Occupancy, Piece, Row
 from personalpeft.backends.attached_stacks import AttachedStacks
-from personalpeft.backends.sequence_output import Writing
-from personalpeft.backends.tokenizer import Text
-from personalpeft.backends.vllm.adapter_registry import Stacks, Told
-from personalpeft.backends.vllm.client import Server, Written
-from personalpeft.backends.vllm.transport import Wire
+from personalpeft.backends.base import Occupancy, OutputChunk, SequenceState
+from personalpeft.backends.detokenizer import SequenceOutput
+from personalpeft.backends.tokenizer import ChatTokenizer
+from personalpeft.backends.vllm.adapter_registry import AdapterRegistry, Registration
+from personalpeft.backends.vllm.client import CompletionChunk, VllmClient
+from personalpeft.backends.vllm.transport import Transport
 from personalpeft.errors import InvalidInput, ServingFailed
 
-# How long a step waits for the next token of any row, in seconds: as long, nobody who left or came is noticed.
-_STEP = 0.05
+# Seconds that a step waits for a token of any sequence. New and removed ones wait as long.
+_STEP_SECONDS = 0.05
+# vLLM refuses higher temperatures.
+_MAX_TEMPERATURE = 2.0
 
-# The highest temperature that it does not refuse.
-_HOTTEST = 2.0
-
-News: TypeAlias = tuple[int, Written | Exception]
+_Event: TypeAlias = tuple[int, CompletionChunk | Exception]
 
 
 @dataclass(frozen=True, slots=True)
-class _Live:
-    row: Row
-    writing: Writing
+class _Sequence:
+    state: SequenceState
+    output: SequenceOutput
     reply: Future[Any]
 
 
 class Batch:
-    """Up to ``rows`` rows of up to ``longest`` tokens. ``salt`` is what an owner's prompts are kept under."""
+    """Up to ``rows`` sequences of up to ``max_length`` tokens.
+
+    ``salt`` returns the key of the server's prefix cache for an owner.
+    """
 
     def __init__(
         self,
-        wire: Wire,
-        server: Server,
-        stacks: Stacks,
-        attached: AttachedStacks[Told],
-        text: Text,
+        transport: Transport,
+        client: VllmClient,
+        registry: AdapterRegistry,
+        attached: AttachedStacks[Registration],
+        tokenizer: ChatTokenizer,
         salt: Callable[[str], str],
         *,
         rows: int,
-        longest: int,
+        max_length: int,
     ) -> None:
-        self._wire, self._server, self._stacks, self._attached = wire, server, stacks, attached
-        self._text, self._salt = text, salt
-        self._rows, self._longest = rows, longest
-        self._live: dict[int, _Live] = {}
+        self._transport, self._client = transport, client
+        self._registry, self._attached = registry, attached
+        self._tokenizer, self._salt = tokenizer, salt
+        self._rows, self._max_length = rows, max_length
+        self._sequences: dict[int, _Sequence] = {}
         self._numbers = itertools.count()
-        self._news = SimpleQueue[News]()
+        self._events = SimpleQueue[_Event]()
 
-    def admit(self, row: Row) -> int | None:
-        """See ``Backend.admit``."""
-        if (room := len(row.tokens) + row.sampling.max_tokens) > self._longest:
-            raise ValueError(
-                f"a row of {room} tokens is longer than the {self._longest} that the server has room for"
-            )
-        if row.sampling.temperature > _HOTTEST:
+    def admit(self, state: SequenceState) -> int | None:
+        """See ``Backend.admit``. Raises ``InvalidInput`` for a temperature that is too high."""
+        length = len(state.prompt_tokens) + state.sampling.max_tokens
+        if length > self._max_length:
+            raise ValueError(f"{length} tokens do not fit on the server: {self._max_length} do")
+        if state.sampling.temperature > _MAX_TEMPERATURE:
             raise InvalidInput(
-                f"The temperature {row.sampling.temperature:g} is more than vLLM takes.",
-                hint=f"Give 0 to {_HOTTEST:g}.",
+                f"The temperature must be at most {_MAX_TEMPERATURE:g} for vLLM, "
+                f"got {state.sampling.temperature:g}.",
+                hint=f"Use 0 to {_MAX_TEMPERATURE:g}.",
             )
-        if len(self._live) >= self._rows:
+        if len(self._sequences) >= self._rows:
             return None
-        told = self._stacks.bare if row.stack is None else self._attached.get(row.stack)
+        key = state.adapter_key
+        registration = self._registry.bare_base if key is None else self._attached.get(key)
         number = next(self._numbers)
-        reply = self._wire.start(self._written(number, row, told))
-        self._live[number] = _Live(row, Writing.of(number, row, self._text), reply)
+        reply = self._transport.start(self._read_reply(number, state, registration))
+        output = SequenceOutput.of(number, state, self._tokenizer)
+        self._sequences[number] = _Sequence(state, output, reply)
         return number
 
-    def step(self) -> Sequence[Piece]:
+    def step(self) -> Sequence[OutputChunk]:
         """See ``Backend.step``."""
-        if not self._live:
+        if not self._sequences:
             return ()
-        return [piece for number, news in self._come() for piece in self._pieces(number, news)]
+        return [chunk for number, event in self._collect() for chunk in self._handle(number, event)]
 
     def remove(self, number: int) -> None:
         """See ``Backend.remove``."""
-        if number in self._live:
+        if number in self._sequences:
             self._remove(number, cancel=True)
 
-    def uses(self, stack: str) -> bool:
-        """Return whether a row of the batch uses a stack."""
-        return any(live.row.stack == stack for live in self._live.values())
+    def uses(self, key: str) -> bool:
+        """Return whether a sequence of the batch uses a stack."""
+        return any(each.state.adapter_key == key for each in self._sequences.values())
 
     def occupancy(self) -> Occupancy:
-        """See ``Backend.occupancy``. What the server keeps for later prompts it does not say."""
-        live = tuple(self._live.values())
-        used = sum(len(each.row.tokens) + each.writing.written for each in live)
-        return Occupancy(len(live), used, 0, self._rows * self._longest, 0)
+        """See ``Backend.occupancy``. The server's cache is not known here."""
+        sequences = self._sequences.values()
+        used = sum(len(each.state.prompt_tokens) + each.output.num_tokens for each in sequences)
+        return Occupancy(len(sequences), used, 0, self._rows * self._max_length, 0)
 
     def close(self) -> None:
-        """Drops all rows."""
-        for number in tuple(self._live):
+        """Remove all sequences."""
+        for number in tuple(self._sequences):
             self._remove(number, cancel=True)
 
-    async def _written(self, number: int, row: Row, told: Told) -> None:
-        async def ask(name: str) -> None:
-            salt, stop = self._salt(row.owner), sorted(self._text.stop_tokens)
-            async with aclosing(self._server.write(row, name, salt, stop)) as pieces:
-                async for written in pieces:
-                    self._news.put((number, written))
-            # Does nothing where the row has ended; else nobody knows whether this was all of it.
-            self._news.put(
-                (number, ServingFailed("vLLM ended a reply without saying why.", hint="Try again."))
-            )
+    async def _read_reply(
+        self, number: int, state: SequenceState, registration: Registration
+    ) -> None:
+        async def stream(name: str) -> None:
+            salt, stop = self._salt(state.owner), sorted(self._tokenizer.stop_tokens)
+            async with aclosing(self._client.stream_completion(state, name, salt, stop)) as chunks:
+                async for chunk in chunks:
+                    self._events.put((number, chunk))
+            # Ignored if the sequence has ended; else the reply may be incomplete.
+            error = ServingFailed("vLLM ended a reply without a reason.", hint="Try again.")
+            self._events.put((number, error))
 
         try:
-            await self._stacks.with_name(told, ask)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the one whose row it is must hear it
-            self._news.put((number, error))
+            await self._registry.call_with_name(registration, stream)
+        except Exception as error:  # noqa: BLE001 - the caller gets it from step()
+            self._events.put((number, error))
 
-    def _come(self) -> Iterator[News]:
-        """What has come since the last step; waits a moment for the first of it."""
+    def _collect(self) -> Iterator[_Event]:
+        """Yield the events since the last step; wait a moment for the first."""
         try:
-            yield self._news.get(timeout=_STEP)
+            yield self._events.get(timeout=_STEP_SECONDS)
             while True:
-                yield self._news.get_nowait()
+                yield self._events.get_nowait()
         except Empty:
             return
 
-    def _pieces(self, number: int, news: Written | Exception) -> Iterator[Piece]:
-        live = self._live.get(number)
-        if live is None:
-            # It left while this was on its way.
+    def _handle(self, number: int, event: CompletionChunk | Exception) -> Iterator[OutputChunk]:
+        sequence = self._sequences.get(number)
+        if sequence is None:
+            # It was removed after the event was sent.
             return
-        if isinstance(news, Exception):
-            yield Piece(number, "", (), failed=news)
+        if isinstance(event, Exception):
+            yield OutputChunk(number, "", (), error=event)
             return
-        for token, known in itertools.zip_longest(news.tokens, news.known):
-            piece = live.writing.take(token, known)
-            if piece.finish is not None:
-                self._remove(number, cancel=news.finish is None)
-            yield piece
-            if piece.finish is not None:
+        for token, logprobs in itertools.zip_longest(event.tokens, event.logprobs):
+            chunk = sequence.output.append(token, logprobs)
+            if chunk.finish is not None:
+                self._remove(number, cancel=event.finish is None)
+                yield chunk
                 return
-        if news.finish is not None:
-            # By a stop token that the base's card does not name, or where its context ends.
+            yield chunk
+        if event.finish is not None:
+            # By a stop token that the base's card does not list, or at the end of the context.
             self._remove(number, cancel=False)
-            yield live.writing.end(news.finish)
+            yield sequence.output.end(event.finish)
 
     def _remove(self, number: int, *, cancel: bool) -> None:
-        """Takes a row out; ``cancel`` where the server still writes it."""
-        live = self._live.pop(number)
-        if cancel and live.reply.cancel():
-            self._stacks.row_cancelled()
+        """Remove a sequence; ``cancel`` its reply if the server still generates it."""
+        sequence = self._sequences.pop(number)
+        if cancel and sequence.reply.cancel():
+            self._registry.note_cancelled_request()

@@ -1,7 +1,7 @@
-"""Whether a server is one that a home on this base can be served by: that it has the base, and not another one of the same shape.
+"""Check that a vLLM server has this base, and not another one of the same shape.
 
-A server does not say what weights it has. So how likely it finds what it writes after a fixed text is compared with how likely
-torch finds that here, which is asked once for each base and kept.
+A server does not tell its weights. So the log-probs of what it generates after a fixed text are compared
+with torch's log-probs of the same tokens here. Torch is asked once for each base; the result is cached.
 """
 
 from __future__ import annotations
@@ -17,157 +17,174 @@ from pathlib import Path
 from typing import TypeAlias
 
 from personalpeft.backends.base import Continuation, SequenceState, Tokens
-from personalpeft.backends.tokenizer import Tokenizer
-from personalpeft.backends.vllm.client import Listed, Server
-from personalpeft.backends.vllm.transport import Answer, Wire
+from personalpeft.backends.tokenizer import ChatTokenizer
+from personalpeft.backends.vllm.client import ServedModel, VllmClient
+from personalpeft.backends.vllm.transport import Transport
 from personalpeft.base_models.types import Base
 from personalpeft.errors import BaseMismatch, InvalidInput, suggest_nearest
 from personalpeft.types import Sampling
 
-# In it lie what tokenizers part on: two scripts, digits, spaces, line ends.
-_SPELLED = "It's 1,024 o'clock;  naïve café\n\n\tприветствие."
-_TEXT = (
-    "The morning train leaves the old station at a quarter past seven, and on most days it is late. People stand on the "
-    "platform with their bags and their paper cups, looking at the clock as if it could be persuaded."
+# Two scripts, digits, spaces and line ends, where tokenizers differ.
+_TOKENIZER_TEXT = "It's 1,024 o'clock;  naïve café\n\n\tприветствие."
+_PROMPT = (
+    "The morning train leaves the old station at a quarter past seven, and on most days it is late. "
+    "People stand on the platform with their bags and their paper cups, looking at the clock as if "
+    "it could be persuaded."
 )
-# How many tokens of a reply tell one base from another.
-_SAID = 24
-# Nats a token, on average: bfloat16 explains a tenth of it, another model of the same family gives several times as much.
-_APART = 0.25
-Said: TypeAlias = tuple[tuple[int, float], ...]
+# Tokens of a reply that are compared.
+_REPLY_TOKENS = 24
+# Mean nats per token. bfloat16 explains a tenth; another model of the family differs several times more.
+_MAX_DIFFERENCE = 0.25
+LogprobTrace: TypeAlias = tuple[tuple[int, float], ...]
 """Tokens, each with its log-prob (nats)."""
 
-_SLOTS = re.compile(r'^vllm:lora_requests_info\{[^}]*max_lora="(\d+)"', re.MULTILINE)
+_MAX_LORAS = re.compile(r'^vllm:lora_requests_info\{[^}]*max_lora="(\d+)"', re.MULTILINE)
 
 
-class Check:
-    """Of one server, as often as it may have become another. ``reference`` says how likely torch finds a text; what it says is
-    ``kept`` in a file. ``salt`` is what the server keeps the text under. Runs on the wire's thread.
+class ModelCheck:
+    """Check one server, each time that it may have been restarted. Runs on the transport's thread.
+
+    Args:
+        salt: Returns the key of the server's prefix cache.
+        reference: Returns torch's log-probs of a continuation.
+        cache_file: The file that keeps the result of ``reference``.
     """
 
     def __init__(
         self,
-        wire: Wire,
-        server: Server,
+        transport: Transport,
+        client: VllmClient,
         base: Base,
-        text: Tokenizer,
+        tokenizer: ChatTokenizer,
         *,
         salt: Callable[[], str],
-        reference: Callable[[Continuation], Said],
-        kept: Path,
+        reference: Callable[[Continuation], LogprobTrace],
+        cache_file: Path,
     ) -> None:
-        self._wire, self._server, self._base, self._text = wire, server, base, text
-        self._salt, self._reference, self._kept = salt, reference, kept
+        self._transport, self._client, self._base = transport, client, base
+        self._tokenizer = tokenizer
+        self._salt, self._reference, self._cache_file = salt, reference, cache_file
 
-    async def found(self) -> Listed:
-        """The server's base of the right name, whose tokenizer splits text as it should. Raises ``InvalidInput`` where there is no
-        such name, ``BaseMismatch``, ``ServingFailed``.
-        """
-        there = _the_base(
-            await self._server.listed(), self._wire.server.model, self._wire.server.url
-        )
-        asked = {"model": there.name, "prompt": _SPELLED, "add_special_tokens": False}
-        spelled = await self._wire.ask("POST", "/tokenize", asked, needed=False)
-        # Gateways need not pass the question on; the numbers are asked for by token, so they would tell as well.
-        said = spelled.data.get("tokens") if isinstance(spelled.data, dict) else None
-        if isinstance(said, list) and tuple(said) != self._text.encode(_SPELLED):
-            raise self._another(there.name, "its tokenizer splits text otherwise")
-        return there
+    async def find_base(self) -> ServedModel:
+        """Return the server's base of the configured name, after a check of its tokenizer.
 
-    async def numbers(self, called: str, bare: str) -> None:
-        """That the base of that name, asked by that of a stack which changes nothing, finds a text as likely as torch does here.
-        Raises ``BaseMismatch``, ``UnknownName``, ``ServingFailed``, and what ``reference`` raises.
+        Raises:
+            InvalidInput: The server has no such name.
+            BaseMismatch: Its tokenizer is another one.
+            ServingFailed: The server failed.
         """
-        said = await self.said(bare)
-        if not said:
-            raise self._another(called, "it has nothing to say on a text")
-        # Torch may have to be loaded for it.
-        apart = await asyncio.to_thread(self._apart, said)
-        if apart > _APART:
-            raise self._another(
-                called, f"it finds the tokens of a text {apart:.2f} nats more or less likely"
+        server = self._transport.server
+        model = _select_base(await self._client.list_models(), server.model, server.url)
+        body = {"model": model.name, "prompt": _TOKENIZER_TEXT, "add_special_tokens": False}
+        response = await self._transport.request("POST", "/tokenize", body, required=False)
+        # A gateway may not pass this on. A wrong tokenizer then shows in the log-probs.
+        tokens = response.data.get("tokens") if isinstance(response.data, dict) else None
+        expected = self._tokenizer.encode(_TOKENIZER_TEXT)
+        if isinstance(tokens, list) and tuple(tokens) != expected:
+            raise self._mismatch(model.name, "its tokenizer differs")
+        return model
+
+    async def compare_logprobs(self, base_name: str, neutral_name: str) -> None:
+        """Check that the server's log-probs are torch's, with a stack that changes nothing.
+
+        Args:
+            base_name: The name of the server's base, for errors.
+            neutral_name: The name of the stack.
+
+        Raises:
+            BaseMismatch: They differ.
+            UnknownModel: The server has no such stack.
+            ServingFailed: The server failed. Errors of ``reference`` pass, too.
+        """
+        trace = await self.generate(neutral_name)
+        if not trace:
+            raise self._mismatch(base_name, "it generates nothing after a fixed text")
+        # In a thread: torch may have to be loaded.
+        difference = await asyncio.to_thread(self._compare, trace)
+        if difference > _MAX_DIFFERENCE:
+            raise self._mismatch(
+                base_name, f"its log-probs differ by {difference:.2f} nats a token"
             )
 
-    async def said(self, bare: str) -> Said:
-        """What is written greedily after the text, and how likely that is found. Raises ``UnknownName``, ``ServingFailed``."""
-        row = SequenceState(
-            self._asked, None, Sampling(temperature=0, max_tokens=_SAID), logprobs=True
-        )
-        written = [each async for each in self._server.write(row, bare, self._salt(), ())]
+    async def generate(self, name: str) -> LogprobTrace:
+        """Return a greedy reply to the fixed text. Raises ``UnknownModel``, ``ServingFailed``."""
+        sampling = Sampling(temperature=0, max_tokens=_REPLY_TOKENS)
+        sequence = SequenceState(check_prompt(self._tokenizer), None, sampling, logprobs=True)
+        stream = self._client.stream_completion(sequence, name, self._salt(), ())
         return tuple(
-            (token, known.logprob)
-            for each in written
-            for token, known in zip(each.tokens, each.known, strict=True)
+            [
+                (token, logprobs.logprob)
+                async for chunk in stream
+                for token, logprobs in zip(chunk.tokens, chunk.logprobs, strict=True)
+            ]
         )
 
-    @property
-    def _asked(self) -> Tokens:
-        return written_on(self._text)
-
-    def _apart(self, said: Said) -> float:
-        """Nats a token. What torch says is kept of the right base alone: another one's tokens are no use to anybody."""
-        asked = Continuation(self._asked, tuple(token for token, _ in said))
-        kept = _kept(self._kept, asked)
-        ours = kept or self._reference(asked)
-        apart = statistics.fmean(
-            abs(own - their) for (_, own), (_, their) in zip(ours, said, strict=True)
+    def _compare(self, trace: LogprobTrace) -> float:
+        completion = tuple(token for token, _ in trace)
+        cached = _read_trace(self._cache_file, completion)
+        ours = cached or self._reference(Continuation(check_prompt(self._tokenizer), completion))
+        difference = statistics.fmean(
+            abs(own - theirs) for (_, own), (_, theirs) in zip(ours, trace, strict=True)
         )
-        if not kept and apart <= _APART:
-            _keep(self._kept, ours)
-        return apart
+        # Traces of another base would only replace the right one.
+        if not cached and difference <= _MAX_DIFFERENCE:
+            _write_trace(self._cache_file, ours)
+        return difference
 
-    def _another(self, called: str, why: str) -> BaseMismatch:
+    def _mismatch(self, name: str, reason: str) -> BaseMismatch:
         return BaseMismatch(
-            f"The vLLM server's {called} is not {self._base.card.name} as it is here: {why}.",
+            f"The vLLM server's {name} must be {self._base.card.name} as it is here: {reason}.",
             hint=f"Start it with --model {self._base.folder}, or open the base that it serves.",
         )
 
 
-def written_on(text: Tokenizer) -> Tokens:
-    """What a server writes on, to be compared, as tokens."""
-    return text.beginning + text.encode(_TEXT)
+def check_prompt(tokenizer: ChatTokenizer) -> Tokens:
+    """Return the fixed text that a server continues."""
+    return tokenizer.bos_tokens + tokenizer.encode(_PROMPT)
 
 
-async def slots_there(wire: Wire) -> int | None:
-    """How many stacks can be in one of the server's batches; None where it does not say, as before it has written anything."""
-    answer: Answer = await wire.ask("GET", "/metrics", needed=False)
-    said = _SLOTS.search(answer.text)
-    return int(said[1]) if said else None
+async def read_max_loras(transport: Transport) -> int | None:
+    """Return how many stacks one batch of the server can use.
+
+    None if the server does not tell, as before its first reply.
+    """
+    response = await transport.request("GET", "/metrics", required=False)
+    found = _MAX_LORAS.search(response.text)
+    return int(found[1]) if found else None
 
 
-def _the_base(models: Sequence[Listed], wanted: str | None, url: str) -> Listed:
-    """The base among what a server lists: the one of that name, or its only one. Raises ``InvalidInput``."""
+def _select_base(models: Sequence[ServedModel], name: str | None, url: str) -> ServedModel:
     bases = {each.name: each for each in models if each.is_base}
-    if wanted is not None:
-        if wanted not in bases:
+    if name is not None:
+        if name not in bases:
             raise InvalidInput(
-                f"The vLLM server at {url} has no base called {wanted!a}.",
-                hint=suggest_nearest(wanted, bases, what="base"),
+                f"The vLLM server at {url} has no base called {name!a}.",
+                hint=suggest_nearest(name, bases, what="base"),
             )
-        return bases[wanted]
+        return bases[name]
     if len(bases) != 1:
+        names = ", ".join(sorted(bases)) or "it lists none"
         raise InvalidInput(
-            f"The vLLM server at {url} has {len(bases)} bases.",
-            hint=f"Set PERSONALPEFT_VLLM_MODEL to one of them: {', '.join(sorted(bases)) or 'it lists none'}.",
+            f"The vLLM server at {url} must have one base, got {len(bases)}.",
+            hint=f"Set PERSONALPEFT_VLLM_MODEL to one of them: {names}.",
         )
     return next(iter(bases.values()))
 
 
-def _kept(file: Path, asked: Continuation) -> Said | None:
+def _read_trace(file: Path, completion: Tokens) -> LogprobTrace | None:
     with suppress(OSError, ValueError, TypeError):
-        found = tuple(
-            (int(token), float(logprob)) for token, logprob in json.loads(file.read_text("utf-8"))
-        )
-        return found if tuple(token for token, _ in found) == asked.completion else None
+        data = json.loads(file.read_text("utf-8"))
+        trace = tuple((int(token), float(logprob)) for token, logprob in data)
+        return trace if tuple(token for token, _ in trace) == completion else None
     return None
 
 
-def _keep(file: Path, said: Said) -> None:
-    # Where nothing can be written, torch is asked again the next time.
+def _write_trace(file: Path, trace: LogprobTrace) -> None:
+    # Without a cache, torch is asked again the next time.
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        # In a folder of its own, which goes whatever happens.
+        # A temporary folder is deleted whatever happens.
         with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-            half = Path(folder, file.name)
-            half.write_text(json.dumps(said), "utf-8")
-            half.replace(file)
+            temporary = Path(folder, file.name)
+            temporary.write_text(json.dumps(trace), "utf-8")
+            temporary.replace(file)

@@ -1,8 +1,8 @@
-"""One server over HTTP: asked from any thread, waited for by one.
+"""HTTP to one server: requests from any thread, run by one event loop.
 
-Invariants: what was not answered is tried again only while nothing of the answer has come, with longer and longer pauses, and
-only where a second try may help; every failure is an error of ours that names the server and a way out; no token is ever part of
-what is said or logged.
+Invariants: a request is repeated only before any of the response has come, with growing pauses, and only
+where it may help. Every failure is an error that names the server and what to do. No token is logged or
+shown.
 """
 
 from __future__ import annotations
@@ -26,28 +26,26 @@ from personalpeft.settings import VllmServer
 
 T = TypeVar("T")
 
-# What a gateway says while a server behind it starts or is full.
-_FOR_NOW = frozenset({429, 502, 503, 504})
+# What a gateway answers while a server starts or is full.
+_TEMPORARY = frozenset({429, 502, 503, 504})
 _CONNECT_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
-# Of what a server says of a fault, so much is told on.
-_TOLD = 300
+_MAX_MESSAGE = 300
+_START_HINT = "Start it, or set PERSONALPEFT_VLLM_URL to its address; see docs/engines.md."
+_LOG_HINT = "Try again; its log may have the reason."
 
 
-_START = "Start it, or set PERSONALPEFT_VLLM_URL to where it is; docs/engines.md says how."
+class ConnectionLost(ServingFailed):
+    """A connection failed. The next server at the address may be another one."""
 
 
-class Lost(ServingFailed):
-    """A connection failed: who answers next need not be the same server."""
-
-
-class Unreachable(Lost):
-    """Nobody listens there: whatever the server knew, it knows no more."""
+class Unreachable(ConnectionLost):
+    """No server listens. Whatever the server had loaded is gone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What came back: a status, and JSON where it is that (else None) beside the text."""
+class Response:
+    """A status, the text, and its JSON value (None if it is not JSON)."""
 
     status: int
     text: str
@@ -55,13 +53,13 @@ class Answer:
 
     @property
     def message(self) -> str:
-        """What the server says went wrong."""
-        said = self.data.get("error", self.data) if isinstance(self.data, dict) else None
-        message = said.get("message") if isinstance(said, dict) else None
-        return str(message or self.text or f"status {self.status}")[:_TOLD]
+        """The server's error message."""
+        error = self.data.get("error", self.data) if isinstance(self.data, dict) else None
+        message = error.get("message") if isinstance(error, dict) else None
+        return str(message or self.text or f"status {self.status}")[:_MAX_MESSAGE]
 
 
-class Wire:
+class Transport:
     """Raises ``InvalidInput`` for a certificate file that cannot be read."""
 
     def __init__(self, server: VllmServer) -> None:
@@ -71,9 +69,9 @@ class Wire:
             headers={"Authorization": f"Bearer {server.token}"} if server.token else {},
             timeout=httpx2.Timeout(server.timeout, connect=_CONNECT_SECONDS, pool=None),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
-            verify=_trust(server),
-            # Where a proxy is set for the outer world, this machine must still be asked directly.
-            trust_env=not _is_here(server.url),
+            verify=_ssl_context(server),
+            # A proxy for other hosts must not get requests to this machine.
+            trust_env=not _is_loopback(server.url),
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -82,19 +80,20 @@ class Wire:
         self._thread.start()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begins something beside; cancelling it drops its connection at once. Raises ``RuntimeError`` where nobody would do it:
-        after ``close``, or in a process that was forked from the one that opened it.
+        """Run a coroutine on the loop. Cancelling the future drops its connection at once.
+
+        Raises ``RuntimeError`` after ``close``, and in a process forked from the one that opened it.
         """
         if not self.is_open:
             work.close()
-            raise RuntimeError("the wire is closed")
+            raise RuntimeError("the transport is closed")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Does something and gives what came of it. Raises ``RuntimeError`` as ``start`` does."""
+        """Run a coroutine and return its result. Raises ``RuntimeError`` as ``start`` does."""
         return self.start(work).result()
 
-    async def ask(
+    async def request(
         self,
         method: str,
         path: str,
@@ -102,153 +101,164 @@ class Wire:
         *,
         patience: float | None = None,
         timeout: float | None = None,
-        needed: bool = True,
-    ) -> Answer:
-        """One question, whatever the answer's status. ``patience`` and ``timeout`` (seconds) are else the server's; what is not
-        ``needed`` may be forbidden. Raises ``ServingFailed`` where no answer came, or none but for the moment.
+        required: bool = True,
+    ) -> Response:
+        """Send a request and return the response, whatever its status.
+
+        Args:
+            method: The HTTP method.
+            path: The path below the server's address.
+            body: A JSON value.
+            patience: Seconds in which the request is repeated, else the server's setting.
+            timeout: Seconds to wait for a response, else the server's setting.
+            required: Whether a response that denies access is an error.
+
+        Raises:
+            ServingFailed: There was no response, or only temporary failures.
         """
         try:
-            answer = await _whole(await self._opened(method, path, body, patience, timeout))
+            response = await _read_all(await self._send(method, path, body, patience, timeout))
         except httpx2.TransportError as error:
-            raise self._unanswered(error) from error
-        return self._allowed(answer) if needed else answer
+            raise self._transport_error(error) from error
+        return self._check_access(response) if required else response
 
     @asynccontextmanager
-    async def events(self, path: str, body: Any) -> AsyncIterator[AsyncIterator[Any] | Answer]:
-        """The JSON of each event that the server sends, or its answer where it says something else. Raises ``ServingFailed``,
-        also from the iterator.
+    async def stream_events(
+        self, path: str, body: Any
+    ) -> AsyncIterator[AsyncIterator[Any] | Response]:
+        """Yield the JSON of each server-sent event, or a response with another status.
+
+        Raises ``ServingFailed``, also from the iterator.
         """
-        response = await self._opened("POST", path, body, None, None)
+        response = await self._send("POST", path, body, None, None)
         try:
             if response.status_code == httpx2.codes.OK:
-                yield self._pieces(response)
+                yield self._parse_events(response)
             else:
-                yield self._allowed(_read(response.status_code, await response.aread()))
+                yield self._check_access(_parse(response.status_code, await response.aread()))
         except httpx2.SSEError as error:
-            raise self._strange() from error
+            raise self._invalid_response() from error
         except httpx2.TransportError as error:
-            raise self._unanswered(error) from error
+            raise self._transport_error(error) from error
         finally:
             await response.aclose()
 
-    async def _opened(
+    @property
+    def is_open(self) -> bool:
+        """Whether requests can be sent."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """Cancel all requests and end the thread. Closing twice is allowed."""
+        if self.is_open:
+            self.wait(self._shutdown())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def _send(
         self, method: str, path: str, body: Any, patience: float | None, timeout: float | None
     ) -> httpx2.Response:
-        """An answer of which nothing but the head was read yet; its reader closes it."""
+        """Return a response whose body is unread. The caller closes it."""
         limits = httpx2.Timeout(timeout or self.server.timeout, connect=_CONNECT_SECONDS, pool=None)
         pause = _FIRST_PAUSE
-        until = time.monotonic() + (self.server.patience if patience is None else patience)
+        deadline = time.monotonic() + (self.server.patience if patience is None else patience)
         while True:
             request = self._client.build_request(method, path, json=body, timeout=limits)
             try:
                 response = await self._client.send(request, stream=True)
-                if response.status_code not in _FOR_NOW:
+                if response.status_code not in _TEMPORARY:
                     return response
-                failed = self._said(await _whole(response))
+                failure = self._temporary_failure(await _read_all(response))
             except httpx2.TransportError as error:
-                failed = self._unanswered(error)
-            if time.monotonic() + pause > until:
-                raise failed
+                failure = self._transport_error(error)
+            if time.monotonic() + pause > deadline:
+                raise failure
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def _pieces(self, response: httpx2.Response) -> AsyncIterator[Any]:
+    async def _parse_events(self, response: httpx2.Response) -> AsyncIterator[Any]:
         done = False
-        # To its very end, so that the connection can be used again.
+        # Read to the end, so that the connection can be used again.
         async for event in httpx2.EventSource(response):
             done = done or event.data == "[DONE]"
             if not done:
                 try:
                     yield json.loads(event.data)
                 except ValueError as error:
-                    raise self._strange() from error
+                    raise self._invalid_response() from error
         if not done:
-            raise Lost(
-                f"{self._who} broke off in the middle of a reply.",
-                hint="Try again; its log may say why.",
-            )
+            raise ConnectionLost(f"{self._name} broke off during a reply.", hint=_LOG_HINT)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether anything can still be asked."""
-        return self._thread.is_alive()
-
-    def close(self) -> None:
-        """Drops what is under way and ends the thread. Closing twice is fine."""
-        if self.is_open:
-            self.wait(self._end())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-
-    async def _end(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
+    async def _shutdown(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
 
     @property
-    def _who(self) -> str:
+    def _name(self) -> str:
         return f"The vLLM server at {self.server.url}"
 
-    def _allowed(self, answer: Answer) -> Answer:
-        if answer.status in (401, 403):
+    def _check_access(self, response: Response) -> Response:
+        if response.status in (401, 403):
+            token = "this token" if self.server.token else "requests without a token"
             raise ServingFailed(
-                f"{self._who} does not accept {'this' if self.server.token else 'requests without a'} token.",
-                hint="Set PERSONALPEFT_VLLM_TOKEN to what it was started with (--api-key).",
+                f"{self._name} does not accept {token}.",
+                hint="Set PERSONALPEFT_VLLM_TOKEN to the server's --api-key.",
             )
-        return answer
+        return response
 
-    def _said(self, answer: Answer) -> ServingFailed:
+    def _temporary_failure(self, response: Response) -> ServingFailed:
         return ServingFailed(
-            f"{self._who} cannot answer now: {answer.message}", hint="Try again in a while."
+            f"{self._name} is not available: {response.message}", hint="Try again later."
         )
 
-    def _strange(self) -> ServingFailed:
+    def _invalid_response(self) -> ServingFailed:
         return ServingFailed(
-            f"{self._who} answered what is no answer.",
-            hint="Look whether something else listens there.",
+            f"{self._name} sent an invalid response.",
+            hint="Check whether another program listens at this address.",
         )
 
-    def _unanswered(self, error: httpx2.TransportError) -> ServingFailed:
-        if (
-            isinstance(error.__cause__ or error.__context__, ssl.SSLError)
-            or "certificate" in str(error).casefold()
-        ):
-            hint = "Set PERSONALPEFT_VLLM_CA to the file of the certificate that signed its own."
-            return ServingFailed(f"{self._who} has a certificate that is not trusted.", hint=hint)
-        if isinstance(error, httpx2.ReadTimeout):
-            said = f"{self._who} said nothing for {self.server.timeout:g} s."
+    def _transport_error(self, error: httpx2.TransportError) -> ServingFailed:
+        cause = error.__cause__ or error.__context__
+        if isinstance(cause, ssl.SSLError) or "certificate" in str(error).casefold():
             return ServingFailed(
-                said, hint="Look at its log, or give it more time (PERSONALPEFT_VLLM_TIMEOUT)."
+                f"{self._name} has a certificate that is not trusted.",
+                hint="Set PERSONALPEFT_VLLM_CA to the certificate that signed the server's.",
+            )
+        if isinstance(error, httpx2.ReadTimeout):
+            return ServingFailed(
+                f"{self._name} sent nothing for {self.server.timeout:g} s.",
+                hint="See its log, or set a longer PERSONALPEFT_VLLM_TIMEOUT.",
             )
         if isinstance(error, httpx2.ConnectTimeout):
-            # It may be there, and busy, and know what it knew.
+            # Not Unreachable: a busy server still has what it loaded.
             return ServingFailed(
-                f"{self._who} cannot be reached within {_CONNECT_SECONDS:g} s.", hint=_START
+                f"{self._name} cannot be reached within {_CONNECT_SECONDS:g} s.", hint=_START_HINT
             )
         if isinstance(error, httpx2.ConnectError):
-            return Unreachable(f"{self._who} cannot be reached.", hint=_START)
-        return Lost(f"{self._who} broke off: {error}.", hint="Try again; its log may say why.")
+            return Unreachable(f"{self._name} cannot be reached.", hint=_START_HINT)
+        return ConnectionLost(f"{self._name} broke off: {error}.", hint=_LOG_HINT)
 
 
-async def _whole(response: httpx2.Response) -> Answer:
+async def _read_all(response: httpx2.Response) -> Response:
     try:
-        return _read(response.status_code, await response.aread())
+        return _parse(response.status_code, await response.aread())
     finally:
         await response.aclose()
 
 
-def _read(status: int, content: bytes) -> Answer:
+def _parse(status: int, content: bytes) -> Response:
     text = content.decode("utf-8", "replace")
     try:
-        return Answer(status, text, json.loads(text))
+        return Response(status, text, json.loads(text))
     except ValueError:
-        return Answer(status, text, None)
+        return Response(status, text, None)
 
 
-def _trust(server: VllmServer) -> ssl.SSLContext | bool:
+def _ssl_context(server: VllmServer) -> ssl.SSLContext | bool:
     if server.certificate is None:
         return True
     try:
@@ -257,12 +267,12 @@ def _trust(server: VllmServer) -> ssl.SSLContext | bool:
         return context
     except (OSError, ssl.SSLError) as error:
         raise InvalidInput(
-            f"{server.certificate} cannot be read as a certificate: {error}.",
-            hint="PERSONALPEFT_VLLM_CA names a PEM file with the certificate of who signed the server's.",
+            f"{server.certificate} must be a certificate: {error}.",
+            hint="Set PERSONALPEFT_VLLM_CA to a PEM file.",
         ) from error
 
 
-def _is_here(url: str) -> bool:
+def _is_loopback(url: str) -> bool:
     host = httpx2.URL(url).host
     try:
         return host == "localhost" or ip_address(host).is_loopback

@@ -16,28 +16,28 @@ from filelock import FileLock
 from personalpeft.base_models.files import hash_files, join, package_files
 from personalpeft.base_models.gguf.tensor_names import GgufNames
 from personalpeft.base_models.gguf.writer import FORMAT, write_gguf
-from personalpeft.base_models.types import Base, Card
+from personalpeft.base_models.types import Base, ModelCard
 from personalpeft.errors import WeightsError
 
 
-def gguf_file(base: Base, names: GgufNames, cache: Path) -> Path:
+def resolve_gguf_file(base: Base, names: GgufNames, cache: Path) -> Path:
     """Raises ``WeightsError`` where the file cannot be made."""
-    own = own_file(base.card)
+    own = source_gguf_file(base.card)
     if own is not None:
         return own
     if base.card.source.kind != "package":
-        return _made(base, cache, f"{FORMAT}", lambda into: write_gguf(base, names, into))
+        return _write_from_weights(base, cache, f"{FORMAT}", lambda into: write_gguf(base, names, into))
     parts = package_files(base.card)
-    return _made(base, cache, "joined", lambda into: join(parts, into))
+    return _write_from_weights(base, cache, "joined", lambda into: join(parts, into))
 
 
-def own_file(card: Card) -> Path | None:
+def source_gguf_file(card: ModelCard) -> Path | None:
     """The GGUF file that a source is, where it is one. Raises ``WeightsError`` for a package that is not installed."""
     parts = package_files(card) if card.source.kind == "package" else ()
     return parts[0] if len(parts) == 1 else None
 
 
-def _made(base: Base, cache: Path, how: str, make: Callable[[Path], None]) -> Path:
+def _write_from_weights(base: Base, cache: Path, how: str, make: Callable[[Path], None]) -> Path:
     """The cache's file, made by one process at a time if it is not there or not what it was."""
     folder = cache / "gguf"
     file = folder / f"{base.digest[:16]}-{how}.gguf"

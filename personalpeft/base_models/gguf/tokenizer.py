@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from personalpeft.base_models.files import own_gguf, read_json
+from personalpeft.base_models.files import find_source_gguf, read_json
 from personalpeft.base_models.types import Base
 from personalpeft.errors import WeightsError
 
@@ -36,14 +36,14 @@ def tokenizer_writer(base: Base) -> Callable[[GGUFWriter], None] | None:
     # It takes no vocabulary without merges either.
     if told["model"].get("type") != "BPE" or splitting is None or not told["model"].get("merges"):
         return None
-    return partial(_say_tokenizer, base, told, splitting)
+    return partial(_write_tokenizer_fields, base, told, splitting)
 
 
 def _copy_tokenizer(base: Base, writer: GGUFWriter) -> None:
     """It came out of a GGUF file, which says best how llama.cpp is to read its texts."""
     from gguf import GGUFReader, GGUFValueType
 
-    with own_gguf(base.card) as file:
+    with find_source_gguf(base.card) as file:
         for key, field in GGUFReader(file).fields.items():
             if key.startswith("tokenizer.") and key != "tokenizer.chat_template":
                 inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
@@ -51,7 +51,7 @@ def _copy_tokenizer(base: Base, writer: GGUFWriter) -> None:
     writer.add_chat_template(base.template)
 
 
-def _say_tokenizer(base: Base, told: Mapping[str, Any], splitting: str, writer: GGUFWriter) -> None:
+def _write_tokenizer_fields(base: Base, told: Mapping[str, Any], splitting: str, writer: GGUFWriter) -> None:
     added = {each["id"]: each for each in told.get("added_tokens", ())}
     spelled = {number: token for token, number in told["model"]["vocab"].items()}
     tokens = spelled | {number: each["content"] for number, each in added.items()}

@@ -54,7 +54,7 @@ def write_gguf(
     writer = GGUFWriter(path, names.architecture)
     try:
         writer.add_name(base.card.title)
-        _say_shape(writer, names)
+        _write_shape_fields(writer, names)
         if tokenizer is None:
             # To serve, tokens are all that llama.cpp needs: text is turned into them here (backends/tokenizer.py).
             writer.add_tokenizer_model("none")
@@ -125,7 +125,7 @@ def _by_layer(rope: Mapping[str, Any]) -> bool:
     return any(isinstance(value, dict) for value in rope.values())
 
 
-def _say_shape(writer: GGUFWriter, names: GgufNames) -> None:
+def _write_shape_fields(writer: GGUFWriter, names: GgufNames) -> None:
     config = names.config
 
     def said(key: str) -> Any:
@@ -150,14 +150,14 @@ def _say_shape(writer: GGUFWriter, names: GgufNames) -> None:
     writer.add_layer_norm_rms_eps(float(said("rms_norm_eps")))
     writer.add_vocab_size(int(said("vocab_size")))
     gemma = names.architecture == "gemma3"
-    far, near = _turning(config, far=1e6 if gemma else 1e4, near=1e4)
+    far, near = _row_permutation(config, far=1e6 if gemma else 1e4, near=1e4)
     writer.add_rope_freq_base(far)
     if gemma:
         writer.add_sliding_window(int(said("sliding_window")))
         writer.add_float32(f"{names.architecture}.rope.freq_base_swa", near)
 
 
-def _turning(config: Mapping[str, Any], *, far: float, near: float) -> tuple[float, float]:
+def _row_permutation(config: Mapping[str, Any], *, far: float, near: float) -> tuple[float, float]:
     """The base of the frequencies by which positions turn: of blocks that look far, and of those that look near; with what
     transformers takes where nothing is said.
     """

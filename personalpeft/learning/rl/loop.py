@@ -55,8 +55,8 @@ class RLLoop:
     checkpoints: CheckpointStore
     control: LoopControl
     state: RLState = field(default_factory=RLState)
-    _inputs: str = ""
-    _steps_before: int = 0
+    _inputs: str = field(init=False)
+    _steps_before: int = field(init=False)
 
     def run(self) -> RLState:
         """Practise until the rounds are done, a budget is spent or no task teaches anything more.
@@ -245,6 +245,6 @@ def map_practice_errors() -> AbstractContextManager[None]:
     return map_model_errors(
         "The model failed during practice.",
         hint=f"See the log. {RESUME_HINT}",
-        less="Free memory and practise again, which goes on from what was done. A smaller"
+        memory_hint="Free memory and practise again, which goes on from what was done. A smaller"
         " batch_size or num_generations under [practice] in the base's card takes less.",
     )

@@ -18,11 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from personalpeft.adapters.types import LoRAWeights
 from personalpeft.backends.base import Loss, Session
-from personalpeft.backends.error_mapping import to_serving_error, map_model_errors
+from personalpeft.backends.error_mapping import map_model_errors, to_serving_error
 from personalpeft.errors import Cancelled, PersonalPeftError, ServingFailed, format_origin
 from personalpeft.learning.options import LearnOptions, wait_while
 from personalpeft.learning.train.checkpoint import (
@@ -158,7 +159,7 @@ def train(
             results[name] = error
         except Exception as bug:  # noqa: BLE001 - any error concerns this session alone
             log.error("and this one failed alone: %s", format_origin(bug))
-            results[name] = to_serving_error(_FAILED, bug, hint=_RETRY, less=_LESS_MEMORY)
+            results[name] = to_serving_error(_FAILED, bug, hint=_RETRY, memory_hint=_LESS_MEMORY)
     return results
 
 
@@ -179,7 +180,7 @@ def _train_group(
     with ExitStack() as sessions, ThreadPoolExecutor(1, "personalpeft-checkpoint") as writer:
         runs: dict[str, _Run] = {}
         for name, job in jobs.items():
-            run = _catch(lambda: _Run(job, sessions, writer))  # noqa: B023 - called at once
+            run = _catch(partial(_Run, job, sessions, writer))
             if isinstance(run, PersonalPeftError):
                 results[name] = run
             else:
@@ -205,14 +206,11 @@ def _train_group(
                 losses = advance(
                     [run.session for run in active.values()],
                     [run.job.batches[run.step] for run in active.values()],
-                    [
-                        run.job.config.learning_rate_at(run.step, run.steps)
-                        for run in active.values()
-                    ],
+                    [run.learning_rate for run in active.values()],
                 )
             began = True
             for (name, run), loss in zip(active.items(), losses, strict=True):
-                error = _catch(lambda: run.record_step(loss))  # noqa: B023 - called at once
+                error = _catch(partial(run.record_step, loss))
                 if error is not None:
                     results[name] = error
             control.progress(sum(run.step for run in runs.values()) / total)
@@ -232,6 +230,10 @@ class _Run:
         self._write: Future[None] | None = None
         self.session.precompute_ref_log_probs([loss for batch in job.batches for loss in batch])
         job.progress(self.step, self.steps)
+
+    @property
+    def learning_rate(self) -> float:
+        return self.job.config.learning_rate_at(self.step, self.steps)
 
     def record_step(self, loss: float) -> None:
         """Count a step and start to write its checkpoint. Raises what the last write raised."""
@@ -259,7 +261,7 @@ def _write_checkpoint(job: TrainJob, step: int, state: SessionState) -> None:
 
 
 def _map_model_errors() -> AbstractContextManager[None]:
-    return map_model_errors(_FAILED, hint=_RETRY, less=_LESS_MEMORY)
+    return map_model_errors(_FAILED, hint=_RETRY, memory_hint=_LESS_MEMORY)
 
 
 def _catch(act: Callable[[], T]) -> T | PersonalPeftError:

@@ -18,9 +18,9 @@ from safetensors.numpy import save
 
 from personalpeft import User
 from personalpeft.adapters.formats.peft import peft_tensors
-from personalpeft.adapters.formats.peft_config import plain_config
-from personalpeft.adapters.formats.published import Served, digest_of
-from personalpeft.adapters.types import Pair
+from personalpeft.adapters.formats.peft_config import build_config
+from personalpeft.adapters.formats.published import PublishedAdapter, compute_digest
+from personalpeft.adapters.types import LoRAWeights
 from personalpeft.base_models.types import Base
 from personalpeft_vllm_resolver import settings
 from personalpeft_vllm_resolver.cache import Cache, opened
@@ -35,9 +35,9 @@ PYTHON = Path(
 TOKEN = "pp_secret_of_a_worker"
 
 
-def stack(seed: int = 0, size: int = 100_000) -> Served:
+def stack(seed: int = 0, size: int = 100_000) -> PublishedAdapter:
     files = {FILES[0]: b'{"r": %d}\n' % seed, FILES[1]: bytes([seed % 256]) * size}
-    return Served(digest_of(files), 8, files)
+    return PublishedAdapter(compute_digest(files), 8, files)
 
 
 def cache(tmp_path: Path, **said: Any) -> Cache:
@@ -102,7 +102,7 @@ def learned(user: User) -> None:
     assert user.learn().verdict == "promoted"
 
 
-def file_of(made: Served, asked: bytes) -> bytes:
+def file_of(made: PublishedAdapter, asked: bytes) -> bytes:
     return made.files[asked.split(b" ")[1].rpartition(b"/")[2].decode()]
 
 
@@ -123,23 +123,23 @@ def card_for_vllm(folder: Path) -> Path:
     return path
 
 
-def random_stack(base: Base, seed: int) -> Served:
+def random_stack(base: Base, seed: int) -> PublishedAdapter:
     """A stack for a base, with numbers large enough to be heard."""
     drawn, blocks, rank = np.random.default_rng(seed), base.architecture.blocks, 8
     pairs = {
-        name: Pair(
+        name: LoRAWeights(
             drawn.normal(size=(blocks, rank, wide)).astype(np.float16),
             drawn.normal(size=(blocks, high, rank)).astype(np.float16),
         )
         for name, (wide, high) in base.architecture.projections.items()
     }
-    config = plain_config(rank=rank, scaling=1.0, targets=list(pairs), base_name=base.card.name)
+    config = build_config(rank=rank, scaling=1.0, targets=list(pairs), base_name=base.card.name)
     tensors = save(peft_tensors(pairs, rank, base.architecture), metadata={"format": "pt"})
     files = {FILES[0]: json.dumps(config).encode(), FILES[1]: tensors}
-    return Served(digest_of(files), rank, files)
+    return PublishedAdapter(compute_digest(files), rank, files)
 
 
-def written(made: Served, folder: Path) -> Path:
+def written(made: PublishedAdapter, folder: Path) -> Path:
     """A stack's files in a folder of their own."""
     folder.mkdir()
     for name, data in made.files.items():

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from resolver_makers import cache, held, learned, stack, what_lies_in
 
 import personalpeft
-from personalpeft.adapters.formats.published import ServedFolders
+from personalpeft.adapters.formats.published import PublishedAdapterFolder
 from personalpeft_vllm_resolver.cache import digest_in
 from personalpeft_vllm_resolver.sources import SharedFolder
 
@@ -29,13 +29,13 @@ def shared(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def program(shared: Path) -> Iterator[ServedFolders]:
-    with closing(ServedFolders(shared, "a-program")) as folders:
+def program(shared: Path) -> Iterator[PublishedAdapterFolder]:
+    with closing(PublishedAdapterFolder(shared, "a-program")) as folders:
         yield folders
 
 
 def test_a_stack_is_pulled_once_and_stays_when_its_program_takes_it_away(
-    tmp_path: Path, shared: Path, program: ServedFolders
+    tmp_path: Path, shared: Path, program: PublishedAdapterFolder
 ) -> None:
     made = stack()
     program.put(made)
@@ -44,7 +44,7 @@ def test_a_stack_is_pulled_once_and_stays_when_its_program_takes_it_away(
         assert path is not None
         assert held(path) == made.files
         assert not path.is_relative_to(shared)
-        program.take(made.digest)
+        program.remove(made.digest)
         assert pulled.get(made.digest) == path
         assert held(path) == made.files
     assert what_lies_in(tmp_path) == []
@@ -88,7 +88,7 @@ def huge_config(folder: Path) -> None:
 def test_what_is_not_sound_is_not_given_and_leaves_nothing(
     tmp_path: Path,
     shared: Path,
-    program: ServedFolders,
+    program: PublishedAdapterFolder,
     caplog: pytest.LogCaptureFixture,
     spoil: Callable[[Path], None],
 ) -> None:
@@ -99,7 +99,7 @@ def test_what_is_not_sound_is_not_given_and_leaves_nothing(
         assert what_lies_in(tmp_path) == []
         assert f"personalpeft:{made.digest} is nowhere to be had" in caplog.text
         # Another program has a sound one by now.
-        with closing(ServedFolders(shared, "b-program")) as other:
+        with closing(PublishedAdapterFolder(shared, "b-program")) as other:
             other.put(made)
             assert pulled.get(made.digest) is not None
 
@@ -112,7 +112,7 @@ def test_what_is_not_there_is_not_given(tmp_path: Path, shared: Path) -> None:
 
 
 def test_however_many_ask_at_once_it_is_pulled_once(
-    tmp_path: Path, shared: Path, program: ServedFolders, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, shared: Path, program: PublishedAdapterFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, others = stack(), [stack(seed) for seed in range(1, 4)]
     for each in (made, *others):
@@ -143,14 +143,14 @@ def test_however_many_ask_at_once_it_is_pulled_once(
         assert held(paths[0]) == made.files if paths[0] else False
     # Whoever fails alone is asked anew.
     with closing(cache(tmp_path, folder=shared)) as pulled:
-        program.take(made.digest)
+        program.remove(made.digest)
         assert pulled.get(made.digest) is None
         program.put(made)
         assert pulled.get(made.digest) is not None
 
 
 def test_a_full_cache_takes_nothing_new_in_and_keeps_what_it_gave(
-    tmp_path: Path, shared: Path, program: ServedFolders, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, shared: Path, program: PublishedAdapterFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second, large = stack(1, 100_000), stack(2, 100_000), stack(3, 9_000_000)
     for each in (first, second, large):
@@ -168,7 +168,7 @@ def test_a_full_cache_takes_nothing_new_in_and_keeps_what_it_gave(
 
 
 def test_what_a_killed_process_left_is_swept_and_a_living_ones_copies_stay(
-    tmp_path: Path, shared: Path, program: ServedFolders
+    tmp_path: Path, shared: Path, program: PublishedAdapterFolder
 ) -> None:
     first, second, third = stack(1), stack(2), stack(3)
     for each in (first, second, third):
@@ -198,7 +198,7 @@ def test_what_a_killed_process_left_is_swept_and_a_living_ones_copies_stay(
 
 
 def test_what_a_process_forks_takes_nothing_of_it_away(
-    tmp_path: Path, shared: Path, program: ServedFolders
+    tmp_path: Path, shared: Path, program: PublishedAdapterFolder
 ) -> None:
     made = stack()
     program.put(made)

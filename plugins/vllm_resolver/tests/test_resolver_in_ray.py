@@ -21,7 +21,7 @@ from s3_maker import BUCKET, copy_to, has_s3, s3_server
 import personalpeft
 from personalpeft import Runtime
 from personalpeft.base_models.registry import find_card
-from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.types import Base
 from personalpeft_app.bench.fleet import Fleet, fleets
 
@@ -44,7 +44,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def base(place: Path) -> Base:
-    return prepare(find_card(card_for_vllm(place)), cache=place / "personalpeft-cache")
+    return resolve_base(find_card(card_for_vllm(place)), cache=place / "personalpeft-cache")
 
 
 @pytest.fixture(scope="module")

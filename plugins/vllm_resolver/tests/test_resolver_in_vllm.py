@@ -25,9 +25,9 @@ from resolver_makers import (
 )
 
 import personalpeft
-from personalpeft.adapters.formats.published import ServedFolders
+from personalpeft.adapters.formats.published import PublishedAdapterFolder
 from personalpeft.base_models.registry import find_card
-from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.types import Base
 from personalpeft_app.bench import vllm
 
@@ -85,7 +85,7 @@ pytestmark = [
 
 def test_vllm_gets_our_stacks_by_name_while_its_loop_goes_on_and_no_others(tmp_path: Path) -> None:
     made = stack()
-    with closing(ServedFolders(tmp_path / "shared", "program")) as folders:
+    with closing(PublishedAdapterFolder(tmp_path / "shared", "program")) as folders:
         folders.put(made)
         environ = {
             **os.environ,
@@ -119,7 +119,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def base(place: Path) -> Base:
-    return prepare(find_card(card_for_vllm(place)), cache=place / "personalpeft-cache")
+    return resolve_base(find_card(card_for_vllm(place)), cache=place / "personalpeft-cache")
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def test_a_server_answers_with_stacks_that_it_had_never_heard_of_also_when_their
 ) -> None:
     # More than it holds, so that it has to read the others again.
     stacks = [random_stack(base, seed) for seed in range(4)]
-    with closing(ServedFolders(place / "shared", "program")) as folders:
+    with closing(PublishedAdapterFolder(place / "shared", "program")) as folders:
         for each in stacks:
             with pytest.raises(urllib.error.HTTPError, match="404"):
                 said(each.name)
@@ -180,7 +180,7 @@ def test_a_server_answers_with_stacks_that_it_had_never_heard_of_also_when_their
         bare, *first = [said(name) for name in ("base", *(each.name for each in stacks))]
         assert len({bare, *first}) == 1 + len(stacks)
         for each in stacks:
-            folders.take(each.digest)
+            folders.remove(each.digest)
         assert [said(each.name) for each in stacks] == first
         assert said("base") == bare
         assert {each.digest for each in stacks} <= set(what_lies_in(place))

@@ -17,7 +17,7 @@ from resolver_makers import TOKEN, answering, cache, file_of, held, learned, ok,
 
 import personalpeft
 from personalpeft import Runtime
-from personalpeft.adapters.formats.published import ServedFolders
+from personalpeft.adapters.formats.published import PublishedAdapterFolder
 from personalpeft_app.http.own.routes import OwnApi
 from personalpeft_app.http.places import places_for
 from personalpeft_app.http.running import Server
@@ -55,7 +55,7 @@ def test_a_stack_is_pulled_from_our_server_by_a_token_of_a_worker_or_of_administ
     admin, adas = runtime.api_keys.admin_key_file.read_text().strip(), runtime.api_keys.create("ada")[1]
     worker = runtime.api_keys.create(None, worker=True)[1]
     made = stack(size=3_000_000)
-    with closing(ServedFolders(runtime.settings.cache / "served", "program")) as folders:
+    with closing(PublishedAdapterFolder(runtime.settings.cache / "served", "program")) as folders:
         folders.put(made)
         for token, given in ((adas, False), ("pp_wrong", False), (worker, True), (admin, True)):
             with closing(cache(tmp_path / token[-8:], url=url, token=token)) as pulled:
@@ -89,7 +89,7 @@ def test_what_was_published_of_somebody_whom_nobody_serves_is_pulled_from_our_se
 def test_the_folder_is_asked_first_and_the_server_for_what_it_has_not(tmp_path: Path) -> None:
     other = stack(7)
     with (
-        closing(ServedFolders(tmp_path / "shared", "program")) as folders,
+        closing(PublishedAdapterFolder(tmp_path / "shared", "program")) as folders,
         answering(lambda line, asked: line.sendall(ok(file_of(other, asked)))) as (url, came),
         closing(cache(tmp_path, folder=tmp_path / "shared", url=url, token=TOKEN)) as pulled,
     ):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from personalpeft.adapters.types import Adapter, Manifest, Pair
+from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
 from personalpeft.types import Architecture
 
 BASE = "sha256:" + "ab" * 32
@@ -53,7 +53,7 @@ def make_adapter(
         inputs, outputs = architecture.projections[name]
         a = random.standard_normal((architecture.blocks, manifest.rank, inputs), dtype=np.float32)
         b = random.standard_normal((architecture.blocks, outputs, manifest.rank), dtype=np.float32)
-        pairs[name] = Pair(a, b)
+        pairs[name] = LoRAWeights(a, b)
     return Adapter(manifest, pairs)
 
 

@@ -9,7 +9,7 @@ from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.adapters.compose import compose, merged
+from personalpeft.adapters.compose import compose, concatenate
 from personalpeft.adapters.types import Adapter
 from personalpeft.errors import AdapterError, InvalidInput
 from personalpeft.types import Architecture
@@ -48,20 +48,20 @@ def test_the_whole_is_the_sum_of_its_parts_in_any_order(
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     for order in (parts, shuffled):
         composed = compose(order)
-        found = deltas(merged(composed))
+        found = deltas(concatenate(composed))
         for name, delta in expected.items():
             np.testing.assert_allclose(
                 found.get(name, np.zeros_like(delta)), delta, rtol=1e-4, atol=1e-4
             )
         assert composed.rank == max(
-            (pair.a.shape[1] for pair in merged(composed).values()), default=0
+            (pair.a.shape[1] for pair in concatenate(composed).values()), default=0
         )
 
 
 def test_nothing_composed_is_nothing() -> None:
     composed = compose([])
     assert composed.rank == 0
-    assert not merged(composed)
+    assert not concatenate(composed)
 
 
 def test_weight_zero_leaves_a_layer_out() -> None:
@@ -74,14 +74,14 @@ def test_a_projection_has_only_the_ranks_of_the_layers_that_adapt_it() -> None:
     style, memory = make_adapter(1), make_adapter(2, targets=("mlp.down_proj",), rank=5)
     composed = compose([(style, 1.0), (memory, 1.0)])
     assert composed.rank == 8
-    assert merged(composed)["mlp.down_proj"].a.shape == (2, 8, 16)
-    assert merged(composed)["self_attn.q_proj"].a.shape == (2, 3, 8)
+    assert concatenate(composed)["mlp.down_proj"].a.shape == (2, 8, 16)
+    assert concatenate(composed)["self_attn.q_proj"].a.shape == (2, 3, 8)
 
 
 def test_composing_leaves_the_parts_alone_and_gives_frozen_arrays() -> None:
     style = make_adapter(1)
     before = style.pairs["mlp.down_proj"].b.copy()
-    pair = merged(compose([(style, 0.5)]))["mlp.down_proj"]
+    pair = concatenate(compose([(style, 0.5)]))["mlp.down_proj"]
     np.testing.assert_array_equal(style.pairs["mlp.down_proj"].b, before)
     assert pair.a.dtype == pair.b.dtype == np.float32
     assert not pair.a.flags.writeable
@@ -107,4 +107,4 @@ def test_a_weight_that_is_no_number_is_refused(weight: float) -> None:
 
 def test_a_product_too_large_for_float32_is_refused() -> None:
     with pytest.raises(AdapterError, match="too large"):
-        merged(compose([(make_adapter(), 1e300)]))
+        concatenate(compose([(make_adapter(), 1e300)]))

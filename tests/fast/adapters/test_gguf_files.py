@@ -224,7 +224,7 @@ def test_a_merged_model_says_without_a_stack_what_the_base_says_with_it(
 
 
 def test_llamacpp_loads_a_merged_gguf_and_says_the_same(tmp_path: Path, shared_cache: Path) -> None:
-    from personalpeft.backends.llamacpp.binding import Model, BatchToken, ContextParams
+    from personalpeft.backends.llamacpp.binding import BatchToken, ContextParams, Model
 
     base = base_with_merges(tmp_path)
     backend = llamacpp_backend(base, shared_cache, slots=1, rows=1)
@@ -234,11 +234,11 @@ def test_llamacpp_loads_a_merged_gguf_and_says_the_same(tmp_path: Path, shared_c
     asked = row(backend, "the cat", "own", max_tokens=1)
     (reply,) = written(backend, [asked])
     backend.close()
-    model = Model(tmp_path / "merged" / "model.gguf", extra=False)
-    context = model.context(ContextParams(512, 256, 1, 1, full=True), None)
+    model = Model(tmp_path / "merged" / "model.gguf", repack=False)
+    context = model.new_context(ContextParams(512, 256, 1, 1, float32=True), None)
     last = len(asked.prompt_tokens) - 1
     logits = context.decode(
-        [BatchToken(token, n, logits=n == last) for n, token in enumerate(asked.prompt_tokens)]
+        [BatchToken(token, n, needs_logits=n == last) for n, token in enumerate(asked.prompt_tokens)]
     )
     assert int(logits[0].argmax()) == reply.tokens[0]
     context.close()
@@ -385,7 +385,9 @@ def test_the_template_for_ollama_gives_what_the_bases_own_gives(tiny_base: Base)
         ("assistant", "Hello."),
         ("user", "Bye"),
     ]
-    assert go(template, said) == render_chat(tiny_base, [Message(role, text) for role, text in said])
+    assert go(template, said) == render_chat(
+        tiny_base, [Message(role, text) for role, text in said]
+    )
 
 
 def test_a_template_that_depends_on_more_than_roles_is_left_to_ollama(tiny_base: Base) -> None:

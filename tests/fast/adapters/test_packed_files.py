@@ -24,7 +24,7 @@ from hypothesis.extra.numpy import arrays
 from safetensors.numpy import load
 
 from personalpeft.adapters.formats.packed import in_half, pack, read_packed, unpack
-from personalpeft.adapters.types import Adapter, Pair
+from personalpeft.adapters.types import Adapter, LoRAWeights
 from personalpeft.errors import AdapterError
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -49,7 +49,7 @@ def adapters(draw: st.DrawFn) -> Adapter:
         inputs, outputs = draw(st.integers(1, 4)), draw(st.integers(1, 4))
         a = draw(arrays(np.float32, (blocks, rank, inputs), elements=FINITE))
         b = draw(arrays(np.float32, (blocks, outputs, rank), elements=FINITE))
-        pairs[name] = Pair(a, b)
+        pairs[name] = LoRAWeights(a, b)
     manifest = make_manifest(
         rank=rank,
         targets=tuple(names),
@@ -74,7 +74,8 @@ def test_what_was_packed_comes_back_the_same(adapter: Adapter) -> None:
 @given(adapters(), st.sampled_from(["F16", "BF16"]))
 def test_half_width_files_are_read_as_the_numbers_they_hold(adapter: Adapter, dtype: str) -> None:
     small = {
-        n: Pair(np.clip(p.a, -9e3, 9e3), np.clip(p.b, -9e3, 9e3)) for n, p in adapter.pairs.items()
+        n: LoRAWeights(np.clip(p.a, -9e3, 9e3), np.clip(p.b, -9e3, 9e3))
+        for n, p in adapter.pairs.items()
     }
     header, _ = take_apart(pack(Adapter(adapter.manifest, small)))
     body = b""
@@ -111,7 +112,7 @@ def test_what_is_kept_in_half_precision_comes_back_the_same_and_is_half_as_large
 
 
 def test_numbers_beyond_half_precision_stay_in_full() -> None:
-    large = Pair(np.full((2, 1, 3), 1e5, np.float32), np.full((2, 4, 1), 0.5, np.float32))
+    large = LoRAWeights(np.full((2, 1, 3), 1e5, np.float32), np.full((2, 4, 1), 0.5, np.float32))
     kept = in_half({"p": large})["p"]
     assert (kept.a.dtype, kept.b.dtype) == (np.float32, np.float16)
     np.testing.assert_array_equal(kept.a, large.a)
@@ -125,7 +126,7 @@ def test_half_precision_that_is_not_finite_is_refused(bad: float) -> None:
     spoiled = pair.b.copy()
     spoiled[0, 0, 0] = bad
     with pytest.raises(AdapterError, match="NaN or infinity"):
-        pack(Adapter(adapter.manifest, {**adapter.pairs, name: Pair(pair.a, spoiled)}))
+        pack(Adapter(adapter.manifest, {**adapter.pairs, name: LoRAWeights(pair.a, spoiled)}))
 
 
 def test_the_same_adapter_gives_the_same_bytes_whatever_order_it_was_built_in() -> None:
@@ -133,7 +134,10 @@ def test_the_same_adapter_gives_the_same_bytes_whatever_order_it_was_built_in() 
     turned = Adapter(adapter.manifest, dict(reversed(adapter.pairs.items())))
     fortran = Adapter(
         adapter.manifest,
-        {n: Pair(np.asfortranarray(p.a), np.asfortranarray(p.b)) for n, p in adapter.pairs.items()},
+        {
+            n: LoRAWeights(np.asfortranarray(p.a), np.asfortranarray(p.b))
+            for n, p in adapter.pairs.items()
+        },
     )
     assert pack(adapter) == pack(turned) == pack(fortran)
 
@@ -155,10 +159,8 @@ def test_the_manifest_is_in_the_metadata_with_a_format_version() -> None:
     assert about["manifest"]["base"] == BASE
 
 
-def test_arrays_are_read_only_views_of_the_bytes() -> None:
-    data = pack(make_adapter())
-    pair = unpack(data, source="test").pairs["self_attn.q_proj"]
-    assert np.shares_memory(pair.a, np.frombuffer(data, np.uint8))
+def test_arrays_are_read_only() -> None:
+    pair = unpack(pack(make_adapter()), source="test").pairs["self_attn.q_proj"]
     with pytest.raises(ValueError, match="read-only"):
         pair.b[0, 0, 0] = 1.0
 

@@ -27,7 +27,7 @@ from safetensors.numpy import load_file, save_file
 
 from personalpeft.adapters.formats.packed import pack, unpack
 from personalpeft.adapters.formats.peft import export_peft, export_stack_peft, import_peft
-from personalpeft.adapters.formats.peft_config import plain_config, read_config
+from personalpeft.adapters.formats.peft_config import build_config, read_config
 from personalpeft.adapters.types import Adapter
 from personalpeft.errors import AdapterError, InvalidId, InvalidInput
 from personalpeft.types import Architecture
@@ -441,7 +441,7 @@ def test_values_that_are_not_finite(folder: Path) -> None:
     refused(with_tensors(folder, spoil), "NaN")
 
 
-PLAIN = plain_config(rank=3, scaling=0.5, targets=["mlp.up_proj"], base_name="tiny")
+PLAIN = build_config(rank=3, scaling=0.5, targets=["mlp.up_proj"], base_name="tiny")
 ANYTHING = st.recursive(
     st.none()
     | st.booleans()

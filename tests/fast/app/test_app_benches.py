@@ -166,7 +166,7 @@ def test_publish_times_tokens_of_others_and_both_hand_overs(
 
 
 def test_a_wave_brings_each_stack_from_disk() -> None:
-    small = Serving(slots=4, rows=4, host_bytes=0)
+    small = Serving(slots=4, max_batch=4, host_bytes=0)
     found = bench_wave(_BASE, 12, repetitions=1, tokens=2, serving=small, say=_nothing)
     assert (found.users, found.slots, found.host_fits) == (12, 4, 0)
     assert found.read_from_disk >= 12 - found.slots

@@ -7,8 +7,8 @@ from typing import Any
 
 from app_makers import Place
 
-from personalpeft.backends.llamacpp.cpu_probe import choose
-from personalpeft.base_models.gguf.file import own_file
+from personalpeft.backends.llamacpp.cpu_probe import probe_cpu
+from personalpeft.base_models.gguf.file import source_gguf_file
 from personalpeft.base_models.registry import find_card
 
 _REAL = "smollm2-135m-instruct"
@@ -25,9 +25,9 @@ def test_which_features_llamacpp_uses_is_said_once_that_was_tried(place: Place) 
     code, before = found(place, "--base", _REAL)
     assert code == 0
     assert "is tried when the model is first loaded" in before["device"]["said"]
-    file = own_file(find_card(_REAL))
+    file = source_gguf_file(find_card(_REAL))
     assert file is not None
-    tried = choose(file, place.cache)
+    tried = probe_cpu(file, place.cache)
     assert tried.why in found(place, "--base", _REAL)[1]["device"]["said"]
 
 

@@ -36,7 +36,7 @@ def _nothing(text: str) -> None:
 def double(tiny_base: Base, monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]:
     """In the place of the server that would be started."""
     # It writes what no model would.
-    monkeypatch.setattr("personalpeft.backends.vllm.model_check._APART", 100.0)
+    monkeypatch.setattr("personalpeft.backends.vllm.model_check._MAX_DIFFERENCE", 100.0)
     # All requests knock at once.
     monkeypatch.setattr(ThreadingHTTPServer, "request_queue_size", 2 * engines_vllm.REQUESTS)
     with doubled(Double(tiny_base, slots=engines_vllm.STACKS + 1)) as double:
@@ -53,7 +53,7 @@ def double(tiny_base: Base, monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]
 @pytest.fixture
 def fleet(tiny_base: Base, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Fleet]:
     """In the place of replicas behind Ray Serve: the larger fleet, which stands for both of those that would be started."""
-    monkeypatch.setattr("personalpeft.backends.vllm.model_check._APART", 100.0)
+    monkeypatch.setattr("personalpeft.backends.vllm.model_check._MAX_DIFFERENCE", 100.0)
     monkeypatch.setattr(ThreadingHTTPServer, "request_queue_size", 2 * engines_vllm.REQUESTS)
     monkeypatch.setattr(engines_fleet, "_TOLD_SECONDS", 0)
     monkeypatch.setattr(engines_fleet, "example", lambda python: tmp_path / "example.yaml")

@@ -10,8 +10,14 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from personalpeft.backends.torch.ops import triton_kernels
-from personalpeft.backends.torch.ops.base import BLOCK, Chunk, Places, Pointers, Shelf
-from personalpeft.backends.torch.ops.triton_ops import TritonKernels
+from personalpeft.backends.torch.ops.base import (
+    BLOCK,
+    AttentionMetadata,
+    LoRAMapping,
+    PrefillChunk,
+    StackedLoRAWeights,
+)
+from personalpeft.backends.torch.ops.triton_ops import TritonOps
 
 
 class NoDevice:
@@ -46,18 +52,22 @@ def main() -> None:
     driver.set_active(NoDevice())
     for name in ("shrink", "expand", "remember", "attend", "join", "norm"):
         setattr(triton_kernels, name, Compiled(getattr(triton_kernels, name)))
-    kernels, tokens, dim = TritonKernels(torch.device("cpu")), 20, 128
+    kernels, tokens, dim = TritonOps(torch.device("cpu")), 20, 128
     ints = torch.zeros(tokens, dtype=torch.int32)
-    shelf = Shelf(zeros(3, 2, 24, 576), zeros(3, 2, 8, 960), (576, 768, 960))
-    kernels.lora(zeros(tokens, 576), zeros(tokens, 960), Pointers(ints, ints), shelf, 1)
+    shelf = StackedLoRAWeights(zeros(3, 2, 24, 576), zeros(3, 2, 8, 960), (576, 768, 960))
+    kernels.apply_lora(zeros(tokens, 576), zeros(tokens, 960), LoRAMapping(ints, ints), shelf, 1)
     keys, values, q = zeros(64, 3, dim, BLOCK), zeros(64, 3, BLOCK, dim), zeros(tokens, 9, dim)
-    places = Places(ints.long(), torch.zeros(tokens, 20, dtype=torch.int32), ints)
-    kernels.remember(zeros(tokens, 3, dim), zeros(tokens, 3, dim), keys, values, places)
+    places = AttentionMetadata(ints.long(), torch.zeros(tokens, 20, dtype=torch.int32), ints)
+    kernels.write_kv(zeros(tokens, 3, dim), zeros(tokens, 3, dim), keys, values, places)
     for window, softcap in ((0, 0.0), (512, 50.0)):
-        kernels.attend(q, keys, values, places, scaling=0.1, softcap=softcap, window=window)
-        chunk = Chunk(0, tokens, tokens, ints)
-        kernels.prefill(q, keys, values, chunk, scaling=0.1, softcap=softcap, window=window)
-    kernels.norm(zeros(1, tokens, 576), zeros(576), 1e-5)
+        kernels.paged_attention(
+            q, keys, values, places, scaling=0.1, softcap=softcap, window=window
+        )
+        chunk = PrefillChunk(0, tokens, tokens, ints)
+        kernels.prefill_attention(
+            q, keys, values, chunk, scaling=0.1, softcap=softcap, window=window
+        )
+    kernels.rms_norm(zeros(1, tokens, 576), zeros(576), 1e-5)
 
 
 def zeros(*shape: int) -> torch.Tensor:

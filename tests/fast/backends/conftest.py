@@ -13,8 +13,8 @@ from vllm_double import Double, Open, doubled, know
 
 from personalpeft.backends.base import Backend
 from personalpeft.backends.vllm.backend import VllmBackend
-from personalpeft.base_models.resolve import prepare
-from personalpeft.base_models.types import Base, Card, Source
+from personalpeft.base_models.resolve import resolve_base
+from personalpeft.base_models.types import Base, ModelCard, Source
 from personalpeft.settings import VllmServer
 from personalpeft.types import Sampling
 
@@ -112,7 +112,7 @@ def base(request: pytest.FixtureRequest, tiny_base: Base, tmp_path: Path) -> Bas
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if (tiny_base.folder / name).exists():
             shutil.copy(tiny_base.folder / name, folder / name)
-    card = Card(
+    card = ModelCard(
         name=request.param,
         title="A tiny one",
         licence="Apache-2.0",
@@ -123,7 +123,7 @@ def base(request: pytest.FixtureRequest, tiny_base: Base, tmp_path: Path) -> Bas
         stop_tokens=tiny_base.stop_tokens,
         sampling=Sampling(),
     )
-    return prepare(card, cache=tmp_path / "cache")
+    return resolve_base(card, cache=tmp_path / "cache")
 
 
 def _vocabulary(base: Base) -> int:

@@ -28,12 +28,12 @@ def test_a_batch_says_what_transformers_says_to_each(
     for each, reply in zip(rows, written(backend, rows), strict=True):
         with torch.inference_mode():
             expected = model.generate(
-                torch.tensor([each.tokens]),
-                attention_mask=torch.ones(1, len(each.tokens), dtype=torch.long),
+                torch.tensor([each.prompt_tokens]),
+                attention_mask=torch.ones(1, len(each.prompt_tokens), dtype=torch.long),
                 max_new_tokens=20,
                 do_sample=False,
                 pad_token_id=0,
-            )[0, len(each.tokens) :].tolist()
+            )[0, len(each.prompt_tokens) :].tolist()
         assert list(reply.tokens) == [
             token for token in expected if token not in backend.end_of_turn
         ]

@@ -173,14 +173,14 @@ def test_rows_that_join_between_steps_say_what_each_says_alone(
 def test_a_batch_without_rows_does_nothing(backend: Backend) -> None:
     assert list(backend.step()) == []
     backend.remove(10**9)
-    assert backend.occupancy().rows == backend.occupancy().tokens_used == 0
+    assert backend.occupancy().num_sequences == backend.occupancy().used_tokens == 0
 
 
 def test_a_full_batch_takes_nobody_until_somebody_leaves(backend: Backend) -> None:
     writing = Writing(backend)
     replies = [writing.join(row(backend, f"prompt {n}", max_tokens=4)) for n in range(backend.rows)]
     assert backend.admit(row(backend, "one more")) is None
-    assert backend.occupancy().rows == backend.rows
+    assert backend.occupancy().num_sequences == backend.rows
     writing.leave(replies[0])
     replies.append(writing.join(row(backend, "one more", max_tokens=4)))
     writing.finish()
@@ -190,7 +190,7 @@ def test_a_full_batch_takes_nobody_until_somebody_leaves(backend: Backend) -> No
 def test_a_row_longer_than_can_be_is_refused(backend: Backend) -> None:
     with pytest.raises(ValueError, match="longer than"):
         backend.admit(row(backend, "hello", max_tokens=10**6))
-    assert backend.occupancy().rows == 0
+    assert backend.occupancy().num_sequences == 0
 
 
 def test_a_long_prompt_does_not_stop_the_replies_beside_it(backend: Backend) -> None:
@@ -217,15 +217,17 @@ def test_log_probs_of_a_reply_are_those_that_scoring_it_gives(
     reply, other = written(backend, [asked, row(backend, "bye", beside)])
     assert len(reply.logprobs) == len(reply.tokens)
     assert other.logprobs == ()
-    (score,) = backend.score([Continuation(asked.tokens, reply.tokens)], stack)
+    (score,) = backend.score([Continuation(asked.prompt_tokens, reply.tokens)], stack)
     # Scores for vLLM are torch's, in torch's own precision on this machine.
-    assert score.tokens == pytest.approx(
+    assert score.token_logprobs == pytest.approx(
         reply.logprobs, abs=0.5 if backend.name == "vllm" else 1e-3
     )
-    assert score.logp == pytest.approx(sum(score.tokens) / len(score.tokens), abs=1e-5)
+    assert score.logp == pytest.approx(
+        sum(score.token_logprobs) / len(score.token_logprobs), abs=1e-5
+    )
     assert sum(
-        abs(a - b) for a, b in zip(score.tokens, reply.logprobs, strict=True)
-    ) <= backend.tolerance * len(score.tokens)
+        abs(a - b) for a, b in zip(score.token_logprobs, reply.logprobs, strict=True)
+    ) <= backend.logprob_tolerance * len(score.token_logprobs)
 
 
 @few
@@ -239,9 +241,13 @@ def test_the_likeliest_tokens_are_those_of_the_row_itself_whatever_others_ask(
     backend: Backend, stack: str | None, temperature: float, beside: int, top: int
 ) -> None:
     asked = row(backend, "hello", stack, logprobs=True, temperature=temperature)
-    (alone,) = written(backend, [replace(asked, top=20)])
+    (alone,) = written(backend, [replace(asked, top_logprobs=20)])
     reply, other = written(
-        backend, [replace(asked, top=top), replace(row(backend, "bye", logprobs=True), top=beside)]
+        backend,
+        [
+            replace(asked, top_logprobs=top),
+            replace(row(backend, "bye", logprobs=True), top_logprobs=beside),
+        ],
     )
     assert reply.tokens == alone.tokens
     assert [len(each) for each in reply.top] == [top] * len(reply.tokens)

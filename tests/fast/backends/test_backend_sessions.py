@@ -12,7 +12,7 @@ from example_counts import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from personalpeft.adapters.types import Composed, Share
+from personalpeft.adapters.types import AdapterStack, ScaledLoRA
 from personalpeft.backends.base import Backend, Continuation, Session
 from personalpeft.learning.train.losses import ContextDistillationLoss, SFTLoss
 from personalpeft.types import Message
@@ -28,22 +28,24 @@ def trained(backend: Backend, **changes: Any) -> bytes:
     return bytes_of(session)
 
 
-def scaled(session: Session, scaling: float) -> Composed:
-    return Composed(2, {name: (Share(pair, scaling),) for name, pair in session.pairs().items()})
+def scaled(session: Session, scaling: float) -> AdapterStack:
+    return AdapterStack(
+        2, {name: (ScaledLoRA(pair, scaling),) for name, pair in session.weights().items()}
+    )
 
 
 def test_the_same_spec_and_steps_give_the_same_bytes(backend: Backend) -> None:
     assert trained(backend) == trained(backend)
-    assert trained(backend, below="one") == trained(backend, below="one")
+    assert trained(backend, base_key="one") == trained(backend, base_key="one")
 
 
-@pytest.mark.parametrize("changes", [{"seed": 6}, {"below": "one"}, {"rank": 3}])
+@pytest.mark.parametrize("changes", [{"seed": 6}, {"base_key": "one"}, {"rank": 3}])
 def test_another_spec_gives_other_bytes(backend: Backend, changes: dict[str, Any]) -> None:
     assert trained(backend, **changes) != trained(backend)
 
 
 def test_serving_in_between_changes_no_byte(backend: Backend) -> None:
-    session, steps = backend.session(spec(backend, below="one")), lessons(backend, STEPS)
+    session, steps = backend.session(spec(backend, base_key="one")), lessons(backend, STEPS)
     session.precompute_ref_log_probs([term for terms in steps for term in terms])
     for terms in steps:
         session.step(terms, 1e-2)
@@ -55,12 +57,12 @@ def test_serving_in_between_changes_no_byte(backend: Backend) -> None:
             ],
         )
         backend.score([after(backend, "hello", "bye")], "two")
-    assert bytes_of(session) == trained(backend, below="one")
+    assert bytes_of(session) == trained(backend, base_key="one")
 
 
 def test_what_lies_below_stays_what_it_was_when_its_slot_is_filled_anew(backend: Backend) -> None:
-    expected = trained(backend, below="one")
-    session = backend.session(spec(backend, below="one"))
+    expected = trained(backend, base_key="one")
+    session = backend.session(spec(backend, base_key="one"))
     backend.detach("one")
     attach(backend, "one", composed(backend, 40))
     train(session, lessons(backend, STEPS))
@@ -73,15 +75,15 @@ def test_a_session_that_goes_on_elsewhere_ends_with_the_bytes_of_one_that_never_
     backend: Backend, cuts: list[int]
 ) -> None:
     steps, done = lessons(backend, STEPS), 0
-    session = backend.session(spec(backend, below="two"))
+    session = backend.session(spec(backend, base_key="two"))
     for cut in cuts:
         train(session, steps[:cut], done=done)
         state = {name: array.copy() for name, array in session.state().items()}
         session.close()
-        session, done = backend.session(spec(backend, below="two")), cut
+        session, done = backend.session(spec(backend, base_key="two")), cut
         session.restore(state)
     train(session, steps, done=done)
-    assert bytes_of(session) == trained(backend, below="two")
+    assert bytes_of(session) == trained(backend, base_key="two")
 
 
 def test_what_was_saved_does_not_change_when_the_session_goes_on(backend: Backend) -> None:
@@ -126,29 +128,29 @@ def test_a_session_of_another_rank_is_refused(torch_tiny: Backend) -> None:
         torch_tiny.session(spec(torch_tiny)).restore(wider.state())
 
 
-@pytest.mark.parametrize("changes", [{"targets": ("mlp.never_proj",)}, {"below": "never attached"}])
+@pytest.mark.parametrize("changes", [{"target_modules": ("mlp.never_proj",)}, {"base_key": "never attached"}])
 def test_a_spec_that_does_not_fit_is_refused(backend: Backend, changes: dict[str, Any]) -> None:
     with pytest.raises((ValueError, KeyError)):
         backend.session(spec(backend, **changes))
 
 
 def test_a_parent_of_another_rank_is_refused(torch_tiny: Backend) -> None:
-    parent = torch_tiny.session(spec(torch_tiny)).pairs()
+    parent = torch_tiny.session(spec(torch_tiny)).weights()
     with pytest.raises(ValueError, match="rank 2"):
-        torch_tiny.session(spec(torch_tiny, rank=4, start=parent))
+        torch_tiny.session(spec(torch_tiny, rank=4, initial_weights=parent))
 
 
 def test_a_child_begins_where_its_parent_ended(backend: Backend) -> None:
     session = backend.session(spec(backend))
     train(session, lessons(backend, 3))
-    parent = session.pairs()
-    child = backend.session(spec(backend, start=parent))
+    parent = session.weights()
+    child = backend.session(spec(backend, initial_weights=parent))
     train(child, lessons(backend, 1))
-    other = backend.session(spec(backend, start=parent))
+    other = backend.session(spec(backend, initial_weights=parent))
     train(other, lessons(backend, 1))
     assert bytes_of(child) == bytes_of(other) != bytes_of(session)
     assert all(
-        parent[name].b.tobytes() == pair.b.tobytes() for name, pair in session.pairs().items()
+        parent[name].b.tobytes() == pair.b.tobytes() for name, pair in session.weights().items()
     )
 
 
@@ -181,7 +183,7 @@ def test_what_was_learned_is_likelier_and_is_what_the_session_saw(torch_tiny: Ba
 
 def test_training_never_touches_the_base(backend: Backend) -> None:
     before = backend.fingerprint()
-    session = backend.session(spec(backend, below="one"))
+    session = backend.session(spec(backend, base_key="one"))
     train(session, lessons(backend, 3))
     session.close()
     session.close()

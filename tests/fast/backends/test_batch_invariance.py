@@ -43,12 +43,12 @@ PROMPTS = ("hello", "what is this? " * 3, "x", "a long story about rain. " * 6)
 @pytest.fixture(params=["float32", "bfloat16"])
 def backend(request: pytest.FixtureRequest, base: Base, shared_cache: Path) -> Backend:
     from personalpeft.backends.torch.backend import TorchBackend
-    from personalpeft.backends.torch.model_runner import Device, choose_device
+    from personalpeft.backends.torch.model_runner import DeviceChoice, choose_device
 
     dtype = getattr(torch, request.param)
     if dtype == torch.bfloat16 and choose_device().dtype != dtype:
         pytest.skip("the processor does not multiply bfloat16")
-    where = Device(torch.device("cpu"), dtype, "for tests")
+    where = DeviceChoice(torch.device("cpu"), dtype, "for tests")
     made = TorchBackend(base, where=where, cache=shared_cache, slots=3, rows=ROWS)
     if made.batch_invariance is not BatchInvariance.HOLDS:
         pytest.skip(f"nothing is promised here: {made.description}")
@@ -109,7 +109,7 @@ def test_a_row_that_was_preempted_goes_on_with_the_same_bits(backend: Backend) -
             for prompt, stack, owner, temperature, seed in asked
         ]
         alone = [cold(backend, each) for each in rows]
-        backend.forget()
+        backend.clear_cache()
         writing = Writing(backend)
         replies = [writing.join(each) for each in rows]
         preempted: dict[int, Callable[[], bool]] = {}
@@ -120,7 +120,7 @@ def test_a_row_that_was_preempted_goes_on_with_the_same_bits(backend: Backend) -
                 preempted[number] = writing.preempt(replies[number])
             if data.draw(st.booleans()):
                 # Nothing is found again, so all of it is read anew.
-                backend.forget()
+                backend.clear_cache()
             for each in data.draw(st.sets(st.sampled_from(sorted(preempted)))) if preempted else ():
                 assert preempted.pop(each)()
         assert all(resume() for resume in preempted.values())
@@ -137,13 +137,15 @@ def test_what_decoding_wrote_is_found_again_only_as_a_prompt_would_have_it(
 ) -> None:
     first = row(backend, PROMPTS[1], "s1", logprobs=True, max_tokens=80, temperature=1.5, seed=4)
     reply = cold(backend, first)
-    longer = replace(first, tokens=first.tokens + reply.tokens + first.tokens)
+    longer = replace(first, tokens=first.prompt_tokens + reply.tokens + first.prompt_tokens)
     expected = bits(cold(backend, longer))
     cold(backend, first)
-    before = backend.occupancy().reused
+    before = backend.occupancy().reused_tokens
     assert bits(written(backend, [longer])[0]) == expected
     # Whole blocks of the reply were found, not of the first prompt alone.
-    assert len(reply.tokens) < 40 or backend.occupancy().reused - before > len(first.tokens)
+    assert len(reply.tokens) < 40 or backend.occupancy().reused_tokens - before > len(
+        first.prompt_tokens
+    )
 
 
 def test_a_learn_of_another_user_changes_no_bit(backend: Backend) -> None:

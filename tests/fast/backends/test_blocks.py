@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from personalpeft.backends.base import Row
+from personalpeft.backends.base import SequenceState
 from personalpeft.backends.torch.block_manager import BlockManager, prefix_hashes
 from personalpeft.backends.torch.ops.base import BLOCK
 from personalpeft.types import Sampling
@@ -25,12 +25,12 @@ from personalpeft.types import Sampling
 COUNT = 12
 
 
-def names_of(row: Row, base: str = "base") -> list[bytes]:
-    return list(prefix_hashes(base, row, row.tokens))[1:]
+def names_of(row: SequenceState, base: str = "base") -> list[bytes]:
+    return list(prefix_hashes(base, row, row.prompt_tokens))[1:]
 
 
-def row(tokens: Sequence[int], owner: str = "ada", stack: str | None = None) -> Row:
-    return Row(tuple(tokens), stack, Sampling(), owner)
+def row(tokens: Sequence[int], owner: str = "ada", stack: str | None = None) -> SequenceState:
+    return SequenceState(tuple(tokens), stack, Sampling(), owner)
 
 
 class Sharing(RuleBasedStateMachine):

@@ -12,10 +12,10 @@ import pytest
 from backend_makers import after, attach, bytes_of, composed, spec, torch_backend
 
 from personalpeft.backends.base import Backend, Continuation, Loss
-from personalpeft.backends.torch.model_runner import Model
-from personalpeft.backends.torch.training.packing import Packed
+from personalpeft.backends.torch.model_runner import ModelRunner
+from personalpeft.backends.torch.training.packing import PackedSequence
 from personalpeft.base_models.types import Base
-from personalpeft.learning.train.losses import KLRegularizer, ContextDistillationLoss, DPOLoss
+from personalpeft.learning.train.losses import ContextDistillationLoss, DPOLoss, KLRegularizer
 
 
 @pytest.fixture
@@ -32,14 +32,14 @@ def cache(tmp_path: Path, shared_cache: Path, torch_tiny: Backend) -> Path:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens each pass without a gradient read."""
     seen: list[int] = []
-    hidden = Model.hidden
+    hidden = ModelRunner.hidden
 
-    def counted(self: Model, packed: Packed) -> object:
+    def counted(self: ModelRunner, packed: PackedSequence) -> object:
         if self.attachment.training is None:
             seen.append(len(packed.tokens))
         return hidden(self, packed)
 
-    monkeypatch.setattr(Model, "hidden", counted)
+    monkeypatch.setattr(ModelRunner, "hidden", counted)
     return seen
 
 
@@ -59,7 +59,7 @@ def learned(
     """What three steps leave, on a backend of its own as another process would have it."""
     backend = torch_backend(base, cache=cache)
     attach(backend, "one", composed(backend, 3))
-    session = backend.session(spec(backend, below=below))
+    session = backend.session(spec(backend, base_key=below))
     own = anchors(backend) if terms is None else terms
     session.precompute_ref_log_probs(own)
     for _ in range(3):
@@ -112,7 +112,7 @@ def test_of_what_somebody_said_or_what_a_stack_says_nothing_is_kept(
         after(backend, "My door?", "It is open."),
     )
     learned(tiny_base, cache, [DPOLoss(mine, other, 0.1, 1.0), ContextDistillationLoss(mine, mine)])
-    learned(tiny_base, cache, below="one")
+    learned(tiny_base, cache, base_key="one")
     assert kept(cache) == []
 
 

@@ -21,11 +21,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from personalpeft.backends.torch.ops import choose_kernels
-from personalpeft.backends.torch.ops.base import BLOCK, Chunk, Kernels, Places, Pointers, Shelf
-from personalpeft.backends.torch.ops.cpu_ops import NativeKernels, NoCompiler
-from personalpeft.backends.torch.ops.reference_ops import PlainKernels, attention
+from personalpeft.backends.torch.ops.base import (
+    BLOCK,
+    AttentionMetadata,
+    LoRAMapping,
+    Ops,
+    PrefillChunk,
+    StackedLoRAWeights,
+)
+from personalpeft.backends.torch.ops.cpu_ops import CpuOps, NoCompiler
+from personalpeft.backends.torch.ops.reference_ops import ReferenceOps, attention
 
-PLAIN = PlainKernels()
+PLAIN = ReferenceOps()
 DTYPES = (torch.float32, torch.bfloat16)
 few = examples(25)
 fewer = examples(6)
@@ -35,14 +42,14 @@ fewer = examples(6)
 class Fast:
     """Kernels that are quicker than the plain ones, for each number format, and where they run."""
 
-    of: dict[torch.dtype, Kernels]
+    of: dict[torch.dtype, Ops]
     device: torch.device
 
 
 @pytest.fixture(scope="module")
-def natives(shared_cache: Path) -> dict[torch.dtype, Kernels]:
+def natives(shared_cache: Path) -> dict[torch.dtype, Ops]:
     try:
-        return {dtype: NativeKernels(shared_cache, dtype) for dtype in DTYPES}
+        return {dtype: CpuOps(shared_cache, dtype) for dtype in DTYPES}
     except NoCompiler as why:
         pytest.skip(str(why))
 
@@ -54,10 +61,10 @@ def fast(request: pytest.FixtureRequest) -> Fast:
     if request.param == "native":
         return Fast(request.getfixturevalue("natives"), torch.device("cpu"))
     triton = pytest.importorskip("triton", reason="Triton is not installed")
-    from personalpeft.backends.torch.ops.triton_ops import tried_kernels
+    from personalpeft.backends.torch.ops.triton_ops import try_triton_ops
 
     device = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
-    return Fast({dtype: tried_kernels(device, dtype) for dtype in DTYPES}, device)
+    return Fast({dtype: try_triton_ops(device, dtype) for dtype in DTYPES}, device)
 
 
 @dataclass(frozen=True)
@@ -66,24 +73,26 @@ class Adapted:
 
     x: Tensor
     y: Tensor
-    pointers: Pointers
-    shelf: Shelf
+    pointers: LoRAMapping
+    shelf: StackedLoRAWeights
 
-    def added(self, kernels: Kernels, tokens: slice = slice(None)) -> Tensor:
+    def added(self, kernels: Ops, tokens: slice = slice(None)) -> Tensor:
         """The outputs of some tokens, in a pass without the others."""
         y = self.y[tokens].clone()
-        kernels.lora(
+        kernels.apply_lora(
             self.x[tokens],
             y,
-            Pointers(self.pointers.slots[tokens], self.pointers.ranks),
+            LoRAMapping(self.pointers.slots[tokens], self.pointers.ranks),
             self.shelf,
             1,
         )
         return y
 
     def on(self, device: torch.device) -> Adapted:
-        pointers = Pointers(self.pointers.slots.to(device), self.pointers.ranks.to(device))
-        shelf = Shelf(self.shelf.a.to(device), self.shelf.b.to(device), self.shelf.ends)
+        pointers = LoRAMapping(self.pointers.slots.to(device), self.pointers.ranks.to(device))
+        shelf = StackedLoRAWeights(
+            self.shelf.a.to(device), self.shelf.b.to(device), self.shelf.ends
+        )
         return Adapted(self.x.to(device), self.y.to(device), pointers, shelf)
 
 
@@ -113,8 +122,8 @@ def adapted(draw: st.DrawFn) -> Adapted:
     return Adapted(
         random(chance, tokens, inputs, dtype=dtype),
         random(chance, tokens, sum(widths), dtype=dtype),
-        Pointers(pointed, torch.tensor([0, *ranks], dtype=torch.int32)),
-        Shelf(a.flatten(2, 3), b, tuple(np.cumsum(widths).tolist())),
+        LoRAMapping(pointed, torch.tensor([0, *ranks], dtype=torch.int32)),
+        StackedLoRAWeights(a.flatten(2, 3), b, tuple(np.cumsum(widths).tolist())),
     )
 
 
@@ -150,17 +159,19 @@ class Rows:
         for row, (k, v) in enumerate(self.rows):
             spots = torch.arange(len(k))
             writes = self.table[row][spots // BLOCK].long() * BLOCK + spots % BLOCK
-            PLAIN.remember(k, v, keys, values, Places(writes, writes, writes))
+            PLAIN.write_kv(k, v, keys, values, AttentionMetadata(writes, writes, writes))
         return keys.to(device), values.to(device)
 
     def attended(
-        self, kernels: Kernels, device: torch.device, q: Tensor, rows: slice = slice(None)
+        self, kernels: Ops, device: torch.device, q: Tensor, rows: slice = slice(None)
     ) -> Tensor:
         """What the last tokens of some rows attend to, in a pass without the others."""
         lengths, keys_values = self.lengths[rows], self.pool(device)
         table = self.table[rows, : -(-int(lengths.max()) // BLOCK)].contiguous()
-        places = Places(torch.tensor([0], device=device), table.to(device), lengths.to(device))
-        return kernels.attend(
+        places = AttentionMetadata(
+            torch.tensor([0], device=device), table.to(device), lengths.to(device)
+        )
+        return kernels.paged_attention(
             q[rows].to(device),
             *keys_values,
             places,
@@ -169,10 +180,10 @@ class Rows:
             window=self.window,
         ).cpu()
 
-    def read(self, kernels: Kernels, device: torch.device, q: Tensor, length: int) -> Tensor:
+    def read(self, kernels: Ops, device: torch.device, q: Tensor, length: int) -> Tensor:
         """What tokens of the first row attend to, the last of which is its token ``length - 1``."""
-        chunk = Chunk(0, len(q), length, self.table[0].to(device))
-        return kernels.prefill(
+        chunk = PrefillChunk(0, len(q), length, self.table[0].to(device))
+        return kernels.prefill_attention(
             q.to(device),
             *self.pool(device),
             chunk,
@@ -255,7 +266,9 @@ def test_keys_and_values_lie_in_their_places_and_nowhere_else(
         keys = torch.full((3, heads, dim, BLOCK), 7.0, dtype=dtype, device=device)
         values = torch.full((3, heads, BLOCK, dim), 7.0, dtype=dtype, device=device)
         there = writes.to(device)
-        kernels.remember(k.to(device), v.to(device), keys, values, Places(there, there, there))
+        kernels.write_kv(
+            k.to(device), v.to(device), keys, values, AttentionMetadata(there, there, there)
+        )
         pools.append((keys.cpu(), values.cpu()))
     assert all(torch.equal(*both) for both in zip(*pools, strict=True))
 
@@ -317,8 +330,8 @@ def test_norms_are_those_of_the_model(
 ) -> None:
     chance = torch.Generator().manual_seed(seed)
     x, weight = random(chance, 1, tokens, size, dtype=dtype), random(chance, size, dtype=dtype)
-    found = fast.of[dtype].norm(x.to(fast.device), weight.to(fast.device), 1e-5)
-    assert_near(found.cpu(), PLAIN.norm(x, weight, 1e-5))
+    found = fast.of[dtype].rms_norm(x.to(fast.device), weight.to(fast.device), 1e-5)
+    assert_near(found.cpu(), PLAIN.rms_norm(x, weight, 1e-5))
 
 
 @few
@@ -335,7 +348,7 @@ def test_the_first_of_the_largest_is_found(
     x = torch.randint(-kinds, 1, (rows, size), generator=torch.Generator().manual_seed(seed)).to(
         dtype
     )
-    found = fast.of[dtype].largest(x.to(fast.device)).tolist()
+    found = fast.of[dtype].argmax(x.to(fast.device)).tolist()
     assert found == [row.index(max(row)) for row in x.tolist()]
 
 
@@ -349,7 +362,7 @@ def test_the_first_of_the_largest_is_found(
     factor=st.sampled_from([1.0, 0.25, -3.0]),
 )
 def test_what_is_laid_is_the_source_times_its_factor(
-    natives: dict[torch.dtype, Kernels],
+    natives: dict[torch.dtype, Ops],
     seed: int,
     dtype: torch.dtype,
     shape: tuple[int, int, int],
@@ -377,7 +390,7 @@ def test_what_is_laid_is_the_source_times_its_factor(
             if turned
             else whole[:, 1:-2, 2:-3]
         )
-        assert kernels.lay(source, place, factor)
+        assert kernels.pack_weights(source, place, factor)
         places.append(whole)
     assert torch.equal(*places)
 
@@ -385,13 +398,13 @@ def test_what_is_laid_is_the_source_times_its_factor(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_told_when_it_is_laid(
-    natives: dict[torch.dtype, Kernels], dtype: torch.dtype, bad: float
+    natives: dict[torch.dtype, Ops], dtype: torch.dtype, bad: float
 ) -> None:
     source = np.ones((2, 3, 70), np.float32)
     source[1, 2, 69] = bad
     for kernels in (PLAIN, natives[dtype]):
-        assert not kernels.lay(source, torch.empty(2, 3, 70, dtype=dtype), 1.0)
-        assert not kernels.lay(
+        assert not kernels.pack_weights(source, torch.empty(2, 3, 70, dtype=dtype), 1.0)
+        assert not kernels.pack_weights(
             np.full((1, 1, 2), 3e38, np.float32), torch.empty(1, 1, 2, dtype=dtype), 100.0
         )
 
@@ -407,15 +420,15 @@ def test_without_a_compiler_the_plain_kernels_serve_and_say_why(
 
 @pytest.mark.exhaustive
 def test_a_damaged_library_in_the_cache_is_built_anew(
-    natives: dict[torch.dtype, Kernels], tmp_path: Path
+    natives: dict[torch.dtype, Ops], tmp_path: Path
 ) -> None:
-    NativeKernels(tmp_path, torch.float32)
+    CpuOps(tmp_path, torch.float32)
     libraries = list(tmp_path.rglob("*.so"))
     assert libraries
     for built in libraries:
         built.unlink()  # Not written over: this process still runs the former one.
         built.write_bytes(b"half a file")
-    assert NativeKernels(tmp_path, torch.float32).norm(
+    assert CpuOps(tmp_path, torch.float32).rms_norm(
         torch.ones(1, 4), torch.ones(4), 0.0
     ).tolist() == [[1.0] * 4]
     for built in libraries:

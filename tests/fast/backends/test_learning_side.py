@@ -11,7 +11,7 @@ from backend_makers import composed, spec
 
 from personalpeft.backends.base import Backend, Continuation
 from personalpeft.backends.torch.backend import TorchBackend
-from personalpeft.backends.training_backend import LearningSide
+from personalpeft.backends.training_backend import TrainingBackend
 from personalpeft.base_models.types import Base
 
 ITEMS = [Continuation((1, 2, 3), (4, 5))]
@@ -37,15 +37,15 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Event]:
 
 
 @pytest.fixture
-def side(tiny_base: Base, loads: list[threading.Event]) -> Iterator[LearningSide]:
-    side = LearningSide(tiny_base, cache=None)
+def side(tiny_base: Base, loads: list[threading.Event]) -> Iterator[TrainingBackend]:
+    side = TrainingBackend(tiny_base, cache=None)
     yield side
     side.close()
     assert all(gone.is_set() for gone in loads)
 
 
 def test_a_gate_that_scores_again_and_again_loads_torch_once(
-    side: LearningSide, torch_tiny: Backend, loads: list[threading.Event]
+    side: TrainingBackend, torch_tiny: Backend, loads: list[threading.Event]
 ) -> None:
     stacks = [None, composed(torch_tiny, 1), composed(torch_tiny, 2)]
     first = [side.score(ITEMS, stack) for stack in stacks]
@@ -57,7 +57,7 @@ def test_a_gate_that_scores_again_and_again_loads_torch_once(
 def test_a_while_after_the_last_scores_torch_goes(
     tiny_base: Base, loads: list[threading.Event]
 ) -> None:
-    side = LearningSide(tiny_base, cache=None, linger=0.05)
+    side = TrainingBackend(tiny_base, cache=None, linger=0.05)
     side.score(ITEMS, None)
     assert loads[0].wait(20)
     side.score(ITEMS, None)
@@ -66,7 +66,7 @@ def test_a_while_after_the_last_scores_torch_goes(
 
 
 def test_torch_goes_with_the_last_session(
-    side: LearningSide, torch_tiny: Backend, loads: list[threading.Event]
+    side: TrainingBackend, torch_tiny: Backend, loads: list[threading.Event]
 ) -> None:
     one, two = side.session(spec(torch_tiny), None), side.session(spec(torch_tiny), None)
     one.close()
@@ -76,10 +76,10 @@ def test_torch_goes_with_the_last_session(
 
 
 def test_as_many_learn_at_once_as_there_are_whatever_lies_below_them(
-    side: LearningSide, torch_tiny: Backend
+    side: TrainingBackend, torch_tiny: Backend
 ) -> None:
     sessions = [
-        side.session(spec(torch_tiny, below=f"{n}"), composed(torch_tiny, n)) for n in range(12)
+        side.session(spec(torch_tiny, base_key=f"{n}"), composed(torch_tiny, n)) for n in range(12)
     ]
     side.score(ITEMS, composed(torch_tiny, 20))
     for session in sessions:

@@ -31,12 +31,12 @@ from backend_makers import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from personalpeft.backends.base import Backend, Continuation, Row
+from personalpeft.backends.base import Backend, Continuation, SequenceState
 from personalpeft.backends.llamacpp import backend as reckoning
-from personalpeft.backends.llamacpp.backend import LlamaCppBackend, memory_of
-from personalpeft.backends.llamacpp.binding import Model, Shape
-from personalpeft.backends.llamacpp.context_pool import PART
-from personalpeft.base_models.gguf.file import gguf_file
+from personalpeft.backends.llamacpp.backend import LlamaCppBackend, context_bytes
+from personalpeft.backends.llamacpp.binding import ContextParams, Model
+from personalpeft.backends.llamacpp.context_pool import CHUNK
+from personalpeft.base_models.gguf.file import resolve_gguf_file
 from personalpeft.base_models.gguf.tensor_names import gguf_names
 from personalpeft.base_models.gguf.writer import write_gguf
 from personalpeft.base_models.types import Base
@@ -71,32 +71,34 @@ def test_every_kind_of_model_says_on_llamacpp_what_it_says_on_torch(
 
 def test_a_lane_that_grows_keeps_what_it_holds_to_the_bit(llamacpp_tiny: Backend) -> None:
     long = row(llamacpp_tiny, "hello " * 90, max_tokens=300, logprobs=True)
-    llamacpp_tiny.forget()
+    llamacpp_tiny.clear_cache()
     (cold,) = written(llamacpp_tiny, [long])
-    llamacpp_tiny.forget()
+    llamacpp_tiny.clear_cache()
     written(llamacpp_tiny, [row(llamacpp_tiny, "hello " * 60, max_tokens=4)])
-    before = llamacpp_tiny.occupancy().reused
+    before = llamacpp_tiny.occupancy().reused_tokens
     (grown,) = written(llamacpp_tiny, [long])
-    assert llamacpp_tiny.occupancy().reused > before
+    assert llamacpp_tiny.occupancy().reused_tokens > before
     assert (grown.tokens, grown.logprobs) == (cold.tokens, cold.logprobs)
 
 
 def test_the_next_turn_of_a_conversation_reads_whole_parts_of_the_prompt_before_no_more(
     llamacpp_tiny: Backend,
 ) -> None:
-    llamacpp_tiny.forget()
+    llamacpp_tiny.clear_cache()
     long = "a question of some length, " * 9
     first = row(llamacpp_tiny, long, owner="ada", max_tokens=40)
     written(llamacpp_tiny, [first])
-    before = llamacpp_tiny.occupancy().reused
+    before = llamacpp_tiny.occupancy().reused_tokens
     written(llamacpp_tiny, [row(llamacpp_tiny, long + "and more", owner="bo", max_tokens=4)])
-    assert llamacpp_tiny.occupancy().reused == before
+    assert llamacpp_tiny.occupancy().reused_tokens == before
     following = row(llamacpp_tiny, long + "and more", owner="ada", max_tokens=4)
     written(llamacpp_tiny, [following])
     same = next(
-        n for n, (a, b) in enumerate(zip(first.tokens, following.tokens, strict=False)) if a != b
+        n
+        for n, (a, b) in enumerate(zip(first.prompt_tokens, following.prompt_tokens, strict=False))
+        if a != b
     )
-    assert llamacpp_tiny.occupancy().reused - before == same // PART * PART > 0
+    assert llamacpp_tiny.occupancy().reused_tokens - before == same // CHUNK * CHUNK > 0
 
 
 def asked_in_turn(
@@ -109,7 +111,7 @@ def asked_in_turn(
         said.append(Message("user", question))
         sampling = Sampling(max_tokens=24)
         (reply,) = written(
-            backend, [Row(backend.render(said), stack, sampling, owner, logprobs=True)]
+            backend, [SequenceState(backend.render(said), stack, sampling, owner, logprobs=True)]
         )
         said.append(Message("assistant", reply.text))
         replies.append(reply)
@@ -132,9 +134,9 @@ def test_a_conversation_repeats_to_the_bit_whatever_was_kept_and_whoever_asked_b
     asked_in_turn(backend, "bo", QUESTIONS[1:], "two")
     later = asked_in_turn(backend, "ada", QUESTIONS, stack)
     other = asked_in_turn(backend, "cy", QUESTIONS, stack)
-    backend.forget()
+    backend.clear_cache()
     cold = asked_in_turn(backend, "ada", QUESTIONS, stack)
-    assert backend.occupancy().reused > 0
+    assert backend.occupancy().reused_tokens > 0
     backend.close()
     for replies in (again, later, other, cold):
         assert [reply.tokens for reply in replies] == [reply.tokens for reply in first]
@@ -181,7 +183,7 @@ def test_a_reply_is_the_same_to_the_bit_whoever_is_served_beside_it(
             replies.append(writing.join(asked))
         writing.step(steps)
         if forgets:
-            with_two.forget()
+            with_two.clear_cache()
     writing.finish()
     replies += written(with_two, [asked])
     assert {(reply.tokens, reply.logprobs) for reply in replies} == {(alone.tokens, alone.logprobs)}
@@ -195,7 +197,7 @@ def test_torch_is_let_go_of_when_nothing_learns_any_more(
     train(session, lessons(backend, 2))
     session.close()
     session.close()
-    assert backend._learning._backend is None
+    assert backend._training._backend is None
     with pytest.raises(ValueError, match="not sessions"):
         backend.advance([session], [[]], [0.1])
     backend.close()
@@ -255,8 +257,8 @@ def test_what_is_forgotten_while_it_is_scored_waits_for_it(
     with begun(own) as reading:
         scorer.start()
         reading()
-        own.forget()
-        own.forget()
+        own.clear_cache()
+        own.clear_cache()
     scorer.join()
     assert said == [whole]
     own.detach("one")
@@ -321,7 +323,7 @@ def test_sessions_above_different_stacks_need_no_more_slots_than_stand_at_once(
 ) -> None:
     for name in ("one", "two"):
         attach(own, name, composed(own, 1))
-        session = own.session(spec(own, below=name))
+        session = own.session(spec(own, base_key=name))
         own.detach(name)
         train(session, lessons(own, 1))
         session.close()
@@ -332,7 +334,7 @@ def test_many_rows_of_one_stack_are_served_at_once(tiny_base: Base, shared_cache
     rows = [row(backend, f"{n % 3}", max_tokens=2) for n in range(140)]
     replies = written(backend, rows)
     assert len({reply.tokens for reply in replies[::3]}) == 1
-    assert backend.occupancy().tokens_used == 0
+    assert backend.occupancy().used_tokens == 0
     backend.close()
 
 
@@ -359,11 +361,11 @@ def test_prompts_are_read_within_one_budget_whatever_their_stacks(
     writing = Writing(backend)
     writing.join(row(backend, "hello", max_tokens=30))
     writing.step()
-    before = backend.occupancy().tokens_used
+    before = backend.occupancy().used_tokens
     for name in ("one", "two", "three"):
         writing.join(row(backend, "x" * 400, name, max_tokens=2))
     writing.step()
-    assert backend.occupancy().tokens_used - before <= 65
+    assert backend.occupancy().used_tokens - before <= 65
     writing.finish()
     backend.close()
 
@@ -406,14 +408,14 @@ def test_what_a_lane_takes_is_reckoned_at_no_less_than_llamacpp_says(
     base: Base, shared_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = gguf_names(base)
-    file = gguf_file(base, names, shared_cache)
-    model = Model(file, extra=False)
+    file = resolve_gguf_file(base, names, shared_cache)
+    model = Model(file, repack=False)
     for places in (512, 4096):
-        shape = Shape(places, PART, 1, 1, names.full)
-        place, lane = memory_of(names, model.vocabulary, shape)
+        shape = ContextParams(places, CHUNK, 1, 1, names.full)
+        place, lane = context_bytes(names, model.vocab_size, shape)
         caplog.clear()
         with caplog.at_level("DEBUG", "personalpeft.backends.llamacpp.binding"):
-            model.context(shape, None).close()
+            model.new_context(shape, None).close()
         said = re.findall(r"buffer size = +([0-9.]+) MiB", caplog.text)
         assert len(said) >= 3
         taken = sum(map(float, said)) * 2**20
@@ -425,7 +427,7 @@ def test_lanes_keep_within_the_memory_with_what_each_takes_besides_its_tokens(
     tiny_base: Base, shared_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Each lane takes as much as 600 tokens besides, and there is memory for two lanes of 512, or for the tokens of four.
-    monkeypatch.setattr(reckoning, "memory_of", lambda names, *_: (1 << 20, 600 << 20))
+    monkeypatch.setattr(reckoning, "context_bytes", lambda names, *_: (1 << 20, 600 << 20))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     monkeypatch.setattr(reckoning, "_MEMORY_SHARE", (2 * 600 + 2 * 512 << 20) / memory)
     backend = llamacpp_backend(tiny_base, shared_cache, slots=3, rows=4)

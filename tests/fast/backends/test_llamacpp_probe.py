@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from personalpeft.backends.llamacpp.cpu_probe import choose
+from personalpeft.backends.llamacpp.cpu_probe import probe_cpu
 
 
 class Trials:
@@ -47,8 +47,8 @@ def test_what_a_trial_shows_of_the_processor_is_kept(
     tmp_path: Path, file: Path, trials: Trials, ends: int, extra: bool
 ) -> None:
     trials.ends = ends
-    first = choose(file, tmp_path)
-    assert (first.extra, choose(file, tmp_path)) == (extra, first)
+    first = probe_cpu(file, tmp_path)
+    assert (first.repack, probe_cpu(file, tmp_path)) == (extra, first)
     assert trials.made == 1
 
 
@@ -66,9 +66,9 @@ def test_what_may_be_of_the_moment_is_on_the_safe_side_and_tried_again(
     tmp_path: Path, file: Path, trials: Trials, ends: int | Exception
 ) -> None:
     trials.ends = ends
-    assert not choose(file, tmp_path).extra
+    assert not probe_cpu(file, tmp_path).repack
     trials.ends = 0
-    assert choose(file, tmp_path).extra
+    assert probe_cpu(file, tmp_path).repack
     assert trials.made == 2
 
 
@@ -76,24 +76,26 @@ def test_what_may_be_of_the_moment_is_on_the_safe_side_and_tried_again(
 def test_a_damaged_note_of_it_is_none(
     tmp_path: Path, file: Path, trials: Trials, harm: str
 ) -> None:
-    choose(file, tmp_path)
+    probe_cpu(file, tmp_path)
     (kept,) = (tmp_path / "llamacpp").iterdir()
     kept.write_text(harm)
     trials.ends = -signal.SIGSEGV
-    assert not choose(file, tmp_path).extra
+    assert not probe_cpu(file, tmp_path).repack
 
 
 def test_another_processor_version_or_file_is_tried_anew(
     tmp_path: Path, file: Path, trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choose(file, tmp_path)
+    probe_cpu(file, tmp_path)
     with monkeypatch.context() as other:
-        other.setattr("personalpeft.backends.llamacpp.cpu_probe._processor", lambda: "flags: none")
-        choose(file, tmp_path)
+        other.setattr(
+            "personalpeft.backends.llamacpp.cpu_probe._cpu_features", lambda: "flags: none"
+        )
+        probe_cpu(file, tmp_path)
     with monkeypatch.context() as other:
         other.setattr("personalpeft.backends.llamacpp.cpu_probe.version", lambda _: "99")
-        choose(file, tmp_path)
+        probe_cpu(file, tmp_path)
     file.write_bytes(b"GGUF, another one")
-    choose(file, tmp_path)
-    choose(file, tmp_path)
+    probe_cpu(file, tmp_path)
+    probe_cpu(file, tmp_path)
     assert trials.made == 4

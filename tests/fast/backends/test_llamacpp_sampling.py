@@ -8,7 +8,7 @@ from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft.backends.llamacpp.sampling import Picker
+from personalpeft.backends.sampler import NumpySampler
 from personalpeft.types import Sampling
 
 Logits = npt.NDArray[np.float32]
@@ -56,8 +56,8 @@ def test_the_same_seed_draws_what_a_sort_of_all_tokens_would_draw(
 ) -> None:
     logits = np.array(values, np.float32)
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
-    ours, plain = Picker.of(sampling), Plainly(sampling)
-    assert [ours.pick(logits) for _ in range(8)] == [plain.pick(logits) for _ in range(8)]
+    ours, plain = NumpySampler(sampling), Plainly(sampling)
+    assert [ours.sample(logits) for _ in range(8)] == [plain.pick(logits) for _ in range(8)]
 
 
 @examples(60)
@@ -67,5 +67,5 @@ def test_that_holds_for_large_vocabularies_whatever_their_spread(
 ) -> None:
     logits = (np.random.default_rng(seed).standard_normal(20_000) * spread).astype(np.float32)
     sampling = Sampling(temperature=1.0, top_p=top_p, seed=seed)
-    ours, plain = Picker.of(sampling), Plainly(sampling)
-    assert [ours.pick(logits) for _ in range(3)] == [plain.pick(logits) for _ in range(3)]
+    ours, plain = NumpySampler(sampling), Plainly(sampling)
+    assert [ours.sample(logits) for _ in range(3)] == [plain.pick(logits) for _ in range(3)]

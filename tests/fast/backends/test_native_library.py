@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from personalpeft.backends.torch.ops.cpu_ops import NativeKernels, NoCompiler
+from personalpeft.backends.torch.ops.cpu_ops import CpuOps, NoCompiler
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "getuid"), reason="files here have no owner by number"
@@ -43,7 +43,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built(shared_cache: Path) -> Path:
     """A cache in which the kernels are built already."""
     try:
-        NativeKernels(shared_cache, torch.float32)
+        CpuOps(shared_cache, torch.float32)
     except NoCompiler as why:
         pytest.skip(str(why))
     return shared_cache / "kernels"
@@ -137,7 +137,7 @@ def test_a_library_that_another_account_could_have_written_is_never_loaded(
 ) -> None:
     expose(planted)
     with pytest.raises(NoCompiler):
-        NativeKernels(planted, torch.float32)
+        CpuOps(planted, torch.float32)
     assert not mark.exists()
 
 
@@ -147,7 +147,7 @@ def test_a_library_that_only_this_account_can_write_is_loaded_without_a_compiler
 ) -> None:
     cache = tmp_path / "cache"
     shutil.copytree(built, cache / "kernels")
-    assert NativeKernels(cache, torch.float32).name == "native"
+    assert CpuOps(cache, torch.float32).name == "native"
 
 
 def test_what_is_not_trusted_is_built_anew(planted: Path, mark: Path) -> None:
@@ -158,8 +158,8 @@ def test_what_is_not_trusted_is_built_anew(planted: Path, mark: Path) -> None:
         os.chown(second.parent, 12345, -1)
     else:
         second.chmod(0o722)
-    kernels = NativeKernels(planted, torch.float32)
-    assert kernels.largest(torch.tensor([[1.0, 3.0, 2.0]])).tolist() == [1]
+    kernels = CpuOps(planted, torch.float32)
+    assert kernels.argmax(torch.tensor([[1.0, 3.0, 2.0]])).tolist() == [1]
     assert not mark.exists()
 
 
@@ -170,7 +170,7 @@ def test_new_folders_are_for_this_account_only(
     before = os.umask(0o002)
     try:
         with pytest.raises(NoCompiler):
-            NativeKernels(tmp_path / "cache", torch.float32)
+            CpuOps(tmp_path / "cache", torch.float32)
     finally:
         os.umask(before)
     made = [

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from personalpeft.backends.torch.ops.reference_ops import PlainKernels
-from personalpeft.backends.torch.ops.self_test import wrong_kernel
+from personalpeft.backends.torch.ops.reference_ops import ReferenceOps
+from personalpeft.backends.torch.ops.self_test import find_wrong_kernel
 from personalpeft.backends.torch.row_counts import (
     ProductChooser,
     ProductKind,
     ProductShape,
     RowCounts,
     find_row_counts,
-    works,
+    is_usable,
 )
 
 INPUTS = 8
@@ -135,7 +135,7 @@ def test_a_product_that_cannot_be_made_or_is_wrong_is_not_chosen(
 
     for multiply in (fails, lambda x, *rest: torch.zeros(*x.shape[:-1], SHAPE.outputs)):
         monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", multiply)
-        assert not works(ProductKind.PACKED, SHAPE)
+        assert not is_usable(ProductKind.PACKED, SHAPE)
         assert ProductChooser((1,), None).choose(SHAPE).kind is ProductKind.PLAIN
 
 
@@ -148,9 +148,9 @@ def test_padding_never_lets_one_row_see_another() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_kernel_that_computes_something_else_is_found(dtype: torch.dtype) -> None:
-    class Broken(PlainKernels):
+    class Broken(ReferenceOps):
         def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-            return super().norm(x, weight, epsilon) * 1.5
+            return super().rms_norm(x, weight, epsilon) * 1.5
 
-    assert wrong_kernel(PlainKernels(), dtype) is None
-    assert wrong_kernel(Broken(), dtype) == "norm"
+    assert find_wrong_kernel(ReferenceOps(), dtype) is None
+    assert find_wrong_kernel(Broken(), dtype) == "norm"

@@ -14,8 +14,8 @@ import torch
 from backend_makers import after, attach, bytes_of, composed, lessons, spec, torch_backend, train
 from torch import Tensor
 
-from personalpeft.adapters.types import Composed, Pair
-from personalpeft.backends.base import Backend, Continuation, Session, Loss
+from personalpeft.adapters.types import AdapterStack, LoRAWeights
+from personalpeft.backends.base import Backend, Continuation, Loss, Session
 from personalpeft.base_models.types import Base
 from personalpeft.learning.train.losses import KLRegularizer, SFTLoss
 
@@ -35,7 +35,7 @@ class Plain:
     def token_logp(self) -> Tensor:
         return self.logp.gather(1, self.tokens[:, None])[:, 0]
 
-    def divergence(self, run: slice, reference: Any, reference_run: slice) -> Tensor:
+    def kl_div(self, run: slice, reference: Any, reference_run: slice) -> Tensor:
         before = reference.logp[reference_run].detach()
         return (before.exp() * (before - self.logp[run])).sum(-1)
 
@@ -51,7 +51,7 @@ def terms_of(backend: Backend) -> list[Loss]:
     ]
 
 
-def parent(backend: Backend, seed: int, rank: int = 2) -> dict[str, Pair]:
+def parent(backend: Backend, seed: int, rank: int = 2) -> dict[str, LoRAWeights]:
     return {
         name: shares[0].pair
         for name, shares in composed(backend, seed, rank=rank, size=0.05).shares.items()
@@ -60,7 +60,7 @@ def parent(backend: Backend, seed: int, rank: int = 2) -> dict[str, Pair]:
 
 def gradients(backend: Backend, terms: Sequence[Loss], **changes: Any) -> dict[str, Tensor]:
     """What one step made of AdamW's first moment, which begins at nothing: a tenth of the gradient."""
-    session = backend.session(spec(backend, scaling=SCALING, clip=1e9, **changes))
+    session = backend.session(spec(backend, scaling=SCALING, max_grad_norm=1e9, **changes))
     session.precompute_ref_log_probs(terms)
     session.step(terms, 0.0)
     found = {
@@ -75,8 +75,8 @@ def gradients(backend: Backend, terms: Sequence[Loss], **changes: Any) -> dict[s
 def plain_gradients(
     base: Base,
     terms: Sequence[Loss],
-    own: Mapping[str, Pair],
-    below: Composed | None,
+    own: Mapping[str, LoRAWeights],
+    below: AdapterStack | None,
     weights: torch.dtype = torch.float32,
     numbers: torch.dtype = torch.float32,
 ) -> dict[str, Tensor]:
@@ -148,7 +148,7 @@ def test_the_gradients_are_those_of_autograd(
     if below:
         attach(backend, "below", stack)
     start = parent(backend, 8)
-    found = gradients(backend, terms_of(backend), start=start, below="below" if below else None)
+    found = gradients(backend, terms_of(backend), initial_weights=start, base_key="below" if below else None)
     expected = plain_gradients(base, terms_of(backend), start, stack if below else None)
     assert_close(found, expected, CLOSE)
 
@@ -159,9 +159,9 @@ def test_over_bfloat16_the_gradients_are_about_as_near_to_the_exact_ones_as_auto
     base: Base, native: bool, shared_cache: Path
 ) -> None:
     from personalpeft.backends.torch.backend import TorchBackend
-    from personalpeft.backends.torch.model_runner import Device
+    from personalpeft.backends.torch.model_runner import DeviceChoice
 
-    where = Device(torch.device("cpu"), torch.bfloat16, "for tests")
+    where = DeviceChoice(torch.device("cpu"), torch.bfloat16, "for tests")
     backend = TorchBackend(
         base, slots=1, rows=1, where=where, cache=shared_cache if native else None
     )
@@ -180,14 +180,14 @@ def test_over_bfloat16_the_gradients_are_about_as_near_to_the_exact_ones_as_auto
 def test_some_projections_can_be_left_alone(torch_tiny: Backend, tiny_base: Base) -> None:
     targets = ("self_attn.v_proj", "mlp.up_proj", "mlp.down_proj")
     start = {name: pair for name, pair in parent(torch_tiny, 8).items() if name in targets}
-    found = gradients(torch_tiny, terms_of(torch_tiny), start=start, targets=targets)
+    found = gradients(torch_tiny, terms_of(torch_tiny), initial_weights=start, target_modules=targets)
     assert_close(found, plain_gradients(tiny_base, terms_of(torch_tiny), start, None), CLOSE)
 
 
 USERS: list[dict[str, Any]] = [
     {"seed": 1},
-    {"seed": 2, "below": "one"},
-    {"seed": 3, "rank": 3, "below": "two"},
+    {"seed": 2, "base_key": "one"},
+    {"seed": 3, "rank": 3, "base_key": "two"},
     {"seed": 4, "targets": ("mlp.down_proj",)},
 ]
 
@@ -230,8 +230,8 @@ def test_what_a_session_becomes_in_company_is_what_it_becomes_alone(torch_tiny: 
     try:
         for users in ((0, 1, 2, 3), (3, 1)):
             for user, session in zip(users, together(torch_tiny, users), strict=True):
-                expected = alone(torch_tiny, user).pairs()
-                for name, pair in session.pairs().items():
+                expected = alone(torch_tiny, user).weights()
+                for name, pair in session.weights().items():
                     for half, other in ((pair.a, expected[name].a), (pair.b, expected[name].b)):
                         assert np.abs(half - other).max() <= 1e-5, (user, name)
     finally:
@@ -242,9 +242,9 @@ def test_what_a_session_becomes_in_company_is_what_it_becomes_alone(torch_tiny: 
 def test_any_number_of_tokens_goes_in_passes_that_change_nothing(
     torch_tiny: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_once = [session.pairs() for session in together(torch_tiny, (0, 3, 0))]
+    at_once = [session.weights() for session in together(torch_tiny, (0, 3, 0))]
     monkeypatch.setattr("personalpeft.backends.torch.training.session._PASS", 100)
-    in_passes = [session.pairs() for session in together(torch_tiny, (0, 3, 0))]
+    in_passes = [session.weights() for session in together(torch_tiny, (0, 3, 0))]
     for one, other in zip(at_once, in_passes, strict=True):
         assert all(np.abs(one[name].b - other[name].b).max() <= 1e-5 for name in one)
 

@@ -21,7 +21,7 @@ import trustme
 from backend_makers import Writing, Written, adapter, attach, composed, row, written
 from vllm_double import NO_LOAD, Double, Open, doubled, failed, know, said, settled
 
-from personalpeft.adapters.formats.published import FILES, digest_of, read_served
+from personalpeft.adapters.formats.published import FILES, compute_digest, read_published_adapter
 from personalpeft.backends.base import Backend, Continuation
 from personalpeft.base_models.types import Base
 from personalpeft.engine.engine import Engine, Request
@@ -46,12 +46,12 @@ def test_a_stack_is_registered_once_under_its_digest_from_a_folder_that_anybody_
     backend = open_on(double)
     attach(backend, "one", composed(backend, 1))
     attach(backend, "one", composed(backend, 1))
-    names = [name for name in double.known if not name.startswith(backend._stacks.bare.name)]
+    names = [name for name in double.known if not name.startswith(backend._registry.bare_base.name)]
     (name,) = names
     digest = name.split(":")[1]
     folder = Path(double.known[name])
     assert folder.name == digest
-    assert digest_of({file: (folder / file).read_bytes() for file in FILES}) == digest
+    assert compute_digest({file: (folder / file).read_bytes() for file in FILES}) == digest
     printed = subprocess.run(
         ["sha256sum", *FILES], cwd=folder, capture_output=True, check=True
     ).stdout
@@ -96,7 +96,7 @@ def test_many_rows_that_find_a_stack_lost_have_it_told_once(double: Double, open
     loads = [body["lora_name"] for path, body in double.asked if path == "/v1/load_lora_adapter"]
     assert (
         loads.count(backend._attached.get("one").name)
-        == loads.count(backend._stacks.bare.name)
+        == loads.count(backend._registry.bare_base.name)
         == 1
     )
 
@@ -117,7 +117,7 @@ def test_a_stack_that_is_dropped_is_forgotten_only_after_its_last_row(
     double.token_seconds = 0.05
     backend = open_on(double)
     attach(backend, "one", composed(backend, 1))
-    (name,) = set(double.known) - {backend._stacks.bare.name}
+    (name,) = set(double.known) - {backend._registry.bare_base.name}
     folder = Path(double.known[name])
     writing = Writing(backend)
     reply = writing.join(row(backend, "hello", "one"))
@@ -152,7 +152,7 @@ def test_two_programs_on_one_server_do_not_take_from_each_other(
     assert said(two, "key") == whole
     one.close()
     assert said(two, "key") == whole
-    assert not any(name.endswith(one._stacks._folders.own) for name in double.known)
+    assert not any(name.endswith(one._registry._folders.own) for name in double.known)
 
 
 def test_what_a_killed_program_left_behind_goes_when_the_next_one_opens(
@@ -181,11 +181,11 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert all(path.is_dir() for path in left)
 
     backend = open_on(double, cache=cache)
-    assert set(double.known) == {backend._stacks.bare.name}
+    assert set(double.known) == {backend._registry.bare_base.name}
     assert not any(path.exists() for path in left)
     assert sorted(path.name for path in (cache / "served").iterdir()) == [
-        backend._stacks._folders.own,
-        f"{backend._stacks._folders.own}.lock",
+        backend._registry._folders.own,
+        f"{backend._registry._folders.own}.lock",
     ]
 
 
@@ -223,14 +223,16 @@ def test_servers_that_find_stacks_themselves_are_told_of_none(
     whole = said(backend, "one")
     assert double.times("/v1/load_lora_adapter") == 0
     (digest,) = (
-        path.name for path in place.glob("*/*") if path.name != backend._stacks.bare.folder.digest
+        path.name
+        for path in place.glob("*/*")
+        if path.name != backend._registry.bare_base.folder.digest
     )
-    assert read_served(place, digest, FILES[1])
+    assert read_published_adapter(place, digest, FILES[1])
     for strange in ("../" + digest, digest.upper(), "0" * 64):
         with pytest.raises(NotFound):
-            read_served(place, strange, FILES[1])
+            read_published_adapter(place, strange, FILES[1])
     # Taken away by whoever cleans that place: it is put there again.
-    backend._stacks._folders.take(digest)
+    backend._registry._folders.remove(digest)
     assert said(backend, "one") == whole
 
 
@@ -249,15 +251,15 @@ def test_what_breaks_off_for_one_row_ends_that_row_alone(double: Double, open_on
     text, failed = "", None
     while text != whole or failed is None:
         for piece in backend.step():
-            if piece.failed is not None:
-                assert piece.row == engine_rows[0]
-                failed = piece.failed
-                backend.remove(piece.row)
-            elif piece.row == engine_rows[1]:
+            if piece.error is not None:
+                assert piece.index == engine_rows[0]
+                failed = piece.error
+                backend.remove(piece.index)
+            elif piece.index == engine_rows[1]:
                 text += piece.text
     assert isinstance(failed, ServingFailed)
     assert "broke off" in str(failed)
-    assert backend.occupancy().rows == 0
+    assert backend.occupancy().num_sequences == 0
 
 
 def test_a_reply_that_ends_without_saying_why_has_failed(double: Double, open_on: Open) -> None:
@@ -288,7 +290,7 @@ def test_a_folder_stays_a_while_after_a_row_on_it_was_dropped(
     double.token_seconds = 0.05
     backend = open_on(double)
     attach(backend, "one", composed(backend, 1))
-    (name,) = set(double.known) - {backend._stacks.bare.name}
+    (name,) = set(double.known) - {backend._registry.bare_base.name}
     folder = Path(double.known[name])
     number = backend.admit(row(backend, "hello", "one", max_tokens=30))
     assert number is not None
@@ -332,10 +334,10 @@ def test_prompts_travel_as_tokens_and_what_is_kept_of_them_is_the_owners(
     backend = open_on(double)
     double.asked.clear()
     written(backend, [row(backend, "hello", owner=owner) for owner in ("zora", "zora", "bo")])
-    backend.forget()
+    backend.clear_cache()
     written(backend, [row(backend, "hello", owner="zora")])
     bodies = [body for path, body in double.asked if path == "/v1/completions"]
-    assert all(body["prompt"] == list(row(backend, "hello").tokens) for body in bodies)
+    assert all(body["prompt"] == list(row(backend, "hello").prompt_tokens) for body in bodies)
     assert [
         len({body["cache_salt"] for body in bodies[:3]}),
         len({body["cache_salt"] for body in bodies}),
@@ -447,7 +449,7 @@ def test_a_name_that_could_not_be_forgotten_keeps_its_folder_for_the_next_progra
     backend.close()
     assert [Path(path).is_dir() for path in double.known.values()] == [True]
     later = open_on(double, cache=tmp_path / "cache")
-    assert set(double.known) == {later._stacks.bare.name}
+    assert set(double.known) == {later._registry.bare_base.name}
 
 
 def test_a_server_that_is_too_busy_to_answer_is_not_taken_for_one_that_is_gone(

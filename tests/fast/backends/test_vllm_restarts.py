@@ -42,9 +42,9 @@ def refused(backend: Backend, numbers: Sequence[int]) -> list[Exception]:
     found: dict[int, Exception] = {}
     while len(found) < len(numbers):
         for piece in backend.step():
-            assert piece.failed is not None, f"a row was answered with {piece.text!r}"
-            found[piece.row] = piece.failed
-            backend.remove(piece.row)
+            assert piece.error is not None, f"a row was answered with {piece.text!r}"
+            found[piece.index] = piece.error
+            backend.remove(piece.index)
     return [found[number] for number in numbers]
 
 
@@ -138,7 +138,9 @@ def test_a_stack_that_was_just_told_to_another_model_is_taken_back_at_once(
     assert not double.known
     # The same where the load was that of the bare stack, right after a look that went well.
     the_right_one(double)
-    double.loaded = lambda name: replaced(name) if name == backend._stacks.bare.name else None
+    double.loaded = lambda name: (
+        replaced(name) if name == backend._registry.bare_base.name else None
+    )
     (error,) = refusals(backend, None)
     assert isinstance(error, ServingFailed)
     assert not double.known
@@ -220,7 +222,7 @@ def test_servers_that_find_stacks_themselves_are_looked_at_again_after_a_reply_b
     backend = open_on(double, folder=place, resolves=True)
     before = said(backend, None)
     another(double)
-    double.breaks_off.append(backend._stacks.bare.name)
+    double.breaks_off.append(backend._registry.bare_base.name)
     number = admitted(backend, None)
     error = failed(backend)
     backend.remove(number)

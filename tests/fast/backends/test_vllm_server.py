@@ -77,7 +77,7 @@ def test_an_exported_peft_folder_is_loaded_and_says_what_the_stack_says(
     asked = row(backend, "hello", "ours", temperature=0.0, max_tokens=8)
     (ours,) = written(backend, [asked])
     export_peft(made, backend.base.architecture, tmp_path / "theirs", base_name="base")
-    assert loaded_and_asked(vllm_server, tmp_path / "theirs", asked.tokens) == ours.tokens
+    assert loaded_and_asked(vllm_server, tmp_path / "theirs", asked.prompt_tokens) == ours.tokens
 
 
 def test_an_exported_stack_of_layers_of_other_ranks_and_projections_says_what_the_stack_says(
@@ -95,7 +95,7 @@ def test_an_exported_stack_of_layers_of_other_ranks_and_projections_says_what_th
     less, whole = written(backend, asked)
     assert less.tokens != whole.tokens
     export_stack_peft(parts, backend.base.architecture, tmp_path / "stack", base_name="base")
-    assert loaded_and_asked(vllm_server, tmp_path / "stack", asked[1].tokens) == whole.tokens
+    assert loaded_and_asked(vllm_server, tmp_path / "stack", asked[1].prompt_tokens) == whole.tokens
 
 
 def only(made: Adapter, *names: str) -> Adapter:

@@ -7,7 +7,7 @@ from gguf import GGUFWriter, TokenType
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from personalpeft.base_models.types import Base, Card, Source
+from personalpeft.base_models.types import Base, ModelCard, Source
 
 TARGETS = ("q_proj", "v_proj")
 _NAMES = {
@@ -30,8 +30,8 @@ def package(folder: Path, name: str, file: str, content: bytes) -> None:
     (folder / name / file).write_bytes(content)
 
 
-def card(source: Source, **more: object) -> Card:
-    return Card(
+def card(source: Source, **more: object) -> ModelCard:
+    return ModelCard(
         **{
             "name": "mine",
             "title": "Mine",

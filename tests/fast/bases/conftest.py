@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from personalpeft.base_models.registry import find_card
-from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.types import Base
 
 
@@ -14,4 +14,4 @@ def tiny_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(tiny_cache: Path) -> Base:
-    return prepare(find_card("tiny-random"), cache=tiny_cache)
+    return resolve_base(find_card("tiny-random"), cache=tiny_cache)

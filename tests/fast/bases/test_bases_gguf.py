@@ -15,7 +15,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 
-from personalpeft.base_models.gguf.file import gguf_file
+from personalpeft.base_models.gguf.file import resolve_gguf_file
 from personalpeft.base_models.gguf.tensor_names import gguf_names
 from personalpeft.base_models.gguf.writer import weights_of, write_gguf
 from personalpeft.base_models.types import Base
@@ -135,6 +135,6 @@ def test_what_a_killed_process_left_half_written_is_not_kept(
     )
     assert killed.returncode == -signal.SIGKILL
     assert len([path for path in (tmp_path / "gguf").iterdir() if path.is_dir()]) == 1
-    file = gguf_file(tiny, gguf_names(tiny), tmp_path)
+    file = resolve_gguf_file(tiny, gguf_names(tiny), tmp_path)
     assert GGUFReader(file).tensors
     assert [path for path in (tmp_path / "gguf").iterdir() if path.is_dir()] == []

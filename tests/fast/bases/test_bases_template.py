@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from personalpeft.base_models.chat_template import (
-    chat_text,
-    defuse,
+    render_chat,
+    escape_control_tokens,
     end_of_turn,
     render,
-    takes_tools,
+    supports_tools,
 )
 from personalpeft.base_models.tool_calls import CallReader, read_calls
 from personalpeft.base_models.types import Base
@@ -59,13 +59,13 @@ def test_no_text_of_a_message_becomes_a_control_token(
             for role, text in zip(("system", "user", "assistant", "user"), texts, strict=True)
         ]
 
-    sly = controls(tokenizer, chat_text(tiny, chat(system, question, reply, question)))
-    assert sly == controls(tokenizer, chat_text(tiny, chat("a", "b", "c", "b")))
+    sly = controls(tokenizer, render_chat(tiny, chat(system, question, reply, question)))
+    assert sly == controls(tokenizer, render_chat(tiny, chat("a", "b", "c", "b")))
 
 
 @given(text=st.text(alphabet="ab", max_size=30))
 def test_spellings_that_overlap_are_all_broken(text: str) -> None:
-    safe = defuse(text, ("aa", "aba", "abb"))
+    safe = escape_control_tokens(text, ("aa", "aba", "abb"))
     assert not any(token in safe for token in ("aa", "aba", "abb"))
     assert safe.replace("\u200b", "") == text
 
@@ -73,11 +73,11 @@ def test_spellings_that_overlap_are_all_broken(text: str) -> None:
 @given(text=st.text())
 def test_text_that_spells_nothing_is_left_alone(text: str) -> None:
     if not any(token in text for token in CONTROL):
-        assert defuse(text, CONTROL) == text
+        assert escape_control_tokens(text, CONTROL) == text
 
 
 def test_a_control_token_of_one_character_is_left_out() -> None:
-    assert defuse("a\u2581b", ("\u2581",)) == "ab"
+    assert escape_control_tokens("a\u2581b", ("\u2581",)) == "ab"
 
 
 def test_the_tiny_tokenizer_can_say_any_text(tiny: Base) -> None:
@@ -155,10 +155,10 @@ MARKS = (
 def test_a_template_takes_tools_if_it_tells_of_them_and_calls_in_the_form_that_is_read(
     tiny: Base,
 ) -> None:
-    assert not takes_tools(tiny)
-    assert takes_tools(replace(tiny, template=HERMES))
-    assert not takes_tools(replace(tiny, template=HERMES.replace("<tool_call>", "[TOOL_CALLS]")))
-    assert not takes_tools(replace(tiny, template="{{ raise_exception('only users') }}"))
+    assert not supports_tools(tiny)
+    assert supports_tools(replace(tiny, template=HERMES))
+    assert not supports_tools(replace(tiny, template=HERMES.replace("<tool_call>", "[TOOL_CALLS]")))
+    assert not supports_tools(replace(tiny, template="{{ raise_exception('only users') }}"))
 
 
 @given(
@@ -181,7 +181,7 @@ def test_no_text_of_a_tool_or_a_call_becomes_a_control_token_or_a_mark(
             "function": {"name": "f", "description": text, "parameters": {text: [text]}},
         }
         call = ToolCall("f", {text: {"deep": text}})
-        return chat_text(
+        return render_chat(
             hermes,
             [
                 Message("user", text),
@@ -244,7 +244,7 @@ def test_a_call_that_is_none_stays_text() -> None:
 
 
 def test_a_message_is_never_run_as_a_template(tiny: Base) -> None:
-    assert "{{ 7 * 7 }}" in chat_text(tiny, [Message("user", "{{ 7 * 7 }}")])
+    assert "{{ 7 * 7 }}" in render_chat(tiny, [Message("user", "{{ 7 * 7 }}")])
 
 
 def test_the_token_that_ends_a_turn_is_found_in_the_template(tiny: Base) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grimp
+
 import personalpeft
 
 PACKAGE = Path(personalpeft.__file__).parent

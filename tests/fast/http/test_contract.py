@@ -530,8 +530,8 @@ def test_a_stack_that_is_served_is_given_by_its_digest_to_administration_alone(
     opened: Any, ada: Any, runtime: Runtime, site: Served
 ) -> None:
     files = {"adapter_config.json": b"{}\n", "adapter_model.safetensors": bytes(range(256)) * 5000}
-    stack = published.Served(published.digest_of(files), 8, files)
-    with closing(published.ServedFolders(runtime.settings.cache / "served", "another")) as folders:
+    stack = published.PublishedAdapter(published.compute_digest(files), 8, files)
+    with closing(published.PublishedAdapterFolder(runtime.settings.cache / "served", "another")) as folders:
         folders.put(stack)
         assert {name: opened.read_published_file(stack.digest, name) for name in files} == files
         for digest, name in (

@@ -30,7 +30,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 @pytest.fixture
 def runtime(tmp_path: Path) -> Iterator[Runtime]:
     with personalpeft.open(
-        tmp_path / "home", backend="fake", serving=Serving(rows=2, waiting=2)
+        tmp_path / "home", backend="fake", serving=Serving(max_batch=2, max_queue=2)
     ) as opened:
         opened.user("ada")
         yield opened

@@ -79,7 +79,7 @@ class Bench:
 
         def begin() -> Any:
             return Watched(
-                self.backend.session(spec(self.backend, below="two")),
+                self.backend.session(spec(self.backend, base_key="two")),
                 self.taken,
                 kill_before,
                 names,

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft import InvalidInput, NotFound
-from personalpeft.plugins import VERIFIERS, Plugins, Verifying
+from personalpeft.plugins import VERIFIERS, Plugins, CheckedVerifier
 
 
 @pytest.fixture(
     params=[("sums", ""), ("sums", "2"), ("reasoning-gym", "chain_sum,max_terms=2,max_digits=1")]
 )
-def verifying(request: pytest.FixtureRequest) -> Verifying:
+def verifying(request: pytest.FixtureRequest) -> CheckedVerifier:
     name, family = request.param
     if name == "reasoning-gym":
         pytest.importorskip("reasoning_gym")
@@ -25,7 +25,7 @@ def test_what_ships_is_installed_as_plugins_are() -> None:
 
 
 def test_the_right_answer_passes_bare_or_in_a_sentence_and_a_wrong_one_does_not(
-    verifying: Verifying,
+    verifying: CheckedVerifier,
 ) -> None:
     for task in verifying.tasks(7, 20):
         answer = str(task.about["answer"])
@@ -36,7 +36,7 @@ def test_the_right_answer_passes_bare_or_in_a_sentence_and_a_wrong_one_does_not(
         assert verifying.verify(task, "I do not know.")["right"] < 0.99
 
 
-def test_a_seed_names_its_tasks(verifying: Verifying) -> None:
+def test_a_seed_names_its_tasks(verifying: CheckedVerifier) -> None:
     assert verifying.tasks(1, 8) == verifying.tasks(1, 8)
     assert verifying.tasks(1, 8) != verifying.tasks(2, 8)
 

@@ -144,14 +144,15 @@ def test_the_methods_of_a_user_are_these_and_each_says_what_it_promises() -> Non
 def test_an_old_name_works_for_one_release_and_warns(tmp_path: Path) -> None:
     with personalpeft.open(tmp_path / "home", backend="fake") as runtime:
         ada = runtime.user("ada")
-        with pytest.warns(DeprecationWarning, match="is now called"):
-            assert ada.digest().user == "ada"  # type: ignore[attr-defined]
-        with pytest.warns(DeprecationWarning, match="is now called"):
-            assert runtime.api_keys is runtime.api_keys  # type: ignore[attr-defined]
-        with pytest.warns(DeprecationWarning, match="is now called"):
-            assert personalpeft.Why is personalpeft.Provenance
-        with pytest.raises(AttributeError):
-            ada.nonsense  # type: ignore[attr-defined]  # noqa: B018
+        for owner, old, new in (
+            (ada, "digest", "activity_summary"),
+            (ada, "weigh", "set_weight"),
+            (runtime, "tokens", "api_keys"),
+            (personalpeft, "Why", "Provenance"),
+        ):
+            with pytest.warns(DeprecationWarning, match=new):
+                assert getattr(owner, old) == getattr(owner, new)
+        assert not hasattr(ada, "nonsense")
 
 
 def test_the_help_of_chat_names_everything_that_can_be_asked() -> None:

@@ -226,7 +226,7 @@ def test_a_reply_that_takes_too_long_is_kept_as_far_as_it_came(
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "soon", True])
 def test_a_time_that_is_none_is_refused(ada: User, home: Path, timeout: float) -> None:
-    with nothing_changes(home), pytest.raises(InvalidInput, match="timeout cannot be") as raised:
+    with nothing_changes(home), pytest.raises(InvalidInput, match="timeout") as raised:
         ada.chat("hello", timeout=timeout)
     assert raised.value.hint
 
@@ -242,7 +242,7 @@ def test_a_stream_that_another_thread_reads_when_the_runtime_closes_is_kept(
         assert gate.entered.wait(20)
         closer = threading.Thread(target=runtime.close)
         closer.start()
-        while not stream._pieces._over:
+        while not stream._outputs._over:
             threading.Event().wait(0.002)
         gate.open.set()
         closer.join(20)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from personalpeft.adapters.types import Adapter, Manifest, Pair
-from personalpeft.backends.base import Piece, Row
+from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
+from personalpeft.backends.base import OutputChunk, SequenceState
 from personalpeft.backends.fake import FakeBackend, fake_base
 from personalpeft.base_models.types import Base
 from personalpeft.clock import Clock
@@ -34,7 +34,7 @@ def adapter(number: int, base: Base = BASE) -> Adapter:
     random = np.random.default_rng(number)
     blocks = base.architecture.blocks
     pairs = {
-        name: Pair(
+        name: LoRAWeights(
             random.standard_normal((blocks, 2, inputs), dtype=np.float32) * np.float32(0.5),
             random.standard_normal((blocks, outputs, 2), dtype=np.float32) * np.float32(0.5),
         )
@@ -111,13 +111,13 @@ class Stepped(FakeBackend):
         self._free = True
         self._may.release()
 
-    def admit(self, row: Row) -> int | None:
+    def admit(self, row: SequenceState) -> int | None:
         number = super().admit(row)
         if number is not None:
             self.owners.append(row.owner)
         return number
 
-    def step(self) -> Sequence[Piece]:
+    def step(self) -> Sequence[OutputChunk]:
         self.entered.put(None)
         if not self._free:
             assert self._may.acquire(timeout=PATIENCE)
@@ -161,7 +161,7 @@ def engine_on(
         if isinstance(backend, Stepped):
             backend.run()
         engine.close()
-        assert backend.occupancy().rows == 0
+        assert backend.occupancy().num_sequences == 0
         assert not backend._attached
         engine.check_integrity()
 
@@ -170,7 +170,7 @@ class Reader:
     """Reads a call to its end in a thread of its own."""
 
     def __init__(self, replies: OutputStream, count: int = 1) -> None:
-        self.pieces: list[Piece] = []
+        self.pieces: list[OutputChunk] = []
         self.error: Exception | None = None
         self._replies = replies
         self._thread = threading.Thread(target=self._read, daemon=True)

@@ -29,7 +29,7 @@ from serving_makers import (
     waiting,
 )
 
-from personalpeft.backends.base import Continuation, Row
+from personalpeft.backends.base import Continuation, SequenceState
 from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.backends.fake import FakeBackend, fake_base
 from personalpeft.engine.engine import Engine
@@ -335,13 +335,13 @@ def test_a_prompt_that_does_not_fit_is_told_by_how_much(engine: Engine) -> None:
 
 def test_what_the_backend_has_no_room_for_is_too_long_as_well() -> None:
     backend = FakeBackend(BASE)
-    backend.longest = 300
+    backend.max_length = 300
     with engine_on(backend) as engine, pytest.raises(PromptTooLong, match="more than the 300"):
         engine.tokenize(request(prompt="x" * 200, max_tokens=100))
 
 
 def test_a_text_that_is_continued_begins_as_texts_of_the_base_do(engine: Engine) -> None:
-    engine.backend.beginning = (1,)  # type: ignore[misc]  # a base that has one
+    engine.backend.bos_tokens = (1,)  # type: ignore[misc]  # a base that has one
     chat = request(prompt="x")
     assert engine.tokenize(replace(chat, template=False)) == (1, ord("x"))
     assert engine.tokenize(chat)[0] != 1
@@ -381,7 +381,7 @@ def test_a_step_that_fails_ends_the_replies_in_it_and_serving_goes_on(
 
 def test_a_row_that_the_backend_does_not_take_fails_alone(shelf: Shelf) -> None:
     class Choosy(FakeBackend):
-        def admit(self, row: Row) -> int | None:
+        def admit(self, row: SequenceState) -> int | None:
             if row.owner == "bo":
                 raise ValueError("not this one")
             return None if row.owner == "cy" else super().admit(row)

@@ -41,7 +41,7 @@ def backend(
 
 @pytest.fixture
 def engine(backend: Backend) -> Iterator[Engine]:
-    engine = Engine(backend, Shelf(backend.base), Serving(slots=2, rows=4))
+    engine = Engine(backend, Shelf(backend.base), Serving(slots=2, max_batch=4))
     yield engine
     engine.close()
     engine.check_integrity()

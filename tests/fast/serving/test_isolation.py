@@ -30,7 +30,7 @@ from serving_makers import BASE, Reader, Shelf, Stepped, request, stack
 from vllm_maker import vllm_backend
 
 from personalpeft.adapters.compose import compose
-from personalpeft.backends.base import Backend, OutOfBlocks, Piece, Row
+from personalpeft.backends.base import Backend, OutOfBlocks, OutputChunk, SequenceState
 from personalpeft.backends.fake import FakeBackend
 from personalpeft.base_models.types import Base
 from personalpeft.engine.engine import Engine
@@ -76,7 +76,7 @@ class Cold:
             tokens = self._backend.render(asked.messages)
             (reply,) = written(
                 self._backend,
-                [Row(tokens, name, asked.sampling, f"stranger-{next(self._strangers)}")],
+                [SequenceState(tokens, name, asked.sampling, f"stranger-{next(self._strangers)}")],
             )
             if name is not None:
                 self._backend.detach(name)
@@ -105,7 +105,9 @@ class Everybody(RuleBasedStateMachine):
         self.engine = Engine(
             backend,
             shelf,
-            Serving(host_bytes=2 * size, waiting_per_user=6, running_per_user=1, self_check=1.0),
+            Serving(
+                host_bytes=2 * size, max_queue_per_user=6, max_running_per_user=1, self_check=1.0
+            ),
         )
         self.live: dict[str, tuple[int, ...]] = {}
         self.talks: list[Talk] = []
@@ -217,8 +219,8 @@ def quietly(count: int, steps: int, phases: Collection[Phase] = tuple(Phase)) ->
 class Short(Stepped):
     """Has no memory for each third step while more than one row is there."""
 
-    def step(self) -> Sequence[Piece]:
-        if len(self._live) > 1 and self.steps % 3 == 2 and self.short != self.steps:
+    def step(self) -> Sequence[OutputChunk]:
+        if len(self._sequences) > 1 and self.steps % 3 == 2 and self.short != self.steps:
             self.short = self.steps
             raise OutOfBlocks
         return super().step()
@@ -282,11 +284,11 @@ def test_each_hears_their_own_stack_on_a_vllm_server(
 class Mixing(Stepped):
     """Answers a row with the stack of the row before it, now and then."""
 
-    def admit(self, row: Row) -> int | None:
+    def admit(self, row: SequenceState) -> int | None:
         number = super().admit(row)
-        if number is not None and number % 3 == 2 and len(self._live) > 1:
-            live, before = self._live[number], next(iter(self._live.values()))
-            live.reply = self._reply(live.row, before.stack)
+        if number is not None and number % 3 == 2 and len(self._sequences) > 1:
+            live, before = self._sequences[number], next(iter(self._sequences.values()))
+            live.reply = self._reply(live.state, before.stack)
         return number
 
 

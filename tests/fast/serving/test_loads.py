@@ -23,7 +23,7 @@ from serving_makers import (
     waiting,
 )
 
-from personalpeft.backends.base import Staged
+from personalpeft.backends.base import StagedStack
 from personalpeft.backends.fake import FakeBackend
 from personalpeft.engine.engine import Engine
 from personalpeft.engine.request import RequestStatus
@@ -171,7 +171,7 @@ class Slow(FakeBackend):
         self.attaching: SimpleQueue[str] = SimpleQueue()
         self._gives_up = gives_up
 
-    def attach(self, key: str, staged: Staged) -> None:
+    def attach(self, key: str, staged: StagedStack) -> None:
         self.attaching.put(key)
         if key in self.may:
             assert self.may[key].wait(PATIENCE)

@@ -24,7 +24,7 @@ from serving_makers import (
     waiting,
 )
 
-from personalpeft.backends.base import OutOfBlocks, Piece, Row
+from personalpeft.backends.base import OutOfBlocks, OutputChunk, SequenceState
 from personalpeft.backends.fake import FakeBackend
 from personalpeft.base_models.types import Base
 from personalpeft.engine.engine import Engine, Request
@@ -38,24 +38,24 @@ class Cramped(FakeBackend):
 
     def __init__(self, tokens: int, *, slots: int = 2, rows: int = 4) -> None:
         super().__init__(BASE, slots=slots, rows=rows)
-        self.tokens = self.longest = tokens
+        self.tokens = self.max_length = tokens
         self.removed: list[str] = []
 
-    def admit(self, row: Row) -> int | None:
+    def admit(self, row: SequenceState) -> int | None:
         return None if self._tokens() + len(row.token_ids) > self.tokens else super().admit(row)
 
-    def step(self) -> Sequence[Piece]:
-        if self._tokens() + len(self._live) > self.tokens and len(self._live) > 1:
+    def step(self) -> Sequence[OutputChunk]:
+        if self._tokens() + len(self._sequences) > self.tokens and len(self._sequences) > 1:
             raise OutOfBlocks
         return super().step()
 
     def remove(self, number: int) -> None:
-        if number in self._live:
-            self.removed.append(self._live[number].row.owner)
+        if number in self._sequences:
+            self.removed.append(self._sequences[number].state.owner)
         super().remove(number)
 
     def _tokens(self) -> int:
-        return sum(len(live.row.token_ids) for live in self._live.values())
+        return sum(len(live.state.token_ids) for live in self._sequences.values())
 
 
 def test_the_youngest_gives_way_and_all_are_answered_as_alone(shelf: Shelf) -> None:
@@ -84,7 +84,7 @@ class Lost(Stepped):
 
     short = 0
 
-    def step(self) -> Sequence[Piece]:
+    def step(self) -> Sequence[OutputChunk]:
         if self.short:
             self.short -= 1
             raise OutOfBlocks
@@ -105,7 +105,7 @@ def test_background_work_gives_way_before_people_and_goes_on_after_them(shelf: S
         backend.go()
         wait_until(lambda: engine.metrics()["num_preemptions_total"] == 2)
         # The learn was there first; still ada is the one who stays.
-        assert [backend._live[n].row.owner for n in backend._live] == ["ada"]
+        assert [backend._sequences[n].state.owner for n in backend._sequences] == ["ada"]
         states = [r.status for r in engine._core._scheduler.queue]
         assert states == [RequestStatus.PREEMPTED] * 2
         backend.run()
@@ -157,7 +157,7 @@ def cramped(tiny_base: Base, shared_cache: Path) -> Iterator[Engine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_backend, "_blocks", lambda model, rows: 6)
         backend = torch_backend.TorchBackend(tiny_base, slots=2, rows=4, cache=shared_cache)
-    engine = Engine(backend, Shelf(tiny_base), Serving(slots=2, rows=4))
+    engine = Engine(backend, Shelf(tiny_base), Serving(slots=2, max_batch=4))
     yield engine
     engine.check_integrity()
     engine.close()
@@ -168,7 +168,13 @@ def cramped(tiny_base: Base, shared_cache: Path) -> Iterator[Engine]:
 def bits(engine: Engine, requests: Sequence[Request]) -> list[tuple[object, ...]]:
     replies: list[tuple[object, ...]] = [()] * len(requests)
     for piece in engine.stream(requests):
-        replies[piece.row] += (*piece.tokens, *piece.logprobs, *piece.top, piece.text, piece.finish)
+        replies[piece.index] += (
+            *piece.tokens,
+            *piece.logprobs,
+            *piece.top_logprobs,
+            piece.text,
+            piece.finish,
+        )
         # In what pieces a text comes is the same too.
     return replies
 

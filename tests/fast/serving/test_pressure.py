@@ -25,7 +25,7 @@ from personalpeft.settings import Serving
 
 def test_a_user_with_a_hundred_requests_starves_nobody(shelf: Shelf) -> None:
     stepped = Stepped(rows=2)
-    with engine_on(stepped, shelf, waiting_per_user=100) as engine:
+    with engine_on(stepped, shelf, max_queue_per_user=100) as engine:
         engine.preload(stack(2))
         flood = ask(engine, *(request((1,), f"prompt {n}", user="ada") for n in range(100)))
         running(engine, 2)
@@ -41,7 +41,7 @@ def test_a_user_with_a_hundred_requests_starves_nobody(shelf: Shelf) -> None:
 
 def test_while_others_wait_a_user_has_at_most_the_share_of_rows(shelf: Shelf) -> None:
     stepped = Stepped(rows=4)
-    with engine_on(stepped, shelf, running_per_user=1) as engine:
+    with engine_on(stepped, shelf, max_running_per_user=1) as engine:
         lengths = [1, *[50] * 11]
         mine = ask(engine, *(request((1,), user="ada", max_tokens=length) for length in lengths))
         running(engine, 4)
@@ -57,7 +57,7 @@ def test_while_others_wait_a_user_has_at_most_the_share_of_rows(shelf: Shelf) ->
 
 def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(shelf: Shelf) -> None:
     stepped, time = Stepped(rows=1), Time()
-    with engine_on(stepped, shelf, clock=time.clock(), waiting=2) as engine:
+    with engine_on(stepped, shelf, clock=time.clock(), max_queue=2) as engine:
         first = ask(engine, request((1,)))
         running(engine, 1)
         time.at = 30.0
@@ -82,7 +82,7 @@ def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(shelf: Shelf) -
 
 def test_a_users_share_of_the_queue_refuses_that_user_alone(shelf: Shelf) -> None:
     stepped = Stepped(rows=1)
-    with engine_on(stepped, shelf, waiting=5, waiting_per_user=1) as engine:
+    with engine_on(stepped, shelf, max_queue=5, max_queue_per_user=1) as engine:
         readers = [ask(engine, request((1,), user="ada"))]
         running(engine, 1)
         readers.append(ask(engine, request((1,), user="ada")))
@@ -98,7 +98,7 @@ def test_a_users_share_of_the_queue_refuses_that_user_alone(shelf: Shelf) -> Non
 
 
 def test_a_call_that_can_never_fit_is_told_so_and_holds_nothing(shelf: Shelf) -> None:
-    with engine_on(read=shelf, waiting_per_user=3) as engine:
+    with engine_on(read=shelf, max_queue_per_user=3) as engine:
         with pytest.raises(Busy) as busy:
             engine.complete([request((1,), f"prompt {n}") for n in range(4)])
         assert busy.value.retry_after is None
@@ -109,7 +109,7 @@ def test_a_call_that_can_never_fit_is_told_so_and_holds_nothing(shelf: Shelf) ->
 
 def test_background_work_is_never_refused_and_never_ahead_of_people(shelf: Shelf) -> None:
     stepped = Stepped(rows=2)
-    with engine_on(stepped, shelf, waiting=2, waiting_per_user=2) as engine:
+    with engine_on(stepped, shelf, max_queue=2, max_queue_per_user=2) as engine:
         learning = ask(
             engine,
             *(request((1,), f"prompt {n}", user="learner", background=True) for n in range(20)),
@@ -151,20 +151,20 @@ def test_what_is_paused_does_not_begin_and_a_pause_that_fails_is_the_callers(she
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"),
+    ("name", "value"),
     [
-        ({"slots": 0}, "slots cannot be 0"),
-        ({"rows": True}, "rows cannot be True"),
-        ({"rows": 1.5}, "rows cannot be 1.5"),
-        ({"host_bytes": -1}, "host_bytes cannot be -1"),
-        ({"waiting": 0}, "waiting cannot be 0"),
-        ({"waiting_per_user": "many"}, "waiting_per_user cannot be 'many'"),
-        ({"running_per_user": 0}, "running_per_user cannot be 0"),
-        ({"self_check": 1.5}, "self_check cannot be 1.5"),
-        ({"self_check": float("nan")}, "self_check cannot be nan"),
+        ("slots", 0),
+        ("max_batch", True),
+        ("max_batch", 1.5),
+        ("host_bytes", -1),
+        ("max_queue", 0),
+        ("max_queue_per_user", "many"),
+        ("max_running_per_user", 0),
+        ("self_check", 1.5),
+        ("self_check", float("nan")),
     ],
 )
-def test_settings_that_cannot_be(setting: dict[str, float], words: str) -> None:
-    with pytest.raises(InvalidInput, match=words) as raised:
-        Serving(**setting)  # type: ignore[arg-type]
+def test_settings_that_cannot_be(name: str, value: object) -> None:
+    with pytest.raises(InvalidInput, match=name) as raised:
+        Serving(**{name: value})  # type: ignore[arg-type]
     assert raised.value.hint

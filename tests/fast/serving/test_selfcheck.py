@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from serving_makers import (
     wait_until,
 )
 
-from personalpeft.backends.base import Continuation, Row, Score
+from personalpeft.backends.base import Continuation, Score, SequenceState
 from personalpeft.backends.fake import FakeBackend
 from personalpeft.clock import Clock
 from personalpeft.engine.engine import Engine
@@ -36,11 +36,11 @@ ROOT = Path(__file__).parents[3]
 class Leaking(FakeBackend):
     """Gives a row what it kept of another with the same prompt, whoever's it is: a cache that forgets the stack."""
 
-    def admit(self, row: Row) -> int | None:
+    def admit(self, row: SequenceState) -> int | None:
         number = super().admit(row)
         if number is not None:
-            live = self._live[number]
-            first = self.__dict__.setdefault("kept", {}).setdefault(row.tokens, live)
+            live = self._sequences[number]
+            first = self.__dict__.setdefault("kept", {}).setdefault(row.prompt_tokens, live)
             live.stack, live.reply = first.stack, first.reply
         return number
 
@@ -48,12 +48,15 @@ class Leaking(FakeBackend):
 class Forgetful(FakeBackend):
     """Reads the prompt of whoever came first."""
 
-    def admit(self, row: Row) -> int | None:
+    def admit(self, row: SequenceState) -> int | None:
         number = super().admit(row)
         if number is not None:
-            live = self._live[number]
+            live = self._sequences[number]
             first = self.__dict__.setdefault("first", row)
-            live.prompt, live.reply = first.tokens, self._reply(first, live.stack)
+            # The request's own list of tokens, which is as long.
+            live.state = replace(row, prompt_tokens=first.prompt_tokens)
+            live.state.token_ids = row.token_ids
+            live.reply = self._reply(first, live.stack)
         return number
 
 
@@ -84,7 +87,7 @@ def test_a_backend_that_leaks_is_found_and_no_word_of_anybody_is_told(
     backend: type[FakeBackend], caplog: pytest.LogCaptureFixture
 ) -> None:
     with checked(backend(BASE, slots=2, rows=4)) as engine, caplog.at_level(logging.WARNING):
-        prompts = ["a secret", "a secret"] if backend is Leaking else ["a secret", "another"]
+        prompts = ["a secret", "a secret"] if backend is Leaking else ["a secret", "anothers"]
         replies = [
             text(engine, request((n,), prompt, user=f"user-{n}"))
             for n, prompt in enumerate(prompts)

@@ -14,7 +14,7 @@ import torch
 from backend_makers import INSTRUCTION_SETS, Written, attach, bits, cold, composed, row, staggered
 
 import personalpeft
-from personalpeft.backends.base import Backend, Row
+from personalpeft.backends.base import Backend, SequenceState
 from personalpeft.backends.batch_invariance import BatchInvariance
 from personalpeft.backends.torch.processor import cpu_flags
 from personalpeft.base_models.types import Base
@@ -34,18 +34,18 @@ PROMPTS = (
 @pytest.fixture(scope="module")
 def real_base(shared_cache: Path) -> Base:
     from personalpeft.base_models.registry import find_card
-    from personalpeft.base_models.resolve import prepare
+    from personalpeft.base_models.resolve import resolve_base
 
-    return prepare(find_card("smollm2-135m-instruct"), cache=shared_cache)
+    return resolve_base(find_card("smollm2-135m-instruct"), cache=shared_cache)
 
 
 def backend_in(dtype: str, base: Base, cache: Path) -> Backend:
     from personalpeft.backends.torch.backend import TorchBackend
-    from personalpeft.backends.torch.model_runner import Device, choose_device
+    from personalpeft.backends.torch.model_runner import DeviceChoice, choose_device
 
     if dtype == "bfloat16" and choose_device().dtype != torch.bfloat16:
         pytest.skip("the processor does not multiply bfloat16")
-    where = Device(torch.device("cpu"), getattr(torch, dtype), "for tests")
+    where = DeviceChoice(torch.device("cpu"), getattr(torch, dtype), "for tests")
     backend = TorchBackend(base, where=where, cache=cache, slots=ROWS, rows=ROWS)
     assert backend.batch_invariance is BatchInvariance.HOLDS
     for seed in range(ROWS):
@@ -53,7 +53,7 @@ def backend_in(dtype: str, base: Base, cache: Path) -> Backend:
     return backend
 
 
-def rows_of(backend: Backend) -> list[Row]:
+def rows_of(backend: Backend) -> list[SequenceState]:
     return [
         row(
             backend,
@@ -77,10 +77,10 @@ def test_a_reply_is_the_same_bits_alone_and_in_company_cold_and_cached(
     rows = rows_of(backend)
     alone = [bits(cold(backend, each)) for each in rows]
     for steps in ([0] * ROWS, [2] * ROWS, [number % 5 for number in range(ROWS)]):
-        before = backend.occupancy().reused
+        before = backend.occupancy().reused_tokens
         found: list[Written] = staggered(backend, rows, steps)
         assert [bits(reply) for reply in found] == alone
-        assert backend.occupancy().reused > before
+        assert backend.occupancy().reused_tokens > before
 
 
 _ASK = """

@@ -15,14 +15,14 @@ from typing import TypeAlias
 import pytest
 from backend_makers import Writing, attach, composed, llamacpp_backend, row, torch_backend, written
 
-from personalpeft.backends.base import Backend, Continuation, Row
-from personalpeft.backends.llamacpp.backend import memory_of
-from personalpeft.backends.llamacpp.binding import Model, Shape
-from personalpeft.backends.llamacpp.context_pool import PART
-from personalpeft.base_models.gguf.file import gguf_file
+from personalpeft.backends.base import Backend, Continuation, SequenceState
+from personalpeft.backends.llamacpp.backend import context_bytes
+from personalpeft.backends.llamacpp.binding import Model, ContextParams
+from personalpeft.backends.llamacpp.context_pool import CHUNK
+from personalpeft.base_models.gguf.file import resolve_gguf_file
 from personalpeft.base_models.gguf.tensor_names import gguf_names
 from personalpeft.base_models.registry import find_card
-from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.types import Base, Source
 from personalpeft.types import Message, Sampling
 from personalpeft_app.bench.engines_asked import AGREE, FIXED, PROMPTS
@@ -35,14 +35,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 @pytest.fixture(scope="module")
 def real(shared_cache: Path) -> Base:
-    return prepare(find_card("smollm2-135m-instruct"), cache=shared_cache)
+    return resolve_base(find_card("smollm2-135m-instruct"), cache=shared_cache)
 
 
 @pytest.fixture(scope="module")
 def unpacked(real: Base, shared_cache: Path) -> Base:
     """The same weights as a folder, which llama.cpp then has in the precision that they lie there in."""
     card = replace(real.card, name="unpacked", source=Source("folder", path=real.folder))
-    return prepare(card, cache=shared_cache)
+    return resolve_base(card, cache=shared_cache)
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +66,8 @@ def said(backend: Backend, stack: str | None) -> list[Sequence[int]]:
 
 def scored(backend: Backend, stack: str | None) -> list[float]:
     fixed = backend.encode(FIXED)
-    items = [Continuation(row(backend, prompt).tokens, fixed) for prompt in PROMPTS[:4]]
-    return [logp for score in backend.score(items, stack) for logp in score.tokens]
+    items = [Continuation(row(backend, prompt).prompt_tokens, fixed) for prompt in PROMPTS[:4]]
+    return [logp for score in backend.score(items, stack) for logp in score.token_logprobs]
 
 
 def apart(one: Sequence[float], other: Sequence[float]) -> float:
@@ -101,7 +101,7 @@ QUESTIONS = ("What is the sea made of? " * 40, "And the moon?", "Why do cats pur
 
 
 def conversation(
-    backend: Backend, owner: str, stack: str | None, *, beside: Sequence[Row] = ()
+    backend: Backend, owner: str, stack: str | None, *, beside: Sequence[SequenceState] = ()
 ) -> list[Reply]:
     """Greedy replies, each after all that was said before it, while other rows are served beside them."""
     writing = Writing(backend)
@@ -112,7 +112,7 @@ def conversation(
     replies = []
     for question in QUESTIONS:
         said.append(Message("user", question))
-        asked = Row(backend.render(said), stack, Sampling(max_tokens=40), owner, logprobs=True)
+        asked = SequenceState(backend.render(said), stack, Sampling(max_tokens=40), owner, logprobs=True)
         reply = writing.join(asked)
         while reply.finish is None:
             writing.step()
@@ -136,13 +136,13 @@ def test_a_conversation_repeats_to_the_bit_cold_warm_in_company_and_in_a_new_pro
     backend = with_stack(llamacpp_backend(real, shared_cache, slots=1, rows=4, threads=2))
     first = conversation(backend, "ada", stack)
     again = conversation(backend, "ada", stack)
-    assert backend.occupancy().reused > 0
+    assert backend.occupancy().reused_tokens > 0
     others = [
         row(backend, PROMPTS[n] * 20, other, owner="ada", max_tokens=100)
         for n, other in enumerate((None, "one"))
     ]
     beside = conversation(backend, "ada", stack, beside=others)
-    backend.forget()
+    backend.clear_cache()
     cold = conversation(backend, "bo", stack)
     backend.close()
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
@@ -154,13 +154,13 @@ def test_a_context_takes_no_more_memory_than_is_reckoned(
     real: Base, shared_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = gguf_names(real)
-    model = Model(gguf_file(real, names, shared_cache), extra=False)
+    model = Model(resolve_gguf_file(real, names, shared_cache), repack=False)
     for places in (512, 4096):
-        shape = Shape(places, PART, 1, 1, names.full)
-        place, lane = memory_of(names, model.vocabulary, shape)
+        shape = ContextParams(places, CHUNK, 1, 1, names.full)
+        place, lane = context_bytes(names, model.vocab_size, shape)
         caplog.clear()
         with caplog.at_level("DEBUG", "personalpeft.backends.llamacpp.binding"):
-            model.context(shape, None).close()
+            model.new_context(shape, None).close()
         sizes = [float(size) for size in re.findall(r"buffer size = +([0-9.]+) MiB", caplog.text)]
         assert len(sizes) >= 3
         assert sum(sizes) * 2**20 <= places * place + lane

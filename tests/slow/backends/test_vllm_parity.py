@@ -14,7 +14,7 @@ from vllm_maker import running, vllm_backend
 
 from personalpeft.backends.base import Backend, Continuation
 from personalpeft.base_models.registry import find_card
-from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.types import Base
 from personalpeft_app.bench.engines_asked import AGREE, PROMPTS
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 @pytest.fixture(scope="module")
 def real(shared_cache: Path) -> Base:
-    return prepare(find_card("smollm2-135m-instruct"), cache=shared_cache)
+    return resolve_base(find_card("smollm2-135m-instruct"), cache=shared_cache)
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +57,12 @@ def test_the_first_tokens_are_the_same_and_found_as_likely(
     same = [their.tokens == our.tokens for their, our in zip(theirs, ours, strict=True)]
     # Of what vLLM wrote, since it cannot be asked how likely given text is.
     items = [
-        Continuation(row.tokens, their.tokens) for row, their in zip(rows, theirs, strict=True)
+        Continuation(row.prompt_tokens, their.tokens) for row, their in zip(rows, theirs, strict=True)
     ]
     apart = [
         abs(a - b)
         for their, score in zip(theirs, on_torch.score(items, stack), strict=True)
-        for a, b in zip(their.logprobs, score.tokens, strict=True)
+        for a, b in zip(their.logprobs, score.token_logprobs, strict=True)
     ]
     assert sum(same) >= 9
     assert statistics.fmean(apart) < 0.0001

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from personalpeft.base_models.chat_template import chat_text
+from personalpeft.base_models.chat_template import render_chat
 from personalpeft.base_models.registry import find_card
-from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.types import Base
 from personalpeft.types import Message
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def smollm2(shared_cache: Path) -> Base:
-    return prepare(find_card("smollm2-135m-instruct"), cache=shared_cache)
+    return resolve_base(find_card("smollm2-135m-instruct"), cache=shared_cache)
 
 
 def test_the_default_base_prepares_to_the_digest_it_has_everywhere(smollm2: Base) -> None:
@@ -26,12 +26,12 @@ def test_the_default_base_prepares_to_the_digest_it_has_everywhere(smollm2: Base
 def test_preparing_it_again_finds_the_same(
     smollm2: Base, shared_cache: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert prepare(find_card("smollm2-135m-instruct"), cache=shared_cache) == smollm2
+    assert resolve_base(find_card("smollm2-135m-instruct"), cache=shared_cache) == smollm2
     assert capfd.readouterr() == ("", "")
 
 
 def test_the_cards_system_message_is_what_the_template_would_say(smollm2: Base) -> None:
-    text = chat_text(smollm2, [Message("user", "Hi")])
+    text = render_chat(smollm2, [Message("user", "Hi")])
     assert text.count("You are a helpful AI assistant named SmolLM, trained by Hugging Face") == 1
     assert text.startswith("<|im_start|>system\n")
 

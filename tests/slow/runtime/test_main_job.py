@@ -17,7 +17,7 @@ from backend_makers import attach, torch_backend, written
 import personalpeft
 from personalpeft import LearnReport, Runtime, User
 from personalpeft.adapters.compose import compose
-from personalpeft.backends.base import Row
+from personalpeft.backends.base import SequenceState
 from personalpeft.engine.engine import Request
 from personalpeft.types import Message, Sampling, Stack, Verdict
 from personalpeft_app.bench.people import GENERAL, LESSONS, STYLES, UNSEEN
@@ -200,7 +200,7 @@ def test_peft_loads_the_export_and_says_the_same(job: Job, tmp_path: Path) -> No
     )
     for prompt in UNSEEN[:2]:
         tokens = ours.render([Message("user", prompt)])
-        (said,) = written(ours, [Row(tokens, "style", Sampling(max_tokens=16))])
+        (said,) = written(ours, [SequenceState(tokens, "style", Sampling(max_tokens=16))])
         with torch.inference_mode():
             expected = theirs.generate(
                 torch.tensor([tokens]),

@@ -16,14 +16,14 @@ from torch import Tensor
 from personalpeft.adapters.types import Matrix
 
 if TYPE_CHECKING:
-    from personalpeft.backends.torch.ops.training_ops import TrainingKernels
+    from personalpeft.backends.torch.ops.training_ops import TrainingOps
 
 # Tokens to a block of the key-value cache.
 BLOCK = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class StackedLoRAWeights:
     """The slots of one group of projections that read the same input, such as q, k and v.
 
     ``a`` is ``[slots, blocks, sections * capacity, inputs]``, ``b`` ``[slots, blocks, capacity, outputs]``, where the
@@ -35,12 +35,12 @@ class Shelf:
     ends: tuple[int, ...]
 
     @property
-    def capacity(self) -> int:
+    def max_rank(self) -> int:
         return self.b.shape[2]
 
 
 @dataclass(frozen=True, slots=True)
-class Pointers:
+class LoRAMapping:
     """Which slot each token points to (int32 ``[T]``, 0 for none), and the rank that each slot holds (int32
     ``[slots]``).
     """
@@ -54,7 +54,7 @@ _TILE = 8
 
 
 @dataclass(frozen=True)
-class Chunk:
+class PrefillChunk:
     """A stretch of one row's prompt in a pass: its tokens are ``begin`` to ``end`` of the pass, and the last of them is
     the row's token ``length - 1``. ``blocks`` (int32) are the row's.
     """
@@ -74,7 +74,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Places:
+class AttentionMetadata:
     """Where a pass finds and puts keys and values.
 
     ``writes`` (int64 ``[T]``) is each token's own place in the pool: block times ``BLOCK`` plus offset. The first
@@ -82,8 +82,8 @@ class Places:
     that ``table[i]`` (int32 ``[n, longest]``) names.
     """
 
-    writes: Tensor
-    table: Tensor
+    write_slots: Tensor
+    block_table: Tensor
     lengths: Tensor
 
     @cached_property
@@ -93,7 +93,7 @@ class Places:
         return torch.stack([rows, torch.ones_like(rows), rows, self.lengths], dim=1)
 
 
-class Kernels(Protocol):
+class Ops(Protocol):
     """One way to do them, for one device and number format."""
 
     @property
@@ -105,32 +105,36 @@ class Kernels(Protocol):
         ...
 
     @property
-    def training(self) -> TrainingKernels | None:
+    def training(self) -> TrainingOps | None:
         """The operations of a training step; None where the framework's own serve."""
         ...
 
-    def lay(self, source: Matrix, place: Tensor, factor: float) -> bool:
+    def pack_weights(self, source: Matrix, place: Tensor, factor: float) -> bool:
         """Writes ``source * factor``, three-dimensional, to a place of the same shape in host memory, which may be
         strided; whether all of it is finite. Uses the calling thread alone, since it runs beside a step.
         """
         ...
 
-    def lora(self, x: Tensor, y: Tensor, pointers: Pointers, shelf: Shelf, block: int) -> None:
+    def apply_lora(
+        self, x: Tensor, y: Tensor, pointers: LoRAMapping, shelf: StackedLoRAWeights, block: int
+    ) -> None:
         """Adds ``B (A x)`` of each token's slot to ``y`` in place; x is ``[T, inputs]``, y ``[T, outputs]``."""
         ...
 
-    def remember(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, places: Places) -> None:
+    def write_kv(
+        self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, places: AttentionMetadata
+    ) -> None:
         """Puts ``[T, heads, dim]`` keys and values into the pool: ``[pool, heads, dim, BLOCK]`` and ``[pool, heads,
         BLOCK, dim]``.
         """
         ...
 
-    def attend(
+    def paged_attention(
         self,
         q: Tensor,
         keys: Tensor,
         values: Tensor,
-        places: Places,
+        places: AttentionMetadata,
         *,
         scaling: float,
         softcap: float,
@@ -139,12 +143,12 @@ class Kernels(Protocol):
         """Attention of the decoded tokens, ``[n, heads, dim]``, over their rows. ``softcap`` and ``window`` 0: none."""
         ...
 
-    def prefill(
+    def prefill_attention(
         self,
         q: Tensor,
         keys: Tensor,
         values: Tensor,
-        chunk: Chunk,
+        chunk: PrefillChunk,
         *,
         scaling: float,
         softcap: float,
@@ -153,10 +157,10 @@ class Kernels(Protocol):
         """Attention of a chunk's tokens, ``[end - begin, heads, dim]``, each over its row up to itself."""
         ...
 
-    def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """``x / rms(x) * weight`` over the last dimension (Zhang & Sennrich 2019), rounded before the weight."""
         ...
 
-    def largest(self, x: Tensor) -> Tensor:
+    def argmax(self, x: Tensor) -> Tensor:
         """Where each row of ``[rows, n]`` is largest, int64 ``[rows]``; of equals the first."""
         ...

@@ -27,7 +27,12 @@ import torch
 from torch import Tensor
 
 from personalpeft.adapters.types import Matrix
-from personalpeft.backends.torch.ops.base import Chunk, Places, Pointers, Shelf
+from personalpeft.backends.torch.ops.base import (
+    AttentionMetadata,
+    LoRAMapping,
+    PrefillChunk,
+    StackedLoRAWeights,
+)
 from personalpeft.backends.torch.processor import KERNELS, cpu_flags
 
 _HEADER = "dtypes.h"
@@ -53,7 +58,7 @@ class NoCompiler(OSError):
     """Why the operations could not be compiled or loaded here; a reason for ``doctor``, not an error for a user."""
 
 
-class NativeKernels:
+class CpuOps:
     """See ``Kernels``. Raises ``NoCompiler`` where this machine cannot build or load them."""
 
     name = "native"
@@ -63,23 +68,23 @@ class NativeKernels:
         if dtype not in SUFFIX:
             raise NoCompiler(f"there is none for {dtype}")
         # Not at the top: what is there is compiled by what is here.
-        from personalpeft.backends.torch.ops.training_ops import TrainingKernels
+        from personalpeft.backends.torch.ops.training_ops import TrainingOps
 
-        library = compiled(cache, "decode.cpp")
-        self.training = TrainingKernels(cache, dtype)
+        library = load_library(cache, "decode.cpp")
+        self.training = TrainingOps(cache, dtype)
         self._lora, self._remember, self._attend, self._norm, self._largest = (
-            function(library, f"{name}_{SUFFIX[dtype]}", signature)
+            bind_function(library, f"{name}_{SUFFIX[dtype]}", signature)
             for name, signature in _SIGNATURES.items()
         )
         self._lay = {
-            numpy: function(
+            numpy: bind_function(
                 library, f"lay_{numpy}_{SUFFIX[dtype]}", (_P, _P, _P, _P, _F), ctypes.c_int32
             )
             for numpy in ("float16", "float32")
         }
         self._ends: dict[tuple[int, ...], Tensor] = {}
 
-    def lay(self, source: Matrix, place: Tensor, factor: float) -> bool:
+    def pack_weights(self, source: Matrix, place: Tensor, factor: float) -> bool:
         three = ctypes.c_int64 * 3
         source = np.ascontiguousarray(source)
         finite = self._lay[source.dtype.name](
@@ -91,7 +96,9 @@ class NativeKernels:
         )
         return bool(finite)
 
-    def lora(self, x: Tensor, y: Tensor, pointers: Pointers, shelf: Shelf, block: int) -> None:
+    def apply_lora(
+        self, x: Tensor, y: Tensor, pointers: LoRAMapping, shelf: StackedLoRAWeights, block: int
+    ) -> None:
         size = x.element_size()
         ends = self._ends.get(shelf.ends)
         if ends is None:
@@ -106,45 +113,49 @@ class NativeKernels:
             shelf.a.stride(0),
             shelf.b.data_ptr() + block * shelf.b.stride(1) * size,
             shelf.b.stride(0),
-            shelf.capacity,
+            shelf.max_rank,
             x.shape[1],
             y.shape[1],
             ends.data_ptr(),
             len(shelf.ends),
         )
 
-    def remember(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, places: Places) -> None:
+    def write_kv(
+        self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, places: AttentionMetadata
+    ) -> None:
         tokens, heads, dim = k.shape
         self._remember(
             k.data_ptr(),
             v.data_ptr(),
             keys.data_ptr(),
             values.data_ptr(),
-            places.writes.data_ptr(),
+            places.write_slots.data_ptr(),
             tokens,
             heads,
             dim,
         )
 
-    def attend(
+    def paged_attention(
         self,
         q: Tensor,
         keys: Tensor,
         values: Tensor,
-        places: Places,
+        places: AttentionMetadata,
         *,
         scaling: float,
         softcap: float,
         window: int,
     ) -> Tensor:
-        return self._over(q, keys, values, places.tiles, places.table, scaling, softcap, window)
+        return self._over(
+            q, keys, values, places.tiles, places.block_table, scaling, softcap, window
+        )
 
-    def prefill(
+    def prefill_attention(
         self,
         q: Tensor,
         keys: Tensor,
         values: Tensor,
-        chunk: Chunk,
+        chunk: PrefillChunk,
         *,
         scaling: float,
         softcap: float,
@@ -184,7 +195,7 @@ class NativeKernels:
         )
         return said
 
-    def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         y = torch.empty_like(x)
         self._norm(
             x.data_ptr(),
@@ -196,13 +207,13 @@ class NativeKernels:
         )
         return y
 
-    def largest(self, x: Tensor) -> Tensor:
+    def argmax(self, x: Tensor) -> Tensor:
         found = torch.empty(len(x), dtype=torch.int64)
         self._largest(x.data_ptr(), found.data_ptr(), len(x), x.shape[1])
         return found
 
 
-def function(
+def bind_function(
     library: ctypes.CDLL, name: str, signature: tuple[Any, ...], result: Any = None
 ) -> Any:
     function = library[name]
@@ -210,13 +221,13 @@ def function(
     return function
 
 
-def compiled(cache: Path, name: str) -> ctypes.CDLL:
+def load_library(cache: Path, name: str) -> ctypes.CDLL:
     """The operations of a source file beside this one, from the cache where they were built from it for this machine
     before. Raises ``NoCompiler``.
     """
     here = resources.files(__package__) / "csrc"
     source, header = here.joinpath(name).read_bytes(), here.joinpath(_HEADER).read_bytes()
-    options = (*_OPTIONS, *_instructions())
+    options = (*_OPTIONS, *_instruction_flags())
     about = f"{options}{platform.machine()}{cpu_flags()}{torch.__version__}".encode()
     try:
         # Resolved once, so that no link is followed again between the checks and the loading.
@@ -237,8 +248,8 @@ def compiled(cache: Path, name: str) -> ctypes.CDLL:
             if not unsafe:
                 # In one step, so that two processes that start together never load half a file.
                 built = built.replace(place)
-            elif exposed := _first_open_to_all(built.resolve()):
-                raise NoCompiler(_exposed(exposed))
+            elif exposed := _first_world_writable(built.resolve()):
+                raise NoCompiler(_unsafe_folder_message(exposed))
             return ctypes.CDLL(str(built))
     except OSError as error:
         raise error if isinstance(error, NoCompiler) else NoCompiler(str(error)) from error
@@ -259,10 +270,10 @@ def _make_private(folder: Path) -> str:
                     OSError
                 ):  # In a folder of another account, which is refused for its owner.
                     library.unlink()
-    exposed = next((each for each in ours if not _is_private(each)), None) or _first_open_to_all(
+    exposed = next((each for each in ours if not _is_private(each)), None) or _first_world_writable(
         folder
     )
-    return _exposed(exposed) if exposed else ""
+    return _unsafe_folder_message(exposed) if exposed else ""
 
 
 def _is_private(path: Path) -> bool:
@@ -276,7 +287,7 @@ def _is_private(path: Path) -> bool:
     return about.st_uid in (0, os.getuid()) and not about.st_mode & _OTHERS_WRITE
 
 
-def _first_open_to_all(path: Path) -> Path | None:
+def _first_world_writable(path: Path) -> Path | None:
     """Return the nearest folder above a path in which every account can replace what is there."""
     if not hasattr(os, "getuid"):
         return None
@@ -288,7 +299,7 @@ def _first_open_to_all(path: Path) -> Path | None:
     return next(replaceable, None)
 
 
-def _exposed(path: Path) -> str:
+def _unsafe_folder_message(path: Path) -> str:
     return (
         f"Another account can change {path}, so nothing is loaded from there; "
         "set PERSONALPEFT_CACHE to a folder that only you can write."
@@ -320,7 +331,7 @@ def _compile(source: bytes, header: bytes, options: Sequence[str], work: Path) -
     return work / "native.so"
 
 
-def _instructions() -> tuple[str, ...]:
+def _instruction_flags() -> tuple[str, ...]:
     """Return which instructions to compile for: the processor's own, or fewer where the environment says so.
 
     Raises:

@@ -8,43 +8,53 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from personalpeft.adapters.types import Matrix
-from personalpeft.backends.torch.ops.base import BLOCK, Chunk, Places, Pointers, Shelf
+from personalpeft.backends.torch.ops.base import (
+    BLOCK,
+    AttentionMetadata,
+    LoRAMapping,
+    PrefillChunk,
+    StackedLoRAWeights,
+)
 
 
-class PlainKernels:
+class ReferenceOps:
     """See ``Kernels``."""
 
     name = "plain"
     batch_invariant = False
     training = None
 
-    def lay(self, source: Matrix, place: Tensor, factor: float) -> bool:
+    def pack_weights(self, source: Matrix, place: Tensor, factor: float) -> bool:
         with np.errstate(over="ignore", invalid="ignore"):
             scaled = torch.from_numpy(np.multiply(source, np.float32(factor), dtype=np.float32))
         place.copy_(scaled)
         return bool(torch.isfinite(scaled).all())
 
-    def lora(self, x: Tensor, y: Tensor, pointers: Pointers, shelf: Shelf, block: int) -> None:
+    def apply_lora(
+        self, x: Tensor, y: Tensor, pointers: LoRAMapping, shelf: StackedLoRAWeights, block: int
+    ) -> None:
         slots = pointers.slots.long()
         a, b = shelf.a[slots, block], shelf.b[slots, block]
         narrow = torch.bmm(a, x[:, :, None])[:, :, 0]
         begin = 0
         for section, end in enumerate(shelf.ends):
-            own = narrow[:, None, section * shelf.capacity : (section + 1) * shelf.capacity]
+            own = narrow[:, None, section * shelf.max_rank : (section + 1) * shelf.max_rank]
             y[:, begin:end] += torch.bmm(own, b[:, :, begin:end])[:, 0]
             begin = end
 
-    def remember(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, places: Places) -> None:
-        block, offset = places.writes // BLOCK, places.writes % BLOCK
+    def write_kv(
+        self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, places: AttentionMetadata
+    ) -> None:
+        block, offset = places.write_slots // BLOCK, places.write_slots % BLOCK
         keys[block, :, :, offset] = k
         values[block, :, offset] = v
 
-    def attend(
+    def paged_attention(
         self,
         q: Tensor,
         keys: Tensor,
         values: Tensor,
-        places: Places,
+        places: AttentionMetadata,
         *,
         scaling: float,
         softcap: float,
@@ -52,25 +62,25 @@ class PlainKernels:
     ) -> Tensor:
         said = torch.empty_like(q)
         for row, length in enumerate(places.lengths.tolist()):
-            k, v = gather(keys, values, places.table[row], length)
+            k, v = gather_kv(keys, values, places.block_table[row], length)
             first = max(0, length - window) if window else 0
             said[row] = attention(
                 q[row : row + 1], k[first:], v[first:], mask=None, scaling=scaling, softcap=softcap
             )[0]
         return said
 
-    def prefill(
+    def prefill_attention(
         self,
         q: Tensor,
         keys: Tensor,
         values: Tensor,
-        chunk: Chunk,
+        chunk: PrefillChunk,
         *,
         scaling: float,
         softcap: float,
         window: int,
     ) -> Tensor:
-        k, v = gather(keys, values, chunk.blocks, chunk.length)
+        k, v = gather_kv(keys, values, chunk.blocks, chunk.length)
         own = torch.arange(chunk.length - len(q), chunk.length, device=q.device)[:, None]
         other = torch.arange(chunk.length, device=q.device)[None]
         seen = other <= own
@@ -78,16 +88,16 @@ class PlainKernels:
             seen &= own - other < window
         return attention(q, k, v, mask=seen, scaling=scaling, softcap=softcap)
 
-    def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
         return weight * (wide * scale).to(x.dtype)
 
-    def largest(self, x: Tensor) -> Tensor:
+    def argmax(self, x: Tensor) -> Tensor:
         return x.argmax(-1)
 
 
-def gather(keys: Tensor, values: Tensor, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
+def gather_kv(keys: Tensor, values: Tensor, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """The first ``length`` keys and values of a row, ``[length, heads, dim]`` each, copied out of its blocks."""
     used = blocks[: -(-length // BLOCK)].long()
     k = keys[used].permute(0, 3, 1, 2).flatten(0, 1)

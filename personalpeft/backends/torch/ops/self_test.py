@@ -13,15 +13,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from personalpeft.backends.torch.ops.base import BLOCK, Chunk, Kernels, Places, Pointers, Shelf
-from personalpeft.backends.torch.ops.reference_ops import PlainKernels, attention
-from personalpeft.backends.torch.ops.training_ops import Heads, Stretches, TrainingKernels
+from personalpeft.backends.torch.ops.base import (
+    BLOCK,
+    AttentionMetadata,
+    LoRAMapping,
+    Ops,
+    PrefillChunk,
+    StackedLoRAWeights,
+)
+from personalpeft.backends.torch.ops.reference_ops import ReferenceOps, attention
+from personalpeft.backends.torch.ops.training_ops import Heads, Segments, TrainingOps
 
 # Largest difference from the framework, as a share of its largest number: a few roundings, and our own exponential function.
 _TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.02}
 
 
-def wrong_kernel(kernels: Kernels, dtype: torch.dtype) -> str | None:
+def find_wrong_kernel(kernels: Ops, dtype: torch.dtype) -> str | None:
     """Return the name of the first operation whose result is not the framework's up to rounding; None if all are right."""
     tolerance = _TOLERANCE[dtype]
     with torch.random.fork_rng(devices=[]):
@@ -42,30 +49,30 @@ def _is_close(found: Tensor, wanted: Tensor, tolerance: float) -> bool:
     return bool(apart <= tolerance * wanted.float().abs().max().clamp(min=1.0))
 
 
-def _serving(kernels: Kernels, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
-    plain = PlainKernels()
+def _serving(kernels: Ops, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
+    plain = ReferenceOps()
     x = torch.randn(5, 48, dtype=dtype)
     weight = torch.randn(48, dtype=dtype)
-    yield "norm", kernels.norm(x, weight, 1e-5), plain.norm(x, weight, 1e-5)
-    yield "largest", kernels.largest(x), plain.largest(x)
+    yield "norm", kernels.rms_norm(x, weight, 1e-5), plain.rms_norm(x, weight, 1e-5)
+    yield "largest", kernels.argmax(x), plain.argmax(x)
 
     source = np.random.default_rng(0).standard_normal((2, 3, 40)).astype(np.float16)
     places = [torch.zeros((2, 40, 3), dtype=dtype).transpose(1, 2) for _ in range(2)]
     for each, place in zip((kernels, plain), places, strict=True):
-        each.lay(source, place, 0.5)
+        each.pack_weights(source, place, 0.5)
     yield "lay", places[0], places[1]
 
-    shelf = Shelf(
+    shelf = StackedLoRAWeights(
         torch.randn(3, 1, 16, 48, dtype=dtype) / 7,
         torch.randn(3, 1, 8, 40, dtype=dtype) / 7,
         (24, 40),
     )
-    pointers = Pointers(
+    pointers = LoRAMapping(
         torch.tensor([0, 1, 2, 1, 0], dtype=torch.int32), torch.tensor([0, 8, 8], dtype=torch.int32)
     )
     outputs = [torch.zeros(5, 40, dtype=dtype) for _ in range(2)]
     for each, y in zip((kernels, plain), outputs, strict=True):
-        each.lora(x, y, pointers, shelf, 0)
+        each.apply_lora(x, y, pointers, shelf, 0)
     # Slot 0 is all zeros in a bank; here it is not, and adds something in the plain version alone.
     adapted = pointers.slots > 0
     yield "lora", outputs[0][adapted], outputs[1][adapted]
@@ -74,14 +81,14 @@ def _serving(kernels: Kernels, dtype: torch.dtype) -> Iterator[tuple[str, Tensor
     q, k, v = (torch.randn(count, n, dim, dtype=dtype) for n in (heads, kv_heads, kv_heads))
     blocks = torch.tensor([2, 1], dtype=torch.int32)
     at = torch.tensor([int(blocks[t // BLOCK]) * BLOCK + t % BLOCK for t in range(count)])
-    written = Places(at, blocks[None], torch.tensor([count], dtype=torch.int32))
+    written = AttentionMetadata(at, blocks[None], torch.tensor([count], dtype=torch.int32))
     pools = []
     for each in (kernels, plain):
         keys, values = (
             torch.zeros(3, kv_heads, dim, BLOCK, dtype=dtype),
             torch.zeros(3, kv_heads, BLOCK, dim, dtype=dtype),
         )
-        each.remember(k, v, keys, values, written)
+        each.write_kv(k, v, keys, values, written)
         pools.append((keys, values))
     yield (
         "remember",
@@ -93,13 +100,13 @@ def _serving(kernels: Kernels, dtype: torch.dtype) -> Iterator[tuple[str, Tensor
         for each in (kernels, plain):
             keys, values = pools[1]
             last.append(
-                each.attend(
+                each.paged_attention(
                     q[-1:], keys, values, written, scaling=0.25, softcap=softcap, window=window
                 )
             )
-            chunk = Chunk(0, 11, count, blocks)
+            chunk = PrefillChunk(0, 11, count, blocks)
             some.append(
-                each.prefill(
+                each.prefill_attention(
                     q[-11:], keys, values, chunk, scaling=0.25, softcap=softcap, window=window
                 )
             )
@@ -107,7 +114,7 @@ def _serving(kernels: Kernels, dtype: torch.dtype) -> Iterator[tuple[str, Tensor
         yield "prefill", some[0], some[1]
 
 
-def _training(kernels: TrainingKernels, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
+def _training(kernels: TrainingOps, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
     x, weight, slope = (torch.randn(*shape, dtype=dtype) for shape in ((6, 48), (48,), (6, 48)))
 
     def norm(x: Tensor) -> Tensor:
@@ -125,7 +132,7 @@ def _training(kernels: TrainingKernels, dtype: torch.dtype) -> Iterator[tuple[st
         _gradient(gate, x, slope[:, :24]),
     )
 
-    totals = kernels.totals(x)
+    totals = kernels.logsumexp(x)
     yield "totals", totals, x.float().logsumexp(-1)
     tokens, each = torch.arange(6), torch.randn(6)
 
@@ -134,28 +141,28 @@ def _training(kernels: TrainingKernels, dtype: torch.dtype) -> Iterator[tuple[st
 
     yield (
         "likelihood",
-        kernels.likelihood_backward(x, totals, tokens, each),
+        kernels.token_logprob_backward(x, totals, tokens, each),
         _gradient(likelihood, x, each),
     )
     other = torch.randn(6, 48, dtype=dtype)
     known = other.float().log_softmax(-1)
 
-    def divergence(x: Tensor) -> Tensor:
+    def kl_div(x: Tensor) -> Tensor:
         return (known.exp() * (known - x.log_softmax(-1))).sum(-1)
 
-    pair = other, kernels.totals(other), x, totals
-    yield "divergence", kernels.divergence(*pair), divergence(x.float())
+    pair = other, kernels.logsumexp(other), x, totals
+    yield "divergence", kernels.kl_div(*pair), kl_div(x.float())
     yield (
         "divergence_backward",
-        kernels.divergence_backward(*pair, each),
-        _gradient(divergence, x, each),
+        kernels.kl_div_backward(*pair, each),
+        _gradient(kl_div, x, each),
     )
 
     heads = Heads(4, 2, 16, 0.25, 0)
     q, k, v = (torch.randn(6, n * 16, dtype=dtype) for n in (4, 2, 2))
     still = torch.ones(6, 16, dtype=dtype), torch.zeros(6, 16, dtype=dtype)
-    whole = Stretches(torch.tensor([[0, 6, 0, 0, 0]]), torch.empty(0, dtype=torch.int64), 6)
-    found, sizes = kernels.attend(q, k, v, *still, whole, heads)
+    whole = Segments(torch.tensor([[0, 6, 0, 0, 0]]), torch.empty(0, dtype=torch.int64), 6)
+    found, sizes = kernels.attention(q, k, v, *still, whole, heads)
     wide = [_leaf(t.view(6, -1, 16)) for t in (q, k, v)]
     wanted = attention(*wide, mask=torch.ones(6, 6, dtype=torch.bool).tril(), scaling=0.25).reshape(
         6, -1
@@ -163,7 +170,7 @@ def _training(kernels: TrainingKernels, dtype: torch.dtype) -> Iterator[tuple[st
     yield "attend (training)", found, wanted.detach()
     into = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     grad = torch.randn(6, 64, dtype=dtype)
-    kernels.attend_backward(q, k, v, *still, whole, heads, grad, sizes, into)
+    kernels.attention_backward(q, k, v, *still, whole, heads, grad, sizes, into)
     slopes = torch.autograd.grad(wanted, wide, grad.float())
     for name, own, slope in zip("qkv", into, slopes, strict=True):
         yield f"attend_backward ({name})", own, slope.flatten(1)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from personalpeft.backends.torch.ops.cpu_ops import SUFFIX, NoCompiler, compiled, function
+from personalpeft.backends.torch.ops.cpu_ops import SUFFIX, NoCompiler, bind_function, load_library
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES = {
@@ -33,7 +33,7 @@ _LANES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Stretches:
+class Segments:
     """A pack as chains of tokens (packing.py): int64 ``[n, 5]`` with the first token, the end, the number of ancestors,
     where these begin in ``ancestors``, and where the path begins among all paths, which have ``total`` tokens.
     """
@@ -54,26 +54,26 @@ class Heads:
     window: int
 
 
-class TrainingKernels:
+class TrainingOps:
     """Raises ``NoCompiler`` where this machine cannot build or load them."""
 
     def __init__(self, cache: Path, dtype: torch.dtype) -> None:
         if dtype not in SUFFIX:
             raise NoCompiler(f"there is none for {dtype}")
-        library = compiled(cache, "training.cpp")
+        library = load_library(cache, "training.cpp")
         self._call = {
-            name: function(library, f"{name}_{SUFFIX[dtype]}", signature)
+            name: bind_function(library, f"{name}_{SUFFIX[dtype]}", signature)
             for name, signature in _SIGNATURES.items()
         }
 
-    def attend(
+    def attention(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         cos: Tensor,
         sin: Tensor,
-        stretches: Stretches,
+        stretches: Segments,
         heads: Heads,
     ) -> tuple[Tensor, Tensor]:
         """Attention ``[T, heads * dim]`` of each token over its path, and the log of each softmax's sum.
@@ -87,20 +87,20 @@ class TrainingKernels:
             *_addresses(q, k, v, cos, sin),
             _sizes(q, k, v, heads),
             heads.scaling,
-            *_chains(stretches),
+            *_pack_ancestors(stretches),
             out.data_ptr(),
             sizes.data_ptr(),
         )
         return out, sizes
 
-    def attend_backward(
+    def attention_backward(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         cos: Tensor,
         sin: Tensor,
-        stretches: Stretches,
+        stretches: Segments,
         heads: Heads,
         grad: Tensor,
         sizes: Tensor,
@@ -113,7 +113,7 @@ class TrainingKernels:
             *_addresses(q, k, v, cos, sin),
             _sizes(q, k, v, heads),
             heads.scaling,
-            *_chains(stretches),
+            *_pack_ancestors(stretches),
             *_addresses(grad, sizes, paths),
             stretches.total,
             *_addresses(*into),
@@ -142,13 +142,13 @@ class TrainingKernels:
         self._call["gate_backward"](*_addresses(x, grad, out), grad.numel() // size, size)
         return out
 
-    def totals(self, logits: Tensor) -> Tensor:
+    def logsumexp(self, logits: Tensor) -> Tensor:
         """``log(sum(exp(row)))`` of each row of ``[n, size]``, float32."""
         out = torch.empty(len(logits), dtype=torch.float32)
         self._call["totals"](*_addresses(logits, out), len(logits), logits.shape[1])
         return out
 
-    def likelihood_backward(
+    def token_logprob_backward(
         self, logits: Tensor, totals: Tensor, tokens: Tensor, slope: Tensor
     ) -> Tensor:
         """The gradient to the logits, where ``slope`` (float32 ``[n]``) is that of each row's log-prob of its token."""
@@ -158,13 +158,13 @@ class TrainingKernels:
         )
         return out
 
-    def divergence(self, p: Tensor, p_totals: Tensor, q: Tensor, q_totals: Tensor) -> Tensor:
+    def kl_div(self, p: Tensor, p_totals: Tensor, q: Tensor, q_totals: Tensor) -> Tensor:
         """The sum of ``p (log p - log q)`` for each row of two sets of logits, float32 ``[n]``."""
         out = torch.empty(len(p), dtype=torch.float32)
         self._call["divergence"](*_addresses(p, p_totals, q, q_totals, out), *p.shape)
         return out
 
-    def divergence_backward(
+    def kl_div_backward(
         self, p: Tensor, p_totals: Tensor, q: Tensor, q_totals: Tensor, slope: Tensor
     ) -> Tensor:
         """The gradient of ``divergence`` to the logits of ``q``."""
@@ -193,5 +193,5 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> ctypes.Array[ctypes
     return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
-def _chains(stretches: Stretches) -> tuple[int, int, int]:
+def _pack_ancestors(stretches: Segments) -> tuple[int, int, int]:
     return stretches.table.data_ptr(), len(stretches.table), stretches.ancestors.data_ptr()

@@ -29,7 +29,7 @@ def multiply(left, right, sums, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def company(slots, token, tokens, TILE: tl.constexpr):
+def tile_leader(slots, token, tokens, TILE: tl.constexpr):
     """How many tokens from this one on it multiplies for: where a whole tile points to one slot, its first token does so
     for all of them and the others for none; else each for itself. The sums are the same.
     """
@@ -62,7 +62,7 @@ def shrink(
     token, section = tl.program_id(0), tl.program_id(2)
     slot = tl.load(slots + token)
     rank = tl.load(ranks + slot)
-    count = company(slots, token, tokens, TILE)
+    count = tile_leader(slots, token, tokens, TILE)
     if count == 0 or tl.program_id(1) * ROWS >= rank:
         return
     mates, mine = token + tl.arange(0, TILE), tl.arange(0, TILE) < count
@@ -110,7 +110,7 @@ def expand(
     token = tl.program_id(0)
     slot = tl.load(slots + token)
     rank = tl.load(ranks + slot)
-    count = company(slots, token, tokens, TILE)
+    count = tile_leader(slots, token, tokens, TILE)
     if count == 0 or rank == 0:
         return
     mates, mine = token + tl.arange(0, TILE), tl.arange(0, TILE) < count
@@ -147,7 +147,7 @@ def expand(
 
 
 @triton.jit
-def remember(k, v, keys, values, places, heads, dim, BLOCK: tl.constexpr, PUT: tl.constexpr):
+def write_kv(k, v, keys, values, places, heads, dim, BLOCK: tl.constexpr, PUT: tl.constexpr):
     """Puts one token's keys and values, or a part of them, into its place."""
     token = tl.program_id(0)
     place = tl.load(places + token)
@@ -165,7 +165,7 @@ def remember(k, v, keys, values, places, heads, dim, BLOCK: tl.constexpr, PUT: t
 
 
 @triton.jit
-def attend(
+def paged_attention(
     q,
     said,
     tops,
@@ -263,7 +263,7 @@ def attend(
 
 
 @triton.jit
-def join(
+def merge_splits(
     each,
     tops,
     said,
@@ -294,7 +294,7 @@ def join(
 
 
 @triton.jit
-def norm(x, weight, y, size, epsilon, WIDTH: tl.constexpr):
+def rms_norm(x, weight, y, size, epsilon, WIDTH: tl.constexpr):
     """One row."""
     start = tl.program_id(0) * size
     i = tl.arange(0, WIDTH)

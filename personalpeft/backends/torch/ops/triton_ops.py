@@ -13,8 +13,14 @@ import triton
 from torch import Tensor
 
 from personalpeft.backends.torch.ops import triton_kernels
-from personalpeft.backends.torch.ops.base import BLOCK, Chunk, Places, Pointers, Shelf
-from personalpeft.backends.torch.ops.reference_ops import PlainKernels
+from personalpeft.backends.torch.ops.base import (
+    BLOCK,
+    AttentionMetadata,
+    LoRAMapping,
+    PrefillChunk,
+    StackedLoRAWeights,
+)
+from personalpeft.backends.torch.ops.reference_ops import ReferenceOps
 
 # The least that tensor cores take.
 _LEAST = 16
@@ -31,7 +37,7 @@ class NoTriton(RuntimeError):
     """Why the kernels could not be compiled or run here; a reason for ``doctor``, not an error for a user."""
 
 
-class TritonKernels(PlainKernels):
+class TritonOps(ReferenceOps):
     """See ``Kernels``. What host memory is for, and what the framework does well on a GPU, is as in the plain version."""
 
     name = "triton"
@@ -43,8 +49,10 @@ class TritonKernels(PlainKernels):
         self._device = device
         self._stretches: dict[tuple[int, ...], tuple[Tensor, int]] = {}
 
-    def lora(self, x: Tensor, y: Tensor, pointers: Pointers, shelf: Shelf, block: int) -> None:
-        tokens, sections, capacity = len(x), len(shelf.ends), shelf.capacity
+    def apply_lora(
+        self, x: Tensor, y: Tensor, pointers: LoRAMapping, shelf: StackedLoRAWeights, block: int
+    ) -> None:
+        tokens, sections, capacity = len(x), len(shelf.ends), shelf.max_rank
         narrow = torch.empty((tokens, sections, capacity), dtype=torch.float32, device=x.device)
         triton_kernels.shrink[(tokens, triton.cdiv(capacity, _LEAST), sections)](
             x,
@@ -62,7 +70,7 @@ class TritonKernels(PlainKernels):
             INPUTS=_INPUTS,
             PRECISION=_precision(x),
         )
-        stretches, aligned = self._stretches_of(shelf.ends)
+        stretches, aligned = self._split_tiles(shelf.ends)
         triton_kernels.expand[(tokens, len(stretches))](
             narrow,
             y,
@@ -82,27 +90,29 @@ class TritonKernels(PlainKernels):
             PRECISION=_precision(x),
         )
 
-    def remember(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, places: Places) -> None:
+    def write_kv(
+        self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, places: AttentionMetadata
+    ) -> None:
         tokens, heads, dim = k.shape
         put = min(_PUT, triton.next_power_of_2(heads * dim))
         grid = (tokens, triton.cdiv(heads * dim, put))
-        triton_kernels.remember[grid](
-            k, v, keys, values, places.writes, heads, dim, BLOCK=BLOCK, PUT=put
+        triton_kernels.write_kv[grid](
+            k, v, keys, values, places.write_slots, heads, dim, BLOCK=BLOCK, PUT=put
         )
 
-    def attend(
+    def paged_attention(
         self,
         q: Tensor,
         keys: Tensor,
         values: Tensor,
-        places: Places,
+        places: AttentionMetadata,
         *,
         scaling: float,
         softcap: float,
         window: int,
     ) -> Tensor:
         tokens, heads, dim = q.shape
-        parts = triton.cdiv(places.table.shape[1], _PART)
+        parts = triton.cdiv(places.block_table.shape[1], _PART)
         said = torch.empty_like(q)
         each = (
             said
@@ -117,7 +127,7 @@ class TritonKernels(PlainKernels):
             tops,
             keys,
             values,
-            places.table,
+            places.block_table,
             places.lengths,
             length=0,
             window=window,
@@ -126,7 +136,7 @@ class TritonKernels(PlainKernels):
             together=0,
         )
         if parts > 1:
-            triton_kernels.join[(tokens, heads)](
+            triton_kernels.merge_splits[(tokens, heads)](
                 each,
                 tops,
                 said,
@@ -139,12 +149,12 @@ class TritonKernels(PlainKernels):
             )
         return said
 
-    def prefill(
+    def prefill_attention(
         self,
         q: Tensor,
         keys: Tensor,
         values: Tensor,
-        chunk: Chunk,
+        chunk: PrefillChunk,
         *,
         scaling: float,
         softcap: float,
@@ -170,18 +180,18 @@ class TritonKernels(PlainKernels):
         )
         return said
 
-    def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         y = torch.empty_like(x)
         size = x.shape[-1]
         width = triton.next_power_of_2(size)
         # A warp for every few hundred numbers.
         warps = min(8, max(1, width // 512))
-        triton_kernels.norm[(x.numel() // size,)](
+        triton_kernels.rms_norm[(x.numel() // size,)](
             x, weight, y, size, epsilon, WIDTH=width, num_warps=warps
         )
         return y
 
-    def _stretches_of(self, ends: tuple[int, ...]) -> tuple[Tensor, int]:
+    def _split_tiles(self, ends: tuple[int, ...]) -> tuple[Tensor, int]:
         """Stretches of outputs, none across two sections: begin, end and section of each; and a power of 2 that all
         begins and ends are multiples of.
         """
@@ -201,14 +211,14 @@ class TritonKernels(PlainKernels):
         return known
 
 
-def tried_kernels(device: torch.device, dtype: torch.dtype) -> TritonKernels:
+def try_triton_ops(device: torch.device, dtype: torch.dtype) -> TritonOps:
     """The kernels, after those that ask most of a device gave what they should. Raises ``NoTriton``."""
-    kernels = TritonKernels(device)
+    kernels = TritonOps(device)
     try:
         x, y = (torch.full((1, 16), fill, dtype=dtype, device=device) for fill in (1.0, 0.0))
         numbers = torch.ones((2, 1, 1, 16), dtype=dtype, device=device)
         one = torch.ones(2, dtype=torch.int32, device=device)
-        kernels.lora(x, y, Pointers(one, one), Shelf(numbers, numbers, (16,)), 0)
+        kernels.apply_lora(x, y, LoRAMapping(one, one), StackedLoRAWeights(numbers, numbers, (16,)), 0)
         said = set(y[0].tolist())
     except Exception as why:  # A compiler, a linker, a driver: each fails in its own way.
         told = str(why).strip().splitlines() or [type(why).__name__]
@@ -238,7 +248,7 @@ def _attend(
     group = heads // keys.shape[1]
     # The device computes powers of 2, so scores are multiplied by this once more.
     base = math.log2(math.e)
-    triton_kernels.attend[grid](
+    triton_kernels.paged_attention[grid](
         q,
         said,
         tops,

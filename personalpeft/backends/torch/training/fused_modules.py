@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from personalpeft.backends.torch.lora_layers import Projection
-from personalpeft.backends.torch.openmp import team_of
-from personalpeft.backends.torch.ops.base import Kernels
-from personalpeft.backends.torch.ops.training_ops import Heads, Stretches, TrainingKernels
-from personalpeft.backends.torch.training.packing import Packed
+from personalpeft.backends.torch.lora_layers import LoRALinear
+from personalpeft.backends.torch.openmp import limit_threads
+from personalpeft.backends.torch.ops.base import Ops
+from personalpeft.backends.torch.ops.training_ops import Heads, Segments, TrainingOps
+from personalpeft.backends.torch.training.packing import PackedSequence
 
 # Norms that are x / rms(x) * weight; Gemma's, for one, are not.
 _RMS_NORMS = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"})
@@ -34,7 +34,7 @@ _ATTENTION = frozenset(
 _ROTARY_BLOCK = 512
 
 
-def stand_in(module: nn.Module, kernels: Kernels) -> bool:
+def install_fused_modules(module: nn.Module, kernels: Ops) -> bool:
     """Replaces what can be replaced; whether all attention takes ``stretches`` in place of a mask."""
     training = kernels.training
     found = [(path, part, type(part).__name__) for path, part in module.named_modules()]
@@ -44,11 +44,11 @@ def stand_in(module: nn.Module, kernels: Kernels) -> bool:
     for path, part, kind in reversed(found):
         new: nn.Module | None = None
         if kind in _RMS_NORMS:
-            new = _Norm(part, kernels)
+            new = _FusedRMSNorm(part, kernels)
         elif training is not None and kind in _GATED and _is_silu(part):
-            new = _Gated(part, training)
+            new = _FusedGatedMLP(part, training)
         elif training is not None and chains and kind in _ATTENTION:
-            new = _Attention(part, training)
+            new = _FusedAttention(part, training)
         elif kind.endswith("RotaryEmbedding") and _is_fixed(part):
             new = _RotaryTable(part)
         if new is not None:
@@ -57,42 +57,42 @@ def stand_in(module: nn.Module, kernels: Kernels) -> bool:
     return chains
 
 
-def stretches_of(packed: Packed) -> Stretches:
+def to_segments(packed: PackedSequence) -> Segments:
     """A pack in the form that attention takes."""
     rows: list[tuple[int, ...]] = []
     ancestors: list[int] = []
     total = 0
-    for stretch in packed.stretches:
+    for stretch in packed.segments:
         rows.append((stretch.begin, stretch.end, len(stretch.ancestors), len(ancestors), total))
         ancestors.extend(stretch.ancestors)
         total += len(stretch.ancestors) + stretch.end - stretch.begin
-    return Stretches(
+    return Segments(
         torch.tensor(rows, dtype=torch.int64), torch.tensor(ancestors, dtype=torch.int64), total
     )
 
 
-def likelihood(logits: Tensor, tokens: Tensor, training: TrainingKernels | None) -> Tensor:
+def token_logprob(logits: Tensor, tokens: Tensor, training: TrainingOps | None) -> Tensor:
     """The log-prob of one token for each row of ``[n, vocabulary]``, float32 ``[n]``."""
     if training is None:
         wide = logits.float()
         return wide.gather(1, tokens[:, None])[:, 0] - torch.logsumexp(wide, dim=-1)
-    said: Tensor = _Likelihood.apply(logits, tokens, training)  # type: ignore[no-untyped-call]  # torch's own
+    said: Tensor = _TokenLogprobFunction.apply(logits, tokens, training)  # type: ignore[no-untyped-call]  # torch's own
     return said
 
 
-def divergence(p: Tensor, q: Tensor, training: TrainingKernels | None) -> Tensor:
+def kl_div(p: Tensor, q: Tensor, training: TrainingOps | None) -> Tensor:
     """The sum of ``p (log p - log q)`` for each row of two sets of logits, float32 ``[n]``; no gradient flows to ``p``."""
     if training is None:
         known, said = (
             torch.log_softmax(logits, dim=-1, dtype=torch.float32) for logits in (p.detach(), q)
         )
         return (known.exp() * (known - said)).sum(-1)
-    apart: Tensor = _Divergence.apply(p.detach(), q, training)  # type: ignore[no-untyped-call]  # torch's own
+    apart: Tensor = _KLDivFunction.apply(p.detach(), q, training)  # type: ignore[no-untyped-call]  # torch's own
     return apart
 
 
-class _Norm(nn.Module):
-    def __init__(self, inner: Any, kernels: Kernels) -> None:
+class _FusedRMSNorm(nn.Module):
+    def __init__(self, inner: Any, kernels: Ops) -> None:
         super().__init__()
         self.inner = inner
         self._kernels = kernels
@@ -100,7 +100,7 @@ class _Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
-            return self._kernels.norm(x.contiguous(), self.inner.weight, self._epsilon)
+            return self._kernels.rms_norm(x.contiguous(), self.inner.weight, self._epsilon)
         if self._kernels.training is None:
             y: Tensor = self.inner(x)
             return y
@@ -112,10 +112,10 @@ class _Norm(nn.Module):
 
 class _NormFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, kernels: Kernels) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, kernels: Ops) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.epsilon, ctx.kernels = epsilon, kernels.training
-        return kernels.norm(x, weight, epsilon)
+        return kernels.rms_norm(x, weight, epsilon)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
@@ -161,7 +161,7 @@ class _RotaryTable(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         parts = [] if known is None else [known]
         # Not in inference mode, whose tensors no gradient may pass by.
-        with torch.inference_mode(mode=False), torch.no_grad(), team_of(1):
+        with torch.inference_mode(mode=False), torch.no_grad(), limit_threads(1):
             example = torch.empty((1, 1, 1), dtype=x.dtype, device=x.device)
             for begin in range(filled, wanted, _ROTARY_BLOCK):
                 positions = torch.arange(begin, begin + _ROTARY_BLOCK, device=x.device)[None]
@@ -176,8 +176,8 @@ def _is_fixed(part: Any) -> bool:
     return not {"dynamic", "longrope"} & set(kinds)
 
 
-class _Gated(nn.Module):
-    def __init__(self, inner: Any, kernels: TrainingKernels) -> None:
+class _FusedGatedMLP(nn.Module):
+    def __init__(self, inner: Any, kernels: TrainingOps) -> None:
         super().__init__()
         self.inner = inner
         self._kernels = kernels
@@ -194,13 +194,13 @@ class _Gated(nn.Module):
 
 def _is_silu(part: Any) -> bool:
     gate, up = part.gate_proj, part.up_proj
-    together = isinstance(gate, Projection) and isinstance(up, Projection) and gate.shares_with(up)
+    together = isinstance(gate, LoRALinear) and isinstance(up, LoRALinear) and gate.shares_with(up)
     return together and type(part.act_fn).__name__ in {"SiLUActivation", "SiLU"}
 
 
 class _GateFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kernels: TrainingKernels) -> Tensor:
+    def forward(ctx: Any, x: Tensor, kernels: TrainingOps) -> Tensor:
         ctx.save_for_backward(x)
         ctx.kernels = kernels
         return kernels.gate(x)
@@ -211,10 +211,10 @@ class _GateFunction(torch.autograd.Function):
         return ctx.kernels.gate_backward(x, grads[0].contiguous()), None
 
 
-class _Attention(nn.Module):
+class _FusedAttention(nn.Module):
     """Attention over a pack where the pass brings its ``stretches``; every other pass goes through the model's own."""
 
-    def __init__(self, inner: Any, kernels: TrainingKernels) -> None:
+    def __init__(self, inner: Any, kernels: TrainingOps) -> None:
         super().__init__()
         self.inner = inner
         self._kernels = kernels
@@ -231,7 +231,7 @@ class _Attention(nn.Module):
         )
         q, k, v = inner.q_proj, inner.k_proj, inner.v_proj
         self._together = (
-            isinstance(q, Projection)
+            isinstance(q, LoRALinear)
             and q.shares_with(k)
             and q.shares_with(v)
             and not hasattr(inner, "q_norm")
@@ -242,7 +242,7 @@ class _Attention(nn.Module):
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
-        stretches: Stretches | None = None,
+        stretches: Segments | None = None,
         **more: Any,
     ) -> tuple[Tensor, Tensor | None]:
         inner = self.inner
@@ -254,7 +254,7 @@ class _Attention(nn.Module):
         cos, sin = (t[0].contiguous() for t in position_embeddings)
         about = (cos, sin, stretches, self._heads, self._kernels)
         if self._together:
-            out = _AttendTogether.apply(inner.q_proj.together(hidden_states)[0], *about)  # type: ignore[no-untyped-call]  # torch's own
+            out = _GroupedAttentionFunction.apply(inner.q_proj.together(hidden_states)[0], *about)  # type: ignore[no-untyped-call]  # torch's own
         else:
             tokens, dim = hidden_states.shape[1], self._heads.dim
             q, k, v = (
@@ -262,7 +262,7 @@ class _Attention(nn.Module):
             )
             if hasattr(inner, "q_norm"):
                 q, k = inner.q_norm(q.view(tokens, -1, dim)), inner.k_norm(k.view(tokens, -1, dim))
-            out = _Attend.apply(*(t.reshape(tokens, -1) for t in (q, k, v)), *about)  # type: ignore[no-untyped-call]  # torch's own
+            out = _AttentionFunction.apply(*(t.reshape(tokens, -1) for t in (q, k, v)), *about)  # type: ignore[no-untyped-call]  # torch's own
         return inner.o_proj(out[None]), None
 
 
@@ -270,7 +270,7 @@ def _is_plain(part: Any) -> bool:
     return type(part).__name__ in _ATTENTION and not getattr(part, "attn_logit_softcapping", None)
 
 
-class _Attend(torch.autograd.Function):
+class _AttentionFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -279,11 +279,11 @@ class _Attend(torch.autograd.Function):
         v: Tensor,
         cos: Tensor,
         sin: Tensor,
-        stretches: Stretches,
+        stretches: Segments,
         heads: Heads,
-        kernels: TrainingKernels,
+        kernels: TrainingOps,
     ) -> Tensor:
-        out, sizes = kernels.attend(q, k, v, cos, sin, stretches, heads)
+        out, sizes = kernels.attention(q, k, v, cos, sin, stretches, heads)
         ctx.save_for_backward(q, k, v, cos, sin, sizes)
         ctx.about = stretches, heads, kernels
         return out
@@ -298,7 +298,7 @@ class _Attend(torch.autograd.Function):
         return *into, None, None, None, None, None
 
 
-class _AttendTogether(torch.autograd.Function):
+class _GroupedAttentionFunction(torch.autograd.Function):
     """Of queries, keys and values that lie side by side."""
 
     @staticmethod
@@ -307,11 +307,11 @@ class _AttendTogether(torch.autograd.Function):
         whole: Tensor,
         cos: Tensor,
         sin: Tensor,
-        stretches: Stretches,
+        stretches: Segments,
         heads: Heads,
-        kernels: TrainingKernels,
+        kernels: TrainingOps,
     ) -> Tensor:
-        out, sizes = kernels.attend(*_apart(whole, heads), cos, sin, stretches, heads)
+        out, sizes = kernels.attention(*_split_heads(whole, heads), cos, sin, stretches, heads)
         ctx.save_for_backward(whole, cos, sin, sizes)
         ctx.about = stretches, heads, kernels
         return out
@@ -322,28 +322,28 @@ class _AttendTogether(torch.autograd.Function):
         stretches, heads, kernels = ctx.about
         into = torch.empty_like(whole)
         kernels.attend_backward(
-            *_apart(whole, heads),
+            *_split_heads(whole, heads),
             cos,
             sin,
             stretches,
             heads,
             grads[0].contiguous(),
             sizes,
-            _apart(into, heads),
+            _split_heads(into, heads),
         )
         return into, None, None, None, None, None
 
 
-def _apart(whole: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
+def _split_heads(whole: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
     asking, shared = heads.heads * heads.dim, heads.kv_heads * heads.dim
     return whole[:, :asking], whole[:, asking : asking + shared], whole[:, asking + shared :]
 
 
-class _Likelihood(torch.autograd.Function):
+class _TokenLogprobFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, tokens: Tensor, kernels: TrainingKernels) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, tokens: Tensor, kernels: TrainingOps) -> Tensor:
         logits = logits.contiguous()
-        totals = kernels.totals(logits)
+        totals = kernels.logsumexp(logits)
         ctx.save_for_backward(logits, tokens, totals)
         ctx.kernels = kernels
         return logits.gather(1, tokens[:, None])[:, 0].float() - totals
@@ -358,19 +358,19 @@ class _Likelihood(torch.autograd.Function):
         )
 
 
-class _Divergence(torch.autograd.Function):
+class _KLDivFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, p: Tensor, q: Tensor, kernels: TrainingKernels) -> Tensor:
+    def forward(ctx: Any, p: Tensor, q: Tensor, kernels: TrainingOps) -> Tensor:
         p, q = p.contiguous(), q.contiguous()
-        known = p, kernels.totals(p), q, kernels.totals(q)
+        known = p, kernels.logsumexp(p), q, kernels.logsumexp(q)
         ctx.save_for_backward(*known)
         ctx.kernels = kernels
-        return kernels.divergence(*known)
+        return kernels.kl_div(*known)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:
         return (
             None,
-            ctx.kernels.divergence_backward(*ctx.saved_tensors, grads[0].float().contiguous()),
+            ctx.kernels.kl_div_backward(*ctx.saved_tensors, grads[0].float().contiguous()),
             None,
         )

@@ -15,12 +15,12 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from personalpeft.backends.base import Continuation, Outputs
-from personalpeft.backends.torch.lora_layers import Bound
-from personalpeft.backends.torch.model_runner import Model
-from personalpeft.backends.torch.training.fused_modules import divergence, likelihood
+from personalpeft.backends.base import Continuation, ModelOutputs
+from personalpeft.backends.torch.lora_layers import ActiveLoRA
+from personalpeft.backends.torch.model_runner import ModelRunner
+from personalpeft.backends.torch.training.fused_modules import kl_div, token_logprob
 from personalpeft.backends.torch.training.packing import pack
-from personalpeft.backends.torch.training.reference_cache import Generic
+from personalpeft.backends.torch.training.reference_cache import ReferenceCache
 
 
 class _WithLogits(Protocol):
@@ -34,7 +34,7 @@ class TensorOutputs:
 
     logits: Tensor
     tokens: Tensor
-    model: Model
+    model: ModelRunner
 
     @cached_property
     def logp(self) -> Tensor:
@@ -42,14 +42,14 @@ class TensorOutputs:
 
     @cached_property
     def token_logp(self) -> Tensor:
-        return likelihood(self.logits, self.tokens, self.model.kernels.training)
+        return token_logprob(self.logits, self.tokens, self.model.kernels.training)
 
-    def divergence(self, run: slice, reference: Outputs, reference_run: slice) -> Tensor:
-        return _apart(self, run, reference, reference_run)
+    def kl_div(self, run: slice, reference: ModelOutputs, reference_run: slice) -> Tensor:
+        return _kl_between(self, run, reference, reference_run)
 
 
 @dataclass(frozen=True, eq=False)
-class Reference:
+class ReferenceLogprobs:
     """What the stack below said of one continuation.
 
     Kept are the hidden states that the head reads: a whole distribution is a hundred times as large, and comes out of
@@ -58,12 +58,12 @@ class Reference:
 
     hidden: Tensor
     tokens: Tensor
-    model: Model
+    model: ModelRunner
 
     @cached_property
     def token_logp(self) -> Tensor:
         with torch.no_grad():
-            return likelihood(self.logits, self.tokens, self.model.kernels.training)
+            return token_logprob(self.logits, self.tokens, self.model.kernels.training)
 
     @property
     def logits(self) -> Tensor:
@@ -74,14 +74,14 @@ class Reference:
     def logp(self) -> Tensor:
         return torch.log_softmax(self.logits, dim=-1, dtype=torch.float32)
 
-    def divergence(self, run: slice, reference: Outputs, reference_run: slice) -> Tensor:
-        return _apart(self, run, reference, reference_run)
+    def kl_div(self, run: slice, reference: ModelOutputs, reference_run: slice) -> Tensor:
+        return _kl_between(self, run, reference, reference_run)
 
 
 class TokenReference:
     """As much of a reference as most terms ask for."""
 
-    def __init__(self, reference: Reference) -> None:
+    def __init__(self, reference: ReferenceLogprobs) -> None:
         self.token_logp = reference.token_logp
 
     @property
@@ -90,44 +90,46 @@ class TokenReference:
 
     logp = logits
 
-    def divergence(self, run: slice, reference: Outputs, reference_run: slice) -> Tensor:
+    def kl_div(self, run: slice, reference: ModelOutputs, reference_run: slice) -> Tensor:
         return self.logits
 
 
-def _apart(
-    own: TensorOutputs | Reference, run: slice, reference: Outputs, reference_run: slice
+def _kl_between(
+    own: TensorOutputs | ReferenceLogprobs, run: slice, reference: ModelOutputs, reference_run: slice
 ) -> Tensor:
     # What one term compares is of one backend, and all of this one's have logits.
     before = cast(_WithLogits, reference)
-    return divergence(before.logits[reference_run], own.logits[run], own.model.kernels.training)
+    return kl_div(before.logits[reference_run], own.logits[run], own.model.kernels.training)
 
 
-class References:
+class ReferenceReader:
     """What stacks said, found again as long as anybody holds it, so that several users who learn above the same stack are held
     to the same answers; what the bare base said of generic ones lasts.
     """
 
-    def __init__(self, model: Model, generic: Generic) -> None:
+    def __init__(self, model: ModelRunner, generic: ReferenceCache) -> None:
         self._model = model
         self._generic = generic
-        self._known: WeakValueDictionary[tuple[int, Continuation], Reference] = (
+        self._known: WeakValueDictionary[tuple[int, Continuation], ReferenceLogprobs] = (
             WeakValueDictionary()
         )
 
     def read(
-        self, items: Mapping[Continuation, bool], stack: int, bound: Bound | None
-    ) -> dict[Continuation, Reference]:
+        self, items: Mapping[Continuation, bool], stack: int, bound: ActiveLoRA | None
+    ) -> dict[Continuation, ReferenceLogprobs]:
         """What a stack says, which is ``bound`` and known by a number that no other ever had; of each item whether it is
         generic.
         """
         found = {}
         for item, generic in items.items():
-            with torch.no_grad(), self._model.turn(bound):
+            with torch.no_grad(), self._model.exclusive(bound):
                 known = self._known.get((stack, item))
                 if known is None:
                     hidden = self._hidden(item, lasting=generic and bound is None)
                     tokens = torch.tensor(item.completion, device=hidden.device)
-                    known = self._known[stack, item] = Reference(hidden, tokens, self._model)
+                    known = self._known[stack, item] = ReferenceLogprobs(
+                        hidden, tokens, self._model
+                    )
                 found[item] = known
         self._generic.save()
         return found
@@ -141,12 +143,14 @@ class References:
         return hidden.to(self._model.where.device)
 
 
-def read(model: Model, items: Sequence[Continuation]) -> list[TensorOutputs]:
+def read_hidden(model: ModelRunner, items: Sequence[Continuation]) -> list[TensorOutputs]:
     """The outputs of each continuation, in one pass. Needs the model's turn."""
-    return outputs_of(model, items, model.hidden(pack(items)))
+    return split_outputs(model, items, model.hidden(pack(items)))
 
 
-def outputs_of(model: Model, items: Sequence[Continuation], hidden: Tensor) -> list[TensorOutputs]:
+def split_outputs(
+    model: ModelRunner, items: Sequence[Continuation], hidden: Tensor
+) -> list[TensorOutputs]:
     """The outputs of each continuation, from the hidden states of all of them."""
     logits = torch.split(model.logits(hidden), [len(item.completion) for item in items])
     return [

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from personalpeft.backends.torch.lora_layers import FrozenLinear, Group
-from personalpeft.backends.torch.openmp import team_of
+from personalpeft.backends.torch.lora_layers import FrozenLinear, ProjectionGroup
+from personalpeft.backends.torch.openmp import limit_threads
 
 
 @dataclass(frozen=True, slots=True)
-class Wide:
+class FusedLoRAWeights:
     """The halves of one group for all blocks: ``a`` ``[blocks, rows, inputs]``, ``b`` ``[blocks, rows, outputs]``, where
     each row of ``b`` is zero outside of its own projection's outputs.
     """
@@ -45,7 +45,7 @@ class _Slice:
 
 
 @dataclass(eq=False, slots=True)
-class Segment:
+class TrainedSegment:
     """The tokens ``begin`` to ``end`` of a pass and the halves that they go through. None: a group that nothing
     adapts.
     """
@@ -55,21 +55,21 @@ class Segment:
     slices: Sequence[_Slice | None] = field(default_factory=tuple)
 
 
-def segment(
+def make_segment(
     begin: int,
     end: int,
     halves: Mapping[str, Tensor],
     scaling: float,
-    below: Sequence[Wide | None],
-    groups: Sequence[Group],
+    below: Sequence[FusedLoRAWeights | None],
+    groups: Sequence[ProjectionGroup],
     dtype: torch.dtype,
-) -> Segment:
+) -> TrainedSegment:
     """A session's halves (``<projection>.A`` ``[blocks, rank, inputs]`` and ``.B`` ``[blocks, outputs, rank]``) for its
     part of a pass.
     """
     slices: list[_Slice | None] = []
     for group, frozen in zip(groups, below, strict=True):
-        own = _own(halves, scaling, group, dtype)
+        own = _own_columns(halves, scaling, group, dtype)
         parts = [wide for wide in (frozen, own) if wide is not None]
         if not parts:
             slices.append(None)
@@ -82,12 +82,12 @@ def segment(
         first = a.shape[1] - rows
         a_grad, b_grad = torch.empty_like(a[:, first:]), torch.empty_like(b[:, first:])
         slices.append(_Slice(a.unbind(0), b.unbind(0), first, a_grad, b_grad))
-    return Segment(begin, end, slices)
+    return TrainedSegment(begin, end, slices)
 
 
-def _own(
-    halves: Mapping[str, Tensor], scaling: float, group: Group, dtype: torch.dtype
-) -> Wide | None:
+def _own_columns(
+    halves: Mapping[str, Tensor], scaling: float, group: ProjectionGroup, dtype: torch.dtype
+) -> FusedLoRAWeights | None:
     having = [
         (n, s) for n, s in zip(group.names, group.sections, strict=True) if f"{n}.A" in halves
     ]
@@ -101,11 +101,14 @@ def _own(
             half = halves[f"{name}.B"]
             b[:, row : row + half.shape[2], begin:end] = half.transpose(1, 2) * scaling
             row += half.shape[2]
-    return Wide(a, b)
+    return FusedLoRAWeights(a, b)
 
 
 def gradients(
-    done: Segment, halves: Mapping[str, Tensor], scaling: float, groups: Sequence[Group]
+    done: TrainedSegment,
+    halves: Mapping[str, Tensor],
+    scaling: float,
+    groups: Sequence[ProjectionGroup],
 ) -> dict[str, Tensor]:
     """What a pass left for each half, float32."""
     found: dict[str, Tensor] = {}
@@ -125,10 +128,10 @@ def gradients(
     return found
 
 
-class Segments:
+class TrainedSegments:
     """What is bound for a pass over the tokens of several sessions; see ``Training`` in linear.py."""
 
-    def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:
+    def __init__(self, segments: Sequence[TrainedSegment], device: torch.device) -> None:
         self._segments = segments
         # Nothing in the pass has a gradient by itself, since the halves' are written by hand: this one makes it flow.
         self._flow = torch.zeros((), device=device, requires_grad=True)
@@ -192,4 +195,6 @@ def _one_order(x: Tensor) -> AbstractContextManager[None]:
 
     They are a few hundredths of a pass, so one thread is enough.
     """
-    return team_of(1) if x.dtype == torch.float32 and x.device.type == "cpu" else nullcontext()
+    return (
+        limit_threads(1) if x.dtype == torch.float32 and x.device.type == "cpu" else nullcontext()
+    )

@@ -18,7 +18,7 @@ from personalpeft.backends.base import Continuation
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Segment:
     """The nodes ``begin`` to ``end``, each the child of the one before, after the nodes ``ancestors`` from the root on."""
 
     begin: int
@@ -27,14 +27,14 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedSequence:
     """``tokens`` and ``positions`` are ``[n]``; every node is in one of ``stretches``; ``reads[k]`` are the nodes whose
     output predicts the completion of continuation k, one for each of its tokens; ``ends`` is where each group ends.
     """
 
     tokens: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
-    stretches: tuple[Stretch, ...]
+    segments: tuple[Segment, ...]
     reads: tuple[npt.NDArray[np.int64], ...]
     ends: tuple[int, ...]
 
@@ -42,7 +42,7 @@ class Packed:
     def visible(self) -> npt.NDArray[np.bool_]:
         """``[n, n]``: whether node i sees node j. The square of the pack, so only for who has no other way."""
         seen = np.zeros((len(self.tokens), len(self.tokens)), dtype=np.bool_)
-        for stretch in self.stretches:
+        for stretch in self.segments:
             own = np.arange(stretch.begin, stretch.end)
             seen[stretch.begin : stretch.end, list(stretch.ancestors)] = True
             seen[stretch.begin : stretch.end, stretch.begin : stretch.end] = (
@@ -51,11 +51,11 @@ class Packed:
         return seen
 
 
-def pack(*groups: Sequence[Continuation]) -> Packed:
+def pack(*groups: Sequence[Continuation]) -> PackedSequence:
     """Lays each group of continuations into one trie. Each needs a prompt and a completion of at least one token."""
     tokens: list[int] = []
     positions: list[int] = []
-    stretches: list[Stretch] = []
+    stretches: list[Segment] = []
     reads = []
     ends = []
     for group in groups:
@@ -75,10 +75,10 @@ def pack(*groups: Sequence[Continuation]) -> Packed:
                 path.append(node)
             new = len(tokens) - begin
             if new:
-                stretches.append(Stretch(begin, len(tokens), tuple(path[: len(path) - new])))
+                stretches.append(Segment(begin, len(tokens), tuple(path[: len(path) - new])))
             reads.append(np.array(path[len(item.prompt) - 1 :], dtype=np.int64))
         ends.append(len(tokens))
-    return Packed(
+    return PackedSequence(
         np.array(tokens, dtype=np.int64),
         np.array(positions, dtype=np.int64),
         tuple(stretches),

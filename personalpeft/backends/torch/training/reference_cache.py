@@ -33,7 +33,7 @@ _MOST = 512
 _DIGEST = hashlib.sha256().digest_size
 
 
-class Generic:
+class ReferenceCache:
     """Hidden states ``[tokens of the completion, size]`` by continuation, in the file ``<cache>/generic/<name>``. Safe to use
     from several threads; of several processes the last that saves wins. Without a cache they last as long as this does.
     """

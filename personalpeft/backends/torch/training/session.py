@@ -15,23 +15,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from personalpeft.adapters.types import Pair
-from personalpeft.backends.base import Continuation, SessionSpec, Loss
-from personalpeft.backends.torch.lora_layers import Bound, groups_of
-from personalpeft.backends.torch.model_runner import Model
+from personalpeft.adapters.types import LoRAWeights
+from personalpeft.backends.base import Continuation, Loss, SessionSpec
+from personalpeft.backends.torch.lora_layers import ActiveLoRA, group_projections
+from personalpeft.backends.torch.model_runner import ModelRunner
 from personalpeft.backends.torch.training.logprobs import (
-    Reference,
-    References,
+    ReferenceLogprobs,
+    ReferenceReader,
     TensorOutputs,
     TokenReference,
-    outputs_of,
+    split_outputs,
 )
 from personalpeft.backends.torch.training.lora_autograd import (
-    Segment,
-    Segments,
-    Wide,
+    FusedLoRAWeights,
+    TrainedSegment,
+    TrainedSegments,
     gradients,
-    segment,
+    make_segment,
 )
 from personalpeft.backends.torch.training.packing import pack
 
@@ -40,26 +40,26 @@ _PASS = 256
 
 
 @dataclass(frozen=True)
-class Below:
+class FrozenBelow:
     """The frozen stack that a session stands on, as passes with and without a gradient need it; ``number`` tells it from
     every other that was ever attached.
     """
 
     number: int
-    bound: Bound | None
-    frozen: Sequence[Wide | None]
-    references: References
+    bound: ActiveLoRA | None
+    frozen: Sequence[FusedLoRAWeights | None]
+    references: ReferenceReader
 
 
 class TorchSession:
     """AdamW (Loshchilov & Hutter 2019) on one layer's halves, kept in float32 over a base of any precision."""
 
-    def __init__(self, model: Model, spec: SessionSpec, below: Below) -> None:
-        unknown = set(spec.targets) - set(model.base.architecture.projections)
+    def __init__(self, model: ModelRunner, spec: SessionSpec, below: FrozenBelow) -> None:
+        unknown = set(spec.target_modules) - set(model.base.architecture.projections)
         if unknown:
             raise ValueError(f"the base has no projection {sorted(unknown)}")
         self._model, self._spec, self._below = model, spec, below
-        self._groups = groups_of(model.base.architecture)
+        self._groups = group_projections(model.base.architecture)
         self._halves = _initial(model, spec)
         self._optimizer = torch.optim.AdamW(
             self._halves.values(),
@@ -68,7 +68,7 @@ class TorchSession:
             weight_decay=spec.weight_decay,
             fused=model.where.device.type in {"cpu", "cuda"},
         )
-        self._references: dict[Continuation, Reference] = {}
+        self._references: dict[Continuation, ReferenceLogprobs] = {}
         self._open = True
         model.open_session()
 
@@ -78,7 +78,7 @@ class TorchSession:
         for term in terms:
             for item in term.references:
                 if item not in self._references:
-                    missing[item] = missing.get(item, True) and term.generic
+                    missing[item] = missing.get(item, True) and term.is_general
         self._references |= self._below.references.read(
             missing, self._below.number, self._below.bound
         )
@@ -88,9 +88,9 @@ class TorchSession:
         (loss,) = advance(self._model, [self], [terms], [learning_rate])
         return loss
 
-    def segment(self, begin: int, end: int) -> Segment:
+    def segment(self, begin: int, end: int) -> TrainedSegment:
         """The layer as it is now, over what lies below, for these tokens of a pass."""
-        return segment(
+        return make_segment(
             begin,
             end,
             self._halves,
@@ -106,28 +106,30 @@ class TorchSession:
         for term in terms:
             before = [self._references[item] for item in term.references]
             references = (
-                before if term.whole else [TokenReference(reference) for reference in before]
+                before
+                if term.needs_full_logp
+                else [TokenReference(reference) for reference in before]
             )
             losses.append(term.loss([outputs[item] for item in term.continuations], references))
         return torch.stack(losses).sum()
 
-    def learn(self, done: Segment, learning_rate: float) -> None:
+    def learn(self, done: TrainedSegment, learning_rate: float) -> None:
         """The optimizer's step, from what a pass left."""
         for name, grad in gradients(done, self._halves, self._spec.scaling, self._groups).items():
             self._halves[name].grad = grad
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        nn.utils.clip_grad_norm_(self._halves.values(), self._spec.clip)
+        nn.utils.clip_grad_norm_(self._halves.values(), self._spec.max_grad_norm)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
-    def pairs(self) -> Mapping[str, Pair]:
+    def weights(self) -> Mapping[str, LoRAWeights]:
         """The layer as it is now, copied out."""
         return {
-            projection: Pair(
+            projection: LoRAWeights(
                 _array(self._halves[f"{projection}.A"]), _array(self._halves[f"{projection}.B"])
             )
-            for projection in self._spec.targets
+            for projection in self._spec.target_modules
         }
 
     def state(self) -> Mapping[str, npt.NDArray[np.float32]]:
@@ -174,7 +176,7 @@ class TorchSession:
 
 
 def advance(
-    model: Model,
+    model: ModelRunner,
     sessions: Sequence[TorchSession],
     terms: Sequence[Sequence[Loss]],
     rates: Sequence[float],
@@ -192,7 +194,7 @@ def advance(
 
 
 def _advance(
-    model: Model,
+    model: ModelRunner,
     sessions: Sequence[TorchSession],
     terms: Sequence[Sequence[Loss]],
     rates: Sequence[float],
@@ -202,9 +204,12 @@ def _advance(
     packed = pack(*asked)
     begins = (0, *packed.ends[:-1])
     segments = [s.segment(b, e) for s, b, e in zip(sessions, begins, packed.ends, strict=True)]
-    with model.turn(training=Segments(segments, model.where.device)), torch.enable_grad():
+    with (
+        model.exclusive(training=TrainedSegments(segments, model.where.device)),
+        torch.enable_grad(),
+    ):
         outputs = iter(
-            outputs_of(model, [item for items in asked for item in items], model.hidden(packed))
+            split_outputs(model, [item for items in asked for item in items], model.hidden(packed))
         )
         losses = [
             session.loss(own, {item: next(outputs) for item in items})
@@ -237,15 +242,15 @@ def _no_moments(half: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _initial(model: Model, spec: SessionSpec) -> dict[str, Tensor]:
+def _initial(model: ModelRunner, spec: SessionSpec) -> dict[str, Tensor]:
     """The parent's halves, or A uniform as ``nn.Linear`` begins (Hu et al. 2021, section 4.1: A random, B zero)."""
     generator = torch.Generator().manual_seed(spec.seed)
     architecture, device = model.base.architecture, model.where.device
     halves = {}
-    for projection in spec.targets:
+    for projection in spec.target_modules:
         inputs, outputs = architecture.projections[projection]
-        if spec.start is not None:
-            pair = spec.start[projection]
+        if spec.initial_weights is not None:
+            pair = spec.initial_weights[projection]
             a, b = _tensor(pair.a), _tensor(pair.b)
             if a.shape[1] != spec.rank:
                 raise ValueError(f"the parent has rank {a.shape[1]}, the recipe {spec.rank}")

@@ -1,0 +1,157 @@
+"""Turn the tokens of a reply into text as they come, and end the reply.
+
+Invariants: the chunks of a stream, joined, are the text of all its tokens, cut where the first stop
+string to be complete begins. No chunk shows half a character or the beginning of a stop string.
+
+``tokenizers.decoders.DecodeStream`` is not used: it raises where a decoder's output for some tokens is
+no prefix of its output for more of them, as with byte-fallback tokens (Gemma) that are no UTF-8, and
+it cannot return the text that it still holds back at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from personalpeft.backends.base import OutputChunk, SequenceState
+from personalpeft.backends.sampler import TokenLogprobs
+from personalpeft.types import FinishReason
+
+_REPLACEMENT_CHARACTER = "\ufffd"
+
+
+class Decoder(Protocol):
+    """Turns tokens into text."""
+
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+
+class StopDecoder(Decoder, Protocol):
+    """A decoder that knows which tokens end a reply."""
+
+    @property
+    def stop_tokens(self) -> frozenset[int]: ...
+
+
+class StopStrings:
+    """Pass text through up to a stop string, and hold back what may be the beginning of one."""
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop = tuple(s for s in stop if s)
+        self._pending = ""
+        self.matched = ""
+
+    def push(self, text: str) -> str:
+        """Add text, and return what is certain to belong to the reply. Sets ``matched``."""
+        self._pending += text
+        matches = [(at, s) for s in self._stop if (at := self._pending.find(s)) >= 0]
+        if matches:
+            end, self.matched = min(matches)
+            ready, self._pending = self._pending[:end], ""
+            return ready
+        end = len(self._pending) - max((_overlap(self._pending, s) for s in self._stop), default=0)
+        ready, self._pending = self._pending[:end], self._pending[end:]
+        return ready
+
+    def finish(self) -> str:
+        """Return what was held back, at the end of the reply."""
+        ready, self._pending = self._pending, ""
+        return ready
+
+
+class Detokenizer:
+    """The text of one reply, and the stop string in it."""
+
+    def __init__(self, decoder: Decoder, stop: Sequence[str] = ()) -> None:
+        self._decoder = decoder
+        self._stop = StopStrings(stop)
+        self._tokens: list[int] = []
+        # Tokens are decoded from _context on, since leading spaces depend on the tokens before.
+        # Text up to _decoded was returned. Both lie between whole characters: half a character as
+        # context would corrupt all that follows.
+        self._context = 0
+        self._decoded = 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return bool(self._stop.matched)
+
+    @property
+    def stop_string(self) -> str:
+        """The stop string that was found, empty without one."""
+        return self._stop.matched
+
+    def push(self, token: int) -> str:
+        """Add a token, and return the text that is certain now. Sets ``stopped``."""
+        self._tokens.append(token)
+        text = self._decoder.decode(self._tokens[self._context :])
+        return "" if text.endswith(_REPLACEMENT_CHARACTER) else self._stop.push(self._advance(text))
+
+    def finish(self) -> str:
+        """Return what was held back, at the end of the reply."""
+        if self.stopped:
+            return ""
+        text = self._decoder.decode(self._tokens[self._context :])
+        rest = self._stop.push(self._advance(text))
+        return rest if self.stopped else rest + self._stop.finish()
+
+    def _advance(self, text: str) -> str:
+        before = self._decoder.decode(self._tokens[self._context : self._decoded])
+        new = text[len(before) :]
+        if new:
+            self._context = self._decoded
+        self._decoded = len(self._tokens)
+        return new
+
+
+class SequenceOutput:
+    """The reply of one sequence, token by token.
+
+    It ends with a stop token, a stop string or its longest length. After its end it takes no token.
+    """
+
+    def __init__(self, number: int, sequence: SequenceState, decoder: StopDecoder) -> None:
+        self.number, self.sequence = number, sequence
+        self._stop_tokens = decoder.stop_tokens
+        self._text = Detokenizer(decoder, sequence.sampling.stop)
+        self.num_tokens = 0
+
+    @classmethod
+    def of(cls, number: int, sequence: SequenceState, decoder: StopDecoder) -> SequenceOutput:
+        """Return the output of a sequence admitted as ``number``; of a resumed one, as it was."""
+        if not isinstance(sequence.output, cls):
+            sequence.output = cls(number, sequence, decoder)
+        sequence.output.number = number
+        return sequence.output
+
+    def append(self, token: int, logprobs: TokenLogprobs | None = None) -> OutputChunk:
+        """Add a token, and return what it adds to the text and whether it ends the reply."""
+        if token in self._stop_tokens:
+            return self.end("stop")
+        self.num_tokens += 1
+        self.sequence.token_ids.append(token)
+        text = self._text.push(token)
+        finish: FinishReason | None = "stop" if self._text.stopped else None
+        if finish is None and self.num_tokens >= self.sequence.sampling.max_tokens:
+            text += self._text.finish()
+            finish = "stop" if self._text.stopped else "length"
+        return OutputChunk(
+            self.number,
+            text,
+            (token,),
+            finish,
+            logprobs=(logprobs.logprob,) if logprobs else (),
+            top_logprobs=(logprobs.top,) if logprobs and self.sequence.top_logprobs else (),
+            stop_string=self._text.stop_string,
+        )
+
+    def end(self, finish: FinishReason) -> OutputChunk:
+        """Return the last chunk of a reply that something else ends."""
+        return OutputChunk(self.number, self._text.finish(), (), finish)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return how many characters at the end of ``text`` could begin ``stop``."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

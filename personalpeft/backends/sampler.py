@@ -1,0 +1,114 @@
+"""Pick the next token from logits, and report log-probs: the parts that all backends share.
+
+``NumpySampler`` serves backends whose logits are numpy rows. The torch backend draws on tensors in
+``torch/sampling.py``: numpy's softmax and random streams would change the replies of stored seeds,
+and would copy every row from the device.
+
+Invariant: a sampler has its own random stream, so other rows of a batch do not change its draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from personalpeft.types import Sampling
+
+Logits: TypeAlias = npt.NDArray[np.float32]
+Weights: TypeAlias = npt.NDArray[np.float64]
+"""Probabilities up to a common factor."""
+
+# Below this the exponents overflow. The draw is greedy in effect long before.
+_MIN_TEMPERATURE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The log-prob of a token (nats, at temperature 1), and the likeliest tokens with theirs."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Sampler:
+    """How one sequence picks its tokens."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.is_greedy = sampling.temperature <= 0
+        self.temperature = max(sampling.temperature, _MIN_TEMPERATURE)
+        self.top_p = sampling.top_p
+
+
+class NumpySampler(Sampler):
+    """Draw from float64 probabilities with PCG64."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        super().__init__(sampling)
+        self._generator = np.random.Generator(np.random.PCG64(sampling.seed))
+
+    def sample(self, logits: Logits) -> int:
+        """Return the next token, from ``[vocabulary]`` logits.
+
+        It is the likeliest, or a draw from the smallest set of tokens with at least ``top_p`` of the
+        probability (nucleus sampling, Holtzman et al. 2019, section 3.1).
+        """
+        if self.is_greedy:
+            return int(logits.argmax())
+        scaled = logits.astype(np.float64) / self.temperature
+        weights = np.exp(scaled - scaled.max())
+        if self.top_p >= 1:
+            return self._draw(np.cumsum(weights))
+        tokens, cumulative = _nucleus(weights, self.top_p)
+        return int(tokens[self._draw(cumulative)])
+
+    def _draw(self, cumulative: Weights) -> int:
+        drawn = self._generator.random() * cumulative[-1]
+        return min(int(np.searchsorted(cumulative, drawn, side="right")), len(cumulative) - 1)
+
+
+def log_softmax(logits: Logits) -> Logits:
+    """Return log-probs (nats, at temperature 1) over the last axis."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)), np.float32)
+
+
+def token_logprobs(logits: Logits, token: int, top: int) -> TokenLogprobs:
+    """Return the log-prob of a token and of the ``top`` likeliest, from ``[vocabulary]`` logits.
+
+    Of equally likely tokens the lower number comes first.
+    """
+    logprobs = log_softmax(logits)
+    order = np.argsort(-logprobs, kind="stable")[:top] if top else ()
+    likeliest = tuple((int(each), float(logprobs[each])) for each in order)
+    return TokenLogprobs(float(logprobs[token]), likeliest)
+
+
+def _nucleus(weights: Weights, top_p: float) -> tuple[npt.NDArray[np.intp], Weights]:
+    """Return the smallest set of tokens with ``top_p`` of the weight, and its cumulative weights.
+
+    Of equally likely tokens the lower number comes first.
+    """
+    count, total = len(weights), float(weights.sum())
+    # All tokens below this threshold have together at most half of the weight that is left out. So
+    # the set lies among the others: a few hundred, where sorting the vocabulary would dominate.
+    candidates = np.flatnonzero(weights >= (1 - top_p) * total / (2 * count))
+    tokens, cumulative = _sort(weights, candidates)
+    # Larger than the rounding difference of two sums of so many numbers in different orders.
+    margin = 2 * count * np.finfo(np.float64).eps
+    low, high = np.searchsorted(
+        cumulative, [top_p * total * (1 - margin), top_p * total * (1 + margin)]
+    )
+    if low < high or high == len(tokens):
+        # The last bits decide, and they depend on the order of all tokens.
+        tokens, cumulative = _sort(weights, np.arange(count))
+        high = np.searchsorted(cumulative, top_p * cumulative[-1])
+    return tokens[: high + 1], cumulative[: high + 1]
+
+
+def _sort(weights: Weights, tokens: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], Weights]:
+    """Return tokens, likeliest first, and the cumulative sums of their weights."""
+    ordered = tokens[np.argsort(-weights[tokens], kind="stable")]
+    return ordered, np.cumsum(weights[ordered])
