@@ -72,7 +72,7 @@ def report(common: Common, since: timedelta | datetime, everyone: bool) -> None:
             digests = [
                 runtime.user(name, create=False).activity_summary(since) for name in _names(runtime)
             ]
-        digests = [each for each in digests if not each.empty]
+        digests = [each for each in digests if not each.is_empty]
     else:
         with opening.user(common, "read") as user:
             digests = [user.activity_summary(since)]

@@ -307,7 +307,7 @@ class _UserLearn:
         try:
             plan = self._plan(layer, force=True)
         except NothingToLearn as error:
-            held_out = store.catalog.pinned(self._user, layer)
+            held_out = store.catalog.holdout(self._user, layer)
             lessons = lessons_for(assignments, layer)
             if any(lesson.signal not in held_out for lesson in lessons):
                 # There are lessons left, and no capacity for them.

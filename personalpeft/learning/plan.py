@@ -211,8 +211,8 @@ def build_plan(
     catalog = store.catalog
     live = catalog.stack(user, base)
     assignments = load_assignments(store, user)
-    considered = catalog.considered(user, layer)
-    held_out = inherited_holdout(store, user, assignments, set(catalog.pinned(user, layer)))
+    considered = catalog.used_signals(user, layer)
+    held_out = inherited_holdout(store, user, assignments, set(catalog.holdout(user, layer)))
     rejected = tuple(
         each for each in rejected_lessons_for(assignments, layer) if each.signal not in held_out
     )
@@ -308,7 +308,7 @@ def holdout_of(
     store: Store, user: str, live: Stack, layer: str, assignments: Sequence[Assignment]
 ) -> tuple[Lesson, ...]:
     """Return a layer's held-out lessons, and the probes of the facts that its head learned."""
-    held_out = set(store.catalog.pinned(user, layer))
+    held_out = set(store.catalog.holdout(user, layer))
     learned = trained_on(store, live_revision(store, user, layer, live))
     template = _template_below(assignments, stack_below(store, user, live, layer))
     return tuple(

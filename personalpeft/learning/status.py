@@ -84,7 +84,7 @@ class _Builds:
                 else:
                     self.tried[revision.layer, signal] = revision.id
         for layer in store.catalog.layers(user):
-            pinned = set(store.catalog.pinned(user, layer.name))
+            pinned = set(store.catalog.holdout(user, layer.name))
             for signal in inherited_holdout(store, user, assignments, pinned):
                 self.held_out.setdefault((layer.name, signal), None)
             head = store.catalog.revision(user, layer.head) if layer.head else None

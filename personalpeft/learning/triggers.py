@@ -110,7 +110,7 @@ def _lesson_triggers(
     unfinished = trained[-1] if trained and trained[-1].revision is None else None
     if unfinished:
         considered |= _layer_signals(unfinished)
-    built = store.catalog.considered(user, layer)
+    built = store.catalog.used_signals(user, layer)
     lessons = (*lessons_for(assignments, layer), *rejected_lessons_for(assignments, layer))
     waiting = {lesson.signal for lesson in lessons} - built
     for each in assignments:

@@ -29,7 +29,7 @@ from personalpeft.store.revisions import (
     is_recorded,
     move_heads,
     read_head,
-    read_pinned,
+    read_holdout,
     record_revisions,
     split_rounds,
 )
@@ -310,13 +310,13 @@ class Catalog:
             )
         self._update_layer(user, layer, "scope", scope)
 
-    def pinned(self, user: str, layer: str) -> tuple[str, ...]:
+    def holdout(self, user: str, layer: str) -> tuple[str, ...]:
         """Return the signals that are held out for a layer for ever, oldest first."""
         with self._database.read_transaction() as db:
             resolve_user(db, user)
-            return read_pinned(db, user, layer)
+            return read_holdout(db, user, layer)
 
-    def considered(self, user: str, layer: str) -> frozenset[str]:
+    def used_signals(self, user: str, layer: str) -> frozenset[str]:
         """Return the signals that any revision of a layer trained on or pinned."""
         sql = "select distinct signal from provenance where user = ? and layer = ?"
         return frozenset(row["signal"] for row in self._fetch(sql, user, layer))

@@ -149,7 +149,7 @@ def read_head(db: sqlite3.Connection, user: str, layer: str) -> str | None:
     return row["head"] if row is not None else None
 
 
-def read_pinned(db: sqlite3.Connection, user: str, layer: str) -> tuple[str, ...]:
+def read_holdout(db: sqlite3.Connection, user: str, layer: str) -> tuple[str, ...]:
     """Return the signals that are held out for a layer, oldest first."""
     pinned = fetch_all(
         db,
@@ -186,7 +186,7 @@ def _resolve_references(db: sqlite3.Connection, revision: Revision, *, trained: 
         resolve_id(db, "signal", user, signal): role for signal, role in revision.signals.items()
     }
     # A recorded revision was trained before the pin, and a new judgement trains on nothing.
-    pinned = read_pinned(db, user, layer) if trained and signals else ()
+    pinned = read_holdout(db, user, layer) if trained and signals else ()
     for signal in pinned:
         if signals.get(signal) == "train":
             raise InvalidInput(

@@ -226,7 +226,7 @@ class _Practice:
     def _evaluate_lessons(self, candidate: Candidate) -> Evidence:
         """Return what the candidate does to held-out lessons of all layers and to the probes."""
         services, store, job = self.services, self.services.store, self.job
-        own = set(store.catalog.pinned(job.user, job.layer))
+        own = set(store.catalog.holdout(job.user, job.layer))
         eval_job = make_eval_job(
             services.router,
             job.user,

@@ -229,7 +229,7 @@ def test_what_is_held_back_is_never_trained_on_whatever_people_do(
                     continue
                 held |= pinned(ada)
                 assert not trained_on(ada) & held
-                assert set(ada._services.store.catalog.pinned("ada", "style")) == held
+                assert set(ada._services.store.catalog.holdout("ada", "style")) == held
         assert runtime.verify() == ()
 
 

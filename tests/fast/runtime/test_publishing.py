@@ -125,7 +125,7 @@ def test_a_layer_that_is_switched_off_is_not_given_to_others(
     user.scope(layer, "never")
     (told,) = crowd.publish([user.id]).stacks
     assert (told.name, told.reason) == (None, "nothing is live")
-    with pytest.raises(NotFound, match="nothing live to export"):
+    with pytest.raises(NotFound, match="nothing live"):
         user.export_peft(tmp_path / "peft")
     # By its name it is.
     assert user.export_peft(tmp_path / "peft", layer=layer).is_dir()

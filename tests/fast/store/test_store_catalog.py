@@ -38,10 +38,10 @@ def test_a_revision_comes_back_as_it_was_recorded(ada: Store) -> None:
     assert ada.catalog.revision("ada", revision.digest) == revision
     assert ada.catalog.revisions("ada") == (parent, revision)
     assert ada.blobs.read(revision.digest) == b"packed child"
-    assert ada.catalog.pinned("ada", "style") == (question.id,)
-    assert ada.catalog.considered("ada", "style") == {fact.id, question.id}
-    assert ada.catalog.pinned("ada", "memory") == ()
-    assert ada.catalog.considered("ada", "memory") == frozenset()
+    assert ada.catalog.holdout("ada", "style") == (question.id,)
+    assert ada.catalog.used_signals("ada", "style") == {fact.id, question.id}
+    assert ada.catalog.holdout("ada", "memory") == ()
+    assert ada.catalog.used_signals("ada", "memory") == frozenset()
 
 
 def test_two_users_may_have_the_same_bytes_and_not_each_others_revisions(ada: Store) -> None:
