@@ -9,7 +9,7 @@ Who may touch what:
   ``admit``, ``step``, ``remove`` and ``detach``. So what it read under the lock still holds when it
   acts without the lock.
 - ``_changed`` guards the scheduler. It is held for bookkeeping only, never while something is read
-  or computed, or a caller's function is asked.
+  or computed, or a caller's function is called.
 - Callers queue requests and pin adapters that are ready. The loader reports loads.
 
 Progress: the loader waits for nothing but its next loads. A reserved slot becomes free, because no
@@ -49,8 +49,7 @@ from personalpeft.types import Stack
 
 log = logging.getLogger(__name__)
 
-# Seconds between two looks at callers while requests wait and none runs. A caller that cancels can
-# be asked, but not waited for.
+# Seconds between two polls of the callers' functions while requests wait and none runs.
 _POLL_SECONDS = 0.05
 # Weight of the newest reply in the average duration that retry hints are computed from.
 _NEWEST_WEIGHT = 0.2
@@ -84,7 +83,7 @@ class EngineCore:
         self._scheduler = Scheduler(queue, backend.slots, backend.rows)
         # Loads that failed since the last iteration, by key.
         self._failed: dict[str, Exception] = {}
-        # Keys to evict as soon as they are unpinned, and the callers that asked for it.
+        # Keys to evict as soon as they are unpinned, and the callers that wait for it.
         self._evicting: set[str] = set()
         self._clearing: list[threading.Event] = []
         self._has_news = False
@@ -291,7 +290,7 @@ class EngineCore:
                 self._end_early(request, failed[request.adapter_key])
 
     def _evict(self) -> None:
-        """Evict the adapters that ``clear_caches`` asked for and that are no longer in use."""
+        """Evict the adapters that ``clear_caches`` marked and that are no longer in use."""
         with self._changed:
             adapters = self._scheduler.adapters
             clearing, self._clearing = self._clearing, []

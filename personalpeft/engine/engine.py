@@ -120,9 +120,9 @@ class Engine:
 
         Args:
             requests: What to answer; their stacks may differ.
-            cancelled: Asked between steps by the engine's thread, so it must be quick. Once it
+            cancelled: Called between steps by the engine's thread, so it must be quick. Once it
                 returns True, what has not finished ends. Closing the stream does the same.
-            paused: Asked likewise. While it returns True, no request of the call starts.
+            paused: Called likewise. While it returns True, no request of the call starts.
 
         Raises:
             PromptTooLong: A prompt and its reply exceed the base's context.

@@ -2,7 +2,7 @@
 
 One thread reads and stages one stack after the other, since that is work of this machine. A few
 threads attach stacks side by side, since another machine may do that and be slow with one of them.
-A load is asked for only when its slot is free, so these threads wait for nothing but the next load,
+A load starts only when its slot is free, so these threads wait for nothing but the next load,
 and no thread waits for them with a lock held. A failure is reported once and not remembered.
 """
 
@@ -86,7 +86,7 @@ class AdapterLoader:
         self._loads.put((key, stack))
 
     def clear(self) -> None:
-        """Clear the host memory after the loads that were asked for."""
+        """Clear the host memory after the loads that were requested before."""
         self._loads.put(("", None))
 
     def close(self) -> None:

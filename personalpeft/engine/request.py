@@ -25,7 +25,7 @@ class Request:
     """What a caller asks for: messages of one user, the stack that answers, and how to sample.
 
     Attributes:
-        user: Whose request it is. Prompt caches are never shared between users.
+        user: The owner of the request. Prompt caches are never shared between users.
         messages: The conversation as the model reads it.
         stack: The adapters to attach.
         sampling: Temperature, length, seed and stop strings.
@@ -64,10 +64,9 @@ class RequestStatus(Enum):
 
 @dataclass(eq=False, slots=True)
 class RequestGroup:
-    """The requests of one call, with the queue of their outputs: chunks, or the error that ended
-    one.
+    """The requests of one call, and the queue of their chunks and errors.
 
-    ``cancelled`` and ``paused`` are asked by the engine's thread between two steps. A request that
+    ``cancelled`` and ``paused`` are called by the engine's thread between steps. A request that
     has not started does not start while the group ``is_paused``.
     """
 
@@ -89,7 +88,7 @@ class RequestGroup:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class RequestState(SequenceState):
-    """One request: what was asked, its status, and its output so far.
+    """One request: its prompt and settings, its status, and its output so far.
 
     Times are in seconds on the engine's clock. ``number`` is that of its sequence in the backend
     while it runs. ``order`` is the number of its first start and decides who is preempted.

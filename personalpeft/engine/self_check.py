@@ -1,7 +1,7 @@
 """Compares the log-probs of a sample of replies with those of scoring them alone afterwards.
 
-A request that read another's cache, slot or logits was written at log-probs that its own stack does not
-give. Results go to the metrics and the log, which never contain text of a user.
+A request that read another's cache, slot or logits was written at log-probs that its own stack does
+not give. Results go to the metrics and the log, which never contain text of a user.
 
 The engine's thread owns all of it except ``is_sampled``.
 """

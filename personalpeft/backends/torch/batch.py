@@ -85,12 +85,13 @@ class Batch:
     def admit(self, sequence: SequenceState) -> int | None:
         """See ``Backend.admit``."""
         longest = len(sequence.prompt_tokens) + sequence.sampling.max_tokens
-        if longest > self._blocks.num_blocks * BLOCK:
-            raise ValueError(f"a row of {longest} tokens is longer than the cache")
+        limit = self._blocks.num_blocks * BLOCK
+        if longest > limit:
+            raise ValueError(f"a sequence must have at most {limit} tokens, got {longest}")
         if len(self._running) >= self._max_rows:
             return None
         slot = self._bank.slot_of(sequence.adapter_key)
-        # At least the last token is read anew, since the next token comes from it.
+        # At least the last token is read again, since the next token comes from it.
         hashes = list(prefix_hashes(self._model.base.digest, sequence, sequence.token_ids[:-1]))
         count = -(-len(sequence.token_ids) // BLOCK)
         # With a spare block for each other row, a new row is not removed again at once.

@@ -137,7 +137,7 @@ def test_what_decoding_wrote_is_found_again_only_as_a_prompt_would_have_it(
 ) -> None:
     first = row(backend, PROMPTS[1], "s1", logprobs=True, max_tokens=80, temperature=1.5, seed=4)
     reply = cold(backend, first)
-    longer = replace(first, tokens=first.prompt_tokens + reply.tokens + first.prompt_tokens)
+    longer = replace(first, prompt_tokens=first.prompt_tokens + reply.tokens + first.prompt_tokens)
     expected = bits(cold(backend, longer))
     cold(backend, first)
     before = backend.occupancy().reused_tokens
