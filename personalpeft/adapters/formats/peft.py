@@ -1,8 +1,10 @@
-"""PEFT folders, out and in: ``adapter_config.json``, ``adapter_model.safetensors`` and, from us, ``personalpeft.json``.
+"""Export and import PEFT folders: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-The last keeps the provenance that PEFT has no place for, tied to the tensors by their SHA-256. Invariants: an exported folder appears
-complete or not at all, and PEFT makes of it what this package makes of the adapter; an import never opens a pickle and
-never takes less than the whole of what the folder holds.
+``personalpeft.json`` beside them holds the provenance, tied to the tensors by their SHA-256.
+
+Invariants: an exported folder appears complete or not at all. PEFT computes from it what this
+package computes from the adapter. An import reads everything that the folder holds or nothing, and
+never a pickle.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from safetensors.numpy import save
 
 from personalpeft.adapters.compose import compose, concatenate
 from personalpeft.adapters.formats.atomic_folder import write_folder_atomically
-from personalpeft.adapters.formats.peft_config import PeftConfig, build_config, read_config
+from personalpeft.adapters.formats.peft_config import AdapterConfig, build_config, read_config
 from personalpeft.adapters.formats.safetensors_reader import read_tensors
 from personalpeft.adapters.manifest import (
     FORMAT,
@@ -44,15 +46,23 @@ PICKLE_FILE = "adapter_model.bin"
 _CONFIG_LIMIT = 2**20
 _PROVENANCE_LIMIT = 2**24
 _PREFIX = "base_model.model"
+_HALF = re.compile(rf"{re.escape(_PREFIX)}\.(.+)\.lora_[AB]\.weight")
 
 
 def export_peft(
     adapter: Adapter, architecture: Architecture, folder: Path, *, base_name: str
 ) -> None:
-    """Writes one adapter as a PEFT folder. ``base_name`` is what PEFT is told to load below it: a hub name or a path.
+    """Write one adapter as a PEFT folder.
 
-    Raises ``AdapterError`` if the adapter is not one for ``architecture``, ``InvalidInput`` if ``folder`` holds something already or
-    cannot be written; then nothing is left behind.
+    Args:
+        adapter: The adapter.
+        architecture: The architecture of its base.
+        folder: A folder that does not exist yet or is empty.
+        base_name: The base for PEFT to load: a hub name or a path.
+
+    Raises:
+        AdapterError: The adapter does not fit the architecture.
+        InvalidInput: The folder is not empty or cannot be written.
     """
     source = f"layer {adapter.manifest.layer}"
     check_adapter(adapter, source=source, architecture=architecture)
@@ -74,7 +84,7 @@ def export_stack_peft(
     *,
     base_name: str,
 ) -> None:
-    """Writes a whole stack of (adapter, weight) as one LoRA of scaling 1, with the manifests of its layers. Raises as ``export_peft``."""
+    """Write a stack of (adapter, weight) as one LoRA of scaling 1; see ``export_peft``."""
     about = []
     for adapter, weight in parts:
         source = f"layer {adapter.manifest.layer}"
@@ -98,26 +108,31 @@ def export_stack_peft(
 
 
 def import_peft(folder: Path, architecture: Architecture, *, layer: str, base: str) -> Adapter:
-    """The adapter in a PEFT folder, as a revision of ``layer`` on the base with the digest ``base``.
+    """Read a PEFT folder as an adapter of ``layer`` on the base with the digest ``base``.
 
-    LoRA and rsLoRA are taken. A folder that we exported keeps its recipe, signals and parents; of another one the recipe says where it
-    came from. Raises ``AdapterError`` naming the file and the fault for everything else, and ``InvalidId`` for a layer of no such name.
+    LoRA and rsLoRA can be imported, also with ``rank_pattern`` and ``alpha_pattern``. A folder that
+    this package exported keeps its recipe, signals and parents.
+
+    Raises:
+        AdapterError: A file is damaged or cannot be represented.
+        InvalidId: ``layer`` is not the name of a layer.
     """
     check_layer_name(layer)
     path = folder / TENSOR_FILE
     source = str(path)
     if not path.exists() and (folder / PICKLE_FILE).exists():
-        hint = "Pickles can run code and are never read. Load it with PEFT where you trust it, and save it as safetensors."
-        raise format_error(str(folder / PICKLE_FILE), "is a pickle.", hint=hint)
+        raise format_error(
+            str(folder / PICKLE_FILE),
+            "is a pickle, which can run code.",
+            hint="Load it with PEFT where you trust it, and save it as safetensors.",
+        )
     config = read_config(
         read_file(folder / CONFIG_FILE, limit=_CONFIG_LIMIT), source=str(folder / CONFIG_FILE)
     )
     data = read_file(path)
-    pairs = _join(read_tensors(data, source=source).arrays, config.rank, architecture, source)
+    pairs = _join(read_tensors(data, source=source).arrays, config, architecture, source)
     digest = hashlib.sha256(data).hexdigest()
-    manifest = _provenance(
-        folder / PROVENANCE_FILE, digest, config, tuple(pairs), layer=layer, base=base
-    )
+    manifest = _provenance(folder / PROVENANCE_FILE, digest, config, pairs, layer=layer, base=base)
     adapter = Adapter(manifest, pairs)
     check_adapter(adapter, source=source, architecture=architecture, base=base)
     return adapter
@@ -126,7 +141,7 @@ def import_peft(folder: Path, architecture: Architecture, *, layer: str, base: s
 def peft_tensors(
     pairs: Mapping[str, LoRAWeights], rank: int, architecture: Architecture
 ) -> dict[str, Matrix]:
-    """PEFT's tensors: one for each block, projection and half. Ranks below ``rank`` are filled with zeros, which add nothing."""
+    """Return PEFT's tensors of each block. Smaller ranks are padded with zeros to ``rank``."""
     tensors: dict[str, Matrix] = {}
     for name, pair in pairs.items():
         missing = rank - pair.a.shape[1]
@@ -140,13 +155,18 @@ def peft_tensors(
 
 
 def _join(
-    arrays: Mapping[str, Matrix], rank: int, architecture: Architecture, source: str
+    arrays: Mapping[str, Matrix], config: AdapterConfig, architecture: Architecture, source: str
 ) -> dict[str, LoRAWeights]:
-    """Our pairs from PEFT's tensors: every tensor is used, and every block has every projection that any block has."""
+    """Stack PEFT's tensors over the blocks, all with one rank and the scaling of the config.
+
+    Ranks below the largest are padded with zeros. A scaling of its own is multiplied into B.
+    """
     pattern = re.compile(
         rf"{re.escape(f'{_PREFIX}.{architecture.block_path}')}\.(0|[1-9][0-9]{{0,5}})\.(.+)\.lora_([AB])\.weight"
     )
     found: dict[tuple[str, str], dict[int, Matrix]] = {}
+    modules = {name: match[1] for name in arrays if (match := _HALF.fullmatch(name)) is not None}
+    largest = max((config.rank_of(module) for module in modules.values()), default=config.lora.r)
     for name, array in arrays.items():
         match = pattern.fullmatch(name)
         if match is None:
@@ -168,6 +188,7 @@ def _join(
                 hint=_ANOTHER_BASE,
             )
         inputs, outputs = architecture.projections[projection]
+        rank = config.rank_of(modules[name])
         shape = (rank, inputs) if half == "A" else (outputs, rank)
         if array.shape != shape:
             raise format_error(
@@ -175,6 +196,12 @@ def _join(
                 f"{name} has the shape {array.shape}; it would have to be {shape}.",
                 hint=_ANOTHER_BASE,
             )
+        scaling = config.scaling_of(modules[name])
+        if half == "B" and scaling != config.scaling:
+            array = np.multiply(array, np.float32(scaling / config.scaling), dtype=np.float32)
+        if rank < largest:
+            padding = (0, largest - rank)
+            array = np.pad(array, (padding, (0, 0)) if half == "A" else ((0, 0), padding))
         found.setdefault((projection, half), {})[block] = array
     pairs = {}
     for projection in sorted({projection for projection, _ in found}):
@@ -186,7 +213,10 @@ def _join(
     return pairs
 
 
-_ANOTHER_BASE = "It was trained on a base of another shape, or its config does not belong to it; open the base it was trained on."
+_ANOTHER_BASE = (
+    "It was trained on another base, or its config does not belong to it. "
+    "Open the base that it was trained on."
+)
 
 
 def _stacked(
@@ -198,7 +228,7 @@ def _stacked(
 ) -> Matrix:
     missing = [block for block in range(architecture.blocks) if block not in blocks]
     if missing:
-        hint = "Only adapters that touch the same projections in every block are taken (no layers_to_transform)."
+        hint = "Adapters must adapt the same projections in every block (no layers_to_transform)."
         raise format_error(
             source, f"lora_{half} of {projection} is missing in block {missing[0]}.", hint=hint
         )
@@ -221,17 +251,24 @@ def _describe_unpaired_tensor(name: str, architecture: Architecture, source: str
         return format_error(source, f"holds a bias ({safe_repr(name)}).", hint=hint)
     return format_error(
         source,
-        f"{safe_repr(name)} is no half of a projection in {architecture.block_path}.",
+        f"{safe_repr(name)} is not a LoRA matrix of a projection in {architecture.block_path}.",
         hint=hint,
     )
 
 
 def _provenance(
-    path: Path, digest: str, config: PeftConfig, targets: tuple[str, ...], *, layer: str, base: str
+    path: Path,
+    digest: str,
+    config: AdapterConfig,
+    pairs: Mapping[str, LoRAWeights],
+    *,
+    layer: str,
+    base: str,
 ) -> Manifest:
-    """The manifest of tensors with SHA-256 ``digest``: what ``personalpeft.json`` kept of it, or for a stranger's folder a new one."""
+    """Return the manifest in ``personalpeft.json``, or a new one where there is no such file."""
     origin = {"imported": "peft", "tensors": digest, "base_name": config.base_name[:200]}
-    new = Manifest(base, layer, config.rank, config.scaling, targets, origin, canonical_digest([]))
+    rank = next(iter(pairs.values())).a.shape[1] if pairs else config.lora.r
+    new = Manifest(base, layer, rank, config.scaling, tuple(pairs), origin, canonical_digest([]))
     if not path.exists():
         return new
     source = str(path)
@@ -269,8 +306,12 @@ def _stack_layer(part: Any, base: str, source: str) -> Manifest:
         raise format_error(source, f"a layer of the stack is {safe_repr(part)}.")
     manifest = manifest_from_json(part["manifest"], source=source)
     if manifest.base != base:
-        what = f"layer {manifest.layer} was built for base {shorten(manifest.base)}, not for {shorten(base)}."
-        raise format_error(source, what, hint="Open the base it was built for.")
+        raise format_error(
+            source,
+            f"layer {manifest.layer} was built for base {shorten(manifest.base)}, "
+            f"not for {shorten(base)}.",
+            hint="Open the base it was built for.",
+        )
     return manifest
 
 

@@ -238,7 +238,10 @@ def test_llamacpp_loads_a_merged_gguf_and_says_the_same(tmp_path: Path, shared_c
     context = model.new_context(ContextParams(512, 256, 1, 1, float32=True), None)
     last = len(asked.prompt_tokens) - 1
     logits = context.decode(
-        [BatchToken(token, n, needs_logits=n == last) for n, token in enumerate(asked.prompt_tokens)]
+        [
+            BatchToken(token, n, needs_logits=n == last)
+            for n, token in enumerate(asked.prompt_tokens)
+        ]
     )
     assert int(logits[0].argmax()) == reply.tokens[0]
     context.close()

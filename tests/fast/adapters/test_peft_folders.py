@@ -240,6 +240,32 @@ def test_what_peft_saved_is_imported_as_the_same_change(
     assert_equal(unpack(pack(adapter), source="test", architecture=LLAMA, base=BASE), adapter)
 
 
+@pytest.mark.parametrize("rooted", [False, True])
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        {"rank_pattern": {"q_proj": 2, "mlp.down_proj": 7}},
+        {"alpha_pattern": {"self_attn.v_proj": 12}},
+        {"rank_pattern": {"o_proj": 1}, "alpha_pattern": {"o_proj": 5, "layers.1.mlp.up_proj": 3}},
+    ],
+)
+def test_ranks_and_scalings_by_module_are_imported_as_the_same_change(
+    llama: Any, tmp_path: Path, patterns: dict[str, Any], rooted: bool
+) -> None:
+    made = peft_made(
+        llama, tmp_path / "theirs", target_modules="all-linear", use_rslora=rooted, **patterns
+    )
+    adapter = import_peft(tmp_path / "theirs", LLAMA, layer="style", base=BASE)
+    expected = peft_deltas(made, LLAMA.projections)
+    for name, delta in deltas(adapter.pairs, adapter.manifest.scaling).items():
+        np.testing.assert_allclose(delta, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_regular_expression_in_a_pattern_is_refused(llama: Any, tmp_path: Path) -> None:
+    peft_made(llama, tmp_path / "theirs", target_modules=["q_proj"])
+    refused(configured(tmp_path / "theirs", rank_pattern={"(a+)+b": 4}), "rank_pattern")
+
+
 def test_what_we_exported_comes_back_with_its_provenance(tmp_path: Path) -> None:
     adapter = llama_adapter(scaling=0.1)
     export_peft(adapter, LLAMA, tmp_path / "out", base_name="tiny")
@@ -325,8 +351,6 @@ def with_tensors(folder: Path, change: Any) -> Path:
         ({"use_dora": True}, "DoRA"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"bias": "lora_only"}, "bias"),
-        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
-        ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
         ({"layers_to_transform": [1]}, "missing in block 0"),
         ({"target_modules": ["q_proj", "embed_tokens"]}, "embeddings"),
         ({"target_modules": ["q_proj", "lm_head"]}, "output head"),
@@ -404,10 +428,10 @@ def test_tensors_go_through_the_strict_reader(folder: Path) -> None:
     [
         ("1.mlp.up_proj.lora_A.weight", "1.mlp.wide_proj.lora_A.weight", "wide_proj"),
         ("1.mlp.up_proj.lora_A.weight", "2.mlp.up_proj.lora_A.weight", "block 2"),
-        ("1.mlp.up_proj.lora_A.weight", "01.mlp.up_proj.lora_A.weight", "no half"),
+        ("1.mlp.up_proj.lora_A.weight", "01.mlp.up_proj.lora_A.weight", "not a LoRA"),
         ("1.mlp.up_proj.lora_A.weight", "1.mlp.up_proj.lora_magnitude_vector", "DoRA"),
         ("1.mlp.up_proj.lora_A.weight", "1.mlp.up_proj.bias", "bias"),
-        ("1.mlp.up_proj.lora_A.weight", "1.mlp.up_proj.lora_A.default.weight", "no half"),
+        ("1.mlp.up_proj.lora_A.weight", "1.mlp.up_proj.lora_A.default.weight", "not a LoRA"),
     ],
 )
 def test_tensors_that_the_base_has_no_place_for(
@@ -463,7 +487,7 @@ def test_any_config_at_all_is_read_or_refused(changes: dict[str, Any]) -> None:
         config = read_config(json.dumps({**PLAIN, **changes}).encode(), source="config")
     except AdapterError:
         return
-    assert config.rank >= 1
+    assert config.lora.r >= 1
     assert 0 < config.scaling < np.inf
 
 
@@ -473,4 +497,4 @@ def test_changed_characters_of_a_config(position: int, character: int) -> None:
     text = bytearray(json.dumps(PLAIN).encode())
     text[position % len(text)] = character
     with contextlib.suppress(AdapterError):
-        assert read_config(bytes(text), source="config").rank >= 1
+        assert read_config(bytes(text), source="config").lora.r >= 1
