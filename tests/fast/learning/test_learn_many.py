@@ -160,7 +160,7 @@ def _a_row(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
 
 
 def _planning(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
-    _fails_for_bo(patch, type(runtime._services.store.catalog), "pinned", lambda user, *more: user)
+    _fails_for_bo(patch, type(runtime._services.store.catalog), "holdout", lambda user, *more: user)
 
 
 def _asking(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
