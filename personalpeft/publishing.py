@@ -156,7 +156,7 @@ def _remove_stack(store: Store, user: str, part: PublishedSubfolder, held: froze
     """Takes away what is noted as a user's of old, but for what is held; how many folders that were. Raises ``OSError``."""
     noted = _read_record(store, user, part)
     for digest in (gone := sorted(noted.old - held)):
-        part.take(digest)
+        part.remove(digest)
     _write_record(store, user, part, PublicationRecord(noted.now))
     return len(gone)
 

@@ -1,6 +1,6 @@
-"""How this package takes in what others may have written: a bounded read, one spelling of JSON, and faults that name their source.
+"""Read files and JSON from sources that are not trusted.
 
-Invariant: whatever the bytes are, a reader built on this either returns plain finite values or raises ``AdapterError``.
+Invariant: for any bytes, a reader returns plain finite values or raises ``AdapterError``.
 """
 
 from __future__ import annotations
@@ -15,25 +15,29 @@ from personalpeft.errors import AdapterError
 
 FILE_LIMIT = 8 * 2**30
 DEPTH_LIMIT = 32
-DAMAGED = "The file is damaged or was not written by a program that keeps to the format; get it again from where it came."
+DAMAGED = "The file is damaged or does not follow the format; get it again from its source."
 
 
 def format_error(source: str, what: str, *, hint: str = DAMAGED) -> AdapterError:
-    """The error for something wrong in ``source``, to be raised."""
+    """Return an error that names ``source``."""
     return AdapterError(f"{source}: {what}", hint=hint)
 
 
 def safe_repr(value: object) -> str:
-    """A stranger's value, short and in ASCII, for a message."""
+    """Return an untrusted value for a message: ASCII, at most 80 characters."""
     text = ascii(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def read_file(path: Path, *, limit: int = FILE_LIMIT) -> bytes:
-    """All of a regular file in one read. Raises ``AdapterError`` if it is missing, unreadable, no plain file or beyond ``limit`` bytes."""
+    """Read a regular file of at most ``limit`` bytes.
+
+    Raises:
+        AdapterError: The file is missing, unreadable, not a regular file or too large.
+    """
     source = str(path)
     try:
-        # Looked at before it is opened: opening a named pipe that nobody writes to would wait for ever.
+        # Checked before opening: opening a named pipe without a writer blocks.
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise format_error(source, "is not a plain file.", hint="Give the path of a file.")
@@ -51,7 +55,12 @@ def read_file(path: Path, *, limit: int = FILE_LIMIT) -> bytes:
 
 
 def parse_json(data: bytes | str, *, source: str, what: str, depth: int = DEPTH_LIMIT) -> Any:
-    """JSON as RFC 8259 has it, and no more: UTF-8, no key twice, no NaN or Infinity, no lone surrogates, nested up to ``depth``."""
+    """Parse strict JSON (RFC 8259) nested up to ``depth``.
+
+    Raises:
+        AdapterError: The text is not UTF-8, has a duplicate key, a lone surrogate or a number that
+            is not finite, or is nested too deeply.
+    """
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
         value = json.loads(

@@ -47,7 +47,7 @@ def check_adapter(
     if base is not None and manifest.base != base:
         raise format_error(
             source,
-            f"was built for base {shorten(manifest.base)}, not for {shorten(base)}, the one in use.",
+            f"was built for base {shorten(manifest.base)}, the base in use is {shorten(base)}.",
             hint=_OTHER_BASE,
         )
     blocks, rank = _check_pairs(adapter.pairs, source, numbers=numbers)
@@ -58,7 +58,7 @@ def check_adapter(
     if set(manifest.targets) != set(adapter.pairs) or len(manifest.targets) != len(adapter.pairs):
         raise format_error(
             source,
-            f"the manifest's targets {safe_repr(sorted(manifest.targets))} are not those of the tensors.",
+            f"the manifest names {safe_repr(sorted(manifest.targets))}, the tensors differ.",
         )
     if architecture is not None:
         _check_architecture(adapter.pairs, blocks, architecture, source)
@@ -100,12 +100,12 @@ def _check_pairs(
         if (blocks, rank) != shared:
             raise format_error(
                 source,
-                f"{name} has {blocks} blocks and rank {rank}, others have {shared[0]} and {shared[1]}.",
+                f"{name} has (blocks, rank) {(blocks, rank)}, others have {shared}.",
             )
         if rank > RANK_LIMIT or blocks > BLOCKS_LIMIT:
             raise format_error(
                 source,
-                f"rank {rank} and {blocks} blocks; at most {RANK_LIMIT} and {BLOCKS_LIMIT} are taken.",
+                f"rank {rank} and {blocks} blocks exceed {RANK_LIMIT} and {BLOCKS_LIMIT}.",
             )
     return first.shape[0], first.shape[1]
 

@@ -1,8 +1,8 @@
-"""GGUF LoRAs: what llama.cpp and the programs around it load beside a base's GGUF file.
+"""Write and import GGUF LoRA files for llama.cpp.
 
-Invariants: what llama.cpp makes of a written file is what this package makes of the stack, whatever the order in which
-the architecture keeps its rows (``base_models/gguf/tensor_names.py``); a read takes the whole of a file or nothing, in memory for a few
-times (three to five) what the file has in bytes, or, where ranks differ, what it would have with the largest for all.
+Invariants: llama.cpp computes from a written file what this package computes from the stack, also
+where the architecture permutes rows (``base_models/gguf/tensor_names.py``). An import reads a whole
+file or nothing, in memory of at most five times the file's size at the largest rank.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ _LORA = re.compile(r"(.+)\.(lora_[ab])")
 
 
 def write_gguf_lora(names: GgufNames, stack: AdapterStack, path: Path, *, title: str = "") -> None:
-    """Writes a stack as one LoRA, in float16 where its numbers allow and the base is not in float32 itself.
+    """Write a stack as one LoRA, in float16 unless the base is float32 or a number is too large.
 
-    Raises ``OSError``; ``AdapterError`` where a weight makes its numbers too large.
+    Raises:
+        OSError: The file cannot be written.
+        AdapterError: A layer's weight makes its numbers too large.
     """
     from gguf import GGUFWriter
 
@@ -68,25 +70,34 @@ def write_gguf_lora(names: GgufNames, stack: AdapterStack, path: Path, *, title:
 def import_gguf_lora(
     path: Path, architecture: Architecture, names: GgufNames, *, layer: str, base: str
 ) -> Adapter:
-    """The adapter in a GGUF LoRA, as a revision of ``layer`` on the base with the digest ``base``.
+    """Read a GGUF LoRA as an adapter of ``layer`` on the base with the digest ``base``.
 
-    Raises ``AdapterError`` naming the fault for a file that is damaged, of another kind or architecture, quantised, or that adapts
-    what the base's card does not; ``InvalidId`` for a layer of no such name.
+    Args:
+        path: The file.
+        architecture: The architecture of the base.
+        names: The names of the base's tensors in GGUF.
+        layer: The layer to import into.
+        base: The digest of the base.
+
+    Raises:
+        AdapterError: The file is damaged, quantised, for another architecture, or adapts a module
+            that the base's card does not name.
+        InvalidId: ``layer`` is not the name of a layer.
     """
     check_layer_name(layer)
     source = str(path)
     data = read_file(path)
     digest = canonical_digest(["gguf", hashlib.sha256(data).hexdigest()])
     read = read_gguf(data, source=source)
-    alpha = _alpha(read.about, names, source)
-    found = _paired(read.arrays, architecture, names, source)
+    alpha = _alpha(read.metadata, names, source)
+    found = _stack_tensors(read.arrays, architecture, names, source)
     for name, pair in found.items():
-        # Before ranks are filled up, which could make much of little.
+        # Check before ranks are padded, which can make a small file large.
         manifest = Manifest(base, layer, pair.a.shape[1], 1.0, (name,), {}, digest)
         check_adapter(
             Adapter(manifest, {name: pair}), source=source, architecture=architecture, numbers=False
         )
-    pairs, scaling = _of_one_rank(found, alpha)
+    pairs, scaling = _pad_ranks(found, alpha)
     rank = next(iter(pairs.values())).a.shape[1]
     recipe = {"imported": "gguf", "rank": rank}
     manifest = Manifest(base, layer, rank, scaling, tuple(sorted(pairs)), recipe, digest)
@@ -95,39 +106,39 @@ def import_gguf_lora(
     return adapter
 
 
-def _alpha(about: Mapping[str, object], names: GgufNames, source: str) -> float:
-    """The file's alpha, after all that it says of itself was looked at; 0 means that the scaling is 1."""
-    if (about.get("general.type"), about.get("adapter.type")) != ("adapter", "lora"):
+def _alpha(metadata: Mapping[str, object], names: GgufNames, source: str) -> float:
+    """Check the file's metadata and return alpha, where 0 means a scaling of 1."""
+    if (metadata.get("general.type"), metadata.get("adapter.type")) != ("adapter", "lora"):
         raise format_error(
-            source, "is no LoRA.", hint="Give a GGUF file that holds a LoRA adapter."
+            source, "is not a LoRA.", hint="Give a GGUF file that holds a LoRA adapter."
         )
-    if _ACTIVATED in about:
+    if _ACTIVATED in metadata:
         raise format_error(
             source,
-            "answers only after certain words (an activated LoRA).",
-            hint="Such adapters are not taken in.",
+            "is an activated LoRA (aLoRA), which cannot be imported.",
+            hint="Train it again as plain LoRA.",
         )
-    architecture = about.get("general.architecture")
+    architecture = metadata.get("general.architecture")
     if architecture != names.architecture:
         raise format_error(
             source,
             f"is for the architecture {safe_repr(architecture)}, the base is {names.architecture}.",
             hint="An adapter works only on the base it was built for.",
         )
-    alpha = about.get(_ALPHA, 0.0)
+    alpha = metadata.get(_ALPHA, 0.0)
     if not isinstance(alpha, float) or not math.isfinite(alpha) or alpha < 0:
         raise format_error(source, f"has an alpha of {safe_repr(alpha)}.")
     return alpha
 
 
-def _paired(
+def _stack_tensors(
     tensors: Mapping[str, npt.NDArray[Any]],
     architecture: Architecture,
     names: GgufNames,
     source: str,
 ) -> dict[str, LoRAWeights]:
-    """Our pairs from the file's tensors: every tensor is used, and every block has what any block has."""
-    places = {
+    """Stack the file's tensors over the blocks. Every tensor must belong to a projection."""
+    modules = {
         names.projection(projection, block): (projection, block)
         for projection in architecture.projections
         for block in range(architecture.blocks)
@@ -135,30 +146,30 @@ def _paired(
     halves: dict[str, dict[str, list[npt.NDArray[Any] | None]]] = {}
     for name, tensor in tensors.items():
         found = _LORA.fullmatch(name)
-        if found is None or found[1] not in places:
+        if found is None or found[1] not in modules:
             raise format_error(
                 source,
-                f"adapts {safe_repr(name)}, which is no projection that the base's card names.",
+                f"adapts {safe_repr(name)}, which the base's card does not name.",
             )
-        projection, block = places[found[1]]
-        rows = tensor if found[2] == "lora_a" else _in_our_order(tensor, projection, names, source)
+        projection, block = modules[found[1]]
+        rows = tensor if found[2] == "lora_a" else _permute_rows(tensor, projection, names, source)
         empty: list[npt.NDArray[Any] | None] = [None] * architecture.blocks
         halves.setdefault(projection, {}).setdefault(found[2], empty)[block] = rows
     pairs: dict[str, LoRAWeights] = {}
     for projection, both in halves.items():
-        a, b = (_stacked(both.get(half, ()), projection, source) for half in ("lora_a", "lora_b"))
+        a, b = (
+            _stack_blocks(both.get(half, ()), projection, source) for half in ("lora_a", "lora_b")
+        )
         pairs[projection] = LoRAWeights(a, b)
     if not pairs:
         raise format_error(source, "holds no tensors.")
     return pairs
 
 
-def _of_one_rank(
+def _pad_ranks(
     pairs: Mapping[str, LoRAWeights], alpha: float
 ) -> tuple[Mapping[str, LoRAWeights], float]:
-    """The pairs with one rank for all, and their scaling. A whole stack has more ranks where more layers adapt: smaller
-    ones are filled with zeros, which add nothing.
-    """
+    """Pad all ranks to the largest with zeros; return the weights and their scaling."""
     ranks = {pair.a.shape[1] for pair in pairs.values()}
     if len(ranks) == 1:
         return pairs, alpha / ranks.pop() if alpha else 1.0
@@ -174,7 +185,7 @@ def _of_one_rank(
     return filled, 1.0
 
 
-def _in_our_order(
+def _permute_rows(
     tensor: npt.NDArray[Any], projection: str, names: GgufNames, source: str
 ) -> npt.NDArray[Any]:
     try:
@@ -185,7 +196,7 @@ def _in_our_order(
         ) from error
 
 
-def _stacked(blocks: Any, projection: str, source: str) -> Matrix:
+def _stack_blocks(blocks: Any, projection: str, source: str) -> Matrix:
     if not blocks or any(block is None for block in blocks):
         raise format_error(source, f"{projection} is not there in every block.")
     if len({(block.shape, block.dtype) for block in blocks}) != 1 or blocks[0].ndim != 2:

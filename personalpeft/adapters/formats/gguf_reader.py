@@ -1,10 +1,10 @@
-"""A GGUF file with an adapter in it, read so that nothing it says of itself is believed before it was checked.
+"""Read a GGUF file from a source that is not trusted.
 
-Why our own: the usual reader goes through an array as long as the file says it is, and maps tensors wherever the file says
-they are. Source of the format: the GGUF specification, version 3 (2 has the same layout).
+The format is GGUF version 3; version 2 has the same layout. ``gguf.GGUFReader`` loops over an array
+for as long as the file claims, so every length would have to be parsed before it could be used.
 
-Invariants: time and memory are bounded by the file's own size; tensors lie behind the header, each within the file, and none
-over another; arrays are read-only. Tensors are F32, F16 or BF16, of which the last is decoded to float32.
+Invariants: time and memory are bounded by the size of the file. Tensors lie behind the header,
+within the file, without overlap. Arrays are read-only; BF16 is converted to float32.
 """
 
 from __future__ import annotations
@@ -44,18 +44,22 @@ _FLOATS = {0: ("F32", 4), 1: ("F16", 2), 30: ("BF16", 2)}
 
 @dataclass(frozen=True, slots=True)
 class GgufTensors:
-    """What a file says of itself (None for an array, which is passed over); and its tensors, outermost dimension first."""
+    """The metadata of a file (None for an array) and its tensors, outermost dimension first."""
 
-    about: Mapping[str, str | int | float | bool | None]
+    metadata: Mapping[str, str | int | float | bool | None]
     arrays: Mapping[str, Matrix]
 
 
 def read_gguf(data: bytes, *, source: str) -> GgufTensors:
-    """All of a file's bytes. Raises ``AdapterError`` naming ``source`` and the first fault."""
+    """Read the bytes of a GGUF file.
+
+    Raises:
+        AdapterError: The file is damaged, too large or quantised.
+    """
     cursor = _Cursor(data, source)
     if cursor.take(4) != _MAGIC:
         raise format_error(
-            source, "is no GGUF file.", hint="Give a GGUF file that holds a LoRA adapter."
+            source, "is not a GGUF file.", hint="Give a GGUF file that holds a LoRA adapter."
         )
     version = cursor.number("<I")
     if version not in _VERSIONS:
@@ -66,21 +70,21 @@ def read_gguf(data: bytes, *, source: str) -> GgufTensors:
     if max(tensors, items) > _ITEMS_LIMIT:
         raise format_error(
             source,
-            f"says that it holds {tensors} tensors and {items} keys; at most {_ITEMS_LIMIT} are read.",
+            f"must have at most {_ITEMS_LIMIT} tensors and keys, got {tensors} and {items}.",
         )
-    about: dict[str, str | int | float | bool | None] = {}
+    metadata: dict[str, str | int | float | bool | None] = {}
     for _ in range(items):
         key = cursor.text()
-        if key in about:
+        if key in metadata:
             raise format_error(source, f"the key {safe_repr(key)} occurs twice.")
-        about[key] = cursor.value()
+        metadata[key] = cursor.value()
     entries = [cursor.entry() for _ in range(tensors)]
-    alignment = about.get("general.alignment", 32)
+    alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= 2**16:
         raise format_error(source, f"has an alignment of {safe_repr(alignment)}.")
     begin = -(-cursor.at // alignment) * alignment
     _check_layout(entries, len(data) - begin, source)
-    return GgufTensors(about, {entry.name: _array(data, begin, entry) for entry in entries})
+    return GgufTensors(metadata, {entry.name: _array(data, begin, entry) for entry in entries})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,7 @@ class _Entry:
 
 
 class _Cursor:
-    """Reads on from a place, never behind the end."""
+    """A position in the bytes that never passes their end."""
 
     def __init__(self, data: bytes, source: str) -> None:
         self._data, self._source = data, source
@@ -123,7 +127,7 @@ class _Cursor:
             raise format_error(self._source, "holds a text that is not UTF-8.") from error
 
     def value(self) -> str | int | float | bool | None:
-        """The next value; None for an array, which is passed over."""
+        """Read a value; skip an array and return None."""
         kind = self.number("<I")
         if kind in _NUMBERS:
             value: int | float | bool = self.number(_NUMBERS[kind])
@@ -136,7 +140,7 @@ class _Cursor:
         if inner in _NUMBERS:
             self.take(length * struct.calcsize(_NUMBERS[inner]))
         elif inner == _TEXT:
-            # Each takes eight bytes at least, so the end of the file bounds this.
+            # Each text takes at least eight bytes, so the end of the file bounds the loop.
             for _ in range(length):
                 self.text()
         else:
@@ -150,7 +154,7 @@ class _Cursor:
             raise format_error(
                 self._source, f"tensor {safe_repr(name)} has {dimensions} dimensions."
             )
-        # A file has the innermost first.
+        # The file has the innermost dimension first.
         shape = tuple(reversed([self.number("<Q") for _ in range(dimensions)]))
         kind, begin = self.number("<I"), self.number("<Q")
         if kind not in _FLOATS:
@@ -173,11 +177,11 @@ def _check_layout(entries: list[_Entry], available: int, source: str) -> None:
     end = 0
     for entry in sorted(entries, key=lambda each: each.begin):
         if entry.begin < end:
-            raise format_error(source, f"tensor {safe_repr(entry.name)} lies over another.")
+            raise format_error(source, f"tensor {safe_repr(entry.name)} overlaps another.")
         end = entry.begin + entry.size
         if end > available:
             raise format_error(
-                source, f"tensor {safe_repr(entry.name)} ends behind the end of the file."
+                source, f"tensor {safe_repr(entry.name)} ends beyond the end of the file."
             )
 
 

@@ -1,8 +1,9 @@
-"""Modelfiles, from which Ollama makes a model out of a GGUF file.
+"""Write a Modelfile, from which Ollama makes a model out of a GGUF file.
 
-Ollama has templates in a language of its own. So the base's template is looked at from outside: it is asked to render a
-chat, and where what it puts around each message is the same for every message, that is said in Ollama's words. Invariant: a
-template is written only if it gives, for chats of several shapes, to the letter what the base's own gives.
+Ollama's templates are Go templates. The base's Jinja template renders a sample chat, and the text
+around each message becomes the Go template.
+
+Invariant: a template is written only if it renders several chats exactly as the base's own does.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _SHAPES: tuple[tuple[Role, ...], ...] = (
     ("system", "user", "assistant", "user", "assistant", "user"),
 )
 
-# What means something in a Modelfile or in one of its templates.
+# These have a meaning in a Modelfile or a Go template.
 _QUOTES = ('"""', "{{", "}}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """What stands before and after a message of each role; what stands before a reply ends the prompt."""
+    """The text before and after a message of each role."""
 
     before: dict[str, str]
     after: dict[str, str]
@@ -39,7 +40,7 @@ class _Frame:
 
 
 def build_modelfile(base: Base, weights: str) -> str:
-    """A Modelfile beside the weights file of that name."""
+    """Return the Modelfile for a weights file in the same folder."""
     lines = [f"FROM ./{weights}"]
     frame = _frame(base)
     if frame is None:
@@ -56,7 +57,7 @@ def build_modelfile(base: Base, weights: str) -> str:
 
 
 def _frame(base: Base) -> _Frame | None:
-    """What the base's template puts around messages; None where that depends on more than their roles."""
+    """Return the text around messages, or None if it depends on more than their roles."""
     said = {role: f"<<{role}>>" for role in _ROLES}
     try:
         text = render_chat(base, [Message(role, said[role]) for role in _SHAPES[1]])
@@ -73,7 +74,7 @@ def _frame(base: Base) -> _Frame | None:
         ):
             return frame
     except (ValueError, CardError, InvalidInput):
-        # It refuses such a chat, or says a message twice or not at all.
+        # The template refuses such a chat, repeats a message or drops it.
         return None
     return None
 
@@ -81,7 +82,7 @@ def _frame(base: Base) -> _Frame | None:
 def _split_template(
     base: Base, begin: str, middle: str, to_reply: str, after_reply: str
 ) -> _Frame | None:
-    """Each piece between two messages, parted into what ends the one and what begins the next."""
+    """Split each text between two messages into the end of one and the start of the next."""
     for end in base.stop_tokens:
         if all(end in piece for piece in (middle, to_reply, after_reply)):
             parts = [_part(piece, end) for piece in (middle, to_reply, after_reply)]
@@ -105,8 +106,9 @@ def _holds(base: Base, frame: _Frame, roles: Sequence[Role]) -> bool:
 
 
 def _escape_go_template(frame: _Frame) -> str:
-    """The frame in the language of Go's templates, in which Ollama has its own. No dash inside the braces: it would take
-    the line breaks beside them away.
+    """Return the frame as a Go template.
+
+    A dash inside the braces would remove the line breaks beside them.
     """
     cases = [
         f'{{{{ {word} eq .Role "{role}" }}}}{frame.before[role]}{{{{ .Content }}}}{frame.after[role]}'

@@ -162,7 +162,8 @@ def _join(
     Ranks below the largest are padded with zeros. A scaling of its own is multiplied into B.
     """
     pattern = re.compile(
-        rf"{re.escape(f'{_PREFIX}.{architecture.block_path}')}\.(0|[1-9][0-9]{{0,5}})\.(.+)\.lora_([AB])\.weight"
+        re.escape(f"{_PREFIX}.{architecture.block_path}")
+        + r"\.(0|[1-9][0-9]{0,5})\.(.+)\.lora_([AB])\.weight"
     )
     found: dict[tuple[str, str], dict[int, Matrix]] = {}
     modules = {name: match[1] for name in arrays if (match := _HALF.fullmatch(name)) is not None}

@@ -1,12 +1,11 @@
-"""A stack as other servers pull it by name: a folder in PEFT's form, called by a digest of what it holds.
+"""Publish stacks as PEFT folders that other servers load by name.
 
-``personalpeft:<digest>`` is its name there. The digest is the SHA-256 of what ``sha256sum adapter_config.json
-adapter_model.safetensors`` prints, so that whoever fetched a copy can check it with nothing of ours:
+The name is ``personalpeft:<digest>``. A copy can be checked without this package:
 
     sha256sum adapter_config.json adapter_model.safetensors | sha256sum
 
-Invariants: what a name stands for never changes; a folder is there complete or not at all; the same stack gives the same
-name; what such a folder says of a person is the numbers alone.
+Invariants: the same stack has the same name, and a name never changes its content. A folder exists
+completely or not at all. It holds no personal data but the weights.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from personalpeft.errors import NotFound
 
 PREFIX = "personalpeft:"
 FILES = (CONFIG_FILE, TENSOR_FILE)
-"""What a folder holds, in the order in which its digest reads it."""
+"""The files of a folder, in the order of its digest."""
 
-# The ranks that vLLM has room for, one of which its --max-lora-rank is.
+# The values that vLLM accepts for --max-lora-rank.
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LOCK = ".lock"
@@ -44,7 +43,7 @@ _LOCK = ".lock"
 
 @dataclass(frozen=True, slots=True)
 class PublishedAdapter:
-    """A folder's files, not yet written. ``rank`` is that of all its tensors."""
+    """The files of a folder. All its tensors have the rank ``rank``."""
 
     digest: str
     rank: int
@@ -52,19 +51,20 @@ class PublishedAdapter:
 
     @property
     def name(self) -> str:
-        """What it is called where it is served."""
+        """The name on the server."""
         return PREFIX + self.digest
 
     @property
     def nbytes(self) -> int:
-        """The size of its files."""
+        """The size of all files in bytes."""
         return sum(map(len, self.files.values()))
 
 
 def build_published_adapter(stack: AdapterStack, base: Base) -> PublishedAdapter:
-    """A stack of rank 1 or more on a base as such a folder, in half precision where its numbers allow; a rank that other servers
-    have no room for is filled up with zeros, which add nothing. Raises ``AdapterError`` where none is large enough, or where a
-    weight makes its numbers too large.
+    """Return the files of a stack of rank 1 or more, padded to a rank that vLLM accepts.
+
+    Raises:
+        AdapterError: The rank is too large, or a layer's weight makes its numbers too large.
     """
     rank = next((rank for rank in _RANKS if rank >= stack.rank), None)
     if rank is None:
@@ -85,31 +85,33 @@ def build_published_adapter(stack: AdapterStack, base: Base) -> PublishedAdapter
 
 
 def compute_digest(files: Mapping[str, bytes]) -> str:
-    """The digest that a folder with these files is called by."""
+    """Return the digest of a folder with these files."""
     listed = "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in FILES)
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
 class PublishedAdapterFolder:
-    """One program's folders below a place that any number of programs share, each with a part ``own`` of its own, which begins
-    with the name of its machine and a dot. Programs that are gone leave theirs behind, for another on that machine to sweep: on
-    another one their lock may not be seen. Raises ``OSError``.
+    """The folders of one process below a path that several processes share.
+
+    Each process has a subfolder ``own``, whose name begins with its host name and a dot. A process
+    that died leaves its subfolder to another one on the same host, since locks may not be visible
+    on other hosts. Methods raise ``OSError``.
     """
 
     def __init__(self, place: Path, own: str) -> None:
         self.place, self.own = place, own
         self._kept: set[str] = set()
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Whoever may look into the place may read what lies there: another server need not run as the same user.
+        # Use the mode of the shared path: a server may run as another system user.
         self._mode = place.stat().st_mode & 0o777
-        # Held as long as this program is there, however it ends.
+        # Released by the system when the process ends.
         self._lock = FileLock(self._lock_of(own))
         self._lock.acquire(timeout=0)
         self._part(own).mkdir()
         self._part(own).chmod(self._mode)
 
     def put(self, folder: PublishedAdapter) -> Path:
-        """Has a folder there, and says where; one that is there already stays. Raises ``OSError``."""
+        """Write a folder unless it exists, and return its path."""
         path = self._part(self.own) / folder.digest
         if not path.is_dir():
             new = Path(tempfile.mkdtemp(prefix=".", dir=self._part(self.own)))
@@ -117,36 +119,36 @@ class PublishedAdapterFolder:
                 _write(folder, new, self._mode)
                 new.rename(path)
             except OSError:
-                # Where there is no room, half a folder would take what is left of it.
+                # On a full disk an incomplete folder would take the remaining space.
                 shutil.rmtree(new, ignore_errors=True)
                 if not path.is_dir():
                     raise
         return path
 
     def remove(self, digest: str) -> None:
-        """Takes a folder away, which need not be there."""
+        """Remove a folder if it exists."""
         shutil.rmtree(self._part(self.own) / digest, ignore_errors=True)
 
     def incomplete(self) -> tuple[str, ...]:
-        """Whose folders are there although their program, on this machine, is gone."""
+        """Return the subfolders of dead processes of this host."""
         here = self.own.partition(".")[0]
         others = (lock.name.removesuffix(_LOCK) for lock in self.place.glob(f"{here}.*{_LOCK}"))
         return tuple(own for own in others if own != self.own and self._is_gone(own))
 
     def sweep(self, own: str) -> None:
-        """Takes away all that a program has left behind."""
+        """Remove the subfolder of a dead process."""
         shutil.rmtree(self._part(own), ignore_errors=True)
         self._lock_of(own).unlink(missing_ok=True)
 
     def keep(self, digest: str) -> None:
-        """Has a folder stay after this program's end, since somebody may still read it; another program sweeps it."""
+        """Leave a folder for another process to remove, since a server may still read it."""
         self._kept.add(digest)
 
     def close(self) -> None:
-        """Takes all of its own folders away but those that are kept. Closing twice is fine."""
+        """Remove all folders but those of ``keep``. Can be called twice."""
         if not self._lock.is_locked:
             return
-        # Somebody may have cleared the place.
+        # The shared path may have been cleared.
         with suppress(FileNotFoundError):
             for path in self._part(self.own).iterdir():
                 if path.name not in self._kept:
@@ -170,18 +172,20 @@ class PublishedAdapterFolder:
 
 
 class PublishedSubfolder:
-    """A part of a shared place that outlives the programs that write to it: no lock names it, and no machine's name begins as
-    its does, so nobody sweeps it. One program at a time may put. Raises ``OSError``.
+    """A subfolder of the shared path that outlives the processes that write to it.
+
+    Its name cannot begin with a host name, so ``sweep`` of other processes skips it. One process
+    at a time may write. Methods raise ``OSError``.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Beside it, so that who copies the part to somewhere else finds whole folders alone.
-        self._halves = path.with_name(f".{path.name}")
+        # Beside the subfolder, so that a copy of it holds complete folders only.
+        self._temporary = path.with_name(f".{path.name}")
 
     @classmethod
     def below(cls, place: Path, key: str) -> PublishedSubfolder:
-        """The part of whoever has this key, made where it is not there."""
+        """Return the subfolder of a key, creating it if needed."""
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         part = cls(place / f"published_{key}")
         part.path.mkdir(exist_ok=True)
@@ -189,31 +193,31 @@ class PublishedSubfolder:
         return part
 
     def put(self, folder: PublishedAdapter) -> bool:
-        """Has a folder there with exactly these bytes; whether it had to be written."""
+        """Write a folder unless it exists with these bytes; return whether it was written."""
         path = self.path / folder.digest
         if _holds(path, folder):
             return False
         self.sweep()
-        self._halves.mkdir(mode=0o700)
+        self._temporary.mkdir(mode=0o700)
         try:
-            _write(folder, new := self._halves / "new", self.path.stat().st_mode & 0o777)
-            # Of what a power cut or somebody else has spoilt; a copy that is not sound nobody takes anyway.
+            _write(folder, new := self._temporary / "new", self.path.stat().st_mode & 0o777)
+            # A folder with other bytes is damaged: its name is the digest of its content.
             shutil.rmtree(path, ignore_errors=True)
             new.rename(path)
         finally:
             self.sweep()
         return True
 
-    def take(self, digest: str) -> None:
-        """Takes a folder away, which need not be there; the part itself must be."""
+    def remove(self, digest: str) -> None:
+        """Remove a folder if it exists. The subfolder itself must exist."""
         self.path.stat()
         if (path := self.path / digest).exists():
             shutil.rmtree(path)
 
     def sweep(self) -> None:
-        """Takes away what a program that was killed had half written."""
-        if self._halves.exists():
-            shutil.rmtree(self._halves)
+        """Remove what a killed process left incomplete."""
+        if self._temporary.exists():
+            shutil.rmtree(self._temporary)
 
 
 def _write(folder: PublishedAdapter, new: Path, mode: int) -> None:
@@ -232,15 +236,17 @@ def _holds(path: Path, folder: PublishedAdapter) -> bool:
 
 
 def read_published_adapter(place: Path, digest: str, name: str) -> bytes:
-    """One file of the folder of that digest, whichever program put it there. Raises ``NotFound`` for a digest or a name that is
-    not there.
+    """Return a file of the folder with this digest, in the subfolder of any process.
+
+    Raises:
+        NotFound: There is no such folder or file.
     """
     if _DIGEST.fullmatch(digest) and name in FILES:
         for path in sorted(place.glob(f"*/{digest}/{name}")):
-            # It may be taken away meanwhile.
+            # Another process may remove it at any time.
             with suppress(FileNotFoundError):
                 return path.read_bytes()
     raise NotFound(
         f"There is no stack {safe_repr(digest)} here.",
-        hint="A stack is there while somebody may be answered with it, and as long as it is published: personalpeft publish.",
+        hint="Publish the stack with: personalpeft publish",
     )

@@ -148,7 +148,7 @@ def test_an_adapter_for_another_architecture_is_refused_by_name(
     ("data", "match"),
     [
         (b"", "in the middle of its header"),
-        (b"GGML" + bytes(20), "no GGUF file"),
+        (b"GGML" + bytes(20), "not a GGUF file"),
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
         (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0), "at most 65536"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**62), "at most 1048576"),
