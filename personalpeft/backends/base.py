@@ -3,8 +3,8 @@
 Invariants:
 
 - The base's weights are never written: ``fingerprint()`` does not change.
-- Sequences of one batch may use different stacks. The output of a sequence depends on its own tokens,
-  stack and sampling alone, not on the other sequences.
+- Sequences of one batch may use different stacks. The output of a sequence depends on its own
+  tokens, stack and sampling alone, not on the other sequences.
 - Only attached stacks can be used. A key is a stack's digest, so its meaning never changes.
 - Cached keys and values of a prompt are found only by sequences of the same owner, with the same
   base, stack and tokens.
@@ -250,7 +250,7 @@ class Session(Protocol):
         ...
 
     def restore(self, state: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        """Continue from the ``state()`` of a session of the same spec; else raise ``ValueError``."""
+        """Continue from ``state()`` of a session of the same spec, else raise ``ValueError``."""
         ...
 
     def close(self) -> None:
@@ -261,9 +261,9 @@ class Session(Protocol):
 class Backend(Protocol):
     """One base, loaded, and one batch.
 
-    ``admit``, ``step``, ``remove``, ``clear_cache`` and ``detach`` are called by one thread, which runs
-    the batch. Everything else may be called from any thread. ``stage`` and ``attach`` never wait for a
-    step; ``score`` and sessions take turns with steps.
+    ``admit``, ``step``, ``remove``, ``clear_cache`` and ``detach`` are called by one thread, which
+    runs the batch. Everything else may be called from any thread. ``stage`` and ``attach`` never
+    wait for a step; ``score`` and sessions take turns with steps.
     """
 
     @property
@@ -399,7 +399,7 @@ class Backend(Protocol):
     def advance(
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
     ) -> tuple[float, ...]:
-        """Make one optimizer step of several sessions, in as few passes over the base as fit memory.
+        """Make one optimizer step of several sessions, in as few passes as memory allows.
 
         A session ends up where ``Session.step`` alone would bring it, up to rounding.
 

@@ -19,8 +19,8 @@ class BatchInvariance(StrEnum):
 _DESCRIPTIONS = {
     BatchInvariance.HOLDS: "the same request gets the same reply to the bit, in any batch",
     BatchInvariance.ALONE: (
-        "the same request gets the same reply to the bit when it is served alone; in a batch it may "
-        "differ by rounding"
+        "the same request gets the same reply to the bit when it is served alone; in a batch it "
+        "may differ by rounding"
     ),
     BatchInvariance.NONE: "the same request may get replies that differ by rounding",
 }

@@ -3,9 +3,9 @@
 Invariants: the chunks of a stream, joined, are the text of all its tokens, cut where the first stop
 string to be complete begins. No chunk shows half a character or the beginning of a stop string.
 
-``tokenizers.decoders.DecodeStream`` is not used: it raises where a decoder's output for some tokens is
-no prefix of its output for more of them, as with byte-fallback tokens (Gemma) that are no UTF-8, and
-it cannot return the text that it still holds back at the end.
+``tokenizers.decoders.DecodeStream`` is not used: it raises where a decoder's output for some tokens
+is no prefix of its output for more of them, as with byte-fallback tokens (Gemma) that are no UTF-8,
+and it cannot return the text that it still holds back at the end.
 """
 
 from __future__ import annotations

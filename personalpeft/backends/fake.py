@@ -1,8 +1,9 @@
 """A backend without a model, for tests of apps: quick, deterministic, and true to the interface.
 
-A reply is a few words chosen by the prompt, or the call of a tool that the user's last message names.
-A stack changes replies by words that depend on its weights. All completions become likelier with the
-number of trained continuations, so that the gate promotes. Undoing brings back the former replies.
+A reply is a few words chosen by the prompt, or the call of a tool that the user's last message
+names. A stack changes replies by words that depend on its weights. All completions become likelier
+with the number of trained continuations, so that the gate promotes. Undoing brings back the former
+replies.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ _PROJECTIONS = {"self_attn.q_proj": (8, 8), "self_attn.v_proj": (8, 4)}
 
 
 def fake_base() -> Base:
-    """Return a base without files: its tokens are bytes, its chat template plain lines and tools."""
+    """Return a base without files. Its tokens are bytes, and it knows tools."""
     card = ModelCard(
         name="fake",
         title="No model at all",

@@ -52,8 +52,8 @@ class NumpySampler(Sampler):
     def sample(self, logits: Logits) -> int:
         """Return the next token, from ``[vocabulary]`` logits.
 
-        It is the likeliest, or a draw from the smallest set of tokens with at least ``top_p`` of the
-        probability (nucleus sampling, Holtzman et al. 2019, section 3.1).
+        It is the likeliest, or a draw from the smallest set of tokens with at least ``top_p`` of
+        the probability (nucleus sampling, Holtzman et al. 2019, section 3.1).
         """
         if self.is_greedy:
             return int(logits.argmax())

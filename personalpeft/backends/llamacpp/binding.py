@@ -1,13 +1,13 @@
 """The part of llama.cpp that is used, with its pointers and return codes kept inside.
 
-Invariants: no other module sees ctypes. A failed call raises ``RuntimeError`` with the call's name. A
-model outlives its contexts and adapters; their owners close each of them once. An adapter is closed
-when no context uses it: the library compares addresses, and would take a new adapter at an old
-address for the old one.
+Invariants: no other module sees ctypes. A failed call raises ``RuntimeError`` with the call's name.
+A model outlives its contexts and adapters; their owners close each of them once. An adapter is
+closed when no context uses it: the library compares addresses, and would take a new adapter at an
+old address for the old one.
 
 A context has one set of adapters for all that it computes, and llama.cpp does not record which set
-its keys and values were computed with. So the set is given when a context is made, or replaced in an
-empty context.
+its keys and values were computed with. So the set is given when a context is made, or replaced in
+an empty context.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class _ModelHandle:
         if not self._model:
             raise WeightsError(
                 f"llama.cpp cannot load {path}.",
-                hint="The log has its reason. Its version may not know this architecture; use torch.",
+                hint="See the log. This version may not know the architecture; use torch.",
             )
         self._vocab = lib.llama_model_get_vocab(self._model)
 

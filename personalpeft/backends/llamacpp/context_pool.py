@@ -1,8 +1,8 @@
 """Contexts of llama.cpp. Each computes one sequence at a time, with one stack.
 
-The numbers of a sequence depend on where its keys and values lie in a context, and on how many tokens
-one call computes (docs/engines.md has figures). So sequences share neither contexts nor calls, and
-keys and values lie in a context from its beginning and without gaps.
+The numbers of a sequence depend on where its keys and values lie in a context, and on how many
+tokens one call computes (docs/engines.md has figures). So sequences share neither contexts nor
+calls, and keys and values lie in a context from its beginning and without gaps.
 
 Invariants:
 
@@ -187,7 +187,7 @@ class ContextPool:
         return slot
 
     def remove_adapter(self, adapter: LoraAdapter) -> None:
-        """Drop all that was computed with an adapter that no sequence uses. It may be freed then."""
+        """Drop what was computed with an adapter that no sequence uses, before it is freed."""
         for slot in self._slots:
             if slot.adapter is adapter:
                 slot.set_adapter(None)

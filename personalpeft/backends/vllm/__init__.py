@@ -1,1 +1,1 @@
-"""The vLLM backend: a remote OpenAI-compatible server serves, torch learns."""
+"""The vLLM backend."""

@@ -5,8 +5,8 @@ Invariants:
 - Nothing is registered on a server before its base was checked. The neutral stack's name marks a
   checked server: it is registered only after the check, and a restarted server has lost it.
 - A name always means the same weights. Its folder exists as long as the server may read it: it is
-  deleted after the name was unloaded, that after the last sequence has ended, and a moment after any
-  request was cancelled. A server exits if the folder of a queued request is missing.
+  deleted after the name was unloaded, that after the last sequence has ended, and a moment after
+  any request was cancelled. A server exits if the folder of a queued request is missing.
 - Names carry the id of this process, so that the end of another process does not remove them.
 
 All methods but ``note_cancelled_request`` run on the transport's thread.
@@ -134,8 +134,8 @@ class AdapterRegistry:
     ) -> T:
         """Send a request with a stack's name, and once more if the server has lost the stack.
 
-        Raises what ``request`` and ``ensure_checked`` raise, and ``ServingFailed`` if the server does
-        not find the stack.
+        Raises what ``request`` and ``ensure_checked`` raise, and ``ServingFailed`` if the server
+        does not find the stack.
         """
         num_restored = self._num_restored[registration.name]
         if self._connection_lost:
@@ -191,7 +191,7 @@ class AdapterRegistry:
             raise
 
     async def _restore(self, registration: Registration, num_restored: int) -> None:
-        """Register again once for all callers. ``num_restored`` is the count before their request."""
+        """Register again, once for all callers that saw this ``num_restored``."""
         # Before the lock, so that all of them share one check.
         await self.ensure_checked()
         name = registration.name
@@ -336,8 +336,8 @@ def _unresolved(settings: VllmServer, error: UnknownModel) -> ServingFailed:
     if settings.resolves:
         return ServingFailed(
             f"No vLLM server finds the stack by its name: {error}",
-            hint="Install plugins/vllm_resolver on the servers, and give them access to this folder "
-            "or this home's HTTP address. Their log has the reason: a token, or a full cache.",
+            hint="Install plugins/vllm_resolver on the servers, and give them access to this "
+            "folder or this home's HTTP address. Their log has the reason.",
         )
     return ServingFailed(
         f"The vLLM server lost the stack at once: {error}", hint="Its log may have the reason."

@@ -1,4 +1,4 @@
-"""The vLLM backend: a remote OpenAI-compatible server serves the base and the stacks, torch learns."""
+"""The vLLM backend: a remote OpenAI-compatible server serves, torch learns."""
 
 from __future__ import annotations
 

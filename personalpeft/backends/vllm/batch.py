@@ -1,8 +1,8 @@
 """The batch of a remote server: each sequence is a streamed completion, and a step collects chunks.
 
-Invariants: a stack stays registered until its sequences have ended here. What fails for one sequence
-ends that sequence alone. Removing a sequence drops its connection, which stops the server. One thread
-runs the batch; only the queue of events is shared with the transport's thread.
+Invariants: a stack stays registered until its sequences have ended here. What fails for one
+sequence ends that sequence alone. Removing a sequence drops its connection, which stops the server.
+One thread runs the batch; only the queue of events is shared with the transport's thread.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The requests to a vLLM server: list models, load and unload a stack, complete a prompt.
 
-Invariants: prompts are sent as tokens, so that the server's chat template and tokenizer decide nothing.
-The server's prefix cache is separate for each salt.
+Invariants: prompts are sent as tokens, so that the server's chat template and tokenizer decide
+nothing. The server's prefix cache is separate for each salt.
 
-The server is never asked for ``prompt_logprobs``: on a processor, vLLM 0.32 exits over them when its
-batch has other sequences with LoRA.
+The server is never asked for ``prompt_logprobs``: on a processor, vLLM 0.32 exits over them when
+its batch has other sequences with LoRA.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Check that a vLLM server has this base, and not another one of the same shape.
 
-A server does not tell its weights. So the log-probs of what it generates after a fixed text are compared
-with torch's log-probs of the same tokens here. Torch is asked once for each base; the result is cached.
+A server does not tell its weights. So the log-probs of what it generates after a fixed text are
+compared with torch's log-probs of the same tokens here. Torch is asked once for each base; the
+result is cached.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from personalpeft.types import Sampling
 # Two scripts, digits, spaces and line ends, where tokenizers differ.
 _TOKENIZER_TEXT = "It's 1,024 o'clock;  naïve café\n\n\tприветствие."
 _PROMPT = (
-    "The morning train leaves the old station at a quarter past seven, and on most days it is late. "
-    "People stand on the platform with their bags and their paper cups, looking at the clock as if "
-    "it could be persuaded."
+    "The morning train leaves the old station at a quarter past seven, and on most days it is "
+    "late. People stand on the platform with their bags and their paper cups, looking at the clock as "
+    "if it could be persuaded."
 )
 # Tokens of a reply that are compared.
 _REPLY_TOKENS = 24
-# Mean nats per token. bfloat16 explains a tenth; another model of the family differs several times more.
+# Mean nats per token. bfloat16 explains a tenth of it; another model of the family differs by
+# several times as much.
 _MAX_DIFFERENCE = 0.25
 LogprobTrace: TypeAlias = tuple[tuple[int, float], ...]
 """Tokens, each with its log-prob (nats)."""

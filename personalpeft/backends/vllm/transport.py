@@ -1,8 +1,8 @@
 """HTTP to one server: requests from any thread, run by one event loop.
 
-Invariants: a request is repeated only before any of the response has come, with growing pauses, and only
-where it may help. Every failure is an error that names the server and what to do. No token is logged or
-shown.
+Invariants: a request is repeated only before any of the response has come, with growing pauses, and
+only where it may help. Every failure is an error that names the server and what to do. No token is
+logged or shown.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class Transport:
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the loop. Cancelling the future drops its connection at once.
 
-        Raises ``RuntimeError`` after ``close``, and in a process forked from the one that opened it.
+        Raises ``RuntimeError`` after ``close``, and in a process forked from the one that opened
+        it.
         """
         if not self.is_open:
             work.close()

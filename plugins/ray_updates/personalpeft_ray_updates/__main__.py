@@ -1,7 +1,7 @@
-"""The command ``personalpeft-ray-updates``: data goes to stdout, progress and errors to stderr, and nobody sees a traceback for
-a mistake of their own.
+"""The command ``personalpeft-ray-updates``: data goes to stdout, progress and errors to stderr.
 
-Invariant: the first Ctrl-C asks the workers to stop after their step, the second ends them at once; neither loses what was saved.
+Invariant: the first Ctrl-C asks the workers to stop after their step, the second ends them at once.
+Neither loses saved steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from personalpeft import Cancelled, LearnReport, PersonalPeftError
 from personalpeft.errors import get_error_codes
 
 if TYPE_CHECKING:
-    from personalpeft_ray_updates import Standing
+    from personalpeft_ray_updates import RunStatus
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f]")
@@ -81,23 +81,25 @@ _CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f]")
 @click.option(
     "--address",
     envvar="RAY_ADDRESS",
-    help="A Ray cluster that this machine is part of, or 'auto'.  [default: RAY_ADDRESS, else a Ray of its own]",
+    help="A Ray cluster that this machine is part of, or 'auto'.  "
+    "[default: RAY_ADDRESS, else a Ray of its own]",
 )
 @click.option("--json", "as_data", is_flag=True, help="Print reports and errors as JSON.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
-def command(users: tuple[str, ...], everybody: bool, as_data: bool, **asked: Any) -> None:
+def command(users: tuple[str, ...], everybody: bool, as_data: bool, **options: Any) -> None:
     """Have users of a home learn on Ray workers of this machine.
 
-    As `personalpeft learn` for each of them, several workers at once. A worker that dies costs a step: its users learn on with
-    another one, and what was published is not learned again. Prints a report for each user, in this order.
-    Ctrl-C stops after the step that runs; the next run goes on from there.
+    As `personalpeft learn` for each of them, several workers at once. A worker that dies costs a
+    step: its users continue with another one, and what was published is not learned again. Prints
+    a report for each user, in this order. Ctrl-C stops after the running step; the next run
+    continues from there.
     """
     if everybody == bool(users):
         raise click.UsageError("Name users, or give --all.")
     code = 0
     try:
         reports = _learn(
-            users, hidden=asked.pop("quiet") or (as_data and not sys.stderr.isatty()), **asked
+            users, hidden=options.pop("quiet") or (as_data and not sys.stderr.isatty()), **options
         )
         if as_data:
             text = json.dumps(
@@ -114,9 +116,9 @@ def command(users: tuple[str, ...], everybody: bool, as_data: bool, **asked: Any
                 hint="The next run goes on from there.",
             )
     except PersonalPeftError as error:
-        code = _tell(error, as_data)
+        code = _print_error(error, as_data)
     except KeyboardInterrupt:
-        code = _tell(
+        code = _print_error(
             Cancelled("Stopped.", hint="The next run goes on from what was saved."), as_data
         )
     sys.exit(code)
@@ -131,27 +133,35 @@ def main() -> None:
 
 
 def _learn(
-    users: Sequence[str], *, hidden: bool, seconds: float | None, address: str | None, **asked: Any
+    users: Sequence[str],
+    *,
+    hidden: bool,
+    seconds: float | None,
+    address: str | None,
+    **options: Any,
 ) -> Sequence[LearnReport]:
-    """Has them learn, or everybody who has something to learn where nobody is named, with progress on stderr."""
+    """Learn for users, or for all with something to learn, with progress on stderr."""
     with ExitStack() as within:
         display = within.enter_context(_Display(hidden=hidden))
-        pressed = within.enter_context(_interruptible(display.stopping))
-        users = users or _due(asked["home"], asked["base"], asked["backend"])
+        interrupted = within.enter_context(_handle_interrupts(display.show_stopping))
+        users = users or _find_due_users(options["home"], options["base"], options["backend"])
         end = inf if seconds is None else time.monotonic() + seconds
-        # Ray takes a second to import, which nobody waits for who only made a mistake above.
+        # Imported late, since Ray takes a second and a usage error above needs none.
         from personalpeft_ray_updates import learn_on_cluster
-        from personalpeft_ray_updates.cluster import connected
+        from personalpeft_ray_updates.cluster import connect_ray
 
         if address is not None:
-            within.enter_context(connected(address=address))
+            within.enter_context(connect_ray(address=address))
         return learn_on_cluster(
-            users, progress=display, cancelled=lambda: pressed() or time.monotonic() > end, **asked
+            users,
+            progress=display,
+            cancelled=lambda: interrupted() or time.monotonic() > end,
+            **options,
         )
 
 
-def _due(home: str | None, base: str, backend: str) -> list[str]:
-    """Everybody of whom the ledger says that a learn would have something to go by."""
+def _find_due_users(home: str | None, base: str, backend: str) -> list[str]:
+    """Return the users who have something to learn."""
     due: list[str] = []
     with personalpeft.open(home, base, backend, read_only=True) as runtime:
         last: str | None = None
@@ -162,12 +172,12 @@ def _due(home: str | None, base: str, backend: str) -> list[str]:
 
 
 class _Display:
-    """A line for each user who is done, and on a terminal one below them that says what is under way."""
+    """Print a line per finished user, and on a terminal a status line below them."""
 
     def __init__(self, *, hidden: bool) -> None:
         self._console = Console(stderr=True, quiet=hidden)
         self._status = self._console.status("Starting")
-        self._told = 0
+        self._num_shown = 0
 
     def __enter__(self) -> _Display:
         self._status.start()
@@ -176,28 +186,30 @@ class _Display:
     def __exit__(self, *error: object) -> None:
         self._status.stop()
 
-    def __call__(self, standing: Standing) -> None:
-        for report in standing.reports[self._told :]:
-            self._told += 1
-            self.say(f"{self._told} of {standing.users}  {report.user}: {_in_short(report)}")
-        under_way = "; ".join(
-            f"{pid}: {', '.join(f'{user}{_how_far(each)}' for user, each in users.items())}"
-            for pid, users in standing.workers.items()
+    def __call__(self, status: RunStatus) -> None:
+        for report in status.reports[self._num_shown :]:
+            self._num_shown += 1
+            self._print(
+                f"{self._num_shown} of {status.users}  {report.user}: {_format_report(report)}"
+            )
+        active = "; ".join(
+            f"{pid}: {', '.join(f'{user}{_format_progress(each)}' for user, each in users.items())}"
+            for pid, users in status.workers.items()
             if users
         )
-        lost = f"  ({standing.lost} lost)" if standing.lost else ""
-        # As text, so that nothing in it is read as a style.
-        self._status.update(Text(f"{under_way or 'Waiting for workers'}{lost}"))
+        lost = f"  ({status.lost} lost)" if status.lost else ""
+        # A Text, so that brackets in it are no markup.
+        self._status.update(Text(f"{active or 'Waiting for workers'}{lost}"))
 
-    def stopping(self) -> None:
-        """Says what the first Ctrl-C does."""
-        self.say("Stopping after this step; Ctrl-C again stops at once.")
+    def show_stopping(self) -> None:
+        """Print what the first Ctrl-C does."""
+        self._print("Stopping after this step; Ctrl-C again stops at once.")
 
-    def say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._console.print(_printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
-def _in_short(report: LearnReport) -> str:
+def _format_report(report: LearnReport) -> str:
     parts = (report, *report.above)
     return "; ".join(
         f"{each.error}, {each.reason}"
@@ -207,28 +219,28 @@ def _in_short(report: LearnReport) -> str:
     )
 
 
-def _how_far(learning: personalpeft.TrainingStatus | None) -> str:
+def _format_progress(learning: personalpeft.TrainingStatus | None) -> str:
     if learning is None or not learning.stage:
         return ""
     return f" {learning.step}/{learning.steps}" if learning.steps else f" {learning.stage.lower()}"
 
 
 def _printable(text: str) -> str:
-    """Control characters shown and not sent: what a model wrote cannot steer the terminal."""
+    """Escape control characters, so that text of a model cannot control the terminal."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
-def _tell(error: PersonalPeftError, as_data: bool) -> int:
-    """An error on stderr; gives its exit code."""
+def _print_error(error: PersonalPeftError, as_data: bool) -> int:
+    """Print an error on stderr, and return its exit code."""
     code = get_error_codes(error).exit_code
     if as_data:
-        said = {
+        data = {
             "kind": type(error).__name__,
             "message": error.message,
             "hint": error.hint,
             "exit_code": code,
         }
-        click.echo(json.dumps({"error": said}, ensure_ascii=True), err=True)
+        click.echo(json.dumps({"error": data}, ensure_ascii=True), err=True)
         return code
     click.echo(f"error: {_printable(error.message)}", err=True)
     if error.hint:
@@ -237,27 +249,29 @@ def _tell(error: PersonalPeftError, as_data: bool) -> int:
 
 
 @contextmanager
-def _interruptible(asked: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """Gives the question whether Ctrl-C was pressed; ``asked`` is called at the first, the second raises ``KeyboardInterrupt``.
-    Where interrupts are ignored (a job in the background of a shell), they stay ignored.
+def _handle_interrupts(on_first: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether Ctrl-C was pressed.
+
+    The first calls ``on_first``, the second raises ``KeyboardInterrupt``. Ignored interrupts (a
+    background job of a shell) stay ignored.
     """
     pressed = threading.Event()
 
-    def press(came: int, frame: object) -> None:
+    def handle(number: int, frame: object) -> None:
         if pressed.is_set():
             raise KeyboardInterrupt
         pressed.set()
-        asked()
+        on_first()
 
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_IGN:
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is signal.SIG_IGN:
         yield pressed.is_set
         return
-    signal.signal(signal.SIGINT, press)
+    signal.signal(signal.SIGINT, handle)
     try:
         yield pressed.is_set
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)
 
 
 if __name__ == "__main__":

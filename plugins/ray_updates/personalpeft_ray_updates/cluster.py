@@ -1,7 +1,7 @@
-"""All that knows Ray: which one is used, what fits on this machine, and a worker process as something to ask and to lose.
+"""The only code that knows Ray: the connection, the room on this machine, and handles of workers.
 
-Invariant: workers run on the machine of their caller alone, however many the cluster has. The home lies there, and its
-database and leases hold between the processes of one machine only.
+Invariant: workers run on the machine of their caller alone. The home lies there, and its database
+and leases work between processes of one machine only.
 """
 
 from __future__ import annotations
@@ -19,48 +19,49 @@ from ray.util.client import ray as ray_client
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from personalpeft import InvalidInput, LearnReport, NotFound, PersonalPeftError
-from personalpeft_ray_updates.worker import Opening, Worker
+from personalpeft_ray_updates.worker import OpenOptions, Worker
 
-# Bytes that Ray keeps for what processes hand each other. Here that is names and reports.
-_STORE = 100 << 20
-# Seconds that whoever is at an address is given to answer.
-_PATIENCE = 5.0
-# Seconds that workers are given to close the home when all is done.
-_MANNERS = 5.0
+# Bytes of Ray's object store, which holds names and reports here.
+_OBJECT_STORE_BYTES = 100 << 20
+_CONNECT_SECONDS = 5.0
+# Seconds that workers get to close the home at the end.
+_SHUTDOWN_SECONDS = 5.0
 
 
-class Lost(Exception):
-    """The process of a worker is gone, or broke."""
+class WorkerLost(Exception):
+    """The process of a worker ended or failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
-    """What a worker takes of the machine."""
+class WorkerResources:
+    """What a worker takes of the machine; a share of a GPU is allowed."""
 
     cpus: int
     gpus: float
 
 
 @contextmanager
-def connected(address: str = "local", **room: Any) -> Iterator[None]:
-    """Within it there is a Ray: the one that this program uses already, else the one at ``address``; "local" is one of its own on
-    this machine, with this ``room``. Raises ``NotFound`` where there is none at the address.
+def connect_ray(address: str = "local", **options: Any) -> Iterator[None]:
+    """Use Ray inside: the connected one, else the one at ``address``, else a new local one.
+
+    ``options`` are those of ``ray.init``. Raises ``NotFound`` if there is no Ray at the address.
     """
     if ray.is_initialized():
         yield
         return
     if address == "local":
-        # What is started here tells its makers nothing of it.
+        # A local Ray sends no usage statistics.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         if address not in {"local", "auto"}:
             # Ray itself would try for minutes.
             host, _, port = address.rpartition(":")
-            socket.create_connection((host, int(port)), _PATIENCE).close()
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **room)
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().partition(". ")[0]
         raise NotFound(
-            f"There is no Ray at {address!a} that can be used: {str(error).strip().partition('. ')[0]}.",
+            f"There is no Ray at {address!a} that can be used: {reason}.",
             hint="Start one on this machine with: ray start --head; or leave the address out.",
         ) from error
     try:
@@ -69,106 +70,114 @@ def connected(address: str = "local", **room: Any) -> Iterator[None]:
         ray.shutdown()
 
 
-def enough(workers: int, means: Means) -> dict[str, Any]:
-    """The room for so many workers in a Ray of their own; of GPUs it has what it finds."""
+def local_ray_options(workers: int, resources: WorkerResources) -> dict[str, Any]:
+    """Return options of ``ray.init`` for so many workers. Ray counts the GPUs itself."""
     return {
-        "num_cpus": workers * means.cpus,
-        "object_store_memory": _STORE,
+        "num_cpus": workers * resources.cpus,
+        "object_store_memory": _OBJECT_STORE_BYTES,
         "include_dashboard": False,
     }
 
 
-def room(means: Means) -> int:
-    """How many workers fit on this machine, were it empty. Raises ``InvalidInput`` where none does, and where this program is
-    not on a machine of the cluster.
+def max_workers(resources: WorkerResources) -> int:
+    """Return how many workers fit on this machine if it is empty.
+
+    Raises ``InvalidInput`` if none does, or if this process is not on a machine of the cluster.
     """
     if ray_client.is_connected():
         raise InvalidInput(
-            "This program reaches Ray from outside of the cluster.",
-            hint="Run it on the machine of the cluster that the home lies on.",
+            "This program must run inside of the cluster, and reaches Ray from outside.",
+            hint="Run it on the machine of the cluster that has the home.",
         )
-    here = ray.get_runtime_context().get_node_id()
-    has = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == here)
-    fits = [
-        has.get("CPU", 0) // means.cpus,
-        *([has.get("GPU", 0) // means.gpus] if means.gpus else []),
-    ]
-    if min(fits) < 1:
+    node_id = ray.get_runtime_context().get_node_id()
+    node = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == node_id)
+    cpus, gpus = node.get("CPU", 0), node.get("GPU", 0)
+    fitting = [cpus // resources.cpus, *([gpus // resources.gpus] if resources.gpus else [])]
+    if min(fitting) < 1:
         raise InvalidInput(
-            f"Ray has {has.get('CPU', 0):g} CPUs and {has.get('GPU', 0):g} GPUs on this machine, and a worker takes {means.cpus}"
-            f" and {means.gpus:g}.",
-            hint="Ask for less for each worker, or give Ray more when it is started.",
+            f"A worker must fit on this machine: Ray has {cpus:g} CPUs and {gpus:g} GPUs, "
+            f"got {resources.cpus} and {resources.gpus:g} for a worker.",
+            hint="Use less for each worker, or give Ray more when it is started.",
         )
-    return int(min(fits))
+    return int(min(fitting))
 
 
-class Hand:
-    """One worker. It answers one question after another; ``users`` are who is with it now, ``pid`` is None until it is there."""
+class WorkerHandle:
+    """One worker, which answers one request at a time.
 
-    def __init__(self, opening: Opening, means: Means) -> None:
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        # A second thread hears that it is to stop. What was lost is asked again by us, who know what has become of it, not by Ray.
-        remote: Any = ray.remote(Worker)
-        self._actor: Any = remote.options(
-            num_cpus=means.cpus,
-            num_gpus=means.gpus,
+    Attributes:
+        pid: Its process id, None until the process runs.
+        users: The users that it learns for now.
+    """
+
+    def __init__(self, options: OpenOptions, resources: WorkerResources) -> None:
+        node_id = ray.get_runtime_context().get_node_id()
+        actor: Any = ray.remote(Worker)
+        # Two threads, so that ``stop`` runs during ``learn``. Ray retries nothing: the run does,
+        # which knows what was published.
+        self._actor: Any = actor.options(
+            num_cpus=resources.cpus,
+            num_gpus=resources.gpus,
             max_concurrency=2,
             max_restarts=0,
             max_task_retries=0,
-            scheduling_strategy=here,
-        ).remote(opening)
-        self._answer: Any = self._actor.ready.remote()
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        ).remote(options)
+        self._pending: Any = self._actor.ready.remote()
         self.pid: int | None = None
         self.users: tuple[str, ...] = ()
 
     @property
-    def idle(self) -> bool:
-        """Whether it waits for users."""
-        return self._answer is None
+    def is_idle(self) -> bool:
+        """Whether it can take users."""
+        return self._pending is None
 
-    def learn(self, users: tuple[str, ...], patience: float) -> None:
-        """Gives it users; see ``Worker.learn``."""
+    def start_learn(self, users: tuple[str, ...], patience: float) -> None:
+        """Start a learn; see ``Worker.learn``."""
         self.users = users
-        self._answer = self._actor.learn.remote(users, patience)
+        self._pending = self._actor.learn.remote(users, patience)
 
-    def heard(self) -> Sequence[LearnReport] | PersonalPeftError:
-        """What came of its users, who are then with it no more; nothing where it has only just come. Raises ``Lost``."""
-        answer, self._answer = self._answer, None
+    def get_result(self) -> Sequence[LearnReport] | PersonalPeftError:
+        """Return the result of its learn; nothing when it has just started.
+
+        Raises ``WorkerLost``.
+        """
+        pending, self._pending = self._pending, None
         try:
-            said = ray.get(answer)
+            result = ray.get(pending)
         except ray.exceptions.RayError as error:
-            raise Lost(_why(error)) from error
+            raise WorkerLost(_describe(error)) from error
         if self.pid is None:
-            self.pid = said
+            self.pid = result
             return ()
-        told: Sequence[LearnReport] | PersonalPeftError = said
-        return told
+        reports: Sequence[LearnReport] | PersonalPeftError = result
+        return reports
 
     def stop(self) -> None:
-        """Asks it to end its learn after the step that runs."""
+        """Ask it to end its learn after the running step."""
         self._actor.stop.remote()
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """End it at once."""
         ray.kill(self._actor, no_restart=True)
 
 
-def wait(hands: Sequence[Hand], seconds: float) -> list[Hand]:
-    """Those that have answered, as soon as one has, or nobody after so long."""
-    asked = {hand._answer: hand for hand in hands if hand._answer is not None}
-    answered, _ = ray.wait(list(asked), num_returns=1, timeout=seconds)
-    return [asked[answer] for answer in answered]
+def wait_for_results(workers: Sequence[WorkerHandle], seconds: float) -> list[WorkerHandle]:
+    """Return the workers with a result, as soon as one has, or none after some seconds."""
+    pending = {worker._pending: worker for worker in workers if worker._pending is not None}
+    ready, _ = ray.wait(list(pending), num_returns=1, timeout=seconds)
+    return [pending[each] for each in ready]
 
 
-def dismiss(hands: Sequence[Hand]) -> None:
-    """Has workers that have nothing to do close the home, before they are killed."""
-    closed = [hand._actor.close.remote() for hand in hands]
-    if closed:
-        ray.wait(closed, num_returns=len(closed), timeout=_MANNERS)
+def shutdown(workers: Sequence[WorkerHandle]) -> None:
+    """Let idle workers close the home, before they are killed."""
+    closing = [worker._actor.close.remote() for worker in workers]
+    if closing:
+        ray.wait(closing, num_returns=len(closing), timeout=_SHUTDOWN_SECONDS)
 
 
-def _why(error: ray.exceptions.RayError) -> str:
-    """In one line. What a worker raised is a bug, which its last line names; of a death Ray says more than helps."""
+def _describe(error: ray.exceptions.RayError) -> str:
+    """Return one line. An exception of a worker is a bug, which its last line names."""
     if isinstance(error, ray.exceptions.RayActorError) and not error.actor_init_failed:
         return "its process ended"
     if isinstance(error, ray.exceptions.RayActorError | ray.exceptions.RayTaskError):

@@ -1,12 +1,12 @@
-"""One run: hands users to workers as these come free, hears what came of them, and hands them out again where a worker was lost.
+"""One run: give users to free workers, collect reports, and retry where a worker was lost.
 
 Invariants:
 
-- A user learns once for each lesson, however many workers are lost and whoever learns on the same home at that time: a
-  learn holds the user's lease, publishes in one transaction, and has nothing to learn after that.
-- What a lost worker had published is told out of the ledger. So of a user who was published and then found with nothing left
-  to learn the report is the publication.
-- Every user has one report. What one cannot do stops nobody else; what would stop everybody is raised.
+- A user learns once from each signal, however many workers are lost: a learn holds the user's
+  lease, publishes in one transaction, and has nothing to learn afterwards.
+- What a lost worker had published is read from the ledger, so the report of its user is the
+  publication.
+- Every user has one report. An error of one user stops no other; an error of all is raised.
 """
 
 from __future__ import annotations
@@ -29,32 +29,36 @@ from personalpeft import (
 )
 from personalpeft.learning.outcomes import LearnOutcome, text_reason
 from personalpeft_ray_updates.cluster import (
-    Hand,
-    Lost,
-    Means,
-    connected,
-    dismiss,
-    enough,
-    room,
-    wait,
+    WorkerHandle,
+    WorkerLost,
+    WorkerResources,
+    connect_ray,
+    local_ray_options,
+    max_workers,
+    shutdown,
+    wait_for_results,
 )
-from personalpeft_ray_updates.rota import MOST_LOSSES, Rota
-from personalpeft_ray_updates.worker import Opening
+from personalpeft_ray_updates.work_queue import MAX_LOSSES, WorkQueue
+from personalpeft_ray_updates.worker import OpenOptions
 
-# Seconds between two looks at how things are.
-_LOOK = 0.5
-# Seconds that a user's lease is waited for where a worker was lost over them: the system may just be letting go of it.
-_PATIENCE = 10.0
-# So many workers in a row that are lost before they do anything are no accident.
-_MOST_FALSE_STARTS = 3
-_EVER = datetime.min.replace(tzinfo=UTC)
-_FOR_EVER = datetime.max.replace(tzinfo=UTC)
+_POLL_SECONDS = 0.5
+# Seconds to wait for a lease after a worker was lost: the system may still be freeing it.
+_LEASE_SECONDS = 10.0
+# Workers in a row that may be lost before they start.
+_MAX_FAILED_STARTS = 3
+_MIN_TIME = datetime.min.replace(tzinfo=UTC)
+_MAX_TIME = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How a run is doing: how many ``users`` it has in all, the ``reports`` of who is done, in the order in which they came, who is
-    with which worker (by process id) and what is learned for them at this moment, and how many workers were ``lost``.
+class RunStatus:
+    """The state of a run.
+
+    Attributes:
+        users: How many users it has in all.
+        reports: The reports so far, in the order in which they came.
+        workers: By process id, the worker's users and what is learned for them now.
+        lost: How many workers were lost.
     """
 
     users: int
@@ -73,198 +77,210 @@ def learn_on_cluster(
     at_once: int = 8,
     cpus: int = 1,
     gpus: float = 0.0,
-    progress: Callable[[Standing], None] = lambda standing: None,
+    progress: Callable[[RunStatus], None] = lambda status: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> tuple[LearnReport, ...]:
-    """As ``Runtime.learn_many`` for users of one home, by several processes: one report for each, in the same order.
+    """Learn for users of one home in several processes, as ``Runtime.learn_many`` does in one.
 
-    ``home``, ``base`` and ``backend`` are as for ``personalpeft.open``; the home has to be there. Each worker loads the
-    base once, and takes ``cpus`` and ``gpus`` of this machine, on which all of them run; up to ``at_once`` users learn in one pass
-    there. Where fewer workers fit, there are fewer. They are those of the Ray that this program is connected to; where it is to
-    none, one is started on this machine and ended afterwards.
+    The processes are workers of the Ray that this program is connected to, else of a new one on
+    this machine, which is ended afterwards. A learn that ends early, by ``cancelled``, an exception
+    or a kill, loses no saved step: the next learn of the user continues from there.
 
-    What a user cannot do is their report, with ``error`` as in ``learn_many``; "ServingFailed" where three workers were lost over
-    them. ``progress`` hears how things are about twice a second, in the thread of the caller. Once ``cancelled`` says so, each learn
-    ends after its step, and who is not done is reported as "Cancelled". That, an exception and a kill of anything lose no step that
-    was saved: the next learn of the user, here or elsewhere, goes on from it. Raises ``InvalidId``; ``InvalidInput`` where a user is
-    named twice, where a number is out of range and where no worker fits; ``ServingFailed`` where no worker comes up; and whatever
-    keeps a worker from opening the home and the base.
+    Args:
+        users: Ids of users, each once.
+        home: As for ``personalpeft.open``; it must exist.
+        base: As for ``personalpeft.open``.
+        backend: As for ``personalpeft.open``.
+        workers: The most processes; each loads the base. Fewer are used if fewer fit.
+        at_once: Users that learn in one pass of a worker.
+        cpus: CPUs of this machine for a worker.
+        gpus: GPUs of this machine for a worker; a share is allowed.
+        progress: Called about twice a second in the caller's thread.
+        cancelled: Whether to stop. Running learns end after their step then.
+
+    Returns:
+        One report per user, in their order. ``error`` is as in ``learn_many``; "ServingFailed"
+        after three workers were lost over the user, "Cancelled" for users without a turn.
+
+    Raises:
+        InvalidId: An id is not valid.
+        InvalidInput: A user is named twice, a number is out of range, or no worker fits.
+        ServingFailed: No worker starts.
+        PersonalPeftError: A worker cannot open the home or the base.
     """
     if isinstance(users, str):
-        raise InvalidInput("One text is no list of users.", hint="Give a list of ids.")
+        raise InvalidInput("Users must be a list of ids, got one text.", hint="Use a list.")
     if len(set(users)) != len(users):
-        raise InvalidInput("A user is named twice.", hint="Name each user once.")
-    for number, what, least in (
+        raise InvalidInput("Each user must be named once.", hint="Remove the repeated id.")
+    for number, name, least in (
         (workers, "workers", 1),
         (at_once, "users at once", 1),
         (cpus, "CPUs", 1),
         (gpus, "GPUs", 0),
     ):
         if not number >= least:
-            raise InvalidInput(f"There cannot be {number:g} {what}.", hint=f"Give {least} or more.")
-    opening = Opening.here(home, base, backend)
-    with opening.to_look() as runtime:
+            raise InvalidInput(
+                f"The number of {name} must be at least {least}, got {number:g}.",
+                hint=f"Use {least} or more.",
+            )
+    options = OpenOptions.from_process(home, base, backend)
+    with options.open_read_only() as runtime:
         for user in users:
-            _found(runtime, user)
+            _find_user(runtime, user)
         if not users:
             return ()
-        means = Means(cpus, gpus)
-        with connected(**enough(min(workers, len(users)), means)):
-            return _Run(
-                runtime, opening, means, users, min(workers, room(means)), at_once, progress
-            ).until(cancelled)
+        resources = WorkerResources(cpus, gpus)
+        with connect_ray(**local_ray_options(min(workers, len(users)), resources)):
+            limit = min(workers, max_workers(resources))
+            run = _Run(runtime, options, resources, users, limit, at_once, progress)
+            return run.run(cancelled)
 
 
 class _Run:
     def __init__(
         self,
         runtime: Runtime,
-        opening: Opening,
-        means: Means,
+        options: OpenOptions,
+        resources: WorkerResources,
         users: Sequence[str],
-        workers: int,
+        max_workers: int,
         at_once: int,
-        progress: Callable[[Standing], None],
+        progress: Callable[[RunStatus], None],
     ) -> None:
         self._runtime = runtime
-        self._opening = opening
-        self._means = means
+        self._options = options
+        self._resources = resources
         self._users = users
-        self._most = workers
-        self._rota = Rota(users, at_once)
+        self._max_workers = max_workers
+        self._queue = WorkQueue(users, at_once)
         self._progress = progress
-        self._hands: list[Hand] = []
+        self._workers: list[WorkerHandle] = []
         self._reports: dict[str, LearnReport] = {}
-        # What the ledger had of each user before they were first handed out.
-        self._before: dict[str, frozenset[tuple[str, str]]] = {}
-        self._lost = 0
-        self._false_starts = 0
+        # The reports in the ledger before a user's first turn.
+        self._previous: dict[str, frozenset[tuple[str, str]]] = {}
+        self._num_lost = 0
+        self._num_failed_starts = 0
 
-    def until(self, cancelled: Callable[[], bool]) -> tuple[LearnReport, ...]:
-        """The reports, in the order in which the users were named."""
+    def run(self, cancelled: Callable[[], bool]) -> tuple[LearnReport, ...]:
+        """Return the reports, in the order of the users."""
         stopping = False
         try:
             while len(self._reports) < len(self._users):
                 if not stopping and cancelled():
                     stopping = True
-                    for hand in self._hands:
-                        hand.stop()
+                    for worker in self._workers:
+                        worker.stop()
                 if stopping:
-                    for user in self._rota.send_away():
-                        self._done(
-                            user, _not_done(user, "Cancelled", "Stopped before it was their turn.")
-                        )
+                    for user in self._queue.clear():
+                        report = _failed(user, "Cancelled", "Stopped before it was their turn.")
+                        self._add_report(user, report)
                 else:
-                    self._hand_out()
-                self._tell()
-                for hand in (
-                    wait(self._hands, _LOOK) if len(self._reports) < len(self._users) else ()
-                ):
-                    self._hear(hand)
-            self._tell()
-            dismiss([hand for hand in self._hands if hand.idle])
+                    self._assign()
+                self._publish_progress()
+                if len(self._reports) < len(self._users):
+                    for worker in wait_for_results(self._workers, _POLL_SECONDS):
+                        self._collect(worker)
+            self._publish_progress()
+            shutdown([worker for worker in self._workers if worker.is_idle])
         finally:
-            for hand in self._hands:
-                hand.kill()
+            for worker in self._workers:
+                worker.kill()
         return tuple(self._reports[user] for user in self._users)
 
-    def _hand_out(self) -> None:
-        wanted = min(self._most, self._rota.waiting + sum(bool(hand.users) for hand in self._hands))
-        while len(self._hands) < wanted:
-            self._hands.append(Hand(self._opening, self._means))
-        for hand in self._hands:
-            if hand.idle and (users := self._rota.take(len(self._hands))):
+    def _assign(self) -> None:
+        num_busy = sum(bool(worker.users) for worker in self._workers)
+        wanted = min(self._max_workers, self._queue.num_waiting + num_busy)
+        while len(self._workers) < wanted:
+            self._workers.append(WorkerHandle(self._options, self._resources))
+        for worker in self._workers:
+            if worker.is_idle and (users := self._queue.take(len(self._workers))):
                 for user in users:
-                    self._before.setdefault(user, _recorded(self._runtime, user))
-                hand.learn(users, _PATIENCE if any(map(self._rota.losses, users)) else 0.0)
+                    self._previous.setdefault(user, _recorded_reports(self._runtime, user))
+                retried = any(map(self._queue.num_losses, users))
+                worker.start_learn(users, _LEASE_SECONDS if retried else 0.0)
 
-    def _hear(self, hand: Hand) -> None:
+    def _collect(self, worker: WorkerHandle) -> None:
         try:
-            said = hand.heard()
-        except Lost as why:
-            self._lose(hand, str(why))
+            result = worker.get_result()
+        except WorkerLost as reason:
+            self._handle_loss(worker, str(reason))
             return
-        self._false_starts = 0
-        if isinstance(said, PersonalPeftError):
-            raise said
-        users, hand.users = hand.users, ()
-        for user, report in zip(users, said, strict=True):
-            self._done(user, report)
+        self._num_failed_starts = 0
+        if isinstance(result, PersonalPeftError):
+            raise result
+        users, worker.users = worker.users, ()
+        for user, report in zip(users, result, strict=True):
+            self._add_report(user, report)
 
-    def _lose(self, hand: Hand, why: str) -> None:
-        hand.kill()
-        self._hands.remove(hand)
-        self._lost += 1
-        if hand.pid is None:
-            self._false_starts += 1
-            if self._false_starts == _MOST_FALSE_STARTS:
+    def _handle_loss(self, worker: WorkerHandle, reason: str) -> None:
+        worker.kill()
+        self._workers.remove(worker)
+        self._num_lost += 1
+        if worker.pid is None:
+            self._num_failed_starts += 1
+            if self._num_failed_starts == _MAX_FAILED_STARTS:
                 raise ServingFailed(
-                    f"No worker comes up: {why}.",
-                    hint="The logs of Ray have the details; they lie in /tmp/ray/session_latest/logs.",
+                    f"No worker starts: {reason}.",
+                    hint="See the logs of Ray in /tmp/ray/session_latest/logs.",
                 )
-        for user in self._rota.lost(hand.users):
-            reason = f"{MOST_LOSSES} workers were lost over it: {why}. What was done is kept."
-            self._done(user, _not_done(user, "ServingFailed", reason))
+        for user in self._queue.retry(worker.users):
+            text = f"{MAX_LOSSES} workers were lost over it: {reason}. What was done is kept."
+            self._add_report(user, _failed(user, "ServingFailed", text))
 
-    def _done(self, user: str, report: LearnReport) -> None:
-        self._reports[user] = (
-            self._with_recorded(user, report) if self._rota.losses(user) else report
-        )
+    def _add_report(self, user: str, report: LearnReport) -> None:
+        if self._queue.num_losses(user):
+            report = self._merge_recorded(user, report)
+        self._reports[user] = report
 
-    def _with_recorded(self, user: str, last: LearnReport) -> LearnReport:
-        """All that was recorded of a user in this run, and of what the last worker said that which was not."""
-        found = _found(self._runtime, user)
-        told = found.activity_summary(_EVER, _FOR_EVER).reports if found else ()
+    def _merge_recorded(self, user: str, last: LearnReport) -> LearnReport:
+        """Add what lost workers recorded of a user in this run to the last worker's report."""
+        found = _find_user(self._runtime, user)
+        reports = found.activity_summary(_MIN_TIME, _MAX_TIME).reports if found else ()
         recorded = [
-            each for each in told if each.event == "learn" and _key(each) not in self._before[user]
+            report
+            for report in reports
+            if report.event == "learn" and _key(report) not in self._previous[user]
         ]
         known = set(map(_key, recorded))
-        others = [
-            each for each in (replace(last, above=()), *last.above) if _key(each) not in known
-        ]
+        others = [r for r in (replace(last, above=()), *last.above) if _key(r) not in known]
         if recorded:
-            others = [each for each in others if each.error != "NothingToLearn"]
+            others = [report for report in others if report.error != "NothingToLearn"]
         first, *above = [*recorded, *others]
         return replace(first, above=tuple(above))
 
-    def _tell(self) -> None:
+    def _publish_progress(self) -> None:
         workers = {
-            hand.pid: {user: self._learning(user) for user in hand.users}
-            for hand in self._hands
-            if hand.pid is not None
+            worker.pid: {user: self._training_status(user) for user in worker.users}
+            for worker in self._workers
+            if worker.pid is not None
         }
-        self._progress(
-            Standing(len(self._users), tuple(self._reports.values()), workers, self._lost)
-        )
+        reports = tuple(self._reports.values())
+        self._progress(RunStatus(len(self._users), reports, workers, self._num_lost))
 
-    def _learning(self, user: str) -> TrainingStatus | None:
-        found = _found(self._runtime, user)
+    def _training_status(self, user: str) -> TrainingStatus | None:
+        found = _find_user(self._runtime, user)
         return found.training_status() if found else None
 
 
-def _found(runtime: Runtime, user: str) -> User | None:
-    """The user; None where there is none of that name, which a report says later. Raises ``InvalidId``."""
+def _find_user(runtime: Runtime, user: str) -> User | None:
+    """Return the user, or None; the user's report has the error then. Raises ``InvalidId``."""
     try:
         return runtime.user(user, create=False)
     except NotFound:
         return None
 
 
-def _recorded(runtime: Runtime, user: str) -> frozenset[tuple[str, str]]:
-    """Which reports the ledger has of a user."""
-    found = _found(runtime, user)
-    return (
-        frozenset((report["layer"], report["at"]) for report in found.reports())
-        if found
-        else frozenset()
-    )
+def _recorded_reports(runtime: Runtime, user: str) -> frozenset[tuple[str, str]]:
+    found = _find_user(runtime, user)
+    reports = found.reports() if found else ()
+    return frozenset((report["layer"], report["at"]) for report in reports)
 
 
 def _key(report: LearnReport) -> tuple[str, str]:
     return report.layer, report.at.isoformat()
 
 
-def _not_done(user: str, error: str, reason: str) -> LearnReport:
+def _failed(user: str, error: str, reason: str) -> LearnReport:
     return LearnReport(
         user=user,
         layer="",

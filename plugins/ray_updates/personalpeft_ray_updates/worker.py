@@ -1,7 +1,7 @@
-"""What runs in a worker process: the home is opened once, the base loaded once, and users learn there as they are handed out.
+"""A worker process: it opens the home and loads the base once, and learns for the users it gets.
 
-Invariant: a worker keeps nothing that the home does not have, so it may be lost at any moment: the system frees the leases of
-its users with it, and whoever learns for them next goes on from what was saved, or finds that all was published.
+Invariant: a worker holds nothing that the home does not have, so it may be lost at any time. The
+system frees its leases, and the next learn of its users continues from what was saved or published.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 import personalpeft
 from personalpeft import LearnReport, PersonalPeftError, Runtime
 
-# Seconds between two tries to get a lease that a lost worker may just be letting go of.
-_AGAIN = 0.2
+# Seconds between attempts to get a lease that a lost worker may still hold.
+_RETRY_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
-    """How to open the home from any process of this machine as the caller would: from the same folder, with the same settings."""
+class OpenOptions:
+    """How to open the home in another process as this one would: folder, environment, arguments."""
 
     home: str | Path | None
     base: str | Path
@@ -31,59 +31,63 @@ class Opening:
     environment: Mapping[str, str]
 
     @classmethod
-    def here(cls, home: str | Path | None, base: str | Path, backend: str) -> Opening:
-        """As this process opens it."""
-        ours = {
-            name: value for name, value in os.environ.items() if name.startswith("PERSONALPEFT_")
-        }
-        return cls(home, base, backend, str(Path.cwd()), ours)
+    def from_process(cls, home: str | Path | None, base: str | Path, backend: str) -> OpenOptions:
+        """Return the options with this process's folder and environment."""
+        prefix = "PERSONALPEFT_"
+        environment = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+        return cls(home, base, backend, str(Path.cwd()), environment)
 
-    def to_look(self) -> Runtime:
-        """Opened in this process, to read only; makes no home. Raises ``HomeError``, ``NotFound``, ``CardError``, ``InvalidInput``."""
+    def open_read_only(self) -> Runtime:
+        """Open the home in this process to read. Creates no home.
+
+        Raises ``HomeError``, ``NotFound``, ``CardError``, ``InvalidInput``.
+        """
         return personalpeft.open(self.home, self.base, self.backend, read_only=True)
 
-    def to_learn(self) -> Runtime:
-        """Opened in a worker's process. Raises as ``to_look``."""
+    def open_in_worker(self) -> Runtime:
+        """Open the home in a worker process. Raises as ``open_read_only``."""
         os.environ.update(self.environment)
         os.chdir(self.folder)
         return personalpeft.open(self.home, self.base, self.backend)
 
 
 class Worker:
-    """The actor. ``learn`` is asked of it once at a time; ``stop`` beside it."""
+    """The Ray actor. One ``learn`` runs at a time; ``stop`` may be called meanwhile."""
 
-    def __init__(self, opening: Opening) -> None:
-        self._opening = opening
+    def __init__(self, options: OpenOptions) -> None:
+        self._options = options
         self._runtime: Runtime | None = None
         self._stopping = threading.Event()
 
     def ready(self) -> int:
-        """The id of its process, once that is there."""
+        """Return the process id."""
         return os.getpid()
 
     def learn(
         self, users: Sequence[str], patience: float
     ) -> tuple[LearnReport, ...] | PersonalPeftError:
-        """One report for each. For so many seconds it asks again where another learn of a user runs. What keeps everybody from
-        learning (a disk that is full, weights that are not there) is given back, not raised: so it arrives as it is.
+        """Return one report per user, or the error that keeps all of them from learning.
+
+        The error is returned and not raised, so that Ray does not wrap it. For ``patience``
+        seconds, users whose lease is taken are tried again.
         """
         try:
             if self._runtime is None:
-                self._runtime = self._opening.to_learn()
-            end = time.monotonic() + patience
+                self._runtime = self._options.open_in_worker()
+            deadline = time.monotonic() + patience
             while True:
                 reports = self._runtime.learn_many(users, cancelled=self._stopping.is_set)
                 busy = any(report.error == "Busy" for report in reports)
-                if not busy or time.monotonic() > end or self._stopping.wait(_AGAIN):
+                if not busy or time.monotonic() > deadline or self._stopping.wait(_RETRY_SECONDS):
                     return reports
         except PersonalPeftError as error:
             return error
 
     def stop(self) -> None:
-        """Has the learn that runs end after its step, with what it did kept."""
+        """End the running learn after its step. Its work is kept."""
         self._stopping.set()
 
     def close(self) -> None:
-        """Closes the home."""
+        """Close the home."""
         if self._runtime is not None:
             self._runtime.close()

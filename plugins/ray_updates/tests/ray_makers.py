@@ -13,7 +13,7 @@ from typing import Any
 
 import personalpeft
 from personalpeft import LearnReport, Runtime
-from personalpeft_ray_updates import Standing, learn_on_cluster
+from personalpeft_ray_updates import RunStatus, learn_on_cluster
 
 PEOPLE = tuple(f"user-{number}" for number in range(4))
 # A first learn takes so many.
@@ -27,7 +27,7 @@ class World:
     folder: Path
     pace: Path
     base: str | Path = "fake"
-    standings: list[Standing] = field(default_factory=list)
+    statuses: list[RunStatus] = field(default_factory=list)
 
     @property
     def home(self) -> Path:
@@ -79,12 +79,12 @@ class World:
     def learn(
         self,
         users: Sequence[str] = PEOPLE,
-        progress: Callable[[Standing], None] = lambda standing: None,
+        progress: Callable[[RunStatus], None] = lambda status: None,
         **more: Any,
     ) -> tuple[LearnReport, ...]:
-        def heard(standing: Standing) -> None:
-            self.standings.append(standing)
-            progress(standing)
+        def heard(status: RunStatus) -> None:
+            self.statuses.append(status)
+            progress(status)
 
         return learn_on_cluster(users, home=self.home, **self.how, progress=heard, **more)
 
@@ -92,19 +92,19 @@ class World:
     def taught(self) -> dict[int, set[str]]:
         """Which process was seen to have which users."""
         seen: dict[int, set[str]] = {}
-        for standing in self.standings:
-            for pid, users in standing.workers.items():
+        for status in self.statuses:
+            for pid, users in status.workers.items():
                 seen.setdefault(pid, set()).update(users)
         return {pid: users for pid, users in seen.items() if users}
 
     def holder(self, user: str) -> int | None:
         """The process that has the user now, as far as was told."""
-        workers = self.standings[-1].workers if self.standings else {}
+        workers = self.statuses[-1].workers if self.statuses else {}
         return next((pid for pid, users in workers.items() if user in users), None)
 
     def steps(self, user: str, pid: int) -> list[int]:
         """The steps of the user's style at which a process was seen."""
-        seen = [standing.workers.get(pid, {}).get(user) for standing in self.standings]
+        seen = [status.workers.get(pid, {}).get(user) for status in self.statuses]
         return [
             each.step
             for each in seen

@@ -13,7 +13,7 @@ import pytest
 from ray_makers import PEOPLE, World, killing
 
 from personalpeft import HomeError, InvalidId, InvalidInput, LearnReport, NotFound, ServingFailed
-from personalpeft_ray_updates import Standing
+from personalpeft_ray_updates import RunStatus
 
 Alone: TypeAlias = dict[str, tuple[str, ...]]
 
@@ -34,7 +34,7 @@ def test_many_learns_are_spread_over_processes_and_each_is_what_learning_alone_g
     world.published_once()
     assert len(world.taught) == 2
     assert os.getpid() not in world.taught
-    assert [len(world.standings[-1].reports), world.standings[-1].lost] == [len(PEOPLE), 0]
+    assert [len(world.statuses[-1].reports), world.statuses[-1].lost] == [len(PEOPLE), 0]
 
 
 def test_workers_are_on_the_machine_of_the_home_and_as_many_as_fit(world: World) -> None:
@@ -44,14 +44,14 @@ def test_workers_are_on_the_machine_of_the_home_and_as_many_as_fit(world: World)
     world.slowly(0.03)
     parents: set[int] = set()
 
-    def look(standing: Standing) -> None:
-        parents.update(psutil.Process(pid).ppid() for pid in standing.workers)
+    def look(status: RunStatus) -> None:
+        parents.update(psutil.Process(pid).ppid() for pid in status.workers)
 
     # Four CPUs are on the other machine, to which nobody may go; two are on this one.
     assert len(ray.nodes()) == 2
     world.learn(PEOPLE[:3], look, workers=6, at_once=1)
     assert len(parents) == 1
-    assert max(len(standing.workers) for standing in world.standings) == 2
+    assert max(len(status.workers) for status in world.statuses) == 2
     with pytest.raises(InvalidInput, match="2 CPUs"):
         world.learn(PEOPLE[:3], cpus=3)
 
@@ -67,8 +67,8 @@ def test_each_machine_of_a_cluster_learns_for_the_home_that_lies_on_it(
 
         machines: set[int] = set()
 
-        def look(standing: Standing) -> None:
-            machines.update(psutil.Process(pid).ppid() for pid in standing.workers)
+        def look(status: RunStatus) -> None:
+            machines.update(psutil.Process(pid).ppid() for pid in status.workers)
 
         return learn_on_cluster(users, progress=look, workers=1, **how), machines
 
@@ -109,7 +109,7 @@ def test_a_worker_that_is_killed_midway_loses_nothing_and_each_is_published_once
     assert all(report.live for report in reports)
     assert world.live() == alone
     world.published_once()
-    assert world.standings[-1].lost == len(killed) == 1
+    assert world.statuses[-1].lost == len(killed) == 1
     # Whoever had them next went on from where the dead one had come.
     done = max(world.steps("user-0", killed[0]))
     later = [
@@ -205,7 +205,7 @@ def test_a_home_or_a_base_that_is_not_there_is_told_before_a_worker_starts(world
     world.base = "nowhere"
     with pytest.raises(NotFound):
         world.learn()
-    assert world.standings == []
+    assert world.statuses == []
 
 
 def test_nobody_learns_where_nobody_is_named(world: World) -> None:
@@ -231,8 +231,8 @@ def test_who_brings_workers_down_is_given_up_and_all_others_learn(world: World) 
     world.slowly(0.02)
     killed: set[int] = set()
 
-    def kill(standing: Standing) -> None:
-        for pid, users in standing.workers.items():
+    def kill(status: RunStatus) -> None:
+        for pid, users in status.workers.items():
             if "user-1" in users and pid not in killed:
                 killed.add(pid)
                 os.kill(pid, signal.SIGKILL)
@@ -240,7 +240,7 @@ def test_who_brings_workers_down_is_given_up_and_all_others_learn(world: World) 
     reports = world.learn(PEOPLE[:3], kill, workers=1)
     assert [report.error for report in reports] == ["", "ServingFailed", ""]
     assert "3 workers" in reports[1].reason
-    assert len(killed) == world.standings[-1].lost == 3
+    assert len(killed) == world.statuses[-1].lost == 3
     world.published_once(["user-0", "user-2"])
     with world.opened() as runtime:
         assert runtime.user("user-1").learn().live

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from personalpeft_ray_updates.rota import MOST_LOSSES, Rota
+from personalpeft_ray_updates.work_queue import MAX_LOSSES, WorkQueue
 
 
 @given(
@@ -18,44 +18,44 @@ def test_everybody_is_done_or_given_up_once_and_with_one_worker_at_a_time(
     count: int, at_once: int, among: int, lost: list[bool]
 ) -> None:
     users = [f"user-{number}" for number in range(count)]
-    rota, fate = Rota(users, at_once), iter(lost)
+    queue, fate = WorkQueue(users, at_once), iter(lost)
     ended: list[str] = []
     with_workers: list[tuple[str, ...]] = []
-    while rota.waiting or with_workers:
-        while len(with_workers) < among and (some := rota.take(among)):
-            assert len(some) <= (1 if any(map(rota.losses, some)) else at_once)
+    while queue.num_waiting or with_workers:
+        while len(with_workers) < among and (some := queue.take(among)):
+            assert len(some) <= (1 if any(map(queue.num_losses, some)) else at_once)
             with_workers.append(some)
-        assert sum(map(len, with_workers)) + rota.waiting + len(ended) == count
+        assert sum(map(len, with_workers)) + queue.num_waiting + len(ended) == count
         some = with_workers.pop(0)
-        ended += rota.lost(some) if next(fate, False) else some
+        ended += queue.retry(some) if next(fate, False) else some
     assert sorted(ended) == sorted(users)
-    assert all(rota.losses(user) <= MOST_LOSSES for user in users)
+    assert all(queue.num_losses(user) <= MAX_LOSSES for user in users)
 
 
 @given(at_once=st.integers(1, 9), among=st.integers(1, 5), others=st.integers(0, 30))
 def test_who_brings_every_worker_down_holds_nobody_up_and_is_given_up(
     at_once: int, among: int, others: int
 ) -> None:
-    rota = Rota(["bad", *map(str, range(others))], at_once)
+    queue = WorkQueue(["bad", *map(str, range(others))], at_once)
     ended: list[str] = []
-    while some := rota.take(among):
-        given_up = rota.lost(some) if "bad" in some else ()
+    while some := queue.take(among):
+        given_up = queue.retry(some) if "bad" in some else ()
         ended += given_up or (some if "bad" not in some else ())
-    assert ended[-1] == "bad" or rota.losses(ended[-1]) == 1
-    assert rota.losses("bad") == MOST_LOSSES
-    assert all(rota.losses(str(user)) <= 1 for user in range(others))
+    assert ended[-1] == "bad" or queue.num_losses(ended[-1]) == 1
+    assert queue.num_losses("bad") == MAX_LOSSES
+    assert all(queue.num_losses(str(user)) <= 1 for user in range(others))
 
 
 @given(count=st.integers(1, 40), at_once=st.integers(1, 9), among=st.integers(1, 5))
 def test_the_last_ones_are_spread_over_all_workers(count: int, at_once: int, among: int) -> None:
-    rota = Rota([str(number) for number in range(count)], at_once)
-    first = [len(rota.take(among)) for _ in range(among)]
+    queue = WorkQueue([str(number) for number in range(count)], at_once)
+    first = [len(queue.take(among)) for _ in range(among)]
     assert max(first) == min(at_once, -(-count // among))
     assert sum(size > 0 for size in first) >= min(among, -(-count // at_once))
 
 
 def test_who_is_sent_away_waits_no_longer() -> None:
-    rota = Rota(["ada", "bo", "cy"], 1)
-    assert rota.lost(rota.take(1)) == ()
-    assert rota.send_away() == ("bo", "cy", "ada")
-    assert (rota.waiting, rota.take(1)) == (0, ())
+    queue = WorkQueue(["ada", "bo", "cy"], 1)
+    assert queue.retry(queue.take(1)) == ()
+    assert queue.clear() == ("bo", "cy", "ada")
+    assert (queue.num_waiting, queue.take(1)) == (0, ())

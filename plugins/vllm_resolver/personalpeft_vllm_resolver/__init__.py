@@ -1,5 +1,6 @@
-"""Has vLLM find the stacks of personalpeft by their names, ``personalpeft:<digest>``.
+"""Let vLLM find the stacks of personalpeft by their names, ``personalpeft:<digest>``.
 
-``settings`` reads what is wanted from the environment; ``sources`` are where copies are found; ``cache`` pulls, checks and keeps
-them; ``plugin`` is all that knows vLLM, ``ray_serve`` all that knows Ray. The rest is the standard library alone.
+``settings`` reads the environment, ``sources`` and ``bucket`` read copies, ``cache`` downloads and
+checks them. Only ``plugin`` knows vLLM, and only ``ray_serve`` knows Ray; the rest is standard
+library.
 """

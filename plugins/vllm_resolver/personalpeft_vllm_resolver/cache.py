@@ -1,12 +1,12 @@
-"""Checked copies of stacks, for one process: pulled once, kept until the process ends.
+"""Checked copies of stacks for one process: downloaded once, kept until the process ends.
 
-vLLM remembers the path of a stack as long as it runs, whatever it has loaded: when a stack leaves its memory and is asked for again,
-it reads the path anew, in the loop of its engine, where a folder that is gone ends the whole server. It tells nobody which
-names it still knows. So nothing that was given out is ever taken away in the life of a process; instead a cache that is full takes
-nothing new in, and says so. What a process leaves behind, however it ended, the next one sweeps.
+vLLM remembers a stack's path as long as it runs, and reads it again after the stack left its
+memory. A missing folder then ends the whole server, and vLLM does not tell which names it still
+uses. So copies are never deleted while the process runs; a full cache refuses new stacks and logs
+that. The next process deletes what earlier ones left.
 
-Invariants: a path that is given out holds exactly what its name stands for, and lies in a folder that only this user can write to;
-under a digest there is all of a stack or nothing; however many ask for a stack at once, it is pulled once.
+Invariants: a returned path holds exactly what its name says, in a folder that only this user can
+write. A digest's folder has a whole stack. Concurrent requests for a stack share one download.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ from personalpeft_vllm_resolver.settings import PREFIX, Settings
 from personalpeft_vllm_resolver.sources import (
     FILES,
     Copy,
-    Missing,
+    InvalidCopy,
+    MissingCopy,
     Server,
     SharedFolder,
     Source,
-    Unfit,
 )
 
-# Beneath vLLM's own logger, so that its settings hold.
+# Below vLLM's logger, so that its settings apply.
 log = logging.getLogger("vllm.personalpeft_resolver")
 
 _NAME = re.compile(r"personalpeft:([0-9a-f]{64})")
-# Bytes that no file of a stack needs: rank 512 on the largest models is below.
-_LARGEST = {FILES[0]: 1 << 20, FILES[1]: 8 << 30}
-# So many stacks are pulled at once.
-_AT_ONCE = 4
-_PART = "process-"
+# More bytes than any file of a stack needs, with rank 512 on the largest models.
+_MAX_BYTES = {FILES[0]: 1 << 20, FILES[1]: 8 << 30}
+_MAX_DOWNLOADS = 4
+_PROCESS_PREFIX = "process-"
 _LOCK = ".lock"
 
 
-class Full(Exception):
-    """There is no room for a stack."""
+class CacheFull(Exception):
+    """The cache has no room for a stack."""
 
 
-def digest_in(name: str) -> str | None:
-    """The digest in a name of ours; None in another's."""
+def parse_digest(name: str) -> str | None:
+    """Return the digest in a stack's name; None for another name."""
     found = _NAME.fullmatch(name)
     return found[1] if found else None
 
 
-def opened(settings: Settings) -> Cache:
-    """The cache that the settings describe. Raises ``OSError``, ``PermissionError`` among them, and ``ValueError`` where
-    something that they need is not here.
+def open_cache(settings: Settings) -> Cache:
+    """Return the cache for some settings.
+
+    Raises ``OSError``, also for wrong permissions, and ``ValueError`` for a missing package.
     """
     sources: list[Source] = []
     if settings.folder is not None:
@@ -78,141 +78,146 @@ def opened(settings: Settings) -> Cache:
 
 
 class Cache:
-    """Up to ``most`` bytes of stacks of this process, below a ``place`` that others share, from the first of the ``sources`` that
-    has a sound copy. Safe to use from several threads. Raises ``PermissionError`` for a place that others may write to.
+    """Up to ``max_bytes`` of stacks of this process, below a ``place`` that processes share.
+
+    Copies come from the first of the ``sources`` with a valid one. Safe to use from several
+    threads. Raises ``PermissionError`` if other users can write to the place.
     """
 
-    def __init__(self, place: Path, most: int, sources: Sequence[Source]) -> None:
+    def __init__(self, place: Path, max_bytes: int, sources: Sequence[Source]) -> None:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = place.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
             raise PermissionError(
-                f"{place} must be a folder of this user, in which nobody else can write ({PREFIX}CACHE)."
+                f"{place} must be a folder that only this user can write ({PREFIX}CACHE)."
             )
-        self._place, self._most, self._sources = place, most, sources
-        # Threads of its own: names that do not exist shall not keep those busy that vLLM needs.
-        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="personalpeft-resolver")
-        self._turn = threading.Lock()
+        self._place, self._max_bytes, self._sources = place, max_bytes, sources
+        # Own threads, so that unknown names do not block the threads that vLLM needs.
+        self._threads = ThreadPoolExecutor(
+            _MAX_DOWNLOADS, thread_name_prefix="personalpeft-resolver"
+        )
+        self._lock = threading.Lock()
         self._own: Path | None = None
-        self._process = self._held = -1
-        # Of each copy, under the name that it had while it was taken in.
+        self._process = self._lock_file = -1
+        # By the temporary folder of each copy.
         self._bytes: Counter[Path] = Counter()
-        self._pulls: dict[str, Future[Path | None]] = {}
+        self._downloads: dict[str, Future[Path | None]] = {}
 
     async def find(self, name: str) -> Path | None:
-        """As ``get``, of a stack by its name, while others go on in the loop that waits; None also for a name that is not ours."""
-        digest = digest_in(name)
+        """Return ``get`` of a stack's name without blocking the loop; None for other names."""
+        digest = parse_digest(name)
         if digest is None:
             return None
         return await asyncio.get_running_loop().run_in_executor(self._threads, self.get, digest)
 
     def get(self, digest: str) -> Path | None:
-        """The folder of a stack, pulled where it is not there yet; None where that cannot be, which is logged."""
-        with self._turn:
-            own = self._part()
+        """Return the folder of a stack, downloaded if needed; None, with a log line, on failure."""
+        with self._lock:
+            own = self._process_folder()
             if (own / digest).is_dir():
                 return own / digest
-            pull = self._pulls.get(digest)
-            if pull is None:
-                mine = self._pulls[digest] = Future()
-        if pull is not None:
-            return pull.result()
+            download = self._downloads.get(digest)
+            if download is None:
+                mine = self._downloads[digest] = Future()
+        if download is not None:
+            return download.result()
         path = None
         try:
-            path = self._pulled(digest, own)
+            path = self._download_from_sources(digest, own)
         finally:
-            with self._turn:
-                del self._pulls[digest]
+            with self._lock:
+                del self._downloads[digest]
             mine.set_result(path)
         return path
 
     def close(self) -> None:
-        """Takes all of this process's copies away. Closing twice is fine."""
-        with self._turn:
-            # What this process forked ends with the same words, and must not take away what is read here.
+        """Delete all copies of this process. Closing twice is allowed."""
+        with self._lock:
+            # A forked child also runs this at exit, and must not delete its parent's copies.
             if self._own is not None and self._process == os.getpid():
                 shutil.rmtree(self._own, ignore_errors=True)
-                os.close(self._held)
+                os.close(self._lock_file)
                 self._own = None
                 self._bytes.clear()
 
-    def _part(self) -> Path:
-        """This process's part, made when the first stack is asked for: most of vLLM's processes never ask."""
+    def _process_folder(self) -> Path:
+        """Return this process's folder, made on first use: most processes of vLLM need none."""
         if self._own is None:
-            with (self._place / _LOCK).open("ab") as one_at_a_time:
-                fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+            with (self._place / _LOCK).open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
                 self._sweep()
-                self._own = Path(tempfile.mkdtemp(prefix=_PART, dir=self._place))
-                # Held as long as this process is there, and what it forks.
-                self._held = os.open(self._own / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-                fcntl.flock(self._held, fcntl.LOCK_EX)
+                self._own = Path(tempfile.mkdtemp(prefix=_PROCESS_PREFIX, dir=self._place))
+                # Locked as long as this process or a child of it runs.
+                self._lock_file = os.open(self._own / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+                fcntl.flock(self._lock_file, fcntl.LOCK_EX)
             self._process = os.getpid()
             atexit.register(self.close)
         return self._own
 
     def _sweep(self) -> None:
-        for part in self._place.glob(f"{_PART}*"):
+        for folder in self._place.glob(f"{_PROCESS_PREFIX}*"):
             try:
-                with (part / _LOCK).open("ab") as lock:
+                with (folder / _LOCK).open("ab") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(part)
+                    shutil.rmtree(folder)
             except OSError:
-                # Its process is there, or it cannot be taken away, which stops nobody.
+                # Its process runs, or it cannot be deleted.
                 continue
 
-    def _pulled(self, digest: str, own: Path) -> Path | None:
+    def _download_from_sources(self, digest: str, own: Path) -> Path | None:
         name = f"personalpeft:{digest}"
         for source in self._sources:
             try:
                 for copy in source.copies(digest):
                     try:
-                        path = self._checked(copy, digest, own)
-                        log.info("%s is pulled from %s", name, copy)
+                        path = self._download_checked(copy, digest, own)
+                        log.info("%s was downloaded from %s", name, copy)
                         return path
-                    except Missing:
+                    except MissingCopy:
                         continue
-                    except (Unfit, OSError) as error:
-                        log.warning("%s cannot be had from %s: %s", name, copy, error)
-            except Full:
+                    except (InvalidCopy, OSError) as error:
+                        log.warning("%s cannot be downloaded from %s: %s", name, copy, error)
+            except CacheFull:
                 log.error(
-                    "%s is not pulled: this process keeps its %d bytes of stacks until it ends. Restart it, or set %sCACHE_BYTES.",
+                    "%s is not downloaded: the cache of %d bytes is full until the process ends. "
+                    "Restart it, or set %sCACHE_BYTES.",
                     name,
-                    self._most,
+                    self._max_bytes,
                     PREFIX,
                 )
                 return None
             except OSError as error:
-                log.warning("stacks cannot be looked for: %s", error)
-        log.warning("%s is nowhere to be had", name)
+                log.warning("a source of stacks cannot be read: %s", error)
+        log.warning("%s is in no source", name)
         return None
 
-    def _checked(self, copy: Copy, digest: str, own: Path) -> Path:
-        half = Path(tempfile.mkdtemp(prefix=".", dir=own))
+    def _download_checked(self, copy: Copy, digest: str, own: Path) -> Path:
+        temporary = Path(tempfile.mkdtemp(prefix=".", dir=own))
         try:
-            read = [f"{self._taken_in(copy, file, half)}  {file}\n" for file in FILES]
-            if hashlib.sha256("".join(read).encode()).hexdigest() != digest:
-                raise Unfit("what it has is not what the name stands for")
-            half.rename(own / digest)
+            lines = [f"{self._download(copy, file, temporary)}  {file}\n" for file in FILES]
+            if hashlib.sha256("".join(lines).encode()).hexdigest() != digest:
+                raise InvalidCopy("its digest is not the one of its name")
+            temporary.rename(own / digest)
             return own / digest
         except BaseException:
-            with self._turn:
-                del self._bytes[half]
-            shutil.rmtree(half, ignore_errors=True)
+            with self._lock:
+                del self._bytes[temporary]
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
 
-    def _taken_in(self, copy: Copy, file: str, half: Path) -> str:
-        """Writes a file of a copy, and gives its SHA-256."""
-        sum_of_it, most = hashlib.sha256(), _LARGEST[file]
-        with closing(copy.read(file)) as chunks, (half / file).open("xb") as target:
+    def _download(self, copy: Copy, file: str, temporary: Path) -> str:
+        """Write a file of a copy, and return its SHA-256."""
+        digest, remaining = hashlib.sha256(), _MAX_BYTES[file]
+        with closing(copy.read(file)) as chunks, (temporary / file).open("xb") as target:
             for chunk in chunks:
-                most -= len(chunk)
-                if most < 0:
-                    raise Unfit(f"its {file} is larger than one is")
-                with self._turn:
-                    if self._bytes.total() + len(chunk) > self._most:
-                        raise Full
-                    self._bytes[half] += len(chunk)
-                sum_of_it.update(chunk)
+                remaining -= len(chunk)
+                if remaining < 0:
+                    raise InvalidCopy(f"its {file} is too large")
+                with self._lock:
+                    if self._bytes.total() + len(chunk) > self._max_bytes:
+                        raise CacheFull
+                    self._bytes[temporary] += len(chunk)
+                digest.update(chunk)
                 target.write(chunk)
-        (half / file).chmod(0o400)
-        return sum_of_it.hexdigest()
+        (temporary / file).chmod(0o400)
+        return digest.hexdigest()

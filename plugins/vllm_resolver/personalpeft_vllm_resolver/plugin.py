@@ -1,6 +1,6 @@
-"""All that knows vLLM: what it calls when it starts, and what it asks for a name that it does not know.
+"""The plugin that vLLM loads: it registers a resolver for names that vLLM does not know.
 
-vLLM runs ``register`` in each of its processes; only the one that answers requests ever asks.
+vLLM calls ``register`` in each of its processes. Only the API server uses the resolver.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from vllm.lora.request import LoRARequest
 from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 
 from personalpeft_vllm_resolver import settings
-from personalpeft_vllm_resolver.cache import Cache, log, opened
+from personalpeft_vllm_resolver.cache import Cache, log, open_cache
 
 
 class PersonalpeftResolver(LoRAResolver):
-    """Finds stacks by ``personalpeft:<digest>``, and leaves every other name to others."""
+    """Find stacks by ``personalpeft:<digest>``; other names are left to other resolvers."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -23,7 +23,7 @@ class PersonalpeftResolver(LoRAResolver):
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
         """See ``LoRAResolver.resolve_lora``."""
         path = await self._cache.find(lora_name)
-        # vLLM puts a number of its own in place of this one.
+        # vLLM replaces the number.
         return (
             None
             if path is None
@@ -32,9 +32,13 @@ class PersonalpeftResolver(LoRAResolver):
 
 
 def register() -> None:
-    """Has vLLM ask us. Raises ``ValueError`` and ``OSError`` for settings that cannot be, so that the server does not start."""
-    wanted = settings.read(os.environ)
-    if wanted is None:
-        log.info("stacks of personalpeft are not looked for: %s", settings.NEEDED)
+    """Register the resolver with vLLM.
+
+    Raises ``ValueError`` or ``OSError`` for wrong settings, so that the server does not start.
+    """
+    found = settings.read_settings(os.environ)
+    if found is None:
+        log.info("stacks of personalpeft are not resolved: %s", settings.UNSET_MESSAGE)
     else:
-        LoRAResolverRegistry.register_resolver("personalpeft", PersonalpeftResolver(opened(wanted)))
+        resolver = PersonalpeftResolver(open_cache(found))
+        LoRAResolverRegistry.register_resolver("personalpeft", resolver)

@@ -1,4 +1,4 @@
-"""What the environment of a vLLM server says of where stacks are and where they go."""
+"""Settings of a vLLM server: where stacks are, and where copies are cached."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 PREFIX = "PERSONALPEFT_RESOLVER_"
-NEEDED = f"set {PREFIX}FOLDER, {PREFIX}BUCKET or {PREFIX}URL to where they are"
+UNSET_MESSAGE = f"set {PREFIX}FOLDER, {PREFIX}BUCKET or {PREFIX}URL to find stacks"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``folder`` is the place below which programs have their stacks (their PERSONALPEFT_VLLM_FOLDER, as it is seen here).
-    ``bucket`` is an address in object storage. ``url`` is the address of a personalpeft server, ``token`` one that it made for
-    workers, ``certificate`` a PEM file to trust besides the system's. ``timeout`` is how long either may take over a file, in
-    seconds. Copies lie below ``cache`` (None: a folder of this user among the temporary ones), at most ``cache_bytes`` for each
-    process.
+    """The settings.
+
+    Attributes:
+        folder: The folder of stacks: PERSONALPEFT_VLLM_FOLDER of the programs, as seen here.
+        bucket: An address in object storage.
+        url: The address of a personalpeft server.
+        token: A token of that server for workers.
+        certificate: A PEM file to trust besides the system's.
+        timeout: Seconds that a source may take for a file.
+        cache: The folder of the copies; None for a temporary folder of this user.
+        cache_bytes: The most bytes of copies in each process.
     """
 
     folder: Path | None
@@ -30,20 +36,21 @@ class Settings:
     cache_bytes: int
 
 
-def read(environ: Mapping[str, str]) -> Settings | None:
-    """What the variables after ``PERSONALPEFT_RESOLVER_`` say; None where they name neither a folder, a bucket nor a server. An empty
-    one counts as unset. Raises ``ValueError``, which never repeats a token.
+def read_settings(environ: Mapping[str, str]) -> Settings | None:
+    """Return the settings from ``PERSONALPEFT_RESOLVER_*``; None without a source of stacks.
+
+    An empty variable counts as unset. Raises ``ValueError``, which never contains a token.
     """
-    said = {
+    values = {
         name.removeprefix(PREFIX): value
         for name, value in environ.items()
         if name.startswith(PREFIX) and value
     }
-    if not said.keys() & {"FOLDER", "BUCKET", "URL"}:
+    if not values.keys() & {"FOLDER", "BUCKET", "URL"}:
         return None
-    if "BUCKET" in said:
-        _check_bucket(said["BUCKET"])
-    url, token = said.get("URL"), said.get("TOKEN", "")
+    if "BUCKET" in values:
+        _check_bucket(values["BUCKET"])
+    url, token = values.get("URL"), values.get("TOKEN", "")
     if url is not None:
         parts = urlsplit(url)
         if (
@@ -52,27 +59,28 @@ def read(environ: Mapping[str, str]) -> Settings | None:
             or parts.query
             or parts.username
         ):
-            raise ValueError(f"{PREFIX}URL is no address: give https://HOST:PORT, and no password.")
-        # http.client would repeat a header that it refuses.
+            raise ValueError(f"{PREFIX}URL must be https://HOST:PORT without a password.")
+        # http.client would show an invalid header in its error.
         if not token or not token.isascii() or not token.isprintable():
             raise ValueError(
-                f"{PREFIX}URL needs a token of that server in {PREFIX}TOKEN: personalpeft token make --worker."
+                f"{PREFIX}TOKEN must be a token of the server at {PREFIX}URL; "
+                "make one with: personalpeft token make --worker"
             )
     return Settings(
-        folder=_path(said.get("FOLDER")),
-        bucket=said.get("BUCKET"),
+        folder=_path(values.get("FOLDER")),
+        bucket=values.get("BUCKET"),
         url=None if url is None else url.rstrip("/"),
         token=token,
-        certificate=_path(said.get("CA")),
-        timeout=_number("TIMEOUT", said.get("TIMEOUT", "60")),
-        cache=_path(said.get("CACHE")),
-        cache_bytes=int(_number("CACHE_BYTES", said.get("CACHE_BYTES", str(16 * 2**30)))),
+        certificate=_path(values.get("CA")),
+        timeout=_number("TIMEOUT", values.get("TIMEOUT", "60")),
+        cache=_path(values.get("CACHE")),
+        cache_bytes=int(_number("CACHE_BYTES", values.get("CACHE_BYTES", str(16 * 2**30)))),
     )
 
 
-def _check_bucket(said: str) -> None:
+def _check_bucket(address: str) -> None:
     try:
-        parts = urlsplit(said)
+        parts = urlsplit(address)
     except ValueError:
         parts = urlsplit("")
     if (
@@ -81,20 +89,20 @@ def _check_bucket(said: str) -> None:
         or parts.password is not None
     ):
         raise ValueError(
-            f"{PREFIX}BUCKET is no address: give s3://BUCKET/PREFIX (or gs, abfs, file), and no password; who may read is said "
-            "by the storage's own variables."
+            f"{PREFIX}BUCKET must be s3://BUCKET/PREFIX (or gs, abfs, file) without a password; "
+            "set credentials in the storage's own variables."
         )
 
 
-def _path(said: str | None) -> Path | None:
-    return None if said is None else Path(said).expanduser().absolute()
+def _path(value: str | None) -> Path | None:
+    return None if value is None else Path(value).expanduser().absolute()
 
 
-def _number(name: str, said: str) -> float:
+def _number(name: str, text: str) -> float:
     try:
-        value = float(said)
+        value = float(text)
     except ValueError:
         value = 0
     if not 0 < value < 1e18:
-        raise ValueError(f"{PREFIX}{name} is {said!a}, which is no number above 0.")
+        raise ValueError(f"{PREFIX}{name} must be a number above 0, got {text!a}.")
     return value

@@ -1,7 +1,7 @@
-"""Where copies of a stack are found: below a shared folder, and at a personalpeft server. ``bucket`` has those in object storage.
+"""Sources of copies of a stack: a shared folder, and a personalpeft server. See also ``bucket``.
 
-Invariants: a source gives bytes and decides nothing by them; a token goes to the one server that it is for, however that answers,
-and is never part of what is said; what takes too long ends.
+Invariants: a source returns bytes and does not interpret them. A token is sent to its own server
+only, also after a redirect, and is never shown. Every read ends after a timeout.
 """
 
 from __future__ import annotations
@@ -20,52 +20,52 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
-"""What a stack's folder holds, in the order in which its digest reads it."""
+"""The files of a stack, in the order of its digest."""
 
 CHUNK = 1 << 20
-"""How much of a file is read at once."""
-# Of a server that says nothing, in seconds; how long all of it may take is a setting.
-_SILENCE = 10.0
+"""Bytes of one read."""
+# Seconds without data; the time for a whole file is a setting.
+_SILENCE_SECONDS = 10.0
 
 
-class Missing(Exception):
-    """There is no such stack (any more)."""
+class MissingCopy(Exception):
+    """The source has no such stack (any more)."""
 
 
-class Unfit(Exception):
-    """What there is cannot be had, or is not what the name stands for."""
+class InvalidCopy(Exception):
+    """A copy cannot be read, or is not what its name says."""
 
 
 class Copy(Protocol):
-    """A stack as one place has it; ``str`` says where."""
+    """A copy of a stack; ``str`` returns its place."""
 
     def read(self, file: str) -> Generator[bytes]:
-        """One of ``FILES``, in parts. Raises ``Missing``, ``Unfit``, ``OSError``."""
+        """Yield one of ``FILES`` in parts. Raises ``MissingCopy``, ``InvalidCopy``, ``OSError``."""
 
 
 class Source(Protocol):
-    """Where copies are."""
+    """A place with copies."""
 
     def copies(self, digest: str) -> Iterable[Copy]:
-        """Those of a stack, the best first. Raises ``OSError``."""
+        """Return the copies of a stack, the best first. Raises ``OSError``."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedFolder:
-    """A folder below which every program has a part of its own, and in it the folders of its stacks by their digests."""
+    """A folder with a subfolder for each program, which has a folder for each stack's digest."""
 
     place: Path
 
     def copies(self, digest: str) -> Iterable[Copy]:
         return [
-            _Folder(part / digest)
+            _FolderCopy(part / digest)
             for part in sorted(self.place.iterdir())
             if (part / digest).is_dir()
         ]
 
 
 @dataclass(frozen=True, slots=True)
-class _Folder:
+class _FolderCopy:
     path: Path
 
     def __str__(self) -> str:
@@ -73,20 +73,21 @@ class _Folder:
 
     def read(self, file: str) -> Generator[bytes]:
         try:
-            # A link could lead anywhere, and a pipe would never end.
+            # A link could lead anywhere. A pipe would never end.
             handle = os.open(self.path / file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError as error:
-            raise Missing(f"{file} is not there") from error
+            raise MissingCopy(f"{file} does not exist") from error
         with os.fdopen(handle, "rb") as opened:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise Unfit(f"{file} is no plain file")
+                raise InvalidCopy(f"{file} must be a plain file")
             while chunk := opened.read(CHUNK):
                 yield chunk
 
 
 class Server:
-    """The HTTP API of a personalpeft server. Asked directly: never through a proxy, and where it sends one elsewhere, nobody
-    goes. Raises ``ValueError`` for a certificate file that cannot be read.
+    """The HTTP API of a personalpeft server, without proxies and redirects.
+
+    Raises ``ValueError`` for a certificate file that cannot be read.
     """
 
     def __init__(self, url: str, token: str, certificate: Path | None, timeout: float) -> None:
@@ -98,50 +99,48 @@ class Server:
             try:
                 self._trust.load_verify_locations(certificate)
             except OSError as error:
-                raise ValueError(
-                    f"{certificate} cannot be read as a certificate: {error}"
-                ) from error
+                raise ValueError(f"{certificate} must be a certificate: {error}") from error
 
     def copies(self, digest: str) -> Iterable[Copy]:
-        return [_Remote(self, digest)]
+        return [_RemoteCopy(self, digest)]
 
     def read(self, digest: str, file: str) -> Generator[bytes]:
         """See ``Copy.read``."""
         connection = self._connection()
-        late = threading.Event()
+        timed_out = threading.Event()
         try:
             connection.connect()
-            line = connection.sock
+            sock = connection.sock
 
             def cut() -> None:
-                late.set()
-                # Beneath TLS, which another thread is in the middle of.
+                timed_out.set()
+                # On the plain socket: another thread is using its TLS layer.
                 with suppress(OSError):
-                    socket.socket.shutdown(line, socket.SHUT_RDWR)
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
-            watch = threading.Timer(self.timeout, cut)
-            watch.daemon = True
-            watch.start()
+            timer = threading.Timer(self.timeout, cut)
+            timer.daemon = True
+            timer.start()
             try:
                 target = f"{self._path}/api/v1/served/{digest}/{file}"
                 connection.request(
                     "GET", target, headers={"Authorization": f"Bearer {self._token}"}
                 )
                 response = connection.getresponse()
-                _check(response)
+                _check_status(response)
                 while chunk := response.read1(CHUNK):
                     yield chunk
-                if response.length or late.is_set():
-                    raise Unfit("it broke off in the middle of a file")
+                if response.length or timed_out.is_set():
+                    raise InvalidCopy("the connection ended within a file")
             finally:
-                watch.cancel()
-        except (OSError, HTTPException, Unfit) as error:
-            if late.is_set():
-                raise Unfit(f"it took longer than {self.timeout:g} s over a file") from error
+                timer.cancel()
+        except (OSError, HTTPException, InvalidCopy) as error:
+            if timed_out.is_set():
+                raise InvalidCopy(f"a file took longer than {self.timeout:g} s") from error
             if isinstance(error, HTTPException):
-                # Its words may be the server's.
-                raise Unfit(
-                    f"it does not answer as a server does ({type(error).__name__})"
+                # Its text may be the server's.
+                raise InvalidCopy(
+                    f"the response is not valid HTTP ({type(error).__name__})"
                 ) from error
             raise
         finally:
@@ -149,12 +148,14 @@ class Server:
 
     def _connection(self) -> HTTPConnection:
         if self._trust:
-            return HTTPSConnection(self._host, self._port, timeout=_SILENCE, context=self._trust)
-        return HTTPConnection(self._host, self._port, timeout=_SILENCE)
+            return HTTPSConnection(
+                self._host, self._port, timeout=_SILENCE_SECONDS, context=self._trust
+            )
+        return HTTPConnection(self._host, self._port, timeout=_SILENCE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
-class _Remote:
+class _RemoteCopy:
     server: Server
     digest: str
 
@@ -165,12 +166,14 @@ class _Remote:
         return self.server.read(self.digest, file)
 
 
-def _check(response: HTTPResponse) -> None:
+def _check_status(response: HTTPResponse) -> None:
     if response.status == 404:
-        raise Missing("it has no such stack")
+        raise MissingCopy("the server has no such stack")
     if response.status in (401, 403):
-        raise Unfit("it does not accept the token: personalpeft token make --worker makes one")
+        raise InvalidCopy(
+            "the server refuses the token; make one with: personalpeft token make --worker"
+        )
     if 300 <= response.status < 400:
-        raise Unfit("it sends elsewhere, where nobody goes")
+        raise InvalidCopy("the server redirects, which is not followed")
     if response.status != 200:
-        raise Unfit(f"it answered {response.status}")
+        raise InvalidCopy(f"the server answered {response.status}")

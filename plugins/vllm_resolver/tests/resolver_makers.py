@@ -23,7 +23,7 @@ from personalpeft.adapters.formats.published import PublishedAdapter, compute_di
 from personalpeft.adapters.types import LoRAWeights
 from personalpeft.base_models.types import Base
 from personalpeft_vllm_resolver import settings
-from personalpeft_vllm_resolver.cache import Cache, opened
+from personalpeft_vllm_resolver.cache import Cache, open_cache
 from personalpeft_vllm_resolver.sources import FILES
 
 PLUGIN = Path(__file__).parents[1]
@@ -43,9 +43,9 @@ def stack(seed: int = 0, size: int = 100_000) -> PublishedAdapter:
 def cache(tmp_path: Path, **said: Any) -> Cache:
     """As the environment would have it; ``folder=...`` for PERSONALPEFT_RESOLVER_FOLDER and so on."""
     environ = {f"{settings.PREFIX}{name.upper()}": str(value) for name, value in said.items()}
-    wanted = settings.read({f"{settings.PREFIX}CACHE": str(tmp_path / "cache"), **environ})
+    wanted = settings.read_settings({f"{settings.PREFIX}CACHE": str(tmp_path / "cache"), **environ})
     assert wanted is not None
-    return opened(wanted)
+    return open_cache(wanted)
 
 
 def held(path: Path) -> dict[str, bytes]:

@@ -19,7 +19,7 @@ from resolver_makers import cache, held, learned, stack, what_lies_in
 
 import personalpeft
 from personalpeft.adapters.formats.published import PublishedAdapterFolder
-from personalpeft_vllm_resolver.cache import digest_in
+from personalpeft_vllm_resolver.cache import parse_digest
 from personalpeft_vllm_resolver.sources import SharedFolder
 
 
@@ -59,7 +59,7 @@ def test_only_names_of_ours_are_ours(name: str) -> None:
     is_ours = (
         prefix == "personalpeft" and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
     )
-    assert digest_in(name) == (digest if is_ours else None)
+    assert parse_digest(name) == (digest if is_ours else None)
 
 
 def changed(folder: Path) -> None:
@@ -97,7 +97,7 @@ def test_what_is_not_sound_is_not_given_and_leaves_nothing(
     with closing(cache(tmp_path, folder=shared)) as pulled:
         assert pulled.get(made.digest) is None
         assert what_lies_in(tmp_path) == []
-        assert f"personalpeft:{made.digest} is nowhere to be had" in caplog.text
+        assert f"personalpeft:{made.digest}" in caplog.text
         # Another program has a sound one by now.
         with closing(PublishedAdapterFolder(shared, "b-program")) as other:
             other.put(made)
@@ -174,8 +174,9 @@ def test_what_a_killed_process_left_is_swept_and_a_living_ones_copies_stay(
     for each in (first, second, third):
         program.put(each)
     code = (
-        "import os, sys; from personalpeft_vllm_resolver.cache import opened; "
-        "from personalpeft_vllm_resolver.settings import read; assert opened(read(os.environ)).get(sys.argv[1]); os._exit(9)"
+        "import os, sys; from personalpeft_vllm_resolver.cache import open_cache; "
+        "from personalpeft_vllm_resolver.settings import read_settings; "
+        "assert open_cache(read_settings(os.environ)).get(sys.argv[1]); os._exit(9)"
     )
     environ = {
         "PERSONALPEFT_RESOLVER_FOLDER": str(shared),
@@ -246,7 +247,7 @@ def test_while_a_home_publishes_a_worker_gets_whole_stacks_or_none(
     assert len(given) == 2
     assert min(given.values()) > 2
     # What was taken away in the middle is missing, and nothing is ever wrong.
-    assert "not what the name stands for" not in caplog.text
+    assert "its digest is" not in caplog.text
 
 
 def test_a_place_that_others_may_write_to_is_refused(tmp_path: Path, shared: Path) -> None:
@@ -264,4 +265,4 @@ def test_a_place_that_others_may_write_to_is_refused(tmp_path: Path, shared: Pat
 
 def test_a_name_is_the_one_that_the_backend_asks_by() -> None:
     made = stack()
-    assert digest_in(made.name) == made.digest
+    assert parse_digest(made.name) == made.digest

@@ -50,7 +50,7 @@ class Compiled:
 
 def main() -> None:
     driver.set_active(NoDevice())
-    for name in ("shrink", "expand", "remember", "attend", "join", "norm"):
+    for name in ("shrink", "expand", "write_kv", "paged_attention", "merge_splits", "rms_norm"):
         setattr(triton_kernels, name, Compiled(getattr(triton_kernels, name)))
     kernels, tokens, dim = TritonOps(torch.device("cpu")), 20, 128
     ints = torch.zeros(tokens, dtype=torch.int32)

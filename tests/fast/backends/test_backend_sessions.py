@@ -128,7 +128,9 @@ def test_a_session_of_another_rank_is_refused(torch_tiny: Backend) -> None:
         torch_tiny.session(spec(torch_tiny)).restore(wider.state())
 
 
-@pytest.mark.parametrize("changes", [{"target_modules": ("mlp.never_proj",)}, {"base_key": "never attached"}])
+@pytest.mark.parametrize(
+    "changes", [{"target_modules": ("mlp.never_proj",)}, {"base_key": "never attached"}]
+)
 def test_a_spec_that_does_not_fit_is_refused(backend: Backend, changes: dict[str, Any]) -> None:
     with pytest.raises((ValueError, KeyError)):
         backend.session(spec(backend, **changes))

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from personalpeft.backends.torch.ops import choose_kernels
+from personalpeft.backends.torch.ops import choose_ops
 from personalpeft.backends.torch.ops.base import (
     BLOCK,
     AttentionMetadata,
@@ -29,7 +29,8 @@ from personalpeft.backends.torch.ops.base import (
     PrefillChunk,
     StackedLoRAWeights,
 )
-from personalpeft.backends.torch.ops.cpu_ops import CpuOps, NoCompiler
+from personalpeft.backends.torch.ops.cpu_ops import CpuOps
+from personalpeft.backends.torch.ops.native_library import NoCompiler
 from personalpeft.backends.torch.ops.reference_ops import ReferenceOps, attention
 
 PLAIN = ReferenceOps()
@@ -413,7 +414,7 @@ def test_without_a_compiler_the_plain_kernels_serve_and_say_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    kernels, why = choose_kernels(torch.device("cpu"), torch.float32, tmp_path)
+    kernels, why = choose_ops(torch.device("cpu"), torch.float32, tmp_path)
     assert kernels.name == "plain"
     assert "no C++ compiler" in why
 
@@ -439,7 +440,7 @@ def test_without_a_gpu_the_plain_kernels_serve_and_say_why(monkeypatch: pytest.M
     monkeypatch.setattr(
         torch.cuda, "_lazy_init", lambda: (_ for _ in ()).throw(RuntimeError("no NVIDIA driver"))
     )
-    kernels, why = choose_kernels(torch.device("cuda"), torch.bfloat16, None)
+    kernels, why = choose_ops(torch.device("cuda"), torch.bfloat16, None)
     assert kernels.name == "plain"
     assert "no NVIDIA driver" in why or "Triton cannot be imported" in why
 
@@ -459,4 +460,11 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert set(done.stdout.split()) == {"shrink", "expand", "remember", "attend", "join", "norm"}
+    assert set(done.stdout.split()) == {
+        "shrink",
+        "expand",
+        "write_kv",
+        "paged_attention",
+        "merge_splits",
+        "rms_norm",
+    }

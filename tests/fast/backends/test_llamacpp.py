@@ -220,7 +220,7 @@ def test_a_context_that_is_used_again_knows_nothing_of_the_stack_before(
 
 
 def test_an_item_longer_than_there_is_memory_for_is_refused(llamacpp_tiny: Backend) -> None:
-    with pytest.raises(ValueError, match="more than"):
+    with pytest.raises(ValueError, match="2048"):
         llamacpp_tiny.score([Continuation((1,) * 10**5, (1,))], None)
 
 
@@ -348,7 +348,7 @@ def test_after_it_is_closed_nothing_is_computed(own: LlamaCppBackend) -> None:
 
 def test_a_continuation_of_nothing_is_refused(own: LlamaCppBackend) -> None:
     for item in (Continuation((), (1,)), Continuation((1,), ())):
-        with pytest.raises(ValueError, match="needs a prompt"):
+        with pytest.raises(ValueError, match="prompt"):
             own.score([item], None)
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from personalpeft.backends.torch.ops.cpu_ops import CpuOps, NoCompiler
+from personalpeft.backends.torch.ops.cpu_ops import CpuOps
+from personalpeft.backends.torch.ops.native_library import NoCompiler
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "getuid"), reason="files here have no owner by number"

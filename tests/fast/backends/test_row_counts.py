@@ -153,4 +153,4 @@ def test_a_kernel_that_computes_something_else_is_found(dtype: torch.dtype) -> N
             return super().rms_norm(x, weight, epsilon) * 1.5
 
     assert find_wrong_kernel(ReferenceOps(), dtype) is None
-    assert find_wrong_kernel(Broken(), dtype) == "norm"
+    assert find_wrong_kernel(Broken(), dtype) == "rms_norm"

@@ -148,7 +148,9 @@ def test_the_gradients_are_those_of_autograd(
     if below:
         attach(backend, "below", stack)
     start = parent(backend, 8)
-    found = gradients(backend, terms_of(backend), initial_weights=start, base_key="below" if below else None)
+    found = gradients(
+        backend, terms_of(backend), initial_weights=start, base_key="below" if below else None
+    )
     expected = plain_gradients(base, terms_of(backend), start, stack if below else None)
     assert_close(found, expected, CLOSE)
 
@@ -166,7 +168,7 @@ def test_over_bfloat16_the_gradients_are_about_as_near_to_the_exact_ones_as_auto
         base, slots=1, rows=1, where=where, cache=shared_cache if native else None
     )
     start = parent(backend, 8)
-    found = gradients(backend, terms_of(backend), start=start)
+    found = gradients(backend, terms_of(backend), initial_weights=start)
     exact = plain_gradients(base, terms_of(backend), start, None, torch.bfloat16)
     rounded = plain_gradients(base, terms_of(backend), start, None, torch.bfloat16, torch.bfloat16)
     ours, autograds = (
@@ -180,7 +182,9 @@ def test_over_bfloat16_the_gradients_are_about_as_near_to_the_exact_ones_as_auto
 def test_some_projections_can_be_left_alone(torch_tiny: Backend, tiny_base: Base) -> None:
     targets = ("self_attn.v_proj", "mlp.up_proj", "mlp.down_proj")
     start = {name: pair for name, pair in parent(torch_tiny, 8).items() if name in targets}
-    found = gradients(torch_tiny, terms_of(torch_tiny), initial_weights=start, target_modules=targets)
+    found = gradients(
+        torch_tiny, terms_of(torch_tiny), initial_weights=start, target_modules=targets
+    )
     assert_close(found, plain_gradients(tiny_base, terms_of(torch_tiny), start, None), CLOSE)
 
 
@@ -243,7 +247,7 @@ def test_any_number_of_tokens_goes_in_passes_that_change_nothing(
     torch_tiny: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = [session.weights() for session in together(torch_tiny, (0, 3, 0))]
-    monkeypatch.setattr("personalpeft.backends.torch.training.session._PASS", 100)
+    monkeypatch.setattr("personalpeft.backends.torch.training.session._PASS_TOKENS", 100)
     in_passes = [session.weights() for session in together(torch_tiny, (0, 3, 0))]
     for one, other in zip(at_once, in_passes, strict=True):
         assert all(np.abs(one[name].b - other[name].b).max() <= 1e-5 for name in one)

@@ -122,7 +122,7 @@ def test_another_base_of_the_same_shape_is_refused(
     vllm_server: VllmServer, tiny_base: Base, shared_cache: Path
 ) -> None:
     known = listed(vllm_server)
-    with pytest.raises(BaseMismatch, match="is not") as caught:
+    with pytest.raises(BaseMismatch) as caught:
         vllm_backend(tiny_base, shared_cache, vllm_server)
     assert "--model" in caught.value.hint
     assert listed(vllm_server) == known
