@@ -276,7 +276,7 @@ def test_a_learn_reports_and_changes_what_answers_and_can_be_taken_back(
     heard: list[tuple[str, float]] = []
     report = ada.learn(progress=lambda stage, done: heard.append((stage, done)))
     assert report.live
-    assert to_json(report) == {**ada.reports()[-1], "above": []}
+    assert to_json([report]) == [{**ada.reports()[-1], "above": []}]
     assert all(stage and 0 <= done <= 1 for stage, done in heard)
     assert heard
     assert "undo: personalpeft rollback style" in str(report)
@@ -362,7 +362,7 @@ def test_many_learn_at_once_and_what_one_cannot_do_is_their_report_alone(
     assert [report.user for report in reports] == ["cy", "bo", "nobody", "ada"]
     assert [report.error for report in reports] == ["NothingToLearn", "", "NotFound", ""]
     assert [report.live for report in reports] == [False, True, False, True]
-    assert to_json(reports[3]) == {**runtime.user("ada").reports()[-1], "above": []}
+    assert to_json([reports[3]]) == [{**runtime.user("ada").reports()[-1], "above": []}]
     assert all(stage and 0 <= done <= 1 for stage, done in heard)
     assert heard
 
@@ -531,7 +531,9 @@ def test_a_stack_that_is_served_is_given_by_its_digest_to_administration_alone(
 ) -> None:
     files = {"adapter_config.json": b"{}\n", "adapter_model.safetensors": bytes(range(256)) * 5000}
     stack = published.PublishedAdapter(published.compute_digest(files), 8, files)
-    with closing(published.PublishedAdapterFolder(runtime.settings.cache / "served", "another")) as folders:
+    with closing(
+        published.PublishedAdapterFolder(runtime.settings.cache / "served", "another")
+    ) as folders:
         folders.put(stack)
         assert {name: opened.read_published_file(stack.digest, name) for name in files} == files
         for digest, name in (
@@ -618,7 +620,7 @@ def test_a_practice_hears_what_it_may_take_and_that_its_result_is_accepted(
         heard.append(given[-1])
         return practise(coach, *given)
 
-    monkeypatch.setattr(RLTrainer, "practise", noted)
+    monkeypatch.setattr(RLTrainer, "train", noted)
     ada.practice("sums", verifier="sums", seconds=60, rounds=1, steps=3, memory=100, accept=True)
     (order,) = heard
     assert (order.seconds, order.steps, order.memory, order.accept) == (60, 3, 100, True)
@@ -697,7 +699,7 @@ def test_the_client_has_the_methods_of_a_user() -> None:
 _HERE_ALONE = {
     **{name: {"paused"} for name in ("learn", "learn_many", "practice")},
     "compare": {"cancelled"},
-    "collect": {"progress"},
+    "collect_garbage": {"progress"},
 }
 
 

@@ -242,7 +242,7 @@ def test_a_stream_that_another_thread_reads_when_the_runtime_closes_is_kept(
         assert gate.entered.wait(20)
         closer = threading.Thread(target=runtime.close)
         closer.start()
-        while not stream._outputs._over:
+        while not stream._outputs._group.closed:
             threading.Event().wait(0.002)
         gate.open.set()
         closer.join(20)
