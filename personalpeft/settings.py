@@ -1,6 +1,4 @@
-"""What can be set: where things lie (the home folder with what cannot be made again, the cache folder with what can), and
-how much is served at once.
-"""
+"""Settings: folders, plugins, the vLLM server and the limits of the engine."""
 
 from __future__ import annotations
 
@@ -22,21 +20,29 @@ VLLM = "PERSONALPEFT_VLLM_"
 _APP = "personalpeft"
 
 Observing: TypeAlias = Literal["off", "kept", "learned"]
-"""What becomes of what an app sees without asking (``User.observe``): nothing, kept in the ledger, or kept and learned as a
-weak rating.
+"""Use of implicit feedback (``User.observe``).
+
+``off`` ignores it, ``kept`` records it in the ledger, and ``learned`` learns from it as well.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class VllmServer:
-    """Where the vLLM server is that the vLLM backend speaks to, and how.
+    """The vLLM server of the vLLM backend.
 
-    ``url`` is its address, with or without ``/v1``; ``token`` what it was started with (``--api-key``); ``model`` what it
-    calls the base, needed where it serves several. Stacks reach it as folders: below ``folder`` here (None: in the cache
-    folder), which is ``folder_there`` as the server sees it (None: the same path). With ``resolves`` the servers behind the
-    address find stacks by name themselves (``plugins/vllm_resolver``), so nothing is registered with any one of them.
-    ``certificate`` is a PEM file to trust besides the system's. ``timeout`` is the longest silence within an answer, and
-    ``patience`` how long what is not answered is tried again, both in seconds. Raises ``InvalidInput``.
+    Args:
+        url: The address, with or without ``/v1``.
+        token: The server's ``--api-key``.
+        model: The name of the base on the server; needed if it serves several.
+        folder: The local path for stacks; None for the cache folder.
+        folder_there: The same path as the server sees it; None if it is equal.
+        resolves: Whether the servers find stacks by name (``plugins/vllm_resolver``).
+        certificate: A PEM file to trust besides the system's.
+        timeout: The longest silence within a response, in seconds.
+        patience: How long unanswered requests are retried, in seconds.
+
+    Raises:
+        InvalidInput: A value is out of bounds.
     """
 
     url: str
@@ -52,7 +58,7 @@ class VllmServer:
     def __post_init__(self) -> None:
         if not _is_address(self.url.strip()):
             raise InvalidInput(
-                "The vLLM server's address is none: it begins with http:// or https:// and names a host.",
+                f"The vLLM server's address must be an http or https URL, got {self.url!a}.",
                 hint=f"Set {VLLM}URL to something like http://127.0.0.1:8000.",
             )
         if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
@@ -76,9 +82,7 @@ class VllmServer:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Two absolute paths, of which neither need exist yet, and nothing here makes them; the names of the plugins that
-    may be loaded (None: all that are installed); and the server that the vLLM backend speaks to, where one is named.
-    """
+    """Absolute paths of the home and the cache, allowed plugins (None: all), and the vLLM server."""
 
     home: Path
     cache: Path
@@ -141,9 +145,15 @@ class Serving:
 
 
 def resolve(home: str | Path | None, environ: Mapping[str, str]) -> Settings:
-    """The home that was asked for, else that of ``PERSONALPEFT_HOME``, else the platform's data folder; the cache of
-    ``PERSONALPEFT_CACHE``, else the platform's; the plugins that ``PERSONALPEFT_PLUGINS`` names with commas between; the
-    server of ``PERSONALPEFT_VLLM_URL``. An empty variable counts as unset. Touches no file. Raises ``InvalidInput``."""
+    """Read the settings from an argument and the environment. No file is touched.
+
+    Args:
+        home: The home; None for ``PERSONALPEFT_HOME`` or the platform's data folder.
+        environ: The environment. An empty variable counts as unset.
+
+    Raises:
+        InvalidInput: A variable has no valid value.
+    """
     named = tuple(name.strip() for name in environ.get(PLUGINS, "").split(",") if name.strip())
     return Settings(
         home=_absolute(
@@ -153,31 +163,31 @@ def resolve(home: str | Path | None, environ: Mapping[str, str]) -> Settings:
         plugins=named or None,
         vllm=_vllm(
             {
-                name.removeprefix(VLLM): said
-                for name, said in environ.items()
-                if name.startswith(VLLM) and said
+                name.removeprefix(VLLM): value
+                for name, value in environ.items()
+                if name.startswith(VLLM) and value
             }
         ),
     )
 
 
-def _vllm(said: Mapping[str, str]) -> VllmServer | None:
-    """The server that the variables after ``PERSONALPEFT_VLLM_`` describe; None without a URL."""
-    if "URL" not in said:
+def _vllm(values: Mapping[str, str]) -> VllmServer | None:
+    """Read the variables after ``PERSONALPEFT_VLLM_``; None without a URL."""
+    if "URL" not in values:
         return None
-    folder, certificate = said.get("FOLDER"), said.get("CA")
+    folder, certificate = values.get("FOLDER"), values.get("CA")
     return VllmServer(
-        url=said["URL"],
-        token=said.get("TOKEN"),
-        model=said.get("MODEL"),
+        url=values["URL"],
+        token=values.get("TOKEN"),
+        model=values.get("MODEL"),
         folder=_absolute(folder) if folder else None,
-        folder_there=said.get("FOLDER_THERE"),
-        resolves=_switch("RESOLVES", said.get("RESOLVES", "0")),
+        folder_there=values.get("FOLDER_THERE"),
+        resolves=_switch("RESOLVES", values.get("RESOLVES", "0")),
         certificate=_absolute(certificate) if certificate else None,
         **{
-            name.lower(): _seconds(name, said[name])
+            name.lower(): _seconds(name, values[name])
             for name in ("TIMEOUT", "PATIENCE")
-            if name in said
+            if name in values
         },
     )
 
@@ -185,7 +195,7 @@ def _vllm(said: Mapping[str, str]) -> VllmServer | None:
 def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        # Read for what it raises: a port that is no number.
+        # Reading the port raises ValueError if it is not a number.
         return (
             parts.scheme in ("http", "https")
             and bool(parts.hostname)
@@ -196,18 +206,18 @@ def _is_address(url: str) -> bool:
         return False
 
 
-def _switch(name: str, said: str) -> bool:
-    if said not in ("0", "1"):
-        raise InvalidInput(f"{VLLM}{name} cannot be {said!a}.", hint="Set it to 1 or 0.")
-    return said == "1"
+def _switch(name: str, value: str) -> bool:
+    if value not in ("0", "1"):
+        raise InvalidInput(f"{VLLM}{name} cannot be {value!a}.", hint="Set it to 1 or 0.")
+    return value == "1"
 
 
-def _seconds(name: str, said: str) -> float:
+def _seconds(name: str, value: str) -> float:
     try:
-        return float(said)
+        return float(value)
     except ValueError:
         raise InvalidInput(
-            f"{VLLM}{name} cannot be {said!a}.", hint="Set it to a number of seconds."
+            f"{VLLM}{name} cannot be {value!a}.", hint="Set it to a number of seconds."
         ) from None
 
 
