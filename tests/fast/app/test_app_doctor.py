@@ -28,7 +28,7 @@ def test_which_features_llamacpp_uses_is_said_once_that_was_tried(place: Place) 
     file = source_gguf_file(find_card(_REAL))
     assert file is not None
     tried = probe_cpu(file, place.cache)
-    assert tried.why in found(place, "--base", _REAL)[1]["device"]["said"]
+    assert tried.reason in found(place, "--base", _REAL)[1]["device"]["said"]
 
 
 def test_loading_says_what_serves_with_which_features_and_makes_no_home(place: Place) -> None:

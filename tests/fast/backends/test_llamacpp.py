@@ -198,7 +198,7 @@ def test_torch_is_let_go_of_when_nothing_learns_any_more(
     session.close()
     session.close()
     assert backend._training._backend is None
-    with pytest.raises(ValueError, match="not sessions"):
+    with pytest.raises(ValueError, match="session"):
         backend.advance([session], [[]], [0.1])
     backend.close()
 

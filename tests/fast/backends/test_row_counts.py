@@ -149,7 +149,7 @@ def test_padding_never_lets_one_row_see_another() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_kernel_that_computes_something_else_is_found(dtype: torch.dtype) -> None:
     class Broken(ReferenceOps):
-        def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
             return super().rms_norm(x, weight, epsilon) * 1.5
 
     assert find_wrong_kernel(ReferenceOps(), dtype) is None

@@ -77,6 +77,16 @@ def test_letters_of_several_byte_tokens_come_out_as_they_went_in(written: str) -
     assert "".join(pieces) == written
 
 
+@given(written=LETTERS, tokens=st.lists(st.integers(0, 264), max_size=30))
+@example("", [67, 158, 198, 212, 41, 0, 98, 171, 81, 122])
+def test_byte_tokens_that_are_no_letters_never_end_a_reply(written: str, tokens: list[int]) -> None:
+    """``tokenizers.decoders.DecodeStream`` raises for these, which is why it is not used."""
+    fallback = Fallback()
+    first = fallback.encode(written)
+    pieces, _ = stream(fallback, (*first, *tokens))
+    assert "".join(pieces) or not fallback.decode((*first, *tokens))
+
+
 @given(tokens=st.lists(st.integers(0, 258), max_size=40))
 @example([0x80] * 5 + [0xE2, 0x82, 0xAC])
 @example([0xF0, 0x9F, 0xA6] * 7)
