@@ -190,7 +190,7 @@ def _fixed(engine: Engine, stack: Stack) -> list[float]:
 
 def _memory(people: Crowd, base_name: str) -> tuple[int | None, int, bool]:
     """Of a process of its own: the most memory that it had, how many tokens of context it filled, and whether it loaded torch."""
-    home, most = str(people.runtime.settings.home), min(_CONTEXT, people.engine.backend.longest)
+    home, most = str(people.runtime.settings.home), min(_CONTEXT, people.engine.backend.max_length)
     done = subprocess.run(
         [sys.executable, "-c", _CHAT, home, base_name, name(0), str(_REPLY)],
         input=_filling(people, most - _REPLY),

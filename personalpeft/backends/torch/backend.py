@@ -1,4 +1,4 @@
-"""The torch backend: transformers supplies the model code; rows, slots, sampling and training are ours."""
+"""The torch backend. Transformers has the model code; batching, slots and training are ours."""
 
 from __future__ import annotations
 
@@ -27,27 +27,31 @@ from personalpeft.backends.torch.kv_cache import PagedKVCache, bytes_per_token
 from personalpeft.backends.torch.lora_bank import LoRABank, StagedWeights
 from personalpeft.backends.torch.model_runner import DeviceChoice, ModelRunner, choose_device
 from personalpeft.backends.torch.openmp import release_threads
-from personalpeft.backends.torch.ops import choose_kernels
+from personalpeft.backends.torch.ops import choose_ops
 from personalpeft.backends.torch.ops.base import BLOCK
 from personalpeft.backends.torch.training.logprobs import ReferenceReader, chunks, read_hidden
 from personalpeft.backends.torch.training.reference_cache import ReferenceCache
 from personalpeft.backends.torch.training.session import FrozenBelow, TorchSession, advance
 from personalpeft.base_models.types import Base
 
-_SCORED_AT_ONCE = 1024
-# What rounding explains, in nats a token (docs/benchmarks.md has what was measured).
+_SCORE_TOKENS = 1024
+# Differences due to rounding, nats per token (measured: docs/benchmarks.md).
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-# Places for keys and values: the longest row that the base can read, and so much for each of the others.
+# Cache tokens for each row beside the longest one.
 _TOKENS_A_ROW = 512
-# Of a processor's memory an eighth, which is shared with everything else; of a GPU's, half of what the base leaves.
+# Share of memory for the cache: of a CPU's total, of a GPU's free.
 _MEMORY_SHARE = {"cpu": 1 / 8, "cuda": 1 / 2}
 
 
 class TorchBackend(TextMixin):
-    """See ``personalpeft.backends.base.Backend``. Works for any transformers model whose projections the card's targets
-    name.
+    """See ``Backend``. Supports transformers models with the card's target modules.
 
-    ``cache`` is where compiled kernels are kept, without it none are compiled, and what the bare base says of generic answers.
+    Args:
+        base: The base model.
+        slots: Size of the adapter bank.
+        rows: Most sequences in a batch.
+        where: Device and dtype; None chooses them.
+        cache: For compiled kernels, product choices and reference outputs; None caches nothing.
     """
 
     name = "torch"
@@ -65,13 +69,13 @@ class TorchBackend(TextMixin):
         super().__init__(base)
         self.base = base
         self.slots, self.rows = slots, rows
-        kernels, why = choose_kernels(where.device, where.dtype, cache)
+        kernels, reason = choose_ops(where.device, where.dtype, cache)
         self.logprob_tolerance = _TOLERANCE.get(where.dtype, _TOLERANCE[torch.float32])
         self._model = ModelRunner(base, where, kernels, cache)
-        # Our kernels work on each row apart; what the framework's own operations do depends on the batch.
-        holds = kernels.batch_invariant and self._model.batch_invariant
-        self.batch_invariance = BatchInvariance.HOLDS if holds else BatchInvariance.NONE
-        self.description = f"{where.reason}, {why}"
+        # Results of torch's own operations depend on the batch.
+        invariant = kernels.batch_invariant and self._model.batch_invariant
+        self.batch_invariance = BatchInvariance.HOLDS if invariant else BatchInvariance.NONE
+        self.description = f"{where.reason}, {reason}"
         self._references = ReferenceReader(
             self._model, ReferenceCache(base.digest, f"{where.dtype}, {self.description}", cache)
         )
@@ -92,19 +96,19 @@ class TorchBackend(TextMixin):
         )
         self.max_length = min(blocks * BLOCK, base.card.context)
         self._batch = Batch(self._model, self._tokenizer, self._bank, pool, blocks, rows=self.rows)
-        release_threads()  # Those who helped to load.
+        release_threads()  # The threads that loaded the model.
 
     def stage(self, adapter: AdapterStack) -> StagedStack:
         return self._bank.stage(adapter)
 
     def attach(self, key: str, staged: StagedStack) -> None:
         if not isinstance(staged, StagedWeights):
-            raise TypeError("this was staged for another backend")
+            raise TypeError("the stack must be staged by this backend")
         self._bank.put(key, staged)
 
     def detach(self, key: str) -> None:
         if self._batch.uses(key):
-            raise RuntimeError("a row of the batch uses this stack")
+            raise RuntimeError("a row of the batch uses this stack; remove it first")
         self._bank.drop(key)
 
     def admit(self, sequence: SequenceState) -> int | None:
@@ -130,55 +134,55 @@ class TorchBackend(TextMixin):
         self, items: Sequence[Continuation], stack: str | None, *, kl: bool = False
     ) -> tuple[Score, ...]:
         scores = []
-        for chunk in chunks(items, _SCORED_AT_ONCE):
+        for chunk in chunks(items, _SCORE_TOKENS):
             with torch.inference_mode():
                 with self._model.exclusive(self._bank.uniform(stack)):
-                    said = read_hidden(self._model, chunk)
+                    outputs = read_hidden(self._model, chunk)
                 if kl:
                     with self._model.exclusive():
-                        bare = read_hidden(self._model, chunk)
-                    apart = [
-                        float((b.logp.exp() * (b.logp - s.logp)).sum(-1).mean())
-                        for b, s in zip(bare, said, strict=True)
+                        base_outputs = read_hidden(self._model, chunk)
+                    divergences = [
+                        float((base.logp.exp() * (base.logp - output.logp)).sum(-1).mean())
+                        for base, output in zip(base_outputs, outputs, strict=True)
                     ]
-                for i, s in enumerate(said):
+                for i, output in enumerate(outputs):
                     scores.append(
                         Score(
-                            float(s.token_logp.mean()),
-                            apart[i] if kl else None,
-                            tuple(s.token_logp.tolist()),
+                            float(output.token_logp.mean()),
+                            divergences[i] if kl else None,
+                            tuple(output.token_logp.tolist()),
                         )
                     )
         return tuple(scores)
 
     def session(self, spec: SessionSpec) -> Session:
         key = spec.base_key
-        below = FrozenBelow(
-            self._bank.number(key),
+        frozen_below = FrozenBelow(
+            self._bank.attachment_id(key),
             self._bank.uniform(key),
-            self._bank.below(key),
+            self._bank.fused_weights(key),
             self._references,
         )
-        return TorchSession(self._model, spec, below)
+        return TorchSession(self._model, spec, frozen_below)
 
     def advance(
         self, sessions: Sequence[Session], terms: Sequence[Sequence[Loss]], rates: Sequence[float]
     ) -> tuple[float, ...]:
-        own = [session for session in sessions if isinstance(session, TorchSession)]
-        if len(own) < len(sessions) or len(set(own)) < len(own):
-            raise ValueError("these are not different sessions of this backend")
-        return advance(self._model, own, terms, rates)
+        torch_sessions = [session for session in sessions if isinstance(session, TorchSession)]
+        if len(torch_sessions) < len(sessions) or len(set(torch_sessions)) < len(torch_sessions):
+            raise ValueError("sessions must be distinct sessions of this backend")
+        return advance(self._model, torch_sessions, terms, rates)
 
     def fingerprint(self) -> str:
         return self._model.fingerprint()
 
     def close(self) -> None:
-        """Lets go of the model; the memory goes with the last reference."""
+        """Release the model. Its memory is freed with the last reference."""
         del self._batch, self._bank, self._references, self._model
 
 
 def _blocks(model: ModelRunner, rows: int) -> int:
-    """How many blocks the pool has: enough for the longest row and something for each of the others, if there is memory."""
+    """Return the number of cache blocks: for the longest row and a part for each other."""
     config, where = model.module.config, model.where
     if where.device.type == "cuda":
         memory, _ = torch.cuda.mem_get_info(where.device)

@@ -1,7 +1,7 @@
-"""The memory for keys and values, taken once, and the attention that reads it.
+"""The paged key-value cache (PagedAttention, Kwon et al. 2023) and attention over it.
 
-Invariants: no key or value is ever moved; a token's place is written once, by the pass that computes it; a row reads
-the blocks of its own table only.
+Invariants: keys and values are never moved. The pass that computes a token writes it once. A row
+reads only the blocks of its own table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from personalpeft.backends.torch.ops.base import BLOCK, AttentionMetadata, Ops, 
 
 
 class PagedKVCache:
-    """Keys and values of ``blocks`` blocks for every layer of a model."""
+    """Keys and values of ``blocks`` blocks for each layer of a model."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class PagedKVCache:
 
 
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
-    """What a token's keys and values take in all layers."""
+    """Return the bytes of one token's keys and values in all layers."""
     text = config.get_text_config()
     heads, dim = _heads(text)
     return int(
@@ -54,10 +54,10 @@ def _heads(text: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """One pass over tokens of many rows: those that are decoded first, then ``chunks``."""
+    """One pass over tokens of many rows: decoded tokens first, then ``chunks``."""
 
-    pool: PagedKVCache
-    places: AttentionMetadata
+    cache: PagedKVCache
+    metadata: AttentionMetadata
     chunks: Sequence[PrefillChunk]
 
     def attend(
@@ -71,31 +71,31 @@ class ForwardContext:
         softcap: float,
         window: int,
     ) -> Tensor:
-        """Attention of all tokens, ``[T, heads, dim]``, after their keys and values were put into the pool."""
-        keys, values = self.pool.keys[layer], self.pool.values[layer]
-        self.pool.kernels.write_kv(k, v, keys, values, self.places)
-        decoded = len(self.places.lengths)
-        said = []
+        """Write keys and values, and return the attention of all tokens, ``[T, heads, dim]``."""
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        self.cache.kernels.write_kv(k, v, keys, values, self.metadata)
+        decoded = len(self.metadata.lengths)
+        outputs = []
         if decoded:
-            said.append(
-                self.pool.kernels.paged_attention(
+            outputs.append(
+                self.cache.kernels.paged_attention(
                     q[:decoded],
                     keys,
                     values,
-                    self.places,
+                    self.metadata,
                     scaling=scaling,
                     softcap=softcap,
                     window=window,
                 )
             )
         for chunk in self.chunks:
-            own = q[chunk.begin : chunk.end]
-            said.append(
-                self.pool.kernels.prefill_attention(
-                    own, keys, values, chunk, scaling=scaling, softcap=softcap, window=window
+            queries = q[chunk.begin : chunk.end]
+            outputs.append(
+                self.cache.kernels.prefill_attention(
+                    queries, keys, values, chunk, scaling=scaling, softcap=softcap, window=window
                 )
             )
-        return said[0] if len(said) == 1 else torch.cat(said)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 def paged_attention_forward(
@@ -110,17 +110,17 @@ def paged_attention_forward(
     batch: ForwardContext | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **more: Any,
+    **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """What the model's layers call: over the pool where the pass brings one, else as transformers does it."""
+    """Compute attention over the cache if the pass has a ``batch``, else as transformers does."""
     if batch is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        # transformers' function is untyped for what follows the mask.
-        said: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
+        # The function is untyped after the mask.
+        outputs: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
-        return said
+        return outputs
     q, k, v = (t[0].transpose(0, 1).contiguous() for t in (query, key, value))
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     out = batch.attend(

@@ -1,8 +1,7 @@
-"""Where adapters meet the model: the projections of a block, computed together where they read the same input, with
-whatever is bound added to their outputs.
+"""Linear layers of the model with LoRA: fused where they read the same input.
 
-Invariants: the base's own weights are only ever read; what is bound lasts for one pass and is bound by whoever holds
-the device's turn.
+Invariants: the base's weights are only read. Adapters are active for one pass, under the model's
+lock.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from personalpeft.backends.torch.row_counts import (
 )
 from personalpeft.types import Architecture
 
-# Projections that read one input, in models that keep them apart: one product is quicker than two or three.
-_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# Projections with one input. One product is faster than two or three.
+_FUSED_PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectionGroup:
-    """Projections of every block that read the same input, in order; ``ends`` is where each one's outputs end."""
+    """Projections of every block with the same input; ``ends`` is where each one's outputs end."""
 
     names: tuple[str, ...]
     inputs: int
@@ -42,28 +41,28 @@ class ProjectionGroup:
 
     @property
     def sections(self) -> tuple[tuple[int, int], ...]:
-        """Where each projection's outputs begin and end."""
+        """Begin and end of each projection's outputs."""
         return tuple(zip((0, *self.ends), self.ends, strict=False))
 
 
 def group_projections(architecture: Architecture) -> tuple[ProjectionGroup, ...]:
-    """The base's adapted projections, each in one group, in the architecture's order."""
+    """Return the base's adapted projections, each in one group, in the architecture's order."""
     groups: list[ProjectionGroup] = []
-    taken: set[str] = set()
+    assigned: set[str] = set()
     for name, (inputs, _) in architecture.projections.items():
-        if name in taken:
+        if name in assigned:
             continue
         path, _, last = name.rpartition(".")
         siblings = [
-            tuple(f"{path}.{t}".lstrip(".") for t in together)
-            for together in _TOGETHER
-            if last in together
+            tuple(f"{path}.{t}".lstrip(".") for t in fused)
+            for fused in _FUSED_PROJECTIONS
+            if last in fused
         ]
         names = next(
             (s for s in siblings if all(member in architecture.projections for member in s)),
             (name,),
         )
-        taken.update(names)
+        assigned.update(names)
         ends, end = [], 0
         for member in names:
             end += architecture.projections[member][1]
@@ -73,59 +72,59 @@ def group_projections(architecture: Architecture) -> tuple[ProjectionGroup, ...]
 
 
 class ActiveLoRA(Protocol):
-    """Adapters as one pass sees them."""
+    """Adapters of one pass."""
 
     def add(self, group: int, block: int, x: Tensor, y: Tensor) -> Tensor:
-        """The outputs ``[rows, tokens, outputs]`` of a group with what is bound added, perhaps in place."""
+        """Return outputs ``[rows, tokens, outputs]`` plus the adapters' part, maybe in place."""
         ...
 
 
 class TrainedLoRA(Protocol):
-    """Adapters in training as one pass sees them: they take the base's product over, to give its gradient by hand."""
+    """Adapters in training. They compute the base's product too, for its gradient."""
 
     def product(self, frozen: FrozenLinear, group: int, block: int, x: Tensor) -> Tensor:
-        """The outputs of a group with all adapters added, through which a gradient passes."""
+        """Return a group's outputs with all adapters, differentiable."""
         ...
 
 
 class LoRAContext:
-    """What is bound to the model at this moment; all its projections look here."""
+    """The adapters that are active now; all layers of the model read them here."""
 
     def __init__(self) -> None:
-        self.bound: ActiveLoRA | None = None
+        self.active: ActiveLoRA | None = None
         self.training: TrainedLoRA | None = None
 
     @contextmanager
-    def holding(
-        self, bound: ActiveLoRA | None, training: TrainedLoRA | None = None
+    def activate(
+        self, active: ActiveLoRA | None, training: TrainedLoRA | None = None
     ) -> Iterator[None]:
-        """Binds for one forward (and backward) pass."""
-        self.bound, self.training = bound, training
+        """Activate adapters for one forward (and backward) pass."""
+        self.active, self.training = active, training
         try:
             yield
         finally:
-            self.bound = self.training = None
+            self.active = self.training = None
 
 
 class FrozenLinear(nn.Module):
-    """A linear map with frozen weights, whose outputs for a row are the same bits in any batch.
+    """A linear layer with frozen weights, whose outputs for a row are the same bits in any batch.
 
-    The weights are held once, in the order that the processor multiplies fastest in. A gradient needs them the other way
-    round: they are held that way too from ``open_back`` to ``close_back``.
+    The weights are stored once, in the CPU's fastest order. Between ``enable_backward`` and
+    ``disable_backward`` they are also stored transposed.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, chooser: ProductChooser | None) -> None:
         super().__init__()
         self._chooser = chooser
         self._product = _BatchInvariantProduct(weight, bias, chooser)
-        self._back: _BatchInvariantProduct | None = None
+        self._transposed: _BatchInvariantProduct | None = None
         if chooser is not None and self._product.packed:
-            # Tried now: what it says of the numbers of threads has to be known before the first pass.
+            # Chosen now: it may exclude thread counts, which must be known before the first pass.
             chooser.choose(ProductShape(weight.shape[0], weight.shape[1], weight.dtype, bias=False))
 
     @property
     def weight(self) -> Tensor:
-        """The weights as the model has them, ``[outputs, inputs]``."""
+        """The weights, ``[outputs, inputs]``."""
         return self._product.weight
 
     @property
@@ -133,17 +132,19 @@ class FrozenLinear(nn.Module):
         return self._product.bias
 
     def enable_backward(self) -> None:
-        """Get ready for many gradients."""
-        if self._product.packed and self._back is None:
-            self._back = _BatchInvariantProduct(self.weight.t().contiguous(), None, self._chooser)
+        """Store the transposed weights, which gradients need."""
+        if self._product.packed and self._transposed is None:
+            self._transposed = _BatchInvariantProduct(
+                self.weight.t().contiguous(), None, self._chooser
+            )
 
     def disable_backward(self) -> None:
-        """Free what ``open_back`` took."""
-        self._back = None
+        """Free the transposed weights."""
+        self._transposed = None
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled() and x.requires_grad:
-            result: Tensor = _Multiply.apply(x, self)  # type: ignore[no-untyped-call]  # torch's own
+            result: Tensor = apply_function(_MultiplyFunction, x, self)
             return result
         return self.multiply(x)
 
@@ -152,14 +153,14 @@ class FrozenLinear(nn.Module):
         return self._product(x)
 
     def multiply_transposed(self, grad: Tensor) -> Tensor:
-        """Return the gradient to the inputs."""
-        if self._back is not None:
-            return self._back(grad)
+        """Return the gradient with respect to the inputs."""
+        if self._transposed is not None:
+            return self._transposed(grad)
         return grad @ self.weight
 
 
 class _BatchInvariantProduct:
-    """A product with ``[outputs, inputs]`` weights, computed as the chooser says; without one as the framework does."""
+    """A product with ``[outputs, inputs]`` weights, computed as the chooser decides."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, chooser: ProductChooser | None) -> None:
         outputs, inputs = weight.shape
@@ -184,7 +185,12 @@ class _BatchInvariantProduct:
         return y.view(*x.shape[:-1], self._outputs)
 
 
-class _Multiply(torch.autograd.Function):
+def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """Apply an autograd function; torch declares ``apply`` without types."""
+    return function.apply(*args)  # type: ignore[no-untyped-call]
+
+
+class _MultiplyFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, product: FrozenLinear) -> Tensor:
         ctx.product = product
@@ -192,14 +198,14 @@ class _Multiply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return ctx.product.back(grads[0]), None
+        return ctx.product.multiply_transposed(grads[0]), None
 
 
 class GroupedLinear:
-    """The base's product for one group of one block, and what is bound beside it.
+    """The product of one group in one block, with its adapters.
 
-    The model asks for each projection on its own. The first to ask computes all of them; the others take their part of
-    that, as long as they ask about the very same input.
+    The model calls each projection separately. The first call computes all of them. The others
+    return their part of it if their input is the same tensor.
     """
 
     def __init__(
@@ -207,82 +213,88 @@ class GroupedLinear:
         members: Sequence[nn.Linear],
         group: int,
         block: int,
-        attachment: LoRAContext,
+        context: LoRAContext,
         chooser: ProductChooser | None,
     ) -> None:
         weights = [member.weight.detach() for member in members]
         biases = [member.bias.detach() for member in members if member.bias is not None]
-        # One member is not copied: where weights keep their order, they stay the very memory that was loaded.
+        # A single member is not copied, so its weights stay in the loaded file's memory.
         weight = torch.cat(weights) if len(weights) > 1 else weights[0]
         self.product = FrozenLinear(weight, torch.cat(biases) if biases else None, chooser)
-        self._group, self._block, self._attachment = group, block, attachment
-        self._asked: Tensor | None = None
-        self._said: Tensor | None = None
+        self._group, self._block, self._context = group, block, context
+        self._last_input: Tensor | None = None
+        self._last_output: Tensor | None = None
 
     def outputs(self, x: Tensor, begin: int, end: int, *, last: bool) -> Tensor:
-        """The outputs ``begin`` to ``end``; ``last`` says that nobody will ask about this input again."""
-        y = self._said if self._asked is x and self._said is not None else self._compute(x)
-        self._asked, self._said = (None, None) if last else (x, y)
+        """Return the outputs ``begin`` to ``end``; ``last`` frees the stored outputs."""
+        y = (
+            self._last_output
+            if self._last_input is x and self._last_output is not None
+            else self._compute(x)
+        )
+        self._last_input, self._last_output = (None, None) if last else (x, y)
         return y[..., begin:end]
 
     def all_outputs(self, x: Tensor) -> Tensor:
-        """Those of every member at once."""
+        """Return the outputs of all projections of the group."""
         return self._compute(x)
 
     def _compute(self, x: Tensor) -> Tensor:
-        training = self._attachment.training
+        training = self._context.training
         if training is not None:
             return training.product(self.product, self._group, self._block, x)
         y: Tensor = self.product(x)
-        bound = self._attachment.bound
-        return y if bound is None else bound.add(self._group, self._block, x, y)
+        active = self._context.active
+        return y if active is None else active.add(self._group, self._block, x, y)
 
 
 class LoRALinear(nn.Module):
-    """Stands where one of the model's linear projections stood."""
+    """Replace one linear layer of the model."""
 
-    def __init__(self, whole: GroupedLinear, begin: int, end: int, *, last: bool) -> None:
+    def __init__(self, group_linear: GroupedLinear, begin: int, end: int, *, last: bool) -> None:
         super().__init__()
-        self._whole = whole
+        self._group_linear = group_linear
         self._begin, self._end, self._last = begin, end, last
 
     def shares_with(self, other: object) -> bool:
-        """Whether the two are computed together."""
-        return isinstance(other, LoRALinear) and other._whole is self._whole
+        """Return whether both layers are in one group."""
+        return isinstance(other, LoRALinear) and other._group_linear is self._group_linear
 
-    def together(self, x: Tensor) -> Tensor:
-        """The outputs of all that are computed together, side by side."""
-        return self._whole.all_outputs(x)
+    def all_outputs(self, x: Tensor) -> Tensor:
+        """Return the outputs of the whole group, side by side."""
+        return self._group_linear.all_outputs(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._whole.outputs(x, self._begin, self._end, last=self._last)
+        return self._group_linear.outputs(x, self._begin, self._end, last=self._last)
 
 
 def install_lora_layers(
     model: nn.Module, architecture: Architecture, chooser: ProductChooser | None
 ) -> tuple[LoRAContext, dict[str, FrozenLinear]]:
-    """Replaces every projection that the architecture names; without anything bound the model computes as before.
+    """Replace each projection that the architecture names.
 
-    Also returns the products by the path of their group's first projection.
+    Returns:
+        The context that activates adapters, and the products by the path of their group's first
+            projection.
     """
-    attachment = LoRAContext()
+    context = LoRAContext()
     products: dict[str, FrozenLinear] = {}
     for block in range(architecture.blocks):
         root = f"{architecture.block_path}.{block}."
         for number, group in enumerate(group_projections(architecture)):
             members = [model.get_submodule(root + name) for name in group.names]
-            whole = GroupedLinear(
-                [_as_linear(m) for m in members], number, block, attachment, chooser
+            group_linear = GroupedLinear(
+                [_as_linear(m) for m in members], number, block, context, chooser
             )
-            products[root + group.names[0]] = whole.product
+            products[root + group.names[0]] = group_linear.product
             for name, (begin, end) in zip(group.names, group.sections, strict=True):
                 path, _, last = (root + name).rpartition(".")
-                stands_in = LoRALinear(whole, begin, end, last=name == group.names[-1])
-                setattr(model.get_submodule(path), last, stands_in)
-    return attachment, products
+                layer = LoRALinear(group_linear, begin, end, last=name == group.names[-1])
+                setattr(model.get_submodule(path), last, layer)
+    return context, products
 
 
 def _as_linear(module: nn.Module) -> nn.Linear:
     if not isinstance(module, nn.Linear):
-        raise TypeError(f"{type(module).__name__} is no linear projection")
+        raise TypeError(f"projections must be nn.Linear, got {type(module).__name__}")
     return module

@@ -1,8 +1,7 @@
-"""A base loaded into torch: which device and numbers, the forward passes that the rest needs, and the turn that all of
-them take.
+"""The loaded base: device, dtype, forward passes and the lock that passes take.
 
-Invariants: the base's parameters never require a gradient and are never assigned; one forward (or forward and backward)
-pass runs at a time, so what is bound for it is seen by it alone.
+Invariants: the base's parameters never require a gradient and are never assigned. One pass runs at
+a time, so active adapters affect that pass alone.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from personalpeft.base_models.types import Base
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """Where the base runs, in which numbers, and why: the reason is a line for ``doctor``."""
+    """Device and dtype of the base, and the reason, a line for ``doctor``."""
 
     device: torch.device
     dtype: torch.dtype
@@ -51,13 +50,15 @@ class DeviceChoice:
 
 
 def choose_device() -> DeviceChoice:
-    """A GPU where there is one, else the processor; bfloat16 wherever the hardware multiplies it."""
+    """Return a GPU if there is one, else the CPU, with bfloat16 if the hardware multiplies it."""
     if torch.cuda.is_available():
-        # Older ones only emulate bfloat16; float16 they multiply well, but activations can leave its range.
-        fit = torch.cuda.get_device_capability() >= (8, 0)
-        dtype, named = (torch.bfloat16, "bfloat16") if fit else (torch.float32, "float32")
+        # Older GPUs emulate bfloat16. float16 is fast there, but activations can overflow it.
+        native_bfloat16 = torch.cuda.get_device_capability() >= (8, 0)
+        dtype, dtype_name = (
+            (torch.bfloat16, "bfloat16") if native_bfloat16 else (torch.float32, "float32")
+        )
         return DeviceChoice(
-            torch.device("cuda"), dtype, f"{named} on {torch.cuda.get_device_name()}"
+            torch.device("cuda"), dtype, f"{dtype_name} on {torch.cuda.get_device_name()}"
         )
     threads = torch.get_num_threads()
     if _multiplies_bfloat16():
@@ -69,15 +70,15 @@ def choose_device() -> DeviceChoice:
 
 
 def _multiplies_bfloat16() -> bool:
-    """Return whether the processor does so itself, and the libraries do it right."""
-    able: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return able and is_usable(
+    """Return whether the CPU multiplies bfloat16, and the libraries do it correctly."""
+    supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return supported and is_usable(
         ProductKind.PACKED, ProductShape(512, 512, torch.bfloat16, bias=False)
     )
 
 
 class ModelRunner:
-    """The loaded base and its attachment points."""
+    """The loaded base and its LoRA layers."""
 
     def __init__(self, base: Base, where: DeviceChoice, kernels: Ops, cache: Path | None) -> None:
         from transformers import AttentionInterface, AutoModelForCausalLM
@@ -87,7 +88,7 @@ class ModelRunner:
         AttentionInterface.register("personalpeft", paged_attention_forward)
         self.base = base
         self.where = where
-        # Any: what transformers returns depends on the base, and its stubs know few of its methods.
+        # Any: transformers' stubs have few of the methods.
         module: Any = AutoModelForCausalLM.from_pretrained(
             base.folder,
             dtype=where.dtype,
@@ -96,13 +97,13 @@ class ModelRunner:
             use_safetensors=True,
         )
         self.module = module.to(where.device).eval().requires_grad_(False)
-        # Classes of row counts are a matter of processors' libraries; what GPUs do has not been measured.
+        # Row-count classes are measured for CPU libraries only.
         self._chooser = (
             ProductChooser(thread_counts(min(torch.get_num_threads(), usable_cores())), cache)
             if where.device.type == "cpu"
             else None
         )
-        self.attachment, self._products = install_lora_layers(
+        self.context, self._products = install_lora_layers(
             self.module, base.architecture, self._chooser
         )
         if self._chooser is not None:
@@ -111,34 +112,34 @@ class ModelRunner:
                 FrozenLinear(head.weight.detach(), head.bias, self._chooser)
             )
         self.kernels = kernels
-        self._in_chains = install_fused_modules(self.module, kernels)
+        self._fused_attention = install_fused_modules(self.module, kernels)
         self._governor = (
             None if self._chooser is None else ThreadGovernor(self._chooser.threads, usable_cores())
         )
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
         self._sessions = 0
-        self._sliding = _sliding_window(self.module.config)
+        self._window = _sliding_window(self.module.config)
 
     @contextmanager
     def exclusive(
         self,
-        bound: ActiveLoRA | None = None,
+        active: ActiveLoRA | None = None,
         *,
         training: TrainedLoRA | None = None,
-        more_to_come: bool = False,
+        keep_threads: bool = False,
     ) -> Iterator[None]:
-        """Wait for the device and bind adapters for one pass, with as many threads as there are free cores.
+        """Take the device's lock and activate adapters, with as many threads as cores are free.
 
-        Without ``more_to_come`` the threads are released afterwards.
+        Without ``keep_threads`` the threads are released afterwards.
         """
-        with self._turn, self.attachment.holding(bound, training), self._team():
+        with self._lock, self.context.activate(active, training), self._thread_team():
             try:
                 yield
             finally:
-                if not more_to_come:
+                if not keep_threads:
                     release_threads()
 
-    def _team(self) -> AbstractContextManager[None]:
+    def _thread_team(self) -> AbstractContextManager[None]:
         if self._governor is None:
             return nullcontext()
         threads = self._governor.threads()
@@ -152,52 +153,53 @@ class ModelRunner:
         return self._chooser is not None and self._chooser.invariant
 
     def hidden(self, packed: PackedSequence) -> Tensor:
-        """``[reads, size]``: what the head makes the logits of, for each of the pack's reads in order. Needs the turn;
-        follows the gradient mode.
+        """Return the last hidden states ``[reads, size]`` of a packed sequence's reads.
+
+        The caller holds the lock. Follows the gradient mode.
         """
         device = self.where.device
-        seen: dict[str, Any]
-        if self._in_chains:
-            seen = {"stretches": to_segments(packed)}
+        visibility: dict[str, Any]
+        if self._fused_attention:
+            visibility = {"segments": to_segments(packed)}
         else:
-            seen = {
+            visibility = {
                 "attention_mask": self._mask(
                     torch.from_numpy(packed.visible), torch.from_numpy(packed.positions)
                 )
             }
-        # The fused attention kernels are slow on the CPU when a mask and a gradient are asked for; plain products are not.
+        # torch's fused attention is slow on CPUs with a mask and a gradient.
         with sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext():
             output = self.module.base_model(
                 input_ids=torch.from_numpy(packed.tokens)[None].to(device),
                 position_ids=torch.from_numpy(packed.positions)[None].to(device),
                 use_cache=False,
-                **seen,
+                **visibility,
             )
         states: Tensor = output.last_hidden_state[0]
         return states[torch.cat([torch.from_numpy(r) for r in packed.reads]).to(device)]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """``[n, vocabulary]`` of hidden states ``[n, size]``, in the base's own format."""
+        """Return logits ``[n, vocabulary]`` of hidden states ``[n, size]``, in the base's dtype."""
         logits: Tensor = self.module.get_output_embeddings()(hidden)
         cap = getattr(self.module.config, "final_logit_softcapping", None)
         return cap * torch.tanh(logits / cap) if cap else logits
 
     def open_session(self) -> None:
-        """Gets ready for gradients, as long as any session is open."""
-        with self._turn:
+        """Store what gradients need while any session is open."""
+        with self._lock:
             self._sessions += 1
-            for product in self._all_products():
+            for product in self._frozen_linears():
                 product.enable_backward()
 
     def close_session(self) -> None:
-        """Ends what one ``open_session`` began."""
-        with self._turn:
+        """Undo one ``open_session``."""
+        with self._lock:
             self._sessions -= 1
             if not self._sessions:
-                for product in self._all_products():
+                for product in self._frozen_linears():
                     product.disable_backward()
 
-    def _all_products(self) -> list[FrozenLinear]:
+    def _frozen_linears(self) -> list[FrozenLinear]:
         head = self.module.get_output_embeddings()
         return [*self._products.values(), *([head] if isinstance(head, FrozenLinear) else [])]
 
@@ -207,51 +209,65 @@ class ModelRunner:
         positions: Sequence[int],
         reads: Sequence[int],
         batch: ForwardContext,
-        bound: ActiveLoRA | None,
+        active: ActiveLoRA | None,
     ) -> Tensor:
-        """One pass over tokens of many rows, which ``batch`` tells apart: the logits after those that ``reads`` names,
-        ``[reads, vocabulary]``, which may be none.
+        """Run one pass over tokens of many rows.
+
+        Args:
+            tokens: The tokens of all rows.
+            positions: The position of each token in its row.
+            reads: The tokens after which logits are needed.
+            batch: Where keys and values are.
+            active: The rows' adapters.
+
+        Returns:
+            Logits ``[reads, vocabulary]``.
         """
         device = self.where.device
-        given: dict[str, Any] = {
+        kwargs: dict[str, Any] = {
             "input_ids": torch.tensor(tokens, device=device)[None],
             "position_ids": torch.tensor(positions, device=device)[None],
             "use_cache": False,
             "batch": batch,
         }
-        with torch.inference_mode(), self.exclusive(bound, more_to_come=True):
+        with torch.inference_mode(), self.exclusive(active, keep_threads=True):
             if not reads:
-                self.module.base_model(**given)
+                self.module.base_model(**kwargs)
                 return torch.empty((0, 0), device=device)
-            output = self.module(**given, logits_to_keep=torch.tensor(reads, device=device))
+            output = self.module(**kwargs, logits_to_keep=torch.tensor(reads, device=device))
         logits: Tensor = output.logits[0]
         return logits
 
     def fingerprint(self) -> str:
-        """SHA-256 over names, shapes and bytes of all base parameters as they are in memory."""
+        """Return the SHA-256 over names, shapes and bytes of all base parameters in memory."""
         digest = hashlib.sha256()
-        with self._turn:
-            held = {path: product.weight for path, product in self._products.items()}
-            for name, parameter in sorted({**dict(self.module.named_parameters()), **held}.items()):
+        with self._lock:
+            products = {path: product.weight for path, product in self._products.items()}
+            for name, parameter in sorted(
+                {**dict(self.module.named_parameters()), **products}.items()
+            ):
                 digest.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}".encode())
                 digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
     def _mask(self, visible: Tensor, positions: Tensor) -> Any:
-        def additive(seen: Tensor) -> Tensor:
-            mask = torch.zeros(seen.shape, dtype=self.where.dtype).masked_fill_(
-                ~seen, torch.finfo(self.where.dtype).min
+        def to_additive(visibility: Tensor) -> Tensor:
+            mask = torch.zeros(visibility.shape, dtype=self.where.dtype).masked_fill_(
+                ~visibility, torch.finfo(self.where.dtype).min
             )
             return mask[None, None].to(self.where.device)
 
-        if self._sliding is None:
-            return additive(visible)
-        near = positions[:, None] - positions[None, :] < self._sliding
-        return {"full_attention": additive(visible), "sliding_attention": additive(visible & near)}
+        if self._window is None:
+            return to_additive(visible)
+        in_window = positions[:, None] - positions[None, :] < self._window
+        return {
+            "full_attention": to_additive(visible),
+            "sliding_attention": to_additive(visible & in_window),
+        }
 
 
 def _sliding_window(config: Any) -> int | None:
-    """The window of a model that mixes full and sliding attention (Gemma 3), None for all others."""
+    """Return the window of a model that mixes full and sliding attention (Gemma 3), else None."""
     kinds = set(getattr(config, "layer_types", None) or ())
     return (
         int(config.sliding_window)

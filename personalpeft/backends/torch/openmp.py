@@ -1,9 +1,9 @@
 """Set the size of the calling thread's OpenMP team, and end it.
 
-OpenMP keeps a team for every thread that ever asked for one. As soon as all teams together are larger than the machine, none
-of them waits awake. A decoding step has hundreds of short parallel loops: with a second team around, each is woken up for
-anew and a step takes a quarter longer (docs/benchmarks.md). So a thread that has finished some work releases its team; the next
-work finds another in less than a millisecond.
+OpenMP keeps a team for each thread that used one. When all teams together exceed the cores, none of
+them spins while waiting, and a decoding step with hundreds of short loops takes a quarter longer
+(docs/benchmarks.md). So each thread releases its team after its work. A new team takes less than a
+millisecond.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-_SOFT = 1  # omp_pause_soft: what the team keeps may be kept.
+_PAUSE_SOFT = 1  # omp_pause_soft
 
 
 def release_threads() -> None:
-    """End the calling thread's team, if there is one. Never call this from within a parallel loop."""
+    """End the calling thread's team, if any. Never call this inside a parallel loop."""
     pause = _function("omp_pause_resource_all")
     if pause is not None:
-        pause(_SOFT)
+        pause(_PAUSE_SOFT)
 
 
 @contextmanager
 def limit_threads(count: int) -> Iterator[None]:
-    """Compute with so many threads inside; the calling thread's former number comes back afterwards.
+    """Compute with ``count`` threads inside the block.
 
-    Other threads keep theirs. The framework's own ``set_num_threads`` would change them for the whole process, and would
-    empty the library's cache of primitives.
+    Other threads keep their number. ``torch.set_num_threads`` would change it for the whole process
+    and empty oneDNN's cache of primitives.
     """
     get, resize = _function("omp_get_max_threads"), _function("omp_set_num_threads")
     if get is None or resize is None:
-        # Not at the top: a process that never computes with the framework should not load it.
+        # Not at the top: the embedder imports this module without torch.
         import torch
 
         get, resize = torch.get_num_threads, torch.set_num_threads
@@ -50,7 +50,7 @@ def limit_threads(count: int) -> Iterator[None]:
 
 @cache
 def _function(name: str) -> Any:
-    """Return a function of the OpenMP library that the framework has loaded; None where it has none of that name."""
+    """Return a function of the loaded OpenMP library; None if it has none of that name."""
     try:
         return getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError, TypeError):

@@ -1,4 +1,4 @@
-"""Tell what the processor can do and how busy it is."""
+"""Read what the CPU supports and how busy it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-# What lowers the instruction sets that libraries, and our own kernels, use.
+# Variables that limit the instruction sets of libraries and of our kernels.
 KERNELS = "PERSONALPEFT_KERNELS"
 _LIMITS = (
     "ONEDNN_MAX_CPU_ISA",
@@ -25,7 +25,7 @@ _LIMITS = (
 
 @cache
 def cpu_flags() -> str:
-    """Return what tells processors apart that understand different instructions."""
+    """Return a text that differs between CPUs with different instruction sets."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -34,13 +34,13 @@ def cpu_flags() -> str:
 
 
 def instruction_sets() -> str:
-    """Return what decides which instructions are used: the processor's own, and what the environment leaves of them."""
+    """Return the CPU's instruction sets and the environment's limits on them."""
     limits = [f"{name}={os.environ[name]}" for name in _LIMITS if name in os.environ]
     return " ".join([cpu_flags(), *limits])
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use: those of its affinity, and of its control group's quota."""
+    """Return the number of cores this process may use, by affinity and cgroup quota."""
     cores = len(_affinity()) or os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
@@ -51,7 +51,7 @@ def usable_cores() -> int:
 
 @dataclass(frozen=True, slots=True)
 class CpuUsage:
-    """Processor seconds until a moment: ``busy`` of all programs on the cores of this process, ``own`` of this process."""
+    """CPU seconds up to a time: of all programs on this process's cores, and of this process."""
 
     at: float
     busy_seconds: float
@@ -61,7 +61,8 @@ class CpuUsage:
 def read_cpu_usage() -> CpuUsage:
     """Read the counters of the operating system.
 
-    Programs of low priority give way, so they count as busy only if this process has a low priority too.
+    Programs of low priority yield, so they count as busy only if this process has low priority
+    too.
     """
     affinity = _affinity()
     low = hasattr(os, "nice") and os.nice(0) > 0
@@ -70,7 +71,7 @@ def read_cpu_usage() -> CpuUsage:
         if affinity and core not in affinity:
             continue
         idle = times.idle + getattr(times, "iowait", 0.0)
-        # Linux counts guests' time in user's as well.
+        # Linux includes guest time in user time.
         twice = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
         yielding = 0.0 if low else getattr(times, "nice", 0.0)
         busy += sum(times) - idle - twice - yielding

@@ -1,18 +1,18 @@
-"""Find the numbers of rows for which a matrix product gives each row the same bits.
+"""Find the row counts for which a matrix product gives each row the same bits.
 
-A library computes a product in another order for another number of rows, or of threads (docs/serving.md has what was
-measured). The numbers of rows fall into classes: within one class, a row's bits depend neither on the number of rows nor on
-its place among them. A product that pads and cuts its input to one class therefore gives each row the same bits in any batch.
+A library adds in another order for another number of rows or threads (measured: docs/serving.md).
+The row counts fall into classes. Within one class, a row's bits depend neither on the number of
+rows nor on its position. A product whose input is padded or split to row counts of one class gives
+each row the same bits in any batch.
 
-Invariants: the choice depends on the machine, the libraries and the product's shape alone, never on time, so that two
-processes choose alike; a kind of product that fails or computes something wrong is not chosen.
+Invariants: the choice depends on the machine, the libraries and the product's shape, never on time,
+so two processes choose alike. A product that fails or computes wrong results is not chosen.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import tempfile
 from collections.abc import Callable, Sequence
@@ -31,21 +31,21 @@ from personalpeft.backends.torch.processor import instruction_sets
 Product: TypeAlias = Callable[[Tensor], Tensor]
 """From ``[rows, inputs]`` to ``[rows, outputs]``."""
 
-# Numbers of rows that are tried: all small ones near a power of two, since that is where libraries change their ways.
+# Row counts to try. Libraries change their methods near powers of two.
 _TRIED = (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 16, 17, 24, 31, 32, 33, 36, 37, 48, 64, 96, 128, 256)
-# A side from which a product is as wide as a vocabulary. It is tried, and used, with fewer rows: each costs as much as a block.
+# Products this wide (a vocabulary) are tried and used with fewer rows, which cost more here.
 _WIDE, _MOST_WIDE_ROWS = 16384, 128
-# Reading the weights costs about as much as so many rows (AMX: 14.7 ms for 2 rows, 29 for 128).
+# Reading the weights costs about as much as this many rows (AMX: 14.7 ms for 2, 29 for 128).
 _CALL_COST_ROWS = 128
-# Batches that a class should serve well: one reply, sixteen, a prompt.
+# Batches to optimise for: one reply, sixteen, a prompt.
 _TYPICAL_ROWS = (1, 16, 256)
-# Largest difference of a right product from one in float32, as a share of its largest number.
+# Largest difference of a correct product from float32, relative to its largest value.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.03}
 _FORMAT = 1
 
 
 class ProductKind(StrEnum):
-    """How a product is computed: from weights reordered for the processor, or by the framework's ``linear``."""
+    """How to compute a product: from reordered weights, or with torch's ``linear``."""
 
     PACKED = "packed"
     PLAIN = "plain"
@@ -62,14 +62,15 @@ class ProductShape:
 
     @property
     def key(self) -> str:
-        return f"{self.inputs}x{self.outputs}-{str(self.dtype).removeprefix('torch.')}{'-bias' if self.bias else ''}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.inputs}x{self.outputs}-{dtype}{'-bias' if self.bias else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """One class of numbers of rows: those in ``counts``, and every one from ``dense_from`` to the largest.
+    """One class of row counts: ``counts``, and every count from ``dense_from`` to the largest.
 
-    ``threads`` are the numbers of threads for which the class is the same.
+    ``threads`` are the thread counts for which the class is the same.
     """
 
     counts: tuple[int, ...]
@@ -101,7 +102,7 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True)
 class ProductChoice:
-    """How products of one shape are computed. Without ``rows`` no class was found, and bits may depend on the batch."""
+    """How to compute products of one shape. Without ``rows``, bits may depend on the batch."""
 
     kind: ProductKind
     rows: RowCounts | None
@@ -122,16 +123,16 @@ class ProductChooser:
     def __init__(self, threads: Sequence[int], cache: Path | None) -> None:
         self._threads = tuple(threads)
         self._file = None if cache is None else cache / "products" / f"{self._machine()}.json"
-        self._kept = self._read()
-        # Of what is kept, the shapes that this base has.
+        self._stored = self._read()
+        # The choices of this base's shapes. Choices of other bases must not affect `invariant`.
         self._chosen: dict[str, ProductChoice] = {}
 
     def choose(self, shape: ProductShape) -> ProductChoice:
         """Return how to compute products of this shape; the first call for a shape tries it."""
-        if shape.key not in self._kept:
-            self._kept[shape.key] = _choose(shape, self._threads)
+        if shape.key not in self._stored:
+            self._stored[shape.key] = _choose(shape, self._threads)
             self._write()
-        choice = self._chosen[shape.key] = self._kept[shape.key]
+        choice = self._chosen[shape.key] = self._stored[shape.key]
         return choice
 
     @property
@@ -154,7 +155,8 @@ class ProductChooser:
             return {}
         try:
             return {
-                key: _choice_of(kept) for key, kept in json.loads(self._file.read_bytes()).items()
+                key: _choice_of(stored)
+                for key, stored in json.loads(self._file.read_bytes()).items()
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}  # Absent or damaged: the trial is made again.
@@ -162,21 +164,21 @@ class ProductChooser:
     def _write(self) -> None:
         if self._file is None:
             return
-        kept = json.dumps({key: asdict(choice) for key, choice in self._kept.items()})
+        stored = json.dumps({key: asdict(choice) for key, choice in self._stored.items()})
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self._file.parent, delete=False) as file:
-                file.write(kept)
-            os.replace(file.name, self._file)  # noqa: PTH105  # In one step: another process may read it.
+                file.write(stored)
+            Path(file.name).replace(self._file)  # Atomic: another process may read it.
         except OSError:
             pass  # A cache that cannot be written costs the next process a trial, nothing else.
 
 
 def make_product(kind: ProductKind, weight: Tensor, bias: Tensor | None) -> tuple[Product, Tensor]:
-    """Return a product with ``[outputs, inputs]`` weights, and these weights in the form that it holds.
+    """Return a product with ``[outputs, inputs]`` weights, and the weights in the form it holds.
 
     Raises:
-        RuntimeError: The libraries cannot make this kind of product for this shape here.
+        RuntimeError: The libraries cannot compute this kind of product for this shape.
     """
     if kind is ProductKind.PLAIN:
         return lambda x: linear(x, weight, bias), weight
@@ -198,7 +200,7 @@ def _choose(shape: ProductShape, threads: Sequence[int]) -> ProductChoice:
 
 
 def is_usable(kind: ProductKind, shape: ProductShape) -> bool:
-    """Try a product: whether the libraries can make it here, and compute what float32 gives, up to rounding."""
+    """Return whether the libraries can compute a product here, correct up to rounding."""
     try:
         return _is_right(kind, shape)
     except (RuntimeError, AttributeError, NotImplementedError):
@@ -213,11 +215,11 @@ def _is_right(kind: ProductKind, shape: ProductShape) -> bool:
     product, _ = make_product(kind, weight, bias)
     for rows in (1, 2, 33):
         x = torch.randn((rows, shape.inputs), generator=random).to(shape.dtype)
-        wanted = x.float() @ tile.float().t() + (1.0 if shape.bias else 0.0)
+        expected = x.float() @ tile.float().t() + (1.0 if shape.bias else 0.0)
         found = product(x)[:, : len(tile)].float()
-        apart = float((found - wanted).abs().max())
-        # Written so that a result that is no number is wrong too.
-        if not apart <= _TOLERANCE.get(shape.dtype, 1e-4) * float(wanted.abs().max()):
+        difference = float((found - expected).abs().max())
+        # Written so that NaN is wrong too.
+        if not difference <= _TOLERANCE.get(shape.dtype, 1e-4) * float(expected.abs().max()):
             return False
     return True
 
@@ -232,12 +234,12 @@ def _find_class(kind: ProductKind, shape: ProductShape, threads: Sequence[int]) 
 
 
 def find_row_counts(product: Product, x: Tensor, threads: Sequence[int]) -> RowCounts | None:
-    """Return the class that serves typical batches best; None where no number of rows holds with all threads.
+    """Return the class that is fastest for typical batches; None if no row count is stable.
 
     Args:
-        product: What is tried.
-        x: ``[rows, inputs]`` of which any number of rows may be taken, and whose products show the order of adding.
-        threads: The numbers of threads to try it with.
+        product: The product to try.
+        x: ``[rows, inputs]``, whose products must reveal the order of adding.
+        threads: The thread counts to try it with.
     """
     tried = [count for count in _TRIED if count <= len(x)]
     outputs: list[Tensor] = []
@@ -250,7 +252,7 @@ def find_row_counts(product: Product, x: Tensor, threads: Sequence[int]) -> RowC
                 except RuntimeError:
                     continue  # The library has no primitive for this number of rows.
                 if not torch.equal(rolled.roll(-1, 0), y):
-                    continue  # A row's bits depend on its place.
+                    continue  # A row's bits depend on its position.
                 place = next(
                     (i for i, known in enumerate(outputs) if _agree(known, y)), len(outputs)
                 )
@@ -277,7 +279,9 @@ def _agree(some: Tensor, other: Tensor) -> bool:
 
 
 def _cancelling_inputs(shape: ProductShape) -> tuple[Tensor, Tensor]:
-    """Return weights and rows whose products are zero but for rounding, so that any other order of adding shows."""
+    """Return weights and rows with products that are zero up to rounding, to reveal any other
+    order.
+    """
     random = torch.Generator().manual_seed(0)
     half = shape.inputs // 2
     order = torch.randperm(2 * half, generator=random)
@@ -295,7 +299,7 @@ def _tiled(tile: Tensor, outputs: int) -> Tensor:
 
 
 def _dense_from(counts: Sequence[int], tried: Sequence[int]) -> int:
-    """Return the smallest count from which on every larger one that was tried is in the class, up to its largest."""
+    """Return the smallest count from which all larger tried counts are in the class."""
     dense = counts[-1]
     for count in reversed([count for count in tried if count <= counts[-1]]):
         if count not in counts:
@@ -305,7 +309,7 @@ def _dense_from(counts: Sequence[int], tried: Sequence[int]) -> int:
 
 
 def _cost(rows: RowCounts) -> float:
-    """Estimate what typical batches cost with this class, in rows, relative to a class without padding or cuts."""
+    """Return the cost of typical batches with this class, in rows relative to no padding."""
     total = 0.0
     for batch in _TYPICAL_ROWS:
         whole, rest = divmod(batch, rows.most)
@@ -316,15 +320,15 @@ def _cost(rows: RowCounts) -> float:
     return total
 
 
-def _choice_of(kept: dict[str, object]) -> ProductChoice:
-    rows = kept["rows"]
+def _choice_of(stored: dict[str, object]) -> ProductChoice:
+    rows = stored["rows"]
     if rows is None:
-        return ProductChoice(ProductKind(str(kept["kind"])), None)
+        return ProductChoice(ProductKind(str(stored["kind"])), None)
     if not isinstance(rows, dict):
-        raise TypeError("no class of rows")
+        raise TypeError("rows must be an object")
     counts, threads = (tuple(int(n) for n in rows[name]) for name in ("counts", "threads"))
     if not counts or list(counts) != sorted(counts) or counts[0] < 1 or not threads:
-        raise ValueError("no class of rows")
+        raise ValueError("row counts must be ascending and positive")
     return ProductChoice(
-        ProductKind(str(kept["kind"])), RowCounts(counts, int(rows["dense_from"]), threads)
+        ProductKind(str(stored["kind"])), RowCounts(counts, int(rows["dense_from"]), threads)
     )

@@ -1,8 +1,8 @@
-"""Choose how many threads compute, by the cores that other programs leave free.
+"""Choose the number of threads by the cores that other programs leave free.
 
-A pass has hundreds of short parallel loops, and each waits for its slowest thread. Where a thread shares its core with another
-program, all others wait for it: one busy neighbour makes a pass on two cores ten times slower, and one thread alone only
-1.5 times (docs/serving.md). So there are never more threads than free cores, and as many again once the neighbours are gone.
+A pass has hundreds of short parallel loops, each as slow as its slowest thread. One busy neighbour
+makes a pass with two threads on two cores ten times slower, but one thread alone only 1.5 times
+(docs/serving.md). So there are never more threads than free cores.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 
 from personalpeft.backends.torch.processor import CpuUsage, read_cpu_usage
 
-# Seconds between two looks. The counters advance in steps of 10 ms.
+# Seconds between two readings. The counters advance in steps of 10 ms.
 _WINDOW = 0.2
-# Shares of a core that others may use before a thread gives way, and at which it comes back. Two programs that share a core get
-# half of it each, three on two cores a third less.
+# Shares of a core that others use when a thread gives way, and when it comes back. Two programs
+# on one core get half of it each, three on two cores two thirds.
 _GIVE_WAY, _COME_BACK = 0.4, 0.75
 
 
 class ThreadGovernor:
-    """Follow the load of the machine. Not thread-safe: the model's turn guards it.
+    """Follow the load of the machine. Not thread-safe: the model's lock guards it.
 
     Args:
         counts: The numbers of threads to choose from, ascending.
@@ -53,10 +53,9 @@ class ThreadGovernor:
         return self._threads
 
     def is_crowded(self) -> bool:
-        """Return, once for each time it was seen, whether the threads share cores though others are idle.
+        """Return, once per sighting, whether the threads share cores while others are idle.
 
-        Threads that wait awake never sleep, and some schedulers never move them: two of them can share one core for minutes. A
-        new team is placed anew.
+        Spinning threads never sleep, so some schedulers never move them. A new team is placed anew.
         """
         crowded, self._crowded = self._crowded, False
         return crowded
@@ -76,7 +75,7 @@ class ThreadGovernor:
         )
         free = self._cores - others
         own = (now.process_seconds - before.process_seconds) / elapsed
-        # A process that rests uses little too; a new team costs it less than a millisecond.
+        # An idle process uses little too; a new team costs it under a millisecond.
         self._crowded = own < self._threads - 0.5 and free - own > 0.5
         fewer, more = math.floor(free + 1 - _GIVE_WAY), math.floor(free + 1 - _COME_BACK)
         if fewer < self._threads:
@@ -89,7 +88,7 @@ class ThreadGovernor:
 
 
 def thread_counts(most: int) -> tuple[int, ...]:
-    """Return the numbers of threads to choose from: powers of two, halfway between them, and ``most``."""
+    """Return the thread counts to choose from: powers of two, 1.5 times these, and ``most``."""
     steps = (
         power + extra
         for power in (1 << n for n in range(most.bit_length()))

@@ -293,7 +293,7 @@ def test_one_stack_more_than_there_are_slots_is_refused_until_one_leaves(backend
     attach(backend, "four", composed(backend, 7))
     attach(backend, "four", composed(backend, 7))
     before = written(backend, [row(backend, "hello", "one")])[0].text
-    with pytest.raises(RuntimeError, match="all 4 slots"):
+    with pytest.raises(RuntimeError, match="slot"):
         attach(backend, "five", composed(backend, 8))
     assert written(backend, [row(backend, "hello", "one")])[0].text == before
     backend.detach("two")

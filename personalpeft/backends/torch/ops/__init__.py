@@ -1,4 +1,4 @@
-"""The inner operations of decoding, and which way of doing them suits this machine."""
+"""The operations of decoding, and the choice of their implementation."""
 
 from __future__ import annotations
 
@@ -7,39 +7,43 @@ from pathlib import Path
 import torch
 
 from personalpeft.backends.torch.ops.base import Ops
-from personalpeft.backends.torch.ops.cpu_ops import CpuOps, NoCompiler
+from personalpeft.backends.torch.ops.cpu_ops import CpuOps
+from personalpeft.backends.torch.ops.native_library import NoCompiler
 from personalpeft.backends.torch.ops.reference_ops import ReferenceOps
 from personalpeft.backends.torch.ops.self_test import find_wrong_kernel
 
-__all__ = ["Ops", "choose_kernels"]
+__all__ = ["Ops", "choose_ops"]
 
 
-def choose_kernels(device: torch.device, dtype: torch.dtype, cache: Path | None) -> tuple[Ops, str]:
-    """The fastest that this machine can run, and why; without a cache folder nothing is compiled for a processor."""
+def choose_ops(device: torch.device, dtype: torch.dtype, cache: Path | None) -> tuple[Ops, str]:
+    """Return the fastest operations that this machine can run, and a line for ``doctor``.
+
+    Args:
+        device: Where tensors are.
+        dtype: Of the base.
+        cache: Where compiled kernels are kept; without it none are compiled for a CPU.
+    """
     if device.type == "cuda":
-        return _for_cuda(device, dtype)
+        return _triton_ops(device, dtype)
     if device.type != "cpu":
         return ReferenceOps(), f"plain kernels, slower: there are no others for {device.type}"
     if cache is None:
         return ReferenceOps(), "plain kernels"
     try:
-        native = CpuOps(cache, dtype)
-    except NoCompiler as why:
-        return ReferenceOps(), f"plain kernels, slower: {why}"
-    if wrong := find_wrong_kernel(native, dtype):
-        return (
-            ReferenceOps(),
-            f"plain kernels, slower: compiled {wrong} computes something else here",
-        )
-    return native, "native kernels"
+        ops = CpuOps(cache, dtype)
+    except NoCompiler as error:
+        return ReferenceOps(), f"plain kernels, slower: {error}"
+    if wrong := find_wrong_kernel(ops, dtype):
+        return ReferenceOps(), f"plain kernels, slower: compiled {wrong} gives wrong results here"
+    return ops, "native kernels"
 
 
-def _for_cuda(device: torch.device, dtype: torch.dtype) -> tuple[Ops, str]:
+def _triton_ops(device: torch.device, dtype: torch.dtype) -> tuple[Ops, str]:
     try:
         from personalpeft.backends.torch.ops.triton_ops import NoTriton, try_triton_ops
-    except ImportError as why:
-        return ReferenceOps(), f"plain kernels, slower: Triton cannot be imported ({why})"
+    except ImportError as error:
+        return ReferenceOps(), f"plain kernels, slower: Triton cannot be imported ({error})"
     try:
         return try_triton_ops(device, dtype), "triton kernels"
-    except NoTriton as why:
-        return ReferenceOps(), f"plain kernels, slower: {why}"
+    except NoTriton as error:
+        return ReferenceOps(), f"plain kernels, slower: {error}"

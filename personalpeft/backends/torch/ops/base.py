@@ -1,33 +1,38 @@
-"""The few inner operations of a decoding step that decide its speed, and the shapes that they work on.
+"""The operations of a decoding step, and the shapes they work on.
 
-Invariants: every implementation computes what ``plain`` computes, up to rounding; none keeps anything between calls.
-Shapes: T tokens, of which each belongs to one row; numbers are contiguous and in the base's own format.
+Invariants: each implementation computes what ``ReferenceOps`` computes, up to rounding. None keeps
+state between calls.
+Shapes: T tokens, each of one row. Tensors are contiguous and in the base's dtype.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from personalpeft.adapters.types import Matrix
+from personalpeft.backends.torch.ops.training_ops import TrainingOps
 
-if TYPE_CHECKING:
-    from personalpeft.backends.torch.ops.training_ops import TrainingOps
-
-# Tokens to a block of the key-value cache.
+# Tokens in a block of the key-value cache.
 BLOCK = 32
+# Tokens of one row in a tile of attention.
+_TILE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class StackedLoRAWeights:
     """The slots of one group of projections that read the same input, such as q, k and v.
 
-    ``a`` is ``[slots, blocks, sections * capacity, inputs]``, ``b`` ``[slots, blocks, capacity, outputs]``, where the
-    outputs of the sections lie side by side and end at ``ends``. What a slot's rank does not fill is zero.
+    Attributes:
+        a: ``[slots, blocks, sections * max_rank, inputs]``.
+        b: ``[slots, blocks, max_rank, outputs]``, with the outputs of the sections side by side.
+        ends: Where each section's outputs end.
+
+    Rows beyond a slot's rank are zero.
     """
 
     a: Tensor
@@ -41,22 +46,21 @@ class StackedLoRAWeights:
 
 @dataclass(frozen=True, slots=True)
 class LoRAMapping:
-    """Which slot each token points to (int32 ``[T]``, 0 for none), and the rank that each slot holds (int32
-    ``[slots]``).
-    """
+    """The slot of each token (int32 ``[T]``, 0 for none) and the rank of each slot (int32)."""
 
     slots: Tensor
     ranks: Tensor
 
 
-# Tokens of one row that are worked on together.
-_TILE = 8
-
-
 @dataclass(frozen=True)
 class PrefillChunk:
-    """A stretch of one row's prompt in a pass: its tokens are ``begin`` to ``end`` of the pass, and the last of them is
-    the row's token ``length - 1``. ``blocks`` (int32) are the row's.
+    """Part of one row's prompt in a pass.
+
+    Attributes:
+        begin: Its first token in the pass.
+        end: The end of its tokens in the pass.
+        length: How many tokens of the row its last token sees, including itself.
+        blocks: The row's blocks, int32.
     """
 
     begin: int
@@ -66,7 +70,7 @@ class PrefillChunk:
 
     @cached_property
     def tiles(self) -> Tensor:
-        """The chunk in tiles of few tokens, int32 ``[n, 4]``: first token, count, row, tokens that the first one sees."""
+        """Tiles, int32 ``[n, 4]``: first token, count, row, number of tokens the first sees."""
         count = self.end - self.begin
         first = range(0, count, _TILE)
         tiles = [(t, min(_TILE, count - t), 0, self.length - count + t + 1) for t in first]
@@ -75,11 +79,13 @@ class PrefillChunk:
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """Where a pass finds and puts keys and values.
+    """Where a pass reads and writes keys and values.
 
-    ``writes`` (int64 ``[T]``) is each token's own place in the pool: block times ``BLOCK`` plus offset. The first
-    ``len(lengths)`` tokens are decoded: token i sees the first ``lengths[i]`` (int32) tokens of its row, in the blocks
-    that ``table[i]`` (int32 ``[n, longest]``) names.
+    Attributes:
+        write_slots: Each token's slot in the cache, ``block * BLOCK + offset``, int64 ``[T]``.
+        block_table: The blocks of each decoded token's row, int32 ``[n, max_blocks]``.
+        lengths: How many tokens each decoded token sees, int32 ``[n]``. The first n tokens of the
+            pass are the decoded ones.
     """
 
     write_slots: Tensor
@@ -88,44 +94,66 @@ class AttentionMetadata:
 
     @cached_property
     def tiles(self) -> Tensor:
-        """Each decoded token as a tile of its own; see ``Chunk.tiles``."""
+        """Each decoded token as a tile of its own; see ``PrefillChunk.tiles``."""
         rows = torch.arange(len(self.lengths), dtype=torch.int32)
         return torch.stack([rows, torch.ones_like(rows), rows, self.lengths], dim=1)
 
 
 class Ops(Protocol):
-    """One way to do them, for one device and number format."""
+    """The operations for one device and dtype."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether a row's bits depend on that row alone, and a prompt's not on the parts that it was read in."""
+        """Whether a row's bits depend on that row alone, and not on how its prompt was chunked."""
         ...
 
     @property
     def training(self) -> TrainingOps | None:
-        """The operations of a training step; None where the framework's own serve."""
+        """The operations of a training step; None where autograd computes them."""
         ...
 
-    def pack_weights(self, source: Matrix, place: Tensor, factor: float) -> bool:
-        """Writes ``source * factor``, three-dimensional, to a place of the same shape in host memory, which may be
-        strided; whether all of it is finite. Uses the calling thread alone, since it runs beside a step.
+    def pack_weights(self, source: Matrix, target: Tensor, factor: float) -> bool:
+        """Write ``source * factor`` to a tensor in host memory, and return whether all is finite.
+
+        Runs on the calling thread alone, because a step may run beside it.
+
+        Args:
+            source: Three-dimensional, dense.
+            target: Of the same shape; may be strided.
+            factor: Multiplied in float32.
         """
         ...
 
     def apply_lora(
-        self, x: Tensor, y: Tensor, pointers: LoRAMapping, shelf: StackedLoRAWeights, block: int
+        self, x: Tensor, y: Tensor, mapping: LoRAMapping, weights: StackedLoRAWeights, block: int
     ) -> None:
-        """Adds ``B (A x)`` of each token's slot to ``y`` in place; x is ``[T, inputs]``, y ``[T, outputs]``."""
+        """Add ``B (A x)`` of each token's slot to ``y`` in place.
+
+        LoRA (Hu et al. 2021, eq. 3) with an adapter per token (Punica's SGMV, Chen et al. 2023).
+
+        Args:
+            x: ``[T, inputs]``.
+            y: ``[T, outputs]``.
+            mapping: The slot of each token.
+            weights: The slots.
+            block: The block of the model.
+        """
         ...
 
     def write_kv(
-        self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, places: AttentionMetadata
+        self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, metadata: AttentionMetadata
     ) -> None:
-        """Puts ``[T, heads, dim]`` keys and values into the pool: ``[pool, heads, dim, BLOCK]`` and ``[pool, heads,
-        BLOCK, dim]``.
+        """Write keys and values to the paged cache.
+
+        Args:
+            k: ``[T, heads, dim]``.
+            v: ``[T, heads, dim]``.
+            keys: ``[blocks, heads, dim, BLOCK]``.
+            values: ``[blocks, heads, BLOCK, dim]``.
+            metadata: Each token's slot.
         """
         ...
 
@@ -134,13 +162,26 @@ class Ops(Protocol):
         q: Tensor,
         keys: Tensor,
         values: Tensor,
-        places: AttentionMetadata,
+        metadata: AttentionMetadata,
         *,
         scaling: float,
         softcap: float,
         window: int,
     ) -> Tensor:
-        """Attention of the decoded tokens, ``[n, heads, dim]``, over their rows. ``softcap`` and ``window`` 0: none."""
+        """Return the attention of decoded tokens (PagedAttention, Kwon et al. 2023, eq. 4).
+
+        Args:
+            q: ``[n, heads, dim]``, of the decoded tokens.
+            keys: ``[blocks, kv_heads, dim, BLOCK]``.
+            values: ``[blocks, kv_heads, BLOCK, dim]``.
+            metadata: Where each row's keys and values are.
+            scaling: Factor of the scores.
+            softcap: Limit of the scores (Gemma 2, section 2); 0 for none.
+            window: How many tokens each token sees; 0 for all.
+
+        Returns:
+            ``[n, heads, dim]``.
+        """
         ...
 
     def prefill_attention(
@@ -154,13 +195,16 @@ class Ops(Protocol):
         softcap: float,
         window: int,
     ) -> Tensor:
-        """Attention of a chunk's tokens, ``[end - begin, heads, dim]``, each over its row up to itself."""
+        """Return the causal attention of a chunk's tokens; arguments as in ``paged_attention``."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """``x / rms(x) * weight`` over the last dimension (Zhang & Sennrich 2019), rounded before the weight."""
+        """Return ``x / rms(x) * weight`` over the last dimension (Zhang & Sennrich 2019, eq. 4).
+
+        The quotient is rounded to the dtype before it is multiplied by the weight.
+        """
         ...
 
     def argmax(self, x: Tensor) -> Tensor:
-        """Where each row of ``[rows, n]`` is largest, int64 ``[rows]``; of equals the first."""
+        """Return the first index of the largest value of each row of ``[rows, n]``, int64."""
         ...

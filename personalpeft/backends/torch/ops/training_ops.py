@@ -1,8 +1,7 @@
-"""The operations of a training step for processors, with their gradients, compiled like those of decoding.
+"""The operations of a training step for CPUs, with their gradients, compiled from C++.
 
-Invariants: each computes what the model's own code computes under autograd, up to rounding; what is computed of one
-token depends on its own path alone. Shapes: T tokens; numbers are in the base's own format and, where nothing else is
-said, contiguous.
+Invariants: each computes what autograd would, up to rounding. A token's results depend on its own
+path alone. Shapes: T tokens. Tensors are in the base's dtype and contiguous, unless noted.
 """
 
 from __future__ import annotations
@@ -14,28 +13,38 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from personalpeft.backends.torch.ops.cpu_ops import SUFFIX, NoCompiler, bind_function, load_library
+from personalpeft.backends.torch.ops.native_library import (
+    SUFFIX,
+    NoCompiler,
+    bind_function,
+    load_library,
+)
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES = {
-    "attend": (_P, _P, _P, _P, _P, _P, _F, _P, _I, _P, _P, _P),
-    "attend_backward": (_P, _P, _P, _P, _P, _P, _F, _P, _I, _P, _P, _P, _P, _I, _P, _P, _P),
-    "norm_backward": (_P, _P, _P, _P, _I, _I, _F),
-    "gate": (_P, _P, _I, _I),
-    "gate_backward": (_P, _P, _P, _I, _I),
-    "totals": (_P, _P, _I, _I),
-    "likelihood_backward": (_P, _P, _P, _P, _P, _I, _I),
-    "divergence": (_P, _P, _P, _P, _P, _I, _I),
-    "divergence_backward": (_P, _P, _P, _P, _P, _P, _I, _I),
+    "attention": (_P, _P, _P, _P, _P, _P, _F, _P, _I, _P, _P, _P),
+    "attention_backward": (_P, _P, _P, _P, _P, _P, _F, _P, _I, _P, _P, _P, _P, _I, _P, _P, _P),
+    "rms_norm_backward": (_P, _P, _P, _P, _I, _I, _F),
+    "silu_and_mul": (_P, _P, _I, _I),
+    "silu_and_mul_backward": (_P, _P, _P, _I, _I),
+    "logsumexp": (_P, _P, _I, _I),
+    "token_logprob_backward": (_P, _P, _P, _P, _P, _I, _I),
+    "kl_div": (_P, _P, _P, _P, _P, _I, _I),
+    "kl_div_backward": (_P, _P, _P, _P, _P, _P, _I, _I),
 }
-# Floats to a padded head: the widest vectors that the compiled loops are written for.
+# Heads are padded to a multiple of this. Must equal LANES in training.cpp.
 _LANES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """A pack as chains of tokens (packing.py): int64 ``[n, 5]`` with the first token, the end, the number of ancestors,
-    where these begin in ``ancestors``, and where the path begins among all paths, which have ``total`` tokens.
+    """A packed sequence as segments of tokens (``packing.py``).
+
+    Attributes:
+        table: int64 ``[n, 5]``: begin, end, number of ancestors, their offset in ``ancestors``,
+            offset of the path among all paths.
+        ancestors: The ancestors of all segments, int64.
+        total: The number of tokens of all paths.
     """
 
     table: Tensor
@@ -45,7 +54,7 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The shape of attention: how many heads ask, how many keys and values they share, and how."""
+    """The shape of grouped-query attention; ``window`` 0 means no sliding window."""
 
     heads: int
     kv_heads: int
@@ -55,13 +64,13 @@ class Heads:
 
 
 class TrainingOps:
-    """Raises ``NoCompiler`` where this machine cannot build or load them."""
+    """Call the C++ operations. Raise ``NoCompiler`` if this machine cannot compile or load them."""
 
     def __init__(self, cache: Path, dtype: torch.dtype) -> None:
         if dtype not in SUFFIX:
-            raise NoCompiler(f"there is none for {dtype}")
+            raise NoCompiler(f"CPU operations need float32 or bfloat16, got {dtype}")
         library = load_library(cache, "training.cpp")
-        self._call = {
+        self._functions = {
             name: bind_function(library, f"{name}_{SUFFIX[dtype]}", signature)
             for name, signature in _SIGNATURES.items()
         }
@@ -73,25 +82,34 @@ class TrainingOps:
         v: Tensor,
         cos: Tensor,
         sin: Tensor,
-        stretches: Segments,
+        segments: Segments,
         heads: Heads,
     ) -> tuple[Tensor, Tensor]:
-        """Attention ``[T, heads * dim]`` of each token over its path, and the log of each softmax's sum.
+        """Return the attention of each token over its path, and each softmax's log-sum-exp.
 
-        ``q`` is ``[T, heads * dim]``, ``k`` and ``v`` ``[T, kv_heads * dim]``, not yet turned to their positions, which
-        ``cos`` and ``sin`` ``[T, dim]`` do; only their rows need be contiguous.
+        Args:
+            q: ``[T, heads * dim]`` before the rotary embedding; only rows must be contiguous.
+            k: ``[T, kv_heads * dim]``, like ``q``.
+            v: ``[T, kv_heads * dim]``.
+            cos: ``[T, dim]``.
+            sin: ``[T, dim]``.
+            segments: The paths.
+            heads: The shape of attention.
+
+        Returns:
+            ``[T, heads * dim]``, and float32 ``[T, heads]``.
         """
         out = q.new_empty((len(q), heads.heads * heads.dim))
-        sizes = torch.empty((len(q), heads.heads), dtype=torch.float32)
-        self._call["attend"](
+        lse = torch.empty((len(q), heads.heads), dtype=torch.float32)
+        self._functions["attention"](
             *_addresses(q, k, v, cos, sin),
-            _sizes(q, k, v, heads),
+            _shape_array(q, k, v, heads),
             heads.scaling,
-            *_pack_ancestors(stretches),
+            *_pack_ancestors(segments),
             out.data_ptr(),
-            sizes.data_ptr(),
+            lse.data_ptr(),
         )
-        return out, sizes
+        return out, lse
 
     def attention_backward(
         self,
@@ -100,78 +118,82 @@ class TrainingOps:
         v: Tensor,
         cos: Tensor,
         sin: Tensor,
-        stretches: Segments,
+        segments: Segments,
         heads: Heads,
         grad: Tensor,
-        sizes: Tensor,
-        into: tuple[Tensor, Tensor, Tensor],
+        lse: Tensor,
+        outputs: tuple[Tensor, Tensor, Tensor],
     ) -> None:
-        """Writes the gradients to ``q``, ``k`` and ``v`` into tensors of the same strides."""
-        wide = -(-heads.dim // _LANES) * _LANES
-        paths = torch.empty((2, stretches.total, heads.kv_heads, wide), dtype=torch.float32)
-        self._call["attend_backward"](
+        """Write the gradients of ``q``, ``k`` and ``v`` to ``outputs``, with their strides."""
+        padded_dim = -(-heads.dim // _LANES) * _LANES
+        path_grads = torch.empty(
+            (2, segments.total, heads.kv_heads, padded_dim), dtype=torch.float32
+        )
+        self._functions["attention_backward"](
             *_addresses(q, k, v, cos, sin),
-            _sizes(q, k, v, heads),
+            _shape_array(q, k, v, heads),
             heads.scaling,
-            *_pack_ancestors(stretches),
-            *_addresses(grad, sizes, paths),
-            stretches.total,
-            *_addresses(*into),
+            *_pack_ancestors(segments),
+            *_addresses(grad, lse, path_grads),
+            segments.total,
+            *_addresses(*outputs),
         )
 
-    def norm_backward(self, x: Tensor, weight: Tensor, grad: Tensor, epsilon: float) -> Tensor:
-        """The gradient of ``Kernels.norm`` to ``x``."""
+    def rms_norm_backward(self, x: Tensor, weight: Tensor, grad: Tensor, epsilon: float) -> Tensor:
+        """Return the gradient of ``Ops.rms_norm`` with respect to ``x``."""
         out = torch.empty_like(x)
         size = x.shape[-1]
-        self._call["norm_backward"](
+        self._functions["rms_norm_backward"](
             *_addresses(x, weight, grad, out), x.numel() // size, size, epsilon
         )
         return out
 
-    def gate(self, x: Tensor) -> Tensor:
-        """``silu(gate) * up`` (Shazeer 2020), of ``[..., 2 * size]`` that holds both side by side."""
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        """Return ``silu(gate) * up`` (Shazeer 2020) of ``[..., 2 * size]``, gate first."""
         size = x.shape[-1] // 2
         out = x.new_empty((*x.shape[:-1], size))
-        self._call["gate"](*_addresses(x, out), out.numel() // size, size)
+        self._functions["silu_and_mul"](*_addresses(x, out), out.numel() // size, size)
         return out
 
-    def gate_backward(self, x: Tensor, grad: Tensor) -> Tensor:
-        """The gradient of ``gate`` to ``x``."""
+    def silu_and_mul_backward(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return the gradient of ``silu_and_mul`` with respect to ``x``."""
         out = torch.empty_like(x)
         size = x.shape[-1] // 2
-        self._call["gate_backward"](*_addresses(x, grad, out), grad.numel() // size, size)
+        self._functions["silu_and_mul_backward"](
+            *_addresses(x, grad, out), grad.numel() // size, size
+        )
         return out
 
     def logsumexp(self, logits: Tensor) -> Tensor:
-        """``log(sum(exp(row)))`` of each row of ``[n, size]``, float32."""
+        """Return ``log(sum(exp(row)))`` of each row of ``[n, size]``, float32."""
         out = torch.empty(len(logits), dtype=torch.float32)
-        self._call["totals"](*_addresses(logits, out), len(logits), logits.shape[1])
+        self._functions["logsumexp"](*_addresses(logits, out), len(logits), logits.shape[1])
         return out
 
     def token_logprob_backward(
-        self, logits: Tensor, totals: Tensor, tokens: Tensor, slope: Tensor
+        self, logits: Tensor, lse: Tensor, tokens: Tensor, grad: Tensor
     ) -> Tensor:
-        """The gradient to the logits, where ``slope`` (float32 ``[n]``) is that of each row's log-prob of its token."""
+        """Return the gradient of the tokens' log-probs with respect to the logits."""
         out = torch.empty_like(logits)
-        self._call["likelihood_backward"](
-            *_addresses(logits, totals, tokens, slope, out), *logits.shape
+        self._functions["token_logprob_backward"](
+            *_addresses(logits, lse, tokens, grad, out), *logits.shape
         )
         return out
 
-    def kl_div(self, p: Tensor, p_totals: Tensor, q: Tensor, q_totals: Tensor) -> Tensor:
-        """The sum of ``p (log p - log q)`` for each row of two sets of logits, float32 ``[n]``."""
+    def kl_div(self, p: Tensor, p_lse: Tensor, q: Tensor, q_lse: Tensor) -> Tensor:
+        """Return the KL divergence ``sum p (log p - log q)`` of each row of logits, float32
+        ``[n]``.
+        """
         out = torch.empty(len(p), dtype=torch.float32)
-        self._call["divergence"](*_addresses(p, p_totals, q, q_totals, out), *p.shape)
+        self._functions["kl_div"](*_addresses(p, p_lse, q, q_lse, out), *p.shape)
         return out
 
     def kl_div_backward(
-        self, p: Tensor, p_totals: Tensor, q: Tensor, q_totals: Tensor, slope: Tensor
+        self, p: Tensor, p_lse: Tensor, q: Tensor, q_lse: Tensor, grad: Tensor
     ) -> Tensor:
-        """The gradient of ``divergence`` to the logits of ``q``."""
+        """Return the gradient of ``kl_div`` with respect to the logits of ``q``."""
         out = torch.empty_like(q)
-        self._call["divergence_backward"](
-            *_addresses(p, p_totals, q, q_totals, slope, out), *q.shape
-        )
+        self._functions["kl_div_backward"](*_addresses(p, p_lse, q, q_lse, grad, out), *q.shape)
         return out
 
 
@@ -179,7 +201,7 @@ def _addresses(*tensors: Tensor) -> tuple[int, ...]:
     return tuple(tensor.data_ptr() for tensor in tensors)
 
 
-def _sizes(q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> ctypes.Array[ctypes.c_int64]:
+def _shape_array(q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> ctypes.Array[ctypes.c_int64]:
     numbers = (
         len(q),
         heads.heads,
@@ -193,5 +215,5 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> ctypes.Array[ctypes
     return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
-def _pack_ancestors(stretches: Segments) -> tuple[int, int, int]:
-    return stretches.table.data_ptr(), len(stretches.table), stretches.ancestors.data_ptr()
+def _pack_ancestors(segments: Segments) -> tuple[int, int, int]:
+    return segments.table.data_ptr(), len(segments.table), segments.ancestors.data_ptr()

@@ -1,10 +1,11 @@
-"""The functions that run on an NVIDIA GPU, in Triton's language: once for each point of a grid.
+"""Kernels for NVIDIA GPUs in Triton's language.
 
-Arguments in lower case are pointers and numbers of a call; for each choice of those in capitals a function is compiled
-anew. The language has no types to write beside them. All sums are in float32.
+Arguments in lower case are pointers and numbers of a call. A kernel is compiled for each choice of
+those in capitals. Sums are in float32.
 
-Invariants: each follows its namesake in plain.py. What is done for one token, and in which order, depends on its own
-row alone and on whether it belongs to a prompt; nothing is added up in an order that chance decides.
+Invariants: each kernel computes what its namesake in ``ReferenceOps`` does. The operations for one
+token and their order depend on its row alone, and on whether it is prefilled. No order of adding is
+left to scheduling.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 @triton.jit
 def multiply(left, right, sums, PRECISION: tl.constexpr):
-    """``sums + left @ right``, each row of it the same bits wherever in its tile it stands.
+    """Return ``sums + left @ right``; a row's bits do not depend on its position in the tile.
 
-    The interpreter would not keep to that: it asks NumPy's BLAS, which on some processors adds up the rows at a tile's
-    edge otherwise than those within. It would also multiply the bits of bfloat16 numbers as if they were integers.
+    The interpreter needs a path of its own: NumPy's BLAS adds rows at a tile's edge in another
+    order on some CPUs, and would multiply the bits of bfloat16 as integers.
     """
     if INTERPRETED:
         left, right = left.to(tl.float32), right.to(tl.float32)
@@ -30,51 +31,53 @@ def multiply(left, right, sums, PRECISION: tl.constexpr):
 
 @triton.jit
 def tile_leader(slots, token, tokens, TILE: tl.constexpr):
-    """How many tokens from this one on it multiplies for: where a whole tile points to one slot, its first token does so
-    for all of them and the others for none; else each for itself. The sums are the same.
+    """Return for how many tokens this one multiplies.
+
+    If all tokens of a tile have one slot, the first multiplies for all of them. Otherwise each does
+    for itself. The sums are the same.
     """
-    own = tl.load(slots + token)
-    mates = token // TILE * TILE + tl.arange(0, TILE)
-    strangers = tl.sum((tl.load(slots + mates, mask=mates < tokens, other=own) != own).to(tl.int32))
-    return tl.where(
-        strangers > 0, 1, tl.where(token % TILE > 0, 0, tl.minimum(tokens - token, TILE))
+    slot = tl.load(slots + token)
+    tile_tokens = token // TILE * TILE + tl.arange(0, TILE)
+    others = tl.sum(
+        (tl.load(slots + tile_tokens, mask=tile_tokens < tokens, other=slot) != slot).to(tl.int32)
     )
+    return tl.where(others > 0, 1, tl.where(token % TILE > 0, 0, tl.minimum(tokens - token, TILE)))
 
 
 @triton.jit
 def shrink(
     x,
-    narrow,
+    shrunk,
     slots,
     ranks,
     a,
     a_stride,
     tokens,
     inputs,
-    capacity,
+    max_rank,
     sections,
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
     INPUTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """``narrow[t, section] = A x[t]``, for some rows of A."""
+    """Compute ``shrunk[t, section] = A x[t]`` for some rows of A (Punica, Chen et al. 2023)."""
     token, section = tl.program_id(0), tl.program_id(2)
     slot = tl.load(slots + token)
     rank = tl.load(ranks + slot)
     count = tile_leader(slots, token, tokens, TILE)
     if count == 0 or tl.program_id(1) * ROWS >= rank:
         return
-    mates, mine = token + tl.arange(0, TILE), tl.arange(0, TILE) < count
+    tile_tokens, in_group = token + tl.arange(0, TILE), tl.arange(0, TILE) < count
     r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    # 64 bits, here as elsewhere: all slots together can hold more numbers than 32 bits count.
-    matrix = a + slot.to(tl.int64) * a_stride + section * capacity * inputs
+    # 64 bits: all slots together may exceed 2^31 values.
+    matrix = a + slot.to(tl.int64) * a_stride + section * max_rank * inputs
     sums = tl.zeros([TILE, ROWS], tl.float32)
     for begin in range(0, inputs, INPUTS):
         i = begin + tl.arange(0, INPUTS)
-        given = tl.load(
-            x + mates[:, None] * inputs + i[None, :],
-            mask=mine[:, None] & (i < inputs)[None, :],
+        operand = tl.load(
+            x + tile_tokens[:, None] * inputs + i[None, :],
+            mask=in_group[:, None] & (i < inputs)[None, :],
             other=0.0,
         )
         weights = tl.load(
@@ -82,23 +85,23 @@ def shrink(
             mask=(r < rank)[None, :] & (i < inputs)[:, None],
             other=0.0,
         )
-        sums = multiply(given, weights, sums, PRECISION)
-    place = narrow + (mates[:, None] * sections + section) * capacity + r[None, :]
-    tl.store(place, sums, mask=mine[:, None] & (r < rank)[None, :])
+        sums = multiply(operand, weights, sums, PRECISION)
+    target = shrunk + (tile_tokens[:, None] * sections + section) * max_rank + r[None, :]
+    tl.store(target, sums, mask=in_group[:, None] & (r < rank)[None, :])
 
 
 @triton.jit
 def expand(
-    narrow,
+    shrunk,
     y,
     slots,
     ranks,
     b,
     b_stride,
-    stretches,
+    tiles,
     tokens,
     outputs,
-    capacity,
+    max_rank,
     sections,
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -106,28 +109,28 @@ def expand(
     ALIGNED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """``y[t] += B narrow[t]``, in one stretch of the outputs. Stretches begin and end at multiples of ``ALIGNED``."""
+    """Compute ``y[t] += B shrunk[t]`` in one tile of outputs, at multiples of ``ALIGNED``."""
     token = tl.program_id(0)
     slot = tl.load(slots + token)
     rank = tl.load(ranks + slot)
     count = tile_leader(slots, token, tokens, TILE)
     if count == 0 or rank == 0:
         return
-    mates, mine = token + tl.arange(0, TILE), tl.arange(0, TILE) < count
-    stretch = stretches + tl.program_id(1) * 3
+    tile_tokens, in_group = token + tl.arange(0, TILE), tl.arange(0, TILE) < count
+    tile = tiles + tl.program_id(1) * 3
     begin, end = (
-        tl.multiple_of(tl.load(stretch), ALIGNED),
-        tl.multiple_of(tl.load(stretch + 1), ALIGNED),
+        tl.multiple_of(tl.load(tile), ALIGNED),
+        tl.multiple_of(tl.load(tile + 1), ALIGNED),
     )
-    section = tl.load(stretch + 2)
+    section = tl.load(tile + 2)
     o = begin + tl.arange(0, OUTPUTS)
     matrix = b + slot.to(tl.int64) * b_stride
     sums = tl.zeros([TILE, OUTPUTS], tl.float32)
     for first in range(0, rank, ROWS):
         r = first + tl.arange(0, ROWS)
-        given = tl.load(
-            narrow + (mates[:, None] * sections + section) * capacity + r[None, :],
-            mask=mine[:, None] & (r < rank)[None, :],
+        operand = tl.load(
+            shrunk + (tile_tokens[:, None] * sections + section) * max_rank + r[None, :],
+            mask=in_group[:, None] & (r < rank)[None, :],
             other=0.0,
         )
         weights = tl.load(
@@ -135,31 +138,33 @@ def expand(
             mask=(r < rank)[:, None] & (o < end)[None, :],
             other=0.0,
         )
-        # 16 bits are exact in tf32, so only what is narrow is rounded, and less than to the base's own format.
-        sums = multiply(given, weights.to(tl.float32), sums, PRECISION)
-    place = y + mates[:, None] * outputs + o[None, :]
-    mask = mine[:, None] & (o < end)[None, :]
+        # 16-bit weights are exact in tf32, so only `shrunk` is rounded.
+        sums = multiply(operand, weights.to(tl.float32), sums, PRECISION)
+    target = y + tile_tokens[:, None] * outputs + o[None, :]
+    mask = in_group[:, None] & (o < end)[None, :]
     tl.store(
-        place,
-        (tl.load(place, mask=mask, other=0.0).to(tl.float32) + sums).to(y.dtype.element_ty),
+        target,
+        (tl.load(target, mask=mask, other=0.0).to(tl.float32) + sums).to(y.dtype.element_ty),
         mask=mask,
     )
 
 
 @triton.jit
-def write_kv(k, v, keys, values, places, heads, dim, BLOCK: tl.constexpr, PUT: tl.constexpr):
-    """Puts one token's keys and values, or a part of them, into its place."""
+def write_kv(
+    k, v, keys, values, slot_mapping, heads, dim, BLOCK: tl.constexpr, WRITE_SIZE: tl.constexpr
+):
+    """Write one token's keys and values, or a part of them, to its slot."""
     token = tl.program_id(0)
-    place = tl.load(places + token)
-    block, at = place // BLOCK, place % BLOCK
-    i = tl.program_id(1) * PUT + tl.arange(0, PUT)
+    target = tl.load(slot_mapping + token)
+    block, offset = target // BLOCK, target % BLOCK
+    i = tl.program_id(1) * WRITE_SIZE + tl.arange(0, WRITE_SIZE)
     mask = i < heads * dim
     start = block * heads * dim * BLOCK
-    given = token * heads * dim + i
-    tl.store(keys + start + i * BLOCK + at, tl.load(k + given, mask=mask), mask=mask)
+    operand = token * heads * dim + i
+    tl.store(keys + start + i * BLOCK + offset, tl.load(k + operand, mask=mask), mask=mask)
     tl.store(
-        values + start + (i // dim * BLOCK + at) * dim + i % dim,
-        tl.load(v + given, mask=mask),
+        values + start + (i // dim * BLOCK + offset) * dim + i % dim,
+        tl.load(v + operand, mask=mask),
         mask=mask,
     )
 
@@ -167,18 +172,18 @@ def write_kv(k, v, keys, values, places, heads, dim, BLOCK: tl.constexpr, PUT: t
 @triton.jit
 def paged_attention(
     q,
-    said,
-    tops,
+    out,
+    lse,
     keys,
     values,
     table,
     lengths,
     tokens,
     length,
-    longest,
+    table_stride,
     window,
     scaling,
-    cap,
+    softcap,
     kv_heads,
     TOKENS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -186,119 +191,123 @@ def paged_attention(
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    PART: tl.constexpr,
-    CAPPED: tl.constexpr,
+    SPLIT_BLOCKS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The queries that share one head of keys, with a softmax that is found on the way (Milakov & Gimelshein 2018).
+    """Attention of the queries that share one head of keys, with an online softmax.
 
-    ``TOKENS`` 0: those of one decoded token, over one part, of ``PART`` blocks, of its row; with several parts each
-    leaves its own result, and in ``tops`` its weight as a power of 2. Else those of so many tokens of a prompt, whose
-    last one sees ``length`` tokens. ``HEADS`` is what ``GROUP`` heads take up.
+    Online softmax: Milakov & Gimelshein 2018. Split rows: Flash-Decoding (Dao et al. 2023).
+    ``TOKENS`` 0: one decoded token over one split of ``SPLIT_BLOCKS`` blocks; each split writes its
+    result and its log-sum-exp (base 2) to ``lse``. Otherwise: that many tokens of a prompt, whose
+    last one sees ``length`` tokens. ``HEADS`` is ``GROUP`` padded to a power of 2.
     """
-    kv, part = tl.program_id(1), tl.program_id(2)
+    kv, split = tl.program_id(1), tl.program_id(2)
     if TOKENS:
         token = tl.program_id(0) * TOKENS
-        nearest = length - tokens + token + 1
-        farthest = tl.minimum(nearest + TOKENS - 1, length)
+        first_visible = length - tokens + token + 1
+        last_visible = tl.minimum(first_visible + TOKENS - 1, length)
         m = tl.arange(0, TOKENS * HEADS)
         blocks = table
     else:
         token = tl.program_id(0)
-        nearest = tl.load(lengths + token)
-        farthest = nearest
+        first_visible = tl.load(lengths + token)
+        last_visible = first_visible
         m = tl.arange(0, HEADS)
-        blocks = table + token * longest
-    first = tl.where(window > 0, tl.maximum(nearest - window, 0), 0)
-    begin, end = first // BLOCK, tl.cdiv(farthest, BLOCK)
-    if PART:
-        begin, end = tl.maximum(begin, part * PART), tl.minimum(end, part * PART + PART)
+        blocks = table + token * table_stride
+    first = tl.where(window > 0, tl.maximum(first_visible - window, 0), 0)
+    begin, end = first // BLOCK, tl.cdiv(last_visible, BLOCK)
+    if SPLIT_BLOCKS:
+        begin, end = (
+            tl.maximum(begin, split * SPLIT_BLOCKS),
+            tl.minimum(end, split * SPLIT_BLOCKS + SPLIT_BLOCKS),
+        )
     if begin >= end:
         return
     d, j = tl.arange(0, WIDTH), tl.arange(0, BLOCK)
-    sees = nearest + m // HEADS
+    num_visible = first_visible + m // HEADS
     mask = ((token + m // HEADS < tokens) & (m % HEADS < GROUP))[:, None] & (d < DIM)[None, :]
     heads = (token + m // HEADS) * kv_heads * GROUP + kv * GROUP + m % HEADS
     query = tl.load(q + heads[:, None] * DIM + d[None, :], mask=mask, other=0.0)
-    top = tl.full([m.shape[0]], float("-inf"), tl.float32)
+    row_max = tl.full([m.shape[0]], float("-inf"), tl.float32)
     total = tl.zeros([m.shape[0]], tl.float32)
     sums = tl.zeros([m.shape[0], WIDTH], tl.float32)
-    for at in range(begin, end):
-        place = (tl.load(blocks + at).to(tl.int64) * kv_heads + kv) * DIM * BLOCK
+    for offset in range(begin, end):
+        target = (tl.load(blocks + offset).to(tl.int64) * kv_heads + kv) * DIM * BLOCK
         key = tl.load(
-            keys + place + d[:, None] * BLOCK + j[None, :], mask=(d < DIM)[:, None], other=0.0
+            keys + target + d[:, None] * BLOCK + j[None, :], mask=(d < DIM)[:, None], other=0.0
         )
         scores = (
             multiply(query, key, tl.zeros([m.shape[0], BLOCK], tl.float32), PRECISION) * scaling
         )
-        if CAPPED:
-            # The hyperbolic tangent; past 20 it is 1 in float32.
-            scores = cap * (1 - 2 / (tl.exp(2 * tl.minimum(scores, 20.0)) + 1))
-        spot = at * BLOCK + j
-        seen = spot[None, :] < sees[:, None]
+        if SOFTCAP:
+            # tanh; beyond 20 it is 1 in float32.
+            scores = softcap * (1 - 2 / (tl.exp(2 * tl.minimum(scores, 20.0)) + 1))
+        position = offset * BLOCK + j
+        seen = position[None, :] < num_visible[:, None]
         if window > 0:
-            seen = seen & (spot[None, :] >= sees[:, None] - window)
+            seen = seen & (position[None, :] >= num_visible[:, None] - window)
         scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        # Until a query has seen something, any number will do; infinity less infinity would be none.
-        level = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(scores - level[:, None])
-        fade = tl.exp2(top - level)
-        # What others left in the block is not read: a weight of 0 does not undo what is not a number.
-        own = (spot >= first) & (spot < farthest)
+        new_max = tl.maximum(row_max, tl.max(scores, 1))
+        # Before a query has seen a key, its maximum is -inf, and -inf - -inf would be NaN.
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+        weights = tl.exp2(scores - shift[:, None])
+        rescale = tl.exp2(row_max - shift)
+        # Masked, because former rows may have left NaN, and 0 * NaN is NaN.
+        valid = (position >= first) & (position < last_visible)
         value = tl.load(
-            values + place + j[:, None] * DIM + d[None, :],
-            mask=own[:, None] & (d < DIM)[None, :],
+            values + target + j[:, None] * DIM + d[None, :],
+            mask=valid[:, None] & (d < DIM)[None, :],
             other=0.0,
         )
-        sums = multiply(weights.to(value.dtype), value, sums * fade[:, None], PRECISION)
-        total = total * fade + tl.sum(weights, 1)
-        top = higher
-    # Those that only fill up the tile may have seen nothing.
+        sums = multiply(weights.to(value.dtype), value, sums * rescale[:, None], PRECISION)
+        total = total * rescale + tl.sum(weights, 1)
+        row_max = new_max
+    # Padding rows have seen nothing.
     sums = sums / tl.where(total > 0, total, 1.0)[:, None]
-    if PART:
-        heads = heads * tl.num_programs(2) + part
-        tl.store(tops + heads, top + tl.log2(total), mask=m < GROUP)
-    tl.store(said + heads[:, None] * DIM + d[None, :], sums.to(said.dtype.element_ty), mask=mask)
+    if SPLIT_BLOCKS:
+        heads = heads * tl.num_programs(2) + split
+        tl.store(lse + heads, row_max + tl.log2(total), mask=m < GROUP)
+    tl.store(out + heads[:, None] * DIM + d[None, :], sums.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def merge_splits(
-    each,
-    tops,
-    said,
+    partial,
+    lse,
+    out,
     lengths,
     window,
-    parts,
+    splits,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """One head's result from those of its parts, of ``SPAN`` tokens each, in their order."""
+    """Merge one head's splits of ``SPAN`` tokens by their log-sum-exp, in order."""
     token, head = tl.program_id(0), tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     length = tl.load(lengths + token)
     first = tl.where(window > 0, tl.maximum(length - window, 0), 0)
     d = tl.arange(0, WIDTH)
-    top = tl.load(tops + head * parts + first // SPAN)
+    row_max = tl.load(lse + head * splits + first // SPAN)
     total = 0.0
     sums = tl.zeros([WIDTH], tl.float32)
-    for part in range(first // SPAN, tl.cdiv(length, SPAN)):
-        own = head * parts + part
-        weighs = tl.load(tops + own)
-        higher = tl.maximum(top, weighs)
-        fade, weight = tl.exp2(top - higher), tl.exp2(weighs - higher)
-        sums = sums * fade + weight * tl.load(each + own * DIM + d, mask=d < DIM, other=0.0)
-        total = total * fade + weight
-        top = higher
-    tl.store(said + head * DIM + d, (sums / total).to(said.dtype.element_ty), mask=d < DIM)
+    for split in range(first // SPAN, tl.cdiv(length, SPAN)):
+        index = head * splits + split
+        split_lse = tl.load(lse + index)
+        new_max = tl.maximum(row_max, split_lse)
+        rescale, weight = tl.exp2(row_max - new_max), tl.exp2(split_lse - new_max)
+        sums = sums * rescale + weight * tl.load(partial + index * DIM + d, mask=d < DIM, other=0.0)
+        total = total * rescale + weight
+        row_max = new_max
+    tl.store(out + head * DIM + d, (sums / total).to(out.dtype.element_ty), mask=d < DIM)
 
 
 @triton.jit
 def rms_norm(x, weight, y, size, epsilon, WIDTH: tl.constexpr):
-    """One row."""
+    """Compute one row of RMSNorm (Zhang & Sennrich 2019, eq. 4)."""
     start = tl.program_id(0) * size
     i = tl.arange(0, WIDTH)
-    wide = tl.load(x + start + i, mask=i < size, other=0.0).to(tl.float32)
-    scaled = (wide / tl.sqrt(tl.sum(wide * wide, 0) / size + epsilon)).to(y.dtype.element_ty)
-    said = tl.load(weight + i, mask=i < size, other=0.0).to(tl.float32) * scaled.to(tl.float32)
-    tl.store(y + start + i, said.to(y.dtype.element_ty), mask=i < size)
+    x32 = tl.load(x + start + i, mask=i < size, other=0.0).to(tl.float32)
+    scaled = (x32 / tl.sqrt(tl.sum(x32 * x32, 0) / size + epsilon)).to(y.dtype.element_ty)
+    out = tl.load(weight + i, mask=i < size, other=0.0).to(tl.float32) * scaled.to(tl.float32)
+    tl.store(y + start + i, out.to(y.dtype.element_ty), mask=i < size)

@@ -1,7 +1,7 @@
-"""The operations as Triton kernels for NVIDIA GPUs, compiled when a shape is first met and kept in Triton's own cache.
+"""The operations as Triton kernels for NVIDIA GPUs, compiled at the first use of a shape.
 
-Invariant: nothing waits for the device, and how work is shared out is decided from shapes alone, so that a whole step
-can be queued, or captured as a graph, before its first kernel has run.
+Invariant: nothing waits for the device, and grids depend on shapes alone. So a whole step can be
+queued, or captured as a graph, before its first kernel has run.
 """
 
 from __future__ import annotations
@@ -22,82 +22,81 @@ from personalpeft.backends.torch.ops.base import (
 )
 from personalpeft.backends.torch.ops.reference_ops import ReferenceOps
 
-# The least that tensor cores take.
-_LEAST = 16
-# Inputs and outputs that a LoRA product takes at a time.
+# Smallest tile of tensor cores.
+_MIN_TILE = 16
+# Inputs and outputs of a LoRA tile.
 _INPUTS, _OUTPUTS = 256, 256
-# Numbers that are put into the pool together.
-_PUT = 1024
-# Queries of a prompt that are answered together, and blocks of a row that a decoded token reads one after another; what
-# is longer is read in parts, side by side.
-_QUERIES, _PART = 64, 8
+# Values that one program writes to the cache.
+_WRITE_SIZE = 1024
+# Query rows of a prefill tile, and cache blocks of one split of a decoded token.
+_QUERY_ROWS, _SPLIT_BLOCKS = 64, 8
 
 
 class NoTriton(RuntimeError):
-    """Why the kernels could not be compiled or run here; a reason for ``doctor``, not an error for a user."""
+    """The kernels could not be compiled or run. The message is a reason for ``doctor``."""
 
 
 class TritonOps(ReferenceOps):
-    """See ``Kernels``. What host memory is for, and what the framework does well on a GPU, is as in the plain version."""
+    """See ``Ops``. Operations on host memory and those torch does well are inherited."""
 
     name = "triton"
-    # A tile of a prompt and a token that is decoded are computed in different orders.
+    # Prefill and decoding add in different orders.
     batch_invariant = False
     training = None
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stretches: dict[tuple[int, ...], tuple[Tensor, int]] = {}
+        self._tiles: dict[tuple[int, ...], tuple[Tensor, int]] = {}
 
     def apply_lora(
-        self, x: Tensor, y: Tensor, pointers: LoRAMapping, shelf: StackedLoRAWeights, block: int
+        self, x: Tensor, y: Tensor, mapping: LoRAMapping, weights: StackedLoRAWeights, block: int
     ) -> None:
-        tokens, sections, capacity = len(x), len(shelf.ends), shelf.max_rank
-        narrow = torch.empty((tokens, sections, capacity), dtype=torch.float32, device=x.device)
-        triton_kernels.shrink[(tokens, triton.cdiv(capacity, _LEAST), sections)](
+        tokens, sections, capacity = len(x), len(weights.ends), weights.max_rank
+        shrunk = torch.empty((tokens, sections, capacity), dtype=torch.float32, device=x.device)
+        triton_kernels.shrink[(tokens, triton.cdiv(capacity, _MIN_TILE), sections)](
             x,
-            narrow,
-            pointers.slots,
-            pointers.ranks,
-            shelf.a[0, block],
-            shelf.a.stride(0),
+            shrunk,
+            mapping.slots,
+            mapping.ranks,
+            weights.a[0, block],
+            weights.a.stride(0),
             tokens,
             x.shape[1],
             capacity,
             sections,
-            TILE=_LEAST,
-            ROWS=_LEAST,
+            TILE=_MIN_TILE,
+            ROWS=_MIN_TILE,
             INPUTS=_INPUTS,
             PRECISION=_precision(x),
         )
-        stretches, aligned = self._split_tiles(shelf.ends)
-        triton_kernels.expand[(tokens, len(stretches))](
-            narrow,
+        tiles, aligned = self._split_tiles(weights.ends)
+        triton_kernels.expand[(tokens, len(tiles))](
+            shrunk,
             y,
-            pointers.slots,
-            pointers.ranks,
-            shelf.b[0, block],
-            shelf.b.stride(0),
-            stretches,
+            mapping.slots,
+            mapping.ranks,
+            weights.b[0, block],
+            weights.b.stride(0),
+            tiles,
             tokens,
             y.shape[1],
             capacity,
             sections,
-            TILE=_LEAST,
-            ROWS=_LEAST,
+            TILE=_MIN_TILE,
+            ROWS=_MIN_TILE,
             OUTPUTS=_OUTPUTS,
             ALIGNED=aligned,
             PRECISION=_precision(x),
         )
 
     def write_kv(
-        self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, places: AttentionMetadata
+        self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, metadata: AttentionMetadata
     ) -> None:
         tokens, heads, dim = k.shape
-        put = min(_PUT, triton.next_power_of_2(heads * dim))
-        grid = (tokens, triton.cdiv(heads * dim, put))
+        write_size = min(_WRITE_SIZE, triton.next_power_of_2(heads * dim))
+        grid = (tokens, triton.cdiv(heads * dim, write_size))
         triton_kernels.write_kv[grid](
-            k, v, keys, values, places.write_slots, heads, dim, BLOCK=BLOCK, PUT=put
+            k, v, keys, values, metadata.write_slots, heads, dim, BLOCK=BLOCK, WRITE_SIZE=write_size
         )
 
     def paged_attention(
@@ -105,49 +104,49 @@ class TritonOps(ReferenceOps):
         q: Tensor,
         keys: Tensor,
         values: Tensor,
-        places: AttentionMetadata,
+        metadata: AttentionMetadata,
         *,
         scaling: float,
         softcap: float,
         window: int,
     ) -> Tensor:
         tokens, heads, dim = q.shape
-        parts = triton.cdiv(places.block_table.shape[1], _PART)
-        said = torch.empty_like(q)
-        each = (
-            said
-            if parts == 1
-            else torch.empty((tokens, heads, parts, dim), dtype=torch.float32, device=q.device)
+        splits = triton.cdiv(metadata.block_table.shape[1], _SPLIT_BLOCKS)
+        out = torch.empty_like(q)
+        partial = (
+            out
+            if splits == 1
+            else torch.empty((tokens, heads, splits, dim), dtype=torch.float32, device=q.device)
         )
-        tops = torch.empty((tokens, heads, parts), dtype=torch.float32, device=q.device)
-        _attend(
-            (tokens, keys.shape[1], parts),
+        lse = torch.empty((tokens, heads, splits), dtype=torch.float32, device=q.device)
+        _launch_attention(
+            (tokens, keys.shape[1], splits),
             q,
-            each,
-            tops,
+            partial,
+            lse,
             keys,
             values,
-            places.block_table,
-            places.lengths,
+            metadata.block_table,
+            metadata.lengths,
             length=0,
             window=window,
             scaling=scaling,
             softcap=softcap,
-            together=0,
+            query_tokens=0,
         )
-        if parts > 1:
+        if splits > 1:
             triton_kernels.merge_splits[(tokens, heads)](
-                each,
-                tops,
-                said,
-                places.lengths,
+                partial,
+                lse,
+                out,
+                metadata.lengths,
                 window,
-                parts,
+                splits,
                 DIM=dim,
                 WIDTH=_width(dim),
-                SPAN=_PART * BLOCK,
+                SPAN=_SPLIT_BLOCKS * BLOCK,
             )
-        return said
+        return out
 
     def prefill_attention(
         self,
@@ -160,14 +159,14 @@ class TritonOps(ReferenceOps):
         softcap: float,
         window: int,
     ) -> Tensor:
-        said = torch.empty_like(q)
-        together = max(1, _QUERIES // triton.next_power_of_2(q.shape[1] // keys.shape[1]))
+        out = torch.empty_like(q)
+        query_tokens = max(1, _QUERY_ROWS // triton.next_power_of_2(q.shape[1] // keys.shape[1]))
         blocks = chunk.blocks.to(q.device)
-        _attend(
-            (triton.cdiv(len(q), together), keys.shape[1], 1),
+        _launch_attention(
+            (triton.cdiv(len(q), query_tokens), keys.shape[1], 1),
             q,
-            said,
-            said,
+            out,
+            out,
             keys,
             values,
             blocks,
@@ -176,15 +175,15 @@ class TritonOps(ReferenceOps):
             window=window,
             scaling=scaling,
             softcap=softcap,
-            together=together,
+            query_tokens=query_tokens,
         )
-        return said
+        return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         y = torch.empty_like(x)
         size = x.shape[-1]
         width = triton.next_power_of_2(size)
-        # A warp for every few hundred numbers.
+        # One warp for 512 values.
         warps = min(8, max(1, width // 512))
         triton_kernels.rms_norm[(x.numel() // size,)](
             x, weight, y, size, epsilon, WIDTH=width, num_warps=warps
@@ -192,47 +191,47 @@ class TritonOps(ReferenceOps):
         return y
 
     def _split_tiles(self, ends: tuple[int, ...]) -> tuple[Tensor, int]:
-        """Stretches of outputs, none across two sections: begin, end and section of each; and a power of 2 that all
-        begins and ends are multiples of.
-        """
-        known = self._stretches.get(ends)
-        if known is None:
+        """Return tiles of outputs within one section (begin, end, section), and their alignment."""
+        cached = self._tiles.get(ends)
+        if cached is None:
             sections = enumerate(zip((0, *ends), ends, strict=False))
-            stretches = [
-                (at, min(at + _OUTPUTS, end), section)
+            tiles = [
+                (start, min(start + _OUTPUTS, end), section)
                 for section, (begin, end) in sections
-                for at in range(begin, end, _OUTPUTS)
+                for start in range(begin, end, _OUTPUTS)
             ]
-            known = (
-                torch.tensor(stretches, dtype=torch.int32, device=self._device),
+            cached = (
+                torch.tensor(tiles, dtype=torch.int32, device=self._device),
                 math.gcd(16, *ends),
             )
-            self._stretches[ends] = known
-        return known
+            self._tiles[ends] = cached
+        return cached
 
 
 def try_triton_ops(device: torch.device, dtype: torch.dtype) -> TritonOps:
-    """The kernels, after those that ask most of a device gave what they should. Raises ``NoTriton``."""
+    """Return the operations after a trial run. Raise ``NoTriton`` if it fails."""
     kernels = TritonOps(device)
     try:
         x, y = (torch.full((1, 16), fill, dtype=dtype, device=device) for fill in (1.0, 0.0))
         numbers = torch.ones((2, 1, 1, 16), dtype=dtype, device=device)
         one = torch.ones(2, dtype=torch.int32, device=device)
-        kernels.apply_lora(x, y, LoRAMapping(one, one), StackedLoRAWeights(numbers, numbers, (16,)), 0)
-        said = set(y[0].tolist())
-    except Exception as why:  # A compiler, a linker, a driver: each fails in its own way.
-        told = str(why).strip().splitlines() or [type(why).__name__]
-        raise NoTriton(f"Triton kernels do not run here: {told[-1]}") from why
-    if said != {16.0}:
-        raise NoTriton(f"Triton kernels do not run here: sixteen ones add up to {said}")
+        kernels.apply_lora(
+            x, y, LoRAMapping(one, one), StackedLoRAWeights(numbers, numbers, (16,)), 0
+        )
+        out = set(y[0].tolist())
+    except Exception as error:  # A compiler, a linker, a driver: each fails in its own way.
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise NoTriton(f"Triton kernels do not run here: {lines[-1]}") from error
+    if out != {16.0}:
+        raise NoTriton(f"Triton kernels do not run here: sixteen ones add up to {out}")
     return kernels
 
 
-def _attend(
+def _launch_attention(
     grid: tuple[int, int, int],
     q: Tensor,
-    said: Tensor,
-    tops: Tensor,
+    out: Tensor,
+    lse: Tensor,
     keys: Tensor,
     values: Tensor,
     table: Tensor,
@@ -242,16 +241,16 @@ def _attend(
     window: int,
     scaling: float,
     softcap: float,
-    together: int,
+    query_tokens: int,
 ) -> None:
     tokens, heads, dim = q.shape
     group = heads // keys.shape[1]
-    # The device computes powers of 2, so scores are multiplied by this once more.
-    base = math.log2(math.e)
+    # The kernel uses exp2, so scores are scaled by log2(e).
+    log2_e = math.log2(math.e)
     triton_kernels.paged_attention[grid](
         q,
-        said,
-        tops,
+        out,
+        lse,
         keys,
         values,
         table,
@@ -260,27 +259,27 @@ def _attend(
         length,
         table.shape[-1],
         window,
-        scaling / softcap if softcap else scaling * base,
-        softcap * base,
+        scaling / softcap if softcap else scaling * log2_e,
+        softcap * log2_e,
         keys.shape[1],
-        TOKENS=together,
+        TOKENS=query_tokens,
         GROUP=group,
         HEADS=triton.next_power_of_2(group)
-        if together
-        else max(_LEAST, triton.next_power_of_2(group)),
+        if query_tokens
+        else max(_MIN_TILE, triton.next_power_of_2(group)),
         DIM=dim,
         WIDTH=_width(dim),
         BLOCK=BLOCK,
-        PART=0 if together else _PART,
-        CAPPED=softcap > 0,
+        SPLIT_BLOCKS=0 if query_tokens else _SPLIT_BLOCKS,
+        SOFTCAP=softcap > 0,
         PRECISION=_precision(q),
     )
 
 
 def _width(dim: int) -> int:
-    return max(_LEAST, int(triton.next_power_of_2(dim)))
+    return max(_MIN_TILE, int(triton.next_power_of_2(dim)))
 
 
 def _precision(numbers: Tensor) -> str:
-    """How exact products are: float32 in full."""
+    """Return the precision of products; float32 is multiplied in full."""
     return "ieee" if numbers.dtype == torch.float32 else "tf32"

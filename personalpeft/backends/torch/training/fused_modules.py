@@ -1,10 +1,11 @@
-"""Stand-ins for the small parts of a model, whose gradients are written by hand: norms, gates, attention, likelihoods.
+"""Modules with hand-written gradients for norms, gated MLPs and attention, and fused losses.
 
-Under autograd each of them is a dozen operators that read and write all activations again, and attention over a pack
-costs the square of its length. Here each is one loop forward and one back (ops/csrc/training.cpp).
+Under autograd each is a dozen operators that read and write all activations, and attention over a
+packed sequence is quadratic. Here each is one C++ loop forward and one backward
+(ops/csrc/training.cpp).
 
-Invariants: what a stand-in computes is what the module that it stands for computes, up to rounding; its weights are
-frozen, so only what flows through has a gradient. Without training kernels nothing is replaced.
+Invariants: a fused module computes what the original does, up to rounding. Its weights are frozen.
+Without training operations only inference is fused.
 """
 
 from __future__ import annotations
@@ -14,81 +15,88 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from personalpeft.backends.torch.lora_layers import LoRALinear
+from personalpeft.backends.torch.lora_layers import LoRALinear, apply_function
 from personalpeft.backends.torch.openmp import limit_threads
 from personalpeft.backends.torch.ops.base import Ops
 from personalpeft.backends.torch.ops.training_ops import Heads, Segments, TrainingOps
 from personalpeft.backends.torch.training.packing import PackedSequence
 
-# Norms that are x / rms(x) * weight; Gemma's, for one, are not.
+# Norms that are x / rms(x) * weight. Gemma's are not.
 _RMS_NORMS = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"})
 # down(silu(gate) * up).
 _GATED = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"})
-# Rotary positions over whole heads, scores without a cap, and norms of queries and keys where there are any.
+# Attention with rotary embeddings over whole heads and optional norms of q and k.
 _ATTENTION = frozenset(
     {"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention", "Gemma3Attention"}
 )
 
 
-# Positions that are added to a table at once.
+# Positions that are added to a table at a time.
 _ROTARY_BLOCK = 512
 
 
 def install_fused_modules(module: nn.Module, kernels: Ops) -> bool:
-    """Replaces what can be replaced; whether all attention takes ``stretches`` in place of a mask."""
+    """Replace supported modules. Return whether all attention takes ``segments`` for a mask."""
     training = kernels.training
-    found = [(path, part, type(part).__name__) for path, part in module.named_modules()]
-    attention = [part for _, part, kind in found if kind.endswith("Attention")]
-    chains = training is not None and all(_is_plain(part) for part in attention) and bool(attention)
-    # What lies inside first: afterwards the path to it leads through a stand-in.
-    for path, part, kind in reversed(found):
-        new: nn.Module | None = None
+    modules = [(path, part, type(part).__name__) for path, part in module.named_modules()]
+    attention = [part for _, part, kind in modules if kind.endswith("Attention")]
+    fused_attention = (
+        training is not None
+        and all(_supports_fusion(part) for part in attention)
+        and bool(attention)
+    )
+    # Inner modules first: replacing the outer one changes the path to them.
+    for path, part, kind in reversed(modules):
+        replacement: nn.Module | None = None
         if kind in _RMS_NORMS:
-            new = _FusedRMSNorm(part, kernels)
+            replacement = _FusedRMSNorm(part, kernels)
         elif training is not None and kind in _GATED and _is_silu(part):
-            new = _FusedGatedMLP(part, training)
-        elif training is not None and chains and kind in _ATTENTION:
-            new = _FusedAttention(part, training)
+            replacement = _FusedGatedMLP(part, training)
+        elif training is not None and fused_attention and kind in _ATTENTION:
+            replacement = _FusedAttention(part, training)
         elif kind.endswith("RotaryEmbedding") and _is_fixed(part):
-            new = _RotaryTable(part)
-        if new is not None:
+            replacement = _RotaryTable(part)
+        if replacement is not None:
             parent, _, name = path.rpartition(".")
-            setattr(module.get_submodule(parent), name, new)
-    return chains
+            setattr(module.get_submodule(parent), name, replacement)
+    return fused_attention
 
 
 def to_segments(packed: PackedSequence) -> Segments:
-    """A pack in the form that attention takes."""
+    """Return a packed sequence's segments as tensors."""
     rows: list[tuple[int, ...]] = []
     ancestors: list[int] = []
     total = 0
-    for stretch in packed.segments:
-        rows.append((stretch.begin, stretch.end, len(stretch.ancestors), len(ancestors), total))
-        ancestors.extend(stretch.ancestors)
-        total += len(stretch.ancestors) + stretch.end - stretch.begin
+    for segment in packed.segments:
+        rows.append((segment.begin, segment.end, len(segment.ancestors), len(ancestors), total))
+        ancestors.extend(segment.ancestors)
+        total += len(segment.ancestors) + segment.end - segment.begin
     return Segments(
         torch.tensor(rows, dtype=torch.int64), torch.tensor(ancestors, dtype=torch.int64), total
     )
 
 
 def token_logprob(logits: Tensor, tokens: Tensor, training: TrainingOps | None) -> Tensor:
-    """The log-prob of one token for each row of ``[n, vocabulary]``, float32 ``[n]``."""
+    """Return one token's log-prob for each row of ``[n, vocabulary]``, float32 ``[n]``."""
     if training is None:
-        wide = logits.float()
-        return wide.gather(1, tokens[:, None])[:, 0] - torch.logsumexp(wide, dim=-1)
-    said: Tensor = _TokenLogprobFunction.apply(logits, tokens, training)  # type: ignore[no-untyped-call]  # torch's own
-    return said
+        logits32 = logits.float()
+        return logits32.gather(1, tokens[:, None])[:, 0] - torch.logsumexp(logits32, dim=-1)
+    output: Tensor = apply_function(_TokenLogprobFunction, logits, tokens, training)
+    return output
 
 
 def kl_div(p: Tensor, q: Tensor, training: TrainingOps | None) -> Tensor:
-    """The sum of ``p (log p - log q)`` for each row of two sets of logits, float32 ``[n]``; no gradient flows to ``p``."""
+    """Return ``sum p (log p - log q)`` for each row of two sets of logits, float32 ``[n]``.
+
+    No gradient flows to ``p``.
+    """
     if training is None:
-        known, said = (
+        log_p, log_q = (
             torch.log_softmax(logits, dim=-1, dtype=torch.float32) for logits in (p.detach(), q)
         )
-        return (known.exp() * (known - said)).sum(-1)
-    apart: Tensor = _KLDivFunction.apply(p.detach(), q, training)  # type: ignore[no-untyped-call]  # torch's own
-    return apart
+        return (log_p.exp() * (log_p - log_q)).sum(-1)
+    divergence: Tensor = apply_function(_KLDivFunction, p.detach(), q, training)
+    return divergence
 
 
 class _FusedRMSNorm(nn.Module):
@@ -104,9 +112,9 @@ class _FusedRMSNorm(nn.Module):
         if self._kernels.training is None:
             y: Tensor = self.inner(x)
             return y
-        result: Tensor = _NormFunction.apply(
-            x.contiguous(), self.inner.weight, self._epsilon, self._kernels
-        )  # type: ignore[no-untyped-call]  # torch's own
+        result: Tensor = apply_function(
+            _NormFunction, x.contiguous(), self.inner.weight, self._epsilon, self._kernels
+        )
         return result
 
 
@@ -121,7 +129,7 @@ class _NormFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         x, weight = ctx.saved_tensors
         return (
-            ctx.kernels.norm_backward(x, weight, grads[0].contiguous(), ctx.epsilon),
+            ctx.kernels.rms_norm_backward(x, weight, grads[0].contiguous(), ctx.epsilon),
             None,
             None,
             None,
@@ -129,10 +137,11 @@ class _NormFunction(torch.autograd.Function):
 
 
 class _RotaryTable(nn.Module):
-    """Read the cosines and sines of positions from tables.
+    """Read the cosines and sines of positions from tables (RoFormer, Su et al. 2021).
 
-    The framework computes them in pieces whose borders depend on the number of tokens and of threads, and at a border with
-    other instructions. A table is filled in blocks of one size, by one thread, so that a position has the same bits in any pass.
+    Torch computes them in pieces whose borders depend on the number of tokens and threads, with
+    other instructions at a border. A table is filled in blocks of one size by one thread, so a
+    position has the same bits in any pass.
     """
 
     def __init__(self, inner: nn.Module) -> None:
@@ -142,25 +151,25 @@ class _RotaryTable(nn.Module):
 
     def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> tuple[Tensor, Tensor]:
         key = (x.dtype, x.device, *layer_type)
-        known = self._tables.get(key)
-        # A table for all positions that a base can have may be large, so it grows with those that occur.
-        filled = 0 if known is None else len(known[0])
+        table = self._tables.get(key)
+        # It grows on demand: a table of all positions may be large.
+        filled = 0 if table is None else len(table[0])
         wanted = int(position_ids.max()) + 1
-        if known is None or wanted > filled:
-            known = self._tables[key] = self._extended(known, filled, wanted, x, layer_type)
-        cos, sin = known
+        if table is None or wanted > filled:
+            table = self._tables[key] = self._extend(table, filled, wanted, x, layer_type)
+        cos, sin = table
         return cos[position_ids], sin[position_ids]
 
-    def _extended(
+    def _extend(
         self,
-        known: tuple[Tensor, Tensor] | None,
+        table: tuple[Tensor, Tensor] | None,
         filled: int,
         wanted: int,
         x: Tensor,
         layer_type: tuple[str, ...],
     ) -> tuple[Tensor, Tensor]:
-        parts = [] if known is None else [known]
-        # Not in inference mode, whose tensors no gradient may pass by.
+        parts = [] if table is None else [table]
+        # Not in inference mode, whose tensors autograd rejects.
         with torch.inference_mode(mode=False), torch.no_grad(), limit_threads(1):
             example = torch.empty((1, 1, 1), dtype=x.dtype, device=x.device)
             for begin in range(filled, wanted, _ROTARY_BLOCK):
@@ -171,7 +180,7 @@ class _RotaryTable(nn.Module):
 
 
 def _is_fixed(part: Any) -> bool:
-    """Return whether a position's numbers are the same however long the text is."""
+    """Return whether a position's values do not depend on the text's length."""
     kinds = part.rope_type.values() if isinstance(part.rope_type, dict) else [part.rope_type]
     return not {"dynamic", "longrope"} & set(kinds)
 
@@ -183,19 +192,21 @@ class _FusedGatedMLP(nn.Module):
         self._kernels = kernels
 
     def forward(self, x: Tensor) -> Tensor:
-        both = self.inner.gate_proj.together(x)
+        gate_and_up = self.inner.gate_proj.all_outputs(x)
         if not torch.is_grad_enabled():
-            y: Tensor = self.inner.down_proj(self._kernels.gate(both))
+            y: Tensor = self.inner.down_proj(self._kernels.silu_and_mul(gate_and_up))
             return y
-        between = _GateFunction.apply(both, self._kernels)  # type: ignore[no-untyped-call]  # torch's own
-        result: Tensor = self.inner.down_proj(between)
+        activated = apply_function(_GateFunction, gate_and_up, self._kernels)
+        result: Tensor = self.inner.down_proj(activated)
         return result
 
 
 def _is_silu(part: Any) -> bool:
     gate, up = part.gate_proj, part.up_proj
-    together = isinstance(gate, LoRALinear) and isinstance(up, LoRALinear) and gate.shares_with(up)
-    return together and type(part.act_fn).__name__ in {"SiLUActivation", "SiLU"}
+    all_outputs = (
+        isinstance(gate, LoRALinear) and isinstance(up, LoRALinear) and gate.shares_with(up)
+    )
+    return all_outputs and type(part.act_fn).__name__ in {"SiLUActivation", "SiLU"}
 
 
 class _GateFunction(torch.autograd.Function):
@@ -203,16 +214,16 @@ class _GateFunction(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, kernels: TrainingOps) -> Tensor:
         ctx.save_for_backward(x)
         ctx.kernels = kernels
-        return kernels.gate(x)
+        return kernels.silu_and_mul(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        return ctx.kernels.gate_backward(x, grads[0].contiguous()), None
+        return ctx.kernels.silu_and_mul_backward(x, grads[0].contiguous()), None
 
 
 class _FusedAttention(nn.Module):
-    """Attention over a pack where the pass brings its ``stretches``; every other pass goes through the model's own."""
+    """Compute attention over ``segments``; a pass without them uses the original module."""
 
     def __init__(self, inner: Any, kernels: TrainingOps) -> None:
         super().__init__()
@@ -230,7 +241,7 @@ class _FusedAttention(nn.Module):
             window or 0,
         )
         q, k, v = inner.q_proj, inner.k_proj, inner.v_proj
-        self._together = (
+        self._fused_qkv = (
             isinstance(q, LoRALinear)
             and q.shares_with(k)
             and q.shares_with(v)
@@ -242,19 +253,21 @@ class _FusedAttention(nn.Module):
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
-        stretches: Segments | None = None,
-        **more: Any,
+        segments: Segments | None = None,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         inner = self.inner
-        if stretches is None:
-            said: tuple[Tensor, Tensor | None] = inner(
-                hidden_states, position_embeddings=position_embeddings, **more
+        if segments is None:
+            output: tuple[Tensor, Tensor | None] = inner(
+                hidden_states, position_embeddings=position_embeddings, **kwargs
             )
-            return said
+            return output
         cos, sin = (t[0].contiguous() for t in position_embeddings)
-        about = (cos, sin, stretches, self._heads, self._kernels)
-        if self._together:
-            out = _GroupedAttentionFunction.apply(inner.q_proj.together(hidden_states)[0], *about)  # type: ignore[no-untyped-call]  # torch's own
+        args = (cos, sin, segments, self._heads, self._kernels)
+        if self._fused_qkv:
+            out = apply_function(
+                _GroupedAttentionFunction, inner.q_proj.all_outputs(hidden_states)[0], *args
+            )
         else:
             tokens, dim = hidden_states.shape[1], self._heads.dim
             q, k, v = (
@@ -262,11 +275,13 @@ class _FusedAttention(nn.Module):
             )
             if hasattr(inner, "q_norm"):
                 q, k = inner.q_norm(q.view(tokens, -1, dim)), inner.k_norm(k.view(tokens, -1, dim))
-            out = _AttentionFunction.apply(*(t.reshape(tokens, -1) for t in (q, k, v)), *about)  # type: ignore[no-untyped-call]  # torch's own
+            out = apply_function(
+                _AttentionFunction, *(t.reshape(tokens, -1) for t in (q, k, v)), *args
+            )
         return inner.o_proj(out[None]), None
 
 
-def _is_plain(part: Any) -> bool:
+def _supports_fusion(part: Any) -> bool:
     return type(part).__name__ in _ATTENTION and not getattr(part, "attn_logit_softcapping", None)
 
 
@@ -279,80 +294,80 @@ class _AttentionFunction(torch.autograd.Function):
         v: Tensor,
         cos: Tensor,
         sin: Tensor,
-        stretches: Segments,
+        segments: Segments,
         heads: Heads,
         kernels: TrainingOps,
     ) -> Tensor:
-        out, sizes = kernels.attention(q, k, v, cos, sin, stretches, heads)
-        ctx.save_for_backward(q, k, v, cos, sin, sizes)
-        ctx.about = stretches, heads, kernels
+        out, lse = kernels.attention(q, k, v, cos, sin, segments, heads)
+        ctx.save_for_backward(q, k, v, cos, sin, lse)
+        ctx.args = segments, heads, kernels
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        *given, sizes = ctx.saved_tensors
-        stretches, heads, kernels = ctx.about
-        # Of the strides that the kernel reads, which for a part of a whole are the whole's.
-        into = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in given[:3]]
-        kernels.attend_backward(*given, stretches, heads, grads[0].contiguous(), sizes, into)
-        return *into, None, None, None, None, None
+        *saved, lse = ctx.saved_tensors
+        segments, heads, kernels = ctx.args
+        # With the inputs' strides, which the kernel uses for both.
+        input_grads = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in saved[:3]]
+        kernels.attention_backward(*saved, segments, heads, grads[0].contiguous(), lse, input_grads)
+        return *input_grads, None, None, None, None, None
 
 
 class _GroupedAttentionFunction(torch.autograd.Function):
-    """Of queries, keys and values that lie side by side."""
+    """Attention of concatenated queries, keys and values."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        whole: Tensor,
+        qkv: Tensor,
         cos: Tensor,
         sin: Tensor,
-        stretches: Segments,
+        segments: Segments,
         heads: Heads,
         kernels: TrainingOps,
     ) -> Tensor:
-        out, sizes = kernels.attention(*_split_heads(whole, heads), cos, sin, stretches, heads)
-        ctx.save_for_backward(whole, cos, sin, sizes)
-        ctx.about = stretches, heads, kernels
+        out, lse = kernels.attention(*_split_heads(qkv, heads), cos, sin, segments, heads)
+        ctx.save_for_backward(qkv, cos, sin, lse)
+        ctx.args = segments, heads, kernels
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        whole, cos, sin, sizes = ctx.saved_tensors
-        stretches, heads, kernels = ctx.about
-        into = torch.empty_like(whole)
-        kernels.attend_backward(
-            *_split_heads(whole, heads),
+        qkv, cos, sin, lse = ctx.saved_tensors
+        segments, heads, kernels = ctx.args
+        input_grads = torch.empty_like(qkv)
+        kernels.attention_backward(
+            *_split_heads(qkv, heads),
             cos,
             sin,
-            stretches,
+            segments,
             heads,
             grads[0].contiguous(),
-            sizes,
-            _split_heads(into, heads),
+            lse,
+            _split_heads(input_grads, heads),
         )
-        return into, None, None, None, None, None
+        return input_grads, None, None, None, None, None
 
 
-def _split_heads(whole: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
-    asking, shared = heads.heads * heads.dim, heads.kv_heads * heads.dim
-    return whole[:, :asking], whole[:, asking : asking + shared], whole[:, asking + shared :]
+def _split_heads(qkv: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
+    q_size, kv_size = heads.heads * heads.dim, heads.kv_heads * heads.dim
+    return qkv[:, :q_size], qkv[:, q_size : q_size + kv_size], qkv[:, q_size + kv_size :]
 
 
 class _TokenLogprobFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, tokens: Tensor, kernels: TrainingOps) -> Tensor:
         logits = logits.contiguous()
-        totals = kernels.logsumexp(logits)
-        ctx.save_for_backward(logits, tokens, totals)
+        lse = kernels.logsumexp(logits)
+        ctx.save_for_backward(logits, tokens, lse)
         ctx.kernels = kernels
-        return logits.gather(1, tokens[:, None])[:, 0].float() - totals
+        return logits.gather(1, tokens[:, None])[:, 0].float() - lse
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        logits, tokens, totals = ctx.saved_tensors
+        logits, tokens, lse = ctx.saved_tensors
         return (
-            ctx.kernels.likelihood_backward(logits, totals, tokens, grads[0].float().contiguous()),
+            ctx.kernels.token_logprob_backward(logits, lse, tokens, grads[0].float().contiguous()),
             None,
             None,
         )
@@ -362,10 +377,10 @@ class _KLDivFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, p: Tensor, q: Tensor, kernels: TrainingOps) -> Tensor:
         p, q = p.contiguous(), q.contiguous()
-        known = p, kernels.logsumexp(p), q, kernels.logsumexp(q)
-        ctx.save_for_backward(*known)
+        args = p, kernels.logsumexp(p), q, kernels.logsumexp(q)
+        ctx.save_for_backward(*args)
         ctx.kernels = kernels
-        return kernels.kl_div(*known)
+        return kernels.kl_div(*args)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:

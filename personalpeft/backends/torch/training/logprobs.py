@@ -1,7 +1,7 @@
-"""What the model said of continuations, as terms of a loss read it, and what it said before, kept for several sessions.
+"""The model's outputs for continuations, as losses read them, and shared reference outputs.
 
-Invariant: a reference is read by itself, in no company, so that its bits depend on the stack below and on the
-continuation alone, whoever else is learning.
+Invariant: a reference is computed in a pass of its own. Its bits depend on the stack below and the
+continuation alone.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from personalpeft.backends.torch.training.packing import pack
 from personalpeft.backends.torch.training.reference_cache import ReferenceCache
 
 
-class _WithLogits(Protocol):
+class _HasLogits(Protocol):
     @property
     def logits(self) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class TensorOutputs:
-    """What the model gave for one continuation, from its logits ``[n, vocabulary]``; log-probs are float32."""
+    """Outputs for one continuation, from logits ``[n, vocabulary]``; log-probs are float32."""
 
     logits: Tensor
     tokens: Tensor
@@ -50,10 +50,10 @@ class TensorOutputs:
 
 @dataclass(frozen=True, eq=False)
 class ReferenceLogprobs:
-    """What the stack below said of one continuation.
+    """Outputs of the stack below for one continuation.
 
-    Kept are the hidden states that the head reads: a whole distribution is a hundred times as large, and comes out of
-    them the same whenever it is asked for.
+    It keeps the hidden states: the logits are a hundred times as large, and computed from them with
+    the same bits each time.
     """
 
     hidden: Tensor
@@ -79,14 +79,14 @@ class ReferenceLogprobs:
 
 
 class TokenReference:
-    """As much of a reference as most terms ask for."""
+    """A reference's token log-probs, for losses that need no distribution."""
 
     def __init__(self, reference: ReferenceLogprobs) -> None:
         self.token_logp = reference.token_logp
 
     @property
     def logits(self) -> Tensor:
-        raise LookupError("this term asked for the reference's tokens only")
+        raise LookupError("a loss that reads logits of references must set needs_full_logp")
 
     logp = logits
 
@@ -95,63 +95,71 @@ class TokenReference:
 
 
 def _kl_between(
-    own: TensorOutputs | ReferenceLogprobs, run: slice, reference: ModelOutputs, reference_run: slice
+    own: TensorOutputs | ReferenceLogprobs,
+    run: slice,
+    reference: ModelOutputs,
+    reference_run: slice,
 ) -> Tensor:
-    # What one term compares is of one backend, and all of this one's have logits.
-    before = cast(_WithLogits, reference)
-    return kl_div(before.logits[reference_run], own.logits[run], own.model.kernels.training)
+    # All outputs of one loss are of this backend, and have logits.
+    with_logits = cast(_HasLogits, reference)
+    return kl_div(with_logits.logits[reference_run], own.logits[run], own.model.kernels.training)
 
 
 class ReferenceReader:
-    """What stacks said, found again as long as anybody holds it, so that several users who learn above the same stack are held
-    to the same answers; what the bare base said of generic ones lasts.
+    """Compute reference outputs, and share them between sessions above the same stack.
+
+    Outputs are kept while a session uses them. General ones of the bare base go to the cache.
     """
 
     def __init__(self, model: ModelRunner, generic: ReferenceCache) -> None:
         self._model = model
-        self._generic = generic
+        self._cache = generic
         self._known: WeakValueDictionary[tuple[int, Continuation], ReferenceLogprobs] = (
             WeakValueDictionary()
         )
 
     def read(
-        self, items: Mapping[Continuation, bool], stack: int, bound: ActiveLoRA | None
+        self, items: Mapping[Continuation, bool], stack: int, active: ActiveLoRA | None
     ) -> dict[Continuation, ReferenceLogprobs]:
-        """What a stack says, which is ``bound`` and known by a number that no other ever had; of each item whether it is
-        generic.
+        """Return the reference outputs of continuations.
+
+        Args:
+            items: The continuations, and whether each is general.
+            stack: The attachment id of the stack below.
+            active: The stack; None for the bare base.
         """
         found = {}
         for item, generic in items.items():
-            with torch.no_grad(), self._model.exclusive(bound):
-                known = self._known.get((stack, item))
-                if known is None:
-                    hidden = self._hidden(item, lasting=generic and bound is None)
+            with torch.no_grad(), self._model.exclusive(active):
+                reference = self._known.get((stack, item))
+                if reference is None:
+                    hidden = self._hidden(item, persistent=generic and active is None)
                     tokens = torch.tensor(item.completion, device=hidden.device)
-                    known = self._known[stack, item] = ReferenceLogprobs(
+                    reference = self._known[stack, item] = ReferenceLogprobs(
                         hidden, tokens, self._model
                     )
-                found[item] = known
-        self._generic.save()
+                found[item] = reference
+        self._cache.save()
         return found
 
-    def _hidden(self, item: Continuation, *, lasting: bool) -> Tensor:
-        hidden = self._generic.get(item) if lasting else None
+    def _hidden(self, item: Continuation, *, persistent: bool) -> Tensor:
+        hidden = self._cache.get(item) if persistent else None
         if hidden is None:
             hidden = self._model.hidden(pack([item]))
-            if lasting:
-                self._generic.add(item, hidden)
+            if persistent:
+                self._cache.add(item, hidden)
         return hidden.to(self._model.where.device)
 
 
 def read_hidden(model: ModelRunner, items: Sequence[Continuation]) -> list[TensorOutputs]:
-    """The outputs of each continuation, in one pass. Needs the model's turn."""
+    """Return the outputs of each continuation, in one pass. The caller holds the model's lock."""
     return split_outputs(model, items, model.hidden(pack(items)))
 
 
 def split_outputs(
     model: ModelRunner, items: Sequence[Continuation], hidden: Tensor
 ) -> list[TensorOutputs]:
-    """The outputs of each continuation, from the hidden states of all of them."""
+    """Return the outputs of each continuation, from the hidden states of all."""
     logits = torch.split(model.logits(hidden), [len(item.completion) for item in items])
     return [
         TensorOutputs(own, torch.tensor(item.completion, device=own.device), model)
@@ -160,7 +168,7 @@ def split_outputs(
 
 
 def chunks(items: Sequence[Continuation], tokens: int) -> list[list[Continuation]]:
-    """Continuations in order, in groups of about so many tokens: attention over a pack costs the square of its length."""
+    """Split continuations into groups of about ``tokens`` tokens, in order."""
     groups: list[list[Continuation]] = []
     size = tokens
     for item in items:

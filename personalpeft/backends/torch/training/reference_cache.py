@@ -1,9 +1,9 @@
-"""What the bare base says of generic continuations, kept in the cache from one process to the next: every learn on it is
-held to the same, and reading it took a fifth of a learn.
+"""A cache on disk of the base's hidden states for general continuations.
 
-Invariants: only the bare base's, and only of terms that call themselves generic, so nothing here is anybody's own. Bits come
-back as they were computed: a file belongs to one base, one way to compute and one kind of processor. A file that is not
-whole, or was changed, is no file. Who cannot write goes on without.
+Reading them again took a fifth of a learn. Invariants: only results of the bare base on general
+prompts, so nothing here belongs to a user. A file belongs to one base, one way to compute and one
+kind of CPU, so its bits are those that were computed. A damaged file counts as absent. Without
+write access nothing is cached.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from personalpeft.types import canonical_digest
 
 _log = logging.getLogger(__name__)
 
-# To be raised whenever the same weights would give other bits: what was kept before would go unnoticed into revisions.
+# Raise this when the same weights would give other bits: stale values would silently enter
+# revisions.
 _FORMAT = 2
-# Several times the questions that there are; what more there is, is read again.
+# Several times the number of general prompts.
 _MOST = 512
 _DIGEST = hashlib.sha256().digest_size
 
 
 class ReferenceCache:
-    """Hidden states ``[tokens of the completion, size]`` by continuation, in the file ``<cache>/generic/<name>``. Safe to use
-    from several threads; of several processes the last that saves wins. Without a cache they last as long as this does.
+    """Hidden states ``[completion tokens, size]`` by continuation, in ``<cache>/generic/<name>``.
+
+    Thread-safe. The last process that saves wins. Without a cache folder they are kept in memory.
     """
 
     def __init__(self, base: str, computed: str, cache: Path | None) -> None:
@@ -47,19 +49,19 @@ class ReferenceCache:
         self._saved = 0
 
     def get(self, item: Continuation) -> Tensor | None:
-        """The hidden states, where they are known; on the processor."""
+        """Return the hidden states in host memory, None if absent."""
         with self._turn:
             return self._all().get(_name(item))
 
     def add(self, item: Continuation, hidden: Tensor) -> None:
-        """Notes them; ``save`` keeps them."""
+        """Store hidden states in memory; ``save`` writes them."""
         with self._turn:
             known = self._all()
             if len(known) < _MOST:
                 known[_name(item)] = hidden.detach().cpu()
 
     def save(self) -> None:
-        """Keeps what is new, all or nothing."""
+        """Write new entries to disk, all or none."""
         with self._turn:
             known = self._all()
             if self._place is None or len(known) == self._saved:
@@ -68,14 +70,14 @@ class ReferenceCache:
             data = safetensors.torch.save(known)
             try:
                 self._place.parent.mkdir(parents=True, exist_ok=True)
-                # A folder of its own, which goes whatever happens: what a full disk cuts off is not left lying.
+                # In a temporary folder, so that a full disk leaves no partial file.
                 with tempfile.TemporaryDirectory(dir=self._place.parent) as folder:
                     part = Path(folder, self._place.name)
                     part.write_bytes(hashlib.sha256(data).digest() + data)
                     part.replace(self._place)
             except OSError as error:
                 _log.info(
-                    "What the base says of generic answers is not kept in %s: %s.",
+                    "Reference outputs cannot be cached in %s: %s.",
                     self._place,
                     type(error).__name__,
                 )
@@ -96,7 +98,7 @@ def _read(place: Path) -> dict[str, Tensor]:
         return {}
     except (OSError, SafetensorError) as error:
         _log.info(
-            "What the base says of generic answers cannot be read from %s (%s); it is asked again.",
+            "Reference outputs cannot be read from %s (%s) and are computed again.",
             place,
             type(error).__name__,
         )

@@ -1,7 +1,7 @@
-"""The temporary state of one update: the layer being built, its optimizer, and what the stack below said.
+"""The temporary state of one update: weights, optimizer and reference outputs.
 
-Invariants: gradients reach the layer's own halves alone; the same spec and steps give the same bytes; what ``state``
-returns is enough to go on.
+Invariants: gradients reach the layer's own A and B alone. The same spec and steps give the same
+bytes. ``state`` is sufficient to resume.
 """
 
 from __future__ import annotations
@@ -35,32 +35,33 @@ from personalpeft.backends.torch.training.lora_autograd import (
 )
 from personalpeft.backends.torch.training.packing import pack
 
-# Tokens of several sessions in one pass: more make a token little quicker and take more memory (docs/learning.md).
-_PASS = 256
+# Tokens of one pass over several sessions. More are hardly faster and take more memory
+# (docs/learning.md).
+_PASS_TOKENS = 256
 
 
 @dataclass(frozen=True)
 class FrozenBelow:
-    """The frozen stack that a session stands on, as passes with and without a gradient need it; ``number`` tells it from
-    every other that was ever attached.
-    """
+    """The frozen stack below a session; ``attachment_id`` identifies it."""
 
-    number: int
-    bound: ActiveLoRA | None
+    attachment_id: int
+    active: ActiveLoRA | None
     frozen: Sequence[FusedLoRAWeights | None]
     references: ReferenceReader
 
 
 class TorchSession:
-    """AdamW (Loshchilov & Hutter 2019) on one layer's halves, kept in float32 over a base of any precision."""
+    """AdamW (Loshchilov & Hutter 2019) on one layer's A and B, in float32."""
 
     def __init__(self, model: ModelRunner, spec: SessionSpec, below: FrozenBelow) -> None:
         unknown = set(spec.target_modules) - set(model.base.architecture.projections)
         if unknown:
-            raise ValueError(f"the base has no projection {sorted(unknown)}")
+            raise ValueError(
+                f"target_modules must be projections of the base, got {sorted(unknown)}"
+            )
         self._model, self._spec, self._below = model, spec, below
         self._groups = group_projections(model.base.architecture)
-        self._halves = _initial(model, spec)
+        self._halves = _initial_halves(model, spec)
         self._optimizer = torch.optim.AdamW(
             self._halves.values(),
             lr=0.0,
@@ -73,23 +74,23 @@ class TorchSession:
         model.open_session()
 
     def precompute_ref_log_probs(self, terms: Sequence[Loss]) -> None:
-        """Reads what the stack below says of all that these terms will need, where no session has read it before."""
+        """Compute the reference outputs of these terms, unless a session has them."""
         missing: dict[Continuation, bool] = {}
         for term in terms:
             for item in term.references:
                 if item not in self._references:
                     missing[item] = missing.get(item, True) and term.is_general
         self._references |= self._below.references.read(
-            missing, self._below.number, self._below.bound
+            missing, self._below.attachment_id, self._below.active
         )
 
     def step(self, terms: Sequence[Loss], learning_rate: float) -> float:
-        """One optimizer step on the sum of the terms' losses; returns that loss."""
+        """Take one optimizer step on the sum of the terms' losses, and return that loss."""
         (loss,) = advance(self._model, [self], [terms], [learning_rate])
         return loss
 
     def segment(self, begin: int, end: int) -> TrainedSegment:
-        """The layer as it is now, over what lies below, for these tokens of a pass."""
+        """Return the current weights, over those below, for these tokens of a pass."""
         return make_segment(
             begin,
             end,
@@ -101,21 +102,23 @@ class TorchSession:
         )
 
     def loss(self, terms: Sequence[Loss], outputs: Mapping[Continuation, TensorOutputs]) -> Tensor:
-        """The sum of the terms' losses."""
+        """Return the sum of the terms' losses."""
         losses = []
         for term in terms:
-            before = [self._references[item] for item in term.references]
+            known_references = [self._references[item] for item in term.references]
             references = (
-                before
+                known_references
                 if term.needs_full_logp
-                else [TokenReference(reference) for reference in before]
+                else [TokenReference(reference) for reference in known_references]
             )
             losses.append(term.loss([outputs[item] for item in term.continuations], references))
         return torch.stack(losses).sum()
 
-    def learn(self, done: TrainedSegment, learning_rate: float) -> None:
-        """The optimizer's step, from what a pass left."""
-        for name, grad in gradients(done, self._halves, self._spec.scaling, self._groups).items():
+    def apply_gradients(self, segment: TrainedSegment, learning_rate: float) -> None:
+        """Take an optimizer step with the gradients of a pass."""
+        for name, grad in gradients(
+            segment, self._halves, self._spec.scaling, self._groups
+        ).items():
             self._halves[name].grad = grad
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
@@ -124,7 +127,7 @@ class TorchSession:
         self._optimizer.zero_grad(set_to_none=True)
 
     def weights(self) -> Mapping[str, LoRAWeights]:
-        """The layer as it is now, copied out."""
+        """Return a copy of the current weights."""
         return {
             projection: LoRAWeights(
                 _array(self._halves[f"{projection}.A"]), _array(self._halves[f"{projection}.B"])
@@ -133,7 +136,7 @@ class TorchSession:
         }
 
     def state(self) -> Mapping[str, npt.NDArray[np.float32]]:
-        """The halves, AdamW's two moments and its count."""
+        """Return A and B with AdamW's two moments and step."""
         arrays: dict[str, npt.NDArray[np.float32]] = {}
         for name, half in self._halves.items():
             moments = self._optimizer.state[half] or _no_moments(half)
@@ -144,7 +147,7 @@ class TorchSession:
         return arrays
 
     def restore(self, state: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        """Goes on from the state of a session of the same spec. Looks at all of it before it changes anything."""
+        """Resume from the state of a session of the same spec, after checking all of it."""
         for name, half in self._halves.items():
             shape = tuple(half.shape)
             for wanted in (name, f"{name}.exp_avg", f"{name}.exp_avg_sq"):
@@ -167,7 +170,7 @@ class TorchSession:
                 }
 
     def close(self) -> None:
-        """Frees the session's memory."""
+        """Free the session's memory."""
         self._references.clear()
         self._optimizer.state.clear()
         if self._open:
@@ -181,15 +184,15 @@ def advance(
     terms: Sequence[Sequence[Loss]],
     rates: Sequence[float],
 ) -> tuple[float, ...]:
-    """One step of each, a few sessions in each pass; see ``Backend.advance``."""
+    """Take one step of each session, several sessions in a pass; see ``Backend.advance``."""
     if not len(sessions) == len(terms) == len(rates):
-        raise ValueError("each session needs its terms and its rate")
+        raise ValueError("sessions, terms and rates must have the same length")
     losses: list[float] = []
-    asked = [
+    continuations = [
         list(dict.fromkeys(item for term in own for item in term.continuations)) for own in terms
     ]
-    for some in _passes([len(pack(items).tokens) for items in asked], _PASS):
-        losses += _advance(model, sessions[some], terms[some], rates[some], asked[some])
+    for group in _group_passes([len(pack(items).tokens) for items in continuations], _PASS_TOKENS):
+        losses += _advance(model, sessions[group], terms[group], rates[group], continuations[group])
     return tuple(losses)
 
 
@@ -198,10 +201,10 @@ def _advance(
     sessions: Sequence[TorchSession],
     terms: Sequence[Sequence[Loss]],
     rates: Sequence[float],
-    asked: Sequence[Sequence[Continuation]],
+    continuations: Sequence[Sequence[Continuation]],
 ) -> list[float]:
-    """One forward and one backward pass."""
-    packed = pack(*asked)
+    """Run one forward and one backward pass."""
+    packed = pack(*continuations)
     begins = (0, *packed.ends[:-1])
     segments = [s.segment(b, e) for s, b, e in zip(sessions, begins, packed.ends, strict=True)]
     with (
@@ -209,24 +212,26 @@ def _advance(
         torch.enable_grad(),
     ):
         outputs = iter(
-            split_outputs(model, [item for items in asked for item in items], model.hidden(packed))
+            split_outputs(
+                model, [item for items in continuations for item in items], model.hidden(packed)
+            )
         )
         losses = [
             session.loss(own, {item: next(outputs) for item in items})
-            for session, own, items in zip(sessions, terms, asked, strict=True)
+            for session, own, items in zip(sessions, terms, continuations, strict=True)
         ]
         torch.stack(losses).sum().backward()
-        for session, done, rate in zip(sessions, segments, rates, strict=True):
-            session.learn(done, rate)
+        for session, segment, rate in zip(sessions, segments, rates, strict=True):
+            session.apply_gradients(segment, rate)
         return [float(loss.detach()) for loss in losses]
 
 
-def _passes(sizes: Sequence[int], most: int) -> list[slice]:
-    """Neighbours together as long as they have no more than so many tokens; one that has more goes by itself."""
+def _group_passes(sizes: Sequence[int], max_size: int) -> list[slice]:
+    """Group neighbours up to ``max_size`` tokens; a larger one has a pass of its own."""
     passes: list[slice] = []
     first, total = 0, 0
     for number, size in enumerate(sizes):
-        if number > first and total + size > most:
+        if number > first and total + size > max_size:
             passes.append(slice(first, number))
             first, total = number, 0
         total += size
@@ -234,7 +239,7 @@ def _passes(sizes: Sequence[int], most: int) -> list[slice]:
 
 
 def _no_moments(half: Tensor) -> dict[str, Tensor]:
-    """What AdamW begins with, under its own names."""
+    """Return AdamW's initial state."""
     return {
         "step": torch.zeros(()),
         "exp_avg": torch.zeros_like(half),
@@ -242,8 +247,8 @@ def _no_moments(half: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _initial(model: ModelRunner, spec: SessionSpec) -> dict[str, Tensor]:
-    """The parent's halves, or A uniform as ``nn.Linear`` begins (Hu et al. 2021, section 4.1: A random, B zero)."""
+def _initial_halves(model: ModelRunner, spec: SessionSpec) -> dict[str, Tensor]:
+    """Return the parent's A and B, or A uniform and B zero (LoRA, Hu et al. 2021, section 4.1)."""
     generator = torch.Generator().manual_seed(spec.seed)
     architecture, device = model.base.architecture, model.where.device
     halves = {}
@@ -273,5 +278,5 @@ def _array(tensor: Tensor) -> npt.NDArray[np.float32]:
 
 
 def _tensor(array: npt.NDArray[np.float32]) -> Tensor:
-    # A copy, since what comes from a file is read-only and torch would write through.
+    # A copy: arrays of files are read-only, and torch would write to them.
     return torch.from_numpy(array.astype(np.float32, copy=True))

@@ -1,15 +1,15 @@
-// The inner loops of a decoding step on a processor: what a framework's general operators do slowest there.
+// CPU operations of a decoding step, for float32 and bfloat16.
 //
-// Each does what its namesake in plain.py does, for float32 and bfloat16 numbers. All sums are in float32; what is
-// stored is rounded once, to the nearest, ties to even. Nothing here allocates more than a scratch row per thread or
-// keeps anything between calls. Pointers and sizes are the caller's to check.
-
-#include "dtypes.h"
+// Each function computes what the function of the same name in reference_ops.py computes. Sums are
+// in float32. Results are rounded once, to nearest even. Functions keep no state. The caller checks
+// pointers and sizes.
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
+
+#include "dtypes.h"
 
 #ifdef __F16C__
 #include <immintrin.h>
@@ -17,14 +17,15 @@
 
 namespace {
 
-// IEEE half precision, which adapters are stored in.
+// IEEE half precision, the format of stored adapters.
 struct half {
     uint16_t bits;
 };
 
 inline float as_float(half value) {
-    const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16, rest = value.bits & 0x7fff;
-    // Moving the exponent by a product gives the smallest numbers their right value too (infinity does not occur).
+    const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16,
+                   rest = value.bits & 0x7fff;
+    // Scaling by 2^112 moves the exponent and is right for subnormals too. Infinity does not occur.
     uint32_t bits = rest << 13;
     float result;
     std::memcpy(&result, &bits, sizeof result);
@@ -35,38 +36,39 @@ inline float as_float(half value) {
     return result;
 }
 
-// Tokens to a block of the cache; kernels/base.py says the same.
+// Tokens in a block of the cache. Must equal BLOCK in ops/base.py.
 constexpr int BLOCK = 32;
-// Outputs that one thread adds to at a time.
+// Outputs of one work item.
 constexpr int TILE = 192;
-// Fewer multiplications than this are done before other threads have woken up.
+// Below this number of multiplications, waking other threads takes longer than the work.
 constexpr int64_t WORTH_THREADS = 1 << 15;
 
-// y[t] += B[slot[t]]^T (A[slot[t]] x[t]); slot 0 adds nothing.
+// y[t] += B[slot[t]]^T (A[slot[t]] x[t]) (LoRA, Hu et al. 2021; one adapter a token as in Punica,
+// Chen et al. 2023). Slot 0 adds nothing.
 //
-// A is [slots, ...][sections * capacity, inputs], B is [slots, ...][capacity, outputs]: the outputs of a fused
-// projection lie side by side in sections, and each section has its own rows of A.
+// A is [slots, ...][sections * max_rank, inputs], B is [slots, ...][max_rank, outputs]. The outputs
+// of a fused projection are adjacent sections. Each section has its own rows of A.
 template <typename T>
-void lora(const T* x, T* y, int64_t tokens, const int32_t* slots, const int32_t* ranks, const T* a, int64_t a_stride,
-          const T* b, int64_t b_stride, int64_t capacity, int64_t inputs, int64_t outputs, const int32_t* section_ends,
-          int64_t sections) {
-    int64_t widest = 0;
+void apply_lora(const T* x, T* y, int64_t tokens, const int32_t* slots, const int32_t* ranks,
+                const T* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t max_rank,
+                int64_t inputs, int64_t outputs, const int32_t* section_ends, int64_t sections) {
+    int64_t largest_rank = 0;
     for (int64_t t = 0; t < tokens; ++t) {
-        widest = ranks[slots[t]] > widest ? ranks[slots[t]] : widest;
+        largest_rank = ranks[slots[t]] > largest_rank ? ranks[slots[t]] : largest_rank;
     }
-    if (widest == 0) {
+    if (largest_rank == 0) {
         return;
     }
-    const int64_t rows = sections * widest;
+    const int64_t rows = sections * largest_rank;
     const int64_t tiles = (outputs + TILE - 1) / TILE;
-    std::vector<float> narrow(tokens * rows);
+    std::vector<float> shrunk(tokens * rows);
 #pragma omp parallel if (tokens * rows * inputs > WORTH_THREADS)
     {
 #pragma omp for schedule(static)
         for (int64_t work = 0; work < tokens * sections; ++work) {
             const int64_t t = work / sections, section = work % sections;
             const T* input = x + t * inputs;
-            const T* matrix = a + slots[t] * a_stride + section * capacity * inputs;
+            const T* matrix = a + slots[t] * a_stride + section * max_rank * inputs;
             for (int64_t r = 0; r < ranks[slots[t]]; ++r) {
                 const T* row = matrix + r * inputs;
                 float sum = 0;
@@ -74,7 +76,7 @@ void lora(const T* x, T* y, int64_t tokens, const int32_t* slots, const int32_t*
                 for (int64_t i = 0; i < inputs; ++i) {
                     sum += as_float(row[i]) * as_float(input[i]);
                 }
-                narrow[t * rows + section * widest + r] = sum;
+                shrunk[t * rows + section * largest_rank + r] = sum;
             }
         }
 #pragma omp for schedule(static)
@@ -88,11 +90,12 @@ void lora(const T* x, T* y, int64_t tokens, const int32_t* slots, const int32_t*
             const T* matrix = b + slots[t] * b_stride;
             T* output = y + t * outputs;
             for (int64_t section = 0; section < sections && begin < tile_end; ++section) {
-                const int64_t end = section_ends[section] < tile_end ? section_ends[section] : tile_end;
+                const int64_t end =
+                    section_ends[section] < tile_end ? section_ends[section] : tile_end;
                 if (end <= begin) {
                     continue;
                 }
-                const float* h = narrow.data() + t * rows + section * widest;
+                const float* h = shrunk.data() + t * rows + section * largest_rank;
                 float sums[TILE] = {};
                 for (int64_t r = 0; r < rank; ++r) {
                     const T* row = matrix + r * outputs;
@@ -112,25 +115,29 @@ void lora(const T* x, T* y, int64_t tokens, const int32_t* slots, const int32_t*
     }
 }
 
-// Puts the keys and values of tokens into their places of the cache. A key lies transposed in its block, [dim, BLOCK],
-// so that 32 scores come from whole vectors; a value lies as it is, [BLOCK, dim].
+// Write keys and values of tokens to their slots of the paged cache. Keys are transposed in their
+// block, [dim, BLOCK], so that a block's 32 scores are computed in full vectors. Values are [BLOCK,
+// dim].
 template <typename T>
-void remember(const T* k, const T* v, T* keys, T* values, const int64_t* places, int64_t tokens, int64_t heads,
-              int64_t dim) {
+void write_kv(const T* k, const T* v, T* keys, T* values, const int64_t* slot_mapping,
+              int64_t tokens, int64_t heads, int64_t dim) {
     for (int64_t t = 0; t < tokens; ++t) {
-        const int64_t block = places[t] / BLOCK, at = places[t] % BLOCK;
+        const int64_t block = slot_mapping[t] / BLOCK, offset = slot_mapping[t] % BLOCK;
         for (int64_t h = 0; h < heads; ++h) {
             const T* key = k + (t * heads + h) * dim;
             T* key_block = keys + (block * heads + h) * dim * BLOCK;
             for (int64_t d = 0; d < dim; ++d) {
-                key_block[d * BLOCK + at] = key[d];
+                key_block[d * BLOCK + offset] = key[d];
             }
-            std::memcpy(values + ((block * heads + h) * BLOCK + at) * dim, v + (t * heads + h) * dim, dim * sizeof(T));
+            std::memcpy(values + ((block * heads + h) * BLOCK + offset) * dim,
+                        v + (t * heads + h) * dim, dim * sizeof(T));
         }
     }
 }
 
-inline void widen(const float* source, float* wide, int64_t count) { std::memcpy(wide, source, count * sizeof *wide); }
+inline void widen(const float* source, float* wide, int64_t count) {
+    std::memcpy(wide, source, count * sizeof *wide);
+}
 
 inline void widen(const bfloat16* source, float* wide, int64_t count) {
 #pragma omp simd
@@ -152,13 +159,14 @@ inline void widen(const half* source, float* wide, int64_t count) {
     }
 }
 
-// A stretch of one row's tokens that is worked on together, since all of them read the same keys.
+// Consecutive tokens of one row that share their reads of keys and values. `token` is the first
+// one's index in the pass, `length` the number of tokens that it sees, including itself.
 struct Tile {
-    int32_t token, count, row, length;  // The first one's place in the pass, and how many tokens it sees with itself.
+    int32_t token, count, row, length;
 };
 
-// Scores of one query against a block's keys, [dim, BLOCK].
-inline void score(const float* query, const float* key, int64_t dim, float* scores) {
+// Compute the scores of one query against a block's keys, [dim, BLOCK].
+inline void score_block(const float* query, const float* key, int64_t dim, float* scores) {
     float lane[BLOCK] = {};
     for (int64_t d = 0; d < dim; ++d) {
 #pragma omp simd
@@ -169,8 +177,9 @@ inline void score(const float* query, const float* key, int64_t dim, float* scor
     std::memcpy(scores, lane, sizeof lane);
 }
 
-// Adds weights [from, to) of a block's values, [BLOCK, dim], to a query's sums.
-inline void add_values(const float* weights, const float* value, int64_t dim, int64_t from, int64_t to, float* sums) {
+// Add the values [from, to) of a block, [BLOCK, dim], times their weights to a query's sums.
+inline void add_values(const float* weights, const float* value, int64_t dim, int64_t from,
+                       int64_t to, float* sums) {
     constexpr int64_t WIDE = 64;
     int64_t begin = 0;
     for (; begin + WIDE <= dim; begin += WIDE) {
@@ -191,21 +200,21 @@ inline void add_values(const float* weights, const float* value, int64_t dim, in
     }
 }
 
-// Turns scores [first, end) into weights that add up to 1.
+// Replace scores [first, end) by their softmax, after the softcap.
 inline void softmax(float* scores, int64_t first, int64_t end, float softcap) {
     if (softcap > 0) {
         for (int64_t j = first; j < end; ++j) {
             scores[j] = softcap * std::tanh(scores[j] / softcap);
         }
     }
-    float top = -INFINITY, total = 0;
-#pragma omp simd reduction(max : top)
+    float max_value = -INFINITY, total = 0;
+#pragma omp simd reduction(max : max_value)
     for (int64_t j = first; j < end; ++j) {
-        top = scores[j] > top ? scores[j] : top;
+        max_value = scores[j] > max_value ? scores[j] : max_value;
     }
 #pragma omp simd reduction(+ : total)
     for (int64_t j = first; j < end; ++j) {
-        scores[j] = exp_of_negative(scores[j] - top);
+        scores[j] = exp_of_negative(scores[j] - max_value);
         total += scores[j];
     }
     const float scale = 1 / total;
@@ -215,13 +224,15 @@ inline void softmax(float* scores, int64_t first, int64_t end, float softcap) {
     }
 }
 
-// For each token of each tile, attention over its row's tokens up to itself. What is done for one token, and in which
-// order, depends on its own row alone: neither on the tile that it is in nor on the batch around it. So a reply is the
-// same, to the bit, in any company.
+// Causal attention of each tile's tokens over their row's paged cache (PagedAttention, Kwon et al.
+// 2023).
+//
+// Batch invariance: the operations for one token and their order depend on its row alone, not on
+// its tile or the batch.
 template <typename T>
-void attend(const T* q, T* out, const T* keys, const T* values, const Tile* tiles, int64_t tile_count,
-            const int32_t* table, int64_t table_stride, int64_t heads, int64_t kv_heads, int64_t dim, float scaling,
-            float softcap, int64_t window) {
+void paged_attention(const T* q, T* out, const T* keys, const T* values, const Tile* tiles,
+                     int64_t tile_count, const int32_t* table, int64_t table_stride, int64_t heads,
+                     int64_t kv_heads, int64_t dim, float scaling, float softcap, int64_t window) {
     const int64_t group = heads / kv_heads;
 #pragma omp parallel
     {
@@ -231,22 +242,26 @@ void attend(const T* q, T* out, const T* keys, const T* values, const Tile* tile
             const Tile& tile = tiles[work / kv_heads];
             const int64_t kv = work % kv_heads, queries = tile.count * group;
             const int64_t first = window > 0 && tile.length > window ? tile.length - window : 0;
-            const int64_t begin = first / BLOCK, end = (tile.length + tile.count - 1 + BLOCK - 1) / BLOCK;
+            const int64_t begin = first / BLOCK,
+                          end = (tile.length + tile.count - 1 + BLOCK - 1) / BLOCK;
             const int64_t span = (end - begin) * BLOCK;
             const int32_t* blocks = table + tile.row * table_stride;
             scores.resize(queries * span);
             query.resize(queries * dim);
             sums.assign(queries * dim, 0.0f);
             for (int64_t i = 0; i < queries; ++i) {
-                const T* head = q + ((tile.token + i / group) * heads + kv * group + i % group) * dim;
+                const T* head =
+                    q + ((tile.token + i / group) * heads + kv * group + i % group) * dim;
                 for (int64_t d = 0; d < dim; ++d) {
                     query[i * dim + d] = as_float(head[d]) * scaling;
                 }
             }
             for (int64_t block = begin; block < end; ++block) {
-                widen(keys + (blocks[block] * kv_heads + kv) * dim * BLOCK, wide.data(), dim * BLOCK);
+                widen(keys + (blocks[block] * kv_heads + kv) * dim * BLOCK, wide.data(),
+                      dim * BLOCK);
                 for (int64_t i = 0; i < queries; ++i) {
-                    score(&query[i * dim], wide.data(), dim, &scores[i * span + (block - begin) * BLOCK]);
+                    score_block(&query[i * dim], wide.data(), dim,
+                                &scores[i * span + (block - begin) * BLOCK]);
                 }
             }
             for (int64_t i = 0; i < queries; ++i) {
@@ -255,12 +270,14 @@ void attend(const T* q, T* out, const T* keys, const T* values, const Tile* tile
                 softmax(&scores[i * span], from - begin * BLOCK, seen - begin * BLOCK, softcap);
             }
             for (int64_t block = begin; block < end; ++block) {
-                widen(values + (blocks[block] * kv_heads + kv) * BLOCK * dim, wide.data(), BLOCK * dim);
+                widen(values + (blocks[block] * kv_heads + kv) * BLOCK * dim, wide.data(),
+                      BLOCK * dim);
                 for (int64_t i = 0; i < queries; ++i) {
                     const int64_t seen = tile.length + i / group - block * BLOCK;
                     const int64_t skip = window > 0 ? seen - window : 0;
                     const int64_t from = skip > 0 ? skip : 0, to = seen < BLOCK ? seen : BLOCK;
-                    add_values(&scores[i * span + (block - begin) * BLOCK], wide.data(), dim, from, to, &sums[i * dim]);
+                    add_values(&scores[i * span + (block - begin) * BLOCK], wide.data(), dim, from,
+                               to, &sums[i * dim]);
                 }
             }
             for (int64_t i = 0; i < queries; ++i) {
@@ -273,46 +290,50 @@ void attend(const T* q, T* out, const T* keys, const T* values, const Tile* tile
     }
 }
 
-// place = source * factor, where the source is dense [blocks, rows, columns] and the place may be strided, even
-// transposed; whether all of it is finite.
+// Write source * factor, where the source is dense [blocks, rows, columns] and the target may be
+// strided or transposed. Return 1 if all results are finite.
 template <typename S, typename T>
-int32_t lay(const S* source, T* place, const int64_t* sizes, const int64_t* strides, float factor) {
+int32_t pack_weights(const S* source, T* target, const int64_t* sizes, const int64_t* strides,
+                     float factor) {
     constexpr int64_t AT_ONCE = 4096;
     const int64_t columns = sizes[2], rows_at_once = columns < AT_ONCE ? AT_ONCE / columns : 1;
     std::vector<float> wide(rows_at_once * columns);
-    std::vector<T> narrow(rows_at_once * columns);
-    int32_t beyond = 0;
+    std::vector<T> packed(rows_at_once * columns);
+    int32_t overflow = 0;
     for (int64_t block = 0; block < sizes[0]; ++block) {
         for (int64_t begin = 0; begin < sizes[1]; begin += rows_at_once) {
             const int64_t rows = sizes[1] - begin < rows_at_once ? sizes[1] - begin : rows_at_once;
             const int64_t count = rows * columns;
             widen(source + (block * sizes[1] + begin) * columns, wide.data(), count);
-#pragma omp simd reduction(| : beyond)
+#pragma omp simd reduction(| : overflow)
             for (int64_t i = 0; i < count; ++i) {
                 const float value = wide[i] * factor;
-                beyond |= !(std::fabs(value) <= 3.4028235e38f);
-                store(value, narrow[i]);
+                overflow |= !(std::fabs(value) <= 3.4028235e38f);
+                store(value, packed[i]);
             }
-            T* result = place + block * strides[0] + begin * strides[1];
+            T* result = target + block * strides[0] + begin * strides[1];
             if (strides[2] == 1) {
                 for (int64_t row = 0; row < rows; ++row) {
-                    std::memcpy(result + row * strides[1], &narrow[row * columns], columns * sizeof(T));
+                    std::memcpy(result + row * strides[1], &packed[row * columns],
+                                columns * sizeof(T));
                 }
             } else {
                 for (int64_t column = 0; column < columns; ++column) {
                     for (int64_t row = 0; row < rows; ++row) {
-                        result[row * strides[1] + column * strides[2]] = narrow[row * columns + column];
+                        result[row * strides[1] + column * strides[2]] =
+                            packed[row * columns + column];
                     }
                 }
             }
         }
     }
-    return !beyond;
+    return !overflow;
 }
 
-// x / rms(x) * weight over the last dimension, rounded before the weight as the models do (Zhang & Sennrich 2019).
+// RMSNorm (Zhang & Sennrich 2019): x / rms(x) * weight over the last dimension, rounded before the
+// weight as in models.
 template <typename T>
-void norm(const T* x, const T* weight, T* y, int64_t tokens, int64_t size, float epsilon) {
+void rms_norm(const T* x, const T* weight, T* y, int64_t tokens, int64_t size, float epsilon) {
     for (int64_t t = 0; t < tokens; ++t) {
         const T* row = x + t * size;
         T* result = y + t * size;
@@ -331,22 +352,22 @@ void norm(const T* x, const T* weight, T* y, int64_t tokens, int64_t size, float
     }
 }
 
-// Where each row is largest; of equals the first.
+// Index of the largest value of each row, the first of equals.
 template <typename T>
-void largest(const T* x, int64_t* found, int64_t rows, int64_t size) {
+void argmax(const T* x, int64_t* out, int64_t rows, int64_t size) {
 #pragma omp parallel for if (rows * size > WORTH_THREADS)
     for (int64_t row = 0; row < rows; ++row) {
         const T* values = x + row * size;
-        float top = -INFINITY;
-#pragma omp simd reduction(max : top)
+        float max_value = -INFINITY;
+#pragma omp simd reduction(max : max_value)
         for (int64_t i = 0; i < size; ++i) {
             const float value = as_float(values[i]);
-            top = value > top ? value : top;
+            max_value = value > max_value ? value : max_value;
         }
-        found[row] = 0;
+        out[row] = 0;
         for (int64_t i = 0; i < size; ++i) {
-            if (as_float(values[i]) == top) {
-                found[row] = i;
+            if (as_float(values[i]) == max_value) {
+                out[row] = i;
                 break;
             }
         }
@@ -355,33 +376,40 @@ void largest(const T* x, int64_t* found, int64_t rows, int64_t size) {
 
 }  // namespace
 
-#define EXPORT(SUFFIX, T)                                                                                              \
-    void lora_##SUFFIX(const T* x, T* y, int64_t tokens, const int32_t* slots, const int32_t* ranks, const T* a,       \
-                       int64_t a_stride, const T* b, int64_t b_stride, int64_t capacity, int64_t inputs,               \
-                       int64_t outputs, const int32_t* section_ends, int64_t sections) {                               \
-        lora(x, y, tokens, slots, ranks, a, a_stride, b, b_stride, capacity, inputs, outputs, section_ends, sections); \
-    }                                                                                                                  \
-    void remember_##SUFFIX(const T* k, const T* v, T* keys, T* values, const int64_t* places, int64_t tokens,          \
-                           int64_t heads, int64_t dim) {                                                               \
-        remember(k, v, keys, values, places, tokens, heads, dim);                                                      \
-    }                                                                                                                  \
-    void attend_##SUFFIX(const T* q, T* out, const T* keys, const T* values, const Tile* tiles, int64_t tile_count,    \
-                         const int32_t* table, int64_t table_stride, int64_t heads, int64_t kv_heads, int64_t dim,     \
-                         float scaling, float softcap, int64_t window) {                                               \
-        attend(q, out, keys, values, tiles, tile_count, table, table_stride, heads, kv_heads, dim, scaling, softcap,   \
-               window);                                                                                                \
-    }                                                                                                                  \
-    void norm_##SUFFIX(const T* x, const T* weight, T* y, int64_t tokens, int64_t size, float epsilon) {               \
-        norm(x, weight, y, tokens, size, epsilon);                                                                     \
-    }                                                                                                                  \
-    void largest_##SUFFIX(const T* x, int64_t* found, int64_t rows, int64_t size) { largest(x, found, rows, size); }   \
-    int32_t lay_float32_##SUFFIX(const float* source, T* place, const int64_t* sizes, const int64_t* strides,         \
-                                 float factor) {                                                                       \
-        return lay(source, place, sizes, strides, factor);                                                             \
-    }                                                                                                                  \
-    int32_t lay_float16_##SUFFIX(const half* source, T* place, const int64_t* sizes, const int64_t* strides,          \
-                                 float factor) {                                                                       \
-        return lay(source, place, sizes, strides, factor);                                                             \
+#define EXPORT(SUFFIX, T)                                                                         \
+    void apply_lora_##SUFFIX(const T* x, T* y, int64_t tokens, const int32_t* slots,              \
+                             const int32_t* ranks, const T* a, int64_t a_stride, const T* b,      \
+                             int64_t b_stride, int64_t max_rank, int64_t inputs, int64_t outputs, \
+                             const int32_t* section_ends, int64_t sections) {                     \
+        apply_lora(x, y, tokens, slots, ranks, a, a_stride, b, b_stride, max_rank, inputs,        \
+                   outputs, section_ends, sections);                                              \
+    }                                                                                             \
+    void write_kv_##SUFFIX(const T* k, const T* v, T* keys, T* values,                            \
+                           const int64_t* slot_mapping, int64_t tokens, int64_t heads,            \
+                           int64_t dim) {                                                         \
+        write_kv(k, v, keys, values, slot_mapping, tokens, heads, dim);                           \
+    }                                                                                             \
+    void paged_attention_##SUFFIX(const T* q, T* out, const T* keys, const T* values,             \
+                                  const Tile* tiles, int64_t tile_count, const int32_t* table,    \
+                                  int64_t table_stride, int64_t heads, int64_t kv_heads,          \
+                                  int64_t dim, float scaling, float softcap, int64_t window) {    \
+        paged_attention(q, out, keys, values, tiles, tile_count, table, table_stride, heads,      \
+                        kv_heads, dim, scaling, softcap, window);                                 \
+    }                                                                                             \
+    void rms_norm_##SUFFIX(const T* x, const T* weight, T* y, int64_t tokens, int64_t size,       \
+                           float epsilon) {                                                       \
+        rms_norm(x, weight, y, tokens, size, epsilon);                                            \
+    }                                                                                             \
+    void argmax_##SUFFIX(const T* x, int64_t* out, int64_t rows, int64_t size) {                  \
+        argmax(x, out, rows, size);                                                               \
+    }                                                                                             \
+    int32_t pack_weights_float32_##SUFFIX(const float* source, T* target, const int64_t* sizes,   \
+                                          const int64_t* strides, float factor) {                 \
+        return pack_weights(source, target, sizes, strides, factor);                              \
+    }                                                                                             \
+    int32_t pack_weights_float16_##SUFFIX(const half* source, T* target, const int64_t* sizes,    \
+                                          const int64_t* strides, float factor) {                 \
+        return pack_weights(source, target, sizes, strides, factor);                              \
     }
 
 extern "C" {

@@ -1,4 +1,4 @@
-// The numbers that the operations work on, and what all of them need of these.
+// Number formats of the operations, their conversions and a vectorisable exponential.
 
 #pragma once
 
@@ -21,21 +21,23 @@ inline float as_float(bfloat16 value) {
     return result;
 }
 
-inline void store(float value, float& place) { place = value; }
+inline void store(float value, float& target) { target = value; }
 
-inline void store(float value, bfloat16& place) {
+inline void store(float value, bfloat16& target) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
-    place.bits = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+    target.bits = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// e^x for x <= 0 to about one part in 10^7, in a form that compilers turn into vector code.
+// e^x for x <= 0, with a relative error of about 1e-7. Compilers vectorise this form.
 inline float exp_of_negative(float x) {
     x = x < -87.0f ? -87.0f : x;
     const float scaled = x * 1.44269504f;
     const float whole = std::nearbyint(scaled);
     const float f = (scaled - whole) * 0.693147181f;
-    const float power = 1.0f + f * (1.0f + f * (0.5f + f * (0.166666667f + f * (0.0416666667f + f * 0.00833333333f))));
+    const float power =
+        1.0f +
+        f * (1.0f + f * (0.5f + f * (0.166666667f + f * (0.0416666667f + f * 0.00833333333f))));
     const int32_t bits = (static_cast<int32_t>(whole) + 127) << 23;
     float exponent;
     std::memcpy(&exponent, &bits, sizeof exponent);

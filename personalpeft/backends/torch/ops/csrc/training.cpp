@@ -1,16 +1,15 @@
-// The inner loops of a training step on a processor: what a framework's general operators do slowest between the large
-// products.
+// CPU operations of a training step and their gradients, for float32 and bfloat16.
 //
-// For float32 and bfloat16 numbers. All sums are in float32; what is stored is rounded once, to the nearest, ties to
-// even. What is computed of one token, and in which order, depends on its own path alone, neither on what else is in
-// the pass nor on the number of threads. Pointers and sizes are the caller's to check.
-
-#include "dtypes.h"
+// Sums are in float32. Results are rounded once, to nearest even. The operations for one token and
+// their order depend on its own path alone, not on the rest of the pass or the number of threads.
+// The caller checks pointers and sizes.
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
+
+#include "dtypes.h"
 
 namespace {
 
@@ -19,7 +18,7 @@ inline float sigmoid(float x) {
     return (x < 0 ? e : 1.0f) / (1.0f + e);
 }
 
-// Fewer numbers than this are done before other threads have woken up.
+// Below this size, waking other threads takes longer than the work.
 constexpr int64_t WORTH_THREADS = 1 << 15;
 
 constexpr int64_t LANES = 16;
@@ -27,12 +26,13 @@ typedef float Lanes __attribute__((vector_size(LANES * sizeof(float))));
 
 inline int64_t padded(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
 
-// ---- Small products, in registers -----------------------------------------------------------------------------------
+// ---- Small matrix products in registers ----
 
-// c[ROWS][VECTORS * LANES] += a b over `count` steps. Each sum runs in one order whatever the tile's shape.
+// c[ROWS][VECTORS * LANES] += a b over `count` steps. The order of each sum does not depend on the
+// tile's shape.
 template <int ROWS, int VECTORS>
-inline void tile(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_row, int64_t count, float* c,
-                 int64_t c_row) {
+inline void gemm_tile(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_row,
+                      int64_t count, float* c, int64_t c_row) {
     Lanes sums[ROWS][VECTORS];
     for (int r = 0; r < ROWS; ++r) {
         for (int v = 0; v < VECTORS; ++v) {
@@ -59,37 +59,41 @@ inline void tile(const float* a, int64_t a_row, int64_t a_step, const float* b, 
 }
 
 template <int ROWS>
-inline void stripe(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_row, int64_t count,
-                   float* c, int64_t c_row, int64_t columns) {
+inline void gemm_rows(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_row,
+                      int64_t count, float* c, int64_t c_row, int64_t columns) {
     int64_t begin = 0;
     for (; begin + 4 * LANES <= columns; begin += 4 * LANES) {
-        tile<ROWS, 4>(a, a_row, a_step, b + begin, b_row, count, c + begin, c_row);
+        gemm_tile<ROWS, 4>(a, a_row, a_step, b + begin, b_row, count, c + begin, c_row);
     }
     for (; begin < columns; begin += LANES) {
-        tile<ROWS, 1>(a, a_row, a_step, b + begin, b_row, count, c + begin, c_row);
+        gemm_tile<ROWS, 1>(a, a_row, a_step, b + begin, b_row, count, c + begin, c_row);
     }
 }
 
-// c[rows, columns] += a b; columns is a whole number of lanes.
-inline void product(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_row, int64_t count,
-                    float* c, int64_t c_row, int64_t rows, int64_t columns) {
+// c[rows, columns] += a b, where columns is a multiple of LANES.
+inline void gemm(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_row,
+                 int64_t count, float* c, int64_t c_row, int64_t rows, int64_t columns) {
     int64_t row = 0;
     for (; row + 6 <= rows; row += 6) {
-        stripe<6>(a + row * a_row, a_row, a_step, b, b_row, count, c + row * c_row, c_row, columns);
+        gemm_rows<6>(a + row * a_row, a_row, a_step, b, b_row, count, c + row * c_row, c_row,
+                     columns);
     }
     for (; row + 3 <= rows; row += 3) {
-        stripe<3>(a + row * a_row, a_row, a_step, b, b_row, count, c + row * c_row, c_row, columns);
+        gemm_rows<3>(a + row * a_row, a_row, a_step, b, b_row, count, c + row * c_row, c_row,
+                     columns);
     }
     for (; row < rows; ++row) {
-        stripe<1>(a + row * a_row, a_row, a_step, b, b_row, count, c + row * c_row, c_row, columns);
+        gemm_rows<1>(a + row * a_row, a_row, a_step, b, b_row, count, c + row * c_row, c_row,
+                     columns);
     }
 }
 
-// ---- Attention ------------------------------------------------------------------------------------------------------
+// ---- Attention ----
 
-// Tokens `begin` to `end` of the pass, each the child of the one before; the first one's `depth` ancestors are listed
-// from `ancestors` on, and their places in what is summed up for each path begin at `path`.
-struct Stretch {
+// Tokens `begin` to `end` of the pass, each the child of the one before. `depth` is the number of
+// ancestors of the first, `ancestors` their offset in the list, and `path` the segment's offset in
+// the gradients of all paths.
+struct Segment {
     int64_t begin, end, depth, ancestors, path;
 };
 
@@ -98,12 +102,13 @@ struct Shape {
     float scaling;
 };
 
-// Tokens of one stretch that are worked on together.
-constexpr int64_t TOGETHER = 16;
+// Tokens of one segment in a tile of queries.
+constexpr int64_t QUERY_TILE = 16;
 
-// A head of one token, turned to its position (Su et al. 2021), as float32.
+// Apply the rotary embedding (RoFormer, Su et al. 2021, eq. 34) to one head of one token, in
+// float32.
 template <typename T>
-inline void turned(const T* x, const T* cos, const T* sin, int64_t dim, float* y) {
+inline void rotate(const T* x, const T* cos, const T* sin, int64_t dim, float* y) {
     const int64_t half = dim / 2;
 #pragma omp simd
     for (int64_t d = 0; d < half; ++d) {
@@ -113,9 +118,9 @@ inline void turned(const T* x, const T* cos, const T* sin, int64_t dim, float* y
     }
 }
 
-// What a gradient of a turned head is to the head itself.
+// Compute the gradient of a head from that of the rotated head.
 template <typename T>
-inline void turned_back(const float* y, const T* cos, const T* sin, int64_t dim, T* x) {
+inline void rotate_backward(const float* y, const T* cos, const T* sin, int64_t dim, T* x) {
     const int64_t half = dim / 2;
 #pragma omp simd
     for (int64_t d = 0; d < half; ++d) {
@@ -124,71 +129,78 @@ inline void turned_back(const float* y, const T* cos, const T* sin, int64_t dim,
     }
 }
 
-// The keys and values that a stretch sees, of one head, gathered from its path; rows are padded with zeros.
+// The float32 keys and values of one head on a segment's path. Rows are padded with zeros.
 template <typename T>
 struct Path {
-    std::vector<float> keys, values, keys_across, values_across;
-    int64_t length, wide, across;
+    std::vector<float> keys, values, keys_transposed, values_transposed;
+    int64_t length, row_stride, column_stride;
 
-    void gather(const T* k, const T* v, const T* cos, const T* sin, const Shape& shape, const Stretch& stretch,
-                const int64_t* ancestors, int64_t kv, bool backward) {
+    void gather(const T* k, const T* v, const T* cos, const T* sin, const Shape& shape,
+                const Segment& segment, const int64_t* ancestors, int64_t kv, bool backward) {
         const int64_t dim = shape.dim;
-        length = stretch.depth + stretch.end - stretch.begin;
-        wide = padded(dim);
-        across = padded(length);
-        keys.assign(length * wide, 0.0f);
-        values.assign(length * wide, 0.0f);
+        length = segment.depth + segment.end - segment.begin;
+        row_stride = padded(dim);
+        column_stride = padded(length);
+        keys.assign(length * row_stride, 0.0f);
+        values.assign(length * row_stride, 0.0f);
         for (int64_t j = 0; j < length; ++j) {
-            const int64_t t = j < stretch.depth ? ancestors[stretch.ancestors + j] : stretch.begin + j - stretch.depth;
-            turned(k + t * shape.k_row + kv * dim, cos + t * dim, sin + t * dim, dim, &keys[j * wide]);
+            const int64_t t = j < segment.depth ? ancestors[segment.ancestors + j]
+                                                : segment.begin + j - segment.depth;
+            rotate(k + t * shape.k_row + kv * dim, cos + t * dim, sin + t * dim, dim,
+                   &keys[j * row_stride]);
             const T* value = v + t * shape.v_row + kv * dim;
 #pragma omp simd
             for (int64_t d = 0; d < dim; ++d) {
-                values[j * wide + d] = as_float(value[d]);
+                values[j * row_stride + d] = as_float(value[d]);
             }
         }
-        transpose(keys, keys_across, dim);
+        transpose(keys, keys_transposed, dim);
         if (backward) {
-            transpose(values, values_across, dim);
+            transpose(values, values_transposed, dim);
         }
     }
 
     void transpose(const std::vector<float>& from, std::vector<float>& to, int64_t dim) const {
-        to.assign(dim * across, 0.0f);
+        to.assign(dim * column_stride, 0.0f);
         for (int64_t j = 0; j < length; ++j) {
             for (int64_t d = 0; d < dim; ++d) {
-                to[d * across + j] = from[j * wide + d];
+                to[d * column_stride + j] = from[j * row_stride + d];
             }
         }
     }
 };
 
-// Some tokens of a stretch: rows are (token, head of the group), so that those who see more come later.
+// A tile of queries. Rows are (token, head of the group), so later rows see more keys.
 struct Queries {
     int64_t first, count, rows, seen, columns;
 };
 
-inline Queries queries(const Stretch& stretch, int64_t first, int64_t group) {
-    const int64_t left = stretch.end - stretch.begin - first, count = left < TOGETHER ? left : TOGETHER;
-    const int64_t seen = stretch.depth + first + count;
+inline Queries queries(const Segment& segment, int64_t first, int64_t group) {
+    const int64_t left = segment.end - segment.begin - first,
+                  count = left < QUERY_TILE ? left : QUERY_TILE;
+    const int64_t seen = segment.depth + first + count;
     return {first, count, count * group, seen, padded(seen)};
 }
 
 template <typename T>
-inline void load_queries(const T* q, const T* cos, const T* sin, const Shape& shape, const Stretch& stretch,
-                         const Queries& some, int64_t kv, int64_t wide, std::vector<float>& query) {
+inline void load_queries(const T* q, const T* cos, const T* sin, const Shape& shape,
+                         const Segment& segment, const Queries& tile, int64_t kv, int64_t wide,
+                         std::vector<float>& query) {
     const int64_t group = shape.heads / shape.kv_heads;
-    query.assign(some.rows * wide, 0.0f);
-    for (int64_t i = 0; i < some.rows; ++i) {
-        const int64_t t = stretch.begin + some.first + i / group, head = kv * group + i % group;
-        turned(q + t * shape.q_row + head * shape.dim, cos + t * shape.dim, sin + t * shape.dim, shape.dim,
-               &query[i * wide]);
+    query.assign(tile.rows * wide, 0.0f);
+    for (int64_t i = 0; i < tile.rows; ++i) {
+        const int64_t t = segment.begin + tile.first + i / group, head = kv * group + i % group;
+        rotate(q + t * shape.q_row + head * shape.dim, cos + t * shape.dim, sin + t * shape.dim,
+               shape.dim, &query[i * wide]);
     }
 }
 
+// Attention of each token over its path. `lse` receives the log-sum-exp of each token's scores
+// (FlashAttention-2, Dao 2023), from which the backward pass recomputes the weights.
 template <typename T>
-void attend(const T* q, const T* k, const T* v, const T* cos, const T* sin, const Shape& shape,
-            const Stretch* stretches, int64_t count, const int64_t* ancestors, T* out, float* sizes) {
+void attention(const T* q, const T* k, const T* v, const T* cos, const T* sin, const Shape& shape,
+               const Segment* segments, int64_t count, const int64_t* ancestors, T* out,
+               float* lse) {
     const int64_t group = shape.heads / shape.kv_heads, dim = shape.dim;
 #pragma omp parallel
     {
@@ -196,27 +208,28 @@ void attend(const T* q, const T* k, const T* v, const T* cos, const T* sin, cons
         std::vector<float> query, scores, sums;
 #pragma omp for schedule(dynamic)
         for (int64_t work = 0; work < count * shape.kv_heads; ++work) {
-            const Stretch& stretch = stretches[work / shape.kv_heads];
+            const Segment& segment = segments[work / shape.kv_heads];
             const int64_t kv = work % shape.kv_heads;
-            path.gather(k, v, cos, sin, shape, stretch, ancestors, kv, false);
-            for (int64_t first = 0; first < stretch.end - stretch.begin; first += TOGETHER) {
-                const Queries some = queries(stretch, first, group);
-                load_queries(q, cos, sin, shape, stretch, some, kv, path.wide, query);
-                scores.assign(some.rows * some.columns, 0.0f);
-                product(query.data(), path.wide, 1, path.keys_across.data(), path.across, dim, scores.data(),
-                        some.columns, some.rows, some.columns);
-                for (int64_t i = 0; i < some.rows; ++i) {
-                    float* row = &scores[i * some.columns];
-                    const int64_t end = stretch.depth + first + i / group + 1;
-                    const int64_t begin = shape.window > 0 && end > shape.window ? end - shape.window : 0;
-                    float top = -INFINITY, total = 0;
-#pragma omp simd reduction(max : top)
+            path.gather(k, v, cos, sin, shape, segment, ancestors, kv, false);
+            for (int64_t first = 0; first < segment.end - segment.begin; first += QUERY_TILE) {
+                const Queries tile = queries(segment, first, group);
+                load_queries(q, cos, sin, shape, segment, tile, kv, path.row_stride, query);
+                scores.assign(tile.rows * tile.columns, 0.0f);
+                gemm(query.data(), path.row_stride, 1, path.keys_transposed.data(),
+                     path.column_stride, dim, scores.data(), tile.columns, tile.rows, tile.columns);
+                for (int64_t i = 0; i < tile.rows; ++i) {
+                    float* row = &scores[i * tile.columns];
+                    const int64_t end = segment.depth + first + i / group + 1;
+                    const int64_t begin =
+                        shape.window > 0 && end > shape.window ? end - shape.window : 0;
+                    float max_value = -INFINITY, total = 0;
+#pragma omp simd reduction(max : max_value)
                     for (int64_t j = begin; j < end; ++j) {
-                        top = row[j] > top ? row[j] : top;
+                        max_value = row[j] > max_value ? row[j] : max_value;
                     }
 #pragma omp simd reduction(+ : total)
                     for (int64_t j = begin; j < end; ++j) {
-                        row[j] = exp_of_negative((row[j] - top) * shape.scaling);
+                        row[j] = exp_of_negative((row[j] - max_value) * shape.scaling);
                         total += row[j];
                     }
                     const float scale = 1 / total;
@@ -226,20 +239,22 @@ void attend(const T* q, const T* k, const T* v, const T* cos, const T* sin, cons
                     for (int64_t j = 0; j < begin; ++j) {
                         row[j] = 0;
                     }
-                    for (int64_t j = end; j < some.seen; ++j) {
+                    for (int64_t j = end; j < tile.seen; ++j) {
                         row[j] = 0;
                     }
-                    const int64_t t = stretch.begin + first + i / group;
-                    sizes[t * shape.heads + kv * group + i % group] = top * shape.scaling + std::log(total);
+                    const int64_t t = segment.begin + first + i / group;
+                    lse[t * shape.heads + kv * group + i % group] =
+                        max_value * shape.scaling + std::log(total);
                 }
-                sums.assign(some.rows * path.wide, 0.0f);
-                product(scores.data(), some.columns, 1, path.values.data(), path.wide, some.seen, sums.data(),
-                        path.wide, some.rows, path.wide);
-                for (int64_t i = 0; i < some.rows; ++i) {
-                    const int64_t t = stretch.begin + first + i / group, head = kv * group + i % group;
-                    T* place = out + (t * shape.heads + head) * dim;
+                sums.assign(tile.rows * path.row_stride, 0.0f);
+                gemm(scores.data(), tile.columns, 1, path.values.data(), path.row_stride, tile.seen,
+                     sums.data(), path.row_stride, tile.rows, path.row_stride);
+                for (int64_t i = 0; i < tile.rows; ++i) {
+                    const int64_t t = segment.begin + first + i / group,
+                                  head = kv * group + i % group;
+                    T* target = out + (t * shape.heads + head) * dim;
                     for (int64_t d = 0; d < dim; ++d) {
-                        store(sums[i * path.wide + d], place[d]);
+                        store(sums[i * path.row_stride + d], target[d]);
                     }
                 }
             }
@@ -247,86 +262,93 @@ void attend(const T* q, const T* k, const T* v, const T* cos, const T* sin, cons
     }
 }
 
-// Gradients of q, k and v, laid out as they are. `paths` is scratch for what each path adds to its keys and values,
-// [2, tokens of all paths, kv heads, padded dim], summed up afterwards in one order.
+// Gradients of q, k and v, with their strides. `path_grads` is scratch for the gradients of each
+// path's keys and values, [2, tokens of all paths, kv heads, padded dim]. They are summed
+// afterwards in a fixed order.
 template <typename T>
-void attend_backward(const T* q, const T* k, const T* v, const T* cos, const T* sin, const Shape& shape,
-                     const Stretch* stretches, int64_t count, const int64_t* ancestors, const T* grad,
-                     const float* sizes, float* paths, int64_t paths_length, T* q_grad, T* k_grad, T* v_grad) {
+void attention_backward(const T* q, const T* k, const T* v, const T* cos, const T* sin,
+                        const Shape& shape, const Segment* segments, int64_t count,
+                        const int64_t* ancestors, const T* grad, const float* lse,
+                        float* path_grads, int64_t paths_length, T* q_grad, T* k_grad, T* v_grad) {
     const int64_t group = shape.heads / shape.kv_heads, dim = shape.dim, wide = padded(dim);
     const int64_t path_row = shape.kv_heads * wide;
-    float* const key_paths = paths;
-    float* const value_paths = paths + paths_length * path_row;
+    float* const key_paths = path_grads;
+    float* const value_paths = path_grads + paths_length * path_row;
 #pragma omp parallel
     {
         Path<T> path;
-        std::vector<float> query, given, weights, slopes, sums;
+        std::vector<float> query, grads, weights, score_grads, sums;
 #pragma omp for schedule(dynamic)
         for (int64_t work = 0; work < count * shape.kv_heads; ++work) {
-            const Stretch& stretch = stretches[work / shape.kv_heads];
+            const Segment& segment = segments[work / shape.kv_heads];
             const int64_t kv = work % shape.kv_heads;
-            path.gather(k, v, cos, sin, shape, stretch, ancestors, kv, true);
-            float* const own_keys = key_paths + stretch.path * path_row + kv * wide;
-            float* const own_values = value_paths + stretch.path * path_row + kv * wide;
+            path.gather(k, v, cos, sin, shape, segment, ancestors, kv, true);
+            float* const own_keys = key_paths + segment.path * path_row + kv * wide;
+            float* const own_values = value_paths + segment.path * path_row + kv * wide;
             for (int64_t j = 0; j < path.length; ++j) {
                 std::memset(own_keys + j * path_row, 0, wide * sizeof(float));
                 std::memset(own_values + j * path_row, 0, wide * sizeof(float));
             }
-            for (int64_t first = 0; first < stretch.end - stretch.begin; first += TOGETHER) {
-                const Queries some = queries(stretch, first, group);
-                load_queries(q, cos, sin, shape, stretch, some, kv, wide, query);
-                given.assign(some.rows * wide, 0.0f);
-                for (int64_t i = 0; i < some.rows; ++i) {
-                    const int64_t t = stretch.begin + first + i / group, head = kv * group + i % group;
-                    const T* place = grad + (t * shape.heads + head) * dim;
+            for (int64_t first = 0; first < segment.end - segment.begin; first += QUERY_TILE) {
+                const Queries tile = queries(segment, first, group);
+                load_queries(q, cos, sin, shape, segment, tile, kv, wide, query);
+                grads.assign(tile.rows * wide, 0.0f);
+                for (int64_t i = 0; i < tile.rows; ++i) {
+                    const int64_t t = segment.begin + first + i / group,
+                                  head = kv * group + i % group;
+                    const T* target = grad + (t * shape.heads + head) * dim;
                     for (int64_t d = 0; d < dim; ++d) {
-                        given[i * wide + d] = as_float(place[d]);
+                        grads[i * wide + d] = as_float(target[d]);
                     }
                 }
-                weights.assign(some.rows * some.columns, 0.0f);
-                product(query.data(), wide, 1, path.keys_across.data(), path.across, dim, weights.data(), some.columns,
-                        some.rows, some.columns);
-                slopes.assign(some.rows * some.columns, 0.0f);
-                product(given.data(), wide, 1, path.values_across.data(), path.across, dim, slopes.data(),
-                        some.columns, some.rows, some.columns);
-                for (int64_t i = 0; i < some.rows; ++i) {
-                    const int64_t t = stretch.begin + first + i / group, head = kv * group + i % group;
-                    float* weight = &weights[i * some.columns];
-                    float* slope = &slopes[i * some.columns];
-                    const int64_t end = stretch.depth + first + i / group + 1;
-                    const int64_t begin = shape.window > 0 && end > shape.window ? end - shape.window : 0;
-                    const float size = sizes[t * shape.heads + head];
+                weights.assign(tile.rows * tile.columns, 0.0f);
+                gemm(query.data(), wide, 1, path.keys_transposed.data(), path.column_stride, dim,
+                     weights.data(), tile.columns, tile.rows, tile.columns);
+                score_grads.assign(tile.rows * tile.columns, 0.0f);
+                gemm(grads.data(), wide, 1, path.values_transposed.data(), path.column_stride, dim,
+                     score_grads.data(), tile.columns, tile.rows, tile.columns);
+                for (int64_t i = 0; i < tile.rows; ++i) {
+                    const int64_t t = segment.begin + first + i / group,
+                                  head = kv * group + i % group;
+                    float* weight = &weights[i * tile.columns];
+                    float* score_grad = &score_grads[i * tile.columns];
+                    const int64_t end = segment.depth + first + i / group + 1;
+                    const int64_t begin =
+                        shape.window > 0 && end > shape.window ? end - shape.window : 0;
+                    const float row_lse = lse[t * shape.heads + head];
                     float mean = 0;
 #pragma omp simd reduction(+ : mean)
                     for (int64_t j = begin; j < end; ++j) {
-                        // Rounding may lift the largest weight above 1 by a hair; the exponential takes none above 0.
-                        const float exponent = weight[j] * shape.scaling - size;
+                        // Rounding can make the exponent positive. exp_of_negative would then be
+                        // wrong.
+                        const float exponent = weight[j] * shape.scaling - row_lse;
                         weight[j] = exp_of_negative(exponent < 0 ? exponent : 0);
-                        mean += weight[j] * slope[j];
+                        mean += weight[j] * score_grad[j];
                     }
 #pragma omp simd
                     for (int64_t j = begin; j < end; ++j) {
-                        slope[j] = weight[j] * (slope[j] - mean) * shape.scaling;
+                        score_grad[j] = weight[j] * (score_grad[j] - mean) * shape.scaling;
                     }
                     for (int64_t j = 0; j < begin; ++j) {
-                        weight[j] = slope[j] = 0;
+                        weight[j] = score_grad[j] = 0;
                     }
-                    for (int64_t j = end; j < some.columns; ++j) {
-                        weight[j] = slope[j] = 0;
+                    for (int64_t j = end; j < tile.columns; ++j) {
+                        weight[j] = score_grad[j] = 0;
                     }
                 }
-                sums.assign(some.rows * wide, 0.0f);
-                product(slopes.data(), some.columns, 1, path.keys.data(), wide, some.seen, sums.data(), wide,
-                        some.rows, wide);
-                for (int64_t i = 0; i < some.rows; ++i) {
-                    const int64_t t = stretch.begin + first + i / group, head = kv * group + i % group;
-                    turned_back(&sums[i * wide], cos + t * dim, sin + t * dim, dim,
-                                q_grad + t * shape.q_row + head * dim);
+                sums.assign(tile.rows * wide, 0.0f);
+                gemm(score_grads.data(), tile.columns, 1, path.keys.data(), wide, tile.seen,
+                     sums.data(), wide, tile.rows, wide);
+                for (int64_t i = 0; i < tile.rows; ++i) {
+                    const int64_t t = segment.begin + first + i / group,
+                                  head = kv * group + i % group;
+                    rotate_backward(&sums[i * wide], cos + t * dim, sin + t * dim, dim,
+                                    q_grad + t * shape.q_row + head * dim);
                 }
-                product(slopes.data(), 1, some.columns, query.data(), wide, some.rows, own_keys, path_row, some.seen,
-                        wide);
-                product(weights.data(), 1, some.columns, given.data(), wide, some.rows, own_values, path_row,
-                        some.seen, wide);
+                gemm(score_grads.data(), 1, tile.columns, query.data(), wide, tile.rows, own_keys,
+                     path_row, tile.seen, wide);
+                gemm(weights.data(), 1, tile.columns, grads.data(), wide, tile.rows, own_values,
+                     path_row, tile.seen, wide);
             }
         }
         std::vector<float> key_sum(shape.tokens * wide), value_sum(shape.tokens * wide);
@@ -335,13 +357,13 @@ void attend_backward(const T* q, const T* k, const T* v, const T* cos, const T* 
             std::memset(key_sum.data(), 0, key_sum.size() * sizeof(float));
             std::memset(value_sum.data(), 0, value_sum.size() * sizeof(float));
             for (int64_t s = 0; s < count; ++s) {
-                const Stretch& stretch = stretches[s];
-                const int64_t length = stretch.depth + stretch.end - stretch.begin;
+                const Segment& segment = segments[s];
+                const int64_t length = segment.depth + segment.end - segment.begin;
                 for (int64_t j = 0; j < length; ++j) {
-                    const int64_t t =
-                        j < stretch.depth ? ancestors[stretch.ancestors + j] : stretch.begin + j - stretch.depth;
-                    const float* key = key_paths + (stretch.path + j) * path_row + kv * wide;
-                    const float* value = value_paths + (stretch.path + j) * path_row + kv * wide;
+                    const int64_t t = j < segment.depth ? ancestors[segment.ancestors + j]
+                                                        : segment.begin + j - segment.depth;
+                    const float* key = key_paths + (segment.path + j) * path_row + kv * wide;
+                    const float* value = value_paths + (segment.path + j) * path_row + kv * wide;
 #pragma omp simd
                     for (int64_t d = 0; d < wide; ++d) {
                         key_sum[t * wide + d] += key[d];
@@ -350,44 +372,48 @@ void attend_backward(const T* q, const T* k, const T* v, const T* cos, const T* 
                 }
             }
             for (int64_t t = 0; t < shape.tokens; ++t) {
-                turned_back(&key_sum[t * wide], cos + t * dim, sin + t * dim, dim, k_grad + t * shape.k_row + kv * dim);
-                T* place = v_grad + t * shape.v_row + kv * dim;
+                rotate_backward(&key_sum[t * wide], cos + t * dim, sin + t * dim, dim,
+                                k_grad + t * shape.k_row + kv * dim);
+                T* target = v_grad + t * shape.v_row + kv * dim;
                 for (int64_t d = 0; d < dim; ++d) {
-                    store(value_sum[t * wide + d], place[d]);
+                    store(value_sum[t * wide + d], target[d]);
                 }
             }
         }
     }
 }
 
-// ---- Row by row -----------------------------------------------------------------------------------------------------
+// ---- Row-wise operations ----
 
-// The gradient of x / rms(x) * weight (Zhang & Sennrich 2019) to x.
+// Gradient of RMSNorm, x / rms(x) * weight (Zhang & Sennrich 2019), with respect to x.
 template <typename T>
-void norm_backward(const T* x, const T* weight, const T* grad, T* out, int64_t tokens, int64_t size, float epsilon) {
+void rms_norm_backward(const T* x, const T* weight, const T* grad, T* out, int64_t tokens,
+                       int64_t size, float epsilon) {
 #pragma omp parallel for if (tokens * size > WORTH_THREADS)
     for (int64_t t = 0; t < tokens; ++t) {
-        const T *row = x + t * size, *given = grad + t * size;
+        const T *row = x + t * size, *grad_row = grad + t * size;
         T* result = out + t * size;
-        float squares = 0, along = 0;
-#pragma omp simd reduction(+ : squares, along)
+        float squares = 0, dot = 0;
+#pragma omp simd reduction(+ : squares, dot)
         for (int64_t i = 0; i < size; ++i) {
             const float value = as_float(row[i]);
             squares += value * value;
-            along += value * as_float(given[i]) * as_float(weight[i]);
+            dot += value * as_float(grad_row[i]) * as_float(weight[i]);
         }
         const float scale = 1 / std::sqrt(squares / size + epsilon);
-        const float back = along * scale * scale / size;
+        const float correction = dot * scale * scale / size;
 #pragma omp simd
         for (int64_t i = 0; i < size; ++i) {
-            store(scale * (as_float(given[i]) * as_float(weight[i]) - as_float(row[i]) * back), result[i]);
+            store(scale *
+                      (as_float(grad_row[i]) * as_float(weight[i]) - as_float(row[i]) * correction),
+                  result[i]);
         }
     }
 }
 
-// silu(gate) * up (Shazeer 2020), where x holds both side by side.
+// SwiGLU (Shazeer 2020): silu(gate) * up, where each row of x is gate and up, concatenated.
 template <typename T>
-void gate(const T* x, T* y, int64_t tokens, int64_t size) {
+void silu_and_mul(const T* x, T* y, int64_t tokens, int64_t size) {
 #pragma omp parallel for if (tokens * size > WORTH_THREADS)
     for (int64_t t = 0; t < tokens; ++t) {
         const T *gates = x + t * 2 * size, *up = gates + size;
@@ -401,14 +427,14 @@ void gate(const T* x, T* y, int64_t tokens, int64_t size) {
 }
 
 template <typename T>
-void gate_backward(const T* x, const T* grad, T* out, int64_t tokens, int64_t size) {
+void silu_and_mul_backward(const T* x, const T* grad, T* out, int64_t tokens, int64_t size) {
 #pragma omp parallel for if (tokens * size > WORTH_THREADS)
     for (int64_t t = 0; t < tokens; ++t) {
-        const T *gates = x + t * 2 * size, *up = gates + size, *given = grad + t * size;
+        const T *gates = x + t * 2 * size, *up = gates + size, *grad_row = grad + t * size;
         T *gate_out = out + t * 2 * size, *up_out = gate_out + size;
 #pragma omp simd
         for (int64_t i = 0; i < size; ++i) {
-            const float g = as_float(gates[i]), s = sigmoid(g), slope = as_float(given[i]);
+            const float g = as_float(gates[i]), s = sigmoid(g), slope = as_float(grad_row[i]);
             store(slope * as_float(up[i]) * s * (1.0f + g * (1.0f - s)), gate_out[i]);
             store(slope * g * s, up_out[i]);
         }
@@ -417,117 +443,127 @@ void gate_backward(const T* x, const T* grad, T* out, int64_t tokens, int64_t si
 
 // log(sum(exp(row))) of each row.
 template <typename T>
-void totals(const T* x, float* out, int64_t rows, int64_t size) {
+void logsumexp(const T* x, float* out, int64_t rows, int64_t size) {
 #pragma omp parallel for if (rows * size > WORTH_THREADS)
     for (int64_t row = 0; row < rows; ++row) {
         const T* values = x + row * size;
-        float top = -INFINITY, total = 0;
-#pragma omp simd reduction(max : top)
+        float max_value = -INFINITY, total = 0;
+#pragma omp simd reduction(max : max_value)
         for (int64_t i = 0; i < size; ++i) {
             const float value = as_float(values[i]);
-            top = value > top ? value : top;
+            max_value = value > max_value ? value : max_value;
         }
 #pragma omp simd reduction(+ : total)
         for (int64_t i = 0; i < size; ++i) {
-            total += exp_of_negative(as_float(values[i]) - top);
+            total += exp_of_negative(as_float(values[i]) - max_value);
         }
-        out[row] = top + std::log(total);
+        out[row] = max_value + std::log(total);
     }
 }
 
-// The gradient of each row's log-prob of one token: slope * (1 at the token - probability).
+// Gradient of each row's log-prob of one token with respect to the logits: slope * (onehot(token) -
+// softmax(x)).
 template <typename T>
-void likelihood_backward(const T* x, const float* total, const int64_t* tokens, const float* slope, T* out,
-                         int64_t rows, int64_t size) {
+void token_logprob_backward(const T* x, const float* lse, const int64_t* tokens, const float* slope,
+                            T* out, int64_t rows, int64_t size) {
 #pragma omp parallel for if (rows * size > WORTH_THREADS)
     for (int64_t row = 0; row < rows; ++row) {
         const T* values = x + row * size;
         T* result = out + row * size;
-        const float down = -slope[row], whole = total[row];
+        const float down = -slope[row], row_lse = lse[row];
 #pragma omp simd
         for (int64_t i = 0; i < size; ++i) {
-            const float exponent = as_float(values[i]) - whole;
+            const float exponent = as_float(values[i]) - row_lse;
             store(down * exp_of_negative(exponent < 0 ? exponent : 0), result[i]);
         }
-        const float exponent = as_float(values[tokens[row]]) - whole;
+        const float exponent = as_float(values[tokens[row]]) - row_lse;
         store(slope[row] * (1 - exp_of_negative(exponent < 0 ? exponent : 0)), result[tokens[row]]);
     }
 }
 
-// How far each row's distribution q is from p: the sum of p (log p - log q) (Kullback & Leibler 1951).
+// KL divergence of each row, sum of p (log p - log q) (Kullback & Leibler 1951).
 template <typename T>
-void divergence(const T* p, const float* p_total, const T* q, const float* q_total, float* out, int64_t rows,
-                int64_t size) {
+void kl_div(const T* p, const float* p_lse, const T* q, const float* q_lse, float* out,
+            int64_t rows, int64_t size) {
 #pragma omp parallel for if (rows * size > WORTH_THREADS)
     for (int64_t row = 0; row < rows; ++row) {
         const T *from = p + row * size, *to = q + row * size;
-        const float from_total = p_total[row], to_total = q_total[row];
+        const float from_lse = p_lse[row], to_lse = q_lse[row];
         float sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (int64_t i = 0; i < size; ++i) {
-            float known = as_float(from[i]) - from_total;
-            known = known < 0 ? known : 0;
-            sum += exp_of_negative(known) * (known - (as_float(to[i]) - to_total));
+            float log_p = as_float(from[i]) - from_lse;
+            log_p = log_p < 0 ? log_p : 0;
+            sum += exp_of_negative(log_p) * (log_p - (as_float(to[i]) - to_lse));
         }
         out[row] = sum;
     }
 }
 
-// The gradient of that to q's logits: slope * (q - p).
+// Gradient of the KL divergence with respect to the logits of q: slope * (q - p).
 template <typename T>
-void divergence_backward(const T* p, const float* p_total, const T* q, const float* q_total, const float* slope,
-                         T* out, int64_t rows, int64_t size) {
+void kl_div_backward(const T* p, const float* p_lse, const T* q, const float* q_lse,
+                     const float* slope, T* out, int64_t rows, int64_t size) {
 #pragma omp parallel for if (rows * size > WORTH_THREADS)
     for (int64_t row = 0; row < rows; ++row) {
         const T *from = p + row * size, *to = q + row * size;
         T* result = out + row * size;
-        const float from_total = p_total[row], to_total = q_total[row], factor = slope[row];
+        const float from_lse = p_lse[row], to_lse = q_lse[row], factor = slope[row];
 #pragma omp simd
         for (int64_t i = 0; i < size; ++i) {
-            const float known = as_float(from[i]) - from_total, said = as_float(to[i]) - to_total;
-            const float apart = exp_of_negative(said < 0 ? said : 0) - exp_of_negative(known < 0 ? known : 0);
-            store(factor * apart, result[i]);
+            const float log_p = as_float(from[i]) - from_lse, log_q = as_float(to[i]) - to_lse;
+            const float diff =
+                exp_of_negative(log_q < 0 ? log_q : 0) - exp_of_negative(log_p < 0 ? log_p : 0);
+            store(factor * diff, result[i]);
         }
     }
 }
 
 }  // namespace
 
-#define EXPORT(SUFFIX, T)                                                                                              \
-    void attend_##SUFFIX(const T* q, const T* k, const T* v, const T* cos, const T* sin, const int64_t* sizes,         \
-                         float scaling, const Stretch* stretches, int64_t count, const int64_t* ancestors, T* out,     \
-                         float* totals_out) {                                                                          \
-        const Shape shape = {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], sizes[7], scaling}; \
-        attend(q, k, v, cos, sin, shape, stretches, count, ancestors, out, totals_out);                                \
-    }                                                                                                                  \
-    void attend_backward_##SUFFIX(const T* q, const T* k, const T* v, const T* cos, const T* sin,                      \
-                                  const int64_t* sizes, float scaling, const Stretch* stretches, int64_t count,        \
-                                  const int64_t* ancestors, const T* grad, const float* totals_in, float* paths,       \
-                                  int64_t paths_length, T* q_grad, T* k_grad, T* v_grad) {                             \
-        const Shape shape = {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], sizes[7], scaling}; \
-        attend_backward(q, k, v, cos, sin, shape, stretches, count, ancestors, grad, totals_in, paths, paths_length,   \
-                        q_grad, k_grad, v_grad);                                                                       \
-    }                                                                                                                  \
-    void norm_backward_##SUFFIX(const T* x, const T* weight, const T* grad, T* out, int64_t tokens, int64_t size,      \
-                                float epsilon) {                                                                       \
-        norm_backward(x, weight, grad, out, tokens, size, epsilon);                                                    \
-    }                                                                                                                  \
-    void gate_##SUFFIX(const T* x, T* y, int64_t tokens, int64_t size) { gate(x, y, tokens, size); }                   \
-    void gate_backward_##SUFFIX(const T* x, const T* grad, T* out, int64_t tokens, int64_t size) {                     \
-        gate_backward(x, grad, out, tokens, size);                                                                     \
-    }                                                                                                                  \
-    void totals_##SUFFIX(const T* x, float* out, int64_t rows, int64_t size) { totals(x, out, rows, size); }           \
-    void likelihood_backward_##SUFFIX(const T* x, const float* total, const int64_t* tokens, const float* slope,       \
-                                      T* out, int64_t rows, int64_t size) {                                            \
-        likelihood_backward(x, total, tokens, slope, out, rows, size);                                                 \
-    }                                                                                                                  \
-    void divergence_##SUFFIX(const T* p, const float* p_total, const T* q, const float* q_total, float* out,           \
-                             int64_t rows, int64_t size) {                                                             \
-        divergence(p, p_total, q, q_total, out, rows, size);                                                           \
-    }                                                                                                                  \
-    void divergence_backward_##SUFFIX(const T* p, const float* p_total, const T* q, const float* q_total,              \
-                                      const float* slope, T* out, int64_t rows, int64_t size) {                        \
-        divergence_backward(p, p_total, q, q_total, slope, out, rows, size);                                           \
+#define EXPORT(SUFFIX, T)                                                                          \
+    void attention_##SUFFIX(const T* q, const T* k, const T* v, const T* cos, const T* sin,        \
+                            const int64_t* sizes, float scaling, const Segment* segments,          \
+                            int64_t count, const int64_t* ancestors, T* out, float* lse) {         \
+        const Shape shape = {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4],                     \
+                             sizes[5], sizes[6], sizes[7], scaling};                               \
+        attention(q, k, v, cos, sin, shape, segments, count, ancestors, out, lse);                 \
+    }                                                                                              \
+    void attention_backward_##SUFFIX(                                                              \
+        const T* q, const T* k, const T* v, const T* cos, const T* sin, const int64_t* sizes,      \
+        float scaling, const Segment* segments, int64_t count, const int64_t* ancestors,           \
+        const T* grad, const float* lse, float* path_grads, int64_t paths_length, T* q_grad,       \
+        T* k_grad, T* v_grad) {                                                                    \
+        const Shape shape = {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4],                     \
+                             sizes[5], sizes[6], sizes[7], scaling};                               \
+        attention_backward(q, k, v, cos, sin, shape, segments, count, ancestors, grad, lse,        \
+                           path_grads, paths_length, q_grad, k_grad, v_grad);                      \
+    }                                                                                              \
+    void rms_norm_backward_##SUFFIX(const T* x, const T* weight, const T* grad, T* out,            \
+                                    int64_t tokens, int64_t size, float epsilon) {                 \
+        rms_norm_backward(x, weight, grad, out, tokens, size, epsilon);                            \
+    }                                                                                              \
+    void silu_and_mul_##SUFFIX(const T* x, T* y, int64_t tokens, int64_t size) {                   \
+        silu_and_mul(x, y, tokens, size);                                                          \
+    }                                                                                              \
+    void silu_and_mul_backward_##SUFFIX(const T* x, const T* grad, T* out, int64_t tokens,         \
+                                        int64_t size) {                                            \
+        silu_and_mul_backward(x, grad, out, tokens, size);                                         \
+    }                                                                                              \
+    void logsumexp_##SUFFIX(const T* x, float* out, int64_t rows, int64_t size) {                  \
+        logsumexp(x, out, rows, size);                                                             \
+    }                                                                                              \
+    void token_logprob_backward_##SUFFIX(const T* x, const float* lse, const int64_t* tokens,      \
+                                         const float* slope, T* out, int64_t rows, int64_t size) { \
+        token_logprob_backward(x, lse, tokens, slope, out, rows, size);                            \
+    }                                                                                              \
+    void kl_div_##SUFFIX(const T* p, const float* p_lse, const T* q, const float* q_lse,           \
+                         float* out, int64_t rows, int64_t size) {                                 \
+        kl_div(p, p_lse, q, q_lse, out, rows, size);                                               \
+    }                                                                                              \
+    void kl_div_backward_##SUFFIX(const T* p, const float* p_lse, const T* q, const float* q_lse,  \
+                                  const float* slope, T* out, int64_t rows, int64_t size) {        \
+        kl_div_backward(p, p_lse, q, q_lse, slope, out, rows, size);                               \
     }
 
 extern "C" {

@@ -1,0 +1,172 @@
+"""Compile the C++ operations once on the machine that runs them, and load them from the cache.
+
+Invariant: a library is loaded only from a file and folders that no other account can write.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from personalpeft.backends.torch.processor import KERNELS, cpu_flags
+
+_HEADER = "dtypes.h"
+_COMPILERS = ("c++", "g++", "clang++")
+# No -ffast-math: it would flush subnormal numbers to zero in the whole process.
+_MARCH = {"native": "native", "avx2": "x86-64-v3", "avx512": "x86-64-v4"}
+_OPTIONS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_log = logging.getLogger(__name__)
+SUFFIX = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+"""The suffix of the C++ functions for each dtype."""
+
+
+class NoCompiler(OSError):
+    """The operations could not be compiled or loaded. The message is a reason for ``doctor``."""
+
+
+def bind_function(
+    library: ctypes.CDLL, name: str, signature: tuple[Any, ...], result: Any = None
+) -> Any:
+    function = library[name]
+    function.argtypes, function.restype = signature, result
+    return function
+
+
+def load_library(cache: Path, name: str) -> ctypes.CDLL:
+    """Load a C++ source file's library from the cache, or compile it.
+
+    Raises:
+        NoCompiler: It can be neither loaded nor compiled.
+    """
+    source_folder = resources.files(__package__) / "csrc"
+    source, header = (
+        source_folder.joinpath(name).read_bytes(),
+        source_folder.joinpath(_HEADER).read_bytes(),
+    )
+    options = (*_OPTIONS, *_instruction_flags())
+    about = f"{options}{platform.machine()}{cpu_flags()}{torch.__version__}".encode()
+    try:
+        # Resolved once: no link may change between the checks and the loading.
+        folder = (
+            cache.resolve() / "kernels" / hashlib.sha256(header + source + about).hexdigest()[:16]
+        )
+        path = folder / "native.so"
+        unsafe = _make_private(folder)
+        if not unsafe and _is_private(path):
+            try:
+                return ctypes.CDLL(str(path))
+            except OSError:
+                pass  # Damaged, or a library it needs is gone.
+        if unsafe:
+            _log.warning("%s The native kernels are built for this process alone.", unsafe)
+        with tempfile.TemporaryDirectory(dir=None if unsafe else folder) as work:
+            built = _compile(source, header, options, Path(work))
+            if not unsafe:
+                # In one step, so that two processes that start together never load half a file.
+                built = built.replace(path)
+            elif exposed := _first_world_writable(built.resolve()):
+                raise NoCompiler(_unsafe_folder_message(exposed))
+            return ctypes.CDLL(str(built))
+    except OSError as error:
+        raise error if isinstance(error, NoCompiler) else NoCompiler(str(error)) from error
+
+
+def _make_private(folder: Path) -> str:
+    """Create a library's folder. Return why another account can change it, or an empty string."""
+    ours = (folder.parent.parent, folder.parent, folder)
+    for each in ours:
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_private(each) and each.stat().st_uid == os.getuid():
+            each.chmod(stat.S_IMODE(each.stat().st_mode) & ~_OTHERS_WRITE)
+            for library in folder.parent.glob("*/native.so"):
+                with suppress(
+                    OSError
+                ):  # In a folder of another account, which is refused for its owner.
+                    library.unlink()
+    exposed = next((each for each in ours if not _is_private(each)), None) or _first_world_writable(
+        folder
+    )
+    return _unsafe_folder_message(exposed) if exposed else ""
+
+
+def _is_private(path: Path) -> bool:
+    """Return whether this account or root owns a path, and no other account can write to it."""
+    if not hasattr(os, "getuid"):
+        return path.exists()
+    try:
+        about = path.lstat()
+    except FileNotFoundError:
+        return False
+    return about.st_uid in (0, os.getuid()) and not about.st_mode & _OTHERS_WRITE
+
+
+def _first_world_writable(path: Path) -> Path | None:
+    """Return the nearest folder above a path in which every account can replace what is there."""
+    if not hasattr(os, "getuid"):
+        return None
+    replaceable = (
+        each
+        for each in path.parents
+        if each.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH
+    )
+    return next(replaceable, None)
+
+
+def _unsafe_folder_message(path: Path) -> str:
+    return (
+        f"Another account can change {path}, so nothing is loaded from there; "
+        "set PERSONALPEFT_CACHE to a folder that only you can write."
+    )
+
+
+def _compile(source: bytes, header: bytes, options: Sequence[str], work: Path) -> Path:
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        raise NoCompiler(f"no C++ compiler found ({', '.join(_COMPILERS)})")
+    (work / "decode.cpp").write_bytes(source)
+    (work / _HEADER).write_bytes(header)
+    steps = (
+        [compiler, *options, "-fopenmp", "-c", "decode.cpp", "-o", "native.o"],
+        # Without -fopenmp: torch has loaded an OpenMP library, and teams of two would compete.
+        [compiler, "-shared", "native.o", "-o", "native.so"],
+    )
+    for step in steps:
+        try:
+            result = subprocess.run(
+                step, cwd=work, capture_output=True, text=True, timeout=120, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise NoCompiler(f"{compiler} cannot be run: {error}") from error
+        if result.returncode:
+            lines = result.stderr.strip().splitlines() or ["no message"]
+            raise NoCompiler(f"{compiler} failed: {lines[-1]}")
+    return work / "native.so"
+
+
+def _instruction_flags() -> tuple[str, ...]:
+    """Return the compiler flags of the CPU's instruction set, or of the one the environment names.
+
+    Raises:
+        NoCompiler: The environment disables compiled kernels, or names an unknown set.
+    """
+    target = os.environ.get(KERNELS, "native")
+    if target == "plain":
+        raise NoCompiler(f"{KERNELS} is set to plain")
+    if target not in _MARCH:
+        raise NoCompiler(f"{KERNELS} must be plain or one of {', '.join(_MARCH)}, got {target!r}")
+    return (f"-march={_MARCH[target]}",)
