@@ -166,9 +166,7 @@ class LoRABank:
                 if key in self._slot_of:
                     return
                 if not self._free:
-                    raise RuntimeError(
-                        f"no free slot: all {self._slots} are in use; drop a key first"
-                    )
+                    raise RuntimeError(f"all {self._slots} slots are in use; drop a key first")
                 slot = self._free.pop()
             self._grow_rank(stack.rank)
             # Without the lock, which each step takes: no row points to this slot yet.
