@@ -58,7 +58,7 @@ def test_when_time_is_up_it_stops_and_says_that_it_goes_on(world: World) -> None
         ((), 2, "--all"),
         (("user-0", "--all"), 2, "--all"),
         (("user-0", "--workers", "none"), 2, "workers"),
-        (("user-0", "user-0"), 2, "twice"),
+        (("user-0", "user-0"), 2, "once"),
         (("User 0",), 2, "a-z"),
         (("user-0", "--backend", "fak"), 3, "fake"),
     ],
