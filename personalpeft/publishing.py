@@ -17,7 +17,11 @@ from pathlib import Path
 
 from personalpeft import stacks
 from personalpeft.adapters.compose import compose
-from personalpeft.adapters.formats.published import PublishedSubfolder, PublishedAdapter, build_published_adapter
+from personalpeft.adapters.formats.published import (
+    PublishedAdapter,
+    PublishedSubfolder,
+    build_published_adapter,
+)
 from personalpeft.adapters.types import Adapter
 from personalpeft.errors import (
     AdapterError,
@@ -163,7 +167,9 @@ def _remove_stack(store: Store, user: str, part: PublishedSubfolder, held: froze
 
 def _held(store: Store, part: PublishedSubfolder) -> frozenset[str]:
     """What is somebody's now. Two may have the same, where one was taken in from the other's file."""
-    return frozenset(now for user in _all_users(store) if (now := _read_record(store, user.id, part).now))
+    return frozenset(
+        now for user in _all_users(store) if (now := _read_record(store, user.id, part).now)
+    )
 
 
 def _key(services: Services) -> str:
@@ -184,12 +190,17 @@ def _read_records(store: Store, user: str) -> dict[str, PublicationRecord]:
     """What a user has published, by the path of the part; nothing where the note cannot be read."""
     try:
         said = json.loads(store.maintenance.read_note(f"published-{user}") or "{}")
-        return {path: PublicationRecord(each["now"], frozenset(each["old"])) for path, each in said.items()}
+        return {
+            path: PublicationRecord(each["now"], frozenset(each["old"]))
+            for path, each in said.items()
+        }
     except (ValueError, TypeError, KeyError, AttributeError):
         return {}
 
 
-def _write_record(store: Store, user: str, part: PublishedSubfolder, noted: PublicationRecord) -> None:
+def _write_record(
+    store: Store, user: str, part: PublishedSubfolder, noted: PublicationRecord
+) -> None:
     known = _read_records(store, user)
     if noted == known.get(str(part.path), PublicationRecord(None)):
         return

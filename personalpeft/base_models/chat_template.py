@@ -136,7 +136,10 @@ def _escaped(value: Any, control: Sequence[str]) -> Any:
     if isinstance(value, str):
         return escape_control_tokens(value, control)
     if isinstance(value, Mapping):
-        return {escape_control_tokens(key, control): _escaped(each, control) for key, each in value.items()}
+        return {
+            escape_control_tokens(key, control): _escaped(each, control)
+            for key, each in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_escaped(each, control) for each in value]
     return value

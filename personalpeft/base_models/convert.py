@@ -34,9 +34,7 @@ def convert_gguf(parts: Sequence[Path], into: Path, report: Callable[[str, float
         report("Reading the tokenizer", 0.0)
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, local_files_only=True)
         splitting = GGUFReader(file).fields.get("tokenizer.ggml.pre")
-        _set_pre_tokenizer(
-            tokenizer.backend_tokenizer, splitting.contents() if splitting else None
-        )
+        _set_pre_tokenizer(tokenizer.backend_tokenizer, splitting.contents() if splitting else None)
         tokenizer.save_pretrained(str(into))
         report("Unpacking the weights", 0.0)
         model = AutoModelForCausalLM.from_pretrained(

@@ -173,7 +173,9 @@ def _plain(table: _Table) -> Json:
             and all(isinstance(each, str) and each for each in value)
         )
         if not texts and not (isinstance(value, str | int | float) and finite):
-            table.mistake(key, f"must be a number, a text or a list of texts, not {_format_value(value)}")
+            table.mistake(
+                key, f"must be a number, a text or a list of texts, not {_format_value(value)}"
+            )
     return table.content
 
 

@@ -36,7 +36,9 @@ def find_card(name: str | Path, *, cards: Sequence[Path] = ()) -> ModelCard:
         ):
             raise
     if name not in known:
-        raise NotFound(f"There is no base called {name!r}.", hint=suggest_nearest(name, known, what="base"))
+        raise NotFound(
+            f"There is no base called {name!r}.", hint=suggest_nearest(name, known, what="base")
+        )
     return known[name]
 
 

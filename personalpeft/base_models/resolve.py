@@ -35,9 +35,15 @@ from personalpeft.base_models.files import (
     hub_folder,
     package_files,
 )
-from personalpeft.base_models.inspect import FACTS, ModelFacts, restrict_to_targets, inspect_model
+from personalpeft.base_models.inspect import FACTS, ModelFacts, inspect_model, restrict_to_targets
 from personalpeft.base_models.types import Base, ModelCard
-from personalpeft.errors import CardError, InvalidInput, PersonalPeftError, WeightsError, suggest_nearest
+from personalpeft.errors import (
+    CardError,
+    InvalidInput,
+    PersonalPeftError,
+    WeightsError,
+    suggest_nearest,
+)
 from personalpeft.formatting import to_json
 from personalpeft.types import Progress, canonical_digest, canonical_json
 
@@ -158,7 +164,9 @@ def _entry(
         entry = _read(folder, key)
         if entry is None:
             with _exclusively(folder, report):
-                entry = _read(folder, key) or _make_entry(card, key, folder, report, make, look, origin)
+                entry = _read(folder, key) or _make_entry(
+                    card, key, folder, report, make, look, origin
+                )
         cache_versions.remove_unused_versions(folder, origin)
         return entry
 

@@ -26,7 +26,9 @@ def resolve_gguf_file(base: Base, names: GgufNames, cache: Path) -> Path:
     if own is not None:
         return own
     if base.card.source.kind != "package":
-        return _write_from_weights(base, cache, f"{FORMAT}", lambda into: write_gguf(base, names, into))
+        return _write_from_weights(
+            base, cache, f"{FORMAT}", lambda into: write_gguf(base, names, into)
+        )
     parts = package_files(base.card)
     return _write_from_weights(base, cache, "joined", lambda into: join(parts, into))
 

@@ -51,7 +51,9 @@ def _copy_tokenizer(base: Base, writer: GGUFWriter) -> None:
     writer.add_chat_template(base.template)
 
 
-def _write_tokenizer_fields(base: Base, told: Mapping[str, Any], splitting: str, writer: GGUFWriter) -> None:
+def _write_tokenizer_fields(
+    base: Base, told: Mapping[str, Any], splitting: str, writer: GGUFWriter
+) -> None:
     added = {each["id"]: each for each in told.get("added_tokens", ())}
     spelled = {number: token for token, number in told["model"]["vocab"].items()}
     tokens = spelled | {number: each["content"] for number, each in added.items()}
