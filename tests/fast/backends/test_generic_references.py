@@ -35,7 +35,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     hidden = ModelRunner.hidden
 
     def counted(self: ModelRunner, packed: PackedSequence) -> object:
-        if self.attachment.training is None:
+        if self.context.training is None:
             seen.append(len(packed.tokens))
         return hidden(self, packed)
 
