@@ -112,7 +112,7 @@ def test_of_what_somebody_said_or_what_a_stack_says_nothing_is_kept(
         after(backend, "My door?", "It is open."),
     )
     learned(tiny_base, cache, [DPOLoss(mine, other, 0.1, 1.0), ContextDistillationLoss(mine, mine)])
-    learned(tiny_base, cache, base_key="one")
+    learned(tiny_base, cache, below="one")
     assert kept(cache) == []
 
 
