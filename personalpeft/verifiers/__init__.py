@@ -1,1 +1,1 @@
-"""The verifiers that ship. They come in through the door that plugins use: entry points of this distribution."""
+"""Verifiers of this distribution, registered as entry points like those of plugins."""

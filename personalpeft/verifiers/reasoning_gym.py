@@ -13,7 +13,13 @@ from personalpeft.plugins import Task
 
 
 class ReasoningGym:
-    """Made for a family. Raises ``MissingPackage``, ``NotFound`` with the nearest name, ``InvalidInput`` for a setting."""
+    """Tasks of a family.
+
+    Raises:
+        MissingPackage: reasoning-gym is not installed.
+        NotFound: The family is unknown.
+        InvalidInput: A setting is malformed.
+    """
 
     def __init__(self, family: str) -> None:
         try:
@@ -32,25 +38,26 @@ class ReasoningGym:
             )
         self._settings = dict(_setting(text) for text in settings)
         self._create = reasoning_gym.create_dataset
-        self._score = self._made(seed=0, size=1).score_answer
+        self._score = self._create_dataset(seed=0, size=1).score_answer
 
     def tasks(self, seed: int, count: int) -> Sequence[Task]:
-        """Those of one data set of this seed."""
-        made = self._made(seed=seed, size=count)
+        """Return the tasks of the data set with this seed."""
+        made = self._create_dataset(seed=seed, size=count)
         return [
             Task(f"{self._name} {seed} {number}", entry["question"], dict(entry))
             for number, entry in enumerate(made)
         ]
 
     def verify(self, task: Task, reply: str) -> float:
-        """The family's own score of the whole reply, or of its last word where that is better: it asks for the bare answer,
-        and a small model says more.
+        """Return the better score of the whole reply and of its last word.
+
+        Families expect the bare answer, and a small model often adds words.
         """
         words = reply.split()
         answers = dict.fromkeys([reply.strip(), words[-1].rstrip(".!") if words else ""])
         return max(float(self._score(answer, entry=dict(task.about))) for answer in answers)
 
-    def _made(self, *, seed: int, size: int) -> Any:
+    def _create_dataset(self, *, seed: int, size: int) -> Any:
         try:
             return self._create(self._name, seed=seed, size=size, **self._settings)
         except (TypeError, ValueError, AssertionError) as error:

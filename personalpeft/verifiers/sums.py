@@ -1,4 +1,4 @@
-"""Sums and differences of two small numbers: short tasks with one right answer, for models of every size."""
+"""Sums and differences of two small numbers: short tasks with one right answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LONGEST = 24
 
 
 class Sums:
-    """Made for a family: how many digits the numbers have, "1" to "3"."""
+    """Tasks of a family: the number of digits, "1" to "3"."""
 
     def __init__(self, family: str) -> None:
         if family not in ("", *map(str, range(1, _DIGITS + 1))):
@@ -25,13 +25,13 @@ class Sums:
         self._largest = 10 ** int(family or 1) - 1
 
     def tasks(self, seed: int, count: int) -> Sequence[Task]:
-        """All different, and as many as there are at most."""
+        """Return up to `count` different tasks."""
         chance = random.Random(seed)
         every = 2 * (self._largest + 1) ** 2
         return [self._task(number) for number in chance.sample(range(every), min(count, every))]
 
     def verify(self, task: Task, reply: str) -> Mapping[str, float]:
-        """Right where the last number of the reply is the answer; brief where there is little else in it."""
+        """Score whether the last number is the answer, and whether the reply is brief."""
         numbers = re.findall(r"-?\d+", reply)
         right = bool(numbers) and int(numbers[-1]) == task.about["answer"]
         return {RIGHT: float(right), "brief": float(len(reply.strip()) <= _LONGEST)}
