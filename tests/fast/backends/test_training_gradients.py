@@ -192,7 +192,7 @@ USERS: list[dict[str, Any]] = [
     {"seed": 1},
     {"seed": 2, "base_key": "one"},
     {"seed": 3, "rank": 3, "base_key": "two"},
-    {"seed": 4, "targets": ("mlp.down_proj",)},
+    {"seed": 4, "target_modules": ("mlp.down_proj",)},
 ]
 
 
