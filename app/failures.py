@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from personalpeft.errors import PersonalPeftError, get_error_type, get_error_codes, format_origin
+from personalpeft.errors import PersonalPeftError, format_origin, get_error_codes, get_error_type
 from personalpeft_app.options import Common
 from personalpeft_app.output import as_json, printable, styled
 

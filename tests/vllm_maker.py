@@ -28,7 +28,9 @@ def tiny_base_for_vllm(cache: Path, *, seed: int = 9) -> Base:
     """As the tiny base, with heads of 32; with this seed no reply that the tests ask for ends at once."""
     card = find_card("tiny-random")
     shape = {**card.source.shape, "hidden": 128, "intermediate": 256}
-    return resolve_base(replace(card, source=replace(card.source, shape=shape, seed=seed)), cache=cache)
+    return resolve_base(
+        replace(card, source=replace(card.source, shape=shape, seed=seed)), cache=cache
+    )
 
 
 @contextmanager

@@ -26,7 +26,7 @@ import numpy as np
 
 import personalpeft
 from personalpeft.adapters.formats.packed import pack
-from personalpeft.adapters.types import Adapter, Manifest, LoRAWeights
+from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
 from personalpeft.backends.fake import fake_base
 from personalpeft.base_models.types import Base
 from personalpeft.learning.publish import imported_revision

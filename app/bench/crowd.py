@@ -19,7 +19,7 @@ import personalpeft
 from personalpeft import Runtime
 from personalpeft.adapters.compose import compose
 from personalpeft.adapters.formats.packed import in_half, pack
-from personalpeft.adapters.types import Adapter, Manifest, LoRAWeights
+from personalpeft.adapters.types import Adapter, LoRAWeights, Manifest
 from personalpeft.backends.base import StagedStack
 from personalpeft.base_models.types import Base
 from personalpeft.engine.engine import Engine

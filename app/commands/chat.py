@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from personalpeft.errors import InvalidInput, NotFound, PersonalPeftError, PromptTooLong, suggest_nearest
+from personalpeft.errors import (
+    InvalidInput,
+    NotFound,
+    PersonalPeftError,
+    PromptTooLong,
+    suggest_nearest,
+)
 from personalpeft_app import opening
 from personalpeft_app.commands.learn import study
 from personalpeft_app.commands.talk import speak

@@ -25,9 +25,9 @@ from personalpeft.errors import (
     PluginError,
     WeightsError,
     error_id,
-    get_error_type,
-    get_error_codes,
     format_origin,
+    get_error_codes,
+    get_error_type,
 )
 
 log = logging.getLogger("personalpeft.http")

@@ -78,13 +78,17 @@ def draw_layout() -> str:
             if a and b and a != b:
                 edges.setdefault(a, set()).add(b)
     order = layer_order()
-    parts = sorted({*edges, *(b for bs in edges.values() for b in bs)}, key=lambda p: order[p])
+    parts = sorted(
+        {*edges, *(b for bs in edges.values() for b in bs)}, key=lambda part: (order[part], part)
+    )
     lines = ["flowchart TD"]
     lines += [f'  {part}["{label_of(part)}"]' for part in parts]
     for a in parts:
         below = {b for b in edges.get(a, ()) if order[b] > order[a]}
         implied = {c for b in below for c in reachable(b, edges, order)}
-        lines += [f"  {a} --> {b}" for b in sorted(below - implied, key=lambda p: order[p])]
+        lines += [
+            f"  {a} --> {b}" for b in sorted(below - implied, key=lambda part: (order[part], part))
+        ]
     return "\n".join(lines)
 
 

@@ -201,6 +201,8 @@ class ReasonCode(StrEnum):
     )
     OVERRIDDEN = "overridden", "accepted by name against"
 
+    NEW_LESSONS = "new_lessons", "of what is new"
+
     # The gate's reasons.
     PROBES_LOST = (
         "probes_lost",
@@ -339,6 +341,7 @@ _LEADING = frozenset(
         ReasonCode.STACK_BELOW_CHANGED,
         ReasonCode.STACK_BELOW_CHECKED,
         ReasonCode.OVERRIDDEN,
+        ReasonCode.NEW_LESSONS,
     }
 )
 """Codes that say why something was judged. A colon, and not a semicolon, leads on to the next."""

@@ -22,7 +22,7 @@ from werkzeug.exceptions import UnsupportedMediaType
 from personalpeft import Runtime
 from personalpeft.archive import ExportSummary
 from personalpeft.clock import SYSTEM, Clock
-from personalpeft.errors import InvalidInput, PersonalPeftError, get_error_type, format_origin
+from personalpeft.errors import InvalidInput, PersonalPeftError, format_origin, get_error_type
 from personalpeft.learning.options import not_cancelled
 from personalpeft_app.http import bodies, failures, security
 from personalpeft_app.http.own import values as v

@@ -278,7 +278,8 @@ def judge(
         if not has_new_lessons:
             return _promote(evidence, kept)
         # Retracted lessons go in any case. The new ones have not earned anything yet.
-        return replace(_promote(evidence, kept, *judgement.reasons), probation=True)
+        reasons = (kept, Reason(ReasonCode.NEW_LESSONS), *judgement.reasons)
+        return replace(_promote(evidence, *reasons), probation=True)
     is_decided = any(item.improved or item.regressed for item in evidence.target)
     is_held_out = is_decided or not evidence.trained_examples
     items = evidence.target if is_held_out else evidence.trained_examples

@@ -155,7 +155,7 @@ def test_what_is_said_of_feedback_is_what_becomes_of_it(place: Place) -> None:
     place.run("ask", "hello")
     said = {
         ("--up",): "The next learn of style takes it in.",
-        ("--down",): "a thumb down says what is wrong",
+        ("--down",): "says what is wrong",
         ("--edit", "Ahoy!"): "The next learn of style takes it in.",
         ("--prefer", "b"): "Nothing is learned from it: the edit of the same turn says more.",
         ("--comment", "Be brief."): "It acts from the next question on.",
@@ -437,7 +437,7 @@ def test_a_chat_remembers_what_was_said_and_does_what_slashes_say(place: Place) 
     assert "Did you mean '/new'" in result.stderr or "Did you mean 'new'" in result.stderr
     assert "/prefer needs a text" in result.stderr
     assert "There is no reply yet" in result.stderr
-    assert "ABSTAINED" in result.stdout
+    assert "NOTHING TO LEARN" in result.stdout
     newest, second, first = json.loads(place.run("turns", "--json").stdout)["turns"]
     assert len(newest["messages"]) == len(first["messages"]) == 1
     assert [message["content"] for message in second["messages"]] == [

@@ -28,7 +28,7 @@ def test_a_practice_is_reported_as_text_and_as_data(taught: Place) -> None:
     # The fake never says a number, so there is nothing to go by; that is an outcome and no error.
     said = taught.run("practice", "sums", "--verifier", "sums", "--rounds", "2")
     assert said.exit_code == 0
-    assert "skill.sums: ABSTAINED" in said.stdout
+    assert "skill.sums: NOTHING TO LEARN" in said.stdout
     assert "none of 80 replies passed" in said.stdout
     assert "80 replies in 2 rounds" in said.stdout
     report = json.loads(

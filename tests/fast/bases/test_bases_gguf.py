@@ -111,9 +111,9 @@ def test_more_weights_take_no_more_memory_to_write(tiny: Base, tmp_path: Path) -
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from personalpeft.base_models import gguf_file
+from personalpeft.base_models.gguf import file as gguf_file
 from personalpeft.base_models.gguf.tensor_names import gguf_names
-from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.registry import find_card
 
 def write(base, names, into):
@@ -121,8 +121,8 @@ def write(base, names, into):
     os.kill(os.getpid(), signal.SIGKILL)
 
 gguf_file.write_gguf = write
-base = prepare(find_card("tiny-random"), cache=Path(sys.argv[1]))
-gguf_file.gguf_file(base, gguf_names(base), Path(sys.argv[2]))
+base = resolve_base(find_card("tiny-random"), cache=Path(sys.argv[1]))
+gguf_file.resolve_gguf_file(base, gguf_names(base), Path(sys.argv[2]))
 """
 
 

@@ -22,7 +22,7 @@ from personalpeft.errors import CardError, WeightsError
 PREPARE = """
 import os, signal, sys
 from pathlib import Path
-from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.resolve import resolve_base
 from personalpeft.base_models.registry import find_card
 
 def progress(stage, done):
@@ -30,7 +30,7 @@ def progress(stage, done):
         (next(Path(sys.argv[1], "bases").glob("*.tmp-*")) / "model.safetensors").write_bytes(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
 
-base = prepare(find_card("tiny-random"), cache=Path(sys.argv[1]), progress=progress)
+base = resolve_base(find_card("tiny-random"), cache=Path(sys.argv[1]), progress=progress)
 print(base.digest, "torch" in sys.modules)
 """
 
@@ -116,9 +116,9 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from base_makers import card
 from personalpeft.base_models.types import Source
-from personalpeft.base_models.resolve import prepare
+from personalpeft.base_models.resolve import resolve_base
 
-prepare(card(Source("folder", path=Path(sys.argv[2]))), cache=Path(sys.argv[1]))
+resolve_base(card(Source("folder", path=Path(sys.argv[2]))), cache=Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -360,7 +360,9 @@ def test_weights_tokenizer_and_template_each_make_another_base(
 
 def test_a_folder_whose_digest_the_card_names_is_held_to_it(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="changed") as caught:
-        resolve_base(card(Source("folder", path=folder, digest="sha256:" + "0" * 64)), cache=tmp_path)
+        resolve_base(
+            card(Source("folder", path=folder, digest="sha256:" + "0" * 64)), cache=tmp_path
+        )
     found = "sha256:" + caught.value.hint.rpartition("sha256:")[2].rstrip(".")
     assert resolve_base(card(Source("folder", path=folder, digest=found)), cache=tmp_path)
 

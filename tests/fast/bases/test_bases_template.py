@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from personalpeft.base_models.chat_template import (
-    render_chat,
-    escape_control_tokens,
     end_of_turn,
+    escape_control_tokens,
     render,
+    render_chat,
     supports_tools,
 )
 from personalpeft.base_models.tool_calls import CallReader, read_calls

@@ -239,7 +239,10 @@ def test_the_secrets_can_be_read_by_their_owner_alone(runtime: Runtime) -> None:
 
 def test_two_processes_agree_on_the_first_secret(runtime: Runtime) -> None:
     with personalpeft.open(runtime.settings.home, backend="fake") as other:
-        assert [other.api_keys.ensure_admin_key(), runtime.api_keys.ensure_admin_key()] == [True, False]
+        assert [other.api_keys.ensure_admin_key(), runtime.api_keys.ensure_admin_key()] == [
+            True,
+            False,
+        ]
         secret = runtime.api_keys.admin_key_file.read_text().strip()
         assert runtime.api_keys.authenticate(secret) == other.api_keys.authenticate(secret)
         made = other.api_keys.create("bob")[1]

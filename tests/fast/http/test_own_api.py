@@ -314,7 +314,9 @@ def test_a_file_of_a_stack_may_be_kept_by_who_asked_and_by_nobody_between(
 ) -> None:
     files = {"adapter_config.json": b"{}\n", "adapter_model.safetensors": b"tensors"}
     stack = published.PublishedAdapter(published.compute_digest(files), 8, files)
-    with closing(published.PublishedAdapterFolder(runtime.settings.cache / "served", "kept")) as folders:
+    with closing(
+        published.PublishedAdapterFolder(runtime.settings.cache / "served", "kept")
+    ) as folders:
         folders.put(stack)
         answer = admin.get(f"{PREFIX}/served/{stack.digest}/adapter_model.safetensors")
     assert (answer.status_code, answer.data, answer.mimetype) == (
@@ -332,7 +334,9 @@ def test_a_worker_may_fetch_stacks_and_nothing_else(admin: Caller, runtime: Runt
     worker = replace(admin, secret=runtime.api_keys.create(None, worker=True)[1])
     files = {"adapter_config.json": b"{}\n", "adapter_model.safetensors": b"tensors"}
     stack = published.PublishedAdapter(published.compute_digest(files), 8, files)
-    with closing(published.PublishedAdapterFolder(runtime.settings.cache / "served", "kept")) as folders:
+    with closing(
+        published.PublishedAdapterFolder(runtime.settings.cache / "served", "kept")
+    ) as folders:
         folders.put(stack)
         assert worker.get(f"{PREFIX}/served/{stack.digest}/adapter_config.json").data == b"{}\n"
     for rule in admin.app.url_map.iter_rules():

@@ -92,7 +92,7 @@ def evidence(**changes: Any) -> Evidence:
 
 def judged_by(seen: Evidence) -> str:
     decided = any(each.improved or each.regressed for each in seen.target)
-    return "target" if decided or not seen.trained_examples else "trained"
+    return "target" if decided or not seen.trained_examples else "trained_examples"
 
 
 @given(seen=evidences())
@@ -100,15 +100,16 @@ def test_nothing_harmful_is_ever_promoted(seen: Evidence) -> None:
     judgement = judge(seen, MARGINS)
     general = seen.probes
     harm = (
-        general.right_before - general.still_right > max(1, MARGINS.canaries * general.right_before)
+        general.right_before - general.still_right
+        > max(1, MARGINS.max_probes_lost * general.right_before)
         or len(general.base.right) - len(general.kept_of_base)
-        > max(1, MARGINS.canaries * len(general.base.right))
-        or general.broken - general.broken_before > max(1, MARGINS.canaries * general.asked)
-        or general.broken - general.base.broken > max(1, MARGINS.canaries * general.asked)
-        or sum(a.forgotten for a in seen.retention) > MARGINS.retention * len(seen.retention)
+        > max(1, MARGINS.max_probes_lost * len(general.base.right))
+        or general.broken - general.broken_before > max(1, MARGINS.max_probes_lost * general.asked)
+        or general.broken - general.base.broken > max(1, MARGINS.max_probes_lost * general.asked)
+        or sum(a.forgotten for a in seen.retention) > MARGINS.max_regressed * len(seen.retention)
         or sum(a.regressed_beyond_margin for a in seen.retention)
-        > max(1, MARGINS.retention * len(seen.retention))
-        or not seen.kl <= MARGINS.kl
+        > max(1, MARGINS.max_regressed * len(seen.retention))
+        or not seen.kl <= MARGINS.max_kl
     )
     if harm:
         assert judgement.verdict is Verdict.REFUSED
@@ -118,8 +119,8 @@ def test_nothing_harmful_is_ever_promoted(seen: Evidence) -> None:
 def test_what_is_promoted_did_more_good_than_harm(seen: Evidence) -> None:
     if judge(seen, MARGINS).verdict is Verdict.PROMOTED:
         by = getattr(seen, judged_by(seen))
-        assert sum(a.won for a in by) >= sum(a.worse for a in by)
-        assert sum(a.change for a in by if a.won or a.worse) > 0
+        assert sum(a.improved for a in by) >= sum(a.regressed_beyond_margin for a in by)
+        assert sum(a.change for a in by if a.improved or a.regressed_beyond_margin) > 0
 
 
 @given(seen=evidences(), data=st.data())
@@ -185,7 +186,7 @@ def test_thin_evidence_goes_live_on_probation(wins: int, probation: bool) -> Non
             "3 of 3 answers held back got better; 5 of 5 general answers stayed right; on probation",
         ),
         (
-            {"target": (), "trained": answers(won=2)},
+            {"target": (), "trained_examples": answers(won=2)},
             Verdict.PROMOTED,
             "2 of 2 answers just learned got better",
         ),
@@ -202,7 +203,7 @@ def test_thin_evidence_goes_live_on_probation(wins: int, probation: bool) -> Non
         (
             {"target": answers(won=2, lost=1)},
             Verdict.ABSTAINED,
-            "2 of 3 answers held back got better, 1 got worse: too little",
+            "2 of 3 answers held back got better, 1 got worse; that is too little",
         ),
         (
             {"target": answers(won=1, lost=1)},
@@ -212,12 +213,12 @@ def test_thin_evidence_goes_live_on_probation(wins: int, probation: bool) -> Non
         (
             {"target": (EvalItem("a", -2.0, -1.0), EvalItem("b", -2.0, -2.1))},
             Verdict.ABSTAINED,
-            "1 of 2 answers held back got better, 1 got worse: too little",
+            "1 of 2 answers held back got better, 1 got worse; that is too little",
         ),
         (
             {"target": (EvalItem("a", -2.0, -1.9), EvalItem("b", -2.0, -2.09))},
             Verdict.ABSTAINED,
-            "1 got worse: too little to go by",
+            "1 got worse; that is too little to go by",
         ),
         (
             {"target": (*(EvalItem(each, -2.0, -1.9) for each in "ab"), EvalItem("c", -2.0, -4.0))},
@@ -252,7 +253,7 @@ def test_thin_evidence_goes_live_on_probation(wins: int, probation: bool) -> Non
         ({"target": answers(same=3)}, Verdict.ABSTAINED, "no difference could be measured"),
         ({"target": ()}, Verdict.ABSTAINED, "no difference could be measured"),
         (
-            {"target": answers(same=1), "trained": answers(won=2)},
+            {"target": answers(same=1), "trained_examples": answers(won=2)},
             Verdict.PROMOTED,
             "2 of 2 answers just learned got",
         ),
@@ -296,22 +297,26 @@ def test_thin_evidence_goes_live_on_probation(wins: int, probation: bool) -> Non
         ),
         ({"kl": math.nan}, Verdict.REFUSED, "too far from the base"),
         (
-            {"sense": TextQuality(pmi=0.03, word_order_gap=4.0)},
+            {"text_quality": TextQuality(pmi=0.03, word_order_gap=4.0)},
             Verdict.REFUSED,
             "nothing to do with what was asked",
         ),
         (
-            {"sense": TextQuality(pmi=math.nan)},
+            {"text_quality": TextQuality(pmi=math.nan)},
             Verdict.REFUSED,
             "nothing to do with what was asked",
         ),
         (
-            {"sense": TextQuality(pmi=0.5, word_order_gap=0.3)},
+            {"text_quality": TextQuality(pmi=0.5, word_order_gap=0.3)},
             Verdict.REFUSED,
             "their words are as likely in any other order",
         ),
-        ({"sense": TextQuality(pmi=0.4, word_order_gap=1.2)}, Verdict.PROMOTED, "on probation"),
-        ({"sense": TextQuality(pmi=0.4)}, Verdict.PROMOTED, "on probation"),
+        (
+            {"text_quality": TextQuality(pmi=0.4, word_order_gap=1.2)},
+            Verdict.PROMOTED,
+            "on probation",
+        ),
+        ({"text_quality": TextQuality(pmi=0.4)}, Verdict.PROMOTED, "on probation"),
     ],
 )
 def test_each_case_has_its_verdict_and_its_words(
@@ -343,7 +348,7 @@ def test_many_small_losses_are_refused_where_one_large_one_is(steps: list[int], 
             MARGINS,
         ).live:
             right = after
-    assert base - right <= max(1, MARGINS.canaries * base)
+    assert base - right <= max(1, MARGINS.max_probes_lost * base)
 
 
 @given(slips=st.lists(st.floats(0, TIE_MARGIN * 0.9), max_size=400))
@@ -450,7 +455,7 @@ def test_what_came_with_an_unlearning_is_not_passed_over_in_silence() -> None:
         replace(seen, prior_e_value=1e6), Margins(), removes_lessons=True, has_new_lessons=True
     )
     assert (more.verdict, more.probation) == (Verdict.PROMOTED, True)
-    assert "of what is new 0 of 4 answers held back got better, 4 got worse" in more.reason
+    assert "0 of 4 answers held back got better, 4 got worse" in more.reason
 
 
 def test_answers_that_only_say_over_what_was_asked_are_refused() -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from personalpeft.learning.gate.eval_history import EvalHistory, eval_history
 from personalpeft.learning.gate.gate import (
     CONFIRMATION_E_VALUE,
-    REGRESSED_FACTOR,
-    NO_PROBE_RESULTS,
     IMPROVED_FACTOR,
+    NO_PROBE_RESULTS,
+    REGRESSED_FACTOR,
     BaseProbeResults,
     EvalItem,
     Evidence,
@@ -148,7 +148,10 @@ def test_a_lineage_that_teaches_nothing_is_confirmed_in_one_of_twenty_at_most() 
         after: dict[int, float] = {}
         for wins, chance in chances.items():
             for more in (0, 1):
-                if IMPROVED_FACTOR ** (wins + more) * REGRESSED_FACTOR ** (step - wins - more) >= CONFIRMATION_E_VALUE:
+                if (
+                    IMPROVED_FACTOR ** (wins + more) * REGRESSED_FACTOR ** (step - wins - more)
+                    >= CONFIRMATION_E_VALUE
+                ):
                     confirmed += chance / 2
                 else:
                     after[wins + more] = after.get(wins + more, 0.0) + chance / 2

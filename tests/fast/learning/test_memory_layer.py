@@ -264,4 +264,4 @@ def test_a_fact_that_helped_twice_is_distilled_from_what_was_said_with_it(ada: U
 def _plan(ada: User) -> Plan:
     """What would be built from nothing."""
     learner = Learner.from_services(ada._services)
-    return learner._plan(ada.id, "memory", "nothing")
+    return learner._pipeline.plan(ada.id, "memory", "nothing")

@@ -112,7 +112,7 @@ def test_it_takes_four_dislikes_and_who_always_corrects_says_nothing_by_going_on
     assert outcome is not None
     assert (outcome.outcome, str(outcome.reason)) == (
         "withdrawn",
-        "4 of 4 replies were disliked, 0 of 9 before it",
+        "withdrawn: 4 of 4 replies were disliked, 0 of 9 before it",
     )
     assert sequential_test([CORRECTED] * 12, [CORRECTED] * 12) is None
     assert sequential_test([LIKED] * 12, [CORRECTED] * 5) is not None
@@ -176,7 +176,9 @@ def test_a_dislike_that_is_taken_back_stands_in_the_way_no_more(ada: User) -> No
     disliked = ada.feedback(ask(ada, "sooner"), rating=-1)
     (revision,) = ada.revisions()
     # As many likes as end it alone; a dislike halves what they win.
-    for number in range(math.ceil(math.log(CONFIRMATION_E_VALUE / revision.scores["bet"], IMPROVED_FACTOR))):
+    for number in range(
+        math.ceil(math.log(CONFIRMATION_E_VALUE / revision.scores["bet"], IMPROVED_FACTOR))
+    ):
         ada.feedback(ask(ada, f"later {number}"), rating=1)
     assert ada.revisions()[0].probation
     ada.retract(disliked)

@@ -26,7 +26,9 @@ def learned(ada: User, monkeypatch: pytest.MonkeyPatch, base: float, layer: floa
     """The style learns, and a rule explains so much of what was held back: to the base, and to the layer."""
     found = cycle((base, layer))
     with monkeypatch.context() as patch:
-        patch.setattr("personalpeft.learning.evaluate.evaluation.explained", lambda *_: next(found))
+        patch.setattr(
+            "personalpeft.learning.evaluate.evaluation.logprob_gain", lambda *_: next(found)
+        )
         correct(ada)
         assert ada.learn("style", accept=True).live
 

@@ -404,7 +404,7 @@ def test_a_dry_run_says_what_it_would_build_and_changes_nothing(ada: User) -> No
     count = len(ada.revisions())
     report = ada.learn(dry_run=True)
     assert report.dry_run
-    assert report.reason.startswith("1 lesson that it learned was taken back; would train")
+    assert report.reason.startswith("1 lesson that it learned was taken back: would train")
     assert len(ada.revisions()) == count
 
 

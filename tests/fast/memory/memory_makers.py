@@ -59,7 +59,9 @@ class Home:
         budget: int = 10_000,
         system: str | None = None,
     ) -> Recall:
-        return self.memory.recall(user, messages, budget_tokens=budget, count_tokens=words, system=system)
+        return self.memory.recall(
+            user, messages, budget_tokens=budget, count_tokens=words, system=system
+        )
 
 
 @contextmanager

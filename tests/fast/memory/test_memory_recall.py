@@ -138,7 +138,9 @@ def test_thousands_of_rules_do_not_make_thousands_of_counts(home: Home) -> None:
         counted.append(text)
         return words(text)
 
-    recall = home.memory.recall("ada", [Message("user", "hi")], budget_tokens=60, count_tokens=count)
+    recall = home.memory.recall(
+        "ada", [Message("user", "hi")], budget_tokens=60, count_tokens=count
+    )
     assert recall.item_ids
     assert len(counted) < 30
 
@@ -204,7 +206,9 @@ def test_a_home_that_cannot_be_written_to_still_recalls(tmp_path: Path, home: Ho
     with open_store(home.store.home, now=now, entropy=entropy, read_only=True) as reading:
         with pytest.raises(HomeError):
             reading.catalog.ensure_user("bob")
-        assert Home(reading, HashEmbedder()).ask("ada", "What is my dog called?").item_ids == (fact.id,)
+        assert Home(reading, HashEmbedder()).ask("ada", "What is my dog called?").item_ids == (
+            fact.id,
+        )
 
 
 def test_messages_are_not_written_to(home: Home) -> None:

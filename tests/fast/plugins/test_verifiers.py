@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from personalpeft import InvalidInput, NotFound
-from personalpeft.plugins import VERIFIERS, Plugins, CheckedVerifier
+from personalpeft.plugins import VERIFIERS, CheckedVerifier, Plugins
 
 
 @pytest.fixture(

@@ -113,7 +113,10 @@ def test_axe_finds_nothing_in_what_opens_what_others_learn_and_a_reply_with_ever
         + "\n```\nend"
     )
     monkeypatch.setattr(FakeBackend, "_reply", lambda self, row, stack: self.encode(text))
-    with visiting(browser, lived_in, **how) as visit, lived_in.runtime._services.store.leases.acquire("learn-ada"):
+    with (
+        visiting(browser, lived_in, **how) as visit,
+        lived_in.runtime._services.store.leases.acquire("learn-ada"),
+    ):
         page = visit.come()
         expect(page.get_by_role("progressbar")).to_be_visible()
         visit.ask("Show me")

@@ -17,7 +17,7 @@ from backend_makers import Writing, attach, composed, llamacpp_backend, row, tor
 
 from personalpeft.backends.base import Backend, Continuation, SequenceState
 from personalpeft.backends.llamacpp.backend import context_bytes
-from personalpeft.backends.llamacpp.binding import Model, ContextParams
+from personalpeft.backends.llamacpp.binding import ContextParams, Model
 from personalpeft.backends.llamacpp.context_pool import CHUNK
 from personalpeft.base_models.gguf.file import resolve_gguf_file
 from personalpeft.base_models.gguf.tensor_names import gguf_names
@@ -112,7 +112,9 @@ def conversation(
     replies = []
     for question in QUESTIONS:
         said.append(Message("user", question))
-        asked = SequenceState(backend.render(said), stack, Sampling(max_tokens=40), owner, logprobs=True)
+        asked = SequenceState(
+            backend.render(said), stack, Sampling(max_tokens=40), owner, logprobs=True
+        )
         reply = writing.join(asked)
         while reply.finish is None:
             writing.step()

@@ -57,7 +57,8 @@ def test_the_first_tokens_are_the_same_and_found_as_likely(
     same = [their.tokens == our.tokens for their, our in zip(theirs, ours, strict=True)]
     # Of what vLLM wrote, since it cannot be asked how likely given text is.
     items = [
-        Continuation(row.prompt_tokens, their.tokens) for row, their in zip(rows, theirs, strict=True)
+        Continuation(row.prompt_tokens, their.tokens)
+        for row, their in zip(rows, theirs, strict=True)
     ]
     apart = [
         abs(a - b)
