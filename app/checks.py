@@ -245,7 +245,9 @@ def _model(common: Common, display: Display) -> Iterator[Finding]:
                 display("Asking the same things in different company", 0.0)
                 yield _batch_invariance(engine)
         except PersonalPeftError as error:
-            yield Finding("model", error.message, False, error.hint, get_error_codes(error).exit_code)
+            yield Finding(
+                "model", error.message, False, error.hint, get_error_codes(error).exit_code
+            )
 
 
 def _batch_invariance(engine: Engine) -> Finding:

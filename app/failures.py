@@ -50,7 +50,9 @@ def reported(common: Callable[[], Common]) -> Iterator[None]:
 def report(error: PersonalPeftError, *, as_data: bool) -> int:
     """Says on stderr what went wrong and what to do about it; gives the exit code."""
     code = get_error_codes(error).exit_code
-    return tell(error.message, error.hint, kind=get_error_type(error).__name__, code=code, as_data=as_data)
+    return tell(
+        error.message, error.hint, kind=get_error_type(error).__name__, code=code, as_data=as_data
+    )
 
 
 def tell(message: str, hint: str, *, kind: str, code: int, as_data: bool) -> int:

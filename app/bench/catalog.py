@@ -181,7 +181,9 @@ def _build(
 ) -> NewRevision:
     recipe = {"rank": 1, "alpha": 1.0, "targets": list(base.card.targets)}
     at, reason = datetime(2026, 1, 1, tzinfo=UTC), "made up for a benchmark"
-    revision = imported_revision(user, layer, digest, base.digest, recipe, reason=reason, at=at, below=below)
+    revision = imported_revision(
+        user, layer, digest, base.digest, recipe, reason=reason, at=at, below=below
+    )
     return NewRevision(revision, blob, {"imported": revision.id})
 
 

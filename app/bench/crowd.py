@@ -133,7 +133,9 @@ def build(base: Base, user: str, seed: int) -> NewRevision:
     blob = pack(adapter)
     digest = hashlib.sha256(blob).hexdigest()
     recipe, reason = adapter.manifest.recipe, "made up for a benchmark"
-    revision = imported_revision(user, _LAYER, digest, base.digest, recipe, reason=reason, at=datetime.now(UTC))
+    revision = imported_revision(
+        user, _LAYER, digest, base.digest, recipe, reason=reason, at=datetime.now(UTC)
+    )
     return NewRevision(revision, blob, {"imported": revision.id})
 
 

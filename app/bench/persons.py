@@ -125,7 +125,8 @@ def chosen(names: Sequence[str]) -> tuple[Person, ...]:
     for name in names:
         if name not in known:
             raise InvalidInput(
-                f"There is nobody called {name!a}.", hint=suggest_nearest(name, known, what="person")
+                f"There is nobody called {name!a}.",
+                hint=suggest_nearest(name, known, what="person"),
             )
     return tuple(known[name] for name in dict.fromkeys(names)) or tuple(known.values())
 

@@ -333,5 +333,6 @@ def _check(names: Sequence[str], known: Iterable[str], what: str) -> None:
     for name in names:
         if name not in known:
             raise InvalidInput(
-                f"There is no {what} called {name!r} here.", hint=suggest_nearest(name, known, what=what)
+                f"There is no {what} called {name!r} here.",
+                hint=suggest_nearest(name, known, what=what),
             )

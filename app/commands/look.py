@@ -143,8 +143,7 @@ def lessons(common: Common, everything: bool) -> None:
     ]
     headings = ("SIGNAL", "WHEN", "BY", "KIND", "WENT TO", "AND", "REVISION", "WHY", "SAYS")
     data = [
-        {**to_json(each), "use": each.use, "why": each.why, "pinned": each.pinned}
-        for each in found
+        {**to_json(each), "use": each.use, "why": each.why, "pinned": each.pinned} for each in found
     ]
     show(common, {"user": user.id, "lessons": data}, table(headings, rows, flexible=(7, 8)))
     if not found:

@@ -141,7 +141,11 @@ def serve(
             runtime.engine()
         _log(common)
         url = f"http://{f'[{address}]' if ':' in address else address}:{server.port}"
-        show(common, {"url": url, "token_file": runtime.api_keys.admin_key_file, "token_made": made}, url)
+        show(
+            common,
+            {"url": url, "token_file": runtime.api_keys.admin_key_file, "token_made": made},
+            url,
+        )
         sys.stdout.flush()
         note(
             common,

@@ -46,7 +46,9 @@ class Known:
         self._pending.pop(user, None)
 
 
-def person_of(pending: Pending, tried: tuple[str, ...]) -> tuple[Person, tuple[TrainingTrigger, ...]]:
+def person_of(
+    pending: Pending, tried: tuple[str, ...]
+) -> tuple[Person, tuple[TrainingTrigger, ...]]:
     """One user, and the reasons that count: not those that were tried in vain."""
     news = tuple(each for each in pending.news if each.key not in tried)
     lessons = [each for each in news if each.kind != "begun"]

@@ -41,7 +41,9 @@ def digests(runtime: Runtime, period: Period) -> list[ActivitySummary]:
     for each in users(runtime):
         if each.turns or each.signals or each.revisions:
             with suppress(NotFound):  # Gone since the page was read.
-                found.append(runtime.user(each.id, create=False).activity_summary(period.since, period.until))
+                found.append(
+                    runtime.user(each.id, create=False).activity_summary(period.since, period.until)
+                )
     return [digest for digest in found if not digest.is_empty]
 
 

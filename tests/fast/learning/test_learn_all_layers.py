@@ -160,7 +160,9 @@ def test_what_was_built_in_a_layers_place_and_refused_is_not_tried_with_every_la
     """The layer stays, so what is said next is learned on top of it: from nothing it would be refused again and again."""
     old = heads(layered)["skill.email"]
     judge = pipeline.judge
-    monkeypatch.setattr(learner, "revalidate", lambda *about: RevalidationResult(4, 0, is_valid=False))
+    monkeypatch.setattr(
+        learner, "revalidate", lambda *about: RevalidationResult(4, 0, is_valid=False)
+    )
     monkeypatch.setattr(
         pipeline,
         "judge",
