@@ -75,7 +75,8 @@ class ActivitySummary:
             if undo := self._undo(report):
                 lines.append(f"{indent}{undo}")
         moves = [
-            f"  {move.layer}: {move.before or 'the base'} -> {move.after or 'the base'} ({move.cause})"
+            f"  {move.layer}: {move.before or 'the base'} -> {move.after or 'the base'}"
+            f" ({move.cause})"
             for move in self.moves
             if move.cause not in _LEARN_CAUSES
         ]

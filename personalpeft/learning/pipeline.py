@@ -1,4 +1,6 @@
-"""The training pipeline: plan, train, evaluate, gate, publish. Each stage runs for all users at once.
+"""The training pipeline: plan, train, evaluate, gate, publish.
+
+Each stage runs for all users at once.
 
 Invariants: a user whose build fails, or runs out of time, changes nothing for the others. Nothing
 of a build is visible before ``publish_candidate``, which makes it so in one transaction.
@@ -489,7 +491,7 @@ class TrainingPipeline:
         options: LearnOptions,
         results: dict[str, BuildResult],
     ) -> Sequence[Mapping[str, BuildJob]]:
-        """Return groups whose sessions fit into the memory budget. A job that does not is reported."""
+        """Return groups whose sessions fit into the memory budget. Report jobs that never do."""
         budget, groups, size = options.memory or inf, list[dict[str, BuildJob]](), inf
         architecture = self.services.engine.backend.base.architecture
         needed = {

@@ -42,7 +42,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One signal, what the build used it for, and why. ``layer``: the one that it is for instead."""
+    """One signal, its use in the build, and why. ``layer``: the other layer that it is for."""
 
     signal: str
     kind: str

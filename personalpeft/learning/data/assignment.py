@@ -118,7 +118,7 @@ class Lesson:
 
     @property
     def key(self) -> str:
-        """The key of its scores: the signal, for a probe with a digest of what decides its score."""
+        """The key of its scores: the signal, for a probe also a digest of what decides them."""
         if not self.is_probe:
             return self.signal
         template = [] if self.template == NO_TEMPLATE else [asdict(self.template)]

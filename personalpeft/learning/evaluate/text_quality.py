@@ -12,8 +12,8 @@ text both differences are far above zero, in every language that the base knows 
   the request fits it better than any, and in its right order.
 
 The first two are in nats a token. On the default base, with four to twelve lessons, meaningful text
-has 0.34 to 2.6 and 2.1 to 5.5, meaningless text at most 0.03 or at most 0.6. A base without language
-cannot measure them (``gate.load_margins``).
+has 0.34 to 2.6 and 2.1 to 5.5, meaningless text at most 0.03 or at most 0.6. A base without
+language cannot measure them (``gate.load_margins``).
 """
 
 from __future__ import annotations
