@@ -187,7 +187,7 @@ class _BatchInvariantProduct:
 
 def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
     """Apply an autograd function; torch declares ``apply`` without types."""
-    return function.apply(*args)  # type: ignore[no-untyped-call]
+    return function.apply(*args)
 
 
 class _MultiplyFunction(torch.autograd.Function):
